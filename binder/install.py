@@ -1,0 +1,192 @@
+"""Install nbddp from this clone into the Python that runs this script.
+
+    python binder/install.py           # the package, and what its notebooks need
+    python binder/install.py --test    # the same, and what its tests need
+
+A torch that is already there and supported stays exactly as it is, also when it is newer than
+the tested one. Without one, the tested version comes: its CPU build on a Linux machine that shows
+no NVIDIA GPU, where the usual build would bring several GB of CUDA with it. Everything else comes
+in the versions of ``constraints.txt`` beside this script. It needs pip and the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CONSTRAINTS = Path(__file__).resolve().with_name("constraints.txt")
+OLDEST_PYTHON = (3, 10)
+OLDEST_TORCH = (2, 8)
+TESTED_TORCH = "2.13.0"
+CPU_BUILD = f"torch=={TESTED_TORCH}+cpu"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+OWN_TORCH = "; or install a torch of 2.8 or newer yourself and run this again: it will be kept"
+
+
+class InstallError(Exception):
+    """The installation cannot go on; the message says why and what to do."""
+
+
+class TorchPlan(Enum):
+    """What to do about torch."""
+
+    KEEP = "leave the installed torch as it is"
+    USUAL_BUILD = "install what the package index calls the tested version"
+    CPU_BUILD = "install the build that brings no CUDA"
+
+
+def is_supported(version: str) -> bool:
+    """Tell whether nbddp works with this torch.
+
+    >>> [is_supported(version) for version in ("2.7.1", "2.8.0rc1", "2.8.0+cu128", "3.0.0a0+git1")]
+    [False, False, True, True]
+    """
+    if re.match(r"2\.8(\.0)?(a|b|rc|\.dev)", version):
+        return False  # pip, too, puts a pre-release before its release
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= OLDEST_TORCH
+
+
+def plan_torch(installed: str | None, *, platform: str, has_gpu: bool) -> TorchPlan:
+    """Decide what to do about torch; only Linux has builds of two very different sizes."""
+    if installed is not None and is_supported(installed):
+        return TorchPlan.KEEP
+    if platform == "linux" and not has_gpu:
+        return TorchPlan.CPU_BUILD
+    return TorchPlan.USUAL_BUILD
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package as it is on disk now, without importing it."""
+    importlib.invalidate_caches()  # pip may have installed it a moment ago
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def has_nvidia_gpu() -> bool:
+    """Tell whether this machine shows an NVIDIA GPU."""
+    if GPU_FOLDER.is_dir() and any(GPU_FOLDER.iterdir()):
+        return True
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return False
+    return subprocess.run([command, "-L"], capture_output=True, check=False).returncode == 0
+
+
+def run_pip(*arguments: str, way_out: str = "") -> None:
+    """Run ``pip install`` and show what it complains about, nothing else."""
+    if _pip_install(*arguments, stderr=None) != 0:
+        raise InstallError(f"pip could not do it, its own reason is above{way_out}")
+
+
+def try_pip(*arguments: str) -> bool:
+    """Run ``pip install`` where a failure is only an answer."""
+    return _pip_install(*arguments, stderr=subprocess.DEVNULL) == 0
+
+
+def _pip_install(*arguments: str, stderr: int | None) -> int:
+    command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    return subprocess.run([*command, *arguments], stderr=stderr, check=False).returncode
+
+
+def say(line: str) -> None:
+    """Print one line now, also when the output is a pipe."""
+    print(f"install: {line}", flush=True)
+
+
+def check_python() -> None:
+    """Refuse early what pip would refuse late and at length."""
+    if sys.version_info < OLDEST_PYTHON:
+        raise InstallError(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}")
+    if importlib.util.find_spec("pip") is None:
+        raise InstallError("this Python has no pip; add it with: python -m ensurepip")
+    marker = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
+    if sys.prefix == sys.base_prefix and marker.exists():
+        raise InstallError(
+            "this Python belongs to the operating system; make an environment first: "
+            "python3 -m venv .venv && . .venv/bin/activate"
+        )
+
+
+def ensure_torch() -> str:
+    """Leave a supported torch alone or install the tested one; return its version."""
+    installed = installed_version("torch")
+    plan = plan_torch(installed, platform=sys.platform, has_gpu=has_nvidia_gpu())
+    if plan is TorchPlan.KEEP:
+        say(f"torch {installed} is here and supported: it stays as it is")
+    else:
+        say("no torch here" if installed is None else f"torch {installed} is too old (2.8 needed)")
+        install_torch(plan)
+    version = installed_version("torch")
+    if version is None:
+        raise InstallError("pip reported success, but torch is not there")
+    return version
+
+
+def install_torch(plan: TorchPlan) -> None:
+    """Install torch alone; what it depends on comes with the package.
+
+    Nothing but a CPU build is called ``+cpu``, so the request cannot bring CUDA by mistake, and
+    no question to the index is needed first: to answer one, older versions of pip download it all.
+    """
+    if plan is TorchPlan.USUAL_BUILD:
+        say(f"installing torch {TESTED_TORCH} from the package index")
+        run_pip("--no-deps", f"torch=={TESTED_TORCH}", way_out=OWN_TORCH)
+        return
+    say(f"no NVIDIA GPU here: installing the CPU build of torch {TESTED_TORCH}")
+    if not try_pip("--no-deps", CPU_BUILD):
+        say(f"the package index offers no such build: taking it from {CPU_INDEX}")
+        run_pip("--no-deps", "--index-url", CPU_INDEX, CPU_BUILD, way_out=OWN_TORCH)
+
+
+def install_package(extras: str, torch_version: str) -> None:
+    """Install this clone, editable, and let nothing it needs replace torch."""
+    say(f"installing nbddp[{extras}] from {ROOT} (pip is quiet; this can take minutes)")
+    with tempfile.TemporaryDirectory() as folder:
+        pin = Path(folder, "torch.txt")
+        pin.write_text(f"torch=={torch_version}\n", encoding="utf-8")
+        run_pip("-c", str(CONSTRAINTS), "-c", str(pin), "-e", f"{ROOT}[{extras}]")
+
+
+def install(extras: str, next_command: str) -> None:
+    """Do it all, and say what is there now."""
+    check_python()
+    torch_version = ensure_torch()
+    install_package(extras, torch_version)
+    say(f"done: nbddp {installed_version('nbddp')} with torch {torch_version}")
+    say(f"next: {next_command}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line, install, and turn a refusal into one line."""
+    parser = argparse.ArgumentParser(description="Install nbddp from this clone.")
+    parser.add_argument("--test", action="store_true", help="install what the tests need, too")
+    options = parser.parse_args(arguments)
+    try:
+        if options.test:
+            install("test", "pytest")
+        else:
+            install("notebooks", "jupyter lab notebooks/00_quickstart.ipynb")
+    except InstallError as error:
+        print(f"install: stopped: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

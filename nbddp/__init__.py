@@ -1,0 +1,61 @@
+"""nbddp: distributed PyTorch experiments in Jupyter cells.
+
+``%load_ext nbddp``, then ``%%ddp --nproc 4`` runs a cell on four ranks. The same from Python::
+
+    with nbddp.WorkerGroup(nproc=2) as group:
+        group.run("print(rank, world_size)")
+
+This module is imported in every rank, so it pulls in neither IPython nor ipywidgets nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from nbddp.errors import (
+    CellFailedError,
+    CellInterruptedError,
+    NbddpError,
+    RequestError,
+    StartError,
+)
+from nbddp.topology import Topology
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from nbddp.group import WorkerGroup
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CellFailedError",
+    "CellInterruptedError",
+    "NbddpError",
+    "RequestError",
+    "StartError",
+    "Topology",
+    "WorkerGroup",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+]
+
+_LAZY = {"WorkerGroup": "nbddp.group"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the controller's names when they are first asked for: a rank never needs them."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def load_ipython_extension(ipython: InteractiveShell) -> None:
+    """Register ``%ddp`` and ``%%ddp`` and begin to warm up, in the background."""
+    import_module("nbddp.magics").load(ipython)
+
+
+def unload_ipython_extension(ipython: InteractiveShell) -> None:
+    """Stop the worker group and take the magics away again."""
+    import_module("nbddp.magics").unload(ipython)

@@ -1,0 +1,78 @@
+"""One thread that does one thing after the other: what others ask, what they tell, what is due."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, ParamSpec, TypeVar
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Work = Callable[[], Any]
+
+
+class Actor:
+    """Owns a thread and all state that only this thread may touch.
+
+    >>> actor = Actor("demo")
+    >>> actor.call(max, 2, 3)
+    3
+    >>> actor.close()
+    """
+
+    def __init__(self, name: str) -> None:
+        self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._due: list[tuple[float, int, Work]] = []
+        self._order = itertools.count()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have the thread do something, wait for it, return its result or raise its error."""
+        done: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(act(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - it is raised where it belongs
+                done.set_exception(error)
+
+        self._inbox.put(work)
+        return done.result()
+
+    def tell(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have the thread do something; do not wait."""
+        self._inbox.put(lambda: act(*args, **kwargs))
+
+    def later(self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Do something on this very thread, some time from now."""
+        due = time.monotonic() + seconds
+        heapq.heappush(self._due, (due, next(self._order), lambda: act(*args, **kwargs)))
+
+    def close(self) -> None:
+        """Do what was asked before, then end the thread."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            try:
+                work()
+            except Exception:
+                logger.exception("nbddp could not deal with an event")
+
+    def _next(self) -> Work | None:
+        if not self._due:
+            return self._inbox.get()
+        try:
+            return self._inbox.get(timeout=max(0.0, self._due[0][0] - time.monotonic()))
+        except queue.Empty:
+            return heapq.heappop(self._due)[2]

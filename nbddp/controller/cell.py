@@ -1,0 +1,188 @@
+"""A cell on its way: what it was asked to do, what it says while it runs, what came of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from nbddp.controller.verdict import Verdict, judge
+from nbddp.wire.messages import CellEnded, Display, JsonDict
+
+MAX_PENDING = 8 << 20  # characters of output that may wait for whoever shows them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRequest:
+    """What a cell was asked to do.
+
+    Attributes:
+        source: Python, or whatever IPython takes.
+        ranks: where to run it; None for all.
+        first_line: the notebook's line that ``source`` begins on, for tracebacks.
+        execution_count: the number in the notebook's prompt.
+        wants_value: whether the last expression's value comes back, pickled.
+        needs_group: whether to see to it that there is a process group.
+    """
+
+    source: str
+    ranks: tuple[int, ...] | None = None
+    first_line: int = 1
+    execution_count: int = 1
+    wants_value: bool = False
+    needs_group: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """A piece of a rank's output."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Displayed:
+    """Something rich that a rank displayed."""
+
+    rank: int
+    message: Display
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A word of the controller to the user."""
+
+    text: str
+
+
+Notice = Wrote | Displayed | Said
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult:
+    """What came of a cell.
+
+    Attributes:
+        reports: what each rank said at its end; a rank whose process died is missing.
+        exits: exit codes of ranks whose process died in this cell.
+        seconds: from the moment it was handed to the ranks.
+        verdict: first cause and consequences.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    reports: dict[int, CellEnded] = field(repr=False)
+    exits: dict[int, int | None]
+    seconds: float
+    verdict: Verdict | None
+    fetch: Callable[[JsonDict], Any] = field(repr=False)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every rank ran the cell to its end."""
+        return self.verdict is None
+
+    @property
+    def results(self) -> dict[int, JsonDict]:
+        """The MIME bundle of the last expression, for each rank that has one."""
+        return {rank: each.result for rank, each in sorted(self.reports.items()) if each.result}
+
+    def values(self) -> list[Any]:
+        """The last expression's value of every rank, in order of rank; collect them once."""
+        return [self.fetch(self.reports[rank].parcel) for rank in self.ranks]
+
+    def raise_for_failure(self) -> None:
+        """Raise CellFailedError, or CellInterruptedError, unless all went well."""
+        if self.verdict is not None:
+            raise self.verdict.error()
+
+
+class CellHandle:
+    """A cell that runs; fed by the session, read by whoever shows it."""
+
+    def __init__(
+        self,
+        number: int,
+        request: CellRequest,
+        ranks: Sequence[int],
+        fetch: Callable[[JsonDict], Any],
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.ranks = tuple(ranks)
+        self.result: CellResult | None = None
+        self._fetch = fetch
+        self._began = time.monotonic()
+        self._notices: SimpleQueue[Notice | None] = SimpleQueue()
+        self._reports: dict[int, CellEnded] = {}
+        self._exits: dict[int, tuple[int | None, float]] = {}
+        self._room = threading.Condition()
+        self._pending = 0
+        self._is_read = True
+
+    # ---- the session's side
+
+    def feed(self, notice: Notice) -> None:
+        """Hand a notice to the reader; never waits."""
+        with self._room:
+            if not self._is_read:
+                return
+            self._pending += len(notice.text) if isinstance(notice, Wrote) else 0
+        self._notices.put(notice)
+
+    def await_room(self) -> None:
+        """Wait while the reader is far behind; meanwhile the ranks' files hold the output."""
+        with self._room:
+            self._room.wait_for(lambda: self._pending < MAX_PENDING or not self._is_read)
+
+    def note_report(self, rank: int, report: CellEnded) -> None:
+        """A rank is through."""
+        self._reports[rank] = report
+
+    def note_exit(self, rank: int, exitcode: int | None) -> None:
+        """A rank's process is gone."""
+        if rank in self.ranks and rank not in self._reports:
+            self._exits[rank] = (exitcode, time.time())
+
+    def finish(self) -> None:
+        """All ranks are through, or gone."""
+        self.result = CellResult(
+            number=self.number,
+            ranks=self.ranks,
+            reports=self._reports,
+            exits={rank: code for rank, (code, _) in self._exits.items()},
+            seconds=time.monotonic() - self._began,
+            verdict=judge(self.ranks, self._reports, self._exits),
+            fetch=self._fetch,
+        )
+        self._notices.put(None)
+
+    # ---- the reader's side
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all ranks are through."""
+        return self.result is not None
+
+    def notices(self) -> Iterator[Notice]:
+        """What the cell says, as it says it, until it ends; for one reader."""
+        while (notice := self._notices.get()) is not None:
+            yield notice
+            if isinstance(notice, Wrote):
+                with self._room:
+                    self._pending -= len(notice.text)
+                    self._room.notify_all()
+
+    def has_notices(self) -> bool:
+        """Whether something waits to be read."""
+        return not self._notices.empty()
+
+    def abandon(self) -> None:
+        """Nobody reads any more; the files go on."""
+        with self._room:
+            self._is_read = False
+            self._room.notify_all()

@@ -1,0 +1,238 @@
+"""What happens to a worker group (events) and what it makes the session do (actions).
+
+Events are asked or past, actions are commands; all are frozen values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Alarm(Enum):
+    """What a deadline is for."""
+
+    START = "start"
+    PEERS = "peers"
+    STUCK = "stuck"
+    GRACE = "grace"
+    STOP = "stop"
+
+
+# ---- events: what happened, or was asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAsked:
+    """Start this many ranks; without ``joins_group`` they form no process group."""
+
+    world_size: int
+    joins_group: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartAsked:
+    """Stop what there is, then start."""
+
+    start: StartAsked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAsked:
+    """Run a cell on these ranks."""
+
+    cell: int
+    ranks: tuple[int, ...]
+    needs_group: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptAsked:
+    """End the running cell and keep every name; a second time: kill what does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillAsked:
+    """Kill one rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """End all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReady:
+    """A rank has its shell and its process group."""
+
+    attempt: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUnable:
+    """A rank could not get ready."""
+
+    attempt: int
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnded:
+    """A rank is through with a cell."""
+
+    attempt: int
+    rank: int
+    cell: int
+    is_ok: bool
+    in_group: bool
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A rank's process is gone."""
+
+    attempt: int
+    rank: int
+    exitcode: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rang:
+    """A deadline passed."""
+
+    alarm: Alarm
+    attempt: int
+    cell: int
+
+
+News = RankReady | RankUnable | RankEnded | Exited | Rang
+Event = StartAsked | RestartAsked | RunAsked | InterruptAsked | KillAsked | StopAsked | News
+
+
+# ---- actions: what the session shall do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spawn:
+    """Start processes for all ranks."""
+
+    attempt: int
+    world_size: int
+    joins_group: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRegroup:
+    """Tell ranks to form a new process group, or to leave theirs."""
+
+    ranks: tuple[int, ...]
+    generation: int
+    form: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCell:
+    """Hand the cell to ranks."""
+
+    cell: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendInterrupt:
+    """Tell ranks to interrupt the cell."""
+
+    cell: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendLeave:
+    """Tell idle ranks to end in good order."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminate:
+    """Send SIGTERM."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """Send SIGKILL."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAlarm:
+    """Ring in this many seconds, unless it no longer matters then."""
+
+    alarm: Alarm
+    attempt: int
+    cell: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """What was asked cannot be done now, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """Something the user should be told while the cell runs."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """All ranks are ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotStarted:
+    """The start failed; the ranks are being ended."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """All ranks are through with the cell, or gone."""
+
+    cell: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """All processes are gone."""
+
+
+Action = (
+    Spawn
+    | SendRegroup
+    | SendCell
+    | SendInterrupt
+    | SendLeave
+    | Terminate
+    | Kill
+    | SetAlarm
+    | Refuse
+    | Remark
+    | Started
+    | NotStarted
+    | Finished
+    | Stopped
+)

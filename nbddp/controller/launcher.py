@@ -1,0 +1,104 @@
+"""How ranks come to be: one small interface, and the implementation for this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Protocol
+
+import psutil
+
+from nbddp.controller.forkserver import Forkserver
+from nbddp.worker.start import RankStart, rank_main
+
+
+class RankHandle(Protocol):
+    """A started rank; :class:`multiprocessing.Process` is one."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that becomes readable when it ends."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """How it ended, None while it runs."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+class Launcher(Protocol):
+    """Starts ranks somewhere."""
+
+    def warm_up(self) -> None:
+        """Prepare, without waiting, so that the first start is quick."""
+
+    def launch(self, start: RankStart) -> RankHandle:
+        """Start one rank."""
+
+    def sweep(self, handle: RankHandle) -> None:
+        """End what a rank that died left behind."""
+
+    def close(self) -> None:
+        """Give back whatever starting needed; no rank runs any more."""
+
+
+class LocalLauncher:
+    """Ranks on this machine, through torch.multiprocessing.
+
+    ``forkserver`` forks them from a warm helper in milliseconds; ``spawn``, where forking is not
+    safe (macOS), imports torch in every rank.
+    """
+
+    def __init__(self, method: str = "") -> None:
+        self.method = method or ("forkserver" if sys.platform == "linux" else "spawn")
+        self.forkserver = Forkserver() if self.method == "forkserver" else None
+
+    def warm_up(self) -> None:
+        """Start the helper, which imports torch meanwhile."""
+        if self.forkserver is not None:
+            self.forkserver.warm_up()
+
+    def launch(self, start: RankStart) -> RankHandle:
+        """Start one rank on this machine."""
+        name = f"nbddp-rank{start.topology.rank}"
+        if self.forkserver is not None:
+            process = self.forkserver.process(rank_main, start, name)
+            process.start()
+            return process
+        return _spawn(start, name)
+
+    def sweep(self, handle: RankHandle) -> None:
+        """Kill the DataLoader workers and other children of a rank that could not do it itself.
+
+        A rank leads a session of its own, so whoever is in that session descends from it.
+        """
+        for pid in psutil.pids():
+            with suppress(ProcessLookupError, PermissionError):
+                if os.getsid(pid) == handle.pid:
+                    os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the helper."""
+        if self.forkserver is not None:
+            self.forkserver.close()
+
+
+def _spawn(start: RankStart, name: str) -> RankHandle:
+    import torch.multiprocessing as mp
+
+    main = sys.modules["__main__"]
+    if not hasattr(main, "__spec__"):
+        main.__spec__ = None  # `%reset -f` takes it away and spawn cannot do without
+    process = mp.get_context("spawn").Process(target=rank_main, args=(start,), name=name)
+    process.start()
+    return process

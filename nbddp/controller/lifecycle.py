@@ -1,0 +1,353 @@
+"""The worker group's life as a pure function: ``advance(life, event) -> (life, actions)``.
+
+Nothing here waits, sends or starts; the session does what the actions say and turns what happens
+into events. Ranks are treated one by one. News of another attempt is dropped here and only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from nbddp.controller.events import (
+    Action,
+    Alarm,
+    Event,
+    Exited,
+    Finished,
+    InterruptAsked,
+    Kill,
+    KillAsked,
+    News,
+    NotStarted,
+    Rang,
+    RankEnded,
+    RankReady,
+    RankUnable,
+    Refuse,
+    Remark,
+    RestartAsked,
+    RunAsked,
+    SendCell,
+    SendInterrupt,
+    SendLeave,
+    SendRegroup,
+    SetAlarm,
+    Spawn,
+    Started,
+    StartAsked,
+    StopAsked,
+    Stopped,
+    Terminate,
+)
+from nbddp.controller.states import CellLife, GroupState, Life, RankLife, RankState
+from nbddp.errors import describe_exit, say_ranks
+
+START_PATIENCE = 90.0  # seconds for all ranks to get ready (the first may import torch)
+PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed
+STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
+
+Step = tuple[Life, list[Action]]
+
+
+def advance(life: Life, event: Event) -> Step:
+    """The next life, and what to do on the way there."""
+    if isinstance(event, News) and event.attempt != life.attempt:
+        return life, []  # late news from an attempt that is over
+    handler: Callable[[Life, Any], Step] = _HANDLERS[type(event)]
+    return handler(life, event)
+
+
+# ---- start and stop
+
+
+def _on_start_asked(life: Life, event: StartAsked) -> Step:
+    if life.state.is_live:
+        return life, [Refuse(reason=f"the worker group is {life.state.value} already")]
+    return _start(life, event)
+
+
+def _start(life: Life, event: StartAsked) -> Step:
+    attempt = life.attempt + 1
+    born = Life(
+        state=GroupState.STARTING,
+        attempt=attempt,
+        has_group=event.joins_group,
+        ranks=tuple(RankLife(rank) for rank in range(event.world_size)),
+        grace=life.grace,
+    )
+    spawn = Spawn(attempt=attempt, world_size=event.world_size, joins_group=event.joins_group)
+    return born, [spawn, _alarm(born, Alarm.START, START_PATIENCE)]
+
+
+def _on_restart_asked(life: Life, event: RestartAsked) -> Step:
+    if not life.alive:
+        return _start(_finish_lost(life), event.start)
+    life, actions = _on_stop_asked(life, StopAsked())
+    return replace(life, next_start=event.start), actions
+
+
+def _on_stop_asked(life: Life, _event: StopAsked) -> Step:
+    if not life.state.is_live:
+        return life, []
+    if life.state is GroupState.STOPPING:
+        return replace(life, next_start=None), []
+    idle = _in_state(life, RankState.IDLE)
+    busy = tuple(rank for rank in life.alive if rank not in idle)
+    stopping = replace(life, state=GroupState.STOPPING)
+    if not life.alive:
+        return _all_gone(stopping)
+    actions: list[Action] = [SendLeave(ranks=idle)] if idle else []
+    actions += [Terminate(ranks=busy)] if busy else []
+    return stopping, [*actions, _alarm(stopping, Alarm.STOP, life.grace)]
+
+
+def _all_gone(life: Life) -> Step:
+    gone = replace(life, state=GroupState.OFF, ranks=(), cell=None, next_start=None)
+    actions: list[Action] = [Finished(cell=life.cell.number)] if life.cell else []
+    actions.append(Stopped())
+    if life.next_start is None:
+        return gone, actions
+    started, more = _start(gone, life.next_start)
+    return started, actions + more
+
+
+def _finish_lost(life: Life) -> Life:
+    return replace(life, state=GroupState.OFF, ranks=(), cell=None)
+
+
+def _on_rank_ready(life: Life, event: RankReady) -> Step:
+    if life.state is not GroupState.STARTING:
+        return life, []
+    life = _mark(life, event.rank, RankState.IDLE)
+    if len(_in_state(life, RankState.IDLE)) < len(life.ranks):
+        return life, []
+    return replace(life, state=GroupState.IDLE), [Started()]
+
+
+def _on_rank_unable(life: Life, event: RankUnable) -> Step:
+    if life.state is not GroupState.STARTING:
+        return life, []
+    return _give_up_start(life, f"rank {event.rank} could not start: {event.reason}")
+
+
+def _give_up_start(life: Life, reason: str) -> Step:
+    stopping = replace(life, state=GroupState.STOPPING)
+    kill: list[Action] = [Kill(ranks=tuple(life.alive))] if life.alive else []
+    if not life.alive:
+        gone, actions = _all_gone(stopping)
+        return gone, [NotStarted(reason=reason), *actions]
+    return stopping, [NotStarted(reason=reason), *kill]
+
+
+# ---- processes that end
+
+
+def _on_exited(life: Life, event: Exited) -> Step:
+    if all(each.rank != event.rank or not each.is_alive for each in life.ranks):
+        return life, []
+    life = _mark(life, event.rank, RankState.GONE, event.exitcode)
+    life = replace(life, has_group=False)
+    if life.state is GroupState.STOPPING:
+        return (life, []) if life.alive else _all_gone(life)
+    if life.state is GroupState.STARTING:
+        how = describe_exit(event.exitcode)
+        return _give_up_start(life, f"rank {event.rank} {how} while it started")
+    if life.cell is not None and event.rank in life.cell.waiting:
+        return _one_less(life, life.cell, event.rank, has_failed=True, lost_group=True)
+    return life if life.state.is_busy else replace(life, state=GroupState.BROKEN), []
+
+
+def _on_kill_asked(life: Life, event: KillAsked) -> Step:
+    if event.rank not in life.alive:
+        return life, [Refuse(reason=_no_such_rank(life, event.rank))]
+    return life, [Kill(ranks=(event.rank,))]
+
+
+# ---- cells
+
+
+def _on_run_asked(life: Life, event: RunAsked) -> Step:
+    reason = _why_not_run(life, event)
+    if reason:
+        return life, [Refuse(reason=reason)]
+    life, actions = _with_right_group(life, needs_group=event.needs_group)
+    cell = CellLife(number=event.cell, waiting=frozenset(event.ranks))
+    ranks = tuple(
+        replace(each, state=RankState.RUNNING) if each.rank in event.ranks else each
+        for each in life.ranks
+    )
+    running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks)
+    return running, [*actions, SendCell(cell=event.cell, ranks=event.ranks)]
+
+
+def _why_not_run(life: Life, event: RunAsked) -> str:
+    if life.state.is_busy:
+        return "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
+    if life.state not in (GroupState.IDLE, GroupState.BROKEN):
+        return f"the worker group is {life.state.value}"
+    for rank in event.ranks:
+        if rank not in life.alive:
+            return _no_such_rank(life, rank)
+    return ""
+
+
+def _no_such_rank(life: Life, rank: int) -> str:
+    if not 0 <= rank < len(life.ranks):
+        return f"there is no rank {rank}; the group has ranks 0 to {len(life.ranks) - 1}"
+    how = describe_exit(life.ranks[rank].exitcode)
+    others = f", `%%ddp --ranks {_option(life.alive)}` uses the others" if life.alive else ""
+    return f"rank {rank} {how}; `%ddp restart` starts the group anew{others}"
+
+
+def _option(ranks: Iterable[int]) -> str:
+    return ",".join(str(rank) for rank in ranks)
+
+
+def _with_right_group(life: Life, *, needs_group: bool) -> Step:
+    if needs_group is life.has_group or len(life.alive) < len(life.ranks):
+        return life, []  # with a rank missing there is no whole world to form
+    generation = life.generation + 1
+    regroup = SendRegroup(ranks=tuple(life.alive), generation=generation, form=needs_group)
+    return replace(life, generation=generation, has_group=needs_group), [regroup]
+
+
+def _on_rank_ended(life: Life, event: RankEnded) -> Step:
+    cell = life.cell
+    if cell is None or cell.number != event.cell or event.rank not in cell.waiting:
+        return life, []
+    life = _mark(life, event.rank, RankState.IDLE)
+    cell = replace(cell, sequences=cell.sequences | {event.sequence})
+    return _one_less(
+        life, cell, event.rank, has_failed=not event.is_ok, lost_group=not event.in_group
+    )
+
+
+def _one_less(
+    life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool
+) -> Step:
+    is_first_failure = has_failed and not cell.has_failed
+    cell = replace(
+        cell,
+        waiting=cell.waiting - {rank},
+        has_failed=cell.has_failed or has_failed,
+        lost_group=cell.lost_group or lost_group,
+    )
+    life = replace(life, cell=cell)
+    if not cell.waiting:
+        return _finish(life, cell)
+    if life.state is GroupState.RUNNING and is_first_failure:
+        return life, [_alarm(life, Alarm.PEERS, PEERS_PATIENCE)]
+    return life, []
+
+
+def _finish(life: Life, cell: CellLife) -> Step:
+    if life.state is GroupState.STOPPING:
+        return life, []  # told when the processes are gone
+    is_torn = cell.has_failed and len(cell.sequences) > 1  # they left at different collectives
+    is_whole = len(life.alive) == len(life.ranks)
+    over = replace(
+        life,
+        state=GroupState.IDLE if is_whole else GroupState.BROKEN,
+        cell=None,
+        has_group=not (cell.lost_group or is_torn),
+    )
+    return over, [Finished(cell=cell.number)]
+
+
+def _on_interrupt_asked(life: Life, _event: InterruptAsked) -> Step:
+    match life.state:
+        case GroupState.STARTING:
+            return _on_stop_asked(life, StopAsked())
+        case GroupState.STOPPING:
+            return life, [Kill(ranks=tuple(life.alive))]
+        case GroupState.RUNNING | GroupState.INTERRUPTING if life.cell is not None:
+            return _interrupt(life, life.cell)
+        case _:
+            return life, []
+
+
+def _interrupt(life: Life, cell: CellLife) -> Step:
+    waiting = tuple(sorted(cell.waiting))
+    cell = replace(cell, interrupts=cell.interrupts + 1)
+    life = replace(life, state=GroupState.INTERRUPTING, cell=cell)
+    if cell.interrupts > 1:
+        return life, [Kill(ranks=waiting)]
+    return life, [
+        SendInterrupt(cell=cell.number, ranks=waiting),
+        _alarm(life, Alarm.STUCK, STUCK_AFTER),
+        _alarm(life, Alarm.GRACE, life.grace),
+    ]
+
+
+# ---- deadlines
+
+
+def _on_rang(life: Life, event: Rang) -> Step:
+    if event.alarm is Alarm.START and life.state is GroupState.STARTING:
+        late = say_ranks(_in_state(life, RankState.STARTING))
+        return _give_up_start(life, f"{late} did not get ready in {START_PATIENCE:.0f} s")
+    if event.alarm is Alarm.STOP and life.state is GroupState.STOPPING:
+        return life, [Kill(ranks=tuple(life.alive))]
+    cell = life.cell
+    if cell is None or cell.number != event.cell or not life.state.is_busy:
+        return life, []
+    return _on_cell_alarm(life, cell, event.alarm)
+
+
+def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm) -> Step:
+    waiting = tuple(sorted(cell.waiting))
+    who = say_ranks(waiting)
+    match alarm:
+        case Alarm.PEERS if life.state is GroupState.RUNNING:
+            life = replace(life, state=GroupState.INTERRUPTING)
+            send = SendInterrupt(cell=cell.number, ranks=waiting)
+            return life, [send, _alarm(life, Alarm.GRACE, life.grace)]
+        case Alarm.STUCK:
+            left = life.grace - STUCK_AFTER
+            return life, [
+                Remark(
+                    text=f"{who} did not answer the interrupt yet (in C code that does not "
+                    f"return?); killed in {left:.0f} s, or at once if you interrupt again"
+                )
+            ]
+        case Alarm.GRACE:
+            text = f"{who} did not answer the interrupt in {life.grace:.0f} s and was killed"
+            return life, [Remark(text=text), Kill(ranks=waiting)]
+        case _:
+            return life, []
+
+
+# ---- small things
+
+
+def _alarm(life: Life, alarm: Alarm, seconds: float) -> SetAlarm:
+    cell = life.cell.number if life.cell else 0
+    return SetAlarm(alarm=alarm, attempt=life.attempt, cell=cell, seconds=seconds)
+
+
+def _in_state(life: Life, state: RankState) -> tuple[int, ...]:
+    return tuple(each.rank for each in life.ranks if each.state is state)
+
+
+def _mark(life: Life, rank: int, state: RankState, exitcode: int | None = None) -> Life:
+    ranks = tuple(
+        RankLife(rank, state, exitcode) if each.rank == rank else each for each in life.ranks
+    )
+    return replace(life, ranks=ranks)
+
+
+_HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
+    StartAsked: _on_start_asked,
+    RestartAsked: _on_restart_asked,
+    RunAsked: _on_run_asked,
+    InterruptAsked: _on_interrupt_asked,
+    KillAsked: _on_kill_asked,
+    StopAsked: _on_stop_asked,
+    RankReady: _on_rank_ready,
+    RankUnable: _on_rank_unable,
+    RankEnded: _on_rank_ended,
+    Exited: _on_exited,
+    Rang: _on_rang,
+}

@@ -1,0 +1,113 @@
+"""The kernel's end of the wire: the store's server on loopback, one mailbox, a postbox per rank."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from nbddp.wire import parcels
+from nbddp.wire.loopback import clone, names_from_files
+from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
+from nbddp.wire.messages import Command, Interrupt, JsonDict, Leave
+from nbddp.worker.start import UP, command_queue, control_queue
+
+FOREVER = timedelta(days=365)
+
+
+class Link:
+    """A store that only this machine reaches, and signed queues to and from the ranks.
+
+    Each thread that may wait has a client of its own: a blocking call on a client holds every
+    other call on it.
+    """
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_bytes(32)
+        with names_from_files():
+            self._server = _serve_on_loopback()
+            self._sender, self._parcels, inbox = (clone(self._server) for _ in range(3))
+        self._parcel_lock = threading.Lock()
+        self._mailbox = Mailbox(inbox, UP, secret=self.secret)
+        self._commands: list[Postbox] = []
+        self._controls: list[Postbox] = []
+
+    @property
+    def port(self) -> int:
+        """The port of the store, on 127.0.0.1."""
+        return int(self._server.port)
+
+    @property
+    def refused(self) -> int:
+        """How many messages came that were not ours."""
+        return self._mailbox.refused
+
+    def open_attempt(self, attempt: int, world_size: int) -> None:
+        """Make the postboxes for the ranks of an attempt."""
+        self._commands = [
+            self._postbox(command_queue(attempt, rank), attempt) for rank in range(world_size)
+        ]
+        self._controls = [
+            self._postbox(control_queue(attempt, rank), attempt) for rank in range(world_size)
+        ]
+
+    def _postbox(self, queue: str, attempt: int) -> Postbox:
+        return Postbox(
+            self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt
+        )
+
+    def send(self, rank: int, command: Command) -> None:
+        """Hand a command to a rank: at once for an Interrupt, else in its turn."""
+        boxes = self._controls if isinstance(command, Interrupt) else self._commands
+        boxes[rank].post(command)
+
+    def collect(self) -> Letter | None:
+        """Wait for the next letter of a rank; None when the link is closed."""
+        letter = self._mailbox.collect()
+        return None if letter.sender == CONTROLLER else letter
+
+    def pack(self, key: str, value: Any) -> JsonDict:
+        """Put a Python value into the store for the ranks."""
+        with self._parcel_lock:
+            return parcels.pack(self._parcels, key, value)
+
+    def unpack(self, parcel: JsonDict) -> Any:
+        """Take a Python value of a rank out of the store."""
+        with self._parcel_lock:
+            value = parcels.unpack(self._parcels, parcel)
+            parcels.discard(self._parcels, parcel)
+            return value
+
+    def discard(self, parcel: JsonDict) -> None:
+        """Forget a value that nobody will collect any more."""
+        with self._parcel_lock:
+            parcels.discard(self._parcels, parcel)
+
+    def close(self) -> None:
+        """Wake whoever collects, for the last time."""
+        Postbox(self._sender, UP, secret=self.secret, sender=CONTROLLER, attempt=0).post(Leave())
+
+
+def _serve_on_loopback() -> dist.TCPStore:
+    """Start the store on a socket that is bound to 127.0.0.1 alone.
+
+    Left to itself, TCPStore listens on every interface.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    port = listener.getsockname()[1]
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        True,
+        FOREVER,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=True,
+    )

@@ -1,0 +1,77 @@
+"""The processes of one attempt: started, told, ended, and their logs read to the last byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nbddp.controller.launcher import Launcher, RankHandle
+from nbddp.controller.output import LogReader
+from nbddp.controller.watcher import ExitWatcher
+from nbddp.wire.messages import Command, Interrupt, Output
+from nbddp.worker.start import RankStart
+
+if TYPE_CHECKING:
+    from nbddp.controller.link import Link
+
+OnExit = Callable[[int, int, RankHandle], None]
+
+
+class Ranks:
+    """All ranks of one attempt, each with its process, its queues and its log."""
+
+    def __init__(self, attempt: int, link: Link, launcher: Launcher) -> None:
+        self.attempt = attempt
+        self._link = link
+        self._launcher = launcher
+        self._handles: dict[int, RankHandle] = {}
+        self._logs: dict[int, LogReader] = {}
+
+    def launch(
+        self, starts: Sequence[RankStart], watcher: ExitWatcher, on_exit: OnExit
+    ) -> None:
+        """Start a process for each; ``on_exit(attempt, rank, handle)`` tells how it ended."""
+        self._link.open_attempt(self.attempt, len(starts))
+        for start in starts:
+            rank = start.topology.rank
+            self._logs[rank] = LogReader(Path(start.log_path))
+            self._handles[rank] = self._launcher.launch(start)
+            self._watch(rank, watcher, on_exit)
+
+    def _watch(self, rank: int, watcher: ExitWatcher, on_exit: OnExit) -> None:
+        watcher.watch(self._handles[rank], lambda it: on_exit(self.attempt, rank, it))
+
+    def send(self, ranks: Sequence[int], command: Command) -> None:
+        """Hand a command to some ranks."""
+        for rank in ranks:
+            self._link.send(rank, command)
+
+    def interrupt(self, ranks: Sequence[int], *, cell: int, alive: Sequence[int]) -> None:
+        """Tell some ranks to end a cell, and which processes their peers are."""
+        pids = self.pids(alive)
+        for rank in ranks:
+            peers = [pid for peer, pid in pids.items() if peer != rank]
+            self._link.send(rank, Interrupt(cell=cell, peers=peers))
+
+    def terminate(self, ranks: Sequence[int]) -> None:
+        """Send SIGTERM."""
+        for rank in ranks:
+            self._handles[rank].terminate()
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        """Send SIGKILL."""
+        for rank in ranks:
+            self._handles[rank].kill()
+
+    def pids(self, ranks: Sequence[int]) -> dict[int, int]:
+        """The process ids of some ranks."""
+        return {rank: self._handles[rank].pid or 0 for rank in ranks}
+
+    def accept(self, rank: int, output: Output) -> str:
+        """What of a mailed piece of output was not shown yet."""
+        return self._logs[rank].accept(output)
+
+    def last_output(self, rank: int) -> Iterator[str]:
+        """What a rank that is gone wrote and could not mail any more."""
+        return self._logs[rank].rest()

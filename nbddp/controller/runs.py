@@ -1,0 +1,79 @@
+"""The record of a run on disk: ``.nbddp/runs/<time>-<name>/``, readable by hand, for its owner only."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import tempfile
+import time
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+class RunFolder:
+    """Where a worker group's logs and events are; lives from its start to its stop.
+
+    ``run.json`` says what was started, ``events.jsonl`` what happened, ``rank{r}.log`` holds
+    what each rank wrote, all attempts one after the other.
+    """
+
+    def __init__(self, base: Path, name: str = "") -> None:
+        self.remark = ""
+        self.path = self._make(base, _safe(name))
+
+    def log(self, rank: int) -> Path:
+        """The file of a rank's output."""
+        return self.path / f"rank{rank}.log"
+
+    def describe(self, **facts: Any) -> None:
+        """Write ``run.json``: the facts of the start, and the versions it ran with."""
+        facts |= {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "python": platform.python_version(),
+            "versions": {name: _version(name) for name in ("nbddp", "torch", "ipykernel")},
+        }
+        draft = self.path / "run.json.tmp"
+        draft.write_text(json.dumps(facts, indent=2) + "\n")
+        draft.replace(self.path / "run.json")
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append one line to ``events.jsonl``."""
+        line = json.dumps({"time": round(time.time(), 3), "kind": kind, **facts})
+        with (self.path / "events.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    def _make(self, base: Path, name: str) -> Path:
+        try:
+            return _make_private(base / ".nbddp" / "runs", name)
+        except OSError as error:
+            path = _make_private(Path(tempfile.gettempdir()) / f"nbddp-{os.getuid()}", name)
+            self.remark = f"{base} cannot be written ({error.strerror}); the logs are in {path}"
+            return path
+
+
+def _make_private(runs: Path, name: str) -> Path:
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if runs.parent.name == ".nbddp":
+        with suppress(FileExistsError):
+            (runs.parent / ".gitignore").open("x").write("*\n")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for count in range(1000):
+        path = runs / "-".join(filter(None, (stamp, name, str(count) if count else "")))
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return path
+    raise FileExistsError(17, f"1000 runs began in the second {stamp}")
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60]
+
+
+def _version(package: str) -> str:
+    with suppress(ImportError):
+        return version(package)
+    return ""

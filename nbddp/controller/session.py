@@ -1,0 +1,426 @@
+"""The executor: feeds the lifecycle on one thread, and does what it says.
+
+Two more threads only bring news: one collects letters from the store, one waits for processes to
+end. What the user asks comes in on the caller's thread and is done on the session's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from nbddp.controller import events as ev
+from nbddp.controller.actor import Actor
+from nbddp.controller.cell import CellHandle, CellRequest, Displayed, Notice, Said, Wrote
+from nbddp.controller.launcher import Launcher, LocalLauncher, RankHandle
+from nbddp.controller.lifecycle import advance
+from nbddp.controller.ranks import Ranks
+from nbddp.controller.runs import RunFolder
+from nbddp.controller.states import GroupState, Life
+from nbddp.controller.watcher import ExitWatcher
+from nbddp.errors import RequestError, StartError, describe_exit
+from nbddp.wire.messages import (
+    Answer,
+    CellEnded,
+    Command,
+    Display,
+    Leave,
+    Output,
+    Ready,
+    Regroup,
+    RunCell,
+    StartFailed,
+)
+
+if TYPE_CHECKING:
+    from nbddp.controller.link import Link
+    from nbddp.controller.spec import GroupSpec
+    from nbddp.wire.mailbox import Letter
+
+NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+MAX_BETWEEN = 100  # pieces of output kept from between two cells
+
+
+class Session:
+    """One worker group of a kernel, through all its attempts.
+
+    Methods without an underscore may be called from any thread; the others run on the session's
+    own, and so need no locks.
+    """
+
+    def __init__(self, launcher: Launcher | None = None, *, colors: str = "") -> None:
+        self.launcher: Launcher = launcher or LocalLauncher()
+        self.colors = colors
+        self.life = Life()
+        self.spec: GroupSpec | None = None
+        self.folder: RunFolder | None = None
+        self.ready: dict[int, Ready] = {}
+        self.link: Link | None = None
+        self.cell: CellHandle | None = None
+        self._numbers = itertools.count(1)
+        self._ranks: Ranks | None = None
+        self._started: Future[None] | None = None
+        self._start_error: StartError | None = None
+        self._stopped: list[Future[None]] = []
+        self._killed: dict[int, list[Future[None]]] = {}
+        self._answers: dict[int, Future[Answer]] = {}
+        self._between: list[Notice] = []
+        self._threads: tuple[Actor, ExitWatcher, threading.Thread] | None = None
+        self._opening = threading.Lock()
+
+    # ---- what may be asked, from any thread
+
+    def start(self, spec: GroupSpec) -> None:
+        """Start a group and wait until every rank is ready.
+
+        Raises:
+            RequestError: there is one already, or the spec cannot be met.
+            StartError: a rank could not start.
+        """
+        asked = ev.StartAsked(world_size=spec.nproc, joins_group=spec.joins_group)
+        self._start_with(spec, asked)
+
+    def restart(self, spec: GroupSpec | None = None) -> None:
+        """End the group, whatever it does, and start it anew as the next attempt."""
+        spec = spec or self.spec
+        if spec is None:
+            raise RequestError(NO_GROUP)
+        asked = ev.StartAsked(world_size=spec.nproc, joins_group=spec.joins_group)
+        self._start_with(spec, ev.RestartAsked(start=asked))
+
+    def _start_with(self, spec: GroupSpec, event: ev.Event) -> None:
+        spec.check_gpus()
+        self._open()
+        started = self._actor().call(self._ask_start, spec, event)
+        try:
+            started.result()
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def run(self, request: CellRequest) -> CellHandle:
+        """Hand a cell to the ranks and return at once.
+
+        Raises:
+            RequestError: the group cannot run it now; nothing was started, nothing lost.
+        """
+        return self._actor().call(self._run, request)
+
+    def interrupt(self) -> None:
+        """End the running cell and keep every name; a second time, kill what does not answer."""
+        if self._threads is not None:
+            self._actor().tell(self._step, ev.InterruptAsked())
+
+    def kill(self, rank: int) -> None:
+        """Kill one rank and wait until it is gone."""
+        self._actor().call(self._ask_kill, rank).result()
+
+    def stop(self) -> None:
+        """End all ranks and wait until they are gone."""
+        if self._threads is not None:
+            self._actor().call(self._ask_stop).result()
+
+    def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
+        """Send ``make(number)`` to an idle rank; the future will hold what it answers."""
+        return self._actor().call(self._send, rank, make)
+
+    def close(self) -> None:
+        """Stop the group and end all threads and helpers; a later start opens it again."""
+        with self._opening:
+            if self._threads is not None and self.link is not None:
+                self.stop()
+                actor, watcher, collector = self._threads
+                self.link.close()
+                collector.join()
+                watcher.close()
+                actor.close()
+                self._threads = self.link = None
+            self.launcher.close()
+
+    def require_link(self) -> Link:
+        """The link, which exists as soon as a group was started."""
+        if self.link is None:
+            raise RequestError(NO_GROUP)
+        return self.link
+
+    def process_ids(self) -> dict[int, int]:
+        """The process id of every rank that lives."""
+        return self._ranks.pids(self.life.alive) if self._ranks else {}
+
+    def _actor(self) -> Actor:
+        if self._threads is None:
+            raise RequestError(NO_GROUP)
+        return self._threads[0]
+
+    def _open(self) -> None:
+        with self._opening:
+            if self._threads is None:
+                from nbddp.controller.link import Link  # imports torch: not before it is needed
+
+                self.link = Link()
+                collector = threading.Thread(target=self._collect, name="nbddp-mail", daemon=True)
+                self._threads = (Actor("nbddp-session"), ExitWatcher(), collector)
+                collector.start()
+
+    # ---- requests, on the session's thread
+
+    def _ask(self, event: ev.Event) -> None:
+        refusal = self._step(event)
+        if refusal:
+            raise RequestError(refusal)
+
+    def _ask_start(self, spec: GroupSpec, event: ev.Event) -> Future[None]:
+        before = self.spec, self._started
+        self.spec, self._started = spec, Future()
+        try:
+            self._ask(event)
+        except RequestError:
+            self.spec, self._started = before
+            raise
+        if before[1] is not None and not before[1].done():
+            before[1].set_exception(StartError("restarted before it was ready"))
+        return self._started
+
+    def _ask_kill(self, rank: int) -> Future[None]:
+        gone: Future[None] = Future()
+        self._ask(ev.KillAsked(rank=rank))
+        self._killed.setdefault(rank, []).append(gone)
+        return gone
+
+    def _ask_stop(self) -> Future[None]:
+        stopped: Future[None] = Future()
+        self._stopped.append(stopped)
+        self._ask(ev.StopAsked())
+        if not self.life.state.is_live:
+            self._tell_stopped()
+        return stopped
+
+    def _run(self, request: CellRequest) -> CellHandle:
+        if not self.life.state.is_live:
+            raise RequestError(NO_GROUP)
+        everyone = tuple(each.rank for each in self.life.ranks)
+        ranks = everyone if request.ranks is None else request.ranks
+        handle = CellHandle(next(self._numbers), request, ranks, self.require_link().unpack)
+        before, self.cell = self.cell, handle
+        event = ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group)
+        try:
+            self._ask(event)
+        except RequestError:
+            self.cell = before
+            raise
+        self._record("cell", number=handle.number, ranks=ranks, source=request.source)
+        for notice in self._between:
+            handle.feed(notice)
+        self._between.clear()
+        return handle
+
+    def _send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
+        if self.life.state not in (GroupState.IDLE, GroupState.BROKEN):
+            raise RequestError(f"the worker group is {self.life.state.value}")
+        if rank not in self.life.alive:
+            raise RequestError(f"there is no rank {rank} that could answer")
+        number = next(self._numbers)
+        answer: Future[Answer] = Future()
+        self._answers[number] = answer
+        self.require_link().send(rank, make(number))
+        return answer
+
+    # ---- news
+
+    def _collect(self) -> None:
+        link = self.require_link()
+        while (letter := link.collect()) is not None:
+            self._actor().tell(self._read, letter)
+            if isinstance(letter.message, Output) and self.cell is not None:
+                self.cell.await_room()
+
+    def _read(self, letter: Letter) -> None:
+        if self._ranks is None or letter.attempt != self._ranks.attempt:
+            return
+        rank, attempt = letter.sender, letter.attempt
+        match letter.message:
+            case Output() as output:
+                self._feed_text(rank, self._ranks.accept(rank, output))
+            case Display() as display:
+                self._feed(Displayed(rank, display))
+            case Answer() as answer:
+                self._answers.pop(answer.request).set_result(answer)
+            case Ready() as ready:
+                self.ready[rank] = ready
+                self._step(ev.RankReady(attempt=attempt, rank=rank))
+            case StartFailed(reason=reason, traceback=traceback):
+                self._start_error = StartError(reason, details=traceback)
+                self._step(ev.RankUnable(attempt=attempt, rank=rank, reason=reason))
+            case CellEnded() as report:
+                self._read_report(rank, attempt, report)
+
+    def _read_report(self, rank: int, attempt: int, report: CellEnded) -> None:
+        if self.cell is not None and self.cell.number == report.cell:
+            self.cell.note_report(rank, report)
+        ended = ev.RankEnded(
+            attempt=attempt,
+            rank=rank,
+            cell=report.cell,
+            is_ok=report.is_ok,
+            in_group=report.in_group,
+            sequence=report.sequence,
+        )
+        self._step(ended)
+
+    def _note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
+        exitcode = handle.exitcode
+        if exitcode != 0:
+            self.launcher.sweep(handle)
+            self._record("exit", rank=rank, attempt=attempt, how=describe_exit(exitcode))
+        if self._ranks is not None and self._ranks.attempt == attempt:
+            for text in self._ranks.last_output(rank):
+                self._feed_text(rank, text)
+            if self.cell is not None:
+                self.cell.note_exit(rank, exitcode)
+        self._step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
+        for gone in self._killed.pop(rank, ()):
+            gone.set_result(None)
+
+    def _feed_text(self, rank: int, text: str) -> None:
+        if text:
+            self._feed(Wrote(rank, text))
+
+    def _feed(self, notice: Notice) -> None:
+        if self.cell is not None and not self.cell.is_finished:
+            self.cell.feed(notice)
+        elif len(self._between) < MAX_BETWEEN:
+            self._between.append(notice)
+
+    # ---- the lifecycle, and what it wants done
+
+    def _step(self, event: ev.Event) -> str:
+        """Advance; returns why not, if the lifecycle refuses."""
+        before = self.life.state
+        self.life, actions = advance(self.life, event)
+        if isinstance(event, ev.InterruptAsked) and before.is_busy:
+            self._record("interrupt")
+        refusal = ""
+        for action in actions:
+            if isinstance(action, ev.Refuse):
+                refusal = action.reason
+            else:
+                self._act(action)
+        return refusal
+
+    def _act(self, action: ev.Action) -> None:
+        match action:
+            case ev.Spawn():
+                self._spawn(action)
+            case ev.SetAlarm(alarm=alarm, attempt=attempt, cell=cell, seconds=seconds):
+                rang = ev.Rang(alarm=alarm, attempt=attempt, cell=cell)
+                self._actor().later(seconds, self._step, rang)
+            case ev.Remark(text=text):
+                self._feed(Said(text))
+            case ev.Started():
+                self._tell_started()
+            case ev.NotStarted(reason=reason):
+                self._start_error = self._start_failure(reason)
+            case ev.Finished():
+                self._finish()
+            case ev.Stopped():
+                self._tell_stopped()
+            case _ if self._ranks is not None:
+                self._act_on_ranks(action, self._ranks)
+
+    def _act_on_ranks(self, action: ev.Action, group: Ranks) -> None:
+        match action:
+            case ev.SendRegroup(ranks=ranks, generation=generation, form=form):
+                group.send(ranks, Regroup(generation=generation, form=form))
+            case ev.SendCell(ranks=ranks):
+                group.send(ranks, self._cell_command())
+            case ev.SendInterrupt(cell=cell, ranks=ranks):
+                group.interrupt(ranks, cell=cell, alive=self.life.alive)
+            case ev.SendLeave(ranks=ranks):
+                group.send(ranks, Leave())
+            case ev.Terminate(ranks=ranks):
+                group.terminate(ranks)
+            case ev.Kill(ranks=ranks):
+                group.kill(ranks)
+
+    def _cell_command(self) -> RunCell:
+        if self.cell is None:
+            raise RuntimeError("a cell was to be sent and there is none")
+        request = self.cell.request
+        return RunCell(
+            cell=self.cell.number,
+            source=request.source,
+            first_line=request.first_line,
+            execution_count=request.execution_count,
+            wants_value=request.wants_value,
+        )
+
+    def _spawn(self, action: ev.Spawn) -> None:
+        if self.spec is None or self._threads is None:
+            raise RuntimeError("a group was to be started and nobody said how")
+        link, folder = self.require_link(), self._run_folder(self.spec)
+        self._start_error = None
+        self.ready = {}
+        self._record("start", attempt=action.attempt, world_size=action.world_size)
+        self._ranks = Ranks(action.attempt, link, self.launcher)
+        actor, watcher, _ = self._threads
+        self._ranks.launch(
+            self.spec.starts(link, attempt=action.attempt, folder=folder, colors=self.colors),
+            watcher,
+            lambda *exit_: actor.tell(self._note_exit, *exit_),
+        )
+
+    def _run_folder(self, spec: GroupSpec) -> RunFolder:
+        if self.folder is None:
+            self.folder = RunFolder(spec.cwd(), spec.name)
+            self.folder.describe(**spec.facts())
+            if self.folder.remark:
+                self._between.append(Said(self.folder.remark))
+        return self.folder
+
+    def _record(self, kind: str, **facts: Any) -> None:
+        if self.folder is not None:
+            self.folder.event(kind, **facts)
+
+    # ---- telling those who wait
+
+    def _tell_started(self) -> None:
+        self._record("ready", attempt=self.life.attempt)
+        if self._started is not None and not self._started.done():
+            self._started.set_result(None)
+
+    def _start_failure(self, reason: str) -> StartError:
+        details = self._start_error.details if self._start_error else self._last_words()
+        self._record("start failed", reason=reason)
+        return StartError(reason, details=details)
+
+    def _last_words(self) -> str:
+        if self.folder is None:
+            return ""
+        logs = [self.folder.log(each.rank) for each in self.life.ranks if not each.is_alive]
+        return "\n".join(path.read_text(errors="replace")[-2000:] for path in logs if path.exists())
+
+    def _finish(self) -> None:
+        if self.cell is not None:
+            self.cell.finish()
+            result = self.cell.result
+            if result is not None:
+                verdict = result.verdict.summary() if result.verdict else "ok"
+                self._record("cell ended", number=result.number, outcome=verdict)
+
+    def _tell_stopped(self) -> None:
+        self._record("stopped", attempt=self.life.attempt)
+        if self._started is not None and not self._started.done():
+            error = self._start_error or StartError("stopped before it was ready")
+            if self.life.next_start is None and not self.life.state.is_live:
+                self._started.set_exception(error)
+        for answer in self._answers.values():
+            answer.set_exception(RequestError("the worker group was stopped"))
+        self._answers.clear()
+        if not self.life.state.is_live:
+            self.folder = None
+        waiting, self._stopped = self._stopped, []
+        for stopped in waiting:
+            stopped.set_result(None)

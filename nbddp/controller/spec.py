@@ -1,0 +1,136 @@
+"""What a worker group is: how many ranks, with what, and whether that can be had."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbddp.controller.runs import RunFolder
+from nbddp.errors import RequestError
+from nbddp.topology import Topology
+from nbddp.worker.start import RankStart
+
+if TYPE_CHECKING:
+    from nbddp.controller.link import Link
+
+MAX_NPROC = 128
+BACKENDS = ("auto", "gloo", "nccl")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """How to start a worker group.
+
+    Attributes:
+        nproc: ranks on this machine, 1 to 128.
+        backend: ``auto`` (NCCL when there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
+        gpus: which GPUs the ranks see, as in ``CUDA_VISIBLE_DEVICES``; None for all.
+        timeout: seconds after which a collective gives up.
+        env: variables that win over the kernel's environment.
+        threads: threads per rank for torch's operators; 0 for cores / ranks.
+        name: part of the run folder's name.
+        joins_group: whether ranks form a process group at the start.
+
+    Raises:
+        RequestError: when a value makes no sense.
+    """
+
+    nproc: int = 2
+    backend: str = "auto"
+    gpus: tuple[int, ...] | None = None
+    timeout: float = 1800.0
+    env: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 0
+    name: str = ""
+    joins_group: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nproc <= MAX_NPROC:
+            raise RequestError(f"nproc must be between 1 and {MAX_NPROC}, got {self.nproc}")
+        if self.backend not in BACKENDS:
+            raise RequestError(f"backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}")
+        if not self.timeout > 0:
+            raise RequestError(f"timeout must be above 0 seconds, got {self.timeout:g}")
+        if self.threads < 0:
+            raise RequestError(f"threads must be at least 1, got {self.threads}")
+        for name in self.env:
+            if not _ENV_NAME.fullmatch(name):
+                raise RequestError(f"{name!r} is no name for an environment variable")
+
+    def check_gpus(self) -> None:
+        """Refuse NCCL without a GPU for every rank; asks the driver, creates no CUDA context.
+
+        Raises:
+            RequestError: with the number that there is.
+        """
+        if self.backend != "nccl":
+            return
+        torch = importlib.import_module("torch")
+        found = torch.cuda.device_count() if self.gpus is None else len(self.gpus)
+        if found < self.nproc:
+            raise RequestError(
+                f"backend nccl needs a GPU for every rank: {self.nproc} ranks, {found} GPUs; "
+                "use --backend gloo, or fewer ranks"
+            )
+
+    def threads_per_rank(self) -> int:
+        """As asked, or the cores shared out, at least 1."""
+        return self.threads or max(1, _cores() // self.nproc)
+
+    def environment(self) -> dict[str, str]:
+        """The kernel's environment as it is now, with what was asked for on top."""
+        env = dict(os.environ)
+        if self.gpus is not None:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in self.gpus)
+        return env | dict(self.env)
+
+    def cwd(self) -> Path:
+        """The folder that ranks begin in: the kernel's, or home when that was deleted."""
+        try:
+            return Path.cwd()
+        except FileNotFoundError:
+            return Path.home()
+
+    def facts(self) -> dict[str, Any]:
+        """What the record of a run says of it; of ``env`` the names, as values may be secret."""
+        facts = asdict(self) | {"env": sorted(self.env), "threads": self.threads_per_rank()}
+        return facts | {"cwd": str(self.cwd())}
+
+    def starts(
+        self, link: Link, *, attempt: int, folder: RunFolder, colors: str
+    ) -> list[RankStart]:
+        """What each rank must be told."""
+        common = RankStart(
+            topology=Topology.local(1)[0],
+            attempt=attempt,
+            secret=link.secret,
+            log_path="",
+            kernel_pid=os.getpid(),
+            env=self.environment(),
+            sys_path=list(sys.path),
+            cwd=str(self.cwd()),
+            backend=self.backend,
+            timeout=self.timeout,
+            threads=self.threads_per_rank(),
+            joins_group=self.joins_group,
+            run_id=folder.path.name,
+            colors=colors,
+        )
+        return [
+            replace(common, topology=place, log_path=str(folder.log(place.rank)))
+            for place in Topology.local(self.nproc, master_port=link.port)
+        ]
+
+
+def _cores() -> int:
+    """Cores this process may use, which a container or Slurm may have limited."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,86 @@
+"""What is known of a worker group at one moment: frozen values, changed only by the lifecycle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from nbddp.controller.events import StartAsked
+
+GRACE = 5.0  # seconds between asking a process to end and killing it
+
+
+class GroupState(Enum):
+    """What the worker group is doing, in words."""
+
+    OFF = "not started"
+    STARTING = "starting"
+    IDLE = "ready"
+    RUNNING = "running a cell"
+    INTERRUPTING = "interrupting the cell"
+    BROKEN = "a rank is gone"
+    STOPPING = "stopping"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there are processes."""
+        return self is not GroupState.OFF
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a cell runs."""
+        return self in (GroupState.RUNNING, GroupState.INTERRUPTING)
+
+
+class RankState(Enum):
+    """What one rank is doing, in words."""
+
+    STARTING = "starting"
+    IDLE = "ready"
+    RUNNING = "running"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class RankLife:
+    """One rank."""
+
+    rank: int
+    state: RankState = RankState.STARTING
+    exitcode: int | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process is there."""
+        return self.state is not RankState.GONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellLife:
+    """The cell that runs, and what is known of it."""
+
+    number: int
+    waiting: frozenset[int]
+    has_failed: bool = False
+    lost_group: bool = False
+    sequences: frozenset[int] = frozenset()
+    interrupts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """The worker group at one moment."""
+
+    state: GroupState = GroupState.OFF
+    attempt: int = 0
+    generation: int = 0
+    has_group: bool = False
+    ranks: tuple[RankLife, ...] = ()
+    cell: CellLife | None = None
+    next_start: StartAsked | None = None
+    grace: float = GRACE
+
+    @property
+    def alive(self) -> list[int]:
+        """Ranks whose process is there."""
+        return [each.rank for each in self.ranks if each.is_alive]

@@ -1,0 +1,152 @@
+"""Who failed first, and what is only a consequence of it, in words for the user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nbddp.errors import (
+    CellFailedError,
+    CellInterruptedError,
+    describe_exit,
+    say_ranks,
+)
+from nbddp.wire.messages import CellEnded, Failure
+
+_PEER_LOST = re.compile(
+    r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
+    r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """How a cell ended on one rank, when it did not end well."""
+
+    rank: int
+    at: float
+    failure: Failure | None = None
+    exitcode: int | None = None
+    is_interrupted: bool = False
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it can only have come from somewhere else."""
+        if self.failure is None:
+            return False
+        return self.is_interrupted or bool(_PEER_LOST.search(self.failure.text))
+
+    def headline(self) -> str:
+        """What happened, in one line without a rank."""
+        if self.failure is None:
+            return describe_exit(self.exitcode)
+        where = f", line {self.failure.line}" if self.failure.line else ""
+        if self.is_interrupted:
+            what = f" in {self.failure.collective}" if self.failure.collective else ""
+            return f"interrupted{what}{where}"
+        inside = f" in {self.failure.collective}" if self.failure.collective else ""
+        if self.is_consequence:
+            return f"lost its connection to a peer{inside}{where}"
+        text = self.failure.text.strip().partition("\n")[0]
+        return f"{self.failure.name}: {text}{inside}{where}"
+
+    def same_as(self, other: Trouble) -> bool:
+        """Whether both are one piece of news that several ranks have."""
+        return self.headline() == other.headline() and self.exitcode == other.exitcode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """First cause and consequences of a cell that did not end well."""
+
+    first: Trouble
+    causes: tuple[int, ...]
+    others: tuple[tuple[tuple[int, ...], Trouble], ...]
+    lost: tuple[int, ...]
+    is_interrupt: bool
+
+    def error(self) -> CellFailedError:
+        """The exception that carries it all to the user."""
+        kind = CellInterruptedError if self.is_interrupt else CellFailedError
+        return kind(self.summary(), rank=self.first.rank, report=self.report())
+
+    def summary(self) -> str:
+        """The first cause in one line."""
+        joint = " " if self.first.failure is None or self.is_interrupt else ": "
+        return f"{say_ranks(self.causes)}{joint}{self.first.headline()}"
+
+    def report(self) -> str:
+        """What the user reads: the cause, its traceback, what followed, what can be done."""
+        lines = [self._title()]
+        if self.first.failure is not None and not self.is_interrupt:
+            lines += ["", self.first.failure.traceback.strip("\n"), ""]
+        lines += [f"  {say_ranks(ranks)}: {_in_passing(each)}" for ranks, each in self.others]
+        return "\n".join([*lines, self._way_out()])
+
+    def _title(self) -> str:
+        begin = "first cause: " if self.others and not self.is_interrupt else ""
+        return begin + self.summary()
+
+    def _way_out(self) -> str:
+        if not self.lost:
+            return "Every rank keeps its names; the next cell works."
+        return (
+            f"{say_ranks(self.lost).capitalize()} lost all names, the others keep theirs. "
+            "`%ddp restart` starts the group anew."
+        )
+
+
+def judge(
+    ranks: Sequence[int],
+    reports: Mapping[int, CellEnded],
+    exits: Mapping[int, tuple[int | None, float]],
+) -> Verdict | None:
+    """Find the first cause among what the ranks said; None when all went well.
+
+    First cause, not first exit: a rank that dies is noticed later than its peers notice that its
+    connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
+    """
+    troubles = [_of_report(rank, reports[rank]) for rank in ranks if _failed(reports.get(rank))]
+    troubles += [Trouble(rank=rank, at=at, exitcode=code) for rank, (code, at) in exits.items()]
+    if not troubles:
+        return None
+    troubles.sort(key=lambda each: (each.is_consequence, each.at, each.rank))
+    first = troubles[0]
+    groups = _grouped(troubles)
+    return Verdict(
+        first=first,
+        causes=groups[0][0],
+        others=tuple(groups[1:]),
+        lost=tuple(sorted(exits)),
+        is_interrupt=first.is_interrupted,
+    )
+
+
+def _in_passing(trouble: Trouble) -> str:
+    is_obvious = trouble.is_interrupted or not trouble.is_consequence
+    return trouble.headline() + ("" if is_obvious else " (a consequence)")
+
+
+def _failed(report: CellEnded | None) -> bool:
+    return report is not None and not report.is_ok
+
+
+def _of_report(rank: int, report: CellEnded) -> Trouble:
+    failure = Failure(**report.failure)
+    return Trouble(
+        rank=rank, at=failure.at, failure=failure, is_interrupted=report.is_interrupted
+    )
+
+
+def _grouped(troubles: Sequence[Trouble]) -> list[tuple[tuple[int, ...], Trouble]]:
+    groups: list[tuple[list[int], Trouble]] = []
+    for trouble in troubles:
+        for ranks, known in groups:
+            if known.same_as(trouble):
+                ranks.append(trouble.rank)
+                break
+        else:
+            groups.append(([trouble.rank], trouble))
+    return [(tuple(sorted(ranks)), known) for ranks, known in groups]

@@ -1,0 +1,112 @@
+"""The errors of nbddp, and how a process ended, in words.
+
+::
+
+    NbddpError
+    ├── RequestError              what was asked cannot be done; nothing was started, nothing lost
+    ├── StartError                the worker group could not start
+    ├── CellFailedError           a cell failed on at least one rank
+    │   └── CellInterruptedError  ... because the user interrupted it
+    └── WireError                 a message that is not one of ours
+        ├── SignatureError        its signature does not hold
+        └── ReplayError           it was seen before
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+
+class NbddpError(Exception):
+    """The root of all errors that nbddp raises on purpose."""
+
+
+class RequestError(NbddpError):
+    """What was asked cannot be done; nothing was started and nothing was lost."""
+
+
+class StartError(NbddpError):
+    """The worker group could not start; keeps what the ranks said."""
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of the controller's own traceback."""
+        return [f"StartError: {self}", *self.details.splitlines()]
+
+
+class CellFailedError(NbddpError):
+    """A cell failed on at least one rank.
+
+    Attributes:
+        report: what the user reads: first cause, its traceback, the consequences.
+        rank: the rank that is the first cause.
+    """
+
+    def __init__(self, message: str, *, rank: int, report: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.report = report
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of the controller's own traceback."""
+        return self.report.splitlines()
+
+
+class CellInterruptedError(CellFailedError):
+    """A cell ended because the user interrupted it; every surviving rank keeps its names."""
+
+
+class WireError(NbddpError):
+    """A message that is not one of ours."""
+
+
+class SignatureError(WireError):
+    """The signature of a message does not hold."""
+
+
+class ReplayError(WireError):
+    """A message whose sequence number was seen before."""
+
+
+def describe_exit(exitcode: int | None) -> str:
+    """Say in words how a process ended.
+
+    >>> describe_exit(-9)
+    'was killed by SIGKILL'
+    >>> describe_exit(3)
+    'exited with code 3'
+    >>> describe_exit(None)
+    'is gone'
+    """
+    if exitcode is None:
+        return "is gone"
+    if exitcode < 0:
+        try:
+            return f"was killed by {signal.Signals(-exitcode).name}"
+        except ValueError:  # a real-time signal has no name
+            return f"was killed by signal {-exitcode}"
+    return f"exited with code {exitcode}"
+
+
+def say_ranks(ranks: Sequence[int]) -> str:
+    """Name some ranks in one or two words, runs of them folded.
+
+    >>> say_ranks([1]), say_ranks([0, 1, 2, 3]), say_ranks([0, 2, 3])
+    ('rank 1', 'ranks 0-3', 'ranks 0,2-3')
+    """
+    word = "rank" if len(ranks) == 1 else "ranks"
+    return f"{word} {','.join(_runs(sorted(ranks)))}"
+
+
+def _runs(ranks: Sequence[int]) -> list[str]:
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]

@@ -1,0 +1,266 @@
+"""A worker group for scripts and tests, and for the magics."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import TracebackType
+from typing import Any
+
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult
+from nbddp.controller.launcher import Launcher
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
+from nbddp.controller.states import GroupState, Life
+from nbddp.errors import RequestError
+from nbddp.ui.text import StreamScreen, TextView
+from nbddp.wire.messages import Answer, Command, Complete, Pull, Push
+
+
+class WorkerGroup:
+    """Ranks on this machine that run what they are given and keep their names.
+
+    Args:
+        nproc: ranks, 1 to 128.
+        backend: ``auto`` (NCCL when there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
+        gpus: which GPUs the ranks see; None for all.
+        timeout: seconds after which a collective gives up.
+        env: variables that win over this process's environment.
+        threads: threads per rank for torch's operators; 0 for cores / ranks.
+        name: part of the run folder's name.
+        init: whether ranks form a process group.
+
+    Raises:
+        RequestError: when a value makes no sense.
+
+    >>> with WorkerGroup(nproc=2) as group:
+    ...     result = group.run("x = torch.ones(1) * rank; dist.all_reduce(x); x.item()")
+    ...     group.pull("x.item() + rank")
+    Out [ranks 0-1] 1.0
+    [1.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        nproc: int = 2,
+        *,
+        backend: str = "auto",
+        gpus: Sequence[int] | None = None,
+        timeout: float = 1800.0,
+        env: Mapping[str, str] | None = None,
+        threads: int = 0,
+        name: str = "",
+        init: bool = True,  # noqa: FBT001, FBT002 - keyword-only
+        launcher: Launcher | None = None,
+        colors: str = "",
+    ) -> None:
+        self.spec = GroupSpec(
+            nproc=nproc,
+            backend=backend,
+            gpus=None if gpus is None else tuple(gpus),
+            timeout=timeout,
+            env=env or {},
+            threads=threads,
+            name=name,
+            joins_group=init,
+        )
+        self.session = Session(launcher, colors=colors)
+
+    # ---- life
+
+    def __enter__(self) -> WorkerGroup:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def life(self) -> Life:
+        """What is known of the group right now."""
+        return self.session.life
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there are ranks."""
+        return self.life.state.is_live
+
+    def warm_up(self) -> None:
+        """Prepare in the background, so that the first start is quick."""
+        self.start_helper()
+        threading.Thread(target=_import_torch, name="nbddp-warm-up", daemon=True).start()
+
+    def start_helper(self) -> None:
+        """Start the process that ranks are forked from; it imports torch by itself."""
+        self.session.launcher.warm_up()
+
+    def start(self) -> None:
+        """Start the ranks and wait until all are ready.
+
+        Raises:
+            RequestError: they run already, or the group cannot be had.
+            StartError: a rank could not start.
+        """
+        atexit.register(self.close)  # before multiprocessing's own hook, which waits for ranks
+        self.session.start(self.spec)
+
+    def restart(self) -> None:
+        """End all ranks, whatever they do, and start them anew; their names are gone."""
+        atexit.register(self.close)
+        self.session.restart(self.spec)
+
+    def stop(self) -> None:
+        """End all ranks; the next start is still quick."""
+        self.session.stop()
+
+    def close(self) -> None:
+        """End all ranks and everything that was started for them."""
+        atexit.unregister(self.close)
+        self.session.close()
+
+    # ---- cells
+
+    def run(
+        self,
+        source: str,
+        *,
+        ranks: Sequence[int] | None = None,
+        quiet: bool = False,
+        wants_value: bool = False,
+    ) -> CellResult:
+        """Run source on the ranks, print what they print, and wait for the end.
+
+        Args:
+            source: Python, or whatever IPython takes.
+            ranks: where; None for all.
+            quiet: print nothing but the values of the last line.
+            wants_value: fetch the last expression's values, for ``result.values()``.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            RequestError: it cannot run now.
+            CellFailedError: it failed on some rank.
+            CellInterruptedError: it was interrupted.
+        """
+        request = CellRequest(
+            source=source,
+            ranks=None if ranks is None else tuple(ranks),
+            wants_value=wants_value,
+            needs_group=self.spec.joins_group,
+        )
+        result = self.show(self.submit(request), TextView(StreamScreen(), is_quiet=quiet))
+        result.raise_for_failure()
+        return result
+
+    def submit(self, request: CellRequest) -> CellHandle:
+        """Hand a cell to the ranks; somebody must read what the handle says."""
+        return self.session.run(request)
+
+    def show(self, handle: CellHandle, view: TextView) -> CellResult:
+        """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
+        try:
+            while True:
+                try:
+                    return view.show(handle)
+                except KeyboardInterrupt:
+                    self.session.interrupt()
+        finally:
+            handle.abandon()
+
+    def interrupt(self) -> None:
+        """End the running cell and keep every name; a second time, kill what does not answer."""
+        self.session.interrupt()
+
+    def kill(self, rank: int) -> None:
+        """Kill one rank."""
+        self.session.kill(rank)
+
+    # ---- values
+
+    def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
+        """Put values into the namespace of the ranks.
+
+        Raises:
+            RequestError: one cannot be pickled, or the ranks cannot take it now.
+        """
+        link = self.session.require_link()
+        self._check_idle()
+        try:
+            parcel = link.pack("push", dict(values))
+        except Exception as error:  # whatever a value's own pickling raises
+            raise RequestError(f"cannot push {_culprit(values)}: {error}") from error
+        try:
+            self._ask_all(ranks, lambda number: Push(request=number, parcel=parcel))
+        finally:
+            link.discard(parcel)
+
+    def pull(self, expression: str, *, rank: int | None = None) -> Any:
+        """The value of a name or expression: of one rank, or a list of all ranks'.
+
+        Raises:
+            RequestError: it does not exist there, or cannot be pickled.
+        """
+        link = self.session.require_link()
+        ranks = None if rank is None else [rank]
+        answers = self._ask_all(
+            ranks, lambda number: Pull(request=number, expression=expression)
+        )
+        values = [link.unpack(answer.parcel) for answer in answers.values()]
+        return values if rank is None else values[0]
+
+    def complete(self, code: str, cursor: int, *, timeout: float) -> tuple[str, list[str]]:
+        """What fits at a place of some code, asked of the lowest rank; nothing if it is busy."""
+        if self.life.state is not GroupState.IDLE:
+            return "", []
+        answer = self.session.send(
+            0, lambda number: Complete(request=number, code=code, cursor=cursor)
+        )
+        try:
+            payload = answer.result(timeout).payload
+        except FutureTimeoutError:
+            return "", []
+        return payload.get("text", ""), payload.get("matches", [])
+
+    def _check_idle(self) -> None:
+        if self.life.state not in (GroupState.IDLE, GroupState.BROKEN):
+            raise RequestError(f"the worker group is {self.life.state.value}")
+
+    def _ask_all(
+        self, ranks: Sequence[int] | None, make: Callable[[int], Command]
+    ) -> dict[int, Answer]:
+        chosen = self.life.alive if ranks is None else list(ranks)
+        futures: dict[int, Future[Answer]] = {
+            rank: self.session.send(rank, make) for rank in chosen
+        }
+        wait(futures.values())
+        answers = {rank: future.result() for rank, future in futures.items()}
+        for rank, answer in answers.items():
+            if answer.error:
+                raise RequestError(f"rank {rank}: {answer.error}")
+        return answers
+
+
+def _import_torch() -> None:
+    importlib.import_module("torch.distributed")
+
+
+def _culprit(values: Mapping[str, Any]) -> str:
+    import cloudpickle
+
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001 - this is the question
+            return repr(name)
+    return ", ".join(repr(name) for name in values)

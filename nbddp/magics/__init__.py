@@ -1,0 +1,63 @@
+"""``%ddp`` and ``%%ddp``: parse, delegate, show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbddp.magics.cell import CellMagics
+from nbddp.magics.complete import Completer
+from nbddp.magics.desk import Desk
+from nbddp.magics.line import LineMagics
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+_ATTRIBUTE = "_nbddp"
+
+
+class _Extension:
+    """All that was put into one shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.desk = Desk(shell)
+        self._events = shell.events
+        cells, lines = CellMagics(self.desk), LineMagics(self.desk)
+        shell.register_magics(cells, lines)
+        self.desk.auto.install(shell)
+        parsers = {"%%ddp": cells.ddp.parser, **lines.parsers()}
+        self.completer = Completer(self.desk.group, self.desk.auto, parsers)
+        self.completer.install(shell)
+
+    def warm_up_after_this_cell(self) -> None:
+        """Begin to import torch when ``%load_ext`` has returned.
+
+        Loading torch's libraries holds Python's lock for long stretches: begun at once, in the
+        background, it would still hold up the reply to the cell that says ``%load_ext``.
+        """
+        self.desk.group.start_helper()
+        self._events.register("post_run_cell", self._warm_up)
+
+    def _warm_up(self, *_result: object) -> None:
+        self._events.unregister("post_run_cell", self._warm_up)
+        self.desk.group.warm_up()
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics, the completer and the auto mode; begin to warm up."""
+    if getattr(shell, _ATTRIBUTE, None) is None:
+        extension = _Extension(shell)
+        setattr(shell, _ATTRIBUTE, extension)
+        extension.warm_up_after_this_cell()
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Stop the group and take everything away that ``load`` put in."""
+    extension: _Extension | None = getattr(shell, _ATTRIBUTE, None)
+    if extension is None:
+        return
+    setattr(shell, _ATTRIBUTE, None)
+    extension.desk.auto.remove(shell)
+    extension.completer.remove(shell)
+    for kind, name in (("line", "ddp"), ("cell", "ddp"), ("cell", "local")):
+        shell.magics_manager.magics[kind].pop(name, None)
+    extension.desk.close()

@@ -1,0 +1,50 @@
+"""Auto mode: cells without a cell magic of their own go to the ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+MARK = "%%ddp --auto\n"
+
+
+class AutoMode:
+    """An input transformer that puts ``%%ddp`` before a cell, and takes ``%%local`` away.
+
+    A cell that begins with a cell magic, or that steers the group with ``%ddp``, stays as it is.
+
+    >>> auto = AutoMode()
+    >>> auto.is_on = True
+    >>> auto(["x = rank\\n"]), auto(["%%time\\n", "x = 1\\n"]), auto(["%%local\\n", "x = 1\\n"])
+    (['%%ddp --auto\\n', 'x = rank\\n'], ['%%time\\n', 'x = 1\\n'], ['\\n', 'x = 1\\n'])
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        """Rewrite a cell's lines."""
+        first = next((line for line in lines if line.strip()), "")
+        if first.rstrip() == "%%local":
+            return ["\n" if line is first else line for line in lines]
+        if not self.is_on or not self.sends(lines, first):
+            return lines
+        return [MARK, *lines]
+
+    @staticmethod
+    def sends(lines: list[str], first: str) -> bool:
+        """Whether a cell is one for the ranks."""
+        steers = any(line.split()[:1] == ["%ddp"] for line in lines)
+        is_internal = first.startswith("get_ipython()")
+        return bool(first) and not first.startswith("%%") and not steers and not is_internal
+
+    def install(self, shell: InteractiveShell) -> None:
+        """Have the shell ask for every cell."""
+        shell.input_transformers_cleanup.append(self)
+
+    def remove(self, shell: InteractiveShell) -> None:
+        """Leave the shell as it was."""
+        self.is_on = False
+        shell.input_transformers_cleanup.remove(self)

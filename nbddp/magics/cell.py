@@ -1,0 +1,105 @@
+"""``%%ddp``: run a cell on the ranks."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from nbddp.controller.cell import CellRequest
+from nbddp.errors import RequestError
+from nbddp.magics.desk import Desk
+from nbddp.magics.options import asked_spec, names, numbers, parse, start_options
+
+
+@magics_class
+class CellMagics(Magics):
+    """The cell magics."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk.shell)
+        self._desk = desk
+
+    @magic_arguments("%ddp")
+    @start_options
+    @argument("--ranks", type=numbers, metavar="0,2", help="run this cell on these ranks only")
+    @argument("--push", type=names, metavar="a,b", help="send these names of the notebook first")
+    @argument(
+        "--out",
+        metavar="NAME",
+        help="keep the last expression's value of every rank, as a list of this name",
+    )
+    @argument("--fresh", action="store_true", help="restart the ranks first: empty namespaces")
+    @argument(
+        "--no-init",
+        action="store_true",
+        help="no process group: the cell calls init_process_group() itself",
+    )
+    @argument("--no-wait", action="store_true", help="return at once; see %%ddp wait")
+    @argument("--quiet", action="store_true", help="show only the values of the last line")
+    @argument("--auto", action="store_true", help="(written by the auto mode)")
+    @cell_magic
+    def ddp(self, line: str, cell: str) -> None:
+        """Run the cell on every rank of the worker group.
+
+        The first such cell starts the ranks: processes that stay, each an IPython of its own.
+        Later cells run on the same ranks and find the same names. In a cell there are `rank`,
+        `local_rank`, `world_size`, `device`, `torch`, `dist` (torch.distributed) and `nbddp`; the
+        process group is ready. `%ddp help` shows how to steer the group.
+
+        Examples::
+
+            %%ddp --nproc 4
+            x = torch.ones(1, device=device) * rank
+            dist.all_reduce(x)
+            x
+
+            %%ddp --ranks 0 --push config --out report
+        """
+        args = parse(self.ddp, line)
+        first_line = 1 if args.auto else 2
+        try:
+            self._run(args, cell, first_line)
+        except RequestError as error:
+            raise UsageError(str(error)) from None
+
+    def _run(self, args: Namespace, cell: str, first_line: int) -> None:
+        desk = self._desk
+        desk.check_syntax(cell, first_line)
+        self._check(args)
+        values = desk.values(args.push or ())
+        spec = desk.with_init(asked_spec(args, desk.group.spec), init=not args.no_init)
+        desk.make_ready(spec, fresh=args.fresh)
+        if values:
+            desk.group.push(values)
+        request = CellRequest(
+            source=cell,
+            ranks=args.ranks,
+            first_line=first_line,
+            execution_count=desk.shell.execution_count,
+            wants_value=bool(args.out),
+            needs_group=not args.no_init,
+        )
+        if args.no_wait:
+            desk.run_in_background(request, quiet=args.quiet)
+            return
+        result = desk.run(request, quiet=args.quiet)
+        if args.out:
+            desk.shell.user_ns[args.out] = result.values()
+
+    def _check(self, args: Namespace) -> None:
+        if args.out and not args.out.isidentifier():
+            raise RequestError(f"--out needs a name like losses, got {args.out!r}")
+        if args.out and args.no_wait:
+            raise RequestError("--out and --no-wait do not go together: use `%ddp pull` later")
+        known = args.nproc or len(self._desk.group.life.ranks) or self._desk.group.spec.nproc
+        for rank in args.ranks or ():
+            if rank >= known:
+                raise RequestError(f"there is no rank {rank}; the group has ranks 0 to {known - 1}")
+
+    @cell_magic
+    def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature
+        """Run the cell in the notebook's kernel, also while `%ddp auto on`."""
+        self._desk.shell.run_cell(cell).raise_error()

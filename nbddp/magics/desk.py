@@ -1,0 +1,123 @@
+"""What the magics share: the group, the auto mode, and the cell that runs in the background."""
+
+from __future__ import annotations
+
+import ast
+import threading
+from collections.abc import Iterable
+from contextvars import copy_context
+from dataclasses import replace
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult
+from nbddp.controller.spec import GroupSpec
+from nbddp.errors import RequestError
+from nbddp.group import WorkerGroup
+from nbddp.magics.auto import AutoMode
+from nbddp.magics.options import check_unchanged
+from nbddp.ui.screen import IPythonScreen, shows_color
+from nbddp.ui.text import TextView
+
+
+class Desk:
+    """One per IPython shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.shell = shell
+        self.auto = AutoMode()
+        self.group = WorkerGroup(colors=str(shell.colors))
+        self._background: tuple[CellHandle, threading.Thread] | None = None
+
+    def make_ready(self, spec: GroupSpec, *, fresh: bool) -> None:
+        """See to it that the group runs as asked: start it, restart it, or find it so."""
+        if self.group.is_live and not fresh:
+            check_unchanged(spec, self.group.spec)
+            return
+        before, self.group.spec = self.group.spec, spec
+        try:
+            self.group.restart() if self.group.is_live else self.group.start()
+        except RequestError:
+            self.group.spec = before
+            raise
+
+    def run(self, request: CellRequest, *, quiet: bool) -> CellResult:
+        """Run a cell, show it, and raise what it raised."""
+        handle = self.group.submit(request)
+        result = self.group.show(handle, self._view(quiet=quiet))
+        result.raise_for_failure()
+        return result
+
+    def run_in_background(self, request: CellRequest, *, quiet: bool) -> None:
+        """Run a cell; show it on a thread whose output stays in this notebook cell."""
+        handle = self.group.submit(request)
+        view = self._view(quiet=quiet)
+
+        def show() -> None:
+            result = view.show(handle)
+            if result.verdict is not None:
+                view.complain(result.verdict.report())
+
+        thread = threading.Thread(
+            target=copy_context().run, args=(show,), name="nbddp-view", daemon=True
+        )
+        thread.start()
+        self._background = handle, thread
+
+    def wait(self) -> None:
+        """Wait for the cell in the background; raises what it raised."""
+        if self._background is None:
+            return
+        handle, thread = self._background
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                self.group.interrupt()
+        self._background = None
+        if handle.result is not None:
+            handle.result.raise_for_failure()
+
+    def values(self, names: Iterable[str]) -> dict[str, Any]:
+        """Names of the notebook, with their values.
+
+        Raises:
+            UsageError: one does not exist.
+        """
+        for name in names:
+            if name not in self.shell.user_ns:
+                raise UsageError(f"there is no {name!r} in the notebook to push")
+        return {name: self.shell.user_ns[name] for name in names}
+
+    def check_syntax(self, cell: str, first_line: int) -> None:
+        """Find out before anything is started.
+
+        Raises:
+            UsageError: with the line and what is wrong in it.
+        """
+        if not cell.strip():
+            raise UsageError("the cell is empty: nothing to run")
+        source = "\n" * (first_line - 1) + self.shell.transform_cell(cell)
+        try:
+            compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
+        except SyntaxError as error:
+            raise UsageError(_explain(error)) from None
+
+    def with_init(self, spec: GroupSpec, *, init: bool) -> GroupSpec:
+        """The spec for a start by a cell that does, or does not, want a process group."""
+        return replace(spec, joins_group=init)
+
+    def close(self) -> None:
+        """End the group."""
+        self.group.close()
+
+    def _view(self, *, quiet: bool) -> TextView:
+        return TextView(IPythonScreen(), is_quiet=quiet, has_color=shows_color(self.shell))
+
+
+def _explain(error: SyntaxError) -> str:
+    text = (error.text or "").rstrip("\n")
+    pointer = " " * max(0, (error.offset or 1) - 1) + "^"
+    return f"syntax error in line {error.lineno}: {error.msg}\n    {text}\n    {pointer}"

@@ -1,0 +1,174 @@
+"""``%ddp``: steer the worker group."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments
+
+from nbddp.controller.states import GroupState
+from nbddp.errors import RequestError
+from nbddp.magics.desk import Desk
+from nbddp.magics.options import asked_spec, numbers, parse, positive_int, rank_number, start_options
+from nbddp.ui.logs import tail
+from nbddp.ui.status import status
+
+
+@magics_class
+class LineMagics(Magics):
+    """The line magic, a method for each of its commands."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk.shell)
+        self._desk = desk
+
+    @line_magic
+    def ddp(self, line: str) -> Any:
+        """Steer the worker group: `%ddp COMMAND`; `%ddp help` lists the commands."""
+        command, _, rest = line.strip().partition(" ")
+        act = self.commands().get(command or "status")
+        if act is None:
+            allowed = ", ".join(self.commands())
+            raise UsageError(f"there is no `%ddp {command}`; the commands are: {allowed}")
+        try:
+            return act(rest)
+        except RequestError as error:
+            raise UsageError(str(error)) from None
+
+    def commands(self) -> dict[str, Callable[[str], Any]]:
+        """The commands, in the order that help shows them."""
+        return {
+            "status": self.status,
+            "start": self.start,
+            "restart": self.restart,
+            "stop": self.stop,
+            "interrupt": self.interrupt,
+            "kill": self.kill,
+            "logs": self.logs,
+            "push": self.push,
+            "pull": self.pull,
+            "wait": self.wait,
+            "auto": self.auto,
+            "help": self.help,
+        }
+
+    def parsers(self) -> dict[str, ArgumentParser]:
+        """The parser of every command, for Tab."""
+        return {name: _parser(act) for name, act in self.commands().items()}
+
+    @magic_arguments("ddp status")
+    def status(self, line: str) -> None:
+        """Show what the group and every rank are doing."""
+        parse(self.status, line)
+        print(status(self._desk.group.session))
+
+    @magic_arguments("ddp start")
+    @start_options
+    def start(self, line: str) -> None:
+        """Start the ranks, so that the next cell need not."""
+        args = parse(self.start, line)
+        desk = self._desk
+        spec = desk.with_init(asked_spec(args, desk.group.spec), init=True)
+        desk.make_ready(spec, fresh=False)
+        print(status(desk.group.session))
+
+    @magic_arguments("ddp restart")
+    @start_options
+    def restart(self, line: str) -> None:
+        """End all ranks, whatever they do, and start them anew; their names are lost."""
+        args = parse(self.restart, line)
+        desk = self._desk
+        desk.make_ready(asked_spec(args, desk.group.spec), fresh=True)
+        print(status(desk.group.session))
+
+    @magic_arguments("ddp stop")
+    def stop(self, line: str) -> None:
+        """End all ranks."""
+        parse(self.stop, line)
+        self._desk.group.stop()
+
+    @magic_arguments("ddp interrupt")
+    def interrupt(self, line: str) -> None:
+        """End the cell that runs (started with --no-wait); every name is kept."""
+        parse(self.interrupt, line)
+        if not self._desk.group.life.state.is_busy:
+            raise RequestError("no cell is running")
+        self._desk.group.interrupt()
+
+    @magic_arguments("ddp kill")
+    @argument("rank", type=rank_number, help="the rank to kill, with SIGKILL")
+    def kill(self, line: str) -> None:
+        """Kill one rank, to see what happens."""
+        self._desk.group.kill(parse(self.kill, line).rank)
+
+    @magic_arguments("ddp logs")
+    @argument("rank", type=rank_number, help="whose log")
+    @argument("-n", "--lines", type=positive_int, default=50, help="how many lines (default: 50)")
+    def logs(self, line: str) -> None:
+        """Show the end of what a rank wrote, C code and child processes included."""
+        args = parse(self.logs, line)
+        folder = self._desk.group.session.folder
+        if folder is None or args.rank >= len(self._desk.group.life.ranks):
+            raise RequestError(f"there is no log of rank {args.rank}")
+        path = folder.log(args.rank)
+        print(tail(path, args.lines))
+
+    @magic_arguments("ddp push")
+    @argument("names", nargs="+", help="names of the notebook")
+    @argument("--ranks", type=numbers, metavar="0,2", help="to these ranks only")
+    def push(self, line: str) -> None:
+        """Send values of the notebook to the ranks."""
+        args = parse(self.push, line)
+        self._desk.group.push(self._desk.values(args.names), ranks=args.ranks)
+
+    @magic_arguments("ddp pull")
+    @argument("expression", help="a name, or an expression in quotes")
+    @argument("--rank", type=rank_number, metavar="R", help="of this rank (default: a list of all)")
+    def pull(self, line: str) -> Any:
+        """Fetch a value from the ranks: returned, and kept under the same name here."""
+        args = parse(self.pull, line)
+        value = self._desk.group.pull(args.expression, rank=args.rank)
+        if args.expression.isidentifier():
+            self._desk.shell.user_ns[args.expression] = value
+        return value
+
+    @magic_arguments("ddp wait")
+    def wait(self, line: str) -> None:
+        """Wait for the cell that was started with --no-wait; fails if it failed."""
+        parse(self.wait, line)
+        self._desk.wait()
+
+    @magic_arguments("ddp auto")
+    @argument("switch", choices=("on", "off"), help="on: cells without a cell magic go to the ranks")
+    def auto(self, line: str) -> None:
+        """Send every later cell to the ranks; %%local keeps one in the kernel."""
+        self._desk.auto.is_on = parse(self.auto, line).switch == "on"
+
+    @magic_arguments("ddp help")
+    @argument("command", nargs="?", help="more about this command")
+    def help(self, line: str) -> None:
+        """Show the commands, or more about one."""
+        command = parse(self.help, line).command
+        if command is None:
+            print(_overview(self.commands()))
+        elif command in self.commands():
+            print(_parser(self.commands()[command]).format_help().replace("::", "").strip())
+        else:
+            raise RequestError(f"there is no `%ddp {command}`; `%ddp help` lists the commands")
+
+
+def _parser(function: Any) -> ArgumentParser:
+    parser: ArgumentParser = function.parser
+    return parser
+
+
+def _overview(commands: dict[str, Callable[[str], Any]]) -> str:
+    lines = ["%ddp steers the worker group that %%ddp cells run on:", ""]
+    for name, act in commands.items():
+        summary = (_parser(act).description or "").strip().partition("\n")[0]
+        lines.append(f"  {name:<10} {summary}")
+    return "\n".join([*lines, "", "`%ddp help COMMAND` shows its options, `%%ddp?` those of a cell."])

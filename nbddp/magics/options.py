@@ -1,0 +1,163 @@
+"""What may be written behind ``%%ddp`` and ``%ddp``, and what it means."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import argument
+
+from nbddp.controller.spec import BACKENDS, GroupSpec
+from nbddp.errors import RequestError
+
+_START = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name")
+
+
+def positive_int(text: str) -> int:
+    """A whole number above 0, or what was wrong with it."""
+    if not text.isdigit() or int(text) == 0:
+        raise ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def rank_number(text: str) -> int:
+    """A rank: a whole number from 0."""
+    if not text.isdigit():
+        raise ArgumentTypeError(f"expected a rank like 0, got {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time above 0 in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    return value
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers and ranges: ``0,2`` or ``0-3``."""
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise ArgumentTypeError(f"expected numbers like 0,2 or 0-3, got {text!r}")
+        found += range(int(low), int(high or low) + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Python names with commas between them."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(part.isidentifier() for part in found):
+        raise ArgumentTypeError(f"expected names like a,b, got {text!r}")
+    return found
+
+
+def variable(text: str) -> tuple[str, str]:
+    """An environment variable as ``K=V``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def start_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how a group is started, spelled as torchrun's where it has them."""
+    for decorate in reversed(_START_ARGUMENTS):
+        function = decorate(function)
+    return function
+
+
+_START_ARGUMENTS = (
+    argument(
+        "--nproc",
+        "--nproc-per-node",
+        type=positive_int,
+        metavar="N",
+        help="ranks on this machine (default: 2)",
+    ),
+    argument(
+        "--backend",
+        choices=BACKENDS,
+        help="collectives: auto takes nccl when there is a GPU for every rank, else gloo",
+    ),
+    argument("--gpus", type=numbers, metavar="0,1", help="GPUs that the ranks may use"),
+    argument("--name", metavar="NAME", help="part of the run folder's name"),
+    argument(
+        "--timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="after this long a collective gives up (default: 1800)",
+    ),
+    argument(
+        "--env",
+        type=variable,
+        action="append",
+        metavar="K=V",
+        help="environment variable for the ranks; may be repeated",
+    ),
+    argument(
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="threads per rank for torch's operators (default: cores / ranks)",
+    ),
+)
+
+
+def asked_spec(args: Namespace, base: GroupSpec) -> GroupSpec:
+    """The spec with what was written on the line in place of what was there."""
+    changes = {name: getattr(args, name) for name in _START if getattr(args, name) is not None}
+    if "env" in changes:
+        changes["env"] = dict(base.env) | dict(changes["env"])
+    return replace(base, **changes)
+
+
+def check_unchanged(asked: GroupSpec, current: GroupSpec) -> None:
+    """Refuse options that only a new start could bring about.
+
+    Raises:
+        RequestError: which differ, and how to restart.
+    """
+    changed = [
+        field.name
+        for field in fields(GroupSpec)
+        if field.name in _START and getattr(asked, field.name) != getattr(current, field.name)
+    ]
+    if changed:
+        said = ", ".join(f"{name} {_shown(getattr(current, name))}" for name in changed)
+        flags = " ".join(f"--{name} {_shown(getattr(asked, name))}" for name in changed)
+        raise RequestError(
+            f"the worker group runs with {said}; `%ddp restart {flags}` starts it anew "
+            "(its names are lost), so does --fresh in the cell"
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items()) or "none"
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return str(value) if value not in (None, "") else "none"
+
+
+def parse(function: Any, line: str) -> Namespace:
+    """Parse a magic's line.
+
+    Raises:
+        UsageError: in one line, what is wrong and what is allowed.
+    """
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        raise UsageError(f"{error} in {line!r}") from None
+    args: Namespace = function.parser.parse_args(words)
+    return args

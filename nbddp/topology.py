@@ -1,0 +1,106 @@
+"""A rank's place in the world, to and from torchrun's environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_NUMBERS = {
+    "rank": "RANK",
+    "local_rank": "LOCAL_RANK",
+    "node_rank": "GROUP_RANK",
+    "world_size": "WORLD_SIZE",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "master_port": "MASTER_PORT",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """One rank's place in the world.
+
+    Attributes:
+        rank: index in the world, ``0 <= rank < world_size``.
+        local_rank: index on this machine, ``0 <= local_rank < local_world_size``.
+        node_rank: index of the machine.
+        world_size: ranks in total.
+        local_world_size: ranks on this machine.
+        master_addr: host of the store that the ranks meet in.
+        master_port: its port.
+
+    Raises:
+        ValueError: when the numbers contradict each other.
+
+    >>> place = Topology.local(4, master_port=29500)[3]
+    >>> place.to_env()["LOCAL_RANK"]
+    '3'
+    >>> Topology.from_env(place.to_env()) == place
+    True
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"world_size must be at least 1, got {self.world_size}")
+        if not 1 <= self.local_world_size <= self.world_size:
+            raise ValueError(
+                f"local_world_size must be between 1 and {self.world_size}, "
+                f"got {self.local_world_size}"
+            )
+        self._check("rank", self.rank, self.world_size)
+        self._check("local_rank", self.local_rank, self.local_world_size)
+        if not 0 <= self.master_port <= 65535:
+            raise ValueError(f"master_port must be between 0 and 65535, got {self.master_port}")
+
+    @staticmethod
+    def _check(name: str, index: int, size: int) -> None:
+        if not 0 <= index < size:
+            raise ValueError(f"{name} must be between 0 and {size - 1}, got {index}")
+
+    @classmethod
+    def local(cls, nproc: int, *, master_port: int = 0) -> list[Topology]:
+        """Places for ``nproc`` ranks that all live on this machine, in order of rank."""
+        return [
+            cls(
+                rank=rank,
+                local_rank=rank,
+                world_size=nproc,
+                local_world_size=nproc,
+                master_port=master_port,
+            )
+            for rank in range(nproc)
+        ]
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Topology:
+        """Read the place that torchrun, or :meth:`to_env`, wrote into ``env``."""
+        try:
+            numbers = {field: int(env[name]) for field, name in _NUMBERS.items()}
+        except KeyError as missing:
+            raise ValueError(
+                f"environment variable {missing.args[0]} is not set; start the ranks with torchrun"
+            ) from None
+        return cls(**numbers, master_addr=env["MASTER_ADDR"])  # type: ignore[arg-type]
+
+    def to_env(self, *, attempt: int = 1, run_id: str = "nbddp") -> dict[str, str]:
+        """The variables torchrun would set for this rank, so that pasted code finds them."""
+        env = {name: str(getattr(self, field)) for field, name in _NUMBERS.items()}
+        env |= {
+            "MASTER_ADDR": self.master_addr,
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "GROUP_WORLD_SIZE": str(max(1, self.world_size // self.local_world_size)),
+            "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        return env

@@ -1,0 +1,23 @@
+"""The end of a log file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nbddp.ui.lines import LineAssembler
+
+_BYTES_PER_LINE = 4096
+
+
+def tail(path: Path, lines: int) -> str:
+    """The last lines of a log, progress bars folded, with a word on what comes before."""
+    size = path.stat().st_size
+    begin = max(0, size - lines * _BYTES_PER_LINE)
+    with path.open("rb") as file:
+        file.seek(begin)
+        text = file.read().decode(errors="replace")
+    assembler = LineAssembler()
+    found = [*assembler.add(text), *assembler.flush()]
+    if begin == 0 and len(found) <= lines:
+        return "\n".join(found)
+    return "\n".join([f"... earlier lines in {path}", *found[-lines:]])

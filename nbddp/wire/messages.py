@@ -1,0 +1,192 @@
+"""Every message that crosses the border, as frozen dataclasses, and their bytes.
+
+Fields hold JSON values only. Commands go down to a rank, reports come up from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+from nbddp.errors import WireError
+
+JsonDict = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCell:
+    """Run this source; ``first_line`` is the notebook line that it begins on."""
+
+    cell: int
+    source: str
+    first_line: int = 1
+    execution_count: int = 1
+    wants_value: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regroup:
+    """Leave the process group; with ``form``, meet again in a new one under a fresh prefix."""
+
+    generation: int
+    form: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """Put pickled values into the rank's namespace."""
+
+    request: int
+    parcel: JsonDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """Evaluate a name or an expression and send its value back."""
+
+    request: int
+    expression: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """Say which names fit at this place of this code."""
+
+    request: int
+    code: str
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """End the process in good order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt:
+    """Raise KeyboardInterrupt in the running cell and free it from any collective.
+
+    ``peers`` are the process ids of the other ranks of this machine: a connection to one of
+    them, and no other, may be shut down.
+    """
+
+    cell: int
+    peers: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The rank has its shell and, unless told otherwise, its process group."""
+
+    pid: int
+    device: str
+    backend: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFailed:
+    """The rank could not get ready."""
+
+    reason: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Bytes ``start`` to ``end`` of the rank's log, decoded."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display:
+    """Something rich: a MIME bundle, as IPython's display publisher has it."""
+
+    cell: int
+    data: JsonDict
+    metadata: JsonDict
+    display_id: str = ""
+    is_update: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An exception that ended a cell, or a collective it waited in, on one rank."""
+
+    name: str
+    text: str
+    traceback: str
+    line: int = 0
+    collective: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellEnded:
+    """The rank is through with a cell.
+
+    ``failure`` is a :class:`Failure` as a dict, empty when the cell succeeded; ``is_interrupted``
+    tells that it ended because it was asked to. ``sequence`` counts the collectives of the
+    default process group; ``in_group`` tells whether there is one and it was not broken open.
+    """
+
+    cell: int
+    seconds: float
+    in_group: bool
+    sequence: int = 0
+    is_interrupted: bool = False
+    failure: JsonDict = field(default_factory=dict)
+    result: JsonDict = field(default_factory=dict)
+    parcel: JsonDict = field(default_factory=dict)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the cell ran to its end."""
+        return not self.failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a rank says to a Push, Pull or Complete; ``error`` is empty when it worked."""
+
+    request: int
+    error: str = ""
+    parcel: JsonDict = field(default_factory=dict)
+    payload: JsonDict = field(default_factory=dict)
+
+
+Command = RunCell | Regroup | Push | Pull | Complete | Leave | Interrupt
+Report = Ready | StartFailed | Output | Display | CellEnded | Answer
+Message = Command | Report
+
+_KINDS: Mapping[str, type[Any]] = {
+    kind.__name__: kind for union in (Command, Report) for kind in get_args(union)
+}
+
+
+def encode(message: Message) -> bytes:
+    """Turn a message into bytes a store can hold.
+
+    >>> decode(encode(Leave()))
+    Leave()
+    """
+    values = {item.name: getattr(message, item.name) for item in fields(message)}
+    return json.dumps([type(message).__name__, values]).encode()
+
+
+def decode(data: bytes) -> Message:
+    """Turn bytes back into the message they were.
+
+    Raises:
+        WireError: when they are no message of ours.
+    """
+    try:
+        name, values = json.loads(data)
+        return _KINDS[name](**values)  # type: ignore[no-any-return]
+    except (ValueError, KeyError, TypeError) as error:
+        raise WireError(f"not a message of nbddp: {error!r}") from None

@@ -1,0 +1,58 @@
+"""Python values that cross the border: pickled, cut into pieces, checked before they are opened.
+
+The pieces travel as keys of the store; the digest of the whole travels in a signed message. So
+nothing is unpickled that the other end did not sign for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from nbddp.errors import SignatureError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from nbddp.wire.messages import JsonDict
+
+PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
+
+
+def pack(store: Store, key: str, value: Any) -> JsonDict:
+    """Put a value into the store and return what a signed message must say about it.
+
+    Raises:
+        TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
+    """
+    data = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    pieces = -(-len(data) // PIECE_BYTES)
+    for index in range(pieces):
+        store.set(f"{key}/{index}", data[index * PIECE_BYTES : (index + 1) * PIECE_BYTES])
+    return {"key": key, "pieces": pieces, "digest": hashlib.sha256(data).hexdigest()}
+
+
+def unpack(store: Store, parcel: JsonDict) -> Any:
+    """Collect a value; leave its pieces for other readers.
+
+    Raises:
+        SignatureError: when the pieces are not those that the message spoke of.
+    """
+    data = b"".join(store.get(key) for key in _piece_keys(parcel))
+    if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), parcel["digest"]):
+        raise SignatureError("a value was changed on its way and was not opened")
+    return pickle.loads(data)
+
+
+def discard(store: Store, parcel: JsonDict) -> None:
+    """Free the store's memory once everybody has read."""
+    for key in _piece_keys(parcel):
+        store.delete_key(key)
+
+
+def _piece_keys(parcel: JsonDict) -> list[str]:
+    return [f"{parcel['key']}/{index}" for index in range(parcel["pieces"])]

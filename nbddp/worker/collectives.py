@@ -1,0 +1,160 @@
+"""A rank's process group: formed, counted, broken open when it is stuck, formed again."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from nbddp.topology import Topology
+
+FORM_TIMEOUT = timedelta(seconds=60)
+
+
+class ProcessGroup:
+    """The default process group of a rank, over one store, under a fresh prefix each time.
+
+    A prefix that was used before still holds the addresses of ranks that are gone, and gloo
+    dials them for half a minute.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        topology: Topology,
+        *,
+        backend: str,
+        timeout: timedelta,
+        attempt: int,
+    ) -> None:
+        self._store = store
+        self._topology = topology
+        self._timeout = timeout
+        self._attempt = attempt
+        self._cell_prefix = "start"
+        self._cell_inits = 0
+        self.backend = choose_backend(backend, topology.local_world_size)
+        self.device = choose_device(topology.local_rank)
+        self.is_broken = False
+        self._serve_env_rendezvous()
+
+    def form(self, generation: int) -> None:
+        """Leave the old group, if any, and meet the other ranks in a new one."""
+        self.leave()
+        prefix = f"a{self._attempt}/group/{generation}"
+        dist.init_process_group(
+            self.backend,
+            store=dist.PrefixStore(prefix, self._store),
+            rank=self._topology.rank,
+            world_size=self._topology.world_size,
+            timeout=FORM_TIMEOUT,
+            device_id=self.device if self.backend == "nccl" else None,
+        )
+        dist.distributed_c10d._set_pg_timeout(self._timeout)
+
+    def leave(self) -> None:
+        """Destroy the process group and all that were made from it."""
+        self.is_broken = False
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def is_intact(self) -> bool:
+        """Whether there is a process group, and it was not broken open."""
+        return dist.is_initialized() and not self.is_broken
+
+    def sequence(self) -> int:
+        """How many collectives the default group has begun."""
+        if not dist.is_initialized():
+            return 0
+        return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
+
+    def break_open(self, peers: list[int]) -> None:
+        """Free the main thread from a collective that never ends; the group is lost by it.
+
+        Gloo has no abort that returns a waiting thread (measured on torch 2.13), but a wait
+        ends when its connection does. So the connections to the other ranks are shut down.
+        """
+        self.is_broken = True
+        if self.backend == "nccl" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+        for fd in _connections_to(peers):
+            _shut_down(fd)
+
+    def begin_cell(self, cell: int) -> None:
+        """From here on ``init_process_group()`` of a cell meets under this cell's prefix."""
+        self._cell_prefix = f"cell{cell}"
+        self._cell_inits = 0
+
+    def _serve_env_rendezvous(self) -> None:
+        """Let ``init_process_group()`` in a cell meet in our store, each time under a new prefix.
+
+        torch's own handler reuses one prefix, so that a second call in the same process would
+        find the addresses of the first.
+        """
+        # the package's attribute of this name is the function
+        module = importlib.import_module("torch.distributed.rendezvous")
+        module._rendezvous_handlers["env"] = self._env_rendezvous
+
+    def _env_rendezvous(
+        self, _url: str, timeout: timedelta = FORM_TIMEOUT, **_options: Any
+    ) -> Iterator[tuple[dist.Store, int, int]]:
+        self._cell_inits += 1
+        prefix = f"a{self._attempt}/env/{self._cell_prefix}/{self._cell_inits}"
+        self._store.set_timeout(timeout)
+        yield dist.PrefixStore(prefix, self._store), self._topology.rank, self._topology.world_size
+        raise RuntimeError("env:// cannot meet a second time")
+
+
+def choose_backend(asked: str, local_world_size: int) -> str:
+    """NCCL when there is a GPU for every rank of this machine, else Gloo."""
+    if asked != "auto":
+        return asked
+    return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
+
+
+def choose_device(local_rank: int) -> torch.device:
+    """The GPU of this rank, shared when there are fewer than ranks, or the CPU."""
+    gpus = torch.cuda.device_count()
+    return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
+
+
+def last_collective() -> str:
+    """The newest entry of torch's flight recorder, as ``all_reduce #7``, or nothing."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # absent in some builds
+
+    entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+    if not entries:
+        return ""
+    newest = max(entries, key=lambda entry: entry["record_id"])
+    name = newest["profiling_name"].partition(":")[2]
+    return f"{name} #{newest['collective_seq_id']}"
+
+
+def _connections_to(peers: list[int]) -> list[int]:
+    """Descriptors of this process's connections whose other end is one of ``peers``."""
+    theirs = set()
+    for pid in peers:
+        with suppress(psutil.NoSuchProcess):
+            theirs |= {each.laddr for each in psutil.Process(pid).net_connections("tcp")}
+    mine = psutil.Process().net_connections("tcp")
+    return [each.fd for each in mine if each.raddr and each.raddr in theirs]
+
+
+def _shut_down(fd: int) -> None:
+    with suppress(OSError), _borrowed(fd) as connection:  # closed meanwhile
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    with socket.socket(fileno=os.dup(fd)) as connection:
+        yield connection

@@ -1,0 +1,306 @@
+"""A rank's process: find its place, meet the others, then do what the controller says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import nbddp
+from nbddp.topology import Topology
+from nbddp.wire import parcels
+from nbddp.wire.loopback import clone, names_from_files
+from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
+from nbddp.wire.messages import (
+    Answer,
+    CellEnded,
+    Complete,
+    Failure,
+    Interrupt,
+    JsonDict,
+    Leave,
+    Pull,
+    Push,
+    Ready,
+    Regroup,
+    RunCell,
+    StartFailed,
+)
+from nbddp.worker.collectives import ProcessGroup
+from nbddp.worker.failure import describe, plain
+from nbddp.worker.interrupt import Interrupter
+from nbddp.worker.outbox import Outbox
+from nbddp.worker.shell import RankShell, make_shell, refuse_input
+from nbddp.worker.start import UP, RankStart, command_queue, control_queue
+from nbddp.worker.streams import RankLog, flush_python_streams
+from nbddp.worker.watch import watch_kernel
+
+FOREVER = timedelta(days=365)
+
+
+def live(start: RankStart) -> None:
+    """Live as a rank until told to leave."""
+    with suppress(PermissionError):  # already the leader of a session of its own
+        os.setsid()
+    watch_kernel(start.kernel_pid)
+    _settle(start)
+    log = RankLog(Path(start.log_path))
+    clients = Clients.connect(start.topology)
+    postbox = Postbox(
+        clients.reports,
+        UP,
+        secret=start.secret,
+        sender=start.topology.rank,
+        attempt=start.attempt,
+    )
+    outbox = Outbox(postbox, log)
+    log.capture(outbox.poke)
+    outbox.start()
+    try:
+        rank = Rank(start, clients, outbox, log)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        outbox.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
+        outbox.close()
+        raise SystemExit(1) from None
+    rank.serve()
+    outbox.close()
+
+
+def _settle(start: RankStart) -> None:
+    """Take over the kernel's environment, folder and import path as they were at the start."""
+    os.environ.clear()
+    os.environ.update(start.env)
+    os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
+    os.environ["OMP_NUM_THREADS"] = str(start.threads)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")  # torch's flight recorder
+    if start.topology.master_addr == "127.0.0.1":
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, loopback)  # else both listen on every interface
+    os.chdir(start.cwd)
+    sys.path[:] = start.sys_path
+    torch.set_num_threads(start.threads)
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """A client of the store for each thread that may wait on it."""
+
+    commands: dist.Store
+    control: dist.Store
+    reports: dist.Store
+    parcels: dist.Store
+    groups: dist.Store
+
+    @classmethod
+    def connect(cls, place: Topology) -> Clients:
+        """Connect them all, before any code of the user runs."""
+        with names_from_files():
+            first = dist.TCPStore(
+                place.master_addr, place.master_port, None, False, FOREVER, wait_for_workers=False
+            )
+            return cls(first, *(clone(first) for _ in range(4)))
+
+
+class Rank:
+    """One rank: a shell, a process group, and the two queues it listens to."""
+
+    def __init__(self, start: RankStart, clients: Clients, outbox: Outbox, log: RankLog) -> None:
+        self._place = start.topology
+        self._attempt = start.attempt
+        self._parcels = clients.parcels
+        self._outbox = outbox
+        self._log = log
+        self._generation = 0
+        self._group_failure: Failure | None = None
+        self._group = ProcessGroup(
+            clients.groups,
+            start.topology,
+            backend=start.backend,
+            timeout=timedelta(seconds=start.timeout),
+            attempt=start.attempt,
+        )
+        self._shell = self._make_shell(start.colors)
+        self._interrupter = Interrupter(
+            is_cell_file=self._shell.is_cell_file, break_open=self._group.break_open
+        )
+        rank = start.topology.rank
+        self._commands = Mailbox(
+            clients.commands, command_queue(start.attempt, rank), secret=start.secret
+        )
+        self._control = Mailbox(
+            clients.control, control_queue(start.attempt, rank), secret=start.secret
+        )
+        if start.joins_group:
+            self._group.form(0)
+        threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
+        self._outbox.post(
+            Ready(
+                pid=os.getpid(),
+                device=str(self._group.device),
+                backend=self._group.backend,
+                host=socket.gethostname(),
+            )
+        )
+
+    def _make_shell(self, colors: str) -> RankShell:
+        shell = RankShell.instance() if RankShell.initialized() else make_shell()
+        if colors:
+            shell.colors = colors
+        shell.display_pub.mail = self._outbox.post
+        refuse_input()
+        self._names = {
+            "rank": self._place.rank,
+            "local_rank": self._place.local_rank,
+            "world_size": self._place.world_size,
+            "device": self._group.device,
+            "torch": torch,
+            "dist": dist,
+            "nbddp": nbddp,
+        }
+        shell.push(self._names, interactive=False)
+        return shell
+
+    def serve(self) -> None:
+        """Do what the commands say, one after the other, until told to leave."""
+        while True:
+            letter = self._commands.collect()
+            if not self._is_from_controller(letter):
+                continue
+            match letter.message:
+                case Leave():
+                    break
+                case RunCell() as command:
+                    self._run(command)
+                case Regroup() as command:
+                    self._regroup(command)
+                case Push() as command:
+                    self._answer(command.request, self._push, command)
+                case Pull() as command:
+                    self._answer(command.request, self._pull, command)
+                case Complete() as command:
+                    self._answer(command.request, self._complete, command)
+        if self._group.backend == "nccl":
+            self._group.leave()  # NCCL warns when its communicators are left to the end
+
+    def _is_from_controller(self, letter: Letter) -> bool:
+        return letter.sender == CONTROLLER and letter.attempt == self._attempt
+
+    def _listen(self) -> None:
+        while True:
+            letter = self._control.collect()
+            if not self._is_from_controller(letter):
+                continue
+            match letter.message:
+                case Interrupt(cell=cell, peers=peers):
+                    self._interrupter.interrupt(cell, peers)
+
+    # ---- cells
+
+    def _run(self, command: RunCell) -> None:
+        if self._group_failure is not None:
+            self._end_cell(command, seconds=0.0, failure=self._group_failure)
+            return
+        self._prepare(command)
+        began = time.monotonic()
+        pid = os.getpid()
+        result = self._shell.run(command)
+        if os.getpid() != pid:
+            os._exit(0)  # a child that the cell forked came back here: one loop per rank
+        self._interrupter.end_cell()
+        seconds, at = time.monotonic() - began, time.time()
+        self._log.restore_python_streams()
+        flush_python_streams()
+        error = result.error_before_exec or result.error_in_exec
+        if isinstance(error, SystemExit) and not error.code:
+            error = None  # a script that says sys.exit() at its end has done its work
+        failure = error and describe(
+            error,
+            self._shell.shown_traceback,
+            is_cell_file=self._shell.is_cell_file,
+            at=at,
+        )
+        value = result.result if command.wants_value and not failure else None
+        self._end_cell(command, seconds=seconds, failure=failure, value=value)
+
+    def _prepare(self, command: RunCell) -> None:
+        for name, value in self._names.items():
+            self._shell.user_ns.setdefault(name, value)
+        self._group.begin_cell(command.cell)
+        self._interrupter.begin_cell(command.cell)
+
+    def _end_cell(
+        self, command: RunCell, *, seconds: float, failure: Failure | None, value: Any = None
+    ) -> None:
+        parcel: JsonDict = {}
+        if command.wants_value and failure is None:
+            try:
+                parcel = parcels.pack(self._parcels, self._key(f"cell{command.cell}"), value)
+            except Exception as error:  # what a user's __reduce__ raises is the user's to see
+                failure = plain(error)
+        self._outbox.post(
+            CellEnded(
+                cell=command.cell,
+                seconds=seconds,
+                in_group=self._group.is_intact(),
+                sequence=self._group.sequence(),
+                is_interrupted=self._interrupter.was_asked,
+                failure=asdict(failure) if failure else {},
+                result=self._shell.displayhook.bundle if failure is None else {},
+                parcel=parcel,
+            )
+        )
+
+    def _regroup(self, command: Regroup) -> None:
+        self._group_failure = None
+        try:
+            self._group.form(command.generation) if command.form else self._group.leave()
+        except RuntimeError as error:  # what torch raises when the others do not come
+            self._group_failure = plain(error)
+
+    # ---- values and names
+
+    def _answer(self, request: int, act: Any, command: Any) -> None:
+        try:
+            answer = act(command)
+        except Exception as error:  # whatever a user's value raises belongs to the answer
+            answer = Answer(request=request, error=f"{type(error).__name__}: {error}")
+        self._outbox.post(answer)
+
+    def _push(self, command: Push) -> Answer:
+        names = parcels.unpack(self._parcels, command.parcel)
+        self._shell.push(names)
+        return Answer(request=command.request)
+
+    def _pull(self, command: Pull) -> Answer:
+        value = eval(command.expression, self._shell.user_ns)  # noqa: S307 - the user's own code
+        key = self._key(f"request{command.request}")
+        return Answer(request=command.request, parcel=parcels.pack(self._parcels, key, value))
+
+    def _complete(self, command: Complete) -> Answer:
+        text, matches = self._shell.complete(
+            None, *_line_at(command.code, command.cursor)
+        )
+        return Answer(
+            request=command.request, payload={"text": text, "matches": list(matches)[:200]}
+        )
+
+    def _key(self, name: str) -> str:
+        return f"a{self._attempt}/parcel/{self._place.rank}/{name}"
+
+
+def _line_at(code: str, cursor: int) -> tuple[str, int]:
+    begin = code.rfind("\n", 0, cursor) + 1
+    return code[begin:].partition("\n")[0], cursor - begin

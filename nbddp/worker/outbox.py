@@ -1,0 +1,87 @@
+"""The one thread of a rank that mails: its log in batches, its reports in between, in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from nbddp.wire.mailbox import Postbox
+from nbddp.wire.messages import Report
+from nbddp.worker.streams import RankLog
+
+PERIOD = 0.05  # seconds between batches; the first line after a pause goes at once
+MAX_BACKLOG = 128  # letters nobody has read: beyond that the rest waits in the file
+
+
+class Outbox:
+    """Mails what the log holds before each report, so that order is kept within a rank."""
+
+    def __init__(self, postbox: Postbox, log: RankLog) -> None:
+        self._postbox = postbox
+        self._log = log
+        self._reports: deque[Report] = deque()
+        self._wake = threading.Condition()
+        self._has_output = False
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="nbddp-outbox", daemon=True)
+
+    def start(self) -> None:
+        """Begin to mail."""
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Say that something was written to the log; cheap enough for every line."""
+        if not self._has_output:
+            with self._wake:
+                self._has_output = True
+                self._wake.notify()
+
+    def post(self, report: Report) -> None:
+        """Mail a report, after all output that precedes it."""
+        with self._wake:
+            self._reports.append(report)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Mail what is left, then end the thread."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        next_batch = 0.0
+        is_last = False
+        while not is_last:
+            reports, is_last = self._await_work(next_batch)
+            self._mail_output()
+            next_batch = time.monotonic() + PERIOD
+            for report in reports:
+                self._postbox.post(report)
+
+    def _await_work(self, next_batch: float) -> tuple[list[Report], bool]:
+        with self._wake:
+            # a timeout, because C code writes to the file without telling us
+            self._wake.wait_for(lambda: self._is_urgent() or self._has_output, PERIOD)
+            self._wake.wait_for(self._is_urgent, max(0.0, next_batch - time.monotonic()))
+            self._has_output = False
+            reports = list(self._reports)
+            self._reports.clear()
+            return reports, self._is_closing
+
+    def _is_urgent(self) -> bool:
+        return bool(self._reports) or self._is_closing
+
+    def _mail_output(self) -> None:
+        output = self._log.read()
+        while output is not None:
+            self._postbox.post(output)
+            output = self._log.read()
+            if output is not None:
+                self._await_room()
+
+    def _await_room(self) -> None:
+        while self._postbox.backlog() > MAX_BACKLOG:
+            with self._wake:
+                self._wake.wait(PERIOD / 10)

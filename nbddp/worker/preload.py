@@ -1,0 +1,21 @@
+"""Imported once by the forkserver, so that every rank is born with torch, IPython and a shell.
+
+Never touches CUDA (a process forked after that cannot use it) and none of the user's modules
+(a restart must see them changed).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+import torch  # noqa: F401
+import torch.distributed  # noqa: F401
+
+from nbddp.worker import entry  # noqa: F401
+from nbddp.worker.shell import make_shell, warm_shell
+
+with suppress(PermissionError):  # already the leader of a session of its own
+    os.setsid()  # Jupyter's interrupt goes to the kernel's whole process group
+shell = make_shell()
+warm_shell(shell)

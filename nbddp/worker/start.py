@@ -1,0 +1,65 @@
+"""What a rank must be told, and the names of its queues; imports no torch.
+
+The kernel imports this while torch is still being imported in the background.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+
+from nbddp.topology import Topology
+
+UP = "up"  # the one queue that all ranks report into
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """All that a rank must be told; travels over the pipe of the process that starts it.
+
+    Attributes:
+        topology: its place in the world, and the address of the store.
+        attempt: which start of the group this is, from 1.
+        secret: what messages are signed with.
+        log_path: the file that becomes its standard output and error.
+        kernel_pid: the process that it must not outlive.
+        env: the environment, whole.
+        sys_path: the import path, whole.
+        cwd: the folder to work in.
+        backend: ``auto``, ``gloo`` or ``nccl``.
+        timeout: seconds after which a collective gives up.
+        threads: threads for torch's operators.
+        joins_group: whether to form a process group at the start.
+        run_id: name of the run.
+        colors: IPython's colour theme for tracebacks.
+    """
+
+    topology: Topology
+    attempt: int
+    secret: bytes = field(repr=False)
+    log_path: str
+    kernel_pid: int
+    env: dict[str, str] = field(repr=False)
+    sys_path: list[str]
+    cwd: str
+    backend: str = "auto"
+    timeout: float = 1800.0
+    threads: int = 1
+    joins_group: bool = True
+    run_id: str = "nbddp"
+    colors: str = ""
+
+
+def command_queue(attempt: int, rank: int) -> str:
+    """The queue of a rank's main thread."""
+    return f"a{attempt}/command/{rank}"
+
+
+def control_queue(attempt: int, rank: int) -> str:
+    """The queue of a rank's control thread, which answers while a cell runs."""
+    return f"a{attempt}/control/{rank}"
+
+
+def rank_main(start: RankStart) -> None:
+    """Live as a rank until told to leave; the target of every rank's process."""
+    importlib.import_module("nbddp.worker.entry").live(start)

@@ -1,0 +1,100 @@
+"""A rank's output: a file first, so that last words survive a crash; then read back and mailed.
+
+File descriptors 1 and 2 *are* the log, so what C code and child processes write is in it too.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from nbddp.wire.messages import Output
+
+CHUNK_BYTES = 64 << 10
+
+
+class RankLog:
+    """The log file of one rank, written through its file descriptors and read back by offset."""
+
+    def __init__(self, path: Path) -> None:
+        self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._read_fd = os.open(path, os.O_RDONLY)
+        self._offset = os.fstat(self._write_fd).st_size  # an earlier attempt wrote up to here
+
+    def capture(self, on_write: Callable[[], None]) -> None:
+        """Make the file this process's standard output and error, for Python and C alike."""
+        for fd in (1, 2):
+            os.dup2(self._write_fd, fd)
+        self.on_write = on_write
+        self.restore_python_streams()
+
+    def restore_python_streams(self) -> None:
+        """Point ``sys.stdout`` and ``sys.stderr`` at the log, whatever a cell made of them."""
+        if getattr(sys.stdout, "nbddp_log", None) is not self:
+            sys.stdout = sys.__stdout__ = self._text_stream(1)  # type: ignore[misc]
+        if getattr(sys.stderr, "nbddp_log", None) is not self:
+            sys.stderr = sys.__stderr__ = self._text_stream(2)  # type: ignore[misc]
+
+    def _text_stream(self, fd: int) -> io.TextIOWrapper:
+        stream = _LogStream(
+            io.BufferedWriter(_LogWriter(fd, self.on_write)),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,  # a line is in the file before the next statement runs
+        )
+        stream.nbddp_log = self
+        return stream
+
+    def read(self) -> Output | None:
+        """The next piece that was written since the last call, or None."""
+        data = os.pread(self._read_fd, CHUNK_BYTES, self._offset)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        if not used:
+            return None
+        start, self._offset = self._offset, self._offset + used
+        return Output(start=start, end=self._offset, text=text)
+
+
+class _LogWriter(io.RawIOBase):
+    """Writes to a descriptor and says so, for a reader that need not poll then."""
+
+    def __init__(self, fd: int, on_write: Callable[[], None]) -> None:
+        self._fd = fd
+        self._on_write = on_write
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        written = os.write(self._fd, data)
+        self._on_write()
+        return written
+
+
+class _LogStream(io.TextIOWrapper):
+    """A text stream that knows whose it is."""
+
+    nbddp_log: RankLog | None = None
+
+
+def flush_python_streams() -> None:
+    """Move what Python still buffers into the file; a stream that a cell closed has nothing."""
+    for stream in (sys.stdout, sys.stderr):
+        if not getattr(stream, "closed", False):
+            stream.flush()
+
+
+def main_thread_id() -> int:
+    """The identity of the main thread, where cells run."""
+    identity = threading.main_thread().ident
+    if identity is None:
+        raise RuntimeError("the main thread has not started")
+    return identity
