@@ -54,7 +54,7 @@ class WorkerGroup:
         env: Mapping[str, str] | None = None,
         threads: int = 0,
         name: str = "",
-        init: bool = True,  # noqa: FBT001, FBT002 - keyword-only
+        init: bool = True,
         launcher: Launcher | None = None,
         colors: str = "",
     ) -> None:
@@ -213,9 +213,7 @@ class WorkerGroup:
         """
         link = self.session.require_link()
         ranks = None if rank is None else [rank]
-        answers = self._ask_all(
-            ranks, lambda number: Pull(request=number, expression=expression)
-        )
+        answers = self._ask_all(ranks, lambda number: Pull(request=number, expression=expression))
         values = [link.unpack(answer.parcel) for answer in answers.values()]
         return values if rank is None else values[0]
 

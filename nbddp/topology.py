@@ -87,7 +87,7 @@ class Topology:
             raise ValueError(
                 f"environment variable {missing.args[0]} is not set; start the ranks with torchrun"
             ) from None
-        return cls(**numbers, master_addr=env["MASTER_ADDR"])  # type: ignore[arg-type]
+        return cls(**numbers, master_addr=env["MASTER_ADDR"])
 
     def to_env(self, *, attempt: int = 1, run_id: str = "nbddp") -> dict[str, str]:
         """The variables torchrun would set for this rank, so that pasted code finds them."""

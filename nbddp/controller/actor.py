@@ -52,7 +52,9 @@ class Actor:
         """Have the thread do something; do not wait."""
         self._inbox.put(lambda: act(*args, **kwargs))
 
-    def later(self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+    def later(
+        self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
         """Do something on this very thread, some time from now."""
         due = time.monotonic() + seconds
         heapq.heappush(self._due, (due, next(self._order), lambda: act(*args, **kwargs)))

@@ -16,6 +16,7 @@ class Alarm(Enum):
     PEERS = "peers"
     STUCK = "stuck"
     GRACE = "grace"
+    CLEANUP = "cleanup"
     STOP = "stop"
 
 
@@ -93,6 +94,15 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankNoticed:
+    """The cell of a rank got its KeyboardInterrupt, and may be cleaning up."""
+
+    attempt: int
+    rank: int
+    cell: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
     """A rank's process is gone."""
 
@@ -110,7 +120,7 @@ class Rang:
     cell: int
 
 
-News = RankReady | RankUnable | RankEnded | Exited | Rang
+News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | Rang
 Event = StartAsked | RestartAsked | RunAsked | InterruptAsked | KillAsked | StopAsked | News
 
 

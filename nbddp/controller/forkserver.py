@@ -13,8 +13,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from multiprocessing import forkserver, popen_forkserver, process, resource_tracker, util
-from multiprocessing.context import reduction, set_spawning_popen
+from multiprocessing import (
+    forkserver,
+    popen_forkserver,
+    process,
+    reduction,
+    resource_tracker,
+    util,
+)
+from multiprocessing.context import set_spawning_popen
 from typing import Any
 
 PRELOAD = ["nbddp.worker.preload", __name__]
@@ -94,10 +101,10 @@ class _RankPopen(popen_forkserver.Popen):
         message = _pickled(self, {"name": process_obj.name}, process_obj)
         self.sentinel, writer = process_obj.server.connect()
         keep_alive = os.dup(writer)  # closes with the kernel, which tells the rank
-        self.finalizer = util.Finalize(self, util.close_fds, (keep_alive, self.sentinel))
+        self.finalizer = util.Finalize(self, _close_all, (keep_alive, self.sentinel))
         with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a descriptor, no path
             pipe.write(message)
-        self.pid = forkserver.read_signed(self.sentinel)  # type: ignore[attr-defined]
+        self.pid = forkserver.read_signed(self.sentinel)
 
 
 def _start_resource_tracker_apart() -> None:
@@ -121,6 +128,11 @@ def _start_resource_tracker_apart() -> None:
         )
         tracker._fd = writer  # type: ignore[attr-defined]
         os.close(reader)
+
+
+def _close_all(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _pickled(popen: _RankPopen, *items: Any) -> memoryview:

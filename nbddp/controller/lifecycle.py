@@ -23,6 +23,7 @@ from nbddp.controller.events import (
     NotStarted,
     Rang,
     RankEnded,
+    RankNoticed,
     RankReady,
     RankUnable,
     Refuse,
@@ -35,8 +36,8 @@ from nbddp.controller.events import (
     SendRegroup,
     SetAlarm,
     Spawn,
-    Started,
     StartAsked,
+    Started,
     StopAsked,
     Stopped,
     Terminate,
@@ -47,6 +48,7 @@ from nbddp.errors import describe_exit, say_ranks
 START_PATIENCE = 90.0  # seconds for all ranks to get ready (the first may import torch)
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed
 STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
+CLEANUP = 60.0  # seconds that a cell gets which caught its KeyboardInterrupt to clean up
 
 Step = tuple[Life, list[Action]]
 
@@ -224,9 +226,14 @@ def _on_rank_ended(life: Life, event: RankEnded) -> Step:
     )
 
 
-def _one_less(
-    life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool
-) -> Step:
+def _on_rank_noticed(life: Life, event: RankNoticed) -> Step:
+    cell = life.cell
+    if cell is None or cell.number != event.cell:
+        return life, []
+    return replace(life, cell=replace(cell, noticed=cell.noticed | {event.rank})), []
+
+
+def _one_less(life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool) -> Step:
     is_first_failure = has_failed and not cell.has_failed
     cell = replace(
         cell,
@@ -278,6 +285,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
         SendInterrupt(cell=cell.number, ranks=waiting),
         _alarm(life, Alarm.STUCK, STUCK_AFTER),
         _alarm(life, Alarm.GRACE, life.grace),
+        _alarm(life, Alarm.CLEANUP, CLEANUP),
     ]
 
 
@@ -298,25 +306,37 @@ def _on_rang(life: Life, event: Rang) -> Step:
 
 def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm) -> Step:
     waiting = tuple(sorted(cell.waiting))
-    who = say_ranks(waiting)
+    deaf = tuple(sorted(cell.waiting - cell.noticed))
     match alarm:
         case Alarm.PEERS if life.state is GroupState.RUNNING:
             life = replace(life, state=GroupState.INTERRUPTING)
-            send = SendInterrupt(cell=cell.number, ranks=waiting)
-            return life, [send, _alarm(life, Alarm.GRACE, life.grace)]
-        case Alarm.STUCK:
-            left = life.grace - STUCK_AFTER
             return life, [
-                Remark(
-                    text=f"{who} did not answer the interrupt yet (in C code that does not "
-                    f"return?); killed in {left:.0f} s, or at once if you interrupt again"
-                )
+                SendInterrupt(cell=cell.number, ranks=waiting),
+                _alarm(life, Alarm.GRACE, life.grace),
+                _alarm(life, Alarm.CLEANUP, CLEANUP),
             ]
-        case Alarm.GRACE:
-            text = f"{who} did not answer the interrupt in {life.grace:.0f} s and was killed"
+        case Alarm.STUCK:
+            return life, [Remark(text=_say_stuck(life, waiting, deaf))]
+        case Alarm.GRACE if deaf:
+            text = f"{say_ranks(deaf)} did not answer the interrupt in {life.grace:.0f} s: killed"
+            return life, [Remark(text=text), Kill(ranks=deaf)]
+        case Alarm.CLEANUP:
+            text = f"{say_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"
             return life, [Remark(text=text), Kill(ranks=waiting)]
         case _:
             return life, []
+
+
+def _say_stuck(life: Life, waiting: tuple[int, ...], deaf: tuple[int, ...]) -> str:
+    if not deaf:
+        return (
+            f"{say_ranks(waiting)}: the cell caught the interrupt and still runs; "
+            "interrupt again to kill at once"
+        )
+    return (
+        f"{say_ranks(deaf)} did not answer the interrupt yet (in C code that does not return?); "
+        f"killed in {life.grace - STUCK_AFTER:.0f} s, or at once if you interrupt again"
+    )
 
 
 # ---- small things
@@ -347,6 +367,7 @@ _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     StopAsked: _on_stop_asked,
     RankReady: _on_rank_ready,
     RankUnable: _on_rank_unable,
+    RankNoticed: _on_rank_noticed,
     RankEnded: _on_rank_ended,
     Exited: _on_exited,
     Rang: _on_rang,

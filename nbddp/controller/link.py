@@ -56,9 +56,7 @@ class Link:
         ]
 
     def _postbox(self, queue: str, attempt: int) -> Postbox:
-        return Postbox(
-            self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt
-        )
+        return Postbox(self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt)
 
     def send(self, rank: int, command: Command) -> None:
         """Hand a command to a rank: at once for an Interrupt, else in its turn."""
@@ -104,9 +102,8 @@ def _serve_on_loopback() -> dist.TCPStore:
     return dist.TCPStore(
         "127.0.0.1",
         port,
-        None,
-        True,
-        FOREVER,
+        is_master=True,
+        timeout=FOREVER,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
         use_libuv=True,

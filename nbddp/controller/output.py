@@ -34,5 +34,5 @@ class LogReader:
             while data := file.read(CHUNK_BYTES):
                 self._shown += len(data)
                 yield decode(data)
-        if last := decode(b"", True):
+        if last := decode(b"", final=True):
             yield last

@@ -28,9 +28,7 @@ class Ranks:
         self._handles: dict[int, RankHandle] = {}
         self._logs: dict[int, LogReader] = {}
 
-    def launch(
-        self, starts: Sequence[RankStart], watcher: ExitWatcher, on_exit: OnExit
-    ) -> None:
+    def launch(self, starts: Sequence[RankStart], watcher: ExitWatcher, on_exit: OnExit) -> None:
         """Start a process for each; ``on_exit(attempt, rank, handle)`` tells how it ended."""
         self._link.open_attempt(self.attempt, len(starts))
         for start in starts:

@@ -1,4 +1,4 @@
-"""The record of a run on disk: ``.nbddp/runs/<time>-<name>/``, readable by hand, for its owner only."""
+"""The record of a run on disk, in ``.nbddp/runs/<time>-<name>/``, for its owner only."""
 
 from __future__ import annotations
 
@@ -45,6 +45,11 @@ class RunFolder:
         line = json.dumps({"time": round(time.time(), 3), "kind": kind, **facts})
         with (self.path / "events.jsonl").open("a") as file:
             file.write(line + "\n")
+
+    def last_words(self, rank: int) -> str:
+        """The end of a rank's log."""
+        path = self.log(rank)
+        return path.read_text(errors="replace")[-2000:] if path.exists() else ""
 
     def _make(self, base: Path, name: str) -> Path:
         try:

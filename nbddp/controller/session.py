@@ -20,6 +20,7 @@ from nbddp.controller.lifecycle import advance
 from nbddp.controller.ranks import Ranks
 from nbddp.controller.runs import RunFolder
 from nbddp.controller.states import GroupState, Life
+from nbddp.controller.waiting import Waiting
 from nbddp.controller.watcher import ExitWatcher
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.wire.messages import (
@@ -28,6 +29,7 @@ from nbddp.wire.messages import (
     Command,
     Display,
     Leave,
+    Noticed,
     Output,
     Ready,
     Regroup,
@@ -62,11 +64,8 @@ class Session:
         self.cell: CellHandle | None = None
         self._numbers = itertools.count(1)
         self._ranks: Ranks | None = None
-        self._started: Future[None] | None = None
         self._start_error: StartError | None = None
-        self._stopped: list[Future[None]] = []
-        self._killed: dict[int, list[Future[None]]] = {}
-        self._answers: dict[int, Future[Answer]] = {}
+        self._waiting = Waiting()
         self._between: list[Notice] = []
         self._threads: tuple[Actor, ExitWatcher, threading.Thread] | None = None
         self._opening = threading.Lock()
@@ -173,29 +172,23 @@ class Session:
             raise RequestError(refusal)
 
     def _ask_start(self, spec: GroupSpec, event: ev.Event) -> Future[None]:
-        before = self.spec, self._started
-        self.spec, self._started = spec, Future()
-        try:
-            self._ask(event)
-        except RequestError:
-            self.spec, self._started = before
-            raise
-        if before[1] is not None and not before[1].done():
-            before[1].set_exception(StartError("restarted before it was ready"))
-        return self._started
+        before, self.spec = self.spec, spec
+        if isinstance(event, ev.StartAsked) and self.life.state.is_live:
+            self.spec = before
+            raise RequestError(f"the worker group is {self.life.state.value} already")
+        started = self._waiting.for_start()
+        self._step(event)
+        return started
 
     def _ask_kill(self, rank: int) -> Future[None]:
-        gone: Future[None] = Future()
         self._ask(ev.KillAsked(rank=rank))
-        self._killed.setdefault(rank, []).append(gone)
-        return gone
+        return self._waiting.for_kill(rank)
 
     def _ask_stop(self) -> Future[None]:
-        stopped: Future[None] = Future()
-        self._stopped.append(stopped)
-        self._ask(ev.StopAsked())
+        stopped = self._waiting.for_stop()
+        self._step(ev.StopAsked())
         if not self.life.state.is_live:
-            self._tell_stopped()
+            self._waiting.stopped()
         return stopped
 
     def _run(self, request: CellRequest) -> CellHandle:
@@ -223,8 +216,7 @@ class Session:
         if rank not in self.life.alive:
             raise RequestError(f"there is no rank {rank} that could answer")
         number = next(self._numbers)
-        answer: Future[Answer] = Future()
-        self._answers[number] = answer
+        answer = self._waiting.for_answer(number)
         self.require_link().send(rank, make(number))
         return answer
 
@@ -237,7 +229,7 @@ class Session:
             if isinstance(letter.message, Output) and self.cell is not None:
                 self.cell.await_room()
 
-    def _read(self, letter: Letter) -> None:
+    def _read(self, letter: Letter) -> None:  # noqa: C901 - a table, a line or two a case
         if self._ranks is None or letter.attempt != self._ranks.attempt:
             return
         rank, attempt = letter.sender, letter.attempt
@@ -247,13 +239,15 @@ class Session:
             case Display() as display:
                 self._feed(Displayed(rank, display))
             case Answer() as answer:
-                self._answers.pop(answer.request).set_result(answer)
+                self._waiting.answered(answer)
             case Ready() as ready:
                 self.ready[rank] = ready
                 self._step(ev.RankReady(attempt=attempt, rank=rank))
             case StartFailed(reason=reason, traceback=traceback):
                 self._start_error = StartError(reason, details=traceback)
                 self._step(ev.RankUnable(attempt=attempt, rank=rank, reason=reason))
+            case Noticed(cell=cell):
+                self._step(ev.RankNoticed(attempt=attempt, rank=rank, cell=cell))
             case CellEnded() as report:
                 self._read_report(rank, attempt, report)
 
@@ -281,8 +275,7 @@ class Session:
             if self.cell is not None:
                 self.cell.note_exit(rank, exitcode)
         self._step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
-        for gone in self._killed.pop(rank, ()):
-            gone.set_result(None)
+        self._waiting.gone(rank)
 
     def _feed_text(self, rank: int, text: str) -> None:
         if text:
@@ -310,7 +303,7 @@ class Session:
                 self._act(action)
         return refusal
 
-    def _act(self, action: ev.Action) -> None:
+    def _act(self, action: ev.Action) -> None:  # noqa: C901 - a table, a line or two a case
         match action:
             case ev.Spawn():
                 self._spawn(action)
@@ -388,19 +381,15 @@ class Session:
 
     def _tell_started(self) -> None:
         self._record("ready", attempt=self.life.attempt)
-        if self._started is not None and not self._started.done():
-            self._started.set_result(None)
+        self._waiting.started()
 
     def _start_failure(self, reason: str) -> StartError:
-        details = self._start_error.details if self._start_error else self._last_words()
         self._record("start failed", reason=reason)
+        details = self._start_error.details if self._start_error else ""
+        if self.folder is not None and not details:
+            gone = [each.rank for each in self.life.ranks if not each.is_alive]
+            details = "\n".join(self.folder.last_words(rank) for rank in gone)
         return StartError(reason, details=details)
-
-    def _last_words(self) -> str:
-        if self.folder is None:
-            return ""
-        logs = [self.folder.log(each.rank) for each in self.life.ranks if not each.is_alive]
-        return "\n".join(path.read_text(errors="replace")[-2000:] for path in logs if path.exists())
 
     def _finish(self) -> None:
         if self.cell is not None:
@@ -412,15 +401,7 @@ class Session:
 
     def _tell_stopped(self) -> None:
         self._record("stopped", attempt=self.life.attempt)
-        if self._started is not None and not self._started.done():
-            error = self._start_error or StartError("stopped before it was ready")
-            if self.life.next_start is None and not self.life.state.is_live:
-                self._started.set_exception(error)
-        for answer in self._answers.values():
-            answer.set_exception(RequestError("the worker group was stopped"))
-        self._answers.clear()
-        if not self.life.state.is_live:
+        if not self.life.state.is_live:  # else it is started again at once
+            self._waiting.start_failed(self._start_error or StartError("stopped while it started"))
             self.folder = None
-        waiting, self._stopped = self._stopped, []
-        for stopped in waiting:
-            stopped.set_result(None)
+        self._waiting.stopped()

@@ -55,7 +55,8 @@ class GroupSpec:
         if not 1 <= self.nproc <= MAX_NPROC:
             raise RequestError(f"nproc must be between 1 and {MAX_NPROC}, got {self.nproc}")
         if self.backend not in BACKENDS:
-            raise RequestError(f"backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}")
+            known = ", ".join(BACKENDS)
+            raise RequestError(f"backend must be one of {known}, got {self.backend!r}")
         if not self.timeout > 0:
             raise RequestError(f"timeout must be above 0 seconds, got {self.timeout:g}")
         if self.threads < 0:

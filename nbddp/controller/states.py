@@ -65,6 +65,7 @@ class CellLife:
     lost_group: bool = False
     sequences: frozenset[int] = frozenset()
     interrupts: int = 0
+    noticed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

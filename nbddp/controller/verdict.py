@@ -135,9 +135,7 @@ def _failed(report: CellEnded | None) -> bool:
 
 def _of_report(rank: int, report: CellEnded) -> Trouble:
     failure = Failure(**report.failure)
-    return Trouble(
-        rank=rank, at=failure.at, failure=failure, is_interrupted=report.is_interrupted
-    )
+    return Trouble(rank=rank, at=failure.at, failure=failure, is_interrupted=report.is_interrupted)
 
 
 def _grouped(troubles: Sequence[Trouble]) -> list[tuple[tuple[int, ...], Trouble]]:

@@ -11,14 +11,14 @@ MARK = "%%ddp --auto\n"
 
 
 class AutoMode:
-    """An input transformer that puts ``%%ddp`` before a cell, and takes ``%%local`` away.
+    r"""An input transformer that puts ``%%ddp`` before a cell, and takes ``%%local`` away.
 
     A cell that begins with a cell magic, or that steers the group with ``%ddp``, stays as it is.
 
     >>> auto = AutoMode()
     >>> auto.is_on = True
-    >>> auto(["x = rank\\n"]), auto(["%%time\\n", "x = 1\\n"]), auto(["%%local\\n", "x = 1\\n"])
-    (['%%ddp --auto\\n', 'x = rank\\n'], ['%%time\\n', 'x = 1\\n'], ['\\n', 'x = 1\\n'])
+    >>> auto(["x = rank\n"]), auto(["%%time\n", "x = 1\n"]), auto(["%%local\n", "x = 1\n"])
+    (['%%ddp --auto\n', 'x = rank\n'], ['%%time\n', 'x = 1\n'], ['\n', 'x = 1\n'])
     """
 
     def __init__(self) -> None:

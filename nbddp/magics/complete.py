@@ -38,6 +38,7 @@ class Completer:
 
     def install(self, shell: InteractiveShell) -> None:
         """Have IPython's completer ask us too."""
+
         @context_matcher()  # type: ignore[untyped-decorator, unused-ignore]
         def nbddp_matcher(context: CompletionContext) -> SimpleMatcherResult:
             return self.match(context)

@@ -109,6 +109,12 @@ class Desk:
         """The spec for a start by a cell that does, or does not, want a process group."""
         return replace(spec, joins_group=init)
 
+    def say(self, text: str) -> None:
+        """Tell the user something."""
+        screen = IPythonScreen()
+        screen.write(f"{text}\n")
+        screen.flush()
+
     def close(self) -> None:
         """End the group."""
         self.group.close()

@@ -10,10 +10,16 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbddp.controller.states import GroupState
 from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
-from nbddp.magics.options import asked_spec, numbers, parse, positive_int, rank_number, start_options
+from nbddp.magics.options import (
+    asked_spec,
+    numbers,
+    parse,
+    positive_int,
+    rank_number,
+    start_options,
+)
 from nbddp.ui.logs import tail
 from nbddp.ui.status import status
 
@@ -64,7 +70,7 @@ class LineMagics(Magics):
     def status(self, line: str) -> None:
         """Show what the group and every rank are doing."""
         parse(self.status, line)
-        print(status(self._desk.group.session))
+        self._desk.say(status(self._desk.group.session))
 
     @magic_arguments("ddp start")
     @start_options
@@ -74,7 +80,7 @@ class LineMagics(Magics):
         desk = self._desk
         spec = desk.with_init(asked_spec(args, desk.group.spec), init=True)
         desk.make_ready(spec, fresh=False)
-        print(status(desk.group.session))
+        self._desk.say(status(desk.group.session))
 
     @magic_arguments("ddp restart")
     @start_options
@@ -83,7 +89,7 @@ class LineMagics(Magics):
         args = parse(self.restart, line)
         desk = self._desk
         desk.make_ready(asked_spec(args, desk.group.spec), fresh=True)
-        print(status(desk.group.session))
+        self._desk.say(status(desk.group.session))
 
     @magic_arguments("ddp stop")
     def stop(self, line: str) -> None:
@@ -115,7 +121,7 @@ class LineMagics(Magics):
         if folder is None or args.rank >= len(self._desk.group.life.ranks):
             raise RequestError(f"there is no log of rank {args.rank}")
         path = folder.log(args.rank)
-        print(tail(path, args.lines))
+        self._desk.say(tail(path, args.lines))
 
     @magic_arguments("ddp push")
     @argument("names", nargs="+", help="names of the notebook")
@@ -127,7 +133,7 @@ class LineMagics(Magics):
 
     @magic_arguments("ddp pull")
     @argument("expression", help="a name, or an expression in quotes")
-    @argument("--rank", type=rank_number, metavar="R", help="of this rank (default: a list of all)")
+    @argument("--rank", type=rank_number, metavar="R", help="of one rank (default: a list)")
     def pull(self, line: str) -> Any:
         """Fetch a value from the ranks: returned, and kept under the same name here."""
         args = parse(self.pull, line)
@@ -143,7 +149,7 @@ class LineMagics(Magics):
         self._desk.wait()
 
     @magic_arguments("ddp auto")
-    @argument("switch", choices=("on", "off"), help="on: cells without a cell magic go to the ranks")
+    @argument("switch", choices=("on", "off"), help="on: other cells go to the ranks too")
     def auto(self, line: str) -> None:
         """Send every later cell to the ranks; %%local keeps one in the kernel."""
         self._desk.auto.is_on = parse(self.auto, line).switch == "on"
@@ -154,11 +160,16 @@ class LineMagics(Magics):
         """Show the commands, or more about one."""
         command = parse(self.help, line).command
         if command is None:
-            print(_overview(self.commands()))
+            self._desk.say(_overview(self.commands()))
         elif command in self.commands():
-            print(_parser(self.commands()[command]).format_help().replace("::", "").strip())
+            self._desk.say(
+                _parser(self.commands()[command]).format_help().replace("::", "").strip()
+            )
         else:
             raise RequestError(f"there is no `%ddp {command}`; `%ddp help` lists the commands")
+
+
+_MORE = "`%ddp help COMMAND` shows its options, `%%ddp?` those of a cell."
 
 
 def _parser(function: Any) -> ArgumentParser:
@@ -171,4 +182,4 @@ def _overview(commands: dict[str, Callable[[str], Any]]) -> str:
     for name, act in commands.items():
         summary = (_parser(act).description or "").strip().partition("\n")[0]
         lines.append(f"  {name:<10} {summary}")
-    return "\n".join([*lines, "", "`%ddp help COMMAND` shows its options, `%%ddp?` those of a cell."])
+    return "\n".join([*lines, "", _MORE])

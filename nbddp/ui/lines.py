@@ -6,12 +6,12 @@ MAX_LINE = 4096  # characters; a longer line without an end is cut into several
 
 
 class LineAssembler:
-    """Puts one rank's lines together.
+    r"""Puts one rank's lines together.
 
     >>> lines = LineAssembler()
-    >>> lines.add("ready\\nstep 1\\rstep 2\\rstep 3")
+    >>> lines.add("ready\nstep 1\\rstep 2\\rstep 3")
     ['ready']
-    >>> lines.add(" of 9\\n"), lines.flush()
+    >>> lines.add(" of 9\n"), lines.flush()
     (['step 3 of 9'], [])
     """
 

@@ -22,7 +22,9 @@ class IPythonScreen:
         """Print now: ipykernel would hold it for 200 ms."""
         sys.stdout.flush()
 
-    def display(self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool) -> None:
+    def display(
+        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
+    ) -> None:
         """Display a MIME bundle."""
         transient = {"display_id": display_id} if display_id else {}
         publish_display_data(data, metadata, transient=transient, update=is_update)

@@ -27,7 +27,9 @@ class Screen(Protocol):
     def flush(self) -> None:
         """Make it visible now."""
 
-    def display(self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool) -> None:
+    def display(
+        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
+    ) -> None:
         """Show a MIME bundle."""
 
 
@@ -127,7 +129,10 @@ class StreamScreen:
         """Print now."""
         sys.stdout.flush()
 
-    def display(self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool) -> None:  # noqa: ARG002
+    def display(
+        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
+    ) -> None:
         """Print the text/plain form, if there is one and it is new."""
+        del metadata, display_id  # for screens that can show more
         if not is_update and "text/plain" in data:
             sys.stdout.write(f"{data['text/plain']}\n")

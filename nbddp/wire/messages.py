@@ -115,6 +115,13 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """The cell got its KeyboardInterrupt; if it still runs, it caught it to clean up."""
+
+    cell: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """An exception that ended a cell, or a collective it waited in, on one rank."""
 
@@ -161,7 +168,7 @@ class Answer:
 
 
 Command = RunCell | Regroup | Push | Pull | Complete | Leave | Interrupt
-Report = Ready | StartFailed | Output | Display | CellEnded | Answer
+Report = Ready | StartFailed | Output | Display | Noticed | CellEnded | Answer
 Message = Command | Report
 
 _KINDS: Mapping[str, type[Any]] = {

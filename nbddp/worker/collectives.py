@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -45,6 +46,7 @@ class ProcessGroup:
         self.backend = choose_backend(backend, topology.local_world_size)
         self.device = choose_device(topology.local_rank)
         self.is_broken = False
+        self.stuck_in: Collective | None = None
         self._serve_env_rendezvous()
 
     def form(self, generation: int) -> None:
@@ -75,7 +77,8 @@ class ProcessGroup:
         """How many collectives the default group has begun."""
         if not dist.is_initialized():
             return 0
-        return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
+        group: Any = dist.distributed_c10d._get_default_group()
+        return int(group._get_sequence_number_for_group())
 
     def break_open(self, peers: list[int]) -> None:
         """Free the main thread from a collective that never ends; the group is lost by it.
@@ -84,6 +87,9 @@ class ProcessGroup:
         ends when its connection does. So the connections to the other ranks are shut down.
         """
         self.is_broken = True
+        newest = newest_collective()
+        if newest is not None and newest.is_in_flight:
+            self.stuck_in = newest
         if self.backend == "nccl" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         for fd in _connections_to(peers):
@@ -93,6 +99,7 @@ class ProcessGroup:
         """From here on ``init_process_group()`` of a cell meets under this cell's prefix."""
         self._cell_prefix = f"cell{cell}"
         self._cell_inits = 0
+        self.stuck_in = None
 
     def _serve_env_rendezvous(self) -> None:
         """Let ``init_process_group()`` in a cell meet in our store, each time under a new prefix.
@@ -127,16 +134,27 @@ def choose_device(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
 
 
-def last_collective() -> str:
-    """The newest entry of torch's flight recorder, as ``all_reduce #7``, or nothing."""
-    from torch._C._distributed_c10d import _dump_fr_trace_json  # absent in some builds
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One entry of torch's flight recorder."""
 
-    entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+    name: str
+    number: int
+    is_in_flight: bool
+
+
+def newest_collective() -> Collective | None:
+    """The last collective that this process began, as torch's flight recorder has it."""
+    recorder: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
+    entries = json.loads(recorder._dump_fr_trace_json()).get("entries", [])
     if not entries:
-        return ""
-    newest = max(entries, key=lambda entry: entry["record_id"])
-    name = newest["profiling_name"].partition(":")[2]
-    return f"{name} #{newest['collective_seq_id']}"
+        return None
+    newest = max(entries, key=lambda entry: int(entry["record_id"]))
+    return Collective(
+        name=newest["profiling_name"].partition(":")[2],
+        number=newest["collective_seq_id"],
+        is_in_flight=not newest["retired"],
+    )
 
 
 def _connections_to(peers: list[int]) -> list[int]:

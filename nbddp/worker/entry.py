@@ -30,6 +30,7 @@ from nbddp.wire.messages import (
     Interrupt,
     JsonDict,
     Leave,
+    Noticed,
     Pull,
     Push,
     Ready,
@@ -69,7 +70,7 @@ def live(start: RankStart) -> None:
     outbox.start()
     try:
         rank = Rank(start, clients, outbox, log)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the controller must hear of any
         reason = f"{type(error).__name__}: {error}"
         outbox.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
         outbox.close()
@@ -109,7 +110,11 @@ class Clients:
         """Connect them all, before any code of the user runs."""
         with names_from_files():
             first = dist.TCPStore(
-                place.master_addr, place.master_port, None, False, FOREVER, wait_for_workers=False
+                place.master_addr,
+                place.master_port,
+                is_master=False,
+                timeout=FOREVER,
+                wait_for_workers=False,
             )
             return cls(first, *(clone(first) for _ in range(4)))
 
@@ -134,7 +139,9 @@ class Rank:
         )
         self._shell = self._make_shell(start.colors)
         self._interrupter = Interrupter(
-            is_cell_file=self._shell.is_cell_file, break_open=self._group.break_open
+            is_cell_file=self._shell.is_cell_file,
+            break_open=self._group.break_open,
+            tell_noticed=lambda cell: self._outbox.post(Noticed(cell=cell)),
         )
         rank = start.topology.rank
         self._commands = Mailbox(
@@ -173,7 +180,7 @@ class Rank:
         shell.push(self._names, interactive=False)
         return shell
 
-    def serve(self) -> None:
+    def serve(self) -> None:  # noqa: C901 - a table, a line or two a case
         """Do what the commands say, one after the other, until told to leave."""
         while True:
             letter = self._commands.collect()
@@ -226,14 +233,18 @@ class Rank:
         error = result.error_before_exec or result.error_in_exec
         if isinstance(error, SystemExit) and not error.code:
             error = None  # a script that says sys.exit() at its end has done its work
-        failure = error and describe(
+        failure = None if error is None else self._describe(error, at)
+        value = result.result if command.wants_value and not failure else None
+        self._end_cell(command, seconds=seconds, failure=failure, value=value)
+
+    def _describe(self, error: BaseException, at: float) -> Failure:
+        return describe(
             error,
             self._shell.shown_traceback,
             is_cell_file=self._shell.is_cell_file,
+            stuck_in=self._group.stuck_in,
             at=at,
         )
-        value = result.result if command.wants_value and not failure else None
-        self._end_cell(command, seconds=seconds, failure=failure, value=value)
 
     def _prepare(self, command: RunCell) -> None:
         for name, value in self._names.items():
@@ -248,7 +259,7 @@ class Rank:
         if command.wants_value and failure is None:
             try:
                 parcel = parcels.pack(self._parcels, self._key(f"cell{command.cell}"), value)
-            except Exception as error:  # what a user's __reduce__ raises is the user's to see
+            except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises
                 failure = plain(error)
         self._outbox.post(
             CellEnded(
@@ -275,7 +286,7 @@ class Rank:
     def _answer(self, request: int, act: Any, command: Any) -> None:
         try:
             answer = act(command)
-        except Exception as error:  # whatever a user's value raises belongs to the answer
+        except Exception as error:  # noqa: BLE001 - it belongs to the answer
             answer = Answer(request=request, error=f"{type(error).__name__}: {error}")
         self._outbox.post(answer)
 
@@ -285,14 +296,12 @@ class Rank:
         return Answer(request=command.request)
 
     def _pull(self, command: Pull) -> Answer:
-        value = eval(command.expression, self._shell.user_ns)  # noqa: S307 - the user's own code
+        value = eval(command.expression, self._shell.user_ns)  # the user's own code
         key = self._key(f"request{command.request}")
         return Answer(request=command.request, parcel=parcels.pack(self._parcels, key, value))
 
     def _complete(self, command: Complete) -> Answer:
-        text, matches = self._shell.complete(
-            None, *_line_at(command.code, command.cursor)
-        )
+        text, matches = self._shell.complete(None, *_line_at(command.code, command.cursor))
         return Answer(
             request=command.request, payload={"text": text, "matches": list(matches)[:200]}
         )

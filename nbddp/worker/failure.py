@@ -9,14 +9,18 @@ from types import FrameType, TracebackType
 
 from nbddp.wire.messages import Failure
 from nbddp.worker import interrupt
-from nbddp.worker.collectives import last_collective
+from nbddp.worker.collectives import Collective, newest_collective
 
 _TORCH_DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
-_WAITING = ("backward", "wait", "synchronize")
 
 
 def describe(
-    error: BaseException, shown: str, *, is_cell_file: Callable[[str], bool], at: float
+    error: BaseException,
+    shown: str,
+    *,
+    is_cell_file: Callable[[str], bool],
+    stuck_in: Collective | None,
+    at: float,
 ) -> Failure:
     """Say what ended a cell, with the place in it that the user can look at."""
     stack = [place for place in _walk(error.__traceback__) if not _is_ours(place[0])]
@@ -26,7 +30,7 @@ def describe(
         text=str(error),
         traceback=shown or "".join(traceback.format_exception(error)),
         line=inside[-1][1] if inside else 0,
-        collective=_collective(stack[-1][0]) if stack else "",
+        collective=_collective([frame for frame, _ in stack], stuck_in),
         at=at,
     )
 
@@ -52,7 +56,20 @@ def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename == interrupt.__file__
 
 
-def _collective(innermost: FrameType) -> str:
-    code = innermost.f_code
-    is_inside = any(part in code.co_filename for part in _TORCH_DISTRIBUTED)
-    return last_collective() if is_inside or code.co_name in _WAITING else ""
+def _collective(stack: list[FrameType], stuck_in: Collective | None) -> str:
+    """The collective that the rank waited in, with its number where that is known."""
+    called = next((_function(frame) for frame in stack if _is_torch_distributed(frame)), "")
+    newest = stuck_in or newest_collective()
+    if newest is not None and (newest is stuck_in or newest.name in (called, f"_{called}")):
+        return f"{newest.name} #{newest.number}"
+    return called  # a send or a recv: gloo's flight recorder has none of them
+
+
+def _function(frame: FrameType) -> str:
+    """The name of a function of torch.distributed; its logging wrapper has it in ``func``."""
+    wrapped = frame.f_locals.get("func")
+    return getattr(wrapped, "__name__", frame.f_code.co_name)
+
+
+def _is_torch_distributed(frame: FrameType) -> bool:
+    return any(part in frame.f_code.co_filename for part in _TORCH_DISTRIBUTED)

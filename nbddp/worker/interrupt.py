@@ -2,6 +2,7 @@
 
 SIGINT does not reach Python while C++ waits in a collective: the handler runs when the main
 thread is back in Python. So if it has not run shortly after the signal, the wait itself is ended.
+A cell that catches KeyboardInterrupt to clean up is told once and left to it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ class Interrupter:
     """Turns one Interrupt message into a KeyboardInterrupt in the running cell."""
 
     def __init__(
-        self, *, is_cell_file: Callable[[str], bool], break_open: Callable[[list[int]], None]
+        self,
+        *,
+        is_cell_file: Callable[[str], bool],
+        break_open: Callable[[list[int]], None],
+        tell_noticed: Callable[[int], None],
     ) -> None:
         self._is_cell_file = is_cell_file
         self._break_open = break_open
+        self._tell_noticed = tell_noticed
         self._ended = threading.Event()
         self._ended.set()
         self._cell = 0
@@ -50,18 +56,17 @@ class Interrupter:
         if cell != self._cell or self._ended.is_set():
             return
         self.was_asked = True
+        before, place, has_told = self._handled, self._place(), False
+        signal.pthread_kill(main_thread_id(), signal.SIGINT)
         deadline = time.monotonic() + INSISTENCE
-        while time.monotonic() < deadline:
-            before, place = self._handled, self._place()
-            signal.pthread_kill(main_thread_id(), signal.SIGINT)
-            if self._ended.wait(PATIENCE):
-                return
-            if self._handled == before or self._place() == place:
+        while not self._ended.wait(PATIENCE) and time.monotonic() < deadline:
+            is_noticed = self._handled > before
+            if is_noticed and not has_told:
+                has_told = True
+                self._tell_noticed(cell)
+            place, last = self._place(), place
+            if not is_noticed or (place == last and self._waits_in_torch()):
                 self._break_open(peers)
-            if self._ended.wait(PATIENCE):
-                return
-            if self._place() != place:  # unwinding, or a finally block at work: let it
-                self._ended.wait(1.0)
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
         self._handled += 1
@@ -76,5 +81,12 @@ class Interrupter:
         return False
 
     def _place(self) -> tuple[int, int]:
-        frame = sys._current_frames()[main_thread_id()]
+        frame = self._main_frame()
         return id(frame), frame.f_lasti
+
+    def _waits_in_torch(self) -> bool:
+        return "torch/distributed" in self._main_frame().f_code.co_filename
+
+    @staticmethod
+    def _main_frame() -> FrameType:
+        return sys._current_frames()[main_thread_id()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-import torch  # noqa: F401
+import torch
 import torch.distributed  # noqa: F401
 
 from nbddp.worker import entry  # noqa: F401

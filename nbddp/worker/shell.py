@@ -66,7 +66,7 @@ class MailingPublisher(DisplayPublisher):
         metadata: JsonDict | None = None,
         *,
         transient: JsonDict | None = None,
-        update: bool = False,  # noqa: FBT001, FBT002 - IPython's signature
+        update: bool = False,
         **_ignored: Any,
     ) -> None:
         """Mail one bundle, after all output that precedes it."""
@@ -91,9 +91,12 @@ class RankShell(InteractiveShell):
     compiler_class = NotebookLines
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(MailingPublisher)
+    compile: NotebookLines
+    displayhook: ResultHook
+    display_pub: MailingPublisher
     shown_traceback: str = ""
 
-    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+    def _showtraceback(self, _etype: Any, _evalue: Any, stb: list[str]) -> None:
         self.shown_traceback = "\n".join(stb)
 
     def show_usage_error(self, exc: BaseException) -> None:
@@ -103,15 +106,22 @@ class RankShell(InteractiveShell):
     def run(self, command: RunCell) -> ExecutionResult:
         """Run a cell; raises nothing that the cell raised."""
         self.execution_count = command.execution_count
-        self.compile.first_line = command.first_line
+        self.compile.first_line = command.first_line + _leading_blank_lines(command.source)
         self.display_pub.cell = command.cell
         self.displayhook.bundle = {}
         self.shown_traceback = ""
-        return self.run_cell(command.source, store_history=True)
+        result: ExecutionResult = self.run_cell(command.source, store_history=True)
+        return result
 
     def is_cell_file(self, filename: str) -> bool:
         """Whether a code object's file is one of the cells run here."""
         return self.compile.format_code_name(filename) is not None
+
+
+def _leading_blank_lines(source: str) -> int:
+    """IPython strips these before it compiles."""
+    lines = source.splitlines()
+    return next((count for count, line in enumerate(lines) if line.strip()), 0)
 
 
 def make_shell() -> RankShell:
@@ -120,7 +130,7 @@ def make_shell() -> RankShell:
     config.HistoryManager.enabled = False
     config.InteractiveShell.banner1 = ""
     shell: RankShell = RankShell.instance(config=config)
-    InteractiveShell._instance = shell  # get_ipython() of code that asks for the base class
+    InteractiveShell._instance = shell  # type: ignore[assignment]  # get_ipython() of code that asks for the base class
     return shell
 
 

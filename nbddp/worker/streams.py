@@ -42,7 +42,7 @@ class RankLog:
 
     def _text_stream(self, fd: int) -> io.TextIOWrapper:
         stream = _LogStream(
-            io.BufferedWriter(_LogWriter(fd, self.on_write)),
+            io.BufferedWriter(_LogWriter(fd, self.on_write)),  # type: ignore[type-var]
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,  # a line is in the file before the next statement runs
@@ -53,7 +53,7 @@ class RankLog:
     def read(self) -> Output | None:
         """The next piece that was written since the last call, or None."""
         data = os.pread(self._read_fd, CHUNK_BYTES, self._offset)
-        text, used = codecs.utf_8_decode(data, "replace", False)
+        text, used = codecs.utf_8_decode(data, "replace")
         if not used:
             return None
         start, self._offset = self._offset, self._offset + used

@@ -1,0 +1,70 @@
+"""Who waits for what: futures of callers on other threads, settled by the session."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from nbddp.errors import RequestError, StartError
+from nbddp.wire.messages import Answer
+
+
+class Waiting:
+    """The promises a session has made and not kept yet."""
+
+    def __init__(self) -> None:
+        self._start: Future[None] | None = None
+        self._stops: list[Future[None]] = []
+        self._kills: dict[int, list[Future[None]]] = {}
+        self._answers: dict[int, Future[Answer]] = {}
+
+    def for_start(self) -> Future[None]:
+        """Somebody waits for all ranks to be ready; an earlier start is overtaken by it."""
+        self.start_failed(StartError("restarted before it was ready"))
+        self._start = Future()
+        return self._start
+
+    def for_stop(self) -> Future[None]:
+        """Somebody waits until all processes are gone."""
+        self._stops.append(Future())
+        return self._stops[-1]
+
+    def for_kill(self, rank: int) -> Future[None]:
+        """Somebody waits until one process is gone."""
+        future: Future[None] = Future()
+        self._kills.setdefault(rank, []).append(future)
+        return future
+
+    def for_answer(self, request: int) -> Future[Answer]:
+        """Somebody waits for what a rank says."""
+        self._answers[request] = Future()
+        return self._answers[request]
+
+    def started(self) -> None:
+        """All ranks are ready."""
+        if self._start is not None and not self._start.done():
+            self._start.set_result(None)
+
+    def start_failed(self, error: StartError) -> None:
+        """They will not be."""
+        if self._start is not None and not self._start.done():
+            self._start.set_exception(error)
+
+    def stopped(self) -> None:
+        """All processes are gone, and with them whoever could have answered."""
+        waiting, self._stops = self._stops, []
+        for future in waiting:
+            future.set_result(None)
+        for answer in self._answers.values():
+            answer.set_exception(RequestError("the worker group was stopped"))
+        self._answers.clear()
+
+    def gone(self, rank: int) -> None:
+        """One process is gone."""
+        for future in self._kills.pop(rank, ()):
+            future.set_result(None)
+
+    def answered(self, answer: Answer) -> None:
+        """A rank said something that was asked."""
+        future = self._answers.pop(answer.request, None)
+        if future is not None:
+            future.set_result(answer)
