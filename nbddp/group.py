@@ -97,7 +97,11 @@ class WorkerGroup:
     def warm_up(self) -> None:
         """Prepare in the background, so that the first start is quick."""
         self.start_helper()
-        threading.Thread(target=_import_torch, name="nbddp-warm-up", daemon=True).start()
+        threading.Thread(target=self._warm_up, name="nbddp-warm-up", daemon=True).start()
+
+    def _warm_up(self) -> None:
+        importlib.import_module("torch.distributed")
+        self.session.launcher.warm_up_more()
 
     def start_helper(self) -> None:
         """Start the process that ranks are forked from; it imports torch by itself."""
@@ -247,10 +251,6 @@ class WorkerGroup:
             if answer.error:
                 raise RequestError(f"rank {rank}: {answer.error}")
         return answers
-
-
-def _import_torch() -> None:
-    importlib.import_module("torch.distributed")
 
 
 def _culprit(values: Mapping[str, Any]) -> str:

@@ -42,6 +42,9 @@ class Launcher(Protocol):
     def warm_up(self) -> None:
         """Prepare, without waiting, so that the first start is quick."""
 
+    def warm_up_more(self) -> None:
+        """Prepare what is not needed at once; waits until it is done."""
+
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank."""
 
@@ -68,13 +71,16 @@ class LocalLauncher:
         if self.forkserver is not None:
             self.forkserver.warm_up()
 
+    def warm_up_more(self) -> None:
+        """Have the helper import what DDP needs."""
+        if self.forkserver is not None:
+            self.forkserver.grow()
+
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank on this machine."""
         name = f"nbddp-rank{start.topology.rank}"
         if self.forkserver is not None:
-            process = self.forkserver.process(rank_main, start, name)
-            process.start()
-            return process
+            return self.forkserver.start(rank_main, start, name)
         return _spawn(start, name)
 
     def sweep(self, handle: RankHandle) -> None:
