@@ -32,6 +32,7 @@ class WorkerGroup:
         env: variables that win over this process's environment.
         threads: threads per rank for torch's operators; 0 for cores / ranks.
         name: part of the run folder's name.
+        grace: seconds that a rank gets to obey before it is killed.
         init: whether ranks form a process group.
 
     Raises:
@@ -54,6 +55,7 @@ class WorkerGroup:
         env: Mapping[str, str] | None = None,
         threads: int = 0,
         name: str = "",
+        grace: float = 5.0,
         init: bool = True,
         launcher: Launcher | None = None,
         colors: str = "",
@@ -66,6 +68,7 @@ class WorkerGroup:
             env=env or {},
             threads=threads,
             name=name,
+            grace=grace,
             joins_group=init,
         )
         self.session = Session(launcher, colors=colors)
@@ -105,7 +108,13 @@ class WorkerGroup:
 
     def start_helper(self) -> None:
         """Start the process that ranks are forked from; it imports torch by itself."""
+        self._close_at_exit()
         self.session.launcher.warm_up()
+
+    def _close_at_exit(self) -> None:
+        """Close before multiprocessing's own hook, which would wait for the ranks to end."""
+        atexit.unregister(self.close)
+        atexit.register(self.close)
 
     def start(self) -> None:
         """Start the ranks and wait until all are ready.
@@ -114,12 +123,12 @@ class WorkerGroup:
             RequestError: they run already, or the group cannot be had.
             StartError: a rank could not start.
         """
-        atexit.register(self.close)  # before multiprocessing's own hook, which waits for ranks
+        self._close_at_exit()
         self.session.start(self.spec)
 
     def restart(self) -> None:
         """End all ranks, whatever they do, and start them anew; their names are gone."""
-        atexit.register(self.close)
+        self._close_at_exit()
         self.session.restart(self.spec)
 
     def stop(self) -> None:

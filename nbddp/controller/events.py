@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from nbddp.wire.messages import CellEnded
+
+GRACE = 5.0  # seconds between asking a process to end and killing it
+
 
 class Alarm(Enum):
     """What a deadline is for."""
@@ -29,6 +33,7 @@ class StartAsked:
 
     world_size: int
     joins_group: bool = True
+    grace: float = GRACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,18 @@ class RankEnded:
     is_ok: bool
     in_group: bool
     sequence: int
+
+    @classmethod
+    def of(cls, report: CellEnded, *, attempt: int, rank: int) -> RankEnded:
+        """What the lifecycle needs of a rank's report."""
+        return cls(
+            attempt=attempt,
+            rank=rank,
+            cell=report.cell,
+            is_ok=report.is_ok,
+            in_group=report.in_group,
+            sequence=report.sequence,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,13 @@ class Forkserver:
                 return
             self._ensure_running()
             first = self._first
-        grown = _GrownServer(first)
-        RankProcess(grown, _do_nothing, None, "nbddp-ready").start()  # returns when it serves
+        try:
+            grown = _GrownServer(first)
+            RankProcess(grown, _do_nothing, None, "nbddp-ready").start()  # returns when it serves
+        except (EOFError, OSError):
+            if self._first is first:
+                raise
+            return  # closed meanwhile
         with self._lock:
             if self._first is first:
                 self._grown = grown
@@ -136,7 +141,7 @@ class _GrownServer(forkserver.ForkServer):
 class RankProcess(process.BaseProcess):
     """A process forked from a helper; not daemonic, so that a DataLoader can have workers."""
 
-    _start_method = "forkserver"
+    _start_method = "fork"  # for what the rank starts: a DataLoader's workers know its cells
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ def _start(life: Life, event: StartAsked) -> Step:
         attempt=attempt,
         has_group=event.joins_group,
         ranks=tuple(RankLife(rank) for rank in range(event.world_size)),
-        grace=life.grace,
+        grace=event.grace,
     )
     spawn = Spawn(attempt=attempt, world_size=event.world_size, joins_group=event.joins_group)
     return born, [spawn, _alarm(born, Alarm.START, START_PATIENCE)]
@@ -280,7 +280,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
     cell = replace(cell, interrupts=cell.interrupts + 1)
     life = replace(life, state=GroupState.INTERRUPTING, cell=cell)
     if cell.interrupts > 1:
-        return life, [Kill(ranks=waiting)]
+        return life, [Kill(ranks=waiting)] if cell.is_stuck else []  # else: a double click
     return life, [
         SendInterrupt(cell=cell.number, ranks=waiting),
         _alarm(life, Alarm.STUCK, STUCK_AFTER),
@@ -316,6 +316,9 @@ def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm) -> Step:
                 _alarm(life, Alarm.CLEANUP, CLEANUP),
             ]
         case Alarm.STUCK:
+            life = replace(life, cell=replace(cell, is_stuck=True))
+            if cell.interrupts > 1:
+                return life, [Kill(ranks=waiting)]
             return life, [Remark(text=_say_stuck(life, waiting, deaf))]
         case Alarm.GRACE if deaf:
             text = f"{say_ranks(deaf)} did not answer the interrupt in {life.grace:.0f} s: killed"

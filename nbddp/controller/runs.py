@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 class RunFolder:
@@ -37,13 +37,14 @@ class RunFolder:
             "versions": {name: _version(name) for name in ("nbddp", "torch", "ipykernel")},
         }
         draft = self.path / "run.json.tmp"
-        draft.write_text(json.dumps(facts, indent=2) + "\n")
+        with _open_private(draft, os.O_TRUNC) as file:
+            file.write(json.dumps(facts, indent=2) + "\n")
         draft.replace(self.path / "run.json")
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append one line to ``events.jsonl``."""
         line = json.dumps({"time": round(time.time(), 3), "kind": kind, **facts})
-        with (self.path / "events.jsonl").open("a") as file:
+        with _open_private(self.path / "events.jsonl", os.O_APPEND) as file:
             file.write(line + "\n")
 
     def last_words(self, rank: int) -> str:
@@ -60,11 +61,15 @@ class RunFolder:
             return path
 
 
+def _open_private(path: Path, flag: int) -> TextIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600), "w")
+
+
 def _make_private(runs: Path, name: str) -> Path:
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     if runs.parent.name == ".nbddp":
-        with suppress(FileExistsError):
-            (runs.parent / ".gitignore").open("x").write("*\n")
+        with suppress(FileExistsError), (runs.parent / ".gitignore").open("x") as ignore:
+            ignore.write("*\n")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for count in range(1000):
         path = runs / "-".join(filter(None, (stamp, name, str(count) if count else "")))

@@ -28,6 +28,7 @@ from nbddp.wire.messages import (
     CellEnded,
     Command,
     Display,
+    JsonDict,
     Leave,
     Noticed,
     Output,
@@ -79,16 +80,14 @@ class Session:
             RequestError: there is one already, or the spec cannot be met.
             StartError: a rank could not start.
         """
-        asked = ev.StartAsked(world_size=spec.nproc, joins_group=spec.joins_group)
-        self._start_with(spec, asked)
+        self._start_with(spec, spec.start_event())
 
     def restart(self, spec: GroupSpec | None = None) -> None:
         """End the group, whatever it does, and start it anew as the next attempt."""
         spec = spec or self.spec
         if spec is None:
             raise RequestError(NO_GROUP)
-        asked = ev.StartAsked(world_size=spec.nproc, joins_group=spec.joins_group)
-        self._start_with(spec, ev.RestartAsked(start=asked))
+        self._start_with(spec, ev.RestartAsked(start=spec.start_event()))
 
     def _start_with(self, spec: GroupSpec, event: ev.Event) -> None:
         spec.check_gpus()
@@ -136,7 +135,7 @@ class Session:
                 collector.join()
                 watcher.close()
                 actor.close()
-                self._threads = self.link = None
+                self._threads = self.link = self._ranks = self.cell = None
             self.launcher.close()
 
     def require_link(self) -> Link:
@@ -144,6 +143,9 @@ class Session:
         if self.link is None:
             raise RequestError(NO_GROUP)
         return self.link
+
+    def _unpack(self, parcel: JsonDict) -> Any:
+        return self.require_link().unpack(parcel)
 
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""
@@ -196,7 +198,7 @@ class Session:
             raise RequestError(NO_GROUP)
         everyone = tuple(each.rank for each in self.life.ranks)
         ranks = everyone if request.ranks is None else request.ranks
-        handle = CellHandle(next(self._numbers), request, ranks, self.require_link().unpack)
+        handle = CellHandle(next(self._numbers), request, ranks, self._unpack)
         before, self.cell = self.cell, handle
         event = ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group)
         try:
@@ -254,15 +256,7 @@ class Session:
     def _read_report(self, rank: int, attempt: int, report: CellEnded) -> None:
         if self.cell is not None and self.cell.number == report.cell:
             self.cell.note_report(rank, report)
-        ended = ev.RankEnded(
-            attempt=attempt,
-            rank=rank,
-            cell=report.cell,
-            is_ok=report.is_ok,
-            in_group=report.in_group,
-            sequence=report.sequence,
-        )
-        self._step(ended)
+        self._step(ev.RankEnded.of(report, attempt=attempt, rank=rank))
 
     def _note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
         exitcode = handle.exitcode

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbddp.controller.events import StartAsked
 from nbddp.controller.runs import RunFolder
 from nbddp.errors import RequestError
 from nbddp.topology import Topology
@@ -36,6 +37,7 @@ class GroupSpec:
         env: variables that win over the kernel's environment.
         threads: threads per rank for torch's operators; 0 for cores / ranks.
         name: part of the run folder's name.
+        grace: seconds that a rank gets to obey before it is killed.
         joins_group: whether ranks form a process group at the start.
 
     Raises:
@@ -49,6 +51,7 @@ class GroupSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0
     name: str = ""
+    grace: float = 5.0
     joins_group: bool = True
 
     def __post_init__(self) -> None:
@@ -59,11 +62,17 @@ class GroupSpec:
             raise RequestError(f"backend must be one of {known}, got {self.backend!r}")
         if not self.timeout > 0:
             raise RequestError(f"timeout must be above 0 seconds, got {self.timeout:g}")
+        if not self.grace > 0:
+            raise RequestError(f"grace must be above 0 seconds, got {self.grace:g}")
         if self.threads < 0:
             raise RequestError(f"threads must be at least 1, got {self.threads}")
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
                 raise RequestError(f"{name!r} is no name for an environment variable")
+
+    def start_event(self) -> StartAsked:
+        """What the lifecycle must know of it."""
+        return StartAsked(world_size=self.nproc, joins_group=self.joins_group, grace=self.grace)
 
     def check_gpus(self) -> None:
         """Refuse NCCL without a GPU for every rank; asks the driver, creates no CUDA context.

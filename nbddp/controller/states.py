@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nbddp.controller.events import StartAsked
-
-GRACE = 5.0  # seconds between asking a process to end and killing it
+from nbddp.controller.events import GRACE, StartAsked
 
 
 class GroupState(Enum):
@@ -65,6 +63,7 @@ class CellLife:
     lost_group: bool = False
     sequences: frozenset[int] = frozenset()
     interrupts: int = 0
+    is_stuck: bool = False
     noticed: frozenset[int] = frozenset()
 
 

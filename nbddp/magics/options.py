@@ -14,7 +14,7 @@ from IPython.core.magic_arguments import argument
 from nbddp.controller.spec import BACKENDS, GroupSpec
 from nbddp.errors import RequestError
 
-_START = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name")
+_START = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
 
 
 def positive_int(text: str) -> int:
@@ -103,6 +103,12 @@ _START_ARGUMENTS = (
         action="append",
         metavar="K=V",
         help="environment variable for the ranks; may be repeated",
+    ),
+    argument(
+        "--grace",
+        type=seconds,
+        metavar="SECONDS",
+        help="what does not obey an interrupt or stop for this long is killed (default: 5)",
     ),
     argument(
         "--threads",

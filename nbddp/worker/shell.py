@@ -105,6 +105,8 @@ class RankShell(InteractiveShell):
 
     def run(self, command: RunCell) -> ExecutionResult:
         """Run a cell; raises nothing that the cell raised."""
+        # `%reset -f` takes it away, and multiprocessing cannot do without
+        self.user_module.__dict__.setdefault("__spec__", None)
         self.execution_count = command.execution_count
         self.compile.first_line = command.first_line + _leading_blank_lines(command.source)
         self.display_pub.cell = command.cell
@@ -129,15 +131,17 @@ def make_shell() -> RankShell:
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.banner1 = ""
+    config.Completer.use_jedi = False  # evaluates nothing, but takes a second to load
     shell: RankShell = RankShell.instance(config=config)
     InteractiveShell._instance = shell  # type: ignore[assignment]  # get_ipython() of code that asks for the base class
     return shell
 
 
 def warm_shell(shell: RankShell) -> None:
-    """Pay now for what the first cell, value and traceback would import."""
+    """Pay now for what the first cell, value, traceback and Tab would import."""
     for source in ("None", "0", "1/0"):
         shell.run(RunCell(cell=0, source=source))
+    shell.complete(None, "pri", 3)
     shell.reset(new_session=True)
 
 

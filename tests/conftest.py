@@ -1,0 +1,37 @@
+"""What all tests share: nothing that a test starts may outlive it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from processes import is_helper, marked, wait_until
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays_behind() -> Iterator[None]:
+    """Every rank, and every child of a rank, that a test starts must be gone when it ends."""
+    before = set(marked())
+    yield
+
+    def left() -> list[psutil.Process]:
+        return [
+            process
+            for pid, process in marked().items()
+            if pid not in before and not is_helper(process)
+        ]
+
+    wait_until(lambda: not left(), timeout=5.0)
+    remaining = left()
+    for process in remaining:
+        process.kill()
+    assert not remaining, f"left running: {[process.cmdline()[-1][:80] for process in remaining]}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, so that runs are recorded there."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,81 @@
+"""Fixtures that start real ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from notebook import Notebook
+
+from nbddp import WorkerGroup
+from nbddp.controller.launcher import LocalLauncher
+
+
+class WarmLauncher(LocalLauncher):
+    """A launcher whose helper serves all tests of this run."""
+
+    def close(self) -> None:
+        """Keep the helper for the next test."""
+
+    def end(self) -> None:
+        """End the helper."""
+        super().close()
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[WarmLauncher]:
+    """One warm helper for all groups of this run."""
+    launcher = WarmLauncher()
+    launcher.warm_up_more()
+    yield launcher
+    launcher.end()
+
+
+@pytest.fixture
+def make_group(
+    launcher: WarmLauncher,
+    folder: Path,  # noqa: ARG001 - where the runs are recorded
+) -> Iterator[Callable[..., WorkerGroup]]:
+    """Makes started groups, and closes them."""
+    groups: list[WorkerGroup] = []
+
+    def make(nproc: int = 2, **options: object) -> WorkerGroup:
+        group = WorkerGroup(nproc=nproc, launcher=launcher, **options)
+        groups.append(group)
+        group.start()
+        return group
+
+    yield make
+    for group in groups:
+        group.close()
+
+
+@pytest.fixture
+def group(make_group: Callable[..., WorkerGroup]) -> WorkerGroup:
+    """Two ranks, started."""
+    return make_group(2)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A kernel with nbddp loaded, for all tests of a file."""
+    with Notebook(tmp_path_factory.mktemp("notebook")) as notebook:
+        yield notebook
+
+
+@pytest.fixture
+def notebook(kernel: Notebook) -> Iterator[Notebook]:
+    """The file's kernel; its ranks are stopped after each test."""
+    yield kernel
+    assert kernel.run("%ddp auto off").status == "ok"
+    assert kernel.run("%ddp stop").status == "ok"
+
+
+@pytest.fixture
+def fresh_notebook(folder: Path) -> Iterator[Notebook]:
+    """A kernel of the test's own, which it may kill."""
+    with Notebook(folder) as notebook:
+        yield notebook
+    os.chdir(folder.parent)

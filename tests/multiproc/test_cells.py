@@ -1,0 +1,198 @@
+"""What a %%ddp cell does, in a real kernel."""
+
+from __future__ import annotations
+
+import pytest
+from notebook import Notebook
+
+pytestmark = pytest.mark.multiproc
+
+
+def test_the_first_cell_starts_the_ranks_and_later_cells_find_the_same_names(
+    notebook: Notebook,
+) -> None:
+    first = notebook.run("%%ddp --nproc 2\nimport os\nmine = rank * 10\nprint(os.getpid())")
+    second = notebook.run("%%ddp\nprint(os.getpid(), mine)")
+    assert first.status == second.status == "ok"
+    for rank in (0, 1):
+        assert second.lines(rank) == [f"{first.lines(rank)[0]} {rank * 10}"]
+
+
+def test_the_process_group_is_ready_and_the_names_of_a_rank_are_there(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 2\nx = torch.ones(1, device=device) * (rank + 1)\ndist.all_reduce(x)\n"
+        "x.item(), world_size, local_rank, nbddp.__version__ != ''"
+    )
+    assert reply.text.splitlines() == [
+        "Out [rank 0] (3.0, 2, 0, True)",
+        "Out [rank 1] (3.0, 2, 1, True)",
+    ]
+
+
+def test_a_value_that_ranks_agree_on_is_shown_once(notebook: Notebook) -> None:
+    assert notebook.run("%%ddp --nproc 2\nworld_size").text == "Out [ranks 0-1] 2\n"
+
+
+def test_magics_commands_await_and_last_values_work(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 1\n!echo from a child $RANK\n%time 1\nimport asyncio\n"
+        "await asyncio.sleep(0.01)\nfiles = !echo a\nprint(files)\n41"
+    )
+    assert reply.status == "ok"
+    assert "from a child 0" in reply.lines(0)
+    assert "['a']" in reply.lines(0)
+    assert notebook.run("%%ddp\n_ + 1").text == "Out [rank 0] 42\n"
+
+
+def test_figures_and_displays_reach_the_notebook(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 2\nfrom IPython.display import HTML\ndisplay(HTML('<b>bold</b>'))\n"
+        "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])\nplt.show()"
+    )
+    assert reply.status == "ok"
+    assert sum("text/html" in data for data in reply.displays) == 2
+    assert sum(data.get("image/png", "").startswith("iVBOR") for data in reply.displays) == 2
+
+
+def test_a_progress_bar_ends_as_one_line(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 2\nfrom tqdm import tqdm\nfor _ in tqdm(range(20), mininterval=0): pass"
+    )
+    for rank in (0, 1):
+        assert len(reply.lines(rank)) == 1
+        assert "20/20" in reply.lines(rank)[0]
+
+
+def test_c_code_and_child_processes_print_to_the_cell_too(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 1\nimport os\n_ = os.write(1, b'from fd 1\\n')")
+    assert reply.lines(0) == ["from fd 1"]
+
+
+def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
+    notebook: Notebook,
+) -> None:
+    reply = notebook.run("%%ddp --nproc 2\n\n# a remark\nvalue = 1\nvalue / 0")
+    assert reply.status == "error"
+    assert reply.error == "CellFailedError: ranks 0-1: ZeroDivisionError: division by zero, line 5"
+    assert "----> 5 value / 0" in reply.traceback
+    assert reply.traceback.count("division by zero") == 2  # the title, and one traceback
+    assert "site-packages" not in reply.traceback
+    assert "nbddp/" not in reply.traceback
+
+
+def test_names_are_kept_after_an_error_and_the_next_cell_works(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = rank\n1 / 0")
+    reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, x.item())")
+    assert reply.lines(0) == ["0 2.0"]
+    assert reply.lines(1) == ["1 2.0"]
+
+
+def test_input_says_that_it_is_not_supported(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 1\ninput('name? ')")
+    assert "input() is not supported" in reply.error
+
+
+def test_a_script_that_says_sys_exit_0_has_succeeded(notebook: Notebook) -> None:
+    assert notebook.run("%%ddp --nproc 1\nimport sys\nsys.exit()").status == "ok"
+    reply = notebook.run("%%ddp\nsys.exit(3)")
+    assert reply.error == "CellFailedError: rank 0: SystemExit: 3, line 2"
+
+
+def test_a_dataloader_with_workers_runs_in_a_rank(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"
+        "loader = DataLoader(range(8), batch_size=4, num_workers=2, persistent_workers=True)\n"
+        "print([batch.tolist() for batch in loader])"
+    )
+    assert reply.status == "ok"
+    assert reply.lines(1) == ["[[0, 1, 2, 3], [4, 5, 6, 7]]"]
+
+
+def test_pasted_code_finds_torchruns_variables_and_may_init_again_and_again(
+    notebook: Notebook,
+) -> None:
+    body = (
+        "import os\ndist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "print(x.item(), os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
+        "dist.destroy_process_group()\n"
+    )
+    reply = notebook.run(f"%%ddp --nproc 2 --no-init\n{body}{body}")
+    assert reply.lines(1) == ["2.0 1 2", "2.0 1 2"]
+    reply = notebook.run(f"%%ddp --no-init\n{body}")
+    assert reply.lines(0) == ["2.0 0 2"]
+    assert notebook.run("%%ddp\ndist.barrier()\ndist.is_initialized()").text.endswith("True\n")
+
+
+def test_a_cell_that_destroys_the_process_group_finds_a_new_one_in_the_next(
+    notebook: Notebook,
+) -> None:
+    assert notebook.run("%%ddp --nproc 2\ndist.destroy_process_group()").status == "ok"
+    reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+    assert reply.text == "Out [ranks 0-1] 2.0\n"
+
+
+def test_a_cell_may_run_on_some_ranks_only(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 3\nx = rank")
+    reply = notebook.run("%%ddp --ranks 0,2\nprint(x)")
+    assert reply.lines(0) == ["0"]
+    assert reply.lines(1) == []
+    assert reply.lines(2) == ["2"]
+
+
+def test_values_go_to_the_ranks_and_come_back(notebook: Notebook) -> None:
+    notebook.run("config = {'lr': 0.1}\nclass Here:\n    value = 7\nthing = Here()")
+    reply = notebook.run(
+        "%%ddp --nproc 2 --push config,thing --out answers\nconfig['lr'] * rank + thing.value"
+    )
+    assert reply.status == "ok"
+    assert notebook.run("answers").result == "[7.0, 7.1]"
+    notebook.run("%%ddp\nstate = torch.full((3,), float(rank))")
+    assert notebook.run("%ddp pull state --rank 1").result == "tensor([1., 1., 1.])"
+    assert notebook.run("state.sum().item()").result == "3.0"
+    assert notebook.run("%ddp pull 'rank + 1'").result == "[1, 2]"
+
+
+def test_quiet_shows_the_values_only(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 2 --quiet\nprint('noise')\nworld_size")
+    assert reply.text == "Out [ranks 0-1] 2\n"
+
+
+def test_fresh_empties_the_namespaces(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 1\nold = 1")
+    assert notebook.run("%%ddp --fresh\n'old' in globals()").text == "Out [rank 0] False\n"
+
+
+def test_no_wait_returns_at_once_and_wait_waits(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nimport time")
+    request = notebook.begin("%%ddp --no-wait\ntime.sleep(1)\nprint('done')")
+    reply = notebook.finish(request)
+    assert reply.status == "ok"
+    assert "done" not in reply.text
+    busy = notebook.run("%%ddp\npass")
+    assert "a cell is still running" in busy.text
+    assert notebook.run("%ddp wait").status == "ok"
+    assert notebook.run("%%ddp\npass").status == "ok"
+
+
+def test_wait_fails_if_the_cell_in_the_background_failed(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 1 --no-wait\n1 / 0")
+    assert "ZeroDivisionError" in notebook.run("%ddp wait").error
+
+
+def test_auto_mode_sends_cells_to_the_ranks_and_local_keeps_one(notebook: Notebook) -> None:
+    notebook.run("%ddp start --nproc 2")
+    notebook.run("%ddp auto on")
+    assert notebook.run("world_size").text == "Out [ranks 0-1] 2\n"
+    assert notebook.run("1 / 0").error.endswith("ZeroDivisionError: division by zero, line 1")
+    assert notebook.run("%%local\n'world_size' in globals()").result == "False"
+    notebook.run("%ddp auto off")
+    assert notebook.run("'world_size' in globals()").result == "False"
+    assert notebook.run("%%local\n1 + 1").result == "2"
+
+
+def test_twenty_thousand_lines_of_each_rank_come_whole_and_in_order(notebook: Notebook) -> None:
+    source = "%%ddp --nproc 4\nfor i in range(20_000): print(f'{i:06d}' + 'x' * 94)"
+    reply = notebook.run(source)
+    assert reply.status == "ok"
+    for rank in range(4):
+        assert [int(line[:6]) for line in reply.lines(rank)] == list(range(20_000))

@@ -1,0 +1,257 @@
+"""Nobody outlives the kernel, nobody else gets in, and nothing that was written is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from notebook import Notebook
+from processes import wait_until
+
+from nbddp import CellFailedError, RequestError, StartError, WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+WITH_WORKERS = (
+    "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"
+    "loader = DataLoader(range(99), num_workers=2, persistent_workers=True)\n"
+    "it = iter(loader)\nprint(len(next(it)))"
+)
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def descendants(notebook: Notebook) -> list[psutil.Process]:
+    return psutil.Process(notebook.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize("how", ["kill", "shutdown", "restart"])
+def test_when_the_kernel_goes_everything_it_started_goes(
+    fresh_notebook: Notebook, how: str
+) -> None:
+    assert fresh_notebook.run(WITH_WORKERS).lines(1) == ["1"]
+    processes = descendants(fresh_notebook)
+    assert len(processes) >= 7  # tracker, forkserver, 2 ranks, their 4 workers
+    before = shared_memory()
+    if how == "restart":
+        fresh_notebook.restart()
+    elif how == "kill":
+        psutil.Process(fresh_notebook.pid).kill()
+    else:
+        fresh_notebook.__exit__(None, None, None)
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+    assert shared_memory() <= before
+
+
+def test_a_kernel_that_is_killed_in_the_middle_of_a_cell_leaves_nobody(
+    fresh_notebook: Notebook,
+) -> None:
+    request = fresh_notebook.begin(
+        "%%ddp --nproc 2\nprint('begun')\nif rank == 0: dist.recv(torch.ones(1), src=1)\n"
+        "import time\ntime.sleep(60)"
+    )
+    fresh_notebook.finish(request, until="begun")
+    processes = descendants(fresh_notebook)
+    psutil.Process(fresh_notebook.pid).kill()
+    assert not psutil.wait_procs(processes, timeout=10)[1]
+
+
+def test_stop_ends_the_workers_of_a_dataloader_too(group: WorkerGroup) -> None:
+    group.run(WITH_WORKERS.partition("\n")[2])
+    pids = group.session.process_ids().values()
+    processes = [each for pid in pids for each in psutil.Process(pid).children(recursive=True)]
+    assert len(processes) == 4
+    group.stop()
+    assert not psutil.wait_procs(processes, timeout=10)[1]
+
+
+def test_a_killed_rank_leaves_no_workers_behind(group: WorkerGroup) -> None:
+    group.run(WITH_WORKERS.partition("\n")[2])
+    processes = psutil.Process(group.session.process_ids()[1]).children(recursive=True)
+    group.kill(1)
+    assert not psutil.wait_procs(processes, timeout=3)[1]
+
+
+def test_reset_does_not_break_the_next_start(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\npass")
+    assert notebook.run("%reset -f").status == "ok"
+    assert notebook.run("%ddp restart").status == "ok"
+    assert notebook.run("%%ddp\n%reset -f").status == "ok"
+    assert notebook.run("%%ddp\nworld_size").text == "Out [ranks 0-1] 2\n"
+
+
+def test_a_folder_deleted_under_the_kernel_does_not_break_the_next_start(
+    make_group: Callable[..., WorkerGroup], folder: Path
+) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    group = make_group(1, name="after-the-flood")
+    assert group.pull("__import__('os').getcwd()", rank=0) == str(Path.home())
+    runs = group.session.folder
+    assert runs is not None
+    group.stop()
+    for path in sorted(runs.path.rglob("*"), reverse=True):
+        path.unlink()
+    runs.path.rmdir()
+
+
+def test_a_module_edited_on_disk_is_seen_after_a_restart(
+    make_group: Callable[..., WorkerGroup], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    module = folder / "edited.py"
+    module.write_text("value = 1\n")
+    group = make_group(1)
+    group.run("import edited")
+    module.write_text("value = 22\n")
+    os.environ["SEEN_LATER"] = "yes"
+    group.restart()
+    group.run("import edited, os")
+    assert group.pull("(edited.value, os.environ['SEEN_LATER'])", rank=0) == (22, "yes")
+    del os.environ["SEEN_LATER"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nos.chdir('/')",
+        "import os\nif os.fork() == 0: print('child')\nelse: os.wait()",
+        "import threading\nthreading.Thread(target=print, args=('hi',)).start()",
+        "import sys, io\nsys.stdout = io.StringIO()\nsys.stderr.close()",
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)",
+        "import sys\nsys.exit()",
+        "dist.destroy_process_group()",
+        "import os\nos.environ.clear()",
+        "del rank, torch, dist",
+        "%reset -f",
+    ],
+)
+def test_whatever_a_cell_does_to_its_process_the_next_cell_works(
+    group: WorkerGroup, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(source)
+    capsys.readouterr()
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nprint(rank, x.item())")
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["[rank 0] 0 2.0", "[rank 1] 1 2.0"]
+
+
+def test_only_loopback_is_listened_on(group: WorkerGroup) -> None:
+    group.run("dist.barrier()\npair = dist.new_group([0, 1])\ndist.barrier(group=pair)")
+    pids = [os.getpid(), *group.session.process_ids().values()]
+    listening = [
+        each.laddr.ip
+        for pid in pids
+        for each in psutil.Process(pid).net_connections("inet")
+        if each.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 3  # the store, and gloo's in each rank
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_the_secret_is_nowhere_to_be_read(group: WorkerGroup) -> None:
+    group.run("import os\nprint(dict(os.environ))")
+    link, folder = group.session.link, group.session.folder
+    assert link is not None
+    assert folder is not None
+    forms = {link.secret, link.secret.hex().encode(), repr(link.secret).encode()}
+    for pid in [os.getpid(), *group.session.process_ids().values()]:
+        for name in ("cmdline", "environ"):
+            content = Path(f"/proc/{pid}/{name}").read_bytes()
+            assert not any(form in content for form in forms)
+    for path in folder.path.iterdir():
+        assert not any(form in path.read_bytes() for form in forms)
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_forged_command_is_not_obeyed(group: WorkerGroup) -> None:
+    from nbddp.wire.mailbox import CONTROLLER, Letter, seal
+    from nbddp.wire.messages import Leave
+    from nbddp.worker.start import command_queue
+
+    link = group.session.require_link()
+    queue = command_queue(group.life.attempt, 0)
+    forged = seal(
+        Letter(CONTROLLER, group.life.attempt, 10**6, Leave()), queue=queue, secret=b"guessed"
+    )
+    link._sender.queue_push(queue, forged)
+    link._sender.queue_push(queue, b"")
+    link._sender.queue_push("up", b"rubbish")
+    group.run("still_here = 1")
+    assert group.pull("still_here") == [1, 1]
+    assert link.refused == 1
+
+
+def test_a_rank_that_is_killed_while_it_prints_loses_no_line(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chance = random.Random(7)
+    for _ in range(5):
+        group = make_group(1)
+        delay = chance.uniform(0.0, 0.05)
+        with pytest.raises(CellFailedError):
+            group.run(
+                "import os, threading, signal\n"
+                f"threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGKILL)).start()\n"
+                "i = 0\nwhile True:\n    print(f'{i:09d}')\n    i += 1"
+            )
+        folder = group.session.folder
+        assert folder is not None
+        in_file = folder.log(0).read_text().split("\n")
+        shown = re.findall(r"^\[rank 0\] (\d+)$", capsys.readouterr().out, re.MULTILINE)
+        whole = [line for line in in_file if len(line) == 9]
+        assert [int(line) for line in whole] == list(range(len(whole)))
+        assert [line for line in shown if len(line) == 9] == whole
+        group.close()
+
+
+def test_a_start_that_fails_says_which_rank_and_why_and_leaves_nobody(
+    make_group: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-device")
+    with pytest.raises(StartError, match=r"^rank \d could not start: .*no-such-device"):
+        make_group(2)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert make_group(2).life.state.value == "ready"
+
+
+def test_requests_in_the_wrong_state_are_refused_and_change_nothing(group: WorkerGroup) -> None:
+    with pytest.raises(RequestError, match="the worker group is ready already"):
+        group.start()
+    with pytest.raises(RequestError, match="there is no rank 7; the group has ranks 0 to 1"):
+        group.kill(7)
+    group.stop()
+    with pytest.raises(RequestError, match="there is no worker group"):
+        group.run("pass")
+    group.start()
+    group.run("pass")
+
+
+def test_a_group_that_was_closed_leaves_no_thread_and_no_descriptor(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    import threading
+
+    make_group(2).close()
+    threads = {thread.name for thread in threading.enumerate()}
+    descriptors = psutil.Process().num_fds()
+    for _ in range(3):
+        group = make_group(2)
+        group.run("pass", quiet=True)
+        group.restart()
+        group.close()
+    left = {thread.name for thread in threading.enumerate()} - threads
+    assert not {name for name in left if name.startswith("nbddp")}
+    assert wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)

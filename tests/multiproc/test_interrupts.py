@@ -1,0 +1,137 @@
+"""An interrupt ends the cell and keeps every name, wherever the ranks are."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from notebook import Notebook, Reply
+
+from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+AFTER = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, x.item())"
+
+
+def interrupted(notebook: Notebook, body: str, *, nproc: int = 3) -> Reply:
+    """Run a body that never ends, press the stop button when every rank is about to enter it."""
+    notebook.run(f"%%ddp --nproc {nproc}\nkept = rank\nimport time")
+    request = notebook.begin(f"%%ddp\nif rank == 0:\n    print('begun')\n{body}")
+    notebook.finish(request, until="begun")
+    time.sleep(0.3)  # for the ranks to get from the print into the wait
+    notebook.interrupt()
+    began = time.monotonic()
+    reply = notebook.finish(request)
+    reply.seconds = time.monotonic() - began
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ("time.sleep(60)", "ranks 0-2 interrupted, line 4"),
+        ("while True: pass", "ranks 0-2 interrupted, line 4"),
+        (
+            "x = torch.ones(1)\nif rank == 1: time.sleep(60)\ndist.all_reduce(x)",
+            r"ranks 0,2: interrupted in all_reduce #\d+, line 6",
+        ),
+        (
+            "x = torch.ones(1)\nif rank == 0: dist.recv(x, src=1)\nelse: dist.all_reduce(x)",
+            "rank 0: interrupted in recv, line 5",
+        ),
+        (
+            "pair = dist.new_group([0, 1])\nx = torch.ones(1)\n"
+            "if rank == 0: dist.recv(x, src=1, group=pair)\nelse: dist.barrier()",
+            r"interrupted in barrier #\d+, line 7",
+        ),
+        (
+            "w = dist.all_reduce(torch.ones(3), async_op=True) if rank else None\n"
+            "w.wait() if w else time.sleep(60)",
+            r"ranks 1-2: interrupted in all_reduce #\d+, line 5",
+        ),
+    ],
+    ids=["sleep", "python", "waiting", "deadlock", "subgroup", "async"],
+)
+def test_the_stop_button_ends_the_cell_and_keeps_the_names(
+    notebook: Notebook, body: str, place: str
+) -> None:
+    reply = interrupted(notebook, body)
+    assert reply.error.startswith("CellInterruptedError: ")
+    assert re.search(place, reply.traceback)
+    assert "Every rank keeps its names; the next cell works." in reply.traceback
+    assert reply.seconds < 4  # the promise is 1 s; a busy machine gets more
+    after = notebook.run(AFTER)
+    assert [after.lines(rank) for rank in range(3)] == [["0 3.0"], ["1 3.0"], ["2 3.0"]]
+
+
+def test_a_ddp_backward_that_waits_for_a_peer_is_freed(notebook: Notebook) -> None:
+    notebook.run(
+        "%%ddp --nproc 2\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))"
+    )
+    reply = interrupted(
+        notebook,
+        "if rank == 0: time.sleep(60)\nmodel(torch.ones(2, 4)).sum().backward()",
+        nproc=2,
+    )
+    assert re.search(r"rank 1: interrupted in all_reduce #\d+, line 5", reply.traceback)
+    assert notebook.run(AFTER).lines(1) == ["1 2.0"]
+
+
+def test_a_cell_that_catches_the_interrupt_may_clean_up(group: WorkerGroup) -> None:
+    source = (
+        "import time\ntry:\n    print('begun')\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('cleaned')\n    raise"
+    )
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, source)
+    group.run("done = 1")
+
+
+def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(2, grace=2.0)
+    group.run("kept = rank")
+    with pytest.raises(CellFailedError) as failure:
+        run_and_interrupt(
+            group,
+            "import ctypes\nprint('begun')\n"
+            "if rank == 1: ctypes.PyDLL(None).sleep(60)\ndist.barrier()",
+        )
+    text = capsys.readouterr().out
+    assert "rank 1 did not answer the interrupt yet (in C code that does not return?)" in text
+    assert "rank 1 did not answer the interrupt in 2 s: killed" in text
+    assert str(failure.value) == "rank 1 was killed by SIGKILL"
+    assert group.run("kept", ranks=[0]).results[0]["data"]["text/plain"] == "0"
+
+
+def test_a_second_interrupt_kills_at_once(group: WorkerGroup) -> None:
+    source = (
+        "import ctypes\nprint('begun')\nif rank == 1: ctypes.PyDLL(None).sleep(60)\ndist.barrier()"
+    )
+    began = time.monotonic()
+    with pytest.raises(CellFailedError, match="rank 1 was killed by SIGKILL"):
+        run_and_interrupt(group, source, times=2)
+    assert time.monotonic() - began < 4.5  # without the second it takes the grace of 5 s
+
+
+def run_and_interrupt(group: WorkerGroup, source: str, *, times: int = 1) -> None:
+    """Run source, interrupt when a rank has said that it begun, raise what came of it."""
+    from nbddp.controller.cell import CellRequest, Wrote
+    from nbddp.ui.text import StreamScreen, TextView
+
+    class Interrupting(TextView):
+        def _show_notice(self, notice: object) -> None:
+            super()._show_notice(notice)
+            if isinstance(notice, Wrote) and "begun" in notice.text and not pressed:
+                pressed.append(notice)
+                time.sleep(0.3)  # for the ranks to get from the print into the wait
+                for _ in range(times):
+                    group.interrupt()
+
+    pressed: list[object] = []
+    handle = group.submit(CellRequest(source=source))
+    group.show(handle, Interrupting(StreamScreen())).raise_for_failure()

@@ -1,0 +1,149 @@
+"""What %ddp commands, options and Tab do, in a real kernel."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from notebook import Notebook
+
+pytestmark = pytest.mark.multiproc
+
+
+@pytest.mark.parametrize(
+    ("cell", "complaint"),
+    [
+        ("%%ddp --nprc 2\npass", "unrecognized arguments: --nprc 2"),
+        ("%%ddp --nproc 0\npass", "expected a whole number above 0, got '0'"),
+        ("%%ddp --nproc 10000\npass", "nproc must be between 1 and 128, got 10000"),
+        ("%%ddp --backend mpi\npass", "invalid choice: 'mpi' (choose from "),
+        ("%%ddp --nproc 2 --backend nccl\npass", "backend nccl needs a GPU for every rank: 2 r"),
+        ("%%ddp --nproc 2 --ranks 2\npass", "there is no rank 2; the group has ranks 0 to 1"),
+        ("%%ddp --push nothing\npass", "there is no 'nothing' in the notebook to push"),
+        ("%%ddp --env novalue\npass", "expected NAME=VALUE, got 'novalue'"),
+        ("%%ddp\nfor x in", "syntax error in line 2: invalid syntax"),
+        ("%%ddp\n   \n", "the cell is empty: nothing to run"),
+        ("%ddp nonsense", "there is no `%ddp nonsense`; the commands are: status, start"),
+        ("%ddp kill 0", "there is no worker group"),
+        ("%ddp pull x", "there is no worker group"),
+        ("%ddp interrupt", "no cell is running"),
+        ("%ddp restart --nproc x", "expected a whole number above 0, got 'x'"),
+    ],
+)
+def test_bad_input_gets_one_clear_line_and_starts_nothing(
+    notebook: Notebook, cell: str, complaint: str
+) -> None:
+    reply = notebook.run(cell)
+    assert reply.status == "error"
+    assert complaint in reply.text
+    assert reply.text.startswith("UsageError: ")
+    assert "no worker group" in notebook.run("%ddp status").text
+
+
+def test_another_number_of_ranks_does_not_throw_state_away(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = 1")
+    reply = notebook.run("%%ddp --nproc 3\npass")
+    assert reply.text == (
+        "UsageError: the worker group runs with nproc 2; `%ddp restart --nproc 3` starts it anew "
+        "(its names are lost), so does --fresh in the cell\n"
+    )
+    assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 1\n"
+    assert notebook.run("%%ddp --nproc 3 --fresh\nworld_size").text == "Out [ranks 0-2] 3\n"
+
+
+def test_status_shows_every_rank(notebook: Notebook) -> None:
+    notebook.run("%ddp start --nproc 2")
+    text = notebook.run("%ddp status").text
+    assert text.startswith("worker group: ready · 2 ranks · gloo · attempt ")
+    assert re.search(r"^1 +ready +\d+ +cpu +\d+ MiB$", text, re.MULTILINE)
+
+
+def test_a_killed_rank_is_named_and_restart_helps(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 3\nkept = rank")
+    assert notebook.run("%ddp kill 1").status == "ok"
+    reply = notebook.run("%%ddp\npass")
+    assert reply.text == (
+        "UsageError: rank 1 was killed by SIGKILL; `%ddp restart` starts the group anew, "
+        "`%%ddp --ranks 0,2` uses the others\n"
+    )
+    assert notebook.run("%%ddp --ranks 0,2\nprint(kept)").lines(2) == ["2"]
+    assert notebook.run("%ddp restart").status == "ok"
+    reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
+    assert reply.text == "Out [ranks 0-2] 3.0\n"
+
+
+def test_a_rank_that_dies_in_a_cell_is_the_first_cause(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 3\nimport os\nif rank == 1:\n    print('last words')\n    os._exit(3)\n"
+        "dist.barrier()"
+    )
+    assert reply.error == "CellFailedError: rank 1 exited with code 3"
+    assert reply.lines(1) == ["last words"]
+    assert "first cause: rank 1 exited with code 3" in reply.traceback
+    assert "Rank 1 lost all names, the others keep theirs." in reply.traceback
+
+
+def test_one_rank_that_raises_frees_the_others_and_is_named(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 3\nkept = rank\nif rank == 2:\n    raise ValueError('boom')\ndist.barrier()"
+    )
+    assert reply.error == "CellFailedError: rank 2: ValueError: boom, line 4"
+    assert re.search(r"ranks 0-1: interrupted in barrier #\d+, line 5", reply.traceback)
+    assert reply.seconds < 20
+    reply = notebook.run("%%ddp\ndist.barrier()\nprint(kept)")
+    assert [reply.lines(rank) for rank in range(3)] == [["0"], ["1"], ["2"]]
+
+
+def test_logs_shows_the_end_of_a_ranks_output(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 1\nfor i in range(100): print('line', i)")
+    text = notebook.run("%ddp logs 0 -n 2").text.splitlines()
+    assert text[0].startswith("... earlier lines in ")
+    assert text[1:] == ["line 98", "line 99"]
+
+
+def test_environment_folder_and_path_reach_the_ranks_and_options_win(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    (tmp_path / "only_here.py").write_text("value = 'imported'\n")
+    notebook.run(
+        f"import os, sys\nos.environ['FROM_KERNEL'] = 'yes'\nos.environ['BOTH'] = 'kernel'\n"
+        f"here = os.getcwd()\nos.chdir({str(tmp_path)!r})\nsys.path.append({str(tmp_path)!r})"
+    )
+    reply = notebook.run(
+        "%%ddp --nproc 1 --env BOTH=option --gpus 3 --threads 2\nimport os, only_here\n"
+        "print(os.environ['FROM_KERNEL'], os.environ['BOTH'], os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "print(os.getcwd(), only_here.value, torch.get_num_threads())"
+    )
+    assert reply.lines(0) == ["yes option 3", f"{tmp_path} imported 2"]
+    notebook.run("%ddp stop")
+    notebook.run("os.chdir(here)\nsys.path.pop()\ndel os.environ['FROM_KERNEL']")
+
+
+def test_unpicklable_values_and_missing_names_are_said_in_one_line(notebook: Notebook) -> None:
+    notebook.run("import threading\nlock = threading.Lock()\nfine = 1")
+    notebook.run("%ddp start --nproc 2")
+    reply = notebook.run("%ddp push fine lock")
+    assert reply.text.startswith("UsageError: cannot push 'lock': cannot pickle '_thread.lock'")
+    reply = notebook.run("%ddp pull missing")
+    assert reply.text == "UsageError: rank 0: NameError: name 'missing' is not defined\n"
+    assert notebook.run("%%ddp\nworld_size").status == "ok"
+
+
+def test_help_and_question_mark_are_good_reading(notebook: Notebook) -> None:
+    text = notebook.run("%ddp help").text
+    for command in ("status", "restart", "kill", "pull", "auto"):
+        assert re.search(rf"^  {command} +[A-Z].*\.$", text, re.MULTILINE)
+    assert "%ddp pull [--rank R] expression" in notebook.run("%ddp help pull").text
+
+
+def test_tab_completes_options_commands_and_names_of_the_ranks(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nlearning_rate = 0.1")
+    assert "--nproc" in notebook.complete("%%ddp --np")
+    assert notebook.complete("%%ddp --backend g") == ["gloo"]
+    assert notebook.complete("%ddp rest") == ["restart"]
+    assert "learning_rate" in notebook.complete("%%ddp\nx = learning_")
+    assert ".all_reduce" in notebook.complete("%%ddp\ndist.all_re")
+    assert "learning_rate" not in notebook.complete("learning_")
+    notebook.run("%ddp stop")
+    assert "learning_rate" not in notebook.complete("%%ddp\nlearning_")

@@ -1,0 +1,125 @@
+"""A real ipykernel, driven as a front end would."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Reply:
+    """What came back for one cell."""
+
+    status: str = ""
+    text: str = ""
+    error: str = ""
+    traceback: str = ""
+    displays: list[dict[str, Any]] = field(default_factory=list)
+    result: str = ""
+    seconds: float = 0.0
+
+    def lines(self, rank: int) -> list[str]:
+        """The lines that one rank printed."""
+        tag = f"[rank {rank}] "
+        return [line[len(tag) :] for line in self.text.splitlines() if line.startswith(tag)]
+
+
+class Notebook:
+    """A kernel with nbddp loaded; a context manager."""
+
+    def __init__(self, folder: Path, *, loads: bool = True) -> None:
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(cwd=str(folder))
+        self.client = self._manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        if loads:
+            assert self.run("%load_ext nbddp").status == "ok"
+
+    def __enter__(self) -> Notebook:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.client.stop_channels()
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel()
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process id."""
+        return int(self._manager.provisioner.pid)
+
+    def run(self, source: str, *, timeout: float = 50.0) -> Reply:
+        """Run a cell and wait for its end."""
+        return self.finish(self.begin(source), timeout=timeout)
+
+    def begin(self, source: str) -> str:
+        """Send a cell; returns its message's id."""
+        return str(self.client.execute(source, store_history=True))
+
+    def finish(self, request: str, *, timeout: float = 50.0, until: str = "") -> Reply:
+        """Collect what a cell says, to its end or until some text was seen."""
+        reply, began = Reply(), time.monotonic()
+        while True:
+            left = timeout - (time.monotonic() - began)
+            message = self.client.get_iopub_msg(timeout=max(0.01, left))
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            if self._read(message, reply) or (until and until in reply.text):
+                break
+        reply.seconds = time.monotonic() - began
+        if not until or until not in reply.text:
+            answer = self.client.get_shell_msg(timeout=timeout)
+            while answer["parent_header"].get("msg_id") != request:
+                answer = self.client.get_shell_msg(timeout=timeout)
+            reply.status = answer["content"]["status"]
+        return reply
+
+    def _read(self, message: dict[str, Any], reply: Reply) -> bool:
+        content = message["content"]
+        match message["msg_type"]:
+            case "stream":
+                reply.text += _ANSI.sub("", content["text"])
+            case "error":
+                reply.error = f"{content['ename']}: {content['evalue']}"
+                reply.traceback = _ANSI.sub("", "\n".join(content["traceback"]))
+            case "execute_result":
+                reply.result = content["data"]["text/plain"]
+            case "display_data":
+                reply.displays.append(content["data"])
+            case "status":
+                return bool(content["execution_state"] == "idle")
+        return False
+
+    def complete(self, code: str, cursor: int | None = None) -> list[str]:
+        """What Tab offers."""
+        answer = self.client.complete(
+            code, cursor if cursor is not None else len(code), reply=True, timeout=20
+        )
+        return list(answer["content"]["matches"])
+
+    def interrupt(self) -> None:
+        """Press Jupyter's stop button."""
+        self._manager.interrupt_kernel()
+
+    def restart(self) -> None:
+        """Press Jupyter's restart button."""
+        self._manager.restart_kernel()
+        self.client.wait_for_ready(timeout=60)
+
+    def kill(self) -> None:
+        """Kill the kernel with SIGKILL."""
+        self._manager.shutdown_kernel(now=True)

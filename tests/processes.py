@@ -1,0 +1,51 @@
+"""Which processes descend from this test run, and waiting for them."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+
+import psutil
+
+MARKER = "NBDDP_TEST_RUN"
+os.environ[MARKER] = uuid.uuid4().hex  # inherited by whatever a test starts
+
+
+def marked() -> dict[int, psutil.Process]:
+    """Every other process that descends from this test run, orphans included."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            is_ours = process.environ().get(MARKER) == os.environ[MARKER]
+        except psutil.Error:
+            continue
+        if is_ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            found[process.pid] = process
+    return found
+
+
+def is_helper(process: psutil.Process) -> bool:
+    """The forkserver and the resource tracker stay with the process that started them."""
+    try:
+        words = " ".join(process.cmdline())
+        if "resource_tracker" in words:
+            return True
+        parent = process.parent()
+        if "multiprocessing.forkserver" not in words or parent is None or parent.pid == 1:
+            return False
+        is_first = "multiprocessing.forkserver" not in " ".join(parent.cmdline())
+        return is_first or os.getsid(process.pid) != process.pid
+    except (psutil.Error, ProcessLookupError):
+        return True  # gone meanwhile
+
+
+def wait_until(condition: Callable[[], bool], *, timeout: float = 15.0) -> bool:
+    """Poll a condition; whether it came true in time."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
