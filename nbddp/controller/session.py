@@ -196,8 +196,7 @@ class Session:
     def _run(self, request: CellRequest) -> CellHandle:
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
-        everyone = tuple(each.rank for each in self.life.ranks)
-        ranks = everyone if request.ranks is None else request.ranks
+        ranks = request.ranks or tuple(each.rank for each in self.life.ranks)
         handle = CellHandle(next(self._numbers), request, ranks, self._unpack)
         before, self.cell = self.cell, handle
         event = ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group)

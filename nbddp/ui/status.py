@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -50,8 +52,15 @@ def _memory(pid: int) -> str:
         return ""
 
 
+def _shortened(path: Path) -> Path:
+    """Relative to the notebook's folder, where it lies in there."""
+    with suppress(ValueError, FileNotFoundError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
 def _footer(session: Session) -> Iterator[str]:
     if session.folder is not None:
-        yield f"logs in {session.folder.path}"
+        yield f"logs in {_shortened(session.folder.path)}"
     if session.link is not None and session.link.refused:
         yield f"{session.link.refused} messages refused: they were not signed by this group"

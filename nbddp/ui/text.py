@@ -15,7 +15,8 @@ from nbddp.ui.values import agreeing
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds; ipykernel sends what is printed every 200 ms unless flushed
-_COLORS = (36, 33, 35, 32, 34, 31, 96, 93)  # as many as a machine usually has GPUs
+# of the 256 colours, eight that can be told apart on white and on black
+_COLORS = (32, 166, 35, 133, 37, 168, 136, 69)
 
 
 class Screen(Protocol):
@@ -115,7 +116,7 @@ class TextView:
         text = f"{mark}[{say_ranks(ranks)}]"
         if not self._has_color:
             return text
-        return f"\x1b[{_COLORS[ranks[0] % len(_COLORS)]}m{text}\x1b[0m"
+        return f"\x1b[38;5;{_COLORS[ranks[0] % len(_COLORS)]}m{text}\x1b[0m"
 
 
 class StreamScreen:

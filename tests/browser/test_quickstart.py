@@ -1,0 +1,37 @@
+"""The quickstart in a real JupyterLab and a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from browser.lab import CHROMIUM, Lab
+
+QUICKSTART = Path(__file__).parents[2] / "notebooks" / "00_quickstart.ipynb"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.notebook,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"),
+]
+
+
+def test_run_all_trains_loses_a_rank_and_starts_again(tmp_path: Path) -> None:
+    with Lab(tmp_path) as lab:
+        shutil.copy(QUICKSTART, lab.notebooks)
+        with lab.open(QUICKSTART.name) as notebook:
+            notebook.run_all()
+            outputs = notebook.outputs()
+            if "PICTURES" in os.environ:  # a folder to look at them in
+                for cell in (1, 4, 8, 11, 16):
+                    notebook.shot(Path(os.environ["PICTURES"]) / f"cell{cell}.png", cell=cell)
+            assert notebook.problems == []
+    text = "\n".join(outputs)
+    assert re.search(r"^\[rank 1\] I am rank 1 of 2, process \d+", outputs[1], re.MULTILINE)
+    assert "first cause: rank 1 was killed by SIGKILL" in text
+    assert re.search(r"trained to 9\d\.\d%, lost rank 1, and started again", text)
+    assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
