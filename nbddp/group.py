@@ -72,6 +72,7 @@ class WorkerGroup:
             joins_group=init,
         )
         self.session = Session(launcher, colors=colors)
+        self._start_lock = threading.Lock()
 
     # ---- life
 
@@ -104,6 +105,8 @@ class WorkerGroup:
 
     def _warm_up(self) -> None:
         importlib.import_module("torch.distributed")
+        with self._start_lock:  # a start that was asked for meanwhile goes first
+            pass
         self.session.launcher.warm_up_more()
 
     def start_helper(self) -> None:
@@ -124,7 +127,8 @@ class WorkerGroup:
             StartError: a rank could not start.
         """
         self._close_at_exit()
-        self.session.start(self.spec)
+        with self._start_lock:
+            self.session.start(self.spec)
 
     def restart(self) -> None:
         """End all ranks, whatever they do, and start them anew; their names are gone."""

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from nbddp.controller.verdict import Verdict, judge
-from nbddp.wire.messages import CellEnded, Display, JsonDict
+from nbddp.wire.messages import CellEnded, Display, JsonDict, RunCell
 
 MAX_PENDING = 8 << 20  # characters of output that may wait for whoever shows them
 
@@ -125,6 +125,16 @@ class CellHandle:
         self._is_read = True
 
     # ---- the session's side
+
+    def command(self) -> RunCell:
+        """What the ranks are told."""
+        return RunCell(
+            cell=self.number,
+            source=self.request.source,
+            first_line=self.request.first_line,
+            execution_count=self.request.execution_count,
+            wants_value=self.request.wants_value,
+        )
 
     def feed(self, notice: Notice) -> None:
         """Hand a notice to the reader; never waits."""

@@ -10,13 +10,10 @@ from __future__ import annotations
 import io
 import os
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from multiprocessing import (
-    connection,
     forkserver,
     popen_forkserver,
     process,
@@ -27,22 +24,28 @@ from multiprocessing import (
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
-FIRST = ["nbddp.worker.preload", __name__]  # what every rank needs
-LATER = ["nbddp.worker.preload_ddp"]  # what the first DDP model would import in every rank
-CAN_GROW = sys.version_info < (3, 14)  # from 3.14 on, a forkserver asks its clients for a key
+from nbddp.worker.growth import GROW_SIGNAL, PARTS
+
+PRELOAD = ["nbddp.worker.preload", __name__]
 
 
 class Forkserver:
     """The helper process that ranks are forked from.
 
-    A child of it imports more and takes over. Loading what DDP needs takes 1.3 s and 100 MB in a
-    rank (torch 2.13); forked from the grown helper it takes neither.
+    It grows: what only DDP needs is imported when there is time for it, a part at a time. In a rank
+    it would take 1.3 s and 100 MB (torch 2.13); forked from the grown helper it takes neither.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._first = _new_server()
-        self._grown: _GrownServer | None = None
+        self._server = _Server()
+        self._has_grown = False
+
+    @property
+    def pid(self) -> int | None:
+        """The helper's process id, None while it does not run."""
+        pid: int | None = self._server._forkserver_pid  # type: ignore[attr-defined]
+        return pid
 
     def warm_up(self) -> None:
         """Start the helper if it does not run; returns before its imports are done."""
@@ -50,31 +53,27 @@ class Forkserver:
             self._ensure_running()
 
     def grow(self) -> None:
-        """Have a child of the helper import what DDP needs and take over; waits for it."""
-        with self._lock:
-            if not CAN_GROW or self._grown is not None:
-                return
-            self._ensure_running()
-            first = self._first
-        try:
-            grown = _GrownServer(first)
-            RankProcess(grown, _do_nothing, None, "nbddp-ready").start()  # returns when it serves
-        except (EOFError, OSError):
-            if self._first is first:
-                raise
-            return  # closed meanwhile
-        with self._lock:
-            if self._first is first:
-                self._grown = grown
-            else:
-                grown.end()  # closed meanwhile
+        """Have the helper import what DDP needs, and wait; ranks can be started in between."""
+        server = self._server
+        for _ in range(0 if self._has_grown else len(PARTS)):
+            with self._lock:
+                if self._server is not server:
+                    return  # closed meanwhile
+                try:
+                    self._ensure_running()
+                    self._import_next_part()
+                except (EOFError, OSError):
+                    if server.is_closing:
+                        return
+                    raise
+        self._has_grown = True
 
     def start(self, target: Callable[[Any], None], argument: Any, name: str) -> RankProcess:
         """Fork a process from the helper that runs ``target(argument)``."""
         with self._lock:
             self._ensure_running()
-            child = RankProcess(self._grown or self._first, target, argument, name)
-        child.start()
+            child = RankProcess(self._server, target, argument, name)
+            child.start()
         return child
 
     def close(self) -> None:
@@ -82,60 +81,48 @@ class Forkserver:
 
         It holds nothing, and would take half a second to say goodbye to torch.
         """
+        self._server.is_closing = True
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)  # frees whoever holds the lock and waits for it
         with self._lock:
-            if self._grown is not None:
-                self._grown.end()
-            pid = self._first._forkserver_pid  # type: ignore[attr-defined]
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-                self._first._stop()  # type: ignore[attr-defined]
-            self._first, self._grown = _new_server(), None
+            self._server._stop()  # type: ignore[attr-defined]
+            self._server, self._has_grown = _Server(), False
+
+    def _import_next_part(self) -> None:
+        self._wait_until_it_serves()  # a signal before it has its handler would end it
+        if self.pid is not None:
+            os.kill(self.pid, GROW_SIGNAL)
+        self._wait_until_it_serves()
+
+    def _wait_until_it_serves(self) -> None:
+        child = RankProcess(self._server, _do_nothing, None, "nbddp-ready")
+        child.start()  # returns when the helper has forked it
+        child.join()
 
     def _ensure_running(self) -> None:
         # until it has a session of its own, the interrupt button would reach it
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             _start_resource_tracker_apart()
-            self._first.ensure_running()
+            self._server.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _new_server() -> forkserver.ForkServer:
-    server = forkserver.ForkServer()
-    server.set_forkserver_preload(FIRST)
-    return server
+class _Server(forkserver.ForkServer):
+    """One helper process; while it is being closed nobody starts it again."""
 
+    is_closing = False
 
-class _GrownServer(forkserver.ForkServer):
-    """A forkserver that was itself forked from one, and then imported more."""
-
-    def __init__(self, first: forkserver.ForkServer) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._forkserver_address = connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]
-        alive_reader, self._forkserver_alive_fd = os.pipe()
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._forkserver_address)
-            if not util.is_abstract_socket_namespace(self._forkserver_address):
-                os.chmod(self._forkserver_address, 0o600)  # noqa: PTH101 - may be no path
-            listener.listen()
-            descriptors = (listener.fileno(), alive_reader)
-            self.process = RankProcess(first, _serve, LATER, "nbddp-forkserver", descriptors)
-            self.process.start()
-        os.close(alive_reader)
-        self._forkserver_pid = self.process.pid
+        self.set_forkserver_preload(PRELOAD)
 
     def ensure_running(self) -> None:
-        """It runs, or a start fails; it is not our child and cannot be started again."""
-
-    def end(self) -> None:
-        """End it, and wait until it is gone."""
-        os.close(self._forkserver_alive_fd)
-        self.process.kill()
-        self.process.join()
-        if not util.is_abstract_socket_namespace(self._forkserver_address):
-            with suppress(FileNotFoundError):
-                os.unlink(self._forkserver_address)  # noqa: PTH108 - may be no path
+        """Start it, unless it runs."""
+        if self.is_closing:
+            raise EOFError("the forkserver is being closed")
+        super().ensure_running()
 
 
 class RankProcess(process.BaseProcess):
@@ -149,11 +136,9 @@ class RankProcess(process.BaseProcess):
         target: Callable[[Any], None],
         argument: Any,
         name: str,
-        descriptors: Sequence[int] = (),
     ) -> None:
         super().__init__(target=target, args=(argument,), name=name, daemon=False)
         self.server: forkserver.ForkServer | None = server
-        self.descriptors = list(descriptors)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "server": None}
@@ -170,7 +155,7 @@ class _RankPopen(popen_forkserver.Popen):
         if process_obj.server is None:
             raise RuntimeError("a rank cannot be started from within a rank")
         message = _pickled(self, {"name": process_obj.name}, process_obj)
-        self.sentinel, writer = process_obj.server.connect_to_new_process(process_obj.descriptors)
+        self.sentinel, writer = process_obj.server.connect_to_new_process([])
         keep_alive = os.dup(writer)  # closes with the kernel, which tells the rank
         self.finalizer = util.Finalize(self, _close_all, (keep_alive, self.sentinel))
         with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a descriptor, no path
@@ -178,20 +163,8 @@ class _RankPopen(popen_forkserver.Popen):
         self.pid = forkserver.read_signed(self.sentinel)
 
 
-# ---- in the child
-
-
-def _serve(modules: list[str]) -> None:
-    """Be a forkserver that has imported more than the one this process was forked from."""
-    listener, alive_reader = forkserver.get_inherited_fds() or (-1, -1)
-    forkserver.main(listener, alive_reader, modules)
-
-
 def _do_nothing(_argument: None) -> None:
     """Started to learn that the helper serves."""
-
-
-# ---- small things
 
 
 def _start_resource_tracker_apart() -> None:

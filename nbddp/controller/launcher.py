@@ -72,7 +72,7 @@ class LocalLauncher:
             self.forkserver.warm_up()
 
     def warm_up_more(self) -> None:
-        """Have the helper import what DDP needs."""
+        """Have the helper import what DDP needs, and wait."""
         if self.forkserver is not None:
             self.forkserver.grow()
 

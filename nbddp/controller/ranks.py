@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
+from nbddp.controller import events as ev
+from nbddp.controller.cell import CellHandle
 from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.output import LogReader
 from nbddp.controller.watcher import ExitWatcher
-from nbddp.wire.messages import Command, Interrupt, Output
+from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
 from nbddp.worker.start import RankStart
 
 if TYPE_CHECKING:
@@ -40,27 +44,44 @@ class Ranks:
     def _watch(self, rank: int, watcher: ExitWatcher, on_exit: OnExit) -> None:
         watcher.watch(self._handles[rank], lambda it: on_exit(self.attempt, rank, it))
 
-    def send(self, ranks: Sequence[int], command: Command) -> None:
-        """Hand a command to some ranks."""
+    def perform(  # noqa: C901 - a table, a line or two a case
+        self, action: ev.Action, *, alive: Sequence[int], cell: CellHandle | None
+    ) -> None:
+        """Do to the ranks what the lifecycle wants done."""
+        match action:
+            case ev.SendRegroup(ranks=ranks, generation=generation, form=form):
+                self._send(ranks, Regroup(generation=generation, form=form))
+            case ev.SendCell(ranks=ranks) if cell is not None:
+                self._send(ranks, cell.command())
+            case ev.SendInterrupt(cell=number, ranks=ranks):
+                self._interrupt(ranks, cell=number, alive=alive)
+            case ev.SendLeave(ranks=ranks):
+                self._send(ranks, Leave())
+            case ev.Terminate(ranks=ranks):
+                for rank in ranks:
+                    self._handles[rank].terminate()
+            case ev.Kill(ranks=ranks):
+                for rank in ranks:
+                    self._handles[rank].kill()
+            case _:
+                raise RuntimeError(f"nothing that ranks could do: {action}")
+
+    def _send(self, ranks: Sequence[int], command: Command) -> None:
         for rank in ranks:
             self._link.send(rank, command)
 
-    def interrupt(self, ranks: Sequence[int], *, cell: int, alive: Sequence[int]) -> None:
-        """Tell some ranks to end a cell, and which processes their peers are."""
+    def _interrupt(self, ranks: Sequence[int], *, cell: int, alive: Sequence[int]) -> None:
         pids = self.pids(alive)
         for rank in ranks:
             peers = [pid for peer, pid in pids.items() if peer != rank]
             self._link.send(rank, Interrupt(cell=cell, peers=peers))
 
-    def terminate(self, ranks: Sequence[int]) -> None:
-        """Send SIGTERM."""
-        for rank in ranks:
-            self._handles[rank].terminate()
-
-    def kill(self, ranks: Sequence[int]) -> None:
-        """Send SIGKILL."""
-        for rank in ranks:
-            self._handles[rank].kill()
+    def is_stopped(self, rank: int) -> bool:
+        """Whether somebody sent it SIGSTOP."""
+        try:
+            return bool(psutil.Process(self._handles[rank].pid).status() == psutil.STATUS_STOPPED)
+        except psutil.NoSuchProcess:
+            return False
 
     def pids(self, ranks: Sequence[int]) -> dict[int, int]:
         """The process ids of some ranks."""

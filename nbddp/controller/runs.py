@@ -24,6 +24,7 @@ class RunFolder:
     def __init__(self, base: Path, name: str = "") -> None:
         self.remark = ""
         self.path = self._make(base, _safe(name))
+        self._events = _open_private(self.path / "events.jsonl", os.O_APPEND)
 
     def log(self, rank: int) -> Path:
         """The file of a rank's output."""
@@ -44,8 +45,12 @@ class RunFolder:
     def event(self, kind: str, **facts: Any) -> None:
         """Append one line to ``events.jsonl``."""
         line = json.dumps({"time": round(time.time(), 3), "kind": kind, **facts})
-        with _open_private(self.path / "events.jsonl", os.O_APPEND) as file:
-            file.write(line + "\n")
+        self._events.write(line + "\n")
+        self._events.flush()
+
+    def close(self) -> None:
+        """Nothing more will happen."""
+        self._events.close()
 
     def last_words(self, rank: int) -> str:
         """The end of a rank's log."""

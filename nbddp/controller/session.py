@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from nbddp.controller.ranks import Ranks
 from nbddp.controller.runs import RunFolder
 from nbddp.controller.states import GroupState, Life
 from nbddp.controller.waiting import Waiting
+from nbddp.controller.watchdog import Watchdog
 from nbddp.controller.watcher import ExitWatcher
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.wire.messages import (
@@ -29,12 +31,10 @@ from nbddp.wire.messages import (
     Command,
     Display,
     JsonDict,
-    Leave,
     Noticed,
     Output,
+    Pulse,
     Ready,
-    Regroup,
-    RunCell,
     StartFailed,
 )
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from nbddp.wire.mailbox import Letter
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
 MAX_BETWEEN = 100  # pieces of output kept from between two cells
 
 
@@ -67,6 +68,9 @@ class Session:
         self._ranks: Ranks | None = None
         self._start_error: StartError | None = None
         self._waiting = Waiting()
+        self._watchdog = Watchdog(
+            lambda rank: self._ranks is not None and self._ranks.is_stopped(rank)
+        )
         self._between: list[Notice] = []
         self._threads: tuple[Actor, ExitWatcher, threading.Thread] | None = None
         self._opening = threading.Lock()
@@ -206,6 +210,8 @@ class Session:
             self.cell = before
             raise
         self._record("cell", number=handle.number, ranks=ranks, source=request.source)
+        self._watchdog.begin_cell(ranks, time.monotonic())
+        self._actor().later(LOOK_PERIOD, self._look, handle)
         for notice in self._between:
             handle.feed(notice)
         self._between.clear()
@@ -220,6 +226,16 @@ class Session:
         answer = self._waiting.for_answer(number)
         self.require_link().send(rank, make(number))
         return answer
+
+    def _look(self, handle: CellHandle) -> None:
+        cell = self.life.cell
+        if cell is None or cell.number != handle.number:
+            return
+        text = self._watchdog.look(cell.number, cell.waiting, handle.ranks, time.monotonic())
+        if text and self.life.state is GroupState.RUNNING:
+            self._feed(Said(text))
+            self._record("no progress", text=text)
+        self._actor().later(LOOK_PERIOD, self._look, handle)
 
     # ---- news
 
@@ -247,6 +263,8 @@ class Session:
             case StartFailed(reason=reason, traceback=traceback):
                 self._start_error = StartError(reason, details=traceback)
                 self._step(ev.RankUnable(attempt=attempt, rank=rank, reason=reason))
+            case Pulse() as pulse:
+                self._watchdog.note(rank, pulse, time.monotonic())
             case Noticed(cell=cell):
                 self._step(ev.RankNoticed(attempt=attempt, rank=rank, cell=cell))
             case CellEnded() as report:
@@ -314,34 +332,7 @@ class Session:
             case ev.Stopped():
                 self._tell_stopped()
             case _ if self._ranks is not None:
-                self._act_on_ranks(action, self._ranks)
-
-    def _act_on_ranks(self, action: ev.Action, group: Ranks) -> None:
-        match action:
-            case ev.SendRegroup(ranks=ranks, generation=generation, form=form):
-                group.send(ranks, Regroup(generation=generation, form=form))
-            case ev.SendCell(ranks=ranks):
-                group.send(ranks, self._cell_command())
-            case ev.SendInterrupt(cell=cell, ranks=ranks):
-                group.interrupt(ranks, cell=cell, alive=self.life.alive)
-            case ev.SendLeave(ranks=ranks):
-                group.send(ranks, Leave())
-            case ev.Terminate(ranks=ranks):
-                group.terminate(ranks)
-            case ev.Kill(ranks=ranks):
-                group.kill(ranks)
-
-    def _cell_command(self) -> RunCell:
-        if self.cell is None:
-            raise RuntimeError("a cell was to be sent and there is none")
-        request = self.cell.request
-        return RunCell(
-            cell=self.cell.number,
-            source=request.source,
-            first_line=request.first_line,
-            execution_count=request.execution_count,
-            wants_value=request.wants_value,
-        )
+                self._ranks.perform(action, alive=self.life.alive, cell=self.cell)
 
     def _spawn(self, action: ev.Spawn) -> None:
         if self.spec is None or self._threads is None:
@@ -396,5 +387,7 @@ class Session:
         self._record("stopped", attempt=self.life.attempt)
         if not self.life.state.is_live:  # else it is started again at once
             self._waiting.start_failed(self._start_error or StartError("stopped while it started"))
+            if self.folder is not None:
+                self.folder.close()
             self.folder = None
         self._waiting.stopped()

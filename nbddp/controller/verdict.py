@@ -48,7 +48,7 @@ class Trouble:
             return f"interrupted{what}{where}"
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
         if self.is_consequence:
-            return f"lost its connection to a peer{inside}{where}"
+            return f"connection to a peer lost{inside}{where}"
         text = self.failure.text.strip().partition("\n")[0]
         return f"{self.failure.name}: {text}{inside}{where}"
 
@@ -75,7 +75,10 @@ class Verdict:
     def summary(self) -> str:
         """The first cause in one line."""
         joint = " " if self.first.failure is None or self.is_interrupt else ": "
-        return f"{say_ranks(self.causes)}{joint}{self.first.headline()}"
+        what = self.first.headline()
+        if len(self.causes) > 1 and what.startswith("was "):
+            what = "were " + what.removeprefix("was ")
+        return f"{say_ranks(self.causes)}{joint}{what}"
 
     def report(self) -> str:
         """What the user reads: the cause, its traceback, what followed, what can be done."""

@@ -6,7 +6,7 @@ import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, cast
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument
@@ -165,5 +165,10 @@ def parse(function: Any, line: str) -> Namespace:
         words = shlex.split(line, comments=True)
     except ValueError as error:
         raise UsageError(f"{error} in {line!r}") from None
-    args: Namespace = function.parser.parse_args(words)
-    return args
+    args, unknown = function.parser.parse_known_args(words)
+    if unknown:
+        allowed = [name for act in function.parser._actions for name in act.option_strings[:1]]
+        hidden = {"-h", "--auto"}
+        known = ", ".join(name for name in allowed if name not in hidden) or "none"
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; the options are: {known}")
+    return cast(Namespace, args)

@@ -115,6 +115,22 @@ class Display:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """A sign of life: where the main thread is.
+
+    ``line`` is the innermost line in the cell (0: none runs), ``function`` what it is in there.
+    ``collective`` is what it waits in ("all_reduce #7 float [4]"), empty if it waits in none.
+    ``seconds`` is how long it has been at this very place.
+    """
+
+    cell: int
+    line: int
+    function: str
+    collective: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
     """The cell got its KeyboardInterrupt; if it still runs, it caught it to clean up."""
 
@@ -168,7 +184,7 @@ class Answer:
 
 
 Command = RunCell | Regroup | Push | Pull | Complete | Leave | Interrupt
-Report = Ready | StartFailed | Output | Display | Noticed | CellEnded | Answer
+Report = Ready | StartFailed | Output | Display | Pulse | Noticed | CellEnded | Answer
 Message = Command | Report
 
 _KINDS: Mapping[str, type[Any]] = {

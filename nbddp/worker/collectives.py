@@ -141,6 +141,10 @@ class Collective:
     name: str
     number: int
     is_in_flight: bool
+    shape: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"{self.name} #{self.number}", self.shape)))
 
 
 def newest_collective() -> Collective | None:
@@ -154,7 +158,15 @@ def newest_collective() -> Collective | None:
         name=newest["profiling_name"].partition(":")[2],
         number=newest["collective_seq_id"],
         is_in_flight=not newest["retired"],
+        shape=_shape(newest),
     )
+
+
+def _shape(entry: dict[str, Any]) -> str:
+    """Type and sizes of what goes in, as ``float [3, 4]``."""
+    kinds, sizes = entry.get("input_dtypes", []), entry.get("input_sizes", [])
+    parts = [f"{kind.lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)]
+    return ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
 
 
 def _connections_to(peers: list[int]) -> list[int]:

@@ -38,10 +38,12 @@ from nbddp.wire.messages import (
     RunCell,
     StartFailed,
 )
+from nbddp.worker import growth
 from nbddp.worker.collectives import ProcessGroup
 from nbddp.worker.failure import describe, plain
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.outbox import Outbox
+from nbddp.worker.pulse import PulseThread
 from nbddp.worker.shell import RankShell, make_shell, refuse_input
 from nbddp.worker.start import UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
@@ -54,6 +56,7 @@ def live(start: RankStart) -> None:
     """Live as a rank until told to leave."""
     with suppress(PermissionError):  # already the leader of a session of its own
         os.setsid()
+    growth.stop_listening()
     watch_kernel(start.kernel_pid)
     _settle(start)
     log = RankLog(Path(start.log_path))
@@ -138,11 +141,13 @@ class Rank:
             attempt=start.attempt,
         )
         self._shell = self._make_shell(start.colors)
+        self._pulse = PulseThread(outbox.post, self._shell.is_cell_file)
         self._interrupter = Interrupter(
             is_cell_file=self._shell.is_cell_file,
             break_open=self._group.break_open,
             tell_noticed=lambda cell: self._outbox.post(Noticed(cell=cell)),
         )
+        self._shell.is_interrupted = lambda: self._interrupter.was_asked
         rank = start.topology.rank
         self._commands = Mailbox(
             clients.commands, command_queue(start.attempt, rank), secret=start.secret
@@ -153,6 +158,7 @@ class Rank:
         if start.joins_group:
             self._group.form(0)
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
+        self._pulse.start()
         self._outbox.post(
             Ready(
                 pid=os.getpid(),
@@ -227,6 +233,7 @@ class Rank:
         if os.getpid() != pid:
             os._exit(0)  # a child that the cell forked came back here: one loop per rank
         self._interrupter.end_cell()
+        self._pulse.end_cell()
         seconds, at = time.monotonic() - began, time.time()
         self._log.restore_python_streams()
         flush_python_streams()
@@ -250,6 +257,7 @@ class Rank:
         for name, value in self._names.items():
             self._shell.user_ns.setdefault(name, value)
         self._group.begin_cell(command.cell)
+        self._pulse.begin_cell(command.cell)
         self._interrupter.begin_cell(command.cell)
 
     def _end_cell(

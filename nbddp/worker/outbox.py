@@ -10,7 +10,9 @@ from nbddp.wire.mailbox import Postbox
 from nbddp.wire.messages import Report
 from nbddp.worker.streams import RankLog
 
-PERIOD = 0.05  # seconds between batches; the first line after a pause goes at once
+POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
+PERIOD = 0.02  # seconds between batches, on average; a line after a pause goes at once
+SLACK = 0.1  # seconds of batches not sent that may be made up for at once
 MAX_BACKLOG = 128  # letters nobody has read: beyond that the rest waits in the file
 
 
@@ -55,15 +57,15 @@ class Outbox:
         is_last = False
         while not is_last:
             reports, is_last = self._await_work(next_batch)
-            self._mail_output()
-            next_batch = time.monotonic() + PERIOD
+            if self._mail_output():
+                next_batch = max(next_batch, time.monotonic() - SLACK) + PERIOD
             for report in reports:
                 self._postbox.post(report)
 
     def _await_work(self, next_batch: float) -> tuple[list[Report], bool]:
         with self._wake:
             # a timeout, because C code writes to the file without telling us
-            self._wake.wait_for(lambda: self._is_urgent() or self._has_output, PERIOD)
+            self._wake.wait_for(lambda: self._is_urgent() or self._has_output, POLL)
             self._wake.wait_for(self._is_urgent, max(0.0, next_batch - time.monotonic()))
             self._has_output = False
             reports = list(self._reports)
@@ -73,15 +75,17 @@ class Outbox:
     def _is_urgent(self) -> bool:
         return bool(self._reports) or self._is_closing
 
-    def _mail_output(self) -> None:
+    def _mail_output(self) -> bool:
         output = self._log.read()
+        has_any = output is not None
         while output is not None:
             self._postbox.post(output)
             output = self._log.read()
             if output is not None:
                 self._await_room()
+        return has_any
 
     def _await_room(self) -> None:
         while self._postbox.backlog() > MAX_BACKLOG:
             with self._wake:
-                self._wake.wait(PERIOD / 10)
+                self._wake.wait(PERIOD / 4)

@@ -6,19 +6,18 @@ Never touches CUDA (a process forked after that cannot use it) and none of the u
 
 from __future__ import annotations
 
-import gc
 import os
 from contextlib import suppress
 
 import torch
 import torch.distributed  # noqa: F401
 
-from nbddp.worker import entry  # noqa: F401
+from nbddp.worker import entry, growth  # noqa: F401
 from nbddp.worker.shell import make_shell, warm_shell
 
 with suppress(PermissionError):  # already the leader of a session of its own
     os.setsid()  # Jupyter's interrupt goes to the kernel's whole process group
 shell = make_shell()
 warm_shell(shell)
-gc.collect()
-gc.freeze()  # what ranks share stays shared: their collectors leave it alone
+growth.listen()
+growth.share()

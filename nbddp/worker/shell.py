@@ -95,6 +95,12 @@ class RankShell(InteractiveShell):
     displayhook: ResultHook
     display_pub: MailingPublisher
     shown_traceback: str = ""
+    is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
+
+    def showtraceback(self, *args: Any, **options: Any) -> None:
+        """Format a traceback, unless nobody will read it: torch's sources take a second."""
+        if not self.is_interrupted():
+            super().showtraceback(*args, **options)
 
     def _showtraceback(self, _etype: Any, _evalue: Any, stb: list[str]) -> None:
         self.shown_traceback = "\n".join(stb)

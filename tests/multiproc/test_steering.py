@@ -14,7 +14,10 @@ pytestmark = pytest.mark.multiproc
 @pytest.mark.parametrize(
     ("cell", "complaint"),
     [
-        ("%%ddp --nprc 2\npass", "unrecognized arguments: --nprc 2"),
+        (
+            "%%ddp --nprc 2\npass",
+            "unrecognized arguments: --nprc 2; the options are: --nproc, --backend, ",
+        ),
         ("%%ddp --nproc 0\npass", "expected a whole number above 0, got '0'"),
         ("%%ddp --nproc 10000\npass", "nproc must be between 1 and 128, got 10000"),
         ("%%ddp --backend mpi\npass", "invalid choice: 'mpi' (choose from "),

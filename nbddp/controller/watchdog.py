@@ -1,0 +1,100 @@
+"""Notices that nothing moves, and says who waits for whom. Pure: it is told the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from nbddp.errors import say_ranks
+from nbddp.wire.messages import Pulse
+
+HANG_AFTER = 10.0  # seconds without progress on any rank
+SILENT_AFTER = 8.0  # seconds without a sign of life
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    pulse: Pulse
+    at: float
+
+
+class Watchdog:
+    """Keeps the last sign of life of every rank, and each piece of news once."""
+
+    def __init__(self, is_stopped: Callable[[int], bool]) -> None:
+        self._is_stopped = is_stopped
+        self._signs: dict[int, _Sign] = {}
+        self._told: set[object] = set()
+
+    @property
+    def pulses(self) -> Mapping[int, Pulse]:
+        """Where each rank was last seen."""
+        return {rank: sign.pulse for rank, sign in self._signs.items()}
+
+    def note(self, rank: int, pulse: Pulse, now: float) -> None:
+        """A rank gave a sign of life."""
+        self._signs[rank] = _Sign(pulse, now)
+
+    def begin_cell(self, ranks: Iterable[int], now: float) -> None:
+        """A cell begins: whatever was seen before says nothing about it."""
+        self._told.clear()
+        for rank in ranks:
+            self._signs[rank] = _Sign(Pulse(cell=0, line=0, function=""), now)
+
+    def look(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
+        """What is new: a rank that is silent, or a hang; empty if nothing is.
+
+        Args:
+            cell: the cell that runs.
+            waiting: ranks that have not ended it.
+            ranks: all ranks it runs on.
+            now: the time, in the seconds of ``note``.
+        """
+        running = sorted(waiting)
+        silent = [rank for rank in running if now - self._signs[rank].at > SILENT_AFTER]
+        text = self._say_silent(silent) if silent else self._say_hang(cell, running, ranks)
+        news = tuple(silent) or text
+        if not text or news in self._told:
+            return ""
+        self._told.add(news)
+        return text
+
+    def _say_silent(self, silent: list[int]) -> str:
+        stopped = [rank for rank in silent if self._is_stopped(rank)]
+        who = say_ranks(stopped or silent)
+        why = (
+            "stopped (SIGSTOP)"
+            if stopped
+            else "in code that holds Python's lock, or the machine is too busy"
+        )
+        number = (stopped or silent)[0]
+        return f"no sign of life from {who}: {why}; `%ddp kill {number}` ends it"
+
+    def _say_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
+        pulses = {rank: self._signs[rank].pulse for rank in running}
+        is_stuck = all(
+            pulse.cell == cell and pulse.seconds >= HANG_AFTER for pulse in pulses.values()
+        )
+        if not is_stuck or not any(pulse.collective for pulse in pulses.values()):
+            return ""
+        lines = [f"no progress for {HANG_AFTER:.0f} s:"]
+        lines += [f"  {who} {what}" for what, who in _grouped(pulses)]
+        ended = [rank for rank in ranks if rank not in pulses]
+        if ended:
+            lines.append(f"  {say_ranks(ended)} done with the cell: will not come")
+        lines.append("  the cell goes on waiting; interrupt it to end it and keep all names")
+        return "\n".join(lines)
+
+
+def _grouped(pulses: Mapping[int, Pulse]) -> list[tuple[str, str]]:
+    groups: dict[str, list[int]] = {}
+    for rank, pulse in pulses.items():
+        groups.setdefault(_where(pulse), []).append(rank)
+    return [(what, say_ranks(ranks)) for what, ranks in groups.items()]
+
+
+def _where(pulse: Pulse) -> str:
+    if pulse.collective:
+        return f"waiting in {pulse.collective}, line {pulse.line}"
+    inside = f" in {pulse.function}()" if pulse.function else ""
+    return f"never came: line {pulse.line}{inside}"
