@@ -83,11 +83,12 @@ class Topology:
         """Read the place that torchrun, or :meth:`to_env`, wrote into ``env``."""
         try:
             numbers = {field: int(env[name]) for field, name in _NUMBERS.items()}
+            master_addr = env["MASTER_ADDR"]
         except KeyError as missing:
             raise ValueError(
                 f"environment variable {missing.args[0]} is not set; start the ranks with torchrun"
             ) from None
-        return cls(**numbers, master_addr=env["MASTER_ADDR"])
+        return cls(**numbers, master_addr=master_addr)
 
     def to_env(self, *, attempt: int = 1, run_id: str = "nbddp") -> dict[str, str]:
         """The variables torchrun would set for this rank, so that pasted code finds them."""

@@ -7,12 +7,25 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 from processes import is_helper, marked, wait_until
+
+settings.register_profile(
+    "nbddp", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("nbddp")
+
+STARTS_PROCESSES = ("multiproc", "notebook", "browser")
 
 
 @pytest.fixture(autouse=True)
-def no_process_stays_behind() -> Iterator[None]:
+def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every rank, and every child of a rank, that a test starts must be gone when it ends."""
+    if not any(request.node.get_closest_marker(name) for name in STARTS_PROCESSES):
+        children = set(psutil.Process().children())
+        yield
+        assert set(psutil.Process().children()) <= children
+        return
     before = set(marked())
     yield
 

@@ -32,12 +32,15 @@ class Actor:
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._due: list[tuple[float, int, Work]] = []
         self._order = itertools.count()
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Have the thread do something, wait for it, return its result or raise its error."""
         done: Future[T] = Future()
+        if self._is_closed:
+            raise RuntimeError("this actor was closed")
 
         def work() -> None:
             try:
@@ -61,6 +64,7 @@ class Actor:
 
     def close(self) -> None:
         """Do what was asked before, then end the thread."""
+        self._is_closed = True
         self._inbox.put(None)
         self._thread.join()
 
@@ -74,6 +78,8 @@ class Actor:
     def _next(self) -> Work | None:
         if not self._due:
             return self._inbox.get()
+        if self._due[0][0] <= time.monotonic():  # before any mail, or a flood of it would win
+            return heapq.heappop(self._due)[2]
         try:
             return self._inbox.get(timeout=max(0.0, self._due[0][0] - time.monotonic()))
         except queue.Empty:

@@ -158,9 +158,9 @@ class CellHandle:
         if rank in self.ranks and rank not in self._reports:
             self._exits[rank] = (exitcode, time.time())
 
-    def finish(self) -> None:
+    def finish(self) -> CellResult:
         """All ranks are through, or gone."""
-        self.result = CellResult(
+        result = CellResult(
             number=self.number,
             ranks=self.ranks,
             reports=self._reports,
@@ -169,7 +169,9 @@ class CellHandle:
             verdict=judge(self.ranks, self._reports, self._exits),
             fetch=self._fetch,
         )
+        self.result = result
         self._notices.put(None)
+        return result
 
     # ---- the reader's side
 

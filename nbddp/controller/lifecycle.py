@@ -66,7 +66,7 @@ def advance(life: Life, event: Event) -> Step:
 
 def _on_start_asked(life: Life, event: StartAsked) -> Step:
     if life.state.is_live:
-        return life, [Refuse(reason=f"the worker group is {life.state.value} already")]
+        return life, [Refuse(reason=_already(life))]
     return _start(life, event)
 
 
@@ -84,10 +84,18 @@ def _start(life: Life, event: StartAsked) -> Step:
 
 
 def _on_restart_asked(life: Life, event: RestartAsked) -> Step:
+    if not life.state.is_live:
+        return _start(life, event.start)
     if not life.alive:
-        return _start(_finish_lost(life), event.start)
+        return _all_gone(replace(life, next_start=event.start))
     life, actions = _on_stop_asked(life, StopAsked())
     return replace(life, next_start=event.start), actions
+
+
+def _already(life: Life) -> str:
+    if life.state is GroupState.BROKEN:
+        return "there is a worker group already, with a rank gone; `%ddp restart` starts it anew"
+    return f"the worker group is {life.state.value} already"
 
 
 def _on_stop_asked(life: Life, _event: StopAsked) -> Step:
@@ -113,10 +121,6 @@ def _all_gone(life: Life) -> Step:
         return gone, actions
     started, more = _start(gone, life.next_start)
     return started, actions + more
-
-
-def _finish_lost(life: Life) -> Life:
-    return replace(life, state=GroupState.OFF, ranks=(), cell=None)
 
 
 def _on_rank_ready(life: Life, event: RankReady) -> Step:
@@ -189,6 +193,8 @@ def _why_not_run(life: Life, event: RunAsked) -> str:
         return "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
     if life.state not in (GroupState.IDLE, GroupState.BROKEN):
         return f"the worker group is {life.state.value}"
+    if not event.ranks or len(set(event.ranks)) < len(event.ranks):
+        return "a cell needs at least one rank, and each only once"
     for rank in event.ranks:
         if rank not in life.alive:
             return _no_such_rank(life, rank)
@@ -196,6 +202,8 @@ def _why_not_run(life: Life, event: RunAsked) -> str:
 
 
 def _no_such_rank(life: Life, rank: int) -> str:
+    if not life.ranks:
+        return "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
     if not 0 <= rank < len(life.ranks):
         return f"there is no rank {rank}; the group has ranks 0 to {len(life.ranks) - 1}"
     how = describe_exit(life.ranks[rank].exitcode)
@@ -219,6 +227,8 @@ def _on_rank_ended(life: Life, event: RankEnded) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell or event.rank not in cell.waiting:
         return life, []
+    if event.rank not in life.alive:
+        return life, []  # its exit was seen before its last report
     life = _mark(life, event.rank, RankState.IDLE)
     cell = replace(cell, sequences=cell.sequences | {event.sequence})
     return _one_less(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from nbddp.wire.messages import Output
@@ -29,7 +30,7 @@ class LogReader:
     def rest(self) -> Iterator[str]:
         """What a rank that is gone wrote and could not mail any more."""
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        with self._path.open("rb") as file:
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._shown)
             while data := file.read(CHUNK_BYTES):
                 self._shown += len(data)

@@ -32,14 +32,26 @@ class Ranks:
         self._handles: dict[int, RankHandle] = {}
         self._logs: dict[int, LogReader] = {}
 
-    def launch(self, starts: Sequence[RankStart], watcher: ExitWatcher, on_exit: OnExit) -> None:
-        """Start a process for each; ``on_exit(attempt, rank, handle)`` tells how it ended."""
+    def launch(
+        self, starts: Sequence[RankStart], watcher: ExitWatcher, on_exit: OnExit
+    ) -> dict[int, OSError | EOFError]:
+        """Start a process for each; ``on_exit(attempt, rank, handle)`` tells how it ended.
+
+        Returns:
+            The ranks that could not be started, and why.
+        """
         self._link.open_attempt(self.attempt, len(starts))
+        failed: dict[int, OSError | EOFError] = {}
         for start in starts:
             rank = start.topology.rank
-            self._logs[rank] = LogReader(Path(start.log_path))
-            self._handles[rank] = self._launcher.launch(start)
-            self._watch(rank, watcher, on_exit)
+            try:
+                self._logs[rank] = LogReader(Path(start.log_path))
+                self._handles[rank] = self._launcher.launch(start)
+            except (OSError, EOFError) as error:
+                failed[rank] = error
+            else:
+                self._watch(rank, watcher, on_exit)
+        return failed
 
     def _watch(self, rank: int, watcher: ExitWatcher, on_exit: OnExit) -> None:
         watcher.watch(self._handles[rank], lambda it: on_exit(self.attempt, rank, it))
@@ -58,13 +70,16 @@ class Ranks:
             case ev.SendLeave(ranks=ranks):
                 self._send(ranks, Leave())
             case ev.Terminate(ranks=ranks):
-                for rank in ranks:
-                    self._handles[rank].terminate()
+                for handle in self._started(ranks):
+                    handle.terminate()
             case ev.Kill(ranks=ranks):
-                for rank in ranks:
-                    self._handles[rank].kill()
+                for handle in self._started(ranks):
+                    handle.kill()
             case _:
                 raise RuntimeError(f"nothing that ranks could do: {action}")
+
+    def _started(self, ranks: Sequence[int]) -> list[RankHandle]:
+        return [self._handles[rank] for rank in ranks if rank in self._handles]
 
     def _send(self, ranks: Sequence[int], command: Command) -> None:
         for rank in ranks:
@@ -85,7 +100,7 @@ class Ranks:
 
     def pids(self, ranks: Sequence[int]) -> dict[int, int]:
         """The process ids of some ranks."""
-        return {rank: self._handles[rank].pid or 0 for rank in ranks}
+        return {rank: self._handles[rank].pid or 0 for rank in ranks if rank in self._handles}
 
     def accept(self, rank: int, output: Output) -> str:
         """What of a mailed piece of output was not shown yet."""

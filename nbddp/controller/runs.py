@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
 class RunFolder:
@@ -24,33 +24,48 @@ class RunFolder:
     def __init__(self, base: Path, name: str = "") -> None:
         self.remark = ""
         self.path = self._make(base, _safe(name))
+        self._has_complained = False
         self._events = _open_private(self.path / "events.jsonl", os.O_APPEND)
 
     def log(self, rank: int) -> Path:
         """The file of a rank's output."""
         return self.path / f"rank{rank}.log"
 
-    def describe(self, **facts: Any) -> None:
+    def describe(self, **facts: Any) -> str:
         """Write ``run.json``: the facts of the start, and the versions it ran with."""
         facts |= {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "python": platform.python_version(),
             "versions": {name: _version(name) for name in ("nbddp", "torch", "ipykernel")},
         }
-        draft = self.path / "run.json.tmp"
-        with _open_private(draft, os.O_TRUNC) as file:
-            file.write(json.dumps(facts, indent=2) + "\n")
-        draft.replace(self.path / "run.json")
+        try:
+            draft = _open_private(self.path / "run.json.tmp", os.O_TRUNC)
+            with os.fdopen(draft, "w") as file:
+                file.write(json.dumps(facts, indent=2) + "\n")
+            (self.path / "run.json.tmp").replace(self.path / "run.json")
+        except OSError as error:
+            return self._complain(error)
+        return ""
 
-    def event(self, kind: str, **facts: Any) -> None:
-        """Append one line to ``events.jsonl``."""
+    def event(self, kind: str, **facts: Any) -> str:
+        """Append one line to ``events.jsonl``; returns what to tell the user if that fails."""
         line = json.dumps({"time": round(time.time(), 3), "kind": kind, **facts})
-        self._events.write(line + "\n")
-        self._events.flush()
+        try:
+            os.write(self._events, f"{line}\n".encode())
+        except OSError as error:
+            return self._complain(error)
+        return ""
+
+    def _complain(self, error: OSError) -> str:
+        """Once: a record that cannot be written must not end a training."""
+        has_complained, self._has_complained = self._has_complained, True
+        if has_complained:
+            return ""
+        return f"the record in {self.path} is not complete: {error.strerror}"
 
     def close(self) -> None:
         """Nothing more will happen."""
-        self._events.close()
+        os.close(self._events)
 
     def last_words(self, rank: int) -> str:
         """The end of a rank's log."""
@@ -61,13 +76,13 @@ class RunFolder:
         try:
             return _make_private(base / ".nbddp" / "runs", name)
         except OSError as error:
-            path = _make_private(Path(tempfile.gettempdir()) / f"nbddp-{os.getuid()}", name)
+            path = _make_private(Path(tempfile.mkdtemp(prefix="nbddp-")), name)
             self.remark = f"{base} cannot be written ({error.strerror}); the logs are in {path}"
             return path
 
 
-def _open_private(path: Path, flag: int) -> TextIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600), "w")
+def _open_private(path: Path, flag: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
 
 
 def _make_private(runs: Path, name: str) -> Path:

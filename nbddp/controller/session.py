@@ -212,9 +212,8 @@ class Session:
         self._record("cell", number=handle.number, ranks=ranks, source=request.source)
         self._watchdog.begin_cell(ranks, time.monotonic())
         self._actor().later(LOOK_PERIOD, self._look, handle)
-        for notice in self._between:
-            handle.feed(notice)
-        self._between.clear()
+        while self._between:
+            handle.feed(self._between.pop(0))
         return handle
 
     def _send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
@@ -223,7 +222,7 @@ class Session:
         if rank not in self.life.alive:
             raise RequestError(f"there is no rank {rank} that could answer")
         number = next(self._numbers)
-        answer = self._waiting.for_answer(number)
+        answer = self._waiting.for_answer(number, rank)
         self.require_link().send(rank, make(number))
         return answer
 
@@ -324,7 +323,8 @@ class Session:
             case ev.Remark(text=text):
                 self._feed(Said(text))
             case ev.Started():
-                self._tell_started()
+                self._record("ready", attempt=self.life.attempt)
+                self._waiting.started()
             case ev.NotStarted(reason=reason):
                 self._start_error = self._start_failure(reason)
             case ev.Finished():
@@ -343,51 +343,58 @@ class Session:
         self._record("start", attempt=action.attempt, world_size=action.world_size)
         self._ranks = Ranks(action.attempt, link, self.launcher)
         actor, watcher, _ = self._threads
-        self._ranks.launch(
+        failed = self._ranks.launch(
             self.spec.starts(link, attempt=action.attempt, folder=folder, colors=self.colors),
             watcher,
             lambda *exit_: actor.tell(self._note_exit, *exit_),
         )
+        for rank, error in failed.items():
+            reason = f"rank {rank} could not be started: {error}"
+            self._start_error = self._start_error or StartError(reason)
+            actor.tell(self._step, ev.Exited(attempt=action.attempt, rank=rank, exitcode=None))
 
     def _run_folder(self, spec: GroupSpec) -> RunFolder:
+        if self.folder is not None and not self.folder.path.exists():
+            self._close_folder()
         if self.folder is None:
             self.folder = RunFolder(spec.cwd(), spec.name)
-            self.folder.describe(**spec.facts())
-            if self.folder.remark:
-                self._between.append(Said(self.folder.remark))
+            for remark in (self.folder.remark, self.folder.describe(**spec.facts())):
+                self._say(remark)
         return self.folder
+
+    def _close_folder(self) -> None:
+        if self.folder is not None:
+            self.folder.close()
+        self.folder = None
 
     def _record(self, kind: str, **facts: Any) -> None:
         if self.folder is not None:
-            self.folder.event(kind, **facts)
+            self._say(self.folder.event(kind, **facts))
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._feed(Said(text))
 
     # ---- telling those who wait
 
-    def _tell_started(self) -> None:
-        self._record("ready", attempt=self.life.attempt)
-        self._waiting.started()
-
     def _start_failure(self, reason: str) -> StartError:
         self._record("start failed", reason=reason)
-        details = self._start_error.details if self._start_error else ""
-        if self.folder is not None and not details:
-            gone = [each.rank for each in self.life.ranks if not each.is_alive]
-            details = "\n".join(self.folder.last_words(rank) for rank in gone)
-        return StartError(reason, details=details)
+        known = self._start_error
+        if known is not None:
+            return StartError(reason if known.details else str(known), details=known.details)
+        gone = [each.rank for each in self.life.ranks if not each.is_alive]
+        last_words = [self.folder.last_words(rank) for rank in gone] if self.folder else []
+        return StartError(reason, details="\n".join(last_words))
 
     def _finish(self) -> None:
         if self.cell is not None:
-            self.cell.finish()
-            result = self.cell.result
-            if result is not None:
-                verdict = result.verdict.summary() if result.verdict else "ok"
-                self._record("cell ended", number=result.number, outcome=verdict)
+            result = self.cell.finish()
+            outcome = result.verdict.summary() if result.verdict else "ok"
+            self._record("cell ended", number=result.number, outcome=outcome)
 
     def _tell_stopped(self) -> None:
         self._record("stopped", attempt=self.life.attempt)
         if not self.life.state.is_live:  # else it is started again at once
             self._waiting.start_failed(self._start_error or StartError("stopped while it started"))
-            if self.folder is not None:
-                self.folder.close()
-            self.folder = None
+            self._close_folder()
         self._waiting.stopped()

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,8 @@ class GroupSpec:
 
     def facts(self) -> dict[str, Any]:
         """What the record of a run says of it; of ``env`` the names, as values may be secret."""
-        facts = asdict(self) | {"env": sorted(self.env), "threads": self.threads_per_rank()}
+        facts = {item.name: getattr(self, item.name) for item in fields(self)}
+        facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())}
 
     def starts(

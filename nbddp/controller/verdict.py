@@ -19,6 +19,7 @@ _PEER_LOST = re.compile(
     r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
     re.IGNORECASE,
 )
+_TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,8 @@ class Trouble:
         """Whether it can only have come from somewhere else."""
         if self.failure is None:
             return False
-        return self.is_interrupted or bool(_PEER_LOST.search(self.failure.text))
+        is_torchs = self.failure.name in _TORCHS
+        return self.is_interrupted or (is_torchs and bool(_PEER_LOST.search(self.failure.text)))
 
     def headline(self) -> str:
         """What happened, in one line without a rank."""
@@ -50,7 +52,7 @@ class Trouble:
         if self.is_consequence:
             return f"connection to a peer lost{inside}{where}"
         text = self.failure.text.strip().partition("\n")[0]
-        return f"{self.failure.name}: {text}{inside}{where}"
+        return f"{self.failure.name}{': ' if text else ''}{text}{inside}{where}"
 
     def same_as(self, other: Trouble) -> bool:
         """Whether both are one piece of news that several ranks have."""
@@ -66,6 +68,7 @@ class Verdict:
     others: tuple[tuple[tuple[int, ...], Trouble], ...]
     lost: tuple[int, ...]
     is_interrupt: bool
+    has_survivors: bool = True
 
     def error(self) -> CellFailedError:
         """The exception that carries it all to the user."""
@@ -95,8 +98,9 @@ class Verdict:
     def _way_out(self) -> str:
         if not self.lost:
             return "Every rank keeps its names; the next cell works."
+        others = ", the others keep theirs" if self.has_survivors else ""
         return (
-            f"{say_ranks(self.lost).capitalize()} lost all names, the others keep theirs. "
+            f"{say_ranks(self.lost).capitalize()} lost all names{others}. "
             "`%ddp restart` starts the group anew."
         )
 
@@ -124,6 +128,7 @@ def judge(
         others=tuple(groups[1:]),
         lost=tuple(sorted(exits)),
         is_interrupt=first.is_interrupted,
+        has_survivors=set(exits) < set(ranks),
     )
 
 

@@ -15,7 +15,7 @@ class Waiting:
         self._start: Future[None] | None = None
         self._stops: list[Future[None]] = []
         self._kills: dict[int, list[Future[None]]] = {}
-        self._answers: dict[int, Future[Answer]] = {}
+        self._answers: dict[int, tuple[int, Future[Answer]]] = {}
 
     def for_start(self) -> Future[None]:
         """Somebody waits for all ranks to be ready; an earlier start is overtaken by it."""
@@ -34,10 +34,11 @@ class Waiting:
         self._kills.setdefault(rank, []).append(future)
         return future
 
-    def for_answer(self, request: int) -> Future[Answer]:
+    def for_answer(self, request: int, rank: int) -> Future[Answer]:
         """Somebody waits for what a rank says."""
-        self._answers[request] = Future()
-        return self._answers[request]
+        future: Future[Answer] = Future()
+        self._answers[request] = rank, future
+        return future
 
     def started(self) -> None:
         """All ranks are ready."""
@@ -50,21 +51,22 @@ class Waiting:
             self._start.set_exception(error)
 
     def stopped(self) -> None:
-        """All processes are gone, and with them whoever could have answered."""
+        """All processes are gone."""
         waiting, self._stops = self._stops, []
         for future in waiting:
             future.set_result(None)
-        for answer in self._answers.values():
-            answer.set_exception(RequestError("the worker group was stopped"))
-        self._answers.clear()
 
     def gone(self, rank: int) -> None:
-        """One process is gone."""
+        """One process is gone, and with it what it would have answered."""
         for future in self._kills.pop(rank, ()):
             future.set_result(None)
+        for request, (asked, answer) in list(self._answers.items()):
+            if asked == rank:
+                del self._answers[request]
+                answer.set_exception(RequestError(f"rank {rank} ended before it could answer"))
 
     def answered(self, answer: Answer) -> None:
         """A rank said something that was asked."""
-        future = self._answers.pop(answer.request, None)
+        _, future = self._answers.pop(answer.request, (0, None))
         if future is not None:
             future.set_result(answer)

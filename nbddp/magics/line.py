@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
@@ -132,14 +133,18 @@ class LineMagics(Magics):
         self._desk.group.push(self._desk.values(args.names), ranks=args.ranks)
 
     @magic_arguments("ddp pull")
-    @argument("expression", help="a name, or an expression in quotes")
+    @argument("expression", help="a name, or any expression")
     @argument("--rank", type=rank_number, metavar="R", help="of one rank (default: a list)")
     def pull(self, line: str) -> Any:
         """Fetch a value from the ranks: returned, and kept under the same name here."""
-        args = parse(self.pull, line)
-        value = self._desk.group.pull(args.expression, rank=args.rank)
-        if args.expression.isidentifier():
-            self._desk.shell.user_ns[args.expression] = value
+        option = re.search(r"(?:^|\s)--rank[\s=]+(\S+)", line)
+        expression = unquoted(line.replace(option.group(), " ", 1) if option else line)
+        args = parse(self.pull, f"x{option.group() if option else ''}")
+        if not expression:
+            raise RequestError("pull needs a name: `%ddp pull losses --rank 0`")
+        value = self._desk.group.pull(expression, rank=args.rank)
+        if expression.isidentifier():
+            self._desk.shell.user_ns[expression] = value
         return value
 
     @magic_arguments("ddp wait")
@@ -167,6 +172,17 @@ class LineMagics(Magics):
             )
         else:
             raise RequestError(f"there is no `%ddp {command}`; `%ddp help` lists the commands")
+
+
+def unquoted(expression: str) -> str:
+    """An expression without the quotes that a shell would have taken off.
+
+    >>> unquoted(" 'rank + 1' "), unquoted("d['a']")
+    ('rank + 1', "d['a']")
+    """
+    text = expression.strip()
+    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if is_quoted and text[0] not in text[1:-1] else text
 
 
 _MORE = "`%ddp help COMMAND` shows its options, `%%ddp?` those of a cell."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -14,19 +15,22 @@ from IPython.core.magic_arguments import argument
 from nbddp.controller.spec import BACKENDS, GroupSpec
 from nbddp.errors import RequestError
 
+YEAR = 365 * 86400
+MAX_NUMBER = 9999  # a typing error must not make a list of a billion
+
 _START = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
 
 
 def positive_int(text: str) -> int:
     """A whole number above 0, or what was wrong with it."""
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
     return int(text)
 
 
 def rank_number(text: str) -> int:
     """A rank: a whole number from 0."""
-    if not text.isdigit():
+    if not text.isdecimal():
         raise ArgumentTypeError(f"expected a rank like 0, got {text!r}")
     return int(text)
 
@@ -37,8 +41,8 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf"):
-        raise ArgumentTypeError(f"expected seconds above 0, got {text!r}")
+    if not 0 < value <= YEAR:
+        raise ArgumentTypeError(f"expected seconds above 0 and up to a year, got {text!r}")
     return value
 
 
@@ -47,7 +51,8 @@ def numbers(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        is_range = low.isdecimal() and (high.isdecimal() if dash else True)
+        if not is_range or not int(low) <= int(high or low) <= MAX_NUMBER:
             raise ArgumentTypeError(f"expected numbers like 0,2 or 0-3, got {text!r}")
         found += range(int(low), int(high or low) + 1)
     return tuple(dict.fromkeys(found))
@@ -152,7 +157,7 @@ def _shown(value: Any) -> str:
         return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items()) or "none"
     if isinstance(value, tuple):
         return ",".join(str(item) for item in value)
-    return str(value) if value not in (None, "") else "none"
+    return shlex.quote(str(value)) if value not in (None, "") else "none"
 
 
 def parse(function: Any, line: str) -> Namespace:
@@ -162,7 +167,7 @@ def parse(function: Any, line: str) -> Namespace:
         UsageError: in one line, what is wrong and what is allowed.
     """
     try:
-        words = shlex.split(line, comments=True)
+        words = shlex.split(re.sub(r"(^|\s)#\s.*$", "", line))  # "# ..." is a comment, "a#1" not
     except ValueError as error:
         raise UsageError(f"{error} in {line!r}") from None
     args, unknown = function.parser.parse_known_args(words)

@@ -9,7 +9,7 @@ class LineAssembler:
     r"""Puts one rank's lines together.
 
     >>> lines = LineAssembler()
-    >>> lines.add("ready\nstep 1\\rstep 2\\rstep 3")
+    >>> lines.add("ready\nstep 1\rstep 2\rstep 3")
     ['ready']
     >>> lines.add(" of 9\n"), lines.flush()
     (['step 3 of 9'], [])
@@ -23,7 +23,9 @@ class LineAssembler:
         *complete, self._partial = (self._partial + text).split("\n")
         lines = [piece for line in complete for piece in _pieces(_fold(line))]
         if len(self._partial) > MAX_LINE:
-            *pieces, self._partial = _pieces(_fold(self._partial)) or [""]
+            self._partial = _compact(self._partial)
+        if len(self._partial) > 2 * MAX_LINE or len(_fold(self._partial)) > MAX_LINE:
+            *pieces, self._partial = _pieces(_fold(self._partial))
             lines += pieces
         return lines
 
@@ -41,6 +43,12 @@ def _fold(line: str) -> str:
     for piece in line.rstrip("\r").split("\r"):
         shown = piece + shown[len(piece) :]
     return shown
+
+
+def _compact(line: str) -> str:
+    """Fold all but what is being written now, which a next piece goes on with."""
+    before, mark, now = line.rpartition("\r")
+    return _fold(before) + mark + now
 
 
 def _pieces(line: str) -> list[str]:

@@ -83,6 +83,7 @@ class TextView:
                 self._show_display(rank, message)
 
     def _show_display(self, rank: int, message: Display) -> None:
+        self._write_lines([rank], self._lines[rank].flush())  # it was printed before
         if not message.display_id and set(message.data) == {"text/plain"}:
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
             return

@@ -56,6 +56,8 @@ def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
     signature, body = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
     if not hmac.compare_digest(signature, _sign(body, queue, secret)):
         raise SignatureError(f"a message in queue {queue!r} has no valid signature")
+    if len(body) < _HEADER.size:
+        raise WireError(f"a message in queue {queue!r} has no header")
     sender, attempt, sequence = _HEADER.unpack_from(body)
     return Letter(sender, attempt, sequence, decode(body[_HEADER.size :]))
 

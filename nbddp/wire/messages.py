@@ -211,5 +211,5 @@ def decode(data: bytes) -> Message:
     try:
         name, values = json.loads(data)
         return _KINDS[name](**values)  # type: ignore[no-any-return]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"not a message of nbddp: {error!r}") from None

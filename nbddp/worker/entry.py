@@ -26,6 +26,7 @@ from nbddp.wire.messages import (
     Answer,
     CellEnded,
     Complete,
+    Display,
     Failure,
     Interrupt,
     JsonDict,
@@ -69,7 +70,7 @@ def live(start: RankStart) -> None:
         attempt=start.attempt,
     )
     outbox = Outbox(postbox, log)
-    log.capture(outbox.poke)
+    log.capture(outbox.poke, lambda error: outbox.post(_lost_output(error)))
     outbox.start()
     try:
         rank = Rank(start, clients, outbox, log)
@@ -80,6 +81,11 @@ def live(start: RankStart) -> None:
         raise SystemExit(1) from None
     rank.serve()
     outbox.close()
+
+
+def _lost_output(error: OSError) -> Display:
+    text = f"nbddp: what this rank prints is lost from here on, its log: {error.strerror}"
+    return Display(cell=0, data={"text/plain": text}, metadata={})
 
 
 def _settle(start: RankStart) -> None:

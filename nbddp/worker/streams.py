@@ -24,13 +24,20 @@ class RankLog:
     def __init__(self, path: Path) -> None:
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._read_fd = os.open(path, os.O_RDONLY)
+        self._has_lost = False
         self._offset = os.fstat(self._write_fd).st_size  # an earlier attempt wrote up to here
 
-    def capture(self, on_write: Callable[[], None]) -> None:
-        """Make the file this process's standard output and error, for Python and C alike."""
+    def capture(self, on_write: Callable[[], None], on_lost: Callable[[OSError], None]) -> None:
+        """Make the file this process's standard output and error, for Python and C alike.
+
+        Args:
+            on_write: called after each write of Python's.
+            on_lost: called once, when the file can no longer be written.
+        """
         for fd in (1, 2):
             os.dup2(self._write_fd, fd)
-        self.on_write = on_write
+        self._on_write = on_write
+        self._on_lost = on_lost
         self.restore_python_streams()
 
     def restore_python_streams(self) -> None:
@@ -42,13 +49,18 @@ class RankLog:
 
     def _text_stream(self, fd: int) -> io.TextIOWrapper:
         stream = _LogStream(
-            io.BufferedWriter(_LogWriter(fd, self.on_write)),  # type: ignore[type-var]
+            io.BufferedWriter(_LogWriter(fd, self._on_write, self._lose)),  # type: ignore[type-var]
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,  # a line is in the file before the next statement runs
         )
         stream.nbddp_log = self
         return stream
+
+    def _lose(self, error: OSError) -> None:
+        if not self._has_lost:
+            self._has_lost = True
+            self._on_lost(error)
 
     def read(self) -> Output | None:
         """The next piece that was written since the last call, or None."""
@@ -61,11 +73,17 @@ class RankLog:
 
 
 class _LogWriter(io.RawIOBase):
-    """Writes to a descriptor and says so, for a reader that need not poll then."""
+    """Writes to a descriptor and says so, for a reader that need not poll then.
 
-    def __init__(self, fd: int, on_write: Callable[[], None]) -> None:
+    A full disk loses output, and says so, but does not end a training in the middle of a print.
+    """
+
+    def __init__(
+        self, fd: int, on_write: Callable[[], None], on_lost: Callable[[OSError], None]
+    ) -> None:
         self._fd = fd
         self._on_write = on_write
+        self._on_lost = on_lost
 
     def writable(self) -> bool:
         return True
@@ -74,7 +92,11 @@ class _LogWriter(io.RawIOBase):
         return self._fd
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
-        written = os.write(self._fd, data)
+        try:
+            written = os.write(self._fd, data)
+        except OSError as error:
+            self._on_lost(error)
+            return len(data)
         self._on_write()
         return written
 

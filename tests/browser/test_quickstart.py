@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from browser.lab import CHROMIUM, Lab
 
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "00_quickstart.ipynb"
@@ -16,7 +17,9 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.notebook,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"
+    ),
 ]
 
 

@@ -1,0 +1,104 @@
+"""nbddp beside ``torch.multiprocessing.spawn`` and ``torchrun``: speed, output, memory.
+
+    python tests/benchmarks/engine.py [--ranks 2 4] [--repeats 7] [--json FILE] [--markdown]
+
+Everything is measured by a client of a real kernel, from its request to its receipt. Contenders
+take turns, so that noise hits all alike. PSS shares a page's cost among all processes that map
+it, other people's too: compare figures of one run only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import report
+from contenders import Samples, Trial, run_round
+
+LINES = 20_000
+QUICK_LINES = 2_000
+PACKAGES = ("nbddp", "torch", "ipykernel", "jupyter_client")
+
+NOTES = (
+    "Rivals start anew in every cell: that is their restart. torchrun's output is shown as soon "
+    "as it is in the pipe; the usual `print(line, end='')` takes 100 to 200 ms instead. "
+    "Each rank prints with plain prints; lines are whole if nobody else wrote into them."
+)
+
+
+def parse() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="write samples and table to this file")
+    parser.add_argument("--markdown", action="store_true", help="print the table for the README")
+    parser.add_argument("--quick", action="store_true", help="2 ranks, once, a short burst")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.ranks, asked.repeats = [2], 1
+    asked.lines = QUICK_LINES if asked.quick else LINES
+    return asked
+
+
+def measure(asked: argparse.Namespace) -> Samples:
+    """All samples; says on stderr how far it is."""
+    samples: Samples = defaultdict(list)
+    began = time.monotonic()
+    for turn in range(asked.repeats):
+        for ranks in asked.ranks:
+            run_round(Trial(ranks=ranks, lines=asked.lines, samples=samples), turn)
+            seconds = time.monotonic() - began
+            print(f"{seconds:4.0f} s: round {turn + 1}, {ranks} ranks", file=sys.stderr)
+    return samples
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    versions = {name: version(name) for name in PACKAGES}
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "load": os.getloadavg(),
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def caption(facts: dict[str, Any], repeats: int) -> str:
+    """One line above the table."""
+    names = ", ".join(f"{name} {facts[name]}" for name in ("python", *PACKAGES))
+    return f"{facts['cores']} cores, {names}; medians of {repeats} rounds"
+
+
+def as_json(facts: dict[str, Any], found: list[dict[str, Any]], samples: Samples) -> str:
+    """Everything, for those who want to compare runs."""
+    raw = [
+        {"measure": name, "contender": contender, "ranks": ranks, "values": values}
+        for (name, contender, ranks), values in samples.items()
+    ]
+    return json.dumps({"machine": facts, "table": found, "samples": raw}, indent=1) + "\n"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    asked = parse()
+    facts = machine()
+    samples = measure(asked)
+    found = report.records(samples, asked.ranks, asked.lines)
+    show = report.as_markdown if asked.markdown else report.as_text
+    print(f"{caption(facts, asked.repeats)}\n\n{show(report.rows(found))}\n\n{NOTES}")
+    if asked.json:
+        asked.json.write_text(as_json(facts, found, samples))
+
+
+if __name__ == "__main__":
+    main()

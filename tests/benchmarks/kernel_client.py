@@ -1,0 +1,165 @@
+"""A real ipykernel, what its client receives and when, and the memory of what it started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from queue import Empty
+from types import TracebackType
+from typing import Any
+
+import psutil
+from jupyter_client.manager import KernelManager
+
+HERE = Path(__file__).resolve().parent
+PATIENCE = 120.0  # seconds: a contender that needs longer than this is broken
+ARGV = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+
+Chunk = tuple[float, str]  # when the client had it, and the text
+
+
+class KernelError(RuntimeError):
+    """A cell failed, or what was waited for did not come."""
+
+
+class Kernel:
+    """A kernel on loopback in a folder of its own; at the end all that it started is gone."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="nbddp-bench-"))
+        self._manager = KernelManager(connection_file=str(self.home / "kernel.json"))
+        self._manager.kernel_spec.argv = ARGV  # this Python, whatever is installed as "python3"
+        self._errors = ""
+
+    def __enter__(self) -> Kernel:
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _start(self) -> None:
+        with (self.home / "kernel.log").open("w") as log:
+            self._manager.start_kernel(
+                cwd=str(self.home), env=_environment(self.home), stdout=log, stderr=log
+            )
+        self._client = self._manager.client()
+        self._client.start_channels(hb=False, stdin=False)
+        self._client.wait_for_ready(timeout=PATIENCE)
+
+    def _end(self) -> None:
+        started = self.children() if self._manager.has_kernel else []
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=True)
+        if hasattr(self, "_client"):
+            self._client.stop_channels()
+        _end_all(started)
+        shutil.rmtree(self.home)
+
+    # ---- cells
+
+    def send(self, code: str) -> str:
+        """Send a cell; returns what its reply is known by."""
+        return str(self._client.execute(code, allow_stdin=False))
+
+    def reply(self, request: str) -> float:
+        """Wait for a cell's reply: when it came."""
+        deadline = time.time() + PATIENCE
+        while True:
+            message = self._receive(self._client.get_shell_msg, deadline)
+            at = time.time()
+            if message["parent_header"].get("msg_id") == request:
+                break
+        if message["content"]["status"] != "ok":
+            raise KernelError("\n".join(message["content"].get("traceback", ["aborted"])))
+        return at
+
+    def run(self, code: str) -> float:
+        """Run a cell: seconds from the request to its reply."""
+        sent = time.time()
+        return self.reply(self.send(code)) - sent
+
+    def collect(self, marker: str, count: int = 1) -> list[Chunk]:
+        """All that is printed, and when, until ``marker`` has come ``count`` times."""
+        chunks: list[Chunk] = []
+        deadline, tail = time.time() + PATIENCE, ""
+        while count > 0:
+            text = self._next_text(deadline)
+            chunks.append((time.time(), text))
+            window = tail + text
+            count -= window.count(marker)
+            tail = window[1 - len(marker) :]  # the beginning of a marker that is cut in two
+        return chunks
+
+    def _next_text(self, deadline: float) -> str:
+        while True:
+            message = self._receive(self._client.get_iopub_msg, deadline)
+            content = message["content"]
+            if message["msg_type"] == "error":
+                raise KernelError("\n".join(content["traceback"]))
+            if message["msg_type"] == "stream":
+                if content["name"] == "stdout":
+                    return str(content["text"])
+                self._errors += content["text"]
+
+    def _receive(self, get: Any, deadline: float) -> dict[str, Any]:
+        try:
+            message: dict[str, Any] = get(timeout=max(0.0, deadline - time.time()))
+        except Empty:
+            raise KernelError(f"nothing for {PATIENCE:.0f} s; stderr: {self._errors}") from None
+        return message
+
+    # ---- processes
+
+    def children(self) -> list[psutil.Process]:
+        """All that the kernel started, and what those started."""
+        kernel = psutil.Process(self._manager.provisioner.pid)
+        return kernel.children(recursive=True)
+
+    def memory(self) -> float:
+        """PSS of all children together, in MiB."""
+        return sum(map(_pss, self.children())) / 2**20
+
+
+def _pss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:
+        return 0  # a process that has just ended holds nothing
+
+
+def _environment(home: Path) -> dict[str, str]:
+    private = {
+        name: str(home / name.lower())
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
+    equal = {  # for all contenders alike, or torchrun warns and gloo looks for an interface
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
+    }
+    return os.environ | private | equal
+
+
+def _end_all(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue  # it went with its kernel, as it should
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    if alive:
+        raise KernelError(f"these outlived SIGKILL: {alive}")

@@ -1,0 +1,87 @@
+"""What the ranks of every contender do: the same lines of Python for all.
+
+Imported by nbddp's ranks and by spawn's children, and run as a script by torchrun.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+END = "nothing more to come"
+LINE_LENGTH = 100
+
+
+def up() -> None:
+    """Meet the others, then say so."""
+    dist.barrier()
+    print(f"up {dist.get_rank()}", flush=True)
+
+
+def reduce() -> None:
+    """Use the process group once, so that it holds what it needs in use."""
+    dist.all_reduce(torch.ones(1))
+
+
+def ticks(count: int = 60, period: float = 0.05) -> None:
+    """Rank 0 prints what time it is, again and again."""
+    for _ in range(count if dist.get_rank() == 0 else 0):
+        print(f"tick {time.time()}", flush=True)
+        time.sleep(period)
+    dist.barrier()
+
+
+def burst(count: int) -> None:
+    """Every rank prints as fast as it can, with plain prints."""
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == 0:
+        print(f"burst {time.time()}", flush=True)
+    for number in range(count):
+        print(line(rank, number))
+    sys.stdout.flush()
+    dist.barrier()
+
+
+def line(rank: int, number: int) -> str:
+    """A line of 100 characters that tells which it is."""
+    return f"line {rank} {number:06d} ".ljust(LINE_LENGTH, "x")
+
+
+def end() -> None:
+    """Every rank's last word: what it printed before has come when this comes."""
+    dist.barrier()
+    print(END, flush=True)
+
+
+def idle() -> None:
+    """Stay until killed; nbddp's ranks need not, they stay of themselves."""
+    signal.pause()
+
+
+def work(phases: list[str]) -> None:
+    """Do some of the above, each written as ``name`` or ``name=number``."""
+    known: dict[str, Callable[..., None]] = {
+        each.__name__: each for each in (up, reduce, ticks, burst, end, idle)
+    }
+    for phase in phases:
+        name, _, number = phase.partition("=")
+        known[name](*[int(number)] if number else [])
+
+
+def spawned(rank: int, ranks: int, meeting_file: str, phases: list[str]) -> None:
+    """A child of ``torch.multiprocessing.spawn``."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting_file}", rank=rank, world_size=ranks
+    )
+    work(phases)
+
+
+if __name__ == "__main__":  # a rank of torchrun
+    dist.init_process_group("gloo")
+    work(sys.argv[1:])

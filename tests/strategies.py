@@ -1,0 +1,44 @@
+"""Hypothesis strategies that several rooms' tests share: any message of the wire."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
+
+from hypothesis import strategies as st
+
+from nbddp.wire.messages import Command, Message, Report
+
+KINDS: tuple[type[Any], ...] = (*get_args(Command), *get_args(Report))
+
+_LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)  # NaN is not equal to itself
+    | st.text(max_size=8)
+)
+_JSON = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+_BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    dict[str, Any]: st.dictionaries(st.text(max_size=8), _JSON, max_size=3),
+    float: st.floats(allow_nan=False),
+    int: st.integers(),
+    list[int]: st.lists(st.integers(), max_size=4),
+    str: st.text(max_size=30),
+}
+
+
+def of_kind(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Any message of one kind, made from the types of its fields."""
+    hints = get_type_hints(kind)
+    return st.builds(kind, **{item.name: _BY_TYPE[hints[item.name]] for item in fields(kind)})
+
+
+def any_message() -> st.SearchStrategy[Message]:
+    """Any message that may cross the border."""
+    return st.one_of([of_kind(kind) for kind in KINDS])

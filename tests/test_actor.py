@@ -1,0 +1,149 @@
+"""One thread does one thing after the other, in order, and its errors go where they belong."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nbddp.controller.actor import Actor
+
+
+@pytest.fixture
+def actor() -> Iterator[Actor]:
+    actor = Actor("test-actor")
+    yield actor
+    actor.close()
+
+
+def settle(actor: Actor) -> None:
+    """Wait until all that was asked before is done."""
+    actor.call(lambda: None)
+
+
+def fail(words: str) -> None:
+    raise LookupError(words)
+
+
+def test_things_are_done_in_the_order_they_were_asked_for(actor: Actor) -> None:
+    done: list[int] = []
+    for number in range(100):
+        actor.tell(done.append, number)
+    settle(actor)
+    assert done == list(range(100))
+
+
+def test_a_call_returns_what_came_of_it(actor: Actor) -> None:
+    assert actor.call(divmod, 7, 2) == (3, 1)
+    assert actor.call(dict, a=1) == {"a": 1}
+
+
+def test_everything_is_done_on_the_one_thread(actor: Actor) -> None:
+    found: list[threading.Thread] = []
+    actor.tell(lambda: found.append(threading.current_thread()))
+    thread = actor.call(threading.current_thread)
+    assert found == [thread]
+    assert thread is not threading.current_thread()
+    assert thread.name == "test-actor"
+    assert thread.daemon
+
+
+@pytest.mark.parametrize("kind", [LookupError, KeyboardInterrupt, SystemExit])
+def test_a_call_raises_what_was_raised_and_the_thread_goes_on(
+    actor: Actor, kind: type[BaseException]
+) -> None:
+    def raise_it() -> None:
+        raise kind("no")
+
+    with pytest.raises(kind, match="no"):
+        actor.call(raise_it)
+    assert actor.call(max, 1, 2) == 2
+
+
+def test_what_was_told_and_failed_is_logged_and_the_thread_goes_on(
+    actor: Actor, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        actor.tell(fail, "no such thing")
+        assert actor.call(max, 1, 2) == 2
+    assert caplog.messages == ["nbddp could not deal with an event"]
+    assert "LookupError: no such thing" in caplog.text
+
+
+def test_what_is_due_later_is_done_in_the_order_of_its_time(actor: Actor) -> None:
+    done: list[str] = []
+    over = threading.Event()
+
+    def schedule() -> None:
+        actor.later(0.03, over.set)
+        actor.later(0.02, done.append, "second")
+        actor.later(0.01, done.append, "first")
+
+    actor.call(schedule)
+    assert over.wait(30)
+    assert done == ["first", "second"]
+
+
+def test_what_is_due_at_the_same_time_is_done_in_the_order_it_was_asked_for(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+    over = threading.Event()
+
+    def schedule() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("time.monotonic", lambda: 0.0)
+            for number in range(20):
+                actor.later(0.0, done.append, number)
+            actor.later(0.0, over.set)
+
+    actor.call(schedule)
+    assert over.wait(30)
+    assert done == list(range(20))
+
+
+def test_what_is_due_is_done_on_the_same_thread(actor: Actor) -> None:
+    found: list[threading.Thread] = []
+    over = threading.Event()
+    actor.call(actor.later, 0.0, lambda: found.append(threading.current_thread()))
+    actor.call(actor.later, 0.0, over.set)
+    assert over.wait(30)
+    assert found == [actor.call(threading.current_thread)]
+
+
+def test_what_is_far_away_does_not_hold_up_what_is_asked_now(actor: Actor) -> None:
+    actor.call(actor.later, 3600.0, fail, "too early")
+    assert actor.call(max, 1, 2) == 2
+
+
+def test_a_flood_of_news_does_not_keep_an_alarm_from_ringing(actor: Actor) -> None:
+    rung = threading.Event()
+    over = threading.Event()
+    heard: list[bool] = []
+
+    def flood(left: int) -> None:
+        """Always one more piece of news in the queue, as from a rank that prints without end."""
+        heard.append(rung.is_set())
+        actor.tell(flood, left - 1) if left and not rung.is_set() else over.set()
+
+    def begin() -> None:
+        actor.later(0.0, rung.set)
+        actor.tell(flood, 20_000)
+
+    actor.call(begin)
+    assert over.wait(30)
+    assert heard[-1], "the alarm was due all the time and did not ring"
+
+
+def test_closing_does_what_was_asked_before_and_then_ends_the_thread() -> None:
+    actor = Actor("test-actor")
+    done: list[int] = []
+    thread = actor.call(threading.current_thread)
+    actor.call(actor.later, 3600.0, fail, "never")
+    for number in range(10):
+        actor.tell(done.append, number)
+    actor.close()
+    assert done == list(range(10))
+    assert not thread.is_alive()

@@ -1,0 +1,103 @@
+"""Auto mode sends cells without a magic of their own to the ranks, and only those."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nbddp.magics.auto import MARK, AutoMode
+
+
+@pytest.fixture
+def auto() -> AutoMode:
+    auto = AutoMode()
+    auto.is_on = True
+    return auto
+
+
+def lines(cell: str) -> list[str]:
+    return cell.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "x = 1\n",
+        "x = 1",
+        "\n\nx = 1\n",
+        "# a comment\nx = 1\n",
+        "%time x = 1\n",
+        "!ls\n",
+        "text = '%%time'\n",
+        "await thing()\n",
+    ],
+)
+def test_a_cell_goes_to_the_ranks_when_auto_is_on(auto: AutoMode, cell: str) -> None:
+    assert auto(lines(cell)) == [MARK, *lines(cell)]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%ddp --nproc 2\nx = 1\n",
+        "%%time\nx = 1\n",
+        "\n%%bash\nls\n",
+        "%ddp status\n",
+        "x = 1\n  %ddp stop\n",
+        "%ddp\n",
+        "get_ipython().run_line_magic('matplotlib', 'inline')\n",
+        "",
+        "\n",
+        "   \n\n",
+    ],
+)
+def test_a_cell_with_a_magic_of_its_own_or_nothing_in_it_stays_as_it_is(
+    auto: AutoMode, cell: str
+) -> None:
+    assert auto(lines(cell)) == lines(cell)
+
+
+@pytest.mark.parametrize("cell", ["x = 1\n", "%%ddp\nx = 1\n", "%%time\nx = 1\n", ""])
+def test_every_cell_stays_as_it_is_when_auto_is_off(cell: str) -> None:
+    assert AutoMode()(lines(cell)) == lines(cell)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_local_cell_stays_in_the_kernel_with_its_line_numbers(is_on: bool) -> None:
+    auto = AutoMode()
+    auto.is_on = is_on
+    assert auto(lines("%%local\nx = 1\n")) == ["\n", "x = 1\n"]
+    assert auto(lines("\n%%local  \nx = 1\n")) == ["\n", "\n", "x = 1\n"]
+
+
+def test_only_the_first_of_two_equal_lines_is_taken_away() -> None:
+    assert AutoMode()(lines("%%local\nt = '''\n%%local\n'''\n")) == [
+        "\n",
+        "t = '''\n",
+        "%%local\n",
+        "'''\n",
+    ]
+
+
+def test_a_magic_whose_name_begins_like_ours_goes_to_the_ranks(auto: AutoMode) -> None:
+    assert auto(["%ddpx\n"])[0] == MARK
+
+
+def test_the_mark_is_a_cell_magic_that_says_where_it_came_from() -> None:
+    assert MARK == "%%ddp --auto\n"
+
+
+def test_auto_is_off_at_first() -> None:
+    assert not AutoMode().is_on
+
+
+def test_removing_it_leaves_the_shell_as_it_was_and_turns_it_off(auto: AutoMode) -> None:
+    other = object()
+    shell: Any = SimpleNamespace(input_transformers_cleanup=[other])
+    auto.install(shell)
+    assert shell.input_transformers_cleanup == [other, auto]
+    auto.remove(shell)
+    assert shell.input_transformers_cleanup == [other]
+    assert not auto.is_on

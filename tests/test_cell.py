@@ -1,0 +1,129 @@
+"""A cell on its way: its notices in order, bounded, and what came of it at the end."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import pytest
+
+from nbddp.controller import cell as room
+from nbddp.controller.cell import CellHandle, CellRequest, Said, Wrote
+from nbddp.errors import CellFailedError
+from nbddp.wire.messages import CellEnded, Failure
+
+
+def handle_for(*ranks: int) -> CellHandle:
+    return CellHandle(7, CellRequest(source="x"), ranks, lambda parcel: parcel["value"])
+
+
+def well(value: int = 0) -> CellEnded:
+    return CellEnded(cell=7, seconds=0.1, in_group=True, parcel={"value": value})
+
+
+def badly() -> CellEnded:
+    failure = Failure(name="ValueError", text="no", traceback="Traceback", at=1.0)
+    return CellEnded(cell=7, seconds=0.1, in_group=True, failure=asdict(failure))
+
+
+def test_notices_come_in_their_order_and_end_with_the_cell() -> None:
+    handle = handle_for(0)
+    notices = [Wrote(0, "a"), Said("b"), Wrote(0, "c")]
+    for notice in notices:
+        handle.feed(notice)
+    assert handle.has_notices()
+    handle.finish()
+    assert list(handle.notices()) == notices
+    assert not handle.has_notices()
+
+
+def test_a_cell_is_finished_when_it_is_said_to_be() -> None:
+    handle = handle_for(0)
+    assert not handle.is_finished
+    handle.note_report(0, well())
+    assert not handle.is_finished
+    handle.finish()
+    assert handle.is_finished
+
+
+def test_the_result_of_a_cell_that_went_well_raises_nothing() -> None:
+    handle = handle_for(0, 1)
+    handle.note_report(1, well(1))
+    handle.note_report(0, well(0))
+    handle.finish()
+    result = handle.result
+    assert result is not None
+    assert (result.number, result.ranks, result.is_ok, result.exits) == (7, (0, 1), True, {})
+    assert result.seconds >= 0
+    assert result.values() == [0, 1]
+    result.raise_for_failure()
+
+
+def test_the_result_of_a_cell_that_failed_raises_its_first_cause() -> None:
+    handle = handle_for(0, 1)
+    handle.note_report(0, well())
+    handle.note_report(1, badly())
+    handle.finish()
+    assert handle.result is not None
+    assert not handle.result.is_ok
+    with pytest.raises(CellFailedError, match="rank 1: ValueError: no"):
+        handle.result.raise_for_failure()
+
+
+def test_a_rank_that_died_before_it_was_through_is_among_the_exits() -> None:
+    handle = handle_for(0, 1)
+    handle.note_exit(1, -9)
+    handle.note_report(0, well())
+    handle.finish()
+    assert handle.result is not None
+    assert handle.result.exits == {1: -9}
+
+
+def test_a_rank_that_died_after_it_was_through_or_elsewhere_is_not() -> None:
+    handle = handle_for(0)
+    handle.note_report(0, well())
+    handle.note_exit(0, -9)
+    handle.note_exit(1, -9)
+    handle.finish()
+    assert handle.result is not None
+    assert handle.result.exits == {}
+    assert handle.result.is_ok
+
+
+def test_results_are_those_of_ranks_that_have_one_in_order_of_rank() -> None:
+    handle = handle_for(0, 1, 2)
+    for rank in (2, 0):
+        bundle = {"data": {"text/plain": str(rank)}, "metadata": {}}
+        handle.note_report(rank, CellEnded(cell=7, seconds=0.1, in_group=True, result=bundle))
+    handle.note_report(1, well())
+    handle.finish()
+    assert handle.result is not None
+    assert list(handle.result.results) == [0, 2]
+
+
+def test_who_feeds_waits_while_the_reader_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_PENDING", 10)
+    handle = handle_for(0)
+    handle.feed(Wrote(0, "x" * 9))
+    handle.await_room()
+    handle.feed(Wrote(0, "x" * 9))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(handle.await_room)
+        assert not waiting.done()
+        notices = handle.notices()
+        next(notices)
+        next(notices)  # only now the first has been dealt with
+        waiting.result(30)
+
+
+def test_nobody_waits_for_a_reader_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_PENDING", 10)
+    handle = handle_for(0)
+    handle.feed(Wrote(0, "x" * 100))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(handle.await_room)
+        handle.abandon()
+        waiting.result(30)
+    handle.feed(Wrote(0, "nobody reads this"))
+    handle.finish()
+    assert [len(each.text) for each in handle.notices() if isinstance(each, Wrote)] == [100]

@@ -1,0 +1,505 @@
+"""No order of events leaves the worker group without a way out.
+
+Hypothesis plays a user, a handful of processes and a clock against the lifecycle. The processes do
+what they are told, or die, or report late; a death may be seen before a report that preceded it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from nbddp.controller.events import (
+    Action,
+    Alarm,
+    Event,
+    Exited,
+    Finished,
+    InterruptAsked,
+    Kill,
+    KillAsked,
+    News,
+    NotStarted,
+    Rang,
+    RankEnded,
+    RankNoticed,
+    RankReady,
+    RankUnable,
+    Refuse,
+    RestartAsked,
+    RunAsked,
+    SendCell,
+    SendInterrupt,
+    SendLeave,
+    SendRegroup,
+    SetAlarm,
+    Spawn,
+    StartAsked,
+    Started,
+    StopAsked,
+    Stopped,
+    Terminate,
+)
+from nbddp.controller.lifecycle import advance
+from nbddp.controller.states import GroupState, Life, RankState
+
+WORLD = st.integers(1, 3)
+RANK = st.integers(0, 2)
+ENDINGS = st.one_of(  # the harshest last: hypothesis tries the first most
+    st.just(InterruptAsked()),
+    st.builds(KillAsked, rank=st.integers(-1, 3)),
+    st.just(StartAsked(world_size=2)),
+    st.just(StopAsked()),
+    st.builds(
+        RestartAsked, start=st.builds(StartAsked, world_size=WORLD, joins_group=st.booleans())
+    ),
+)
+ADDRESSED = (Kill, SendCell, SendInterrupt, SendLeave, SendRegroup, Terminate)
+
+
+@dataclass
+class Process:
+    """One rank as it really is, which the lifecycle learns later."""
+
+    attempt: int
+    rank: int
+    is_ready: bool = False
+    is_doomed: bool = False
+    cell: int = 0
+    is_interrupted: bool = False
+    commands: deque[Action] = field(default_factory=deque)
+    mail: deque[News] = field(default_factory=deque)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can take its next command."""
+        return self.is_ready and not self.cell and bool(self.commands)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether its cell was interrupted and still runs."""
+        return bool(self.cell) and self.is_interrupted
+
+
+@dataclass
+class Ledger:
+    """What must balance in the end, and is checked at every action."""
+
+    sent: Counter[int] = field(default_factory=Counter)
+    finished: Counter[int] = field(default_factory=Counter)
+    stopped: Counter[int] = field(default_factory=Counter)
+    outcomes: Counter[int] = field(default_factory=Counter)
+    handed: dict[int, int] = field(default_factory=dict)
+
+    def copy(self) -> Ledger:
+        return Ledger(
+            self.sent.copy(),
+            self.finished.copy(),
+            self.stopped.copy(),
+            self.outcomes.copy(),
+            self.handed.copy(),
+        )
+
+    def follow(self, before: Life, event: Event, life: Life, actions: list[Action]) -> None:
+        """Check one step of the lifecycle and keep book of it."""
+        if isinstance(event, RankEnded | Exited) and event.attempt == before.attempt:
+            is_through = not isinstance(event, RankEnded) or self.handed.get(event.rank) == (
+                event.cell
+            )
+            if is_through:
+                self.handed.pop(event.rank, None)
+        if any(isinstance(action, Refuse) for action in actions):
+            assert len(actions) == 1
+            assert life == before
+        alive = before.alive if event.__class__ is not Exited else life.alive
+        for action in actions:
+            self._check_action(action, before, alive)
+
+    def _check_action(self, action: Action, before: Life, alive: list[int]) -> None:
+        attempt = before.attempt
+        if isinstance(action, ADDRESSED):
+            assert action.ranks, f"{action} is for nobody"
+            assert set(action.ranks) <= set(alive), f"{action} is for the dead"
+            assert len(set(action.ranks)) == len(action.ranks)
+        match action:
+            case SendRegroup(ranks=ranks, form=True):
+                assert len(ranks) == len(before.ranks), "a group of a part of the world"
+            case SendCell(cell=cell, ranks=ranks):
+                assert not set(ranks) & set(self.handed), "a rank has two cells"
+                self.handed.update(dict.fromkeys(ranks, cell))
+                self.sent[cell] += 1
+            case Finished(cell=cell):
+                self.finished[cell] += 1
+                assert self.sent[cell] == self.finished[cell] == 1
+            case Started() | NotStarted():
+                self.outcomes[attempt] += 1
+                assert self.outcomes[attempt] == 1, "a start has one outcome"
+            case Stopped():
+                self.stopped[attempt] += 1
+                assert self.stopped[attempt] == 1, "an attempt stops once"
+            case Spawn(attempt=new):
+                assert new == attempt + 1
+                assert attempt == 0 or self.stopped[attempt] == 1, "the old attempt never stopped"
+                self.handed.clear()
+
+    def check_balance(self, life: Life) -> None:
+        """Nothing may be open when the group is off."""
+        assert self.sent == self.finished
+        assert all(self.stopped[attempt] == 1 for attempt in range(1, life.attempt + 1))
+
+
+def well_ended(attempt: int, rank: int, cell: int) -> RankEnded:
+    return RankEnded(attempt=attempt, rank=rank, cell=cell, is_ok=True, in_group=True, sequence=0)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A user, processes and a clock, none of which wait for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = Life()
+        self.ledger = Ledger()
+        self.processes: dict[int, Process] = {}
+        self.exits: list[tuple[Process, int]] = []
+        self.late: list[News] = []
+        self.alarms: list[SetAlarm] = []
+        self.cells = 0
+
+    # ---- the session
+
+    def step(self, event: Event) -> None:
+        before = self.life
+        self.life, actions = advance(before, event)
+        self.ledger.follow(before, event, self.life, actions)
+        for action in actions:
+            self.act(action)
+
+    def act(self, action: Action) -> None:  # noqa: C901 - a table, a line or two a case
+        match action:
+            case Spawn():
+                self.spawn(action)
+            case SetAlarm() as alarm:
+                self.alarms.append(alarm)
+            case Kill(ranks=ranks) | Terminate(ranks=ranks):
+                for process in self.living(ranks):
+                    process.is_doomed = True
+            case SendInterrupt(cell=cell, ranks=ranks):
+                for process in self.living(ranks):
+                    process.is_interrupted |= process.cell == cell
+            case SendCell() | SendRegroup() | SendLeave():
+                for process in self.living(action.ranks):
+                    process.commands.append(action)
+
+    def spawn(self, action: Spawn) -> None:
+        assert not self.processes, "processes of the old attempt are left"
+        assert not self.exits
+        for rank in range(action.world_size):
+            self.processes[rank] = Process(action.attempt, rank)
+
+    def living(self, ranks: tuple[int, ...]) -> list[Process]:
+        return [self.processes[rank] for rank in ranks if rank in self.processes]
+
+    # ---- the user
+
+    @initialize(world_size=WORLD, joins_group=st.booleans(), is_up=st.booleans())
+    def begins(self, world_size: int, joins_group: bool, is_up: bool) -> None:
+        self.asks_for_a_start(world_size, joins_group)
+        if is_up:
+            self.all_goes_well_for_a_while()
+
+    @precondition(lambda self: not self.life.state.is_live)
+    @rule(world_size=WORLD, joins_group=st.booleans())
+    def asks_for_a_start(self, world_size: int, joins_group: bool) -> None:
+        self.step(StartAsked(world_size=world_size, joins_group=joins_group))
+
+    @precondition(lambda self: self.life.alive)
+    @rule(ranks=st.lists(RANK, min_size=1, unique=True), needs_group=st.booleans())
+    def asks_for_a_cell(self, ranks: list[int], needs_group: bool) -> None:
+        self.cells += 1
+        self.step(RunAsked(cell=self.cells, ranks=tuple(ranks), needs_group=needs_group))
+
+    @precondition(lambda self: self.life.state in (GroupState.IDLE, GroupState.BROKEN))
+    @rule(needs_group=st.booleans())
+    def asks_for_a_cell_on_all_that_live(self, needs_group: bool) -> None:
+        if self.life.alive:
+            self.asks_for_a_cell(self.life.alive, needs_group)
+
+    @precondition(lambda self: self.life.state.is_live)
+    @rule(event=ENDINGS)
+    def asks_for_an_end(self, event: Event) -> None:
+        self.step(event)
+
+    # ---- the processes
+
+    def one_that(self, rank: int, can: Callable[[Process], object]) -> Process | None:
+        """One of the processes that can do it, if any can."""
+        able = [each for _, each in sorted(self.processes.items()) if can(each)]
+        return able[rank % len(able)] if able else None
+
+    @precondition(lambda self: any(not each.is_ready for each in self.processes.values()))
+    @rule(rank=RANK, is_able=st.sampled_from([True, True, True, False]))
+    def gets_ready_or_not(self, rank: int, is_able: bool) -> None:
+        process = self.one_that(rank, lambda each: not each.is_ready)
+        if process and is_able:
+            self.gets_ready(process)
+        elif process:
+            news = RankUnable(attempt=process.attempt, rank=process.rank, reason="no")
+            process.mail.append(news)
+            self.dies(process, 1)
+
+    def gets_ready(self, process: Process) -> None:
+        process.is_ready = True
+        process.mail.append(RankReady(attempt=process.attempt, rank=process.rank))
+
+    @precondition(lambda self: any(each.is_free for each in self.processes.values()))
+    @rule(rank=RANK)
+    def takes_its_next_command(self, rank: int) -> None:
+        if process := self.one_that(rank, lambda each: each.is_free):
+            self.takes_a_command(process)
+
+    def takes_a_command(self, process: Process) -> None:
+        match process.commands.popleft():
+            case SendLeave():
+                self.dies(process, 0)
+            case SendCell(cell=cell):
+                process.cell, process.is_interrupted = cell, False
+
+    @precondition(lambda self: any(each.cell for each in self.processes.values()))
+    @rule(rank=RANK, is_ok=st.booleans(), in_group=st.booleans(), sequence=st.integers(0, 1))
+    def ends_its_cell(self, rank: int, is_ok: bool, in_group: bool, sequence: int) -> None:
+        if process := self.one_that(rank, lambda each: each.cell):
+            report = RankEnded(
+                attempt=process.attempt,
+                rank=process.rank,
+                cell=process.cell,
+                is_ok=is_ok,
+                in_group=in_group,
+                sequence=sequence,
+            )
+            process.mail.append(report)
+            process.cell = 0
+
+    @precondition(lambda self: any(each.is_asked for each in self.processes.values()))
+    @rule(rank=RANK)
+    def notices_its_interrupt(self, rank: int) -> None:
+        if process := self.one_that(rank, lambda each: each.is_asked):
+            news = RankNoticed(attempt=process.attempt, rank=process.rank, cell=process.cell)
+            process.mail.append(news)
+
+    @precondition(lambda self: self.processes)
+    @rule(rank=RANK, exitcode=st.sampled_from([-9, -11, 0, 1]))
+    def dies_of_itself(self, rank: int, exitcode: int) -> None:
+        if process := self.one_that(rank, lambda each: True):  # noqa: ARG005
+            self.dies(process, exitcode)
+
+    @precondition(lambda self: any(each.is_doomed for each in self.processes.values()))
+    @rule()
+    def dies_as_it_was_told(self) -> None:
+        for process in list(self.processes.values()):
+            if process.is_doomed:
+                self.dies(process, -15)
+
+    @precondition(lambda self: self.processes)
+    @rule()
+    def all_goes_well_for_a_while(self) -> None:
+        """Every process gets ready, begins its cell, and is heard."""
+        for process in list(self.processes.values()):
+            if not process.is_ready:
+                self.gets_ready(process)
+            while process.is_free:
+                self.takes_a_command(process)
+            while process.mail:
+                self.step(process.mail.popleft())
+
+    def dies(self, process: Process, exitcode: int) -> None:
+        process.commands.clear()
+        del self.processes[process.rank]
+        self.exits.append((process, exitcode))
+
+    # ---- the wires and the clock
+
+    @precondition(lambda self: any(each.mail for each in self.processes.values()))
+    @rule(rank=RANK)
+    def a_letter_arrives(self, rank: int) -> None:
+        if process := self.one_that(rank, lambda each: each.mail):
+            self.step(process.mail.popleft())
+
+    @precondition(lambda self: self.exits)
+    @rule(number=st.integers(0, 9), comes_first=st.booleans())
+    def an_exit_is_seen(self, number: int, comes_first: bool) -> None:
+        process, exitcode = self.exits.pop(number % len(self.exits))
+        while process.mail and not comes_first:
+            self.step(process.mail.popleft())
+        self.late += process.mail
+        self.step(Exited(attempt=process.attempt, rank=process.rank, exitcode=exitcode))
+
+    @precondition(lambda self: self.late)
+    @rule(number=st.integers(0, 9))
+    def a_letter_arrives_late(self, number: int) -> None:
+        self.step(self.late.pop(number % len(self.late)))
+
+    @precondition(lambda self: self.alarms)
+    @rule(number=st.integers(0, 9))
+    def an_alarm_rings(self, number: int) -> None:
+        alarm = self.alarms.pop(number % len(self.alarms))
+        self.step(Rang(alarm=alarm.alarm, attempt=alarm.attempt, cell=alarm.cell))
+
+    # ---- what always holds
+
+    @invariant()
+    def what_is_known_fits_together(self) -> None:
+        life, cell = self.life, self.life.cell
+        assert life.state.is_live is bool(life.ranks)
+        assert [each.rank for each in life.ranks] == list(range(len(life.ranks)))
+        if life.state.is_busy:
+            assert cell is not None
+            assert cell.waiting, "a cell that nobody runs never ends"
+            assert cell.waiting <= set(life.alive)
+        if life.state in (GroupState.OFF, GroupState.STARTING, GroupState.IDLE):
+            assert cell is None
+        if life.state is GroupState.IDLE:
+            assert all(each.state is RankState.IDLE for each in life.ranks)
+        if life.state is GroupState.BROKEN:
+            assert len(life.alive) < len(life.ranks)
+        if life.state is GroupState.STOPPING:
+            assert life.alive
+
+    @invariant()
+    def a_stop_leads_to_off(self) -> None:
+        imagined = Imagined(self)
+        imagined.step(StopAsked())
+        imagined.all_exit()
+        assert imagined.life.state is GroupState.OFF
+        imagined.ledger.check_balance(imagined.life)
+
+    @invariant()
+    def a_restart_leads_to_a_group_that_runs_cells(self) -> None:
+        imagined = Imagined(self)
+        imagined.step(RestartAsked(start=StartAsked(world_size=2)))
+        if imagined.life.attempt == self.life.attempt:
+            imagined.all_exit()
+        for rank in range(2):
+            imagined.step(RankReady(attempt=imagined.life.attempt, rank=rank))
+        imagined.step(RunAsked(cell=self.cells + 1, ranks=(0, 1)))
+        assert imagined.life.state is GroupState.RUNNING
+
+    @invariant()
+    def whoever_lives_runs_cells_unless_the_group_is_busy(self) -> None:
+        alive, number = self.life.alive, self.cells + 1
+        if alive and self.life.state in (GroupState.IDLE, GroupState.BROKEN):
+            imagined = Imagined(self)
+            imagined.step(RunAsked(cell=number, ranks=tuple(alive)))
+            for rank in alive:
+                assert imagined.life.state is GroupState.RUNNING
+                imagined.step(well_ended(imagined.life.attempt, rank, number))
+            assert imagined.ledger.finished[number] == 1
+
+    @invariant()
+    def a_second_interrupt_ends_the_cell(self) -> None:
+        if self.life.state.is_busy:
+            imagined = Imagined(self)
+            imagined.step(InterruptAsked())
+            imagined.step(InterruptAsked())
+            imagined.ring(self.alarms, Alarm.STUCK)
+            imagined.killed_exit()
+            assert imagined.life.cell is None
+
+    @invariant()
+    def a_start_ends_in_time(self) -> None:
+        if self.life.state is GroupState.STARTING:
+            imagined = Imagined(self)
+            imagined.ring(self.alarms)
+            imagined.killed_exit()
+            assert imagined.life.state is GroupState.OFF
+
+    @invariant()
+    def a_stop_ends_in_time(self) -> None:
+        """Whatever was told to end is gone when the alarms have rung, without another word."""
+        if self.life.state is GroupState.STOPPING:
+            doomed = [each.rank for each in self.processes.values() if each.is_doomed]
+            gone = [process.rank for process, _ in self.exits]
+            imagined = Imagined(self)
+            imagined.killed = {*doomed, *gone}
+            imagined.ring(self.alarms)
+            imagined.killed_exit()
+            assert imagined.life.state in (GroupState.OFF, GroupState.STARTING)
+
+    @invariant()
+    def an_interrupted_or_failed_cell_ends_in_time(self) -> None:
+        """Even if no rank ever answers."""
+        cell = self.life.cell
+        is_ending = self.life.state is GroupState.INTERRUPTING
+        if self.life.state.is_busy and cell is not None and (is_ending or cell.has_failed):
+            doomed = [each.rank for each in self.processes.values() if each.is_doomed]
+            gone = [process.rank for process, _ in self.exits]
+            imagined = Imagined(self)
+            imagined.killed = {*doomed, *gone}
+            imagined.ring(self.alarms)
+            imagined.killed_exit()
+            assert imagined.life.cell is None
+
+
+class Imagined:
+    """What would follow from here on; the real life stays as it is."""
+
+    def __init__(self, world: AnyOrder) -> None:
+        self.life = world.life
+        self.ledger = world.ledger.copy()
+        self.killed: set[int] = set()
+        self.alarms: list[SetAlarm] = []
+
+    def step(self, event: Event) -> None:
+        before = self.life
+        self.life, actions = advance(before, event)
+        self.ledger.follow(before, event, self.life, actions)
+        for action in actions:
+            match action:
+                case Kill(ranks=ranks):
+                    self.killed |= set(ranks)
+                case SetAlarm() as alarm:
+                    self.alarms.append(alarm)
+
+    def ring(self, alarms: list[SetAlarm], *kinds: Alarm) -> None:
+        """Let alarms of these kinds ring, of all kinds by default, those too that they set."""
+        self.alarms += alarms
+        while due := [each for each in self.alarms if each.alarm in (kinds or Alarm)]:
+            self.alarms.remove(due[0])
+            self.step(Rang(alarm=due[0].alarm, attempt=due[0].attempt, cell=due[0].cell))
+
+    def killed_exit(self) -> None:
+        """All that were killed are gone."""
+        attempt = self.life.attempt
+        for rank in self.killed & set(self.life.alive):
+            self.step(Exited(attempt=attempt, rank=rank, exitcode=-9))
+
+    def all_exit(self) -> None:
+        """All are gone."""
+        attempt = self.life.attempt
+        for rank in self.life.alive:
+            self.step(Exited(attempt=attempt, rank=rank, exitcode=-15))
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
+
+
+def test_every_alarm_is_one_that_the_machine_rings() -> None:
+    assert {alarm.name for alarm in Alarm} == {
+        "START",
+        "PEERS",
+        "STUCK",
+        "GRACE",
+        "CLEANUP",
+        "STOP",
+    }

@@ -1,0 +1,151 @@
+"""However output is cut into pieces, the same lines come of it, folded as a terminal would."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbddp.ui import lines as room
+from nbddp.ui.lines import MAX_LINE, LineAssembler
+
+TEXT = st.text(alphabet="abc \r\n", max_size=60)
+
+
+def lines_of(*pieces: str) -> list[str]:
+    """All lines that come of output in these pieces."""
+    lines = LineAssembler()
+    return [line for piece in pieces for line in lines.add(piece)] + lines.flush()
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    """The text in pieces, cut at these places."""
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[begin:end] for begin, end in itertools.pairwise(edges)]
+
+
+def terminal(line: str) -> str:
+    """What a terminal shows of one line, written a character at a time."""
+    shown: list[str] = []
+    column = 0
+    for character in line:
+        if character == "\r":
+            column = 0
+        else:
+            shown[column : column + 1] = [character]
+            column += 1
+    return "".join(shown)
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXT, st.lists(st.integers(0, 60)))
+def test_the_same_text_in_any_pieces_gives_the_same_lines(text: str, places: list[int]) -> None:
+    assert lines_of(*cut(text, places)) == lines_of(text)
+
+
+@settings(deadline=None, max_examples=300)
+@given(TEXT)
+def test_every_line_is_what_a_terminal_would_show(text: str) -> None:
+    *complete, partial = text.split("\n")
+    expected = [terminal(line) for line in complete]
+    expected += [terminal(partial)] if partial.strip("\r") else []
+    assert lines_of(text) == expected
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="ab\n", max_size=60), st.lists(st.integers(0, 60)), st.integers(1, 7))
+def test_long_lines_are_the_same_in_any_pieces_too(
+    text: str, places: list[int], width: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "MAX_LINE", width)
+        assert lines_of(*cut(text, places)) == lines_of(text)
+        assert "".join(lines_of(text)) == text.replace("\n", "")
+        assert max(map(len, lines_of(text)), default=0) <= width
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    st.lists(st.text(alphabet="abc", max_size=4), max_size=20).map("\r".join),
+    st.lists(st.integers(0, 80)),
+)
+def test_a_bar_written_over_many_times_is_the_same_in_any_pieces(
+    text: str, places: list[int]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "MAX_LINE", 10)
+        assert lines_of(*cut(text, places)) == ([terminal(text)] if text.strip("\r") else [])
+
+
+@pytest.mark.parametrize("end", ["\r", ""])
+@pytest.mark.parametrize("begin", ["\r", ""])
+def test_a_progress_bar_of_any_length_shows_its_last_state(begin: str, end: str) -> None:
+    if not begin and not end:
+        return
+    bar = [f"{begin}step {number:05}{end}" for number in range(3000)]
+    assert lines_of(*bar) == ["step 02999"]
+
+
+def test_a_progress_bar_takes_no_more_memory_than_a_line() -> None:
+    lines = LineAssembler()
+    for number in range(3000):
+        assert lines.add(f"\rstep {number}") == []
+    assert len(lines._partial) <= 2 * MAX_LINE
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("10%\r20%\r30%\n", ["30%"]),
+        ("a long state\rshort\n", ["shortg state"]),
+        ("done   \r\n", ["done   "]),
+        ("\rone\n\rtwo\n", ["one", "two"]),
+        ("\r\r\n", [""]),
+        ("one\r\r\rtwo\n", ["two"]),
+        ("\n\n", ["", ""]),
+        ("", []),
+    ],
+)
+def test_carriage_returns_are_folded(text: str, shown: list[str]) -> None:
+    assert lines_of(text) == shown
+
+
+def test_a_line_comes_only_when_it_is_complete() -> None:
+    lines = LineAssembler()
+    assert lines.add("one\ntw") == ["one"]
+    assert lines.add("o") == []
+    assert lines.add("\nthree") == ["two"]
+    assert lines.flush() == ["three"]
+
+
+def test_flushing_leaves_nothing() -> None:
+    lines = LineAssembler()
+    lines.add("partial")
+    assert lines.flush() == ["partial"]
+    assert lines.flush() == []
+    assert lines.add("next\n") == ["next"]
+
+
+def test_a_bar_that_was_wiped_is_no_line() -> None:
+    lines = LineAssembler()
+    lines.add("\r")
+    assert lines.flush() == []
+
+
+@pytest.mark.parametrize("length", [MAX_LINE - 1, MAX_LINE, MAX_LINE + 1, 3 * MAX_LINE])
+def test_a_line_without_measure_is_cut_and_nothing_is_lost(length: int) -> None:
+    text = "".join(chr(97 + at % 26) for at in range(length))
+    for pieces in ([text], list(cut(text, [1000, 5000])), [text, "\n"]):
+        found = lines_of(*pieces)
+        assert "".join(found) == text
+        assert max(map(len, found)) <= MAX_LINE
+        assert len(found) == -(-length // MAX_LINE)
+
+
+def test_fifty_megabytes_without_a_newline_are_not_kept() -> None:
+    lines = LineAssembler()
+    for _ in range(50):
+        lines.add("x" * (1 << 20))
+        assert len(lines._partial) <= MAX_LINE

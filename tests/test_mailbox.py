@@ -1,0 +1,287 @@
+"""What goes into a queue comes out whole, once and in order; everything else is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import random
+import struct
+from collections import defaultdict, deque
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import any_message
+
+from nbddp.errors import ReplayError, SignatureError, WireError
+from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox, seal, unseal
+from nbddp.wire.messages import Leave, Message, Noticed, Output, encode
+
+SECRET = b"s" * 32
+QUEUE = "up"
+
+
+class MemoryStore:
+    """The three calls of a TCPStore that queues need, in memory."""
+
+    def __init__(self) -> None:
+        self.queues: defaultdict[str, deque[bytes]] = defaultdict(deque)
+
+    def queue_push(self, key: str, value: bytes) -> None:
+        self.queues[key].append(value)
+
+    def queue_pop(self, key: str) -> bytes:
+        return self.queues[key].popleft()
+
+    def queue_len(self, key: str) -> int:
+        return len(self.queues[key])
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def mailbox(store: MemoryStore) -> Mailbox:
+    return Mailbox(store, QUEUE, secret=SECRET)
+
+
+def postbox(store: MemoryStore, *, sender: int = 0, attempt: int = 1) -> Postbox:
+    return Postbox(store, QUEUE, secret=SECRET, sender=sender, attempt=attempt)
+
+
+def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Letter:
+    return Letter(sender, attempt, sequence, Noticed(cell=sequence))
+
+
+def sealed(sequence: int = 1, *, queue: str = QUEUE, secret: bytes = SECRET) -> bytes:
+    return seal(letter(sequence), queue=queue, secret=secret)
+
+
+def signed(body: bytes) -> bytes:
+    """Any body with the signature that only an owner of the secret can make."""
+    return hmac.digest(SECRET, QUEUE.encode() + b"\0" + body, "sha256") + body
+
+
+# ---- seal and unseal
+
+
+@settings(deadline=None)
+@given(
+    any_message(),
+    st.integers(-1, 2**31 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    st.text(max_size=20),
+    st.binary(min_size=1, max_size=64),
+)
+def test_a_sealed_letter_comes_out_whole(
+    message: Message, sender: int, attempt: int, sequence: int, queue: str, secret: bytes
+) -> None:
+    sent = Letter(sender, attempt, sequence, message)
+    assert unseal(seal(sent, queue=queue, secret=secret), queue=queue, secret=secret) == sent
+
+
+def test_the_signature_is_hmac_sha256_over_queue_and_body() -> None:
+    data = sealed()
+    assert data == signed(data[32:])
+    assert data[32:] == struct.pack("!iIQ", 0, 1, 1) + encode(Noticed(cell=1))
+
+
+def test_the_secret_is_not_in_the_letter() -> None:
+    assert SECRET not in sealed()
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 31, b"\0" * 32, b"\0" * 48, b"{}" * 100])
+def test_bytes_that_nobody_signed_are_refused(data: bytes) -> None:
+    with pytest.raises(SignatureError) as caught:
+        unseal(data, queue=QUEUE, secret=SECRET)
+    assert str(caught.value) == "a message in queue 'up' has no valid signature"
+
+
+def test_a_letter_for_another_queue_is_refused() -> None:
+    with pytest.raises(SignatureError):
+        unseal(sealed(queue="a1/command/0"), queue="a1/command/1", secret=SECRET)
+
+
+def test_a_letter_with_another_secret_is_refused() -> None:
+    with pytest.raises(SignatureError):
+        unseal(sealed(secret=b"t" * 32), queue=QUEUE, secret=SECRET)
+
+
+def test_a_letter_changed_in_any_one_bit_is_refused() -> None:
+    data = sealed()
+    for bit in range(len(data) * 8):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(SignatureError):
+            unseal(bytes(changed), queue=QUEUE, secret=SECRET)
+
+
+def test_a_letter_cut_anywhere_or_made_longer_is_refused() -> None:
+    data = sealed()
+    for length in range(len(data)):
+        with pytest.raises(SignatureError):
+            unseal(data[:length], queue=QUEUE, secret=SECRET)
+    with pytest.raises(SignatureError):
+        unseal(data + b"\0", queue=QUEUE, secret=SECRET)
+
+
+HEADER = struct.pack("!iIQ", 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        HEADER[:15],
+        HEADER,
+        HEADER + b"null",
+        HEADER + b'["Nonsense", {}]',
+        HEADER + b'["Noticed", {}]',
+        HEADER + b'["Noticed", {"cell": 1, "more": 2}]',
+        HEADER + b"\xff",
+        HEADER + b"[" * 100_000,
+    ],
+    ids=["empty", "half a header", "header only", "null", "kind", "few", "many", "utf8", "deep"],
+)
+def test_what_is_signed_and_yet_no_message_is_a_wire_error(body: bytes) -> None:
+    with pytest.raises(WireError) as caught:
+        unseal(signed(body), queue=QUEUE, secret=SECRET)
+    assert not isinstance(caught.value, SignatureError)
+
+
+# ---- postbox and mailbox
+
+
+def test_letters_come_out_in_the_order_they_went_in(store: MemoryStore, mailbox: Mailbox) -> None:
+    box = postbox(store, sender=3, attempt=2)
+    for number in range(5):
+        box.post(Noticed(cell=number))
+    found = [mailbox.collect() for _ in range(5)]
+    assert [each.message for each in found] == [Noticed(cell=number) for number in range(5)]
+    assert [each.sequence for each in found] == [1, 2, 3, 4, 5]
+    assert {(each.sender, each.attempt) for each in found} == {(3, 2)}
+    assert mailbox.refused == 0
+
+
+def test_the_backlog_is_what_nobody_has_collected(store: MemoryStore, mailbox: Mailbox) -> None:
+    box = postbox(store)
+    assert box.backlog() == 0
+    box.post(Leave())
+    box.post(Leave())
+    mailbox.collect()
+    assert box.backlog() == 1
+
+
+def test_a_letter_that_comes_twice_is_refused_the_second_time(mailbox: Mailbox) -> None:
+    data = sealed(7)
+    assert mailbox.open(data) == letter(7)
+    with pytest.raises(ReplayError) as caught:
+        mailbox.open(data)
+    assert str(caught.value) == "message 7 of rank 0 came twice"
+
+
+def test_a_letter_older_than_the_last_one_is_refused(mailbox: Mailbox) -> None:
+    mailbox.open(sealed(2))
+    with pytest.raises(ReplayError):
+        mailbox.open(sealed(1))
+    assert mailbox.open(sealed(3)) == letter(3)
+
+
+def test_a_letter_numbered_nought_is_refused(mailbox: Mailbox) -> None:
+    with pytest.raises(ReplayError):
+        mailbox.open(sealed(0))
+
+
+def test_every_sender_and_every_attempt_counts_for_itself(mailbox: Mailbox) -> None:
+    for sender in (CONTROLLER, 0, 1):
+        for attempt in (1, 2):
+            one = letter(1, sender=sender, attempt=attempt)
+            assert mailbox.open(seal(one, queue=QUEUE, secret=SECRET)) == one
+
+
+def test_a_refused_letter_does_not_use_up_its_number(mailbox: Mailbox) -> None:
+    with pytest.raises(SignatureError):
+        mailbox.open(sealed(1, secret=b"wrong"))
+    assert mailbox.open(sealed(1)) == letter(1)
+
+
+def test_a_signed_body_that_is_no_message_is_refused_and_the_next_letter_comes(
+    store: MemoryStore, mailbox: Mailbox
+) -> None:
+    for body in (b"", HEADER[:15], HEADER, HEADER + b"[]", HEADER + b"[" * 100_000):
+        store.queue_push(QUEUE, signed(body))
+    postbox(store).post(Leave())
+    assert mailbox.collect().message == Leave()
+    assert mailbox.refused == 5
+
+
+# ---- the fuzz
+
+EACH = 2_000
+
+
+def forgeries(chance: random.Random) -> Iterator[bytes]:
+    """Random bytes, and real messages with random signatures."""
+    for number in range(EACH):
+        body = sealed(1000 + number)[32:]
+        yield chance.choice([b"", body]) + chance.randbytes(chance.randrange(200))
+        yield chance.randbytes(32) + body
+        yield hashlib.sha256(body).digest() + body
+
+
+def mutations(chance: random.Random) -> Iterator[bytes]:
+    """Letters that were never sent, cut, with bits flipped, or with another header."""
+    for number in range(EACH):
+        data = sealed(1000 + number)
+        yield data[: chance.randrange(len(data))]
+        flipped = bytearray(data)
+        for bit in chance.sample(range(len(data) * 8), chance.randrange(1, 5)):
+            flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+        yield data[:32] + struct.pack("!iIQ", number, 1, 1) + data[48:]
+
+
+def strangers(chance: random.Random) -> Iterator[bytes]:
+    """Letters in good order, for another queue or with another secret."""
+    for number in range(EACH):
+        yield sealed(1000 + number, queue=chance.choice(["", "u", "up\0", "up2", "a1/command/0"]))
+        yield sealed(1000 + number, secret=chance.choice([b"", b"s" * 31, b"s" * 33, b"t" * 32]))
+
+
+def test_of_thousands_of_bad_letters_none_is_returned_and_a_good_one_still_comes(
+    store: MemoryStore, mailbox: Mailbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    chance = random.Random(20)
+    good = [sealed(number) for number in range(1, 101)]
+    bad = [*forgeries(chance), *mutations(chance), *strangers(chance)]
+    bad += [chance.choice(good) for _ in range(EACH)]  # replayed: all of them came before
+    chance.shuffle(bad)
+    assert len(bad) >= 10_000
+    for data in [*good, *bad, seal(letter(101), queue=QUEUE, secret=SECRET)]:
+        store.queue_push(QUEUE, data)
+
+    with caplog.at_level(logging.DEBUG):
+        found = [mailbox.collect() for _ in range(101)]
+
+    assert found == [letter(number) for number in range(1, 102)]
+    assert mailbox.refused == len(bad)
+    assert store.queue_len(QUEUE) == 0
+    assert len(caplog.records) == 1
+    assert caplog.records[0].levelname == "WARNING"
+
+
+def test_the_first_refusal_is_logged_with_its_reason(
+    store: MemoryStore, mailbox: Mailbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.queue_push(QUEUE, b"forged")
+    store.queue_push(QUEUE, b"forged again")
+    postbox(store).post(Output(start=0, end=1, text="x"))
+    mailbox.collect()
+    assert caplog.messages == [
+        "refused a message: a message in queue 'up' has no valid signature",
+    ]

@@ -1,0 +1,240 @@
+"""The record of a run: for its owner only, somewhere that can be written, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from nbddp.controller.runs import RunFolder
+
+Begin = Callable[..., RunFolder]
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a run goes that cannot be recorded beside the notebook."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "work"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(params=[0o022, 0o000, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Begins runs, and closes their records."""
+    with ExitStack() as records:
+        yield lambda *where: records.enter_context(closing(RunFolder(*where)))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def events(folder: RunFolder) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+
+
+def test_a_run_has_a_folder_under_the_one_that_it_was_started_in(base: Path, begin: Begin) -> None:
+    folder = begin(base)
+    assert folder.path.parent == base / ".nbddp" / "runs"
+    assert folder.path.is_dir()
+    assert folder.remark == ""
+
+
+def test_the_folder_is_named_for_its_time_and_name(
+    base: Path, monkeypatch: pytest.MonkeyPatch, begin: Begin
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
+    assert begin(base, "first").path.name == "20250102-030405-first"
+    assert begin(base, "first").path.name == "20250102-030405-first-1"
+    assert begin(base).path.name == "20250102-030405"
+    assert begin(base).path.name == "20250102-030405-1"
+
+
+def test_the_folder_is_for_its_owner_only_whatever_the_umask(
+    base: Path, umask: int, begin: Begin
+) -> None:
+    del umask
+    assert mode(begin(base, "x").path) == 0o700
+
+
+def test_the_files_are_for_their_owner_only_whatever_the_umask(
+    base: Path, umask: int, begin: Begin
+) -> None:
+    del umask
+    folder = begin(base)
+    folder.describe(nproc=2)
+    folder.event("start")
+    found = {path.name: oct(mode(path)) for path in folder.path.iterdir()}
+    assert found == {"run.json": "0o600", "events.jsonl": "0o600"}
+
+
+def test_the_fallback_is_for_its_owner_only(
+    base: Path, umask: int, temporary: Path, begin: Begin
+) -> None:
+    del umask
+    (base / ".nbddp").touch()
+    folder = begin(base)
+    assert mode(folder.path) == 0o700
+    assert mode(folder.path.parent) == 0o700
+    assert folder.path.is_relative_to(temporary)
+
+
+def test_where_the_folder_cannot_be_written_the_run_goes_elsewhere_and_says_so(
+    base: Path, temporary: Path, begin: Begin
+) -> None:
+    (base / ".nbddp").touch()  # a file where a folder should be: refused to root as well
+    folder = begin(base, "x")
+    assert folder.path.is_relative_to(temporary)
+    assert folder.path.is_dir()
+    assert (
+        folder.remark
+        == f"{base} cannot be written (Not a directory); the logs are in {folder.path}"
+    )
+
+
+def test_a_thousand_runs_in_one_second_are_too_many_here(
+    base: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, begin: Begin
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _format: "now")
+    runs = base / ".nbddp" / "runs"
+    runs.mkdir(parents=True)
+    for name in ("now", *(f"now-{count}" for count in range(1, 1000))):
+        (runs / name).mkdir()
+    folder = begin(base)
+    assert folder.path.is_relative_to(temporary)
+    assert folder.remark.startswith(f"{base} cannot be written (1000 runs began in the second now)")
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("first", "first"),
+        ("my first run", "my-first-run"),
+        ("lr=0.1,b=2", "lr-0.1-b-2"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("/etc", "etc"),
+        ("..", ""),
+        (".", ""),
+        (".hidden", "hidden"),
+        ("-rf", "rf"),
+        ("a\0b\nc", "a-b-c"),
+        ("<script>", "script"),
+        ("Übung", "bung"),
+        ("x" * 200, "x" * 60),
+    ],
+)
+def test_a_name_can_neither_leave_the_folder_nor_mean_anything(
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    safe: str,
+    begin: Begin,
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _format: "now")
+    folder = begin(base, name)
+    assert folder.path == base / ".nbddp" / "runs" / (f"now-{safe}" if safe else "now")
+
+
+def test_git_is_told_to_look_away_and_a_users_own_word_on_it_is_kept(
+    base: Path, begin: Begin
+) -> None:
+    begin(base)
+    ignore = base / ".nbddp" / ".gitignore"
+    assert ignore.read_text() == "*\n"
+    ignore.write_text("mine\n")
+    begin(base)
+    assert ignore.read_text() == "mine\n"
+
+
+def test_every_rank_has_a_log_in_the_folder(base: Path, begin: Begin) -> None:
+    folder = begin(base)
+    assert folder.log(3) == folder.path / "rank3.log"
+
+
+def test_the_facts_of_the_start_are_written_with_the_versions(base: Path, begin: Begin) -> None:
+    folder = begin(base)
+    folder.describe(nproc=2, backend="gloo")
+    facts = json.loads((folder.path / "run.json").read_text())
+    assert (facts["nproc"], facts["backend"]) == (2, "gloo")
+    assert set(facts["versions"]) == {"nbddp", "torch", "ipykernel"}
+    assert facts["versions"]["torch"]
+    assert facts["started"]
+    assert facts["python"]
+    assert not list(folder.path.glob("*.tmp"))  # no draft is left
+
+
+def test_events_are_appended_a_line_each(base: Path, begin: Begin) -> None:
+    folder = begin(base)
+    folder.event("start", attempt=1)
+    folder.event("cell", source="line one\nline two")
+    found = events(folder)
+    assert [each["kind"] for each in found] == ["start", "cell"]
+    assert found[0]["attempt"] == 1
+    assert found[1]["source"] == "line one\nline two"
+    assert all(isinstance(each["time"], float) for each in found)
+
+
+def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begin) -> None:
+    folder = begin(base)
+    folder.log(0).write_bytes(b"x" * 5000 + b"\xff the end")
+    words = folder.last_words(0)
+    assert words.endswith("\ufffd the end")
+    assert len(words) == 2000
+
+
+def test_a_rank_without_a_log_has_no_last_words(base: Path, begin: Begin) -> None:
+    assert begin(base).last_words(0) == ""
+
+
+# ---- the record never stops the run
+
+
+def fill_disk(path: Path) -> None:
+    """From now on this file cannot grow, neither by its name nor where it is open already."""
+    for fd in Path("/proc/self/fd").iterdir():
+        if fd.resolve() == path:
+            full = os.open("/dev/full", os.O_WRONLY)
+            os.dup2(full, int(fd.name))
+            os.close(full)
+    path.unlink()
+    path.symlink_to("/dev/full")
+
+
+def test_a_deleted_folder_does_not_stop_the_run(base: Path, begin: Begin) -> None:
+    folder = begin(base)
+    shutil.rmtree(folder.path)
+    folder.event("exit", rank=1)
+    assert folder.last_words(0) == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is full")
+def test_a_full_disk_does_not_stop_the_run(base: Path, begin: Begin) -> None:
+    folder = begin(base)
+    folder.event("start")
+    fill_disk(folder.path / "events.jsonl")
+    folder.event("exit", rank=1)
+    folder.event("stopped")

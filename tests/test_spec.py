@@ -1,0 +1,167 @@
+"""How to start a worker group: limits in words, the environment merged, no secret recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nbddp.controller import spec as room
+from nbddp.controller.spec import GroupSpec
+from nbddp.errors import RequestError
+
+LINK: Any = SimpleNamespace(secret=b"very secret", port=29500)
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 128])
+def test_a_number_of_ranks_that_a_machine_can_have_is_taken(nproc: int) -> None:
+    assert GroupSpec(nproc=nproc).nproc == nproc
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"nproc": 0}, "nproc must be between 1 and 128, got 0"),
+        ({"nproc": -1}, "nproc must be between 1 and 128, got -1"),
+        ({"nproc": 129}, "nproc must be between 1 and 128, got 129"),
+        ({"nproc": 10_000}, "nproc must be between 1 and 128, got 10000"),
+        ({"backend": "mpi"}, "backend must be one of auto, gloo, nccl, got 'mpi'"),
+        ({"backend": ""}, "backend must be one of auto, gloo, nccl, got ''"),
+        ({"timeout": 0.0}, "timeout must be above 0 seconds, got 0"),
+        ({"timeout": -1.5}, "timeout must be above 0 seconds, got -1.5"),
+        ({"timeout": float("nan")}, "timeout must be above 0 seconds, got nan"),
+        ({"grace": 0.0}, "grace must be above 0 seconds, got 0"),
+        ({"grace": float("nan")}, "grace must be above 0 seconds, got nan"),
+        ({"threads": -1}, "threads must be at least 1, got -1"),
+        ({"env": {"": "1"}}, "'' is no name for an environment variable"),
+        ({"env": {"A B": "1"}}, "'A B' is no name for an environment variable"),
+        ({"env": {"A=B": "1"}}, "'A=B' is no name for an environment variable"),
+        ({"env": {"1A": "1"}}, "'1A' is no name for an environment variable"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_limits(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        GroupSpec(**values)
+    assert str(caught.value) == message
+
+
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    cuda = SimpleNamespace(device_count=lambda: count)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+
+def test_nccl_with_a_gpu_for_every_rank_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    GroupSpec(nproc=2, backend="nccl").check_gpus()
+    GroupSpec(nproc=1, backend="nccl", gpus=(1,)).check_gpus()
+
+
+@pytest.mark.parametrize("gpus", [None, (0,)])
+def test_nccl_with_too_few_gpus_is_refused_with_their_number(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[int, ...] | None
+) -> None:
+    pretend_gpus(monkeypatch, 1)
+    with pytest.raises(RequestError) as caught:
+        GroupSpec(nproc=2, backend="nccl", gpus=gpus).check_gpus()
+    assert str(caught.value) == (
+        "backend nccl needs a GPU for every rank: 2 ranks, 1 GPUs; "
+        "use --backend gloo, or fewer ranks"
+    )
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo"])
+def test_other_backends_do_not_ask_for_gpus(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it would fail
+    GroupSpec(nproc=100, backend=backend).check_gpus()
+
+
+@pytest.mark.parametrize(
+    ("cores", "nproc", "threads", "each"),
+    [(8, 2, 0, 4), (8, 3, 0, 2), (2, 4, 0, 1), (8, 2, 3, 3), (1, 1, 0, 1)],
+)
+def test_cores_are_shared_out_unless_threads_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, cores: int, nproc: int, threads: int, each: int
+) -> None:
+    monkeypatch.setattr(room, "_cores", lambda: cores)
+    assert GroupSpec(nproc=nproc, threads=threads).threads_per_rank() == each
+
+
+def test_the_ranks_get_the_environment_as_it_is_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = GroupSpec(env={"BOTH": "asked"})
+    monkeypatch.setenv("BOTH", "kernel")
+    monkeypatch.setenv("LATER", "set after the spec was made")
+    env = spec.environment()
+    assert (env["BOTH"], env["LATER"]) == ("asked", "set after the spec was made")
+    assert env["PATH"] == os.environ["PATH"]
+    assert os.environ["BOTH"] == "kernel"
+
+
+def test_gpus_win_over_the_kernels_choice_and_a_variable_wins_over_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    key = "CUDA_VISIBLE_DEVICES"
+    assert GroupSpec().environment()[key] == "7"
+    assert GroupSpec(gpus=(0, 2)).environment()[key] == "0,2"
+    assert GroupSpec(gpus=(0, 2), env={key: "3"}).environment()[key] == "3"
+
+
+def test_ranks_begin_in_the_kernels_folder_or_at_home_when_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert GroupSpec().cwd() == gone
+    shutil.rmtree(gone)
+    assert GroupSpec().cwd() == Path.home()
+
+
+@pytest.mark.parametrize("wrap", [dict, MappingProxyType])
+def test_the_record_has_the_names_of_variables_and_never_their_values(wrap: Any) -> None:
+    env = wrap({"TOKEN": "hunter2", "ANOTHER": "hunter3"})
+    facts = GroupSpec(nproc=3, env=env, gpus=(0, 1), name="x", threads=2).facts()
+    assert facts["env"] == ["ANOTHER", "TOKEN"]
+    assert "hunter" not in json.dumps(facts)
+    assert (facts["nproc"], facts["gpus"], facts["name"], facts["threads"]) == (3, (0, 1), "x", 2)
+    assert facts["cwd"] == str(Path.cwd())
+
+
+def test_every_rank_is_told_its_place_and_its_log_and_all_else_alike(tmp_path: Path) -> None:
+    folder: Any = SimpleNamespace(path=tmp_path, log=lambda rank: tmp_path / f"rank{rank}.log")
+    spec = GroupSpec(nproc=3, backend="gloo", timeout=9.0, env={"A": "1"}, joins_group=False)
+    starts = spec.starts(LINK, attempt=2, folder=folder, colors="linux")
+    assert [start.topology.rank for start in starts] == [0, 1, 2]
+    assert {start.topology.world_size for start in starts} == {3}
+    assert {start.topology.master_port for start in starts} == {29500}
+    assert [start.log_path for start in starts] == [str(folder.log(rank)) for rank in range(3)]
+    for start in starts:
+        assert (start.attempt, start.secret, start.backend) == (2, b"very secret", "gloo")
+        assert (start.timeout, start.joins_group, start.colors) == (9.0, False, "linux")
+        assert (start.kernel_pid, start.run_id) == (os.getpid(), folder.path.name)
+        assert start.env["A"] == "1"
+        assert start.sys_path == sys.path
+        assert start.cwd == str(Path.cwd())
+
+
+def test_a_rank_that_is_printed_shows_neither_secret_nor_environment(tmp_path: Path) -> None:
+    spec = GroupSpec(env={"TOKEN": "hunter2"})
+    folder: Any = SimpleNamespace(path=tmp_path, log=lambda rank: tmp_path / f"rank{rank}.log")
+    [start, _] = spec.starts(LINK, attempt=1, folder=folder, colors="")
+    assert "very secret" not in repr(start)
+    assert "hunter2" not in repr(start)
+
+
+def test_the_lifecycle_is_told_what_it_must_know() -> None:
+    event = GroupSpec(nproc=3, joins_group=False, grace=2.0).start_event()
+    assert (event.world_size, event.joins_group, event.grace) == (3, False, 2.0)

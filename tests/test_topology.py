@@ -1,0 +1,128 @@
+"""A place in the world survives the environment, and can be neither half nor wrong."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbddp import Topology
+
+PLACE = Topology(rank=1, local_rank=1, world_size=4, local_world_size=2, master_port=29500)
+
+
+@st.composite
+def places(draw: st.DrawFn) -> Topology:
+    """Any place that does not contradict itself."""
+    world_size = draw(st.integers(1, 10_000))
+    local_world_size = draw(st.integers(1, world_size))
+    return Topology(
+        rank=draw(st.integers(0, world_size - 1)),
+        local_rank=draw(st.integers(0, local_world_size - 1)),
+        world_size=world_size,
+        local_world_size=local_world_size,
+        node_rank=draw(st.integers(0, 1000)),
+        master_addr=draw(st.sampled_from(["127.0.0.1", "::1", "node-0.cluster.local"])),
+        master_port=draw(st.integers(0, 65535)),
+    )
+
+
+@given(places(), st.integers(1, 1000))
+def test_a_place_is_the_same_after_a_way_through_the_environment(
+    place: Topology, attempt: int
+) -> None:
+    assert Topology.from_env(place.to_env(attempt=attempt)) == place
+
+
+@given(places())
+def test_the_environment_holds_text_only(place: Topology) -> None:
+    assert all(isinstance(value, str) for value in place.to_env().values())
+
+
+def test_the_environment_is_the_one_that_torchrun_sets() -> None:
+    place = Topology(
+        rank=3, local_rank=1, node_rank=1, world_size=4, local_world_size=2, master_port=29500
+    )
+    assert place.to_env(attempt=3, run_id="today") == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4",
+        "GROUP_WORLD_SIZE": "2",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "today",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+@pytest.mark.parametrize("nproc", [1, 2, 5])
+def test_local_places_are_all_on_this_machine_in_order_of_rank(nproc: int) -> None:
+    places = Topology.local(nproc, master_port=1234)
+    assert [place.rank for place in places] == list(range(nproc))
+    assert [place.local_rank for place in places] == list(range(nproc))
+    assert {place.world_size for place in places} == {nproc}
+    assert {place.local_world_size for place in places} == {nproc}
+    assert {(place.node_rank, place.master_addr) for place in places} == {(0, "127.0.0.1")}
+    assert {place.master_port for place in places} == {1234}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"world_size": 0}, "world_size must be at least 1, got 0"),
+        ({"local_world_size": 0}, "local_world_size must be between 1 and 4, got 0"),
+        ({"local_world_size": 5}, "local_world_size must be between 1 and 4, got 5"),
+        ({"rank": -1}, "rank must be between 0 and 3, got -1"),
+        ({"rank": 4}, "rank must be between 0 and 3, got 4"),
+        ({"local_rank": -1}, "local_rank must be between 0 and 1, got -1"),
+        ({"local_rank": 2}, "local_rank must be between 0 and 1, got 2"),
+        ({"master_port": -1}, "master_port must be between 0 and 65535, got -1"),
+        ({"master_port": 65536}, "master_port must be between 0 and 65535, got 65536"),
+    ],
+)
+def test_a_contradiction_is_refused_with_its_numbers(change: dict[str, int], message: str) -> None:
+    numbers = {"rank": 1, "local_rank": 1, "world_size": 4, "local_world_size": 2} | change
+    with pytest.raises(ValueError, match="must be") as caught:
+        Topology(**numbers)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_PORT",
+        "MASTER_ADDR",
+    ],
+)
+def test_a_variable_that_is_not_set_is_named_with_the_way_out(name: str) -> None:
+    env = PLACE.to_env()
+    del env[name]
+    with pytest.raises(ValueError, match=name) as caught:
+        Topology.from_env(env)
+    assert str(caught.value) == (
+        f"environment variable {name} is not set; start the ranks with torchrun"
+    )
+
+
+def test_a_variable_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="'one'"):
+        Topology.from_env(PLACE.to_env() | {"RANK": "one"})
+
+
+def test_a_place_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        PLACE.rank = 2  # type: ignore[misc]

@@ -1,0 +1,291 @@
+"""First cause, not first exit: what a failed cell says, word for word."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from nbddp.controller.verdict import Verdict, judge
+from nbddp.errors import CellFailedError, CellInterruptedError
+from nbddp.wire.messages import CellEnded, Failure
+
+CLOSED = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:40310"
+TRACEBACK = "Traceback ...\nCell In[3], line 9\nValueError: no"
+
+
+def report(
+    name: str = "",
+    text: str = "",
+    *,
+    at: float = 10.0,
+    line: int = 9,
+    collective: str = "",
+    is_interrupted: bool = False,
+    traceback: str = TRACEBACK,
+) -> CellEnded:
+    """How a cell ended on a rank: well, unless an error is named."""
+    failure = Failure(
+        name=name, text=text, traceback=traceback, line=line, collective=collective, at=at
+    )
+    return CellEnded(
+        cell=1,
+        seconds=0.1,
+        in_group=True,
+        is_interrupted=is_interrupted,
+        failure=asdict(failure) if name else {},
+    )
+
+
+def interrupted(collective: str = "all_reduce #7", *, at: float = 12.0, line: int = 9) -> CellEnded:
+    return report("KeyboardInterrupt", at=at, line=line, collective=collective, is_interrupted=True)
+
+
+def closed(*, at: float = 10.0) -> CellEnded:
+    return report("RuntimeError", CLOSED, at=at, collective="all_reduce #7")
+
+
+def verdict_on(
+    reports: dict[int, CellEnded], exits: dict[int, tuple[int | None, float]] | None = None
+) -> Verdict:
+    verdict = judge(sorted({*reports, *(exits or {})}), reports, exits or {})
+    assert verdict is not None
+    return verdict
+
+
+# ---- who is to blame
+
+
+def test_there_is_nothing_to_judge_when_all_went_well() -> None:
+    assert judge([0, 1], {0: report(), 1: report()}, {}) is None
+
+
+def test_the_rank_that_failed_first_is_the_cause() -> None:
+    verdict = verdict_on({0: report("KeyError", "'b'", at=11.0), 1: report("E", "a", at=10.0)})
+    assert verdict.first.rank == 1
+    assert verdict.causes == (1,)
+    assert [ranks for ranks, _ in verdict.others] == [(0,)]
+
+
+def test_at_the_same_moment_the_lower_rank_is_named() -> None:
+    assert verdict_on({1: report("A", "a"), 0: report("B", "b")}).first.rank == 0
+
+
+def test_an_interrupted_rank_is_never_the_cause_while_another_failed() -> None:
+    verdict = verdict_on({0: interrupted(at=1.0), 1: report("ValueError", "no", at=9.0)})
+    assert verdict.first.rank == 1
+    assert not verdict.is_interrupt
+
+
+def test_a_closed_connection_is_never_the_cause_while_a_rank_died_later() -> None:
+    verdict = verdict_on({0: closed(at=1.0), 2: closed(at=1.1)}, {1: (-9, 9.0)})
+    assert verdict.first.rank == 1
+    assert verdict.causes == (1,)
+    assert verdict.lost == (1,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CLOSED,
+        "Connection reset by peer",
+        "writev [127.0.0.1]:1: Broken pipe",
+        "connect [127.0.0.1]:1: Connection refused, remote",
+        "NCCL communicator was aborted on rank 1",
+        "ncclRemoteError: remote process exited or there was a network error",
+        "Socket closed",
+        "socket is closed",
+        "the connection was shut down",
+    ],
+)
+def test_a_peers_lost_connection_is_known_by_its_words(text: str) -> None:
+    lost = report("RuntimeError", text, at=1.0, collective="all_reduce #1")
+    verdict = verdict_on({0: lost, 1: report("ValueError", "no", at=2.0)})
+    assert verdict.first.rank == 1
+    assert "connection to a peer lost in all_reduce #1, line 9 (a consequence)" in (
+        verdict.report()
+    )
+
+
+def test_an_error_of_the_users_own_network_code_keeps_its_name() -> None:
+    own = report("ConnectionRefusedError", "[Errno 111] Connection refused")
+    verdict = verdict_on({0: own, 1: own})
+    assert verdict.summary() == (
+        "ranks 0-1: ConnectionRefusedError: [Errno 111] Connection refused, line 9"
+    )
+
+
+def test_of_two_ranks_that_died_the_first_one_is_the_cause() -> None:
+    verdict = verdict_on({}, {0: (-9, 5.0), 1: (-11, 4.0)})
+    assert verdict.first.rank == 1
+    assert verdict.lost == (0, 1)
+
+
+def test_a_rank_killed_for_being_deaf_is_not_the_cause_of_its_peers_error() -> None:
+    verdict = verdict_on({0: report("ValueError", "no", at=1.0)}, {1: (-9, 7.0)})
+    assert verdict.first.rank == 0
+    assert "  rank 1: was killed by SIGKILL" in verdict.report().split("\n")
+
+
+# ---- what is one piece of news
+
+
+def test_the_same_error_on_several_ranks_is_told_once() -> None:
+    one = report("ValueError", "no", at=10.0)
+    verdict = verdict_on(dict.fromkeys(range(4), one))
+    assert verdict.causes == (0, 1, 2, 3)
+    assert verdict.others == ()
+    assert verdict.summary() == "ranks 0-3: ValueError: no, line 9"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        report("ValueError", "other", at=11.0),
+        report("KeyError", "no", at=11.0),
+        report("ValueError", "no", at=11.0, line=8),
+        report("ValueError", "no", at=11.0, collective="barrier #2"),
+    ],
+)
+def test_another_error_is_told_apart(other: CellEnded) -> None:
+    verdict = verdict_on({0: report("ValueError", "no"), 1: other})
+    assert verdict.causes == (0,)
+    assert [ranks for ranks, _ in verdict.others] == [(1,)]
+
+
+def test_ranks_that_waited_at_the_same_place_are_told_together() -> None:
+    verdict = verdict_on(
+        {0: interrupted(), 1: report("E", "x"), 2: interrupted(), 3: interrupted("barrier #8")}
+    )
+    assert [ranks for ranks, _ in verdict.others] == [(0, 2), (3,)]
+
+
+def test_deaths_of_different_kinds_are_told_apart() -> None:
+    verdict = verdict_on({}, {0: (-9, 1.0), 1: (-9, 1.0), 2: (3, 2.0)})
+    assert verdict.causes == (0, 1)
+    assert verdict.summary() == "ranks 0-1 was killed by SIGKILL" or (
+        verdict.summary() == "ranks 0-1 were killed by SIGKILL"
+    )
+    assert [ranks for ranks, _ in verdict.others] == [(2,)]
+
+
+# ---- one line
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (report("ValueError", "no"), "rank 0: ValueError: no, line 9"),
+        (report("ValueError", "no", line=0), "rank 0: ValueError: no"),
+        (report("ValueError", "\nfirst\nsecond"), "rank 0: ValueError: first, line 9"),
+        (report("ValueError", ""), "rank 0: ValueError, line 9"),
+        (
+            report("RuntimeError", "timed out", collective="all_reduce #7"),
+            "rank 0: RuntimeError: timed out in all_reduce #7, line 9",
+        ),
+        (interrupted(), "rank 0 interrupted in all_reduce #7, line 9"),
+        (interrupted(""), "rank 0 interrupted, line 9"),
+        (interrupted("", line=0), "rank 0 interrupted"),
+        (closed(), "rank 0: connection to a peer lost in all_reduce #7, line 9"),
+    ],
+)
+def test_a_failure_in_one_line(ended: CellEnded, words: str) -> None:
+    assert verdict_on({0: ended}).summary() == words
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "words"),
+    [
+        (-9, "rank 0 was killed by SIGKILL"),
+        (-11, "rank 0 was killed by SIGSEGV"),
+        (3, "rank 0 exited with code 3"),
+        (0, "rank 0 exited with code 0"),
+        (None, "rank 0 is gone"),
+    ],
+)
+def test_a_death_in_one_line(exitcode: int | None, words: str) -> None:
+    assert verdict_on({}, {0: (exitcode, 1.0)}).summary() == words
+
+
+# ---- the whole report, for the cases that users meet
+
+
+def test_one_rank_raises_and_the_others_wait_in_a_collective() -> None:
+    verdict = verdict_on(
+        {
+            0: interrupted(),
+            1: report("ValueError", "no", traceback=f"\n{TRACEBACK}\n\n"),
+            2: interrupted(),
+        }
+    )
+    assert verdict.report() == (
+        "first cause: rank 1: ValueError: no, line 9\n"
+        "\n"
+        "Traceback ...\n"
+        "Cell In[3], line 9\n"
+        "ValueError: no\n"
+        "\n"
+        "  ranks 0,2: interrupted in all_reduce #7, line 9\n"
+        "Every rank keeps its names; the next cell works."
+    )
+
+
+def test_a_rank_is_killed_and_its_peers_lose_the_connection() -> None:
+    verdict = verdict_on({0: closed(), 2: closed(at=10.2)}, {1: (-9, 10.4)})
+    assert verdict.report() == (
+        "first cause: rank 1 was killed by SIGKILL\n"
+        "  ranks 0,2: connection to a peer lost in all_reduce #7, line 9 (a consequence)\n"
+        "Rank 1 lost all names, the others keep theirs. `%ddp restart` starts the group anew."
+    )
+
+
+def test_all_ranks_raise_the_same() -> None:
+    verdict = verdict_on({rank: report("ValueError", "no") for rank in range(2)})
+    assert verdict.report() == (
+        "ranks 0-1: ValueError: no, line 9\n"
+        "\n"
+        "Traceback ...\n"
+        "Cell In[3], line 9\n"
+        "ValueError: no\n"
+        "\n"
+        "Every rank keeps its names; the next cell works."
+    )
+
+
+def test_the_user_interrupts() -> None:
+    verdict = verdict_on({0: interrupted(), 1: interrupted("", line=4, at=12.5)})
+    assert verdict.report() == (
+        "rank 0 interrupted in all_reduce #7, line 9\n"
+        "  rank 1: interrupted, line 4\n"
+        "Every rank keeps its names; the next cell works."
+    )
+
+
+def test_when_every_rank_is_lost_none_is_said_to_keep_its_names() -> None:
+    said = verdict_on({}, {0: (-9, 1.0), 1: (-9, 1.0)}).report()
+    assert "the others keep theirs" not in said
+    assert said.endswith("`%ddp restart` starts the group anew.")
+
+
+# ---- the exception
+
+
+def test_a_failure_becomes_an_error_with_its_rank_and_report() -> None:
+    verdict = verdict_on({0: interrupted(), 1: report("ValueError", "no")})
+    error = verdict.error()
+    assert type(error) is CellFailedError
+    assert (str(error), error.rank, error.report) == (
+        "rank 1: ValueError: no, line 9",
+        1,
+        verdict.report(),
+    )
+
+
+def test_an_interrupt_becomes_an_error_of_its_own() -> None:
+    error = verdict_on({0: interrupted()}).error()
+    assert type(error) is CellInterruptedError
+    assert error.rank == 0
+
+
+def test_an_interrupt_that_killed_a_rank_is_a_failure() -> None:
+    assert type(verdict_on({0: interrupted()}, {1: (-9, 15.0)}).error()) is CellFailedError
