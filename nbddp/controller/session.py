@@ -232,7 +232,7 @@ class Session:
             return
         text = self._watchdog.look(cell.number, cell.waiting, handle.ranks, time.monotonic())
         if text and self.life.state is GroupState.RUNNING:
-            self._feed(Said(text))
+            self._say(text)
             self._record("no progress", text=text)
         self._actor().later(LOOK_PERIOD, self._look, handle)
 

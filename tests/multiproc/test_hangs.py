@@ -1,0 +1,104 @@
+"""A cell in which nothing moves says who waits where, and goes on waiting."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
+
+
+def interrupt_when_said(group: WorkerGroup, words: str, act: Callable[[], None]) -> None:
+    """Do something as soon as the session tells the user these words."""
+    say = group.session._say
+
+    def listening(text: str) -> None:
+        say(text)
+        if words in text:
+            threading.Thread(target=act).start()
+
+    group.session._say = listening  # type: ignore[method-assign]
+
+
+def test_mismatched_collectives_and_a_rank_that_never_came_are_shown(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(3)
+    interrupt_when_said(group, "no progress", group.interrupt)
+    with pytest.raises(CellInterruptedError):
+        group.run(
+            "import time\nx = torch.ones(4)\nif rank == 0:\n    dist.all_reduce(x)\n"
+            "elif rank == 1:\n    dist.broadcast(x, src=2)\nelse:\n    time.sleep(80)"
+        )
+    assert capsys.readouterr().out.splitlines()[:5] == [
+        "nbddp: no progress for 10 s:",
+        "  rank 0 waiting in all_reduce #1 float [4], line 4",
+        "  rank 1 waiting in broadcast #1 float [4], line 6",
+        "  rank 2 never came: line 8",
+        "  the cell goes on waiting; interrupt it to end it and keep all names",
+    ]
+    group.run("dist.barrier()")
+
+
+def test_a_rank_that_returned_early_is_shown(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(3)
+    interrupt_when_said(group, "no progress", group.interrupt)
+    with pytest.raises(CellInterruptedError):
+        group.run("def step(x):\n    dist.all_reduce(x)\nif rank < 2: step(torch.ones(2, 2))")
+    text = capsys.readouterr().out
+    assert "  ranks 0-1 waiting in all_reduce #1 float [2, 2], line 2\n" in text
+    assert "  rank 2 done with the cell: will not come\n" in text
+
+
+def test_a_rank_that_is_stopped_is_named_and_kill_works(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.kill(group.session.process_ids()[1], signal.SIGSTOP)
+    interrupt_when_said(group, "no sign of life", lambda: group.kill(1))
+    with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL$"):
+        group.run("dist.barrier()")
+    text = capsys.readouterr().out
+    said = "no sign of life from rank 1: stopped (SIGSTOP); `%ddp kill 1` ends it"
+    assert re.findall(r"no sign.*", text) == [said]
+
+
+def test_a_pull_from_a_rank_that_dies_comes_back(group: WorkerGroup) -> None:
+    with pytest.raises(RequestError, match="rank 1 ended before it could answer"):
+        group.pull("__import__('os')._exit(3) if rank == 1 else 0")
+    assert group.pull("rank", rank=0) == 0
+
+
+def test_a_full_disk_is_said_once_and_training_goes_on(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run("print('fits')")
+    group.run(
+        "import resource\n_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (6, hard))  # a file of 6 bytes is full\n"
+        "for i in range(100): print('too much')\nx = torch.ones(1)\ndist.all_reduce(x)"
+    )
+    text = capsys.readouterr().out
+    assert len(re.findall("what this rank prints is lost from here on", text)) == 2
+    assert group.pull("x.item()") == [2.0, 2.0]
+
+
+def test_a_run_folder_that_cannot_be_written_is_said_once_and_the_ranks_start(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(".nbddp", "w"):  # noqa: PTH123 - a file where the folder should be
+        pass
+    group = make_group(1)
+    group.run("print('works')")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("nbddp: ")
+    assert "cannot be written" in lines[0]
+    assert lines[1:] == ["[rank 0] works"]
