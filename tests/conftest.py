@@ -37,10 +37,10 @@ def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         ]
 
     wait_until(lambda: not left(), timeout=5.0)
-    remaining = left()
+    remaining = [process for process in left() if process.is_running()]
     for process in remaining:
         process.kill()
-    assert not remaining, f"left running: {[process.cmdline()[-1][:80] for process in remaining]}"
+    assert not remaining, f"left running: {remaining}"
 
 
 @pytest.fixture

@@ -19,9 +19,10 @@ def marked() -> dict[int, psutil.Process]:
     for process in psutil.process_iter():
         try:
             is_ours = process.environ().get(MARKER) == os.environ[MARKER]
+            is_there = process.status() != psutil.STATUS_ZOMBIE and bool(process.cmdline())
         except psutil.Error:
             continue
-        if is_ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+        if is_ours and is_there and process.pid != os.getpid():
             found[process.pid] = process
     return found
 
@@ -30,6 +31,8 @@ def is_helper(process: psutil.Process) -> bool:
     """The forkserver and the resource tracker stay with the process that started them."""
     try:
         words = " ".join(process.cmdline())
+        if not words:
+            return True  # it is about to be gone
         if "resource_tracker" in words:
             return True
         parent = process.parent()

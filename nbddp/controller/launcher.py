@@ -29,6 +29,9 @@ class RankHandle(Protocol):
     def exitcode(self) -> int | None:
         """How it ended, None while it runs."""
 
+    def join(self) -> None:
+        """Wait until it has ended, and let go of what was kept for it."""
+
     def terminate(self) -> None:
         """Send SIGTERM."""
 

@@ -201,11 +201,10 @@ class Session:
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
         ranks = request.ranks or tuple(each.rank for each in self.life.ranks)
-        handle = CellHandle(next(self._numbers), request, ranks, self._unpack)
-        before, self.cell = self.cell, handle
-        event = ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group)
+        before = self.cell
+        self.cell = handle = CellHandle(next(self._numbers), request, ranks, self._unpack)
         try:
-            self._ask(event)
+            self._ask(ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group))
         except RequestError:
             self.cell = before
             raise
@@ -275,6 +274,7 @@ class Session:
         self._step(ev.RankEnded.of(report, attempt=attempt, rank=rank))
 
     def _note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
+        handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
         exitcode = handle.exitcode
         if exitcode != 0:
             self.launcher.sweep(handle)

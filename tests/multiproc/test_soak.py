@@ -1,0 +1,165 @@
+"""A random walk over everything that can happen to a group: after each step it answers.
+
+The long walk: ``pytest -m soak``; another one: ``NBDDP_SOAK_SEED=7 NBDDP_SOAK_STEPS=1000``.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import psutil
+import pytest
+from multiproc.conftest import WarmLauncher
+from processes import wait_until
+
+from nbddp import CellFailedError, RequestError, WorkerGroup
+from nbddp.controller.states import GroupState
+
+pytestmark = pytest.mark.multiproc
+
+SETTLED = (GroupState.IDLE, GroupState.BROKEN, GroupState.OFF)
+
+
+class Walk:
+    """One group, a source of chance, and what may be done to the one by the other."""
+
+    def __init__(self, launcher: WarmLauncher, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.group = WorkerGroup(nproc=2, launcher=launcher, grace=2.0)
+        self.done: list[str] = []
+
+    def step(self) -> None:
+        """Do something, then ask the group whether it is well."""
+        action: Callable[[], None] = self.chance.choice(
+            [
+                self.run_a_cell,
+                self.raise_on_one_rank,
+                self.die_in_a_cell,
+                self.kill_one,
+                self.interrupt_a_cell,
+                self.interrupt_a_deadlock,
+                self.stop_and_continue_with_kill,
+                self.restart,
+                self.end,
+                self.push_and_pull,
+            ]
+        )
+        self.done.append(action.__name__)
+        if not self.group.is_live:
+            self.group.spec = self.group.spec.__class__(nproc=self.chance.randint(2, 4), grace=2.0)
+            self.group.start()
+        action()
+        self.check()
+
+    def check(self) -> None:
+        """It answers, or says why not."""
+        state = self.group.life.state
+        assert state in SETTLED, state
+        if state is GroupState.IDLE:
+            world = len(self.group.life.ranks)
+            self.run("y = torch.ones(1); dist.all_reduce(y)")
+            assert self.group.pull("y.item()") == [float(world)] * world
+        elif state is GroupState.BROKEN:
+            with pytest.raises(RequestError, match=r"%ddp restart|starts it anew"):
+                self.group.run("pass")
+            if self.group.life.alive:
+                self.run("1 + 1", ranks=self.group.life.alive)
+            self.group.restart()
+
+    def run(self, source: str, **options: object) -> None:
+        self.group.run(source, quiet=True, **options)
+
+    def someone(self) -> int:
+        return self.chance.choice(self.group.life.alive)
+
+    def run_a_cell(self) -> None:
+        self.run("x = torch.ones(1) * rank\ndist.all_reduce(x)\nprint('x' * 1000)")
+
+    def raise_on_one_rank(self) -> None:
+        with pytest.raises(CellFailedError, match="ValueError: on purpose"):
+            self.run(f"if rank == {self.someone()}: raise ValueError('on purpose')\ndist.barrier()")
+
+    def die_in_a_cell(self) -> None:
+        rank = self.someone()
+        with pytest.raises(CellFailedError, match=f"^rank {rank} exited with code 7"):
+            self.run(f"import os\nif rank == {rank}: os._exit(7)\ndist.barrier()")
+
+    def kill_one(self) -> None:
+        self.group.kill(self.someone())
+
+    def interrupt_a_cell(self) -> None:
+        self._interrupted("import time\nfor _ in range(600): time.sleep(0.1); dist.barrier()")
+
+    def interrupt_a_deadlock(self) -> None:
+        self._interrupted(
+            "x = torch.ones(1)\nif rank == 0: dist.recv(x, src=1)\nelse: dist.all_reduce(x)"
+        )
+
+    def _interrupted(self, source: str) -> None:
+        timer = threading.Timer(self.chance.uniform(0.0, 0.5), self._press_until_heard)
+        timer.start()
+        with pytest.raises(CellFailedError):
+            self.run(source)
+        timer.join()
+
+    def _press_until_heard(self) -> None:
+        wait_until(lambda: self.group.life.state.is_busy)
+        self.group.interrupt()
+
+    def stop_and_continue_with_kill(self) -> None:
+        rank = self.someone()
+        with suppress(ProcessLookupError):
+            os.kill(self.group.session.process_ids()[rank], signal.SIGSTOP)
+        self.group.kill(rank)
+
+    def restart(self) -> None:
+        self.group.restart()
+
+    def end(self) -> None:
+        self.group.stop()
+
+    def push_and_pull(self) -> None:
+        if self.group.life.state is GroupState.IDLE:
+            self.group.push({"sent": self.done})
+            assert self.group.pull("len(sent)", rank=0) == len(self.done)
+
+
+def walk(launcher: WarmLauncher, *, seed: int, steps: int) -> None:
+    """Walk, and leave nothing behind."""
+    threads, descriptors = set(threading.enumerate()), psutil.Process().num_fds()
+    journey = Walk(launcher, seed)
+    try:
+        for _ in range(steps):
+            journey.step()
+    except BaseException as error:
+        raise AssertionError(f"seed {seed}, after {journey.done[-5:]}: {error!r}") from error
+    finally:
+        journey.group.close()
+    del journey
+    gc.collect()  # errors and their frames refer to each other
+    assert wait_until(lambda: not {t for t in threading.enumerate() if t.is_alive()} - threads)
+    assert wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.usefixtures("folder")
+def test_a_short_random_walk_leaves_the_group_well_and_nothing_behind(
+    launcher: WarmLauncher,
+) -> None:
+    walk(launcher, seed=20, steps=25)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("folder")
+def test_a_long_random_walk_leaves_the_group_well_and_nothing_behind(
+    launcher: WarmLauncher,
+) -> None:
+    steps = int(os.environ.get("NBDDP_SOAK_STEPS", "300"))
+    walk(launcher, seed=int(os.environ.get("NBDDP_SOAK_SEED", "1")), steps=steps)
