@@ -105,7 +105,8 @@ class RankEnded:
             rank=rank,
             cell=report.cell,
             is_ok=report.is_ok,
-            in_group=report.in_group,
+            # interrupted ranks may have stopped on either side of a step: they meet anew
+            in_group=report.in_group and not report.is_interrupted,
             sequence=report.sequence,
         )
 

@@ -49,6 +49,10 @@ class ProcessGroup:
         self.stuck_in: Collective | None = None
         self._serve_env_rendezvous()
 
+    def current(self) -> object:
+        """The default process group, None without one."""
+        return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
+
     def form(self, generation: int) -> None:
         """Leave the old group, if any, and meet the other ranks in a new one."""
         self.leave()

@@ -45,6 +45,7 @@ from nbddp.worker.failure import describe, plain
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
+from nbddp.worker.rebind import rebind
 from nbddp.worker.shell import RankShell, make_shell, refuse_input
 from nbddp.worker.start import UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
@@ -139,6 +140,7 @@ class Rank:
         self._log = log
         self._generation = 0
         self._group_failure: Failure | None = None
+        self._last_group: object = None
         self._group = ProcessGroup(
             clients.groups,
             start.topology,
@@ -263,6 +265,7 @@ class Rank:
         for name, value in self._names.items():
             self._shell.user_ns.setdefault(name, value)
         self._group.begin_cell(command.cell)
+        self._last_group = self._group.current()
         self._pulse.begin_cell(command.cell)
         self._interrupter.begin_cell(command.cell)
 
@@ -290,10 +293,21 @@ class Rank:
 
     def _regroup(self, command: Regroup) -> None:
         self._group_failure = None
+        old = self._group.current() or self._last_group
         try:
-            self._group.form(command.generation) if command.form else self._group.leave()
-        except RuntimeError as error:  # what torch raises when the others do not come
+            if command.form:
+                self._group.form(command.generation)
+                names = rebind(self._shell.user_ns, old, self._group.device)
+                self._say_rebound(names)
+            else:
+                self._group.leave()
+        except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
             self._group_failure = plain(error)
+
+    def _say_rebound(self, names: list[str]) -> None:
+        if names and self._place.rank == 0:
+            text = f"nbddp: {', '.join(names)}: on the new process group, as rank 0 has them"
+            self._outbox.post(Display(cell=0, data={"text/plain": text}, metadata={}))
 
     # ---- values and names
 
