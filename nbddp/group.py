@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -187,13 +189,22 @@ class WorkerGroup:
     def show(self, handle: CellHandle, view: TextView) -> CellResult:
         """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
         try:
-            while True:
-                try:
-                    return view.show(handle)
-                except KeyboardInterrupt:
-                    self.session.interrupt()
+            with self.taking_interrupts():
+                return view.show(handle)
         finally:
             handle.abandon()
+
+    @contextmanager
+    def taking_interrupts(self) -> Iterator[None]:
+        """Pass SIGINT on to the ranks: raised here, it would tear a line that is being shown."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, lambda *_: self.session.interrupt())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""

@@ -179,12 +179,12 @@ class Session:
 
     def _ask_start(self, spec: GroupSpec, event: ev.Event) -> Future[None]:
         before, self.spec = self.spec, spec
-        if isinstance(event, ev.StartAsked) and self.life.state.is_live:
+        try:
+            self._ask(event)
+        except RequestError:
             self.spec = before
-            raise RequestError(f"the worker group is {self.life.state.value} already")
-        started = self._waiting.for_start()
-        self._step(event)
-        return started
+            raise
+        return self._waiting.for_start()
 
     def _ask_kill(self, rank: int) -> Future[None]:
         self._ask(ev.KillAsked(rank=rank))

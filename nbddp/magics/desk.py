@@ -71,11 +71,8 @@ class Desk:
         if self._background is None:
             return
         handle, thread = self._background
-        while thread.is_alive():
-            try:
-                thread.join()
-            except KeyboardInterrupt:
-                self.group.interrupt()
+        with self.group.taking_interrupts():
+            thread.join()
         self._background = None
         if handle.result is not None:
             handle.result.raise_for_failure()

@@ -8,19 +8,12 @@ import sys
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
+from nbddp.ui.text import StreamScreen
 from nbddp.wire.messages import JsonDict
 
 
-class IPythonScreen:
-    """Prints and displays through the running IPython."""
-
-    def write(self, text: str) -> None:
-        """Print."""
-        sys.stdout.write(text)
-
-    def flush(self) -> None:
-        """Print now: ipykernel would hold it for 200 ms."""
-        sys.stdout.flush()
+class IPythonScreen(StreamScreen):
+    """Prints to standard output, as a stream does, and displays through the running IPython."""
 
     def display(
         self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool

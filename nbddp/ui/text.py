@@ -128,7 +128,7 @@ class StreamScreen:
         sys.stdout.write(text)
 
     def flush(self) -> None:
-        """Print now."""
+        """Print now: ipykernel would hold it for 200 ms."""
         sys.stdout.flush()
 
     def display(
