@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 
 
@@ -50,6 +51,8 @@ class CellFailedError(NbddpError):
         super().__init__(message)
         self.rank = rank
         self.report = report
+        if sys.version_info >= (3, 11):
+            self.add_note(report)  # so that a script's own traceback shows the rank's
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in the place of the controller's own traceback."""

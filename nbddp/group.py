@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -73,7 +75,7 @@ class WorkerGroup:
             grace=grace,
             joins_group=init,
         )
-        self.session = Session(launcher, colors=colors)
+        self.session = Session(launcher, colors=colors or _default_colors())
         self._start_lock = threading.Lock()
 
     # ---- life
@@ -275,6 +277,11 @@ class WorkerGroup:
             if answer.error:
                 raise RequestError(f"rank {rank}: {answer.error}")
         return answers
+
+
+def _default_colors() -> str:
+    """IPython's theme for tracebacks: none where escape sequences would be read as they are."""
+    return "" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else "nocolor"
 
 
 def _culprit(values: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import SUPPRESS, Namespace
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
@@ -37,9 +37,9 @@ class CellMagics(Magics):
         action="store_true",
         help="no process group: the cell calls init_process_group() itself",
     )
-    @argument("--no-wait", action="store_true", help="return at once; see %%ddp wait")
+    @argument("--no-wait", action="store_true", help="return at once; `%%ddp wait` waits")
     @argument("--quiet", action="store_true", help="show only the values of the last line")
-    @argument("--auto", action="store_true", help="(written by the auto mode)")
+    @argument("--auto", action="store_true", help=SUPPRESS)  # written by the auto mode
     @cell_magic
     def ddp(self, line: str, cell: str) -> None:
         """Run the cell on every rank of the worker group.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,8 @@ def _flags(parser: ArgumentParser, words: list[str], token: str) -> list[str]:
     for action in parser._actions:
         if previous in action.option_strings and action.nargs != 0:
             return [str(choice) for choice in action.choices or () if str(choice).startswith(token)]
-    flags = [flag for action in parser._actions for flag in action.option_strings[:1]]
+    shown = [action for action in parser._actions if action.help is not SUPPRESS]
+    flags = [flag for action in shown for flag in action.option_strings[:1]]
     return [flag for flag in flags if flag.startswith(token) and flag not in words[:-1]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from argparse import ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, cast
@@ -172,8 +172,7 @@ def parse(function: Any, line: str) -> Namespace:
         raise UsageError(f"{error} in {line!r}") from None
     args, unknown = function.parser.parse_known_args(words)
     if unknown:
-        allowed = [name for act in function.parser._actions for name in act.option_strings[:1]]
-        hidden = {"-h", "--auto"}
-        known = ", ".join(name for name in allowed if name not in hidden) or "none"
+        shown = [action for action in function.parser._actions if action.help is not SUPPRESS]
+        known = ", ".join(name for each in shown for name in each.option_strings[:1]) or "none"
         raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; the options are: {known}")
     return cast(Namespace, args)

@@ -1,0 +1,54 @@
+"""WorkerGroup in scripts, and ranks that are spawned where forking is not safe."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nbddp import RequestError, WorkerGroup
+from nbddp.controller.launcher import LocalLauncher
+
+pytestmark = pytest.mark.multiproc
+
+
+def test_a_script_needs_no_main_guard_and_leaves_nothing(folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(
+        "import nbddp\n"
+        "with nbddp.WorkerGroup(nproc=2) as group:\n"
+        "    group.run('x = torch.ones(1) * rank; dist.all_reduce(x)')\n"
+        "    print(group.pull('x.item()'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=50, cwd=folder
+    )
+    assert (done.stdout, done.returncode) == ("[1.0, 1.0]\n", 0), done.stderr
+
+
+def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(
+        "import nbddp\nwith nbddp.WorkerGroup(nproc=2) as group:\n    group.run('1 / 0')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=50, cwd=folder
+    )
+    assert done.returncode == 1
+    last = "nbddp.errors.CellFailedError: ranks 0-1: ZeroDivisionError: division by zero, line 1"
+    assert last in done.stderr.splitlines()
+    assert "----> 1 1 / 0" in done.stderr
+
+
+@pytest.mark.usefixtures("folder")
+def test_spawned_ranks_do_all_that_forked_ones_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with WorkerGroup(nproc=2, launcher=LocalLauncher("spawn")) as group:
+        group.run("x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()")
+        assert capsys.readouterr().out == "Out [ranks 0-1] 3.0\n"
+        group.push({"sent": [1, 2]})
+        assert group.pull("sum(sent) + rank") == [3, 4]
+        group.kill(1)
+        with pytest.raises(RequestError, match="rank 1 was killed by SIGKILL"):
+            group.run("pass")
