@@ -55,7 +55,7 @@ class Forkserver:
     def grow(self) -> None:
         """Have the helper import what DDP needs, and wait; ranks can be started in between."""
         server = self._server
-        for _ in range(0 if self._has_grown else len(PARTS)):
+        for _ in range(0 if self._has_grown else PARTS):
             with self._lock:
                 if self._server is not server:
                     return  # closed meanwhile

@@ -1,4 +1,4 @@
-"""What the forkserver imports when there is time: what DDP's first model would in every rank.
+"""What the forkserver does when there is time: import what DDP's first model would in every rank.
 
 It serves between two parts, so that a start waits for one of them at most. None of it touches CUDA
 while it is imported.
@@ -9,29 +9,32 @@ from __future__ import annotations
 import gc
 import importlib
 import signal
+from collections.abc import Callable
 
-PARTS = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+MODULES = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
+PARTS = 1 + len(MODULES)
 GROW_SIGNAL = signal.SIGUSR1
 
 
-def listen() -> None:
-    """Import one part at every signal; called in the forkserver's main thread."""
-    left = list(PARTS)
+def listen(first: Callable[[], None]) -> None:
+    """Do one part at every signal, ``first`` first; called in the forkserver's main thread."""
+    modules = list(MODULES)
+    has_begun = False
 
-    def import_next(*_signal: object) -> None:
-        if left:
-            importlib.import_module(left.pop(0))
-            share()
+    def do_next(*_signal: object) -> None:
+        nonlocal has_begun
+        if not has_begun:
+            has_begun = True
+            first()
+        elif modules:
+            importlib.import_module(modules.pop(0))
+        gc.collect()
+        gc.freeze()  # what ranks share stays shared: their collectors leave it alone
 
-    signal.signal(GROW_SIGNAL, import_next)
+    gc.freeze()
+    signal.signal(GROW_SIGNAL, do_next)
 
 
 def stop_listening() -> None:
     """In a rank the signal means what it means anywhere."""
     signal.signal(GROW_SIGNAL, signal.SIG_DFL)
-
-
-def share() -> None:
-    """Keep what is there now shared with all ranks: their collectors leave it alone."""
-    gc.collect()
-    gc.freeze()

@@ -18,6 +18,4 @@ from nbddp.worker.shell import make_shell, warm_shell
 with suppress(PermissionError):  # already the leader of a session of its own
     os.setsid()  # Jupyter's interrupt goes to the kernel's whole process group
 shell = make_shell()
-warm_shell(shell)
-growth.listen()
-growth.share()
+growth.listen(first=lambda: warm_shell(shell))
