@@ -8,13 +8,12 @@ A cell that catches KeyboardInterrupt to clean up is told once and left to it.
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 
-from nbddp.worker.streams import main_thread_id
+from nbddp.worker.main_thread import main_frame, main_thread_id
 
 PATIENCE = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
 INSISTENCE = 4.0  # seconds after which freeing the cell is left to the controller
@@ -81,12 +80,8 @@ class Interrupter:
         return False
 
     def _place(self) -> tuple[int, int]:
-        frame = self._main_frame()
+        frame = main_frame()
         return id(frame), frame.f_lasti
 
     def _waits_in_torch(self) -> bool:
-        return "torch/distributed" in self._main_frame().f_code.co_filename
-
-    @staticmethod
-    def _main_frame() -> FrameType:
-        return sys._current_frames()[main_thread_id()]
+        return "torch/distributed" in main_frame().f_code.co_filename

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,14 +9,14 @@ from types import FrameType
 
 from nbddp.wire.messages import Pulse
 from nbddp.worker.collectives import newest_collective
-from nbddp.worker.streams import main_thread_id
+from nbddp.worker.main_thread import main_frame
 
 PERIOD = 1.0  # seconds between two looks
-HEARTBEAT = 3  # looks after which a sign of life is sent though nothing has changed
+HEARTBEAT = 3  # looks after which a sign of life is sent though no cell runs
 
 
 class PulseThread:
-    """Sends a Pulse when the main thread is somewhere else, or stays where it is too long."""
+    """Sends a Pulse at every look while a cell runs, and now and then between cells."""
 
     def __init__(self, post: Callable[[Pulse], None], is_cell_file: Callable[[str], bool]) -> None:
         self._post = post
@@ -25,7 +24,6 @@ class PulseThread:
         self._cell = 0
         self._place: tuple[int, int, int] = (0, 0, 0)
         self._since = time.monotonic()
-        self._wake = threading.Event()
 
     def start(self) -> None:
         """Begin to look."""
@@ -41,14 +39,15 @@ class PulseThread:
 
     def _run(self) -> None:
         looks = 0
-        while not self._wake.wait(PERIOD):
+        while True:
+            time.sleep(PERIOD)
             cell = self._cell
             looks += 1
             if cell or looks % HEARTBEAT == 0:
                 self._post(self._look(cell))
 
     def _look(self, cell: int) -> Pulse:
-        frame = sys._current_frames()[main_thread_id()]
+        frame = main_frame()
         place, now = (cell, id(frame), frame.f_lasti), time.monotonic()
         has_stayed = place == self._place
         if not has_stayed:

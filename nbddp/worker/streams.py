@@ -9,7 +9,6 @@ import codecs
 import io
 import os
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,11 +111,3 @@ def flush_python_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if not getattr(stream, "closed", False):
             stream.flush()
-
-
-def main_thread_id() -> int:
-    """The identity of the main thread, where cells run."""
-    identity = threading.main_thread().ident
-    if identity is None:
-        raise RuntimeError("the main thread has not started")
-    return identity
