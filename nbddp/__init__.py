@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbddp.group import WorkerGroup
+    from nbddp.train.report import log, track
 
 __version__ = "0.1.0"
 
@@ -38,14 +39,20 @@ __all__ = [
     "Topology",
     "WorkerGroup",
     "load_ipython_extension",
+    "log",
+    "track",
     "unload_ipython_extension",
 ]
 
-_LAZY = {"WorkerGroup": "nbddp.group"}
+_LAZY = {
+    "WorkerGroup": "nbddp.group",
+    "log": "nbddp.train.report",
+    "track": "nbddp.train.report",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the controller's names when they are first asked for: a rank never needs them."""
+    """Import a name's room when it is first asked for: a rank never needs the controller's."""
     if name not in _LAZY:
         raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

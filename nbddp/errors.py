@@ -45,7 +45,10 @@ class CellFailedError(NbddpError):
     Attributes:
         report: what the user reads: first cause, its traceback, the consequences.
         rank: the rank that is the first cause.
+        is_shown: whether the report was shown already, as a panel does: then one line will do.
     """
+
+    is_shown = False
 
     def __init__(self, message: str, *, rank: int, report: str) -> None:
         super().__init__(message)
@@ -56,7 +59,7 @@ class CellFailedError(NbddpError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in the place of the controller's own traceback."""
-        return self.report.splitlines()
+        return [f"{self} (more above)"] if self.is_shown else self.report.splitlines()
 
 
 class CellInterruptedError(CellFailedError):

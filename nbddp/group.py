@@ -21,7 +21,7 @@ from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.controller.states import GroupState, Life
 from nbddp.errors import RequestError
-from nbddp.ui.text import StreamScreen, TextView
+from nbddp.ui.text import StreamScreen, TextView, View
 from nbddp.wire.messages import Answer, Command, Complete, Pull, Push
 
 
@@ -188,7 +188,7 @@ class WorkerGroup:
         """Hand a cell to the ranks; somebody must read what the handle says."""
         return self.session.run(request)
 
-    def show(self, handle: CellHandle, view: TextView) -> CellResult:
+    def show(self, handle: CellHandle, view: View) -> CellResult:
         """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
         try:
             with self.taking_interrupts():

@@ -23,6 +23,8 @@ class Reply:
     error: str = ""
     traceback: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    widget_texts: list[str] = field(default_factory=list)
     result: str = ""
     seconds: float = 0.0
 
@@ -100,6 +102,11 @@ class Notebook:
                 reply.result = content["data"]["text/plain"]
             case "display_data":
                 reply.displays.append(content["data"])
+            case "update_display_data":
+                reply.updates.append(content["data"])
+            case "comm_open" | "comm_msg":
+                state = content["data"].get("state", {})
+                reply.widget_texts.append(str(state.get("value", "")))
             case "status":
                 return bool(content["execution_state"] == "idle")
         return False

@@ -28,6 +28,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     dict[str, Any]: st.dictionaries(st.text(max_size=8), _JSON, max_size=3),
     float: st.floats(allow_nan=False),
     int: st.integers(),
+    list[Any]: st.lists(_JSON, max_size=4),
     list[int]: st.lists(st.integers(), max_size=4),
     str: st.text(max_size=30),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -9,7 +11,7 @@ import pytest
 
 from nbddp.controller import cell as room
 from nbddp.controller.cell import CellHandle, CellRequest, Said, Wrote
-from nbddp.errors import CellFailedError
+from nbddp.errors import CellFailedError, CellInterruptedError
 from nbddp.wire.messages import CellEnded, Failure
 
 
@@ -127,3 +129,115 @@ def test_nobody_waits_for_a_reader_who_has_left(monkeypatch: pytest.MonkeyPatch)
     handle.feed(Wrote(0, "nobody reads this"))
     handle.finish()
     assert [len(each.text) for each in handle.notices() if isinstance(each, Wrote)] == [100]
+
+
+# ---- for a reader who looks again and again
+
+
+def test_a_reader_may_ask_for_one_thing_at_a_time() -> None:
+    handle = handle_for(0)
+    assert handle.next_notice(0.0) is None
+    assert handle.next_notice(0.001) is None
+    handle.feed(Said("a"))
+    handle.feed(Wrote(0, "b"))
+    assert [handle.next_notice(0.0), handle.next_notice(5.0)] == [Said("a"), Wrote(0, "b")]
+    assert handle.next_notice(0.0) is None
+
+
+@pytest.mark.parametrize("patience", [0.0, -1.0, 5.0])
+def test_a_reader_knows_when_a_cell_has_told_everything(patience: float) -> None:
+    handle = handle_for(0)
+    handle.feed(Said("a"))
+    handle.finish()
+    assert not handle.is_told
+    assert handle.next_notice(patience) == Said("a")
+    assert not handle.is_told
+    assert handle.next_notice(patience) is None
+    assert handle.is_told
+
+
+def test_a_reader_is_woken_by_what_comes() -> None:
+    handle = handle_for(0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(handle.next_notice, 30.0)
+        handle.feed(Said("a"))
+        assert waiting.result(10) == Said("a")
+
+
+def test_who_feeds_waits_for_a_reader_of_one_thing_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "MAX_PENDING", 10)
+    handle = handle_for(0)
+    handle.feed(Wrote(0, "x" * 20))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(handle.await_room)
+        assert not waiting.done()
+        handle.next_notice(0.0)
+        waiting.result(30)
+
+
+# ---- while it runs
+
+
+def test_a_rank_has_ended_when_it_said_so_or_died() -> None:
+    handle = handle_for(0, 1, 2)
+    handle.note_report(0, well())
+    handle.note_exit(1, -9)
+    assert [handle.has_ended(rank) for rank in range(3)] == [True, True, False]
+
+
+def test_what_went_wrong_on_a_rank_is_known_before_the_cell_is_over() -> None:
+    handle = handle_for(0, 1, 2, 3)
+    handle.note_report(0, well())
+    handle.note_report(1, badly())
+    handle.note_exit(2, -9)
+    said = [handle.trouble(rank) for rank in range(4)]
+    assert [each and each.headline() for each in said] == [
+        None,
+        "ValueError: no",
+        "was killed by SIGKILL",
+        None,
+    ]
+    assert not handle.is_finished
+
+
+def test_exits_are_known_while_the_cell_runs_and_are_a_copy() -> None:
+    handle = handle_for(0, 1)
+    assert handle.exits == {}
+    handle.note_exit(1, None)
+    before = handle.exits
+    assert before == {1: None}
+    handle.note_exit(0, 3)
+    assert before == {1: None}
+    assert handle.exits == {1: None, 0: 3}
+
+
+def test_its_seconds_go_on_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(100.0, 1.5)
+    monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
+    handle = handle_for(0)
+    assert [handle.seconds, handle.seconds] == [1.5, 3.0]
+    handle.note_report(0, well())
+    assert handle.finish().seconds == 4.5
+    assert [handle.seconds, handle.seconds] == [4.5, 4.5]
+
+
+def test_it_knows_when_it_began_and_on_which_ranks() -> None:
+    before = time.time()
+    handle = CellHandle(7, CellRequest(source="x"), [1, 0], lambda _: None, attempt=3)
+    assert before <= handle.began_at <= time.time()
+    assert (handle.ranks, handle.attempt) == ((1, 0), 3)
+    assert handle_for(0).attempt == 1
+
+
+@pytest.mark.parametrize("how", ["restart", "stop"])
+def test_a_cell_that_the_user_ended_with_its_ranks_says_so(how: str) -> None:
+    handle = handle_for(0, 1)
+    handle.ended_by = how
+    handle.note_exit(0, -15)
+    handle.note_exit(1, -15)
+    result = handle.finish()
+    with pytest.raises(CellInterruptedError) as caught:
+        result.raise_for_failure()
+    assert str(caught.value) == f"the cell was ended by a {how}"

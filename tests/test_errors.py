@@ -67,6 +67,18 @@ def test_a_failed_cell_shows_its_report_in_place_of_a_traceback(
     assert error._render_traceback_() == ["first cause", "", "  the others"]
 
 
+@pytest.mark.parametrize("kind", [CellFailedError, CellInterruptedError])
+def test_a_failed_cell_whose_report_was_shown_already_is_one_line(
+    kind: type[CellFailedError],
+) -> None:
+    error = kind("rank 2: ValueError: no", rank=2, report="first cause\n\n  the others")
+    assert not error.is_shown
+    error.is_shown = True
+    assert error._render_traceback_() == ["rank 2: ValueError: no (more above)"]
+    assert error.report == "first cause\n\n  the others"
+    assert not kind("another", rank=0, report="x").is_shown
+
+
 @pytest.mark.parametrize(
     ("exitcode", "words"),
     [

@@ -134,6 +134,29 @@ def test_a_bar_that_was_wiped_is_no_line() -> None:
     assert lines.flush() == []
 
 
+@settings(deadline=None, max_examples=300)
+@given(TEXT, st.lists(st.integers(0, 60)))
+def test_what_is_being_written_looks_as_it_would_if_it_ended_now(
+    text: str, places: list[int]
+) -> None:
+    lines = LineAssembler()
+    for piece in cut(text, places):
+        lines.add(piece)
+    shown = lines.partial
+    assert shown == terminal(text.rpartition("\n")[2])
+    assert lines.flush() == ([shown] if shown else [])
+    assert lines.partial == ""
+
+
+def test_a_progress_bar_is_seen_while_it_is_written() -> None:
+    lines = LineAssembler()
+    seen = []
+    for piece in ("begin\n\r 10%", "\r 2", "0%", "\r", "done"):
+        lines.add(piece)
+        seen.append(lines.partial)
+    assert seen == [" 10%", " 20%", " 20%", " 20%", "done"]
+
+
 @pytest.mark.parametrize("length", [MAX_LINE - 1, MAX_LINE, MAX_LINE + 1, 3 * MAX_LINE])
 def test_a_line_without_measure_is_cut_and_nothing_is_lost(length: int) -> None:
     text = "".join(chr(97 + at % 26) for at in range(length))

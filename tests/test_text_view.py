@@ -203,12 +203,6 @@ def test_the_result_is_returned(screen: RecordingScreen) -> None:
     assert result.is_ok
 
 
-def test_a_complaint_is_visible_at_once(screen: RecordingScreen) -> None:
-    TextView(screen).complain("rank 1 was killed by SIGKILL")
-    assert screen.things == ["rank 1 was killed by SIGKILL\n"]
-    assert screen.flushed == 1
-
-
 def test_a_cell_whose_notices_end_before_it_does_is_a_mistake_of_ours(
     screen: RecordingScreen,
 ) -> None:

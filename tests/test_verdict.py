@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nbddp.controller.verdict import Verdict, judge
+from nbddp.controller.verdict import Trouble, Verdict, judge, trouble_of
 from nbddp.errors import CellFailedError, CellInterruptedError
 from nbddp.wire.messages import CellEnded, Failure
 
@@ -265,6 +265,82 @@ def test_when_every_rank_is_lost_none_is_said_to_keep_its_names() -> None:
     said = verdict_on({}, {0: (-9, 1.0), 1: (-9, 1.0)}).report()
     assert "the others keep theirs" not in said
     assert said.endswith("`%ddp restart` starts the group anew.")
+
+
+# ---- the user ended the ranks
+
+GONE = "All names are gone with the ranks; the next cell finds, or starts, new ones."
+
+
+def ended(
+    how: str, reports: dict[int, CellEnded], exits: dict[int, tuple[int | None, float]]
+) -> Verdict:
+    verdict = judge(sorted({*reports, *exits}), reports, exits, ended_by=how)
+    assert verdict is not None
+    return verdict
+
+
+@pytest.mark.parametrize("how", ["restart", "stop"])
+def test_ranks_that_the_user_ended_did_not_fail(how: str) -> None:
+    verdict = ended(how, {}, {0: (-15, 9.0), 1: (0, 9.1)})
+    assert verdict.ended_by == how
+    assert verdict.summary() == f"the cell was ended by a {how}"
+    assert verdict.report() == f"the cell was ended by a {how}\n{GONE}"
+    assert type(verdict.error()) is CellInterruptedError
+
+
+def test_what_ranks_said_while_the_user_ended_them_is_a_consequence() -> None:
+    verdict = ended("restart", {0: interrupted(), 2: closed()}, {1: (-9, 9.0)})
+    assert verdict.report() == f"the cell was ended by a restart\n{GONE}"
+    assert str(verdict.error()) == "the cell was ended by a restart"
+
+
+def test_a_rank_that_had_failed_before_is_the_cause_all_the_same() -> None:
+    verdict = ended("restart", {0: report("ValueError", "no", at=1.0)}, {1: (-15, 9.0)})
+    assert verdict.ended_by == ""
+    assert verdict.summary() == "rank 0: ValueError: no, line 9"
+    assert verdict.report().startswith("first cause: rank 0: ValueError: no, line 9\n")
+    assert type(verdict.error()) is CellFailedError
+
+
+def test_a_cell_that_was_through_before_the_user_ended_the_ranks_went_well() -> None:
+    assert judge([0, 1], {0: report(), 1: report()}, {}, ended_by="stop") is None
+
+
+# ---- one rank
+
+
+def test_a_rank_that_is_through_or_not_yet_has_no_trouble() -> None:
+    assert trouble_of(1, report(), None) is None
+    assert trouble_of(1, None, None) is None
+
+
+def test_the_trouble_of_a_rank_is_what_it_reported() -> None:
+    trouble = trouble_of(1, report("ValueError", "no", at=3.0), None)
+    assert trouble is not None
+    assert (trouble.rank, trouble.at, trouble.is_interrupted) == (1, 3.0, False)
+    assert trouble.headline() == "ValueError: no, line 9"
+    assert not trouble.is_consequence
+
+
+def test_or_how_its_process_ended() -> None:
+    assert trouble_of(1, None, (-9, 3.0)) == Trouble(rank=1, at=3.0, exitcode=-9)
+    gone = trouble_of(1, None, (None, 3.0))
+    assert gone is not None
+    assert gone.headline() == "is gone"
+
+
+def test_a_rank_that_failed_and_then_ended_had_failed() -> None:
+    trouble = trouble_of(1, report("ValueError", "no", at=3.0), (-9, 4.0))
+    assert trouble is not None
+    assert trouble.headline() == "ValueError: no, line 9"
+
+
+@pytest.mark.parametrize("ended", [interrupted(), closed()], ids=["interrupted", "closed"])
+def test_the_trouble_of_a_rank_may_be_a_consequence(ended: CellEnded) -> None:
+    trouble = trouble_of(1, ended, None)
+    assert trouble is not None
+    assert trouble.is_consequence
 
 
 # ---- the exception

@@ -37,6 +37,17 @@ def test_a_start_that_is_overtaken_by_another_says_so(waiting: Waiting) -> None:
     assert not second.done()
 
 
+def test_the_start_that_was_asked_for_last_can_be_had(waiting: Waiting) -> None:
+    assert waiting.start is None
+    first = waiting.for_start()
+    assert waiting.start is first
+    second = waiting.for_start()
+    assert waiting.start is second
+    waiting.started()
+    assert waiting.start is second
+    assert second.result(0) is None
+
+
 def test_news_of_a_start_that_nobody_waits_for_is_no_mistake(waiting: Waiting) -> None:
     waiting.started()
     waiting.start_failed(StartError("nobody hears"))

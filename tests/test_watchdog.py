@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbddp.controller.watchdog import HANG_AFTER, SILENT_AFTER, Watchdog
+from nbddp.controller.watchdog import HANG_AFTER, SILENT_AFTER, Sign, Watchdog
 from nbddp.wire.messages import Pulse
 
 
@@ -77,3 +77,67 @@ def test_a_rank_without_a_sign_of_life_is_named_stopped_ones_first(dog: Watchdog
     dog.note(0, elsewhere(seconds=0.0), 100 + late)
     text = dog.look(5, [0, 2], [0, 2], now=100 + late)
     assert text.startswith("no sign of life from rank 2: in code that holds Python's lock")
+
+
+# ---- the alarm: what is wrong right now, told before or not
+
+
+def hang(dog: Watchdog, now: float) -> str:
+    note_all(dog, waiting(), waiting(), waiting(), now=now)
+    return dog.look(5, [0, 1, 2], [0, 1, 2], now=now)
+
+
+def test_an_alarm_stays_as_long_as_a_hang_does(dog: Watchdog) -> None:
+    assert dog.alarm == ""
+    text = hang(dog, 20.0)
+    assert dog.alarm == text
+    assert text.startswith("no progress for 10 s")
+    assert hang(dog, 21.0) == ""
+    assert dog.alarm == text
+
+
+def test_an_alarm_is_gone_when_a_rank_moves_again(dog: Watchdog) -> None:
+    hang(dog, 20.0)
+    dog.note(1, elsewhere(seconds=0.0), now=21.0)
+    assert dog.look(5, [0, 1, 2], [0, 1, 2], now=21.0) == ""
+    assert dog.alarm == ""
+
+
+def test_an_alarm_comes_back_without_being_told_twice(dog: Watchdog) -> None:
+    text = hang(dog, 20.0)
+    dog.note(1, elsewhere(seconds=0.0), now=21.0)
+    dog.look(5, [0, 1, 2], [0, 1, 2], now=21.0)
+    assert hang(dog, 40.0) == ""
+    assert dog.alarm == text
+
+
+def test_a_silent_rank_is_an_alarm_until_it_speaks(dog: Watchdog) -> None:
+    late = SILENT_AFTER + 1
+    for rank in (0, 2):
+        dog.note(rank, elsewhere(seconds=0.0), late)
+    text = dog.look(5, [0, 1, 2], [0, 1, 2], now=late)
+    assert dog.alarm == text
+    assert "no sign of life from rank 1" in text
+    dog.note(1, elsewhere(seconds=0.0), late + 1)
+    assert dog.look(5, [0, 1, 2], [0, 1, 2], now=late + 1) == ""
+    assert dog.alarm == ""
+
+
+def test_no_alarm_outlasts_its_cell_or_its_ranks(dog: Watchdog) -> None:
+    hang(dog, 20.0)
+    dog.begin_cell([0, 1, 2], now=21.0)
+    assert dog.alarm == ""
+    hang(dog, 40.0)
+    dog.forget()
+    assert dog.alarm == ""
+
+
+def test_the_last_sign_of_a_rank_is_kept_until_its_ranks_are_gone(dog: Watchdog) -> None:
+    assert dog.sign(7) is None
+    assert dog.sign(1) == Sign(Pulse(cell=0, line=0, function=""), 0.0)
+    dog.note(1, waiting(), now=3.0)
+    assert dog.sign(1) == Sign(waiting(), 3.0)
+    dog.begin_cell([0], now=4.0)
+    assert dog.sign(1) == Sign(waiting(), 3.0)
+    dog.forget()
+    assert dog.sign(1) is None

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
-from nbddp.controller.verdict import Verdict, judge
+from nbddp.controller.verdict import Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import CellEnded, Display, JsonDict, RunCell
 
 MAX_PENDING = 8 << 20  # characters of output that may wait for whoever shows them
@@ -110,8 +110,13 @@ class CellHandle:
         request: CellRequest,
         ranks: Sequence[int],
         fetch: Callable[[JsonDict], Any],
+        *,
+        attempt: int = 1,
     ) -> None:
         self.number = number
+        self.attempt = attempt
+        self.began_at = time.time()
+        self.ended_by = ""
         self.request = request
         self.ranks = tuple(ranks)
         self.result: CellResult | None = None
@@ -123,6 +128,7 @@ class CellHandle:
         self._room = threading.Condition()
         self._pending = 0
         self._is_read = True
+        self.is_told = False
 
     # ---- the session's side
 
@@ -164,9 +170,9 @@ class CellHandle:
             number=self.number,
             ranks=self.ranks,
             reports=self._reports,
-            exits={rank: code for rank, (code, _) in self._exits.items()},
+            exits=self.exits,
             seconds=time.monotonic() - self._began,
-            verdict=judge(self.ranks, self._reports, self._exits),
+            verdict=judge(self.ranks, self._reports, self._exits, ended_by=self.ended_by),
             fetch=self._fetch,
         )
         self.result = result
@@ -180,14 +186,50 @@ class CellHandle:
         """Whether all ranks are through."""
         return self.result is not None
 
+    @property
+    def seconds(self) -> float:
+        """How long it has run, or ran."""
+        return self.result.seconds if self.result else time.monotonic() - self._began
+
+    @property
+    def exits(self) -> dict[int, int | None]:
+        """Exit codes of the ranks whose process died in this cell."""
+        return {rank: code for rank, (code, _) in tuple(self._exits.items())}
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether this rank is through with it, one way or the other."""
+        return rank in self._reports or rank in self._exits
+
+    def trouble(self, rank: int) -> Trouble | None:
+        """How it ended badly on this rank; None if it did not."""
+        return trouble_of(rank, self._reports.get(rank), self._exits.get(rank))
+
     def notices(self) -> Iterator[Notice]:
         """What the cell says, as it says it, until it ends; for one reader."""
         while (notice := self._notices.get()) is not None:
             yield notice
-            if isinstance(notice, Wrote):
-                with self._room:
-                    self._pending -= len(notice.text)
-                    self._room.notify_all()
+            self._make_room(notice)
+
+    def next_notice(self, timeout: float) -> Notice | None:
+        """The next thing it says, for one reader; None when nothing came, or it is over.
+
+        When it is over, ``is_told`` is true.
+        """
+        try:
+            notice = self._notices.get(timeout=timeout) if timeout > 0 else self._notices.get(False)
+        except Empty:
+            return None
+        if notice is None:
+            self.is_told = True
+        else:
+            self._make_room(notice)
+        return notice
+
+    def _make_room(self, notice: Notice) -> None:
+        if isinstance(notice, Wrote):
+            with self._room:
+                self._pending -= len(notice.text)
+                self._room.notify_all()
 
     def has_notices(self) -> bool:
         """Whether something waits to be read."""

@@ -47,7 +47,7 @@ class RunFolder:
             return self._complain(error)
         return ""
 
-    def event(self, kind: str, **facts: Any) -> str:
+    def event(self, kind: str, /, **facts: Any) -> str:
         """Append one line to ``events.jsonl``; returns what to tell the user if that fails."""
         line = json.dumps({"time": round(time.time(), 3), "kind": kind, **facts})
         try:

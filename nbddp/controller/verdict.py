@@ -69,6 +69,7 @@ class Verdict:
     lost: tuple[int, ...]
     is_interrupt: bool
     has_survivors: bool = True
+    ended_by: str = ""
 
     def error(self) -> CellFailedError:
         """The exception that carries it all to the user."""
@@ -77,6 +78,8 @@ class Verdict:
 
     def summary(self) -> str:
         """The first cause in one line."""
+        if self.ended_by:
+            return f"the cell was ended by a {self.ended_by}"
         joint = " " if self.first.failure is None or self.is_interrupt else ": "
         what = self.first.headline()
         if len(self.causes) > 1 and what.startswith("was "):
@@ -88,14 +91,18 @@ class Verdict:
         lines = [self._title()]
         if self.first.failure is not None and not self.is_interrupt:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
-        lines += [f"  {say_ranks(ranks)}: {_in_passing(each)}" for ranks, each in self.others]
+        if not self.ended_by:
+            lines += [f"  {say_ranks(ranks)}: {_in_passing(each)}" for ranks, each in self.others]
         return "\n".join([*lines, self._way_out()])
 
     def _title(self) -> str:
-        begin = "first cause: " if self.others and not self.is_interrupt else ""
+        is_chain = self.others and not self.is_interrupt and not self.ended_by
+        begin = "first cause: " if is_chain else ""
         return begin + self.summary()
 
     def _way_out(self) -> str:
+        if self.ended_by:
+            return "All names are gone with the ranks; the next cell finds, or starts, new ones."
         if not self.lost:
             return "Every rank keeps its names; the next cell works."
         others = ", the others keep theirs" if self.has_survivors else ""
@@ -109,26 +116,33 @@ def judge(
     ranks: Sequence[int],
     reports: Mapping[int, CellEnded],
     exits: Mapping[int, tuple[int | None, float]],
+    *,
+    ended_by: str = "",
 ) -> Verdict | None:
     """Find the first cause among what the ranks said; None when all went well.
+
+    ``ended_by`` says that the user ended the ranks, by a "restart" or a "stop": then it is the
+    cause, unless a rank had failed before.
 
     First cause, not first exit: a rank that dies is noticed later than its peers notice that its
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
     """
-    troubles = [_of_report(rank, reports[rank]) for rank in ranks if _failed(reports.get(rank))]
-    troubles += [Trouble(rank=rank, at=at, exitcode=code) for rank, (code, at) in exits.items()]
+    found = (trouble_of(rank, reports.get(rank), exits.get(rank)) for rank in ranks)
+    troubles = [each for each in found if each is not None]
     if not troubles:
         return None
     troubles.sort(key=lambda each: (each.is_consequence, each.at, each.rank))
     first = troubles[0]
     groups = _grouped(troubles)
+    is_asked = bool(ended_by) and (first.failure is None or first.is_consequence)
     return Verdict(
         first=first,
         causes=groups[0][0],
         others=tuple(groups[1:]),
         lost=tuple(sorted(exits)),
-        is_interrupt=first.is_interrupted,
+        is_interrupt=first.is_interrupted or is_asked,
         has_survivors=set(exits) < set(ranks),
+        ended_by=ended_by if is_asked else "",
     )
 
 
@@ -137,13 +151,19 @@ def _in_passing(trouble: Trouble) -> str:
     return trouble.headline() + ("" if is_obvious else " (a consequence)")
 
 
-def _failed(report: CellEnded | None) -> bool:
-    return report is not None and not report.is_ok
-
-
-def _of_report(rank: int, report: CellEnded) -> Trouble:
-    failure = Failure(**report.failure)
-    return Trouble(rank=rank, at=failure.at, failure=failure, is_interrupted=report.is_interrupted)
+def trouble_of(
+    rank: int, report: CellEnded | None, ending: tuple[int | None, float] | None
+) -> Trouble | None:
+    """How a cell ended badly on one rank: by its report, or by its process's exit; None if well."""
+    if report is not None and not report.is_ok:
+        failure = Failure(**report.failure)
+        return Trouble(
+            rank=rank, at=failure.at, failure=failure, is_interrupted=report.is_interrupted
+        )
+    if ending is not None:
+        exitcode, at = ending
+        return Trouble(rank=rank, at=at, exitcode=exitcode)
+    return None
 
 
 def _grouped(troubles: Sequence[Trouble]) -> list[tuple[tuple[int, ...], Trouble]]:

@@ -23,6 +23,11 @@ class Waiting:
         self._start = Future()
         return self._start
 
+    @property
+    def start(self) -> Future[None] | None:
+        """The start that was asked for last."""
+        return self._start
+
     def for_stop(self) -> Future[None]:
         """Somebody waits until all processes are gone."""
         self._stops.append(Future())

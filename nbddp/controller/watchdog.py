@@ -13,7 +13,9 @@ SILENT_AFTER = 8.0  # seconds without a sign of life
 
 
 @dataclass(frozen=True, slots=True)
-class _Sign:
+class Sign:
+    """A pulse, and when it came."""
+
     pulse: Pulse
     at: float
 
@@ -23,23 +25,29 @@ class Watchdog:
 
     def __init__(self, is_stopped: Callable[[int], bool]) -> None:
         self._is_stopped = is_stopped
-        self._signs: dict[int, _Sign] = {}
+        self._signs: dict[int, Sign] = {}
         self._told: set[object] = set()
+        self.alarm = ""
 
-    @property
-    def pulses(self) -> Mapping[int, Pulse]:
-        """Where each rank was last seen."""
-        return {rank: sign.pulse for rank, sign in self._signs.items()}
+    def sign(self, rank: int) -> Sign | None:
+        """When and where a rank was last seen."""
+        return self._signs.get(rank)
+
+    def forget(self) -> None:
+        """The ranks that were seen are gone."""
+        self._signs.clear()
+        self.alarm = ""
 
     def note(self, rank: int, pulse: Pulse, now: float) -> None:
         """A rank gave a sign of life."""
-        self._signs[rank] = _Sign(pulse, now)
+        self._signs[rank] = Sign(pulse, now)
 
     def begin_cell(self, ranks: Iterable[int], now: float) -> None:
         """A cell begins: whatever was seen before says nothing about it."""
         self._told.clear()
+        self.alarm = ""
         for rank in ranks:
-            self._signs[rank] = _Sign(Pulse(cell=0, line=0, function=""), now)
+            self._signs[rank] = Sign(Pulse(cell=0, line=0, function=""), now)
 
     def look(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
         """What is new: a rank that is silent, or a hang; empty if nothing is.
@@ -53,6 +61,7 @@ class Watchdog:
         running = sorted(waiting)
         silent = [rank for rank in running if now - self._signs[rank].at > SILENT_AFTER]
         text = self._say_silent(silent) if silent else self._say_hang(cell, running, ranks)
+        self.alarm = text
         news = tuple(silent) or text
         if not text or news in self._told:
             return ""

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from contextvars import copy_context
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -14,12 +15,22 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.cell import CellHandle, CellRequest, CellResult
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import RequestError
+from nbddp.errors import CellFailedError, RequestError
 from nbddp.group import WorkerGroup
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.options import check_unchanged
+from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.screen import IPythonScreen, shows_color
-from nbddp.ui.text import TextView
+from nbddp.ui.status import status
+from nbddp.ui.text import TextView, View
+
+
+class ViewChoice(Enum):
+    """How cells are shown."""
+
+    AUTO = "auto"
+    PANEL = "panel"
+    TEXT = "text"
 
 
 class Desk:
@@ -29,10 +40,14 @@ class Desk:
         self.shell = shell
         self.auto = AutoMode()
         self.group = WorkerGroup(colors=str(shell.colors))
-        self._background: tuple[CellHandle, threading.Thread] | None = None
+        self.view = ViewChoice.AUTO
+        self._background: tuple[CellHandle, threading.Thread, View] | None = None
+        self._last_view: View | None = None
 
     def make_ready(self, spec: GroupSpec, *, fresh: bool) -> None:
         """See to it that the group runs as asked: start it, restart it, or find it so."""
+        if not fresh:
+            self.group.session.settle()
         if self.group.is_live and not fresh:
             check_unchanged(spec, self.group.spec)
             return
@@ -45,37 +60,44 @@ class Desk:
 
     def run(self, request: CellRequest, *, quiet: bool) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
-        handle = self.group.submit(request)
-        result = self.group.show(handle, self._view(quiet=quiet))
-        result.raise_for_failure()
+        view = self._view(quiet=quiet)
+        result = self.group.show(self.group.submit(request), view)
+        self._raise_for_failure(result, view)
         return result
+
+    def _raise_for_failure(self, result: CellResult, view: View) -> None:
+        try:
+            result.raise_for_failure()
+        except CellFailedError as error:
+            error.is_shown = view.has_record
+            raise
 
     def run_in_background(self, request: CellRequest, *, quiet: bool) -> None:
         """Run a cell; show it on a thread whose output stays in this notebook cell."""
-        handle = self.group.submit(request)
         view = self._view(quiet=quiet)
+        handle = self.group.submit(request)
 
         def show() -> None:
             result = view.show(handle)
-            if result.verdict is not None:
-                view.complain(result.verdict.report())
+            if result.verdict is not None and not view.has_record:
+                self.say(result.verdict.report())
 
         thread = threading.Thread(
             target=copy_context().run, args=(show,), name="nbddp-view", daemon=True
         )
         thread.start()
-        self._background = handle, thread
+        self._background = handle, thread, view
 
     def wait(self) -> None:
         """Wait for the cell in the background; raises what it raised."""
         if self._background is None:
             return
-        handle, thread = self._background
+        handle, thread, view = self._background
         with self.group.taking_interrupts():
             thread.join()
         self._background = None
         if handle.result is not None:
-            handle.result.raise_for_failure()
+            self._raise_for_failure(handle.result, view)
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
         """Names of the notebook, with their values.
@@ -116,8 +138,36 @@ class Desk:
         """End the group."""
         self.group.close()
 
-    def _view(self, *, quiet: bool) -> TextView:
-        return TextView(IPythonScreen(), is_quiet=quiet, has_color=shows_color(self.shell))
+    def show_status(self) -> None:
+        """Show the group and the output of the last cell as they are right now."""
+        snapshot = self.group.session.snapshot()
+        text = status(snapshot)
+        if not (snapshot.state.is_live and self._wants_panel()):
+            self.say(text)
+            return
+        from nbddp.ui.panel import PanelView, display_status
+
+        last = self._last_view if isinstance(self._last_view, PanelView) else None
+        display_status(self.group.session, last, text)
+
+    def _view(self, *, quiet: bool) -> View:
+        self._last_view = view = self._new_view(quiet=quiet)
+        return view
+
+    def _new_view(self, *, quiet: bool) -> View:
+        has_color = shows_color(self.shell)
+        if quiet or not self._wants_panel():
+            return TextView(IPythonScreen(), is_quiet=quiet, has_color=has_color)
+        from nbddp.ui.live import LiveComms  # they load widgets, which no terminal needs
+        from nbddp.ui.panel import PanelView
+
+        live = LiveComms.of(self.shell)
+        return PanelView(self.group.session, live, IPythonScreen(), has_color=has_color)
+
+    def _wants_panel(self) -> bool:
+        if self.view is ViewChoice.AUTO:
+            return shows_widgets(self.shell)
+        return self.view is ViewChoice.PANEL and hasattr(self.shell, "kernel")
 
 
 def _explain(error: SyntaxError) -> str:

@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import RequestError
-from nbddp.magics.desk import Desk
+from nbddp.magics.desk import Desk, ViewChoice
 from nbddp.magics.options import (
     asked_spec,
     numbers,
@@ -22,7 +22,6 @@ from nbddp.magics.options import (
     start_options,
 )
 from nbddp.ui.logs import tail
-from nbddp.ui.status import status
 
 
 @magics_class
@@ -60,6 +59,7 @@ class LineMagics(Magics):
             "pull": self.pull,
             "wait": self.wait,
             "auto": self.auto,
+            "view": self.view,
             "help": self.help,
         }
 
@@ -71,7 +71,7 @@ class LineMagics(Magics):
     def status(self, line: str) -> None:
         """Show what the group and every rank are doing."""
         parse(self.status, line)
-        self._desk.say(status(self._desk.group.session))
+        self._desk.show_status()
 
     @magic_arguments("ddp start")
     @start_options
@@ -81,7 +81,7 @@ class LineMagics(Magics):
         desk = self._desk
         spec = desk.with_init(asked_spec(args, desk.group.spec), init=True)
         desk.make_ready(spec, fresh=False)
-        self._desk.say(status(desk.group.session))
+        desk.show_status()
 
     @magic_arguments("ddp restart")
     @start_options
@@ -90,7 +90,7 @@ class LineMagics(Magics):
         args = parse(self.restart, line)
         desk = self._desk
         desk.make_ready(asked_spec(args, desk.group.spec), fresh=True)
-        self._desk.say(status(desk.group.session))
+        desk.show_status()
 
     @magic_arguments("ddp stop")
     def stop(self, line: str) -> None:
@@ -118,7 +118,7 @@ class LineMagics(Magics):
     def logs(self, line: str) -> None:
         """Show the end of what a rank wrote, C code and child processes included."""
         args = parse(self.logs, line)
-        folder = self._desk.group.session.folder
+        folder = self._desk.group.session.chronicle.folder
         if folder is None or args.rank >= len(self._desk.group.life.ranks):
             raise RequestError(f"there is no log of rank {args.rank}")
         path = folder.log(args.rank)
@@ -158,6 +158,16 @@ class LineMagics(Magics):
     def auto(self, line: str) -> None:
         """Send every later cell to the ranks; %%local keeps one in the kernel."""
         self._desk.auto.is_on = parse(self.auto, line).switch == "on"
+
+    @magic_arguments("ddp view")
+    @argument(
+        "choice",
+        choices=[each.value for each in ViewChoice],
+        help="auto: a panel on a page that draws widgets, else text",
+    )
+    def view(self, line: str) -> None:
+        """Choose how later cells are shown: as a live panel, or as plain text."""
+        self._desk.view = ViewChoice(parse(self.view, line).choice)
 
     @magic_arguments("ddp help")
     @argument("command", nargs="?", help="more about this command")

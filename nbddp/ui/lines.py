@@ -18,6 +18,11 @@ class LineAssembler:
     def __init__(self) -> None:
         self._partial = ""
 
+    @property
+    def partial(self) -> str:
+        """The line that is being written, as it looks now."""
+        return _fold(self._partial)
+
     def add(self, text: str) -> list[str]:
         """The lines that are complete now."""
         *complete, self._partial = (self._partial + text).split("\n")
@@ -41,7 +46,8 @@ def _fold(line: str) -> str:
         return line
     shown = ""
     for piece in line.rstrip("\r").split("\r"):
-        shown = piece + shown[len(piece) :]
+        is_whole = "\x1b" in piece  # a bar in colours, or one that wipes the line: all of it is new
+        shown = piece if is_whole else piece + shown[len(piece) :]
     return shown
 
 

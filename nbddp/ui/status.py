@@ -3,64 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
-import psutil
+from nbddp.controller.snapshot import RankSnapshot, Snapshot
+from nbddp.ui.words import (
+    say_bar,
+    say_bytes,
+    say_event,
+    say_facts,
+    say_seconds,
+    say_step,
+    shorten,
+)
 
-from nbddp.controller.session import Session
-from nbddp.controller.states import RankLife
-from nbddp.errors import describe_exit
+NOTHING = "no worker group; `%ddp start` or a `%%ddp` cell starts one"
+_HEAD = ("rank", "state", "line", "collective", "step", "cpu", "memory", "pid")
+SHOWN_EVENTS = 8
 
 
-def status(session: Session) -> str:
+def status(snapshot: Snapshot) -> str:
     """The state of the group and of every rank."""
-    life = session.life
-    if not life.state.is_live:
-        return "no worker group; `%ddp start` or a `%%ddp` cell starts one"
-    lines = [_headline(session), "rank  state      pid      device   memory"]
-    pids = session.process_ids()
-    lines += [_row(session, each, pids.get(each.rank, 0)) for each in life.ranks]
-    return "\n".join([*lines, *_footer(session)])
+    if not snapshot.state.is_live:
+        return NOTHING
+    facts = [snapshot.state.value, *say_facts(snapshot)]
+    lines = ["worker group: " + " · ".join(facts)]
+    lines += _table([_HEAD, *(_row(each) for each in snapshot.ranks)])
+    return "\n".join([*lines, *_footer(snapshot)])
 
 
-def _headline(session: Session) -> str:
-    life = session.life
-    backends = {ready.backend for ready in session.ready.values()}
-    count = len(life.ranks)
-    facts = [
-        life.state.value,
-        f"{count} rank{'s' if count > 1 else ''}",
-        *sorted(backends),
-        f"attempt {life.attempt}",
-    ]
-    return "worker group: " + " · ".join(facts)
-
-
-def _row(session: Session, each: RankLife, pid: int) -> str:
+def _row(each: RankSnapshot) -> tuple[str, ...]:
     if not each.is_alive:
-        return f"{each.rank:<4}  {describe_exit(each.exitcode)}"
-    ready = session.ready.get(each.rank)
-    device = ready.device if ready else ""
-    return f"{each.rank:<4}  {each.state.value:<9}  {pid:<7}  {device:<7}  {_memory(pid)}"
+        return (str(each.rank), each.state, *[""] * (len(_HEAD) - 2))
+    return (
+        str(each.rank),
+        each.state,
+        say_line(each),
+        each.collective,
+        say_step(each),
+        f"{each.cpu:.0f} %" if each.memory else "",
+        say_memory(each),
+        str(each.pid or ""),
+    )
 
 
-def _memory(pid: int) -> str:
-    try:
-        return f"{psutil.Process(pid).memory_info().rss / 2**20:.0f} MiB"
-    except psutil.NoSuchProcess:
+def say_line(each: RankSnapshot) -> str:
+    """The cell's line that a rank is on, and for how long."""
+    if not each.line:
         return ""
+    return f"{each.line} for {say_seconds(each.seconds)}"
 
 
-def _shortened(path: Path) -> Path:
-    """Relative to the notebook's folder, where it lies in there."""
-    with suppress(ValueError, FileNotFoundError):
-        return path.relative_to(Path.cwd())
-    return path
+def say_memory(each: RankSnapshot) -> str:
+    """A rank's memory, and that of its GPU."""
+    parts = [say_bytes(each.memory)]
+    if each.gpu_memory:
+        parts.append(f"GPU {say_bytes(each.gpu_memory)}")
+    return ", ".join(filter(None, parts))
 
 
-def _footer(session: Session) -> Iterator[str]:
-    if session.folder is not None:
-        yield f"logs in {_shortened(session.folder.path)}"
-    if session.link is not None and session.link.refused:
-        yield f"{session.link.refused} messages refused: they were not signed by this group"
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as they need be; those that are empty all the way down are left out."""
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+
+
+def _footer(snapshot: Snapshot) -> Iterator[str]:
+    for each in snapshot.ranks:
+        for bar in each.bars:
+            yield f"rank {each.rank}: {say_bar(bar)}"
+    said = [(event, say_event(event)) for event in snapshot.events]
+    for event, text in [pair for pair in said if pair[1]][-SHOWN_EVENTS:]:
+        yield f"{say_seconds(max(0.0, event.at - snapshot.began))} into the cell: {text}"
+    if snapshot.alarm:
+        yield snapshot.alarm
+    if snapshot.folder:
+        yield f"logs in {shorten(snapshot.folder)}"
+    if snapshot.refused:
+        yield f"{snapshot.refused} messages refused: they were not signed by this group"

@@ -11,12 +11,11 @@ from typing import Protocol
 from nbddp.controller.cell import CellHandle, CellResult, Displayed, Notice, Said, Wrote
 from nbddp.errors import say_ranks
 from nbddp.ui.lines import LineAssembler
+from nbddp.ui.palette import terminal_color
 from nbddp.ui.values import agreeing
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds; ipykernel sends what is printed every 200 ms unless flushed
-# of the 256 colours, eight that can be told apart on white and on black
-_COLORS = (32, 166, 35, 133, 37, 168, 136, 69)
 
 
 class Screen(Protocol):
@@ -34,8 +33,19 @@ class Screen(Protocol):
         """Show a MIME bundle."""
 
 
+class View(Protocol):
+    """Shows one cell; ``has_record`` tells whether that includes why it failed."""
+
+    has_record: bool
+
+    def show(self, handle: CellHandle) -> CellResult:
+        """Show a cell from its beginning to its end."""
+
+
 class TextView:
     """Prints what ranks write, a line at a time, with the rank in front."""
+
+    has_record = False
 
     def __init__(self, screen: Screen, *, is_quiet: bool = False, has_color: bool = False) -> None:
         self._screen = screen
@@ -68,11 +78,6 @@ class TextView:
             self._show_value(ranks, bundle)
         self._screen.flush()
 
-    def complain(self, report: str) -> None:
-        """Show why a cell failed that nobody waits for."""
-        self._screen.write(f"{report}\n")
-        self._screen.flush()
-
     def _show_notice(self, notice: Notice) -> None:
         match notice:
             case Said(text=text):
@@ -84,40 +89,59 @@ class TextView:
 
     def _show_display(self, rank: int, message: Display) -> None:
         self._write_lines([rank], self._lines[rank].flush())  # it was printed before
-        if not message.display_id and set(message.data) == {"text/plain"}:
+        if is_text(message):
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
-            return
-        if not message.is_update:
-            self._caption([rank])
-        self._screen.display(
-            message.data,
-            message.metadata,
-            display_id=message.display_id and f"nbddp-{rank}-{message.display_id}",
-            is_update=message.is_update,
-        )
+        else:
+            show_rich(self._screen, rank, message, has_color=self._has_color)
 
     def _show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
-        data, metadata = bundle["data"], bundle["metadata"]
+        data = bundle["data"]
         if set(data) == {"text/plain"}:
             self._write_lines(ranks, str(data["text/plain"]).split("\n"), mark="Out ")
         elif data:
-            self._caption(ranks)
-            self._screen.display(data, metadata, display_id="", is_update=False)
-
-    def _caption(self, ranks: Sequence[int]) -> None:
-        self._screen.write(f"{self._tag(ranks)}\n")
-        self._screen.flush()
+            show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
 
     def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
         if lines:
-            tag = self._tag(ranks, mark)
+            tag = _tag(ranks, mark, has_color=self._has_color)
             self._screen.write("".join(f"{tag} {line}\n" for line in lines))
 
-    def _tag(self, ranks: Sequence[int], mark: str = "") -> str:
-        text = f"{mark}[{say_ranks(ranks)}]"
-        if not self._has_color:
-            return text
-        return f"\x1b[38;5;{_COLORS[ranks[0] % len(_COLORS)]}m{text}\x1b[0m"
+
+def is_text(message: Display) -> bool:
+    """Whether it can as well be printed."""
+    return not message.display_id and set(message.data) == {"text/plain"}
+
+
+def show_rich(screen: Screen, rank: int, message: Display, *, has_color: bool) -> None:
+    """Show what a rank displayed, or change what it displayed before."""
+    if not message.is_update:
+        _caption(screen, [rank], has_color=has_color)
+    screen.display(
+        message.data,
+        message.metadata,
+        display_id=message.display_id and f"nbddp-{rank}-{message.display_id}",
+        is_update=message.is_update,
+    )
+
+
+def show_rich_value(
+    screen: Screen, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
+) -> None:
+    """Show a value that some ranks agree on, which is more than text."""
+    _caption(screen, ranks, has_color=has_color)
+    screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
+
+
+def _caption(screen: Screen, ranks: Sequence[int], *, has_color: bool) -> None:
+    screen.write(f"{_tag(ranks, has_color=has_color)}\n")
+    screen.flush()
+
+
+def _tag(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
+    text = f"{mark}[{say_ranks(ranks)}]"
+    if not has_color:
+        return text
+    return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m"
 
 
 class StreamScreen:

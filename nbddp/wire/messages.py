@@ -116,18 +116,55 @@ class Display:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """A sign of life: where the main thread is.
+    """A sign of life: where the main thread is, and what the process uses.
 
-    ``line`` is the innermost line in the cell (0: none runs), ``function`` what it is in there.
-    ``collective`` is what it waits in ("all_reduce #7 float [4]"), empty if it waits in none.
-    ``seconds`` is how long it has been at this very place.
+    ``line`` is the innermost line in the cell (0: none runs), ``code`` what stands there and
+    ``function`` what it is in there. ``collective`` is what it waits in, such as "all_reduce #7
+    float [4]", empty if it waits in none; ``last`` the newest collective, waited in or not.
+    ``seconds`` is how long it has been at this very place. ``cpu`` is in percent of one core,
+    memory in bytes; ``gpu`` in percent, below 0 where there is none.
     """
 
     cell: int
     line: int
     function: str
+    code: str = ""
     collective: str = ""
+    last: str = ""
     seconds: float = 0.0
+    cpu: float = 0.0
+    memory: int = 0
+    gpu: float = -1.0
+    gpu_memory: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Numbers that a cell reported: rows of ``[time, step, {name: value}]``.
+
+    ``missed`` counts rows that were left out here for being too many; the file has them.
+    """
+
+    rows: list[Any]
+    missed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The loops that a cell is in, outermost first: ``[label, done, total, seconds]`` of each.
+
+    ``total`` is 0 where it is not known.
+    """
+
+    bars: list[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """Something for the record that a rank did, such as writing a checkpoint."""
+
+    kind: str
+    facts: JsonDict = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +221,19 @@ class Answer:
 
 
 Command = RunCell | Regroup | Push | Pull | Complete | Leave | Interrupt
-Report = Ready | StartFailed | Output | Display | Pulse | Noticed | CellEnded | Answer
+Report = (
+    Ready
+    | StartFailed
+    | Output
+    | Display
+    | Pulse
+    | Metrics
+    | Progress
+    | Happened
+    | Noticed
+    | CellEnded
+    | Answer
+)
 Message = Command | Report
 
 _KINDS: Mapping[str, type[Any]] = {

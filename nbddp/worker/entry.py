@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import nbddp
 from nbddp.topology import Topology
+from nbddp.train.report import set_sink
 from nbddp.wire import parcels
 from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
@@ -43,12 +44,14 @@ from nbddp.worker import growth
 from nbddp.worker.collectives import ProcessGroup
 from nbddp.worker.failure import describe, plain
 from nbddp.worker.interrupt import Interrupter
+from nbddp.worker.meters import Meters
 from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.rebind import rebind
 from nbddp.worker.shell import RankShell, make_shell, refuse_input
 from nbddp.worker.start import UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
+from nbddp.worker.usage import Usage
 from nbddp.worker.watch import watch_kernel
 
 FOREVER = timedelta(days=365)
@@ -70,11 +73,17 @@ def live(start: RankStart) -> None:
         sender=start.topology.rank,
         attempt=start.attempt,
     )
-    outbox = Outbox(postbox, log)
+    meters = Meters(
+        Path(start.log_path).with_name("metrics.jsonl"),
+        rank=start.topology.rank,
+        attempt=start.attempt,
+    )
+    outbox = Outbox(postbox, log, meters)
     log.capture(outbox.poke, lambda error: outbox.post(_lost_output(error)))
+    meters.capture(outbox.poke, lambda error: outbox.post(_lost_numbers(error)))
     outbox.start()
     try:
-        rank = Rank(start, clients, outbox, log)
+        rank = Rank(start, clients, outbox, log, meters)
     except Exception as error:  # noqa: BLE001 - the controller must hear of any
         reason = f"{type(error).__name__}: {error}"
         outbox.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
@@ -89,13 +98,19 @@ def _lost_output(error: OSError) -> Display:
     return Display(cell=0, data={"text/plain": text}, metadata={})
 
 
+def _lost_numbers(error: OSError) -> Display:
+    text = f"nbddp: metrics.jsonl is not complete from here on: {error.strerror}"
+    return Display(cell=0, data={"text/plain": text}, metadata={})
+
+
 def _settle(start: RankStart) -> None:
     """Take over the kernel's environment, folder and import path as they were at the start."""
     os.environ.clear()
     os.environ.update(start.env)
     os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
     os.environ["OMP_NUM_THREADS"] = str(start.threads)
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "1000")  # torch's flight recorder
+    # torch's flight recorder: read once a second, 5 ms for 200 entries
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")
     if start.topology.master_addr == "127.0.0.1":
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -132,13 +147,16 @@ class Clients:
 class Rank:
     """One rank: a shell, a process group, and the two queues it listens to."""
 
-    def __init__(self, start: RankStart, clients: Clients, outbox: Outbox, log: RankLog) -> None:
+    def __init__(
+        self, start: RankStart, clients: Clients, outbox: Outbox, log: RankLog, meters: Meters
+    ) -> None:
         self._place = start.topology
         self._attempt = start.attempt
         self._parcels = clients.parcels
         self._outbox = outbox
         self._log = log
-        self._generation = 0
+        self._meters = meters
+        set_sink(meters)
         self._group_failure: Failure | None = None
         self._last_group: object = None
         self._group = ProcessGroup(
@@ -149,7 +167,7 @@ class Rank:
             attempt=start.attempt,
         )
         self._shell = self._make_shell(start.colors)
-        self._pulse = PulseThread(outbox.post, self._shell.is_cell_file)
+        self._pulse = PulseThread(outbox.post, self._shell.is_cell_file, Usage(self._group.device))
         self._interrupter = Interrupter(
             is_cell_file=self._shell.is_cell_file,
             break_open=self._group.break_open,
@@ -166,6 +184,7 @@ class Rank:
         if start.joins_group:
             self._group.form(0)
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
+        self._outbox.post(self._pulse.look())
         self._pulse.start()
         self._outbox.post(
             Ready(
@@ -265,6 +284,7 @@ class Rank:
         for name, value in self._names.items():
             self._shell.user_ns.setdefault(name, value)
         self._group.begin_cell(command.cell)
+        self._meters.begin_cell()
         self._last_group = self._group.current()
         self._pulse.begin_cell(command.cell)
         self._interrupter.begin_cell(command.cell)

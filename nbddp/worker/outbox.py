@@ -1,14 +1,14 @@
-"""The one thread of a rank that mails: its log in batches, its reports in between, in order."""
+"""The one thread of a rank that mails: its log and numbers in batches, its reports in between."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
+from typing import Protocol
 
 from nbddp.wire.mailbox import Postbox
 from nbddp.wire.messages import Report
-from nbddp.worker.streams import RankLog
 
 POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
 PERIOD = 0.02  # seconds between batches, on average; a line after a pause goes at once
@@ -16,12 +16,19 @@ SLACK = 0.1  # seconds of batches not sent that may be made up for at once
 MAX_BACKLOG = 128  # letters nobody has read: beyond that the rest waits in the file
 
 
-class Outbox:
-    """Mails what the log holds before each report, so that order is kept within a rank."""
+class Source(Protocol):
+    """Something that fills up and is mailed in batches, such as the log."""
 
-    def __init__(self, postbox: Postbox, log: RankLog) -> None:
+    def read(self) -> Report | None:
+        """The next piece, None when there is nothing more."""
+
+
+class Outbox:
+    """Mails what the sources hold before each report, so that order is kept within a rank."""
+
+    def __init__(self, postbox: Postbox, *sources: Source) -> None:
         self._postbox = postbox
-        self._log = log
+        self._sources = sources
         self._reports: deque[Report] = deque()
         self._wake = threading.Condition()
         self._has_output = False
@@ -33,7 +40,7 @@ class Outbox:
         self._thread.start()
 
     def poke(self) -> None:
-        """Say that something was written to the log; cheap enough for every line."""
+        """Say that a source has something; cheap enough for every line that is printed."""
         if not self._has_output:
             with self._wake:
                 self._has_output = True
@@ -57,7 +64,7 @@ class Outbox:
         is_last = False
         while not is_last:
             reports, is_last = self._await_work(next_batch)
-            if self._mail_output():
+            if sum(self._mail(source) for source in self._sources):
                 next_batch = max(next_batch, time.monotonic() - SLACK) + PERIOD
             for report in reports:
                 self._postbox.post(report)
@@ -75,13 +82,13 @@ class Outbox:
     def _is_urgent(self) -> bool:
         return bool(self._reports) or self._is_closing
 
-    def _mail_output(self) -> bool:
-        output = self._log.read()
-        has_any = output is not None
-        while output is not None:
-            self._postbox.post(output)
-            output = self._log.read()
-            if output is not None:
+    def _mail(self, source: Source) -> bool:
+        piece = source.read()
+        has_any = piece is not None
+        while piece is not None:
+            self._postbox.post(piece)
+            piece = source.read()
+            if piece is not None:
                 self._await_room()
         return has_any
 

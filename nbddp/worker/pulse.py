@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import threading
 import time
 from collections.abc import Callable
@@ -10,20 +11,27 @@ from types import FrameType
 from nbddp.wire.messages import Pulse
 from nbddp.worker.collectives import newest_collective
 from nbddp.worker.main_thread import main_frame
+from nbddp.worker.usage import Usage
 
 PERIOD = 1.0  # seconds between two looks
+FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
 HEARTBEAT = 3  # looks after which a sign of life is sent though no cell runs
+MAX_CODE = 100  # characters of the line that are shown
 
 
 class PulseThread:
     """Sends a Pulse at every look while a cell runs, and now and then between cells."""
 
-    def __init__(self, post: Callable[[Pulse], None], is_cell_file: Callable[[str], bool]) -> None:
+    def __init__(
+        self, post: Callable[[Pulse], None], is_cell_file: Callable[[str], bool], usage: Usage
+    ) -> None:
         self._post = post
         self._is_cell_file = is_cell_file
+        self._usage = usage
         self._cell = 0
-        self._place: tuple[int, int, int] = (0, 0, 0)
+        self._place: tuple[int, ...] = ()
         self._since = time.monotonic()
+        self._begun = threading.Event()
 
     def start(self) -> None:
         """Begin to look."""
@@ -32,6 +40,7 @@ class PulseThread:
     def begin_cell(self, cell: int) -> None:
         """A cell begins."""
         self._cell = cell
+        self._begun.set()
 
     def end_cell(self) -> None:
         """It is over."""
@@ -40,32 +49,48 @@ class PulseThread:
     def _run(self) -> None:
         looks = 0
         while True:
-            time.sleep(PERIOD)
+            if self._begun.wait(PERIOD):
+                self._begun.clear()
+                time.sleep(FIRST_LOOK)
             cell = self._cell
             looks += 1
             if cell or looks % HEARTBEAT == 0:
-                self._post(self._look(cell))
+                self._post(self.look(cell))
 
-    def _look(self, cell: int) -> Pulse:
+    def look(self, cell: int = 0) -> Pulse:
+        """Where the main thread is right now, in this cell or outside any."""
         frame = main_frame()
-        place, now = (cell, id(frame), frame.f_lasti), time.monotonic()
+        newest = newest_collective() if cell else None
+        # a loop comes by the same place again, and its frame lies where the last one did
+        count = newest.number if newest is not None else 0
+        place, now = (cell, id(frame), frame.f_lasti, count), time.monotonic()
         has_stayed = place == self._place
         if not has_stayed:
             self._place, self._since = place, now
-        line, function = self._in_cell(frame) if cell else (0, "")
-        newest = newest_collective() if cell and has_stayed else None
+        line, code, function = self._in_cell(frame) if cell else (0, "", "")
+        is_waited_in = newest is not None and newest.is_in_flight and has_stayed
+        use = self._usage.read()
         return Pulse(
             cell=cell,
             line=line,
+            code=code,
             function=function,
-            collective=str(newest) if newest is not None and newest.is_in_flight else "",
-            seconds=now - self._since,
+            collective=str(newest) if is_waited_in else "",
+            last=str(newest) if newest is not None else "",
+            seconds=now - self._since if has_stayed else 0.0,
+            cpu=use.cpu,
+            memory=use.memory,
+            gpu=use.gpu,
+            gpu_memory=use.gpu_memory,
         )
 
-    def _in_cell(self, frame: FrameType) -> tuple[int, str]:
-        """The innermost line of a cell, and the function that it has called."""
+    def _in_cell(self, frame: FrameType) -> tuple[int, str, str]:
+        """The innermost line of a cell, its code, and the function that it has called."""
         called, here = "", frame
         while here.f_back is not None and not self._is_cell_file(here.f_code.co_filename):
             called, here = here.f_code.co_name, here.f_back
-        is_in_cell = self._is_cell_file(here.f_code.co_filename)
-        return (here.f_lineno, called) if is_in_cell else (0, frame.f_code.co_name)
+        filename = here.f_code.co_filename
+        if not self._is_cell_file(filename):
+            return 0, "", frame.f_code.co_name
+        code = linecache.getline(filename, here.f_lineno).strip()
+        return here.f_lineno, code[:MAX_CODE], called

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Playwright, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 _CHROMIUM_ARGS = [
@@ -28,6 +29,10 @@ _CHROMIUM_ARGS = [
     "--disable-sync",
     "--no-first-run",
 ]
+_IDLE = (
+    "return panel.sessionContext.session.kernel.status === 'idle' && "
+    "!panel.content.widgets.some(c => (c.promptNode?.innerText || '').includes('[*]'))"
+)
 _PANEL = "const panel = window.jupyterapp.shell.currentWidget;"
 
 
@@ -38,6 +43,7 @@ class Lab:
         self.notebooks = root / "notebooks"
         self._root = root
         self._token = secrets.token_hex(16)
+        self._playwright: Playwright | None = None
 
     def __enter__(self) -> Lab:
         self.notebooks.mkdir(parents=True)
@@ -58,6 +64,9 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._playwright is not None:
+            self._chromium.close()
+            self._playwright.stop()
         children = psutil.Process(self._server.pid).children(recursive=True)
         with contextlib.suppress(OSError):  # it may hang up before it answers
             self._request("POST", "/api/shutdown")
@@ -114,19 +123,26 @@ class Lab:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[LabNotebook]:
-        """Open a notebook in a browser of its own."""
-        with sync_playwright() as playwright:
-            browser: Browser = playwright.chromium.launch(
+        """Open a notebook in a page that shares nothing with others."""
+        context = self._browser().new_context(viewport={"width": 1200, "height": 1000})
+        try:
+            page = context.new_page()
+            notebook = LabNotebook(page)
+            page.goto(f"{self.url}/lab/tree/{name}?token={self._token}&reset")
+            notebook.await_ready()
+            yield notebook
+            notebook.shut_down_kernel()
+        finally:
+            context.close()
+
+    def _browser(self) -> Browser:
+        """The one browser, started when it is first needed."""
+        if self._playwright is None:
+            self._playwright = sync_playwright().start()
+            self._chromium = self._playwright.chromium.launch(
                 executable_path=CHROMIUM, args=_CHROMIUM_ARGS
             )
-            try:
-                page = browser.new_page(viewport={"width": 1200, "height": 1000})
-                notebook = LabNotebook(page)
-                page.goto(f"{self.url}/lab/tree/{name}?token={self._token}&reset")
-                notebook.await_ready()
-                yield notebook
-            finally:
-                browser.close()
+        return self._chromium
 
 
 class LabNotebook:
@@ -154,11 +170,55 @@ class LabNotebook:
     def run_all(self, *, timeout: float = 120) -> None:
         """Run all cells, as the menu does, and wait for the last."""
         self.js("await window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        self._await(
-            "return panel.sessionContext.session.kernel.status === 'idle' && "
-            "!panel.content.widgets.some(c => (c.promptNode?.innerText || '').includes('[*]'))",
-            timeout,
-        )
+        self.await_idle(timeout)
+
+    def begin(self, cell: int) -> None:
+        """Run one code cell, as Shift+Enter does, and do not wait for it."""
+        self.code_cell(cell).locator(".cm-content").first.click()
+        self.page.keyboard.press("Shift+Enter")
+
+    def run(self, cell: int, *, timeout: float = 60) -> None:
+        """Run one code cell and wait for its end."""
+        self.begin(cell)
+        self.await_idle(timeout)
+
+    def await_idle(self, timeout: float = 60) -> None:
+        """Until no cell runs or waits to run."""
+        self._await(_IDLE, timeout)
+
+    def code_cell(self, cell: int) -> Locator:
+        """A code cell of the notebook in front."""
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(cell)
+
+    def text(self, cell: int) -> str:
+        """What is shown under a code cell."""
+        return self.code_cell(cell).locator(".jp-Cell-outputArea").inner_text()
+
+    def await_text(self, cell: int, pattern: str, *, timeout: float = 30) -> re.Match[str]:
+        """Wait until this is shown under a code cell."""
+        deadline = time.monotonic() + timeout
+        while not (found := re.search(pattern, self.text(cell), re.MULTILINE)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{pattern!r} is not in:\n{self.text(cell)}")
+            time.sleep(0.02)
+        return found
+
+    def button(self, label: str) -> Locator:
+        """A button of a panel, by what is written on it."""
+        return self.page.locator("button.jupyter-button", has_text=re.compile(rf"^\s*{label}\s*$"))
+
+    def save(self) -> None:
+        """Save the notebook's file."""
+        self.js("await window.jupyterapp.commands.execute('docmanager:save')")
+
+    def shut_down_kernel(self) -> None:
+        """End the notebook's kernel."""
+        self.js("await panel.sessionContext.shutdown()")
+
+    def reload(self) -> None:
+        """Load the page again, as F5 does; the kernel may be busy."""
+        self.page.reload()
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
 
     def _await(self, condition: str, timeout: float) -> None:
         deadline = time.monotonic() + timeout

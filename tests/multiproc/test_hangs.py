@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
 
@@ -16,15 +17,13 @@ pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
 
 
 def interrupt_when_said(group: WorkerGroup, words: str, act: Callable[[], None]) -> None:
-    """Do something as soon as the session tells the user these words."""
-    say = group.session._say
+    """Do something as soon as the group's alarm says these words."""
 
-    def listening(text: str) -> None:
-        say(text)
-        if words in text:
-            threading.Thread(target=act).start()
+    def wait_and_act() -> None:
+        wait_until(lambda: words in group.session.snapshot().alarm, timeout=60.0)
+        act()
 
-    group.session._say = listening  # type: ignore[method-assign]
+    threading.Thread(target=wait_and_act).start()
 
 
 def test_mismatched_collectives_and_a_rank_that_never_came_are_shown(

@@ -58,8 +58,8 @@ def test_another_number_of_ranks_does_not_throw_state_away(notebook: Notebook) -
 def test_status_shows_every_rank(notebook: Notebook) -> None:
     notebook.run("%ddp start --nproc 2")
     text = notebook.run("%ddp status").text
-    assert text.startswith("worker group: ready · 2 ranks · gloo · attempt ")
-    assert re.search(r"^1 +ready +\d+ +cpu +\d+ MiB$", text, re.MULTILINE)
+    assert text.startswith("worker group: ready · 2 ranks · gloo · cpu · attempt ")
+    assert re.search(r"^1 +ready +\d+ % +\d+ MiB +\d+$", text, re.MULTILINE)
 
 
 def test_a_killed_rank_is_named_and_restart_helps(notebook: Notebook) -> None:

@@ -1,0 +1,75 @@
+"""What happened to a worker group, and when: for the time line, and in the run folder."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nbddp.controller.runs import RunFolder
+
+if TYPE_CHECKING:
+    from nbddp.controller.spec import GroupSpec
+
+MAX_EVENTS = 200  # kept for the time line; the file has all
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, at a time of ``time.time()``."""
+
+    at: float
+    kind: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Chronicle:
+    """The record of one worker group's runs; ``say`` tells the user what cannot be written."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.folder: RunFolder | None = None
+        self._say = say
+        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+
+    def open(self, spec: GroupSpec) -> RunFolder:
+        """The folder of the run, made when there is none or somebody deleted it."""
+        if self.folder is not None and not self.folder.path.exists():
+            self.close()
+        if self.folder is None:
+            self.folder = RunFolder(spec.cwd(), spec.name)
+            for remark in (self.folder.remark, self.folder.describe(**spec.facts())):
+                self._tell(remark)
+        return self.folder
+
+    def close(self) -> None:
+        """The run is over."""
+        if self.folder is not None:
+            self.folder.close()
+        self.folder = None
+
+    def record(self, kind: str, /, **facts: Any) -> None:
+        """Something happened now."""
+        self._events.append(Event(time.time(), kind, facts))
+        if self.folder is not None:
+            self._tell(self.folder.event(kind, **facts))
+
+    def last_words(self, ranks: Iterable[int]) -> str:
+        """The ends of some ranks' logs."""
+        folder = self.folder
+        return "\n".join(folder.last_words(rank) for rank in ranks) if folder else ""
+
+    def since(self, at: float) -> tuple[Event, ...]:
+        """What happened from then on, as far as it is kept."""
+        return tuple(event for event in tuple(self._events) if event.at >= at)
+
+    def of_attempt(self, attempt: int) -> tuple[Event, ...]:
+        """What happened since this attempt was started, as far as it is kept."""
+        starts = [event for event in tuple(self._events) if event.kind == "start"]
+        of_it = [event for event in starts if event.facts["attempt"] == attempt]
+        return self.since(of_it[0].at) if of_it else ()
+
+    def _tell(self, remark: str) -> None:
+        if remark:
+            self._say(remark)

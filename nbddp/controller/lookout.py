@@ -1,0 +1,95 @@
+"""What ranks say of themselves: where they are, how far, with which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from nbddp.controller.metrics import Metrics as Curves
+from nbddp.controller.watchdog import Sign, Watchdog
+from nbddp.wire.messages import Metrics, Progress, Pulse
+
+Sighting = Pulse | Metrics | Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A loop that a rank is in; ``total`` is 0 where it is not known."""
+
+    label: str
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """How fast it went so far; 0 where that cannot be said."""
+        return self.done / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest will take at this rate, None where that cannot be said."""
+        if not self.total or not self.done:
+            return None
+        return max(0, self.total - self.done) / self.per_second if self.per_second else None
+
+
+class Lookout:
+    """Keeps what the panel shows of each rank; fed on the session's thread, read from any."""
+
+    def __init__(self, is_stopped: Callable[[int], bool]) -> None:
+        self.curves = Curves()
+        self.missed = 0
+        self._watchdog = Watchdog(is_stopped)
+        self._bars: dict[int, tuple[Bar, ...]] = {}
+        self._notes = 0
+
+    @property
+    def version(self) -> int:
+        """Another number whenever a rank said something of itself."""
+        return self._notes
+
+    @property
+    def alarm(self) -> str:
+        """What is wrong right now: nobody moves, or a rank is silent; empty if nothing is."""
+        return self._watchdog.alarm
+
+    def begin_cell(self, ranks: Iterable[int], now: float) -> None:
+        """A cell begins: what was seen before says nothing about it."""
+        self._watchdog.begin_cell(ranks, now)
+        self.curves.clear()
+        self.missed = 0
+        self._bars = {}
+
+    def end_cell(self) -> None:
+        """It is over: nobody waits any more."""
+        self._watchdog.alarm = ""
+
+    def forget(self) -> None:
+        """The ranks that were seen are gone."""
+        self._watchdog.forget()
+
+    def note(self, rank: int, message: Sighting, now: float) -> None:
+        """A rank said something of itself."""
+        self._notes += 1
+        match message:
+            case Pulse():
+                self._watchdog.note(rank, message, now)
+            case Metrics(rows=rows, missed=missed):
+                self.missed += missed
+                for at, step, values in rows:
+                    self.curves.add(rank, at, step, values)
+            case Progress(bars=bars):
+                self._bars[rank] = tuple(Bar(*each) for each in bars)
+
+    def look(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
+        """What is new and the user should know; see :meth:`Watchdog.look`."""
+        return self._watchdog.look(cell, waiting, ranks, now)
+
+    def sign(self, rank: int) -> Sign | None:
+        """The last sign of life of a rank."""
+        return self._watchdog.sign(rank)
+
+    def bars(self, rank: int) -> tuple[Bar, ...]:
+        """The loops that a rank is in, outermost first."""
+        return self._bars.get(rank, ())

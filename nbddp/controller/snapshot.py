@@ -1,0 +1,200 @@
+"""What a panel draws: everything that is known of a worker group at one moment, frozen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nbddp.controller.cell import CellHandle
+from nbddp.controller.chronicle import Chronicle, Event
+from nbddp.controller.lookout import Bar, Lookout
+from nbddp.controller.states import GroupState, Life, RankLife, RankState
+from nbddp.errors import describe_exit
+from nbddp.wire.messages import Pulse, Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSnapshot:
+    """One rank at one moment.
+
+    Attributes:
+        state: what it does, in words.
+        line: the cell's line that it is on, 0 for none; ``code`` stands there.
+        seconds: how long it has been at this very place, 0 if it moves on.
+        collective: its newest collective, with number and shape.
+        step: the last step that it reported, None if none.
+        steps_per_second: 0 where that is not known.
+        cpu: percent of one core; ``memory`` in bytes.
+        gpu: percent, below 0 where there is none; ``gpu_memory`` in bytes.
+        is_alive: whether its process is there.
+        is_well: whether nothing went wrong with it; ``is_cause`` tells whether it went wrong by
+            itself, and not for a reason elsewhere, such as an interrupt.
+    """
+
+    rank: int
+    state: str
+    pid: int = 0
+    device: str = ""
+    line: int = 0
+    code: str = ""
+    seconds: float = 0.0
+    collective: str = ""
+    step: float | None = None
+    steps_per_second: float = 0.0
+    cpu: float = 0.0
+    memory: int = 0
+    gpu: float = -1.0
+    gpu_memory: int = 0
+    bars: tuple[Bar, ...] = ()
+    is_alive: bool = True
+    is_well: bool = True
+    is_cause: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A worker group at one moment, and the cell that it runs or ran last.
+
+    Attributes:
+        state: what the group does.
+        at: the moment, as ``time.time()`` has it; ``began`` is when the cell, or else the attempt,
+            began.
+        seconds: since then, to the end of the cell.
+        run: the name of the run's ``folder``.
+        ranks: those of the group, or of the cell if the group is another by now.
+        events: what happened since the cell, or the group, began.
+        alarm: a hang or a silent rank, as a card of several lines; empty if all is well.
+        missed: rows of metrics that only the file has.
+        refused: messages that were not signed by this group.
+    """
+
+    state: GroupState
+    at: float = 0.0
+    began: float = 0.0
+    seconds: float = 0.0
+    attempt: int = 0
+    backend: str = ""
+    devices: tuple[str, ...] = ()
+    folder: str = ""
+    run: str = ""
+    ranks: tuple[RankSnapshot, ...] = ()
+    events: tuple[Event, ...] = ()
+    alarm: str = ""
+    missed: int = 0
+    refused: int = 0
+
+    @property
+    def alive(self) -> list[int]:
+        """Ranks whose process is there."""
+        return [each.rank for each in self.ranks if each.is_alive]
+
+
+def take(
+    life: Life,
+    *,
+    cell: CellHandle | None,
+    lookout: Lookout,
+    chronicle: Chronicle,
+    ready: Mapping[int, Ready],
+    refused: int = 0,
+    is_for_cell: bool = True,
+) -> Snapshot:
+    """Draw up what is known right now; may be called from any thread.
+
+    ``is_for_cell`` asks for what became of the cell on each rank, not for what the rank does now.
+    """
+    now, at = time.monotonic(), time.time()
+    if cell is not None and not is_for_cell and cell.attempt != life.attempt:
+        cell = None  # it ran on ranks that are gone
+    folder = chronicle.folder
+    known = sorted(dict(ready).items())
+    events = chronicle.since(cell.began_at) if cell else chronicle.of_attempt(life.attempt)
+    began = cell.began_at if cell else events[0].at if events else at
+    return Snapshot(
+        state=life.state,
+        at=at,
+        began=began,
+        seconds=cell.seconds if cell else at - began,
+        attempt=life.attempt,
+        backend=", ".join(sorted({each.backend for _, each in known})),
+        devices=tuple(each.device for _, each in known),
+        folder=str(folder.path) if folder else "",
+        run=folder.path.name if folder else "",
+        ranks=tuple(
+            _rank(
+                each,
+                cell=cell,
+                state=_state(each, cell if is_for_cell else None),
+                lookout=lookout,
+                ready=ready.get(each.rank),
+                now=now,
+            )
+            for each in _ranks(life, cell if is_for_cell else None)
+        ),
+        events=events,
+        alarm=lookout.alarm,
+        missed=lookout.missed if cell else 0,
+        refused=refused,
+    )
+
+
+_State = tuple[str, bool, bool]  # what a rank does in words, is_well, is_cause
+
+
+def _ranks(life: Life, cell: CellHandle | None) -> tuple[RankLife, ...]:
+    """The group's, unless it was stopped or started anew since the cell: then the cell's."""
+    if cell is None or (life.attempt == cell.attempt and life.ranks):
+        return life.ranks
+    return tuple(RankLife(rank, RankState.GONE, cell.exits.get(rank)) for rank in cell.ranks)
+
+
+def _rank(
+    each: RankLife,
+    *,
+    cell: CellHandle | None,
+    state: _State,
+    lookout: Lookout,
+    ready: Ready | None,
+    now: float,
+) -> RankSnapshot:
+    sign = lookout.sign(each.rank)
+    pulse = sign.pulse if sign else Pulse(cell=0, line=0, function="")
+    age = now - sign.at if sign else 0.0
+    is_inside = each.state is RankState.RUNNING and cell is not None and pulse.cell == cell.number
+    pace = lookout.curves.pace(each.rank) if cell else None
+    words, is_well, is_cause = state
+    return RankSnapshot(
+        rank=each.rank,
+        state="waiting" if is_inside and pulse.collective else words,
+        pid=ready.pid if ready else 0,
+        device=ready.device if ready else "",
+        line=pulse.line if is_inside else 0,
+        code=pulse.code if is_inside else "",
+        seconds=pulse.seconds + age if is_inside and pulse.seconds else 0.0,
+        collective=pulse.last,
+        step=pace.step if pace else None,
+        steps_per_second=pace.per_second if pace else 0.0,
+        cpu=pulse.cpu,
+        memory=pulse.memory,
+        gpu=pulse.gpu,
+        gpu_memory=pulse.gpu_memory,
+        bars=lookout.bars(each.rank) if cell else (),
+        is_alive=each.is_alive,
+        is_well=is_well,
+        is_cause=is_cause,
+    )
+
+
+def _state(each: RankLife, cell: CellHandle | None) -> _State:
+    if not each.is_alive and cell is not None and cell.ended_by:
+        return f"ended by the {cell.ended_by}", False, False
+    if not each.is_alive:
+        is_well = each.exitcode == 0
+        return describe_exit(each.exitcode), is_well, not is_well
+    if cell is None or each.rank not in cell.ranks or not cell.has_ended(each.rank):
+        return each.state.value, True, False
+    trouble = cell.trouble(each.rank)
+    if trouble is None:
+        return "done", True, False
+    return trouble.headline(), False, not trouble.is_consequence

@@ -1,0 +1,1 @@
+"""The kit that a cell uses; it knows neither notebook nor store, and runs under torchrun too."""

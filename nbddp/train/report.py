@@ -1,0 +1,204 @@
+"""What a training loop says of itself: numbers, progress, and what happened.
+
+It goes to a sink. A rank of a worker group puts its own in; elsewhere, as under torchrun, numbers
+and events go to the logger ``nbddp``.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, field
+from numbers import Complex, Real
+from typing import Any, Generic, Protocol, TypeVar
+
+logger = logging.getLogger("nbddp")
+
+T = TypeVar("T")
+
+SHOW_PERIOD = 0.1  # seconds between two reports of the same bar
+RESERVED = frozenset({"time", "rank", "attempt"})  # what each line of metrics.jsonl says anyway
+
+
+@dataclass(slots=True, kw_only=True)
+class Bar:
+    """A loop on its way: ``done`` of ``total`` (0 where that is not known)."""
+
+    label: str
+    total: int
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+    ended: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the loop goes on."""
+        return not self.ended
+
+    def close(self) -> None:
+        """The loop is over."""
+        self.ended = time.monotonic()
+
+    def state(self) -> list[Any]:
+        """Label, done, total and seconds since it began."""
+        seconds = (self.ended or time.monotonic()) - self.began
+        return [self.label, self.done, self.total, round(seconds, 3)]
+
+
+class Sink(Protocol):
+    """Where it all goes."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Numbers of one step."""
+
+    def begin(self, bar: Bar) -> None:
+        """A loop begins."""
+
+    def show(self, bar: Bar) -> None:
+        """It has moved."""
+
+    def end(self, bar: Bar) -> None:
+        """It is over."""
+
+    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+        """Something for the record."""
+
+
+class LoggerSink:
+    """For a rank that nobody watches: numbers and events are logged at level INFO."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log the numbers in one line."""
+        shown = " ".join(f"{name}={value:.6g}" for name, value in values.items())
+        logger.info("step %d: %s", step, shown)
+
+    def begin(self, bar: Bar) -> None:
+        """Nobody sees the bar."""
+
+    def show(self, bar: Bar) -> None:
+        """Nobody sees the bar."""
+
+    def end(self, bar: Bar) -> None:
+        """Nobody sees the bar."""
+
+    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+        """Log it in one line."""
+        logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
+
+
+_sink: Sink = LoggerSink()
+
+
+def set_sink(sink: Sink) -> None:
+    """Send everything there from now on."""
+    global _sink
+    _sink = sink
+
+
+def log(*, step: int, **values: Any) -> None:
+    """Report named numbers for one step of the training.
+
+    They are drawn in the panel, a chart for each name with a line for each rank, and written to
+    ``metrics.jsonl`` in the run's folder. Under torchrun they go to the logger ``nbddp``.
+
+    Args:
+        step: the optimizer's update, a whole number from 0.
+        values: numbers, or tensors with one element. A tensor on a GPU is waited for.
+
+    Raises:
+        TypeError: a value is no number; nothing is reported.
+        ValueError: a name is one that every line of the file has anyway.
+
+    >>> log(step=3, loss=0.25, accuracy=0.9)
+    >>> log(step=3, loss="low")
+    Traceback (most recent call last):
+    TypeError: nbddp.log: loss must be a number or a tensor with one element, got 'low'
+    """
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(f"nbddp.log: step must be a whole number, got {step!r}") from None
+    for name in values:
+        if name in RESERVED:
+            raise ValueError(f"nbddp.log: choose another name for {name!r}: nbddp writes that one")
+    _sink.log(number, {name: _number(name, value) for name, value in values.items()})
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, (str, bytes, bytearray)) or _is_complex(value):
+            raise TypeError  # float() would read them, or drop the imaginary part
+        if hasattr(value, "detach"):
+            value = value.detach()  # torch warns of a float made from a loss that has its graph
+        return float(value)
+    # RuntimeError: a tensor with more elements, OverflowError: a whole number beyond any float
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        shown = repr(value)
+        shown = shown if len(shown) < 60 else f"{shown[:60]}..."
+        raise TypeError(
+            f"nbddp.log: {name} must be a number or a tensor with one element, got {shown}"
+        ) from None
+
+
+def _is_complex(value: object) -> bool:
+    return isinstance(value, Complex) and not isinstance(value, Real)
+
+
+def happened(kind: str, **facts: Any) -> None:
+    """Put an event on the run's time line and into its ``events.jsonl``."""
+    _sink.happened(kind, facts)
+
+
+def track(iterable: Iterable[T], *, total: int | None = None, label: str = "") -> Track[T]:
+    """Go through something and show how far this rank is, how fast, and how long it will take.
+
+    Args:
+        iterable: what to go through, such as a DataLoader; more than once, if it allows that.
+        total: how many there are; found out by itself where ``len()`` works.
+        label: shown beside the bar, such as ``"epoch 3"``.
+
+    >>> [item * item for item in track([1, 2, 3], label="squares")]
+    [1, 4, 9]
+    """
+    if total is None:
+        total = _length(iterable)
+    # as they are mailed: a NumPy number cannot be
+    return Track(iterable, total=int(total), label=str(label))
+
+
+def _length(iterable: object) -> int:
+    if not isinstance(iterable, Sized):
+        return 0
+    try:
+        return len(iterable)
+    except TypeError:  # a DataLoader over an IterableDataset has the method, and no length
+        return 0
+
+
+class Track(Generic[T]):
+    """An iterable whose progress is shown while somebody goes through it."""
+
+    def __init__(self, iterable: Iterable[T], *, total: int, label: str) -> None:
+        self._iterable = iterable
+        self._total = total
+        self._label = label
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __iter__(self) -> Iterator[T]:
+        bar = Bar(label=self._label, total=self._total)
+        sink, next_show = _sink, 0.0
+        sink.begin(bar)
+        try:
+            for item in self._iterable:
+                yield item
+                bar.done += 1
+                now = time.monotonic()
+                if now >= next_show:
+                    next_show = now + SHOW_PERIOD
+                    sink.show(bar)
+        finally:
+            sink.end(bar)

@@ -1,0 +1,193 @@
+"""A snapshot as HTML, piece by piece. Whatever ranks or users named or wrote is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from nbddp.controller.chronicle import Event
+from nbddp.controller.lookout import Bar
+from nbddp.controller.snapshot import RankSnapshot, Snapshot
+from nbddp.controller.states import GroupState
+from nbddp.ui.palette import rank_color
+from nbddp.ui.words import (
+    say_bar,
+    say_bytes,
+    say_event,
+    say_facts,
+    say_seconds,
+    say_step,
+)
+
+MAX_EVENTS = 6  # the newest are listed, all are on the line
+MAX_ROWS = 32  # ranks in the table; a bigger group shows those that matter
+_DOTS = {
+    GroupState.OFF: "nbddp-off",
+    GroupState.IDLE: "nbddp-ok",
+    GroupState.BROKEN: "nbddp-bad",
+    GroupState.INTERRUPTING: "nbddp-warn",
+    GroupState.STOPPING: "nbddp-warn",
+}
+_BAD_EVENTS = {"failure", "exit", "start failed"}
+_WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no progress", "fault"}
+
+
+def state_line(snapshot: Snapshot) -> str:
+    """What the group does, for how long, and what kind of group it is."""
+    dot = _DOTS.get(snapshot.state, "")
+    mood = " nbddp-running" if snapshot.state.is_busy else ""
+    elapsed = f" · {say_seconds(snapshot.seconds)}" if snapshot.state.is_busy else ""
+    facts = " · ".join(map(escape, [*say_facts(snapshot), *filter(None, [snapshot.run])]))
+    return (
+        f'<div class="nbddp{mood}"><span class="nbddp-dot {dot}"></span>'
+        f'<span class="nbddp-state">{escape(snapshot.state.value)}{elapsed}</span> '
+        f'<span class="nbddp-muted">· {facts}</span></div>'
+    )
+
+
+def card(text: str, *, is_error: bool = False) -> str:
+    """A few lines that nobody should miss; ``text`` is HTML already."""
+    kind = " nbddp-error" if is_error else ""
+    return f'<div class="nbddp-card{kind}"><pre>{text}</pre></div>'
+
+
+def note(text: str) -> str:
+    """A word in passing."""
+    return f'<div class="nbddp nbddp-muted">{escape(text)}</div>'
+
+
+def alarm(snapshot: Snapshot) -> str:
+    """The hang card; nothing while ranks move."""
+    return f'<div class="nbddp">{card(escape(snapshot.alarm))}</div>' if snapshot.alarm else ""
+
+
+# ---- the table of ranks
+
+_Cell = Callable[[RankSnapshot], str]
+
+
+def rank_table(ranks: Sequence[RankSnapshot]) -> str:
+    """One row for each rank; columns that are empty all the way down are left out."""
+    shown = _most_telling(ranks)
+    cells = [(title, [draw(each) for each in shown]) for title, draw in _COLUMNS]
+    cells = [(title, column) for title, column in cells if any(column)]
+    head = "".join(f"<th>{title}</th>" for title, _ in cells)
+    rows = zip(*(column for _, column in cells), strict=True)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    left_out = len(ranks) - len(shown)
+    more = f'<div class="nbddp-muted">and {left_out} more ranks</div>' if left_out else ""
+    return (
+        f'<table class="nbddp-ranks"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>{more}"
+    )
+
+
+def _most_telling(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
+    """All that fit: those with trouble first, then those that wait, in order of rank."""
+    chosen = sorted(
+        ranks,
+        key=lambda each: (not each.is_cause, each.is_well, each.state != "waiting", each.rank),
+    )
+    return sorted(chosen[:MAX_ROWS], key=lambda each: each.rank)
+
+
+def _state(each: RankSnapshot) -> str:
+    if not each.is_well:
+        mood = "nbddp-wrong" if each.is_cause else "nbddp-waits"
+        return f'<span class="{mood}" title="{escape(each.state)}">{escape(each.state)}</span>'
+    if each.state == "waiting":
+        return '<span class="nbddp-waits">waiting</span>'
+    return escape(each.state)
+
+
+def _line(each: RankSnapshot) -> str:
+    if not each.line:
+        return ""
+    stay = f'<span class="nbddp-muted">{say_seconds(each.seconds)}</span> ' if each.seconds else ""
+    code = f"<code>{escape(each.code)}</code>" if each.code else ""
+    title = escape(f"line {each.line}: {each.code}")
+    return f'<span class="nbddp-code" title="{title}">{each.line} {stay}{code}</span>'
+
+
+def _collective(each: RankSnapshot) -> str:
+    """Its name and number; the shape too where that is what the rank waits in."""
+    name, _, shape = each.collective.partition(" #")
+    number, _, shape = shape.partition(" ")
+    short = f"{name} #{number}" if number else name
+    shown = each.collective if each.state == "waiting" else short
+    return f'<span title="{escape(each.collective)}">{escape(shown)}</span>' if shown else ""
+
+
+def _progress(each: RankSnapshot) -> str:
+    return "<br>".join(_bar(bar, rank_color(each.rank)) for bar in each.bars)
+
+
+def _bar(bar: Bar, color: str) -> str:
+    share = min(1.0, bar.done / bar.total) if bar.total else 0.0
+    drawn = (
+        f'<span class="nbddp-bar"><span style="width:{share:.1%};background:{color}"></span></span>'
+        if bar.total
+        else ""
+    )
+    return (
+        f'<span title="{escape(say_bar(bar))}">{drawn}{escape(say_bar(bar, is_short=True))}</span>'
+    )
+
+
+def _cpu(each: RankSnapshot) -> str:
+    return f"{each.cpu:.0f} %" if each.memory else ""
+
+
+def _gpu(each: RankSnapshot) -> str:
+    load = f"{each.gpu:.0f} %" if each.gpu >= 0 else ""
+    return " · ".join(filter(None, (load, say_bytes(each.gpu_memory))))
+
+
+_COLUMNS: tuple[tuple[str, _Cell], ...] = (
+    (
+        "rank",
+        lambda each: (
+            f'<span class="nbddp-chip" style="color:{rank_color(each.rank)}">{each.rank}</span>'
+        ),
+    ),
+    ("state", _state),
+    ("line", _line),
+    ("collective", _collective),
+    ("step", lambda each: escape(say_step(each))),
+    ("progress", _progress),
+    ("CPU, memory", lambda each: " · ".join(filter(None, (_cpu(each), say_bytes(each.memory))))),
+    ("GPU", _gpu),
+)
+
+
+# ---- the time line
+
+
+def time_line(snapshot: Snapshot) -> str:
+    """What happened since the cell began: marks on a line, and the newest in words."""
+    said = [(event, say_event(event)) for event in snapshot.events]
+    shown = [(event, text) for event, text in said if text]
+    if not shown:
+        return ""
+    marks = "".join(_mark(event, text, snapshot) for event, text in shown)
+    rows = "".join(_event(event, text, snapshot) for event, text in shown[-MAX_EVENTS:])
+    left_out = max(0, len(shown) - MAX_EVENTS)
+    more = f'<li class="nbddp-muted">{left_out} earlier</li>' if left_out else ""
+    return f'<div class="nbddp-line">{marks}</div><ul class="nbddp-events">{more}{rows}</ul>'
+
+
+def _mark(event: Event, text: str, snapshot: Snapshot) -> str:
+    span = max(snapshot.seconds, 1e-3)
+    place = min(1.0, max(0.0, (event.at - snapshot.began) / span))
+    return f'<span class="{_kind(event)}" style="left:{place:.1%}" title="{escape(text)}"></span>'
+
+
+def _event(event: Event, text: str, snapshot: Snapshot) -> str:
+    at = say_seconds(max(0.0, event.at - snapshot.began))
+    return f'<li><span class="nbddp-at">{at}</span> {escape(text)}</li>'
+
+
+def _kind(event: Event) -> str:
+    if event.kind in _BAD_EVENTS:
+        return "nbddp-bad"
+    return "nbddp-warn" if event.kind in _WARN_EVENTS else ""

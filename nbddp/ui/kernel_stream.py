@@ -1,0 +1,147 @@
+"""A kernel's incoming messages: how they are reached, and a filter that takes some of them out.
+
+Most of what is used of the kernel here is undocumented, and so is asked for by name first.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter
+from types import FrameType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = (
+    "session.deserialize",
+    "session.feed_identities",
+    "session.unpack",
+    "comm_manager.comm_open",
+    "comm_manager.comms",
+    "get_parent",
+    "_publish_status",
+    "shell_stream.flush",
+    "shell_stream.on_recv",
+    "shell_stream._recv_callback",
+    "shell_stream._recv_copy",
+    "shell_stream._run_callback",
+)
+
+
+class Way(Enum):
+    """How a kernel's messages can be reached."""
+
+    TAP = "tap"  # ipykernel 7: a thread of its own reads them, and passes them by our filter
+    PUMP = "pump"  # ipykernel 6: the main thread alone can read them, so it does while it waits
+    NONE = "none"  # no kernel, or one that we do not know
+
+
+def way_to(kernel: Any) -> Way:
+    """How this kernel's messages can be reached; one that we do not know is logged."""
+    if kernel is None:
+        return Way.NONE
+    thread = getattr(kernel, "shell_channel_thread", None)
+    try:
+        for name in _NEEDED:
+            attrgetter(name)(kernel)
+        if thread is not None:
+            attrgetter("io_loop.asyncio_loop")(thread)
+    except AttributeError as error:
+        logger.warning("buttons answer only when the cell is over: unknown kernel (%s)", error)
+        return Way.NONE
+    return Way.PUMP if thread is None else Way.TAP
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message as it came, with its identities and its signature."""
+
+    session: Any
+    frames: list[Any]
+    is_copy: bool  # bytes, or zmq's frames
+
+    def peek(self) -> dict[str, Any]:
+        """Read all but the content; its signature can still be used, once."""
+        _, parts = self.session.feed_identities(self.frames, copy=self.is_copy)
+        message: dict[str, Any] = self.session.deserialize(parts, content=False, copy=self.is_copy)
+        return message
+
+    def read(self) -> tuple[list[bytes], dict[str, Any]]:
+        """The identities and the whole message; nobody can read it again."""
+        identities, parts = self.session.feed_identities(self.frames, copy=self.is_copy)
+        return identities, self.session.deserialize(parts, copy=self.is_copy)
+
+
+class Filter:
+    """Stands before the callback that a kernel's stream has, and passes on what is not taken.
+
+    To be made and taken out on the thread that reads the stream.
+    """
+
+    def __init__(self, kernel: Any, take: Callable[[Incoming], bool]) -> None:
+        self._session = kernel.session
+        self._stream = kernel.shell_stream
+        self._take = take
+        self._is_in = True
+        self._is_copy = self._stream._recv_copy
+        self._before = self._stream._recv_callback
+        while isinstance(self._before, Filter) and not self._before._is_in:
+            self._before = self._before._before
+        self._stream.on_recv(self, copy=self._is_copy)
+
+    def __call__(self, frames: list[Any]) -> Any:
+        """Keep the message, or pass it on and return what there is to await."""
+        if self._is_in and self._take(Incoming(self._session, frames, self._is_copy)):
+            return None
+        return self._before(frames)
+
+    def pass_on(self, message: Incoming) -> None:
+        """Let the kernel have a message that was taken."""
+        self._stream._run_callback(self._before, message.frames)
+
+    @property
+    def is_on_top(self) -> bool:
+        """Whether nobody has put a callback in its place."""
+        return self._stream._recv_callback is self
+
+    def take_out(self) -> None:
+        """Take nothing any more, and give the stream its callback back.
+
+        Where somebody has put another callback before ours, that one stays: it may well hand
+        its messages on to us, and from here they still go on to the kernel.
+        """
+        self._is_in = False
+        if self.is_on_top:
+            self._stream.on_recv(self._before, copy=self._is_copy)
+        else:
+            logger.info("somebody else filters the kernel's messages; that is left as it is")
+
+
+@contextmanager
+def interrupt_held_back() -> Iterator[None]:
+    """Let an interrupt wait until no message is in our hands; a second one is raised at once."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    held: list[int] = []
+
+    def hold(signum: int, frame: FrameType | None) -> None:
+        is_first = not held
+        held.append(signum)
+        if not is_first and callable(before):
+            before(signum, frame)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        signal.raise_signal(signal.SIGINT)

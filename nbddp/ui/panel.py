@@ -1,0 +1,241 @@
+"""A cell as a panel: live widgets while it runs, a record of it in their place when it is over."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+
+from IPython.display import publish_display_data
+
+from nbddp.controller.cell import CellHandle, CellResult, Displayed, Notice, Said, Wrote
+from nbddp.controller.session import Session
+from nbddp.errors import RequestError
+from nbddp.ui.charts import Charts
+from nbddp.ui.html import note
+from nbddp.ui.kernel_stream import Way
+from nbddp.ui.live import LiveComms, Serving
+from nbddp.ui.loghtml import log_html
+from nbddp.ui.record import Chart, Record, record_html, record_text
+from nbddp.ui.tails import Line, Tails
+from nbddp.ui.text import Screen, is_text, show_rich, show_rich_value
+from nbddp.ui.values import agreeing
+from nbddp.ui.widgets import ALL, PanelWidgets, Press
+from nbddp.wire.messages import Display, JsonDict
+
+DELAY = 0.2  # seconds: a cell that is over by then gets its record at once, and no widgets
+DRAW_PERIOD = 0.1  # seconds between two redraws, whatever comes in
+TICK = 0.5  # seconds between two redraws when nothing comes in: times go on
+PUMP_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
+SHOWN = 200  # lines of the log, live and in the record
+SHOWN_OF_RANK = 50  # and in the record, of a rank whose lines are not all among those
+WAITING_BUTTONS = (
+    "The buttons wait for the end of this cell, as nbddp does not know this kernel; "
+    "the notebook's own interrupt works."
+)
+NO_WIDGETS = (
+    "nbddp: this page cannot show the live panel; the record comes when the cell is over, "
+    "and `%ddp view text` prints everything as it comes"
+)
+
+
+class PanelView:
+    """Shows one cell, from its beginning to its end, on the thread that calls ``show``."""
+
+    has_record = True
+
+    def __init__(
+        self, session: Session, live: LiveComms, screen: Screen, *, has_color: bool
+    ) -> None:
+        self.tails = Tails()
+        self.attempt = 0
+        self._session = session
+        self._live = live
+        self._screen = screen
+        self._has_color = has_color
+        self._charts = Charts(session.lookout.curves, self._show_chart)
+        self._widgets: PanelWidgets | None = None
+        self._serving: Serving | None = None
+        self._display_id = f"nbddp-{uuid.uuid4().hex}"
+        self._is_published = False
+        self._seen: tuple[object, ...] = ()
+        self._seen_log: tuple[object, ...] = ()
+        self._next_draw = 0.0
+        self._next_tick = 0.0
+
+    def show(self, handle: CellHandle) -> CellResult:
+        """Show a cell until it is over; the panel then is its record."""
+        self.attempt = handle.attempt
+        self._next_draw = time.monotonic() + DELAY
+        try:
+            while not handle.is_told:
+                self._take(handle, handle.next_notice(self._patience()))
+                self._live.pump()
+                if time.monotonic() >= self._next_draw:
+                    self._draw(handle)
+            if handle.result is None:
+                raise RuntimeError("the cell's notices ended before the cell did")
+            self._finish(handle, handle.result)
+            return handle.result
+        finally:
+            self._close()
+
+    def _patience(self) -> float:
+        """How long to wait for news: less where this very thread answers the buttons."""
+        is_pumping = self._widgets is not None and self._live.how is Way.PUMP
+        left = max(0.0, self._next_draw - time.monotonic())
+        return min(PUMP_PERIOD, left) if is_pumping else left
+
+    # ---- what the cell says
+
+    def _take(self, handle: CellHandle, notice: Notice | None) -> None:
+        match notice:
+            case Wrote(rank=rank, text=text):
+                self.tails.write(rank, text)
+            case Said(text=text):
+                self.tails.say(text)
+            case Displayed(rank=rank, message=message):
+                self._show_display(handle, rank, message)
+
+    def _show_display(self, handle: CellHandle, rank: int, message: Display) -> None:
+        self.tails.flush(rank)  # it was printed before
+        if is_text(message):
+            self.tails.write(rank, f"{message.data['text/plain']}\n")
+            return
+        if self._widgets is None:  # else the record would stand below what it belongs to
+            self._draw(handle)
+        show_rich(self._screen, rank, message, has_color=self._has_color)
+
+    # ---- while it runs
+
+    def _draw(self, handle: CellHandle) -> None:
+        """Redraw what has changed, and the times that go on."""
+        widgets = self._widgets or self._open(handle)
+        now = time.monotonic()
+        self._next_draw = now + DRAW_PERIOD
+        log_seen = (self.tails.version, widgets.chosen_log, widgets.is_held)
+        seen = (*log_seen, self._session.lookout.version, self._session.life)
+        if seen == self._seen and now < self._next_tick:
+            return
+        self._seen, self._next_tick = seen, now + TICK
+        log = None
+        if log_seen != self._seen_log and not widgets.is_held:
+            self._seen_log, log = log_seen, self._log_of(widgets.chosen_log)
+        widgets.draw(self._session.snapshot(handle), log=log, note=self._note())
+
+    def _open(self, handle: CellHandle) -> PanelWidgets:
+        self._widgets = widgets = PanelWidgets(handle.ranks, lambda *it: self._press(handle, *it))
+        widgets.draw(self._session.snapshot(handle), log="", note=self._note())
+        self._serving = self._live.serving(widgets.root).begin()
+        self._publish(widgets.root._repr_mimebundle_() | {"text/plain": NO_WIDGETS})
+        self._charts.start()
+        return widgets
+
+    def _note(self) -> str:
+        return note(WAITING_BUTTONS) if self._live.how is Way.NONE else ""
+
+    def _log_of(self, chosen: int) -> str:
+        rank = None if chosen == ALL else chosen
+        lines = self.tails.merged() if rank is None else self.tails.of(rank)
+        return log_html(lines[-SHOWN:], earlier=self._earlier(lines, SHOWN, rank))
+
+    def _earlier(self, lines: Sequence[Line], shown: int, rank: int | None = None) -> str:
+        count = self.tails.earlier(rank) + max(0, len(lines) - shown)
+        if not count:
+            return ""
+        where = "the ranks' logs" if rank is None else f"rank{rank}.log"
+        return f"{count:,} earlier lines in {where}"
+
+    def _show_chart(self, name: str, png: bytes) -> None:
+        if self._widgets is not None:
+            self._widgets.show_chart(name, png)
+            if self._serving is not None:
+                self._serving.add(self._widgets.root)  # it has a picture more
+
+    def _press(self, handle: CellHandle, press: Press, rank: int) -> None:
+        """Do what a button says, without waiting for it: the panel shows what comes of it."""
+        try:
+            match press:
+                case Press.INTERRUPT:
+                    self._session.interrupt()
+                case Press.RESTART:
+                    self._session.begin_restart()
+                case Press.STOP:
+                    self._session.begin_stop()
+                case Press.KILL:
+                    self._session.begin_kill(rank)
+        except RequestError as error:
+            handle.feed(Said(str(error)))
+
+    # ---- when it is over
+
+    def _finish(self, handle: CellHandle, result: CellResult) -> None:
+        self.tails.flush()
+        rich = []
+        values: list[Line] = []
+        for ranks, bundle in agreeing(result.results):
+            if set(bundle["data"]) == {"text/plain"}:
+                values.append(Line(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out"))
+            elif bundle["data"]:
+                rich.append((ranks, bundle))
+        html = self._publish_record(handle, result, values)
+        for ranks, bundle in rich:
+            show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
+        if self._widgets is not None and self._serving is not None and self._serving.reloads:
+            self._widgets.become(html)  # a page that was loaded again is not told of the record
+            self._widgets = None
+
+    def _publish_record(
+        self, handle: CellHandle, result: CellResult, values: Sequence[Line]
+    ) -> str:
+        merged = self.tails.merged()
+        notes = [self._charts.note(), self._missed()]
+        record = Record(
+            snapshot=self._session.snapshot(handle),
+            result=result,
+            lines=[*merged[-SHOWN:], *values],
+            earlier=self._earlier(merged, SHOWN),
+            rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
+            charts=self._charts.finish(),
+            notes=[each for each in notes if each],
+        )
+        html = record_html(record)
+        self._publish({"text/html": html, "text/plain": record_text(record)})
+        return html
+
+    def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[Line], str]]:
+        found: list[tuple[int, Sequence[Line], str]] = []
+        for rank in handle.ranks:
+            lines = self.tails.of(rank)
+            earlier = self._earlier(lines, SHOWN_OF_RANK, rank)
+            if lines:
+                found.append((rank, lines[-SHOWN_OF_RANK:], earlier))
+        return found
+
+    def _missed(self) -> str:
+        missed = self._session.lookout.missed
+        return f"{missed:,} more rows of numbers are in metrics.jsonl" if missed else ""
+
+    def _publish(self, bundle: JsonDict) -> None:
+        """Show something in the panel's place."""
+        is_update, self._is_published = self._is_published, True
+        publish_display_data(bundle, transient={"display_id": self._display_id}, update=is_update)
+
+    def _close(self) -> None:
+        self._charts.stop()
+        if self._serving is not None:
+            self._serving.end()
+        if self._widgets is not None:
+            self._widgets.close()
+
+
+def display_status(session: Session, last: PanelView | None, text: str) -> None:
+    """Show the group as it is right now, with the output of its last cell, as a record."""
+    snapshot = session.snapshot()
+    charts: list[Chart] = []
+    lines: list[Line] = []
+    if last is not None and last.attempt == snapshot.attempt:
+        charts = Charts(session.lookout.curves, lambda _name, _png: None).finish()
+        lines = last.tails.merged()[-SHOWN:]
+    record = Record(snapshot=snapshot, lines=lines, charts=charts)
+    publish_display_data({"text/html": record_html(record), "text/plain": text})

@@ -1,0 +1,117 @@
+"""What stays of a panel when its cell is over: HTML that needs no kernel, and the same as text."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from nbddp.controller.cell import CellResult
+from nbddp.controller.snapshot import Snapshot
+from nbddp.errors import say_ranks
+from nbddp.ui.ansi import to_html
+from nbddp.ui.html import alarm, card, rank_table, state_line, time_line
+from nbddp.ui.loghtml import log_html, log_text
+from nbddp.ui.style import SHEET
+from nbddp.ui.tails import Line
+from nbddp.ui.words import say_facts, say_seconds
+
+Chart = tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """All that a record shows.
+
+    Attributes:
+        result: what came of the cell; None for a group that is only looked at.
+        lines: the tail of the logs, and values that are text.
+        earlier: a word on the lines before those.
+        rank_lines: the tail of each rank whose lines are not all among ``lines``.
+        charts: names and PNGs.
+        notes: what else should be said, such as metrics that are not drawn.
+    """
+
+    snapshot: Snapshot
+    result: CellResult | None = None
+    lines: Sequence[Line] = ()
+    earlier: str = ""
+    rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
+    charts: Sequence[Chart] = ()
+    notes: Sequence[str] = ()
+
+
+def record_html(record: Record) -> str:
+    """The record as HTML: the first cause on top, then charts, output, and the ranks."""
+    is_open = record.result is None or not record.result.is_ok
+    table = rank_table(record.snapshot.ranks) + time_line(record.snapshot)
+    parts = [
+        SHEET,
+        '<div class="nbddp">',
+        f"<details{' open' if is_open else ''}><summary>{_title(record)}</summary>",
+        _error(record),
+        alarm(record.snapshot),
+        table,
+        "</details>",
+        charts_html(record.charts),
+        *(f'<div class="nbddp-muted">{escape(note)}</div>' for note in record.notes),
+        log_html(record.lines, earlier=record.earlier) if record.lines else "",
+        *(_rank_log(*each) for each in record.rank_lines),
+        "</div>",
+    ]
+    return "".join(parts)
+
+
+def record_text(record: Record) -> str:
+    """The record as plain text, for a front end that shows no HTML."""
+    parts = [log_text(record.lines, earlier=record.earlier)] if record.lines else []
+    if record.result is not None and record.result.verdict is not None:
+        parts.append(record.result.verdict.summary())
+    return "\n".join([*parts, *record.notes])
+
+
+def charts_html(charts: Sequence[Chart]) -> str:
+    """Charts as pictures that are part of the page."""
+    if not charts:
+        return ""
+    shown = "".join(
+        f'<img alt="{escape(name)}" src="data:image/png;base64,{b64encode(png).decode()}">'
+        for name, png in charts
+    )
+    return f'<div class="nbddp-charts">{shown}</div>'
+
+
+def _title(record: Record) -> str:
+    result, snapshot = record.result, record.snapshot
+    if result is None:
+        return state_line(snapshot).replace("<div", "<span", 1).replace("</div>", "</span>")
+    facts = " · ".join(map(escape, [*say_facts(snapshot)[1:], *filter(None, [snapshot.run])]))
+    dot, said = _outcome(result)
+    return (
+        f'<span class="nbddp-dot {dot}"></span><span class="nbddp-state">{escape(said)}</span> '
+        f'<span class="nbddp-muted">· {say_seconds(result.seconds)} · {facts}</span>'
+    )
+
+
+def _outcome(result: CellResult) -> tuple[str, str]:
+    verdict = result.verdict
+    if verdict is None:
+        return "nbddp-ok", f"done on {say_ranks(result.ranks)}"
+    if verdict.ended_by:
+        return "nbddp-warn", f"ended by a {verdict.ended_by}"
+    if verdict.is_interrupt:
+        return "nbddp-warn", "interrupted"
+    return "nbddp-bad", f"failed on {say_ranks(verdict.causes)}"
+
+
+def _error(record: Record) -> str:
+    verdict = record.result.verdict if record.result else None
+    if verdict is None:
+        return ""
+    return card(to_html(verdict.report()), is_error=not verdict.is_interrupt)
+
+
+def _rank_log(rank: int, lines: Sequence[Line], earlier: str) -> str:
+    log = log_html(lines, earlier=earlier)
+    return f"<details><summary>only rank {rank}</summary>{log}</details>"

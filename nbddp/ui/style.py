@@ -1,0 +1,89 @@
+"""The panel's looks: one style sheet for light and dark, for the live panel and for its record.
+
+Greys are translucent and text inherits its colour, so that any theme's background will do. Where
+a front end takes the sheet away, as GitHub does, what is left are plain tables and lists.
+"""
+
+from __future__ import annotations
+
+OK = "var(--jp-success-color1, #2e9e44)"
+BAD = "var(--jp-error-color1, #d83434)"
+WARN = "var(--jp-warn-color1, #d9822b)"
+BUSY = "var(--jp-brand-color1, #2196f3)"
+
+SHEET = f"""<style>
+.nbddp {{ font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: 13px;
+  line-height: 1.45; color: inherit; overflow-x: auto; }}
+.nbddp .widget-html-content, .nbddp.widget-html > .widget-html-content {{ line-height: 1.45; }}
+.nbddp-muted {{ opacity: .65; }}
+.nbddp-state {{ font-weight: 600; }}
+.nbddp-dot {{ display: inline-block; width: .6em; height: .6em; border-radius: 50%;
+  margin-right: .45em; background: {BUSY}; }}
+.nbddp-dot.nbddp-ok {{ background: {OK}; }}
+.nbddp-dot.nbddp-bad {{ background: {BAD}; }}
+.nbddp-dot.nbddp-warn {{ background: {WARN}; }}
+.nbddp-dot.nbddp-off {{ background: #8888; }}
+.nbddp-running .nbddp-dot {{ animation: nbddp-pulse 1.6s ease-in-out infinite; }}
+@keyframes nbddp-pulse {{ 50% {{ opacity: .35; }} }}
+.nbddp table.nbddp-ranks {{ border-collapse: collapse; border: none; margin: 4px 0; width: auto;
+  font-size: 12px; font-variant-numeric: tabular-nums; table-layout: auto; color: inherit; }}
+.nbddp table.nbddp-ranks th {{ text-align: left; font-weight: 500; opacity: .65;
+  padding: 1px 12px 1px 0; border: none; background: none; white-space: nowrap; }}
+.nbddp table.nbddp-ranks td {{ text-align: left; padding: 1px 12px 1px 0; border: none;
+  border-top: 1px solid #8883; background: none; white-space: nowrap; max-width: 26em;
+  overflow: hidden; text-overflow: ellipsis; vertical-align: middle; }}
+.nbddp table.nbddp-ranks tr, .nbddp table.nbddp-ranks tr:hover {{ background: none; }}
+.nbddp table.nbddp-ranks code {{ font-size: 12px; background: none; color: inherit; padding: 0;
+  font-family: var(--jp-code-font-family, monospace); opacity: .8; }}
+.nbddp-wrong {{ color: {BAD}; }}
+.nbddp-waits {{ color: {WARN}; }}
+.nbddp-code {{ display: inline-block; max-width: 11em; overflow: hidden;
+  text-overflow: ellipsis; vertical-align: bottom; }}
+.nbddp-chip {{ font-weight: 600; }}
+.nbddp-bar {{ display: inline-block; width: 48px; height: 6px; border-radius: 3px;
+  background: #8883; margin-right: .6em; vertical-align: middle; overflow: hidden; }}
+.nbddp-bar > span {{ display: block; height: 100%; border-radius: 3px; }}
+.nbddp-card {{ border-left: 3px solid {WARN}; background: #d9822b1c; padding: 5px 10px;
+  margin: 5px 0; border-radius: 3px; }}
+.nbddp-card.nbddp-error {{ border-color: {BAD}; background: #d8343417; }}
+.nbddp pre, .nbddp .jp-RenderedText pre {{ font-size: 12px; line-height: 1.4;
+  font-family: var(--jp-code-font-family, monospace); margin: 0; padding: 0 !important;
+  background: none !important; color: inherit; border: none;
+  white-space: pre-wrap; overflow-wrap: anywhere; }}
+.nbddp .jp-RenderedText {{ padding: 4px 0; background: none; text-align: left; }}
+.nbddp-tag {{ user-select: none; }}
+.nbddp-said {{ opacity: .75; font-style: italic; }}
+.nbddp-earlier {{ opacity: .6; }}
+.nbddp-line {{ position: relative; height: 14px; margin: 4px 6px 0; max-width: 720px; }}
+.nbddp-line::before {{ content: ""; position: absolute; left: 0; right: 0; top: 6px;
+  border-top: 1px solid #8886; }}
+.nbddp-line > span {{ position: absolute; top: 2px; width: 9px; height: 9px; margin-left: -4px;
+  border-radius: 50%; background: {BUSY}; }}
+.nbddp-line > span.nbddp-bad {{ background: {BAD}; }}
+.nbddp-line > span.nbddp-warn {{ background: {WARN}; }}
+.nbddp ul.nbddp-events {{ list-style: none; margin: 0; padding: 0; font-size: 12px; }}
+.nbddp ul.nbddp-events li {{ margin: 0; }}
+.nbddp-at {{ display: inline-block; min-width: 4.5em; opacity: .65;
+  font-variant-numeric: tabular-nums; }}
+.nbddp details > summary {{ cursor: pointer; }}
+.nbddp .nbddp-charts {{ display: flex; flex-wrap: wrap; gap: 4px 10px; }}
+.nbddp .nbddp-charts img {{ width: 360px; max-width: 100%; height: auto; margin: 0; }}
+.nbddp-panel {{ border: 1px solid #8884; border-radius: 5px; padding: 6px 10px 8px;
+  overflow: hidden; }}
+.nbddp-panel .jupyter-button {{ height: 26px; line-height: 26px; font-size: 12px;
+  border-radius: 3px; }}
+.nbddp-head {{ flex-wrap: wrap; align-items: center; justify-content: space-between;
+  gap: 0 12px; overflow: visible; }}
+.nbddp-head > .widget-html {{ flex: 1 1 auto; }}
+.nbddp-buttons {{ flex: 0 0 auto; align-items: center; overflow: visible; }}
+.nbddp-scroll {{ max-height: 260px; overflow-y: auto; display: flex;
+  flex-direction: column-reverse; border-top: 1px solid #8883; }}
+.nbddp-scroll > * {{ flex: 0 0 auto; }}
+.nbddp-choice {{ align-items: center; overflow: visible; }}
+.nbddp-choice > * {{ margin: 2px 2px 2px 0; }}
+.nbddp-panel .widget-html-content {{ overflow-x: auto; }}
+.nbddp-shots {{ flex-flow: row wrap; }}
+.nbddp-shots img {{ max-width: 100%; }}
+.nbddp-choice .widget-toggle-button, .nbddp-choice .jupyter-button {{ height: 22px;
+  line-height: 22px; padding: 0 8px; font-size: 11px; width: auto; }}
+</style>"""

@@ -1,0 +1,169 @@
+"""The panel's widgets: what is drawn goes in as HTML and pictures, what is pressed comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import ipywidgets as widgets
+
+from nbddp.controller.snapshot import Snapshot
+from nbddp.controller.states import GroupState
+from nbddp.ui.html import alarm, rank_table, state_line, time_line
+from nbddp.ui.style import SHEET
+
+MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
+ALL = -1  # instead of a rank: the logs of all, merged
+
+
+class Press(Enum):
+    """A button."""
+
+    INTERRUPT = "Interrupt"
+    RESTART = "Restart"
+    STOP = "Stop"
+    KILL = "Kill"
+
+
+_TIPS = {
+    Press.INTERRUPT: "End the cell and keep every name; once more: kill what does not obey",
+    Press.RESTART: "End the ranks and start them anew; their names are lost",
+    Press.STOP: "End the ranks",
+    Press.KILL: "Kill this rank with SIGKILL, to see what happens",
+}
+_ICONS = {
+    Press.INTERRUPT: "stop",
+    Press.RESTART: "refresh",
+    Press.STOP: "power-off",
+    Press.KILL: "bolt",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What a redraw shows besides the snapshot: the chosen log, and a note under the head."""
+
+    log: str
+    note: str = ""
+
+
+class PanelWidgets:
+    """One panel; drawn from one thread, pressed on another."""
+
+    def __init__(self, ranks: Sequence[int], press: Callable[[Press, int], None]) -> None:
+        self._press = press
+        self._ranks = list(ranks)
+        self._state, self._note, self._table = _html(), _html(), _html()
+        self._line, self._log = _html(), _html()
+        self._buttons = {each: self._button(each) for each in Press}
+        self._victim = widgets.Dropdown(
+            options=[(f"rank {rank}", rank) for rank in self._ranks],
+            layout=widgets.Layout(width="84px"),
+        )
+        self._choice = self._log_choice()
+        self._pause = widgets.ToggleButton(
+            description="Hold", tooltip="Keep the log as it is, to read it", icon="pause"
+        )
+        self._charts: dict[str, widgets.Image] = {}
+        self._shots = _box(widgets.Box, [], "nbddp-shots")
+        self._logs = _box(
+            widgets.VBox,
+            [
+                _box(widgets.HBox, [self._choice, self._pause], "nbddp-choice"),
+                _box(widgets.Box, [self._log], "nbddp-scroll"),
+            ],
+            "nbddp-logs",
+        )
+        head = _box(widgets.HBox, [self._state, self._button_row()], "nbddp-head")
+        parts = [head, self._note, self._table, self._shots, self._logs, self._line]
+        self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
+
+    def _button(self, press: Press) -> widgets.Button:
+        button = widgets.Button(
+            description=press.value,
+            tooltip=_TIPS[press],
+            icon=_ICONS[press],
+            layout=widgets.Layout(width="auto"),
+        )
+        button.on_click(lambda _: self._pressed(press))
+        return button
+
+    def _button_row(self) -> widgets.HBox:
+        steer = [self._buttons[each] for each in (Press.INTERRUPT, Press.RESTART, Press.STOP)]
+        kill = [self._victim, self._buttons[Press.KILL]]
+        return _box(widgets.HBox, [*steer, *kill], "nbddp-buttons")
+
+    def _log_choice(self) -> widgets.ToggleButtons | widgets.Dropdown:
+        options = [("all", ALL), *((f"rank {rank}", rank) for rank in self._ranks)]
+        kind = widgets.ToggleButtons if len(self._ranks) <= MAX_TABS else widgets.Dropdown
+        return kind(options=options, value=ALL)
+
+    def _pressed(self, press: Press) -> None:
+        self._buttons[press].disabled = True  # until it is drawn again: nothing is pressed twice
+        self._press(press, self._victim.value)
+
+    @property
+    def chosen_log(self) -> int:
+        """The rank whose log is looked at, or ALL."""
+        return int(self._choice.value)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the log shall stay as it is."""
+        return bool(self._pause.value)
+
+    def draw(self, snapshot: Snapshot, *, log: str | None, note: str = "") -> None:
+        """Show a snapshot and a log (None: leave it); what has not changed is not sent."""
+        self._state.value = state_line(snapshot)
+        self._note.value = alarm(snapshot) + note
+        self._table.value = f'<div class="nbddp">{rank_table(snapshot.ranks)}</div>'
+        self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
+        if log is not None:
+            self._log.value = f'<div class="nbddp">{log}</div>'
+        self._draw_buttons(snapshot)
+
+    def _draw_buttons(self, snapshot: Snapshot) -> None:
+        state = snapshot.state
+        may = state.is_live and state is not GroupState.STOPPING
+        self._buttons[Press.INTERRUPT].disabled = not state.is_busy
+        self._buttons[Press.RESTART].disabled = not may
+        self._buttons[Press.STOP].disabled = not may
+        self._buttons[Press.KILL].disabled = not (may and self._victim.value in snapshot.alive)
+
+    def show_chart(self, name: str, png: bytes) -> None:
+        """Show the chart of a metric, in the place that it has or in a new one at the end."""
+        if name in self._charts:
+            self._charts[name].value = png
+            return
+        self._charts[name] = widgets.Image(
+            value=png, format="png", width=360, layout=widgets.Layout(margin="0 10px 0 0")
+        )
+        self._shots.children = (*self._shots.children, self._charts[name])
+
+    def become(self, html: str) -> None:
+        """Turn into a record, for a page that was reloaded and will not be told of another."""
+        self.root.children = [widgets.HTML(html)]
+
+    def close(self) -> None:
+        """Take everything off the page and out of the kernel's memory."""
+        _close(self.root)
+
+
+def _html() -> widgets.HTML:
+    return widgets.HTML(layout=widgets.Layout(margin="0"))
+
+
+def _box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) -> widgets.Box:
+    box = kind(children)
+    box.add_class(name)
+    return box
+
+
+def _close(widget: widgets.Widget) -> None:
+    for child in getattr(widget, "children", ()):
+        _close(child)
+    for part in (getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if isinstance(part, widgets.Widget):
+            part.close()
+    widget.close()

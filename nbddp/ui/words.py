@@ -1,0 +1,137 @@
+"""Numbers, states and events in words, the same in text and in the panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nbddp.controller.chronicle import Event
+from nbddp.controller.lookout import Bar
+from nbddp.controller.snapshot import RankSnapshot, Snapshot
+from nbddp.errors import say_ranks
+
+
+def say_seconds(seconds: float) -> str:
+    """A time in as few letters as it needs.
+
+    >>> [say_seconds(each) for each in (0.0312, 7.26, 59.96, 3725)]
+    ['31 ms', '7.3 s', '1:00', '1:02:05']
+    """
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def say_bytes(count: float) -> str:
+    """An amount of memory.
+
+    >>> say_bytes(3 * 2**20), say_bytes(2.5 * 2**30), say_bytes(0)
+    ('3 MiB', '2.5 GiB', '')
+    """
+    if not count:
+        return ""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def say_rate(per_second: float) -> str:
+    """How fast something goes; empty where that is not known.
+
+    >>> say_rate(1234.5), say_rate(12.34), say_rate(0.05), say_rate(0)
+    ('1,234/s', '12.3/s', '20.0 s each', '')
+    """
+    if per_second <= 0:
+        return ""
+    if per_second < 0.2:
+        return f"{say_seconds(1 / per_second)} each"
+    return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
+
+
+def say_step(each: RankSnapshot) -> str:
+    """The step that a rank is at, and how fast."""
+    if each.step is None:
+        return ""
+    rate = say_rate(each.steps_per_second)
+    return f"{each.step:g}" + (f" · {rate}" if rate else "")
+
+
+def say_bar(bar: Bar, *, is_short: bool = False) -> str:
+    """A loop on its way: count, rate (unless it shall be short), time left.
+
+    >>> say_bar(Bar("epoch 1", 20, 80, 4.0)), say_bar(Bar("", 20, 0, 4.0))
+    ('epoch 1 20/80 · 5.0/s · 12.0 s left', '20 · 5.0/s')
+    """
+    count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
+    left = bar.seconds_left
+    rest = f"{say_seconds(left)} left" if left else ""
+    rate = "" if is_short and rest else say_rate(bar.per_second)
+    parts = (f"{bar.label} {count}".strip(), rate, rest)
+    return " · ".join(filter(None, parts))
+
+
+def say_facts(snapshot: Snapshot) -> list[str]:
+    """What kind of group it is: ranks, backend, devices, attempt."""
+    count = len(snapshot.ranks)
+    facts = [f"{count} rank{'s' if count != 1 else ''}", snapshot.backend, say_devices(snapshot)]
+    return [*filter(None, facts), f"attempt {snapshot.attempt}"]
+
+
+def say_devices(snapshot: Snapshot) -> str:
+    """The devices that ranks compute on: "cpu", "cuda:0-3".
+
+    >>> from nbddp.controller.states import GroupState
+    >>> say_devices(Snapshot(state=GroupState.IDLE, devices=("cuda:0", "cuda:1")))
+    'cuda:0,1'
+    """
+    kinds: dict[str, list[str]] = {}
+    for device in dict.fromkeys(snapshot.devices):
+        kind, _, index = device.partition(":")
+        kinds.setdefault(kind, []).append(index)
+    return ", ".join(f"{kind}:{','.join(at)}" if any(at) else kind for kind, at in kinds.items())
+
+
+def shorten(path: str) -> str:
+    """Relative to the notebook's folder, where it lies in there."""
+    with suppress(ValueError, FileNotFoundError):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
+
+
+_SAID: dict[str, Callable[[dict[str, Any]], str]] = {
+    "start": lambda facts: (
+        f"{'restart' if facts['attempt'] > 1 else 'start'}: attempt {facts['attempt']}"
+    ),
+    "start failed": lambda facts: f"start failed: {facts['reason']}",
+    "interrupt": lambda _: "interrupt asked",
+    "restart asked": lambda _: "restart asked",
+    "stop asked": lambda _: "stop asked",
+    "kill asked": lambda facts: f"kill asked for rank {facts['rank']}",
+    "failure": lambda facts: f"{say_ranks(facts['ranks'])}: {facts['what']}",
+    "exit": lambda facts: f"{say_ranks(facts['ranks'])} {facts['how']}",
+    "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
+}
+_UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel says these in other ways
+
+
+def say_event(event: Event) -> str:
+    """An event in words; empty for one that is shown in another way."""
+    if event.kind in _UNSAID:
+        return ""
+    facts = dict(event.facts)
+    if "rank" in facts:
+        facts["ranks"] = [facts["rank"]]
+    if event.kind in _SAID:
+        return _SAID[event.kind](facts)
+    return _say_any(event.kind, facts)
+
+
+def _say_any(kind: str, facts: dict[str, Any]) -> str:
+    """An event of a kind that only those who report it know, such as a checkpoint."""
+    who = f"rank {facts['rank']}: " if "rank" in facts else ""
+    rest = [f"{name} {value}" for name, value in facts.items() if name not in ("rank", "ranks")]
+    return f"{who}{kind}" + (f" ({', '.join(rest)})" if rest else "")

@@ -1,0 +1,131 @@
+"""What a rank's cell reports of itself: written to the file first, then mailed in batches."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbddp.train.report import Bar
+from nbddp.wire.messages import Happened, Metrics, Progress, Report
+
+MAX_ROWS = 1000  # in one letter
+MAX_WAITING = 100_000  # rows; beyond that the oldest are left out of the live view
+MAX_BARS = 8  # loops inside each other that are shown
+
+
+class Meters:
+    """The sink of a rank: what the main thread reports, the outbox's thread mails."""
+
+    def __init__(self, path: Path, *, rank: int, attempt: int) -> None:
+        self._head = {"rank": rank, "attempt": attempt}
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._rows: deque[list[Any]] = deque()
+        self._events: deque[Happened] = deque()
+        self._bars: list[Bar] = []
+        self._missed = 0
+        self._has_moved = False
+        self._poke: Callable[[], None] = lambda: None
+        self._on_lost: Callable[[OSError], None] = lambda _error: None
+        self._has_lost = False
+
+    def capture(self, poke: Callable[[], None], on_lost: Callable[[OSError], None]) -> None:
+        """Say whom to tell that there is something to read, and that the file cannot be written."""
+        self._poke = poke
+        self._on_lost = on_lost
+
+    # ---- the cell's side
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Write the numbers down, and keep them for the mail."""
+        at = round(time.time(), 6)
+        line = json.dumps({"time": at, **self._head, "step": step, **values})
+        try:
+            os.write(self._fd, f"{line}\n".encode())  # in one piece: all ranks append to it
+        except OSError as error:
+            self._lose(error)
+        if self._is_elsewhere():
+            return
+        with self._lock:
+            self._rows.append([at, step, values])
+            if len(self._rows) > MAX_WAITING:
+                self._rows.popleft()
+                self._missed += 1
+        self._poke()
+
+    def begin(self, bar: Bar) -> None:
+        """A loop begins, inside those that have not ended."""
+        if self._is_elsewhere():
+            return
+        with self._lock:
+            self._bars = [each for each in self._bars if each.is_open]
+            self._bars.append(bar)
+            self._has_moved = True
+        self._poke()
+
+    def show(self, bar: Bar) -> None:  # noqa: ARG002 - all bars are read together
+        """A loop has moved."""
+        if self._is_elsewhere():
+            return
+        self._has_moved = True
+        self._poke()
+
+    def end(self, bar: Bar) -> None:
+        """A loop is over; the outermost stays until another begins, so that its end is seen."""
+        if self._is_elsewhere():
+            return
+        with self._lock:
+            bar.close()
+            if not self._bars or bar is not self._bars[0]:  # begun in an earlier cell: no bar
+                self._bars = [each for each in self._bars if each is not bar]
+            self._has_moved = True
+        self._poke()
+
+    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+        """Something for the record."""
+        if self._is_elsewhere():
+            return
+        with self._lock:
+            self._events.append(Happened(kind=kind, facts=facts))
+        self._poke()
+
+    def begin_cell(self) -> None:
+        """What an earlier cell was in the middle of is over."""
+        with self._lock:
+            self._bars = []
+            self._has_moved = False
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a child, such as a DataLoader's worker: it has the file, but no mail."""
+        return os.getpid() != self._pid
+
+    def _lose(self, error: OSError) -> None:
+        if not self._has_lost:
+            self._has_lost = True
+            self._on_lost(error)
+
+    # ---- the outbox's side
+
+    def read(self) -> Report | None:
+        """The next piece that was reported since the last call, or None."""
+        with self._lock:
+            if self._events:
+                return self._events.popleft()
+            if self._rows:
+                return self._read_rows()
+            if self._has_moved:
+                self._has_moved = False
+                return Progress(bars=[each.state() for each in self._bars[:MAX_BARS]])
+        return None
+
+    def _read_rows(self) -> Metrics:
+        rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
+        missed, self._missed = self._missed, 0
+        return Metrics(rows=rows, missed=missed)

@@ -1,0 +1,124 @@
+"""The live panel in a real JupyterLab: how fast it shows and obeys, and what it costs.
+
+    python tests/benchmarks/panel.py [--quick] [--rounds 5] [--cases print cpu] [--json FILE]
+
+Print to DOM is from a rank's ``print`` to a MutationObserver in the page, with lines far enough
+apart that each is alone. A button is timed from the mouse going down. In every round contenders
+take turns, so that noise hits all alike. Needs Chromium; what it starts, it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import panel_table
+import panel_trials as trials
+from browser.lab import CHROMIUM, Lab
+from panel_page import BenchError, BenchPage, end_the_rest, opened
+
+CASES = ("print", "buttons", "cpu", "flood")
+
+
+def parse() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--quick", action="store_true", help="once, and less of everything")
+    parser.add_argument("--json", type=Path, help="write samples and table to this file")
+    asked = parser.parse_args()
+    asked.sizes = trials.QUICK if asked.quick else trials.FULL
+    if asked.quick:
+        asked.rounds = 1
+    return asked
+
+
+@contextmanager
+def lab() -> Iterator[Lab]:
+    """A JupyterLab; nothing that came of it outlives this."""
+    with tempfile.TemporaryDirectory(prefix="nbddp-panel-") as folder:
+        left: list[str] = []
+        try:
+            with Lab(Path(folder) / "root") as started:
+                yield started
+        finally:
+            left = end_the_rest()
+        if left:
+            raise BenchError(f"these outlived JupyterLab: {left}")
+
+
+def run_round(page: BenchPage, asked: argparse.Namespace, turn: int) -> trials.Samples:
+    """The cases that share a kernel, once each."""
+    samples: trials.Samples = defaultdict(list)
+    if "print" in asked.cases:
+        for contender in turned((trials.PANEL, trials.TEXT, trials.PLAIN), turn):
+            trials.time_prints(page, contender, asked.sizes, samples)
+    if "buttons" in asked.cases:
+        trials.time_buttons(page, turn, samples)
+    if "cpu" in asked.cases:
+        contenders = (trials.PANEL, trials.TEXT, trials.QUIET, trials.SILENT)
+        for contender in turned(contenders, turn):
+            trials.meter_cpu(page, contender, asked.sizes, samples)
+    return samples
+
+
+def turned(contenders: tuple[str, ...], turn: int) -> tuple[str, ...]:
+    """Each time another begins."""
+    first = turn % len(contenders)
+    return contenders[first:] + contenders[:first]
+
+
+def measure(asked: argparse.Namespace) -> trials.Samples:
+    """All samples; says on stderr how far it is."""
+    samples: trials.Samples = defaultdict(list)
+    began = time.monotonic()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - began:4.0f} s: {what}", file=sys.stderr)
+
+    with lab() as started:
+        if set(asked.cases) - {"flood"}:
+            with opened(started, "shared") as page:
+                for turn in range(asked.rounds):
+                    for key, values in run_round(page, asked, turn).items():
+                        samples[key] += values
+                    say(f"round {turn + 1}")
+        for turn in range(asked.rounds if "flood" in asked.cases else 0):
+            for contender in turned((trials.PANEL, trials.TEXT), turn):
+                trials.flood(started, f"flood-{turn}-{contender}", contender, asked.sizes, samples)
+            say(f"flood {turn + 1}")
+    return samples
+
+
+def main() -> None:
+    """Measure, print, write."""
+    asked = parse()
+    if CHROMIUM is None:
+        sys.exit("there is no Chromium: install it, or set CHROMIUM")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is ended
+    facts = panel_table.machine()
+    samples = measure(asked)
+    found = panel_table.records(samples, asked.sizes)
+    print(f"{panel_table.caption(facts, asked.rounds)}\n\n{panel_table.as_text(found)}")
+    if asked.json:
+        raw = [
+            {"measure": name, "how": how, "values": values}
+            for (name, how), values in samples.items()
+        ]
+        text = json.dumps({"machine": facts, "table": found, "samples": raw}, indent=1)
+        asked.json.write_text(f"{text}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""A notebook page whose one cell runs what it is given, and the processes behind it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import panel_work
+import psutil
+from browser.conftest import write_notebook
+from browser.lab import Lab, LabNotebook
+from playwright.sync_api import Locator
+from processes import marked
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = (HERE / "panel_page.js").read_text()
+RANKS = 4
+PATIENCE = 20.0  # seconds: what has not come by then does not come
+CELL_LIMIT = 180.0  # seconds
+MAX_SKEW = 0.002  # seconds between the page's clock and ours
+SETUP = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import panel_work
+panel_work.introduce()
+%load_ext nbddp
+%ddp start --nproc {RANKS}
+"""
+
+T = TypeVar("T")
+
+
+class BenchError(RuntimeError):
+    """A cell failed, or what was waited for did not come."""
+
+
+class BenchPage:
+    """A notebook with a group of ranks; its page, its kernel and its files."""
+
+    def __init__(self, notebook: LabNotebook, folder: Path) -> None:
+        self.notebook = notebook
+        self.page = notebook.page
+        self.folder = folder
+        self.page.evaluate(SCRIPT)
+        self._check_clock()
+
+    def set_up(self) -> None:
+        """Start the ranks and find the processes."""
+        self.run(SETUP)
+        self.kernel = psutil.Process(int((self.folder / panel_work.PID).read_text()))
+        self.server = self.kernel.parent()
+
+    def _check_clock(self) -> None:
+        before, there, after = time.time(), self.ask("now()"), time.time()
+        if not before - MAX_SKEW < there < after + MAX_SKEW:
+            raise BenchError(f"the page's clock is {there - before:.4f} s away from ours")
+
+    def close(self) -> None:
+        """End the kernel, and with it the ranks."""
+        self._check_clock()
+        self.notebook.shut_down_kernel()
+
+    def ask(self, code: str, *arguments: Any) -> Any:
+        """Something of the script in the page."""
+        return self.page.evaluate(f"it => nbddpBench.{code}", *arguments)
+
+    # ---- cells
+
+    def begin(self, source: str) -> None:
+        """Run a cell and do not wait for it."""
+        self.ask("begin(it)", source.strip())
+
+    def finish(self, *, fails: bool = False) -> float:
+        """Wait for the cell's end: how many seconds it took."""
+        found = self.ask("finish(it)", CELL_LIMIT)
+        if found["errors"] and not fails:
+            raise BenchError("\n".join([*found["errors"], self.ask("text()")]))
+        return float(found["ended"] - found["began"])
+
+    def run(self, source: str, *, fails: bool = False) -> float:
+        """Run a cell: how many seconds it took."""
+        self.begin(source)
+        return self.finish(fails=fails)
+
+    def await_text(self, text: str, *, count: int = 1) -> None:
+        """Wait until this is so many times in the output."""
+        self.await_that(lambda: self.ask("text()").count(text) >= count, f"{text!r} x {count}")
+
+    def await_that(self, find: Callable[[], T | None], what: str) -> T:
+        """Wait until there is something to find."""
+        deadline = time.monotonic() + PATIENCE
+        while not (found := find()):
+            if time.monotonic() > deadline:
+                raise BenchError(f"{what}: not within {PATIENCE:g} s; {self.ask('text()')}")
+            time.sleep(0.02)
+        return found
+
+    # ---- the mouse
+
+    def press(self, button: Locator) -> float:
+        """Click with the mouse: when it went down."""
+        known = len(self.ask("presses"))
+        button.click()
+        presses = self.ask("presses")
+        if len(presses) != known + 1:
+            raise BenchError(f"one click, and {len(presses) - known} times the mouse went down")
+        return float(presses[-1])
+
+    def stop_button(self) -> Locator:
+        """The one in JupyterLab's toolbar."""
+        place = '.jp-NotebookPanel:not(.lm-mod-hidden) [data-command="notebook:interrupt-kernel"]'
+        return self.page.locator(place).first
+
+    # ---- what others wrote down
+
+    def handled(self, what: str, pressed: float) -> float:
+        """When the kernel's handler ran for the first time after a press."""
+        path = self.folder / panel_work.MOVES
+
+        def find() -> float | None:
+            moves = [json.loads(line) for line in path.read_text().splitlines()]
+            return next((at for at, said in moves if said == what and at >= pressed), None)
+
+        return self.await_that(find, f"the handler of {what!r}")
+
+    def exited(self, rank: int, pressed: float) -> float:
+        """When the kernel noted the exit of a rank."""
+
+        def find() -> float | None:
+            exits = [each for each in self._records("events.jsonl") if each["kind"] == "exit"]
+            ends = (each["time"] for each in exits if each["rank"] == rank)
+            return next((at for at in ends if at >= pressed), None)
+
+        return self.await_that(find, f"the exit of rank {rank}")
+
+    def metrics(self, name: str) -> list[tuple[int, int]]:
+        """Rank and step of every line of ``metrics.jsonl`` that has this metric."""
+        rows = self._records("metrics.jsonl")
+        return [(row["rank"], row["step"]) for row in rows if name in row]
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        lines = (self.run_folder() / name).read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def run_folder(self) -> Path:
+        """The one of the group, or of the newest if it was started several times."""
+        return max((self.folder / ".nbddp" / "runs").iterdir())
+
+    # ---- processes
+
+    def busy_seconds(self) -> tuple[float, float]:
+        """CPU time that the kernel and the browser have used."""
+        server = {process.pid for process in self.server.children(recursive=True)}
+        others = psutil.Process().children(recursive=True)
+        browser = [each for each in others if each.pid not in {self.server.pid, *server}]
+        return _cpu(self.kernel), sum(map(_cpu, browser))
+
+    @contextmanager
+    def watching_memory(self) -> Iterator[list[int]]:
+        """The kernel's RSS again and again, in bytes."""
+        samples = [self.kernel.memory_info().rss]
+        is_over = threading.Event()
+
+        def look() -> None:
+            while not is_over.wait(0.05):
+                samples.append(self.kernel.memory_info().rss)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            yield samples
+        finally:
+            is_over.set()
+            thread.join()
+
+
+def _cpu(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()  # its own: without those of its children
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+@contextmanager
+def opened(lab: Lab, name: str) -> Iterator[BenchPage]:
+    """A page with a kernel of its own, in a folder of its own."""
+    folder = lab.notebooks / name
+    folder.mkdir()
+    write_notebook(folder / "bench.ipynb", "")
+    with lab.open(f"{name}/bench.ipynb") as notebook:
+        page = BenchPage(notebook, folder)
+        page.set_up()
+        yield page
+        page.close()
+        for problem in notebook.problems:
+            print(f"the page of {name} says: {problem}")
+
+
+def end_the_rest() -> list[str]:
+    """Kill what should have ended with the server: what that was."""
+    deadline = time.monotonic() + 5
+    while (left := marked()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    said = [f"{pid} {' '.join(process.cmdline())[:80]}" for pid, process in left.items()]
+    for process in left.values():
+        process.kill()
+    return said

@@ -1,0 +1,133 @@
+"""From samples to a table: a row for each measure and each way of doing it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from statistics import median, quantiles
+from typing import Any
+
+import report
+from panel_trials import PANEL, Samples, Sizes
+
+PACKAGES = ("nbddp", "torch", "ipykernel", "ipywidgets", "jupyterlab")
+HEADER = ("measure", "how", "median", "95 % within", "least", "most", "n", "x panel", "limit", "")
+ENOUGH = 20  # samples, to say what 95 % of them do not exceed
+_SCALE = {"s": 1.0, "ms": 1000.0, "MiB": 1.0, "%": 100.0, "": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A few rows of the table, and what the panel must keep to: ``most`` or at ``least``."""
+
+    samples: str
+    title: str
+    unit: str
+    most: float | None = None
+    least: float | None = None
+
+
+MEASURES = (
+    Measure(samples="print", title="a rank's print to DOM", unit="ms", most=100),
+    Measure(samples="first", title="a cell's first print to DOM", unit="ms"),
+    Measure(samples="handler", title="Interrupt to handler", unit="ms", most=100),
+    Measure(samples="interrupt", title="stop to last KeyboardInterrupt", unit="ms", most=100),
+    Measure(samples="kill", title="Kill to exit event", unit="ms", most=100),
+    Measure(samples="choose", title="log selector to handler", unit="ms", most=100),
+    Measure(samples="chosen", title="log selector to that log in DOM", unit="ms", most=200),
+    Measure(samples="hold", title="Hold to handler", unit="ms", most=100),
+    Measure(samples="kernel", title="kernel's CPU, of one core", unit="%", most=25),
+    Measure(samples="browser", title="browser's CPU, of one core", unit="%"),
+    Measure(samples="flood", title="flood: 4 x {flood_lines:,} lines", unit="s"),
+    Measure(samples="rss", title="flood: kernel's RSS grows by", unit="MiB", most=100),
+    Measure(samples="frame", title="flood: longest time without a frame", unit="ms", most=500),
+    Measure(samples="shown", title="flood: lines on the page at the end", unit=""),
+    Measure(samples="logs", title="flood: lines in rank*.log", unit="%", least=100),
+    Measure(samples="metrics", title="flood: rows in metrics.jsonl", unit="%", least=100),
+)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "load": os.getloadavg(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def caption(facts: dict[str, Any], rounds: int) -> str:
+    """One line above the table."""
+    names = ", ".join(f"{name} {facts[name]}" for name in ("python", *PACKAGES))
+    return f"{facts['cores']} cores, load {facts['load'][0]:.1f}, {names}; {rounds} rounds"
+
+
+def records(samples: Samples, sizes: Sizes) -> list[dict[str, Any]]:
+    """The table as plain values, fit for JSON."""
+    return [
+        _record(measure, how, samples, sizes)
+        for measure in MEASURES
+        for name, how in samples
+        if name == measure.samples
+    ]
+
+
+def _record(measure: Measure, how: str, samples: Samples, sizes: Sizes) -> dict[str, Any]:
+    values = [value * _SCALE[measure.unit] for value in samples[measure.samples, how]]
+    panel = samples.get((measure.samples, PANEL))
+    middle = median(values)
+    base = median(panel) * _SCALE[measure.unit] if panel else 0.0
+    is_ours = how.startswith(PANEL)
+    return {
+        "measure": measure.title.format(flood_lines=sizes.flood_lines),
+        "how": how,
+        "unit": measure.unit,
+        "median": middle,
+        "p95": _p95(values),
+        "least": min(values),
+        "most": max(values),
+        "count": len(values),
+        "ratio": middle / base if base and how != PANEL and measure.unit else None,
+        "limit": (measure.least or measure.most) if is_ours else None,
+        "is_kept": _is_kept(measure, values) if is_ours else None,
+    }
+
+
+def _p95(values: Sequence[float]) -> float | None:
+    return quantiles(values, n=20)[-1] if len(values) >= ENOUGH else None
+
+
+def _is_kept(measure: Measure, values: Sequence[float]) -> bool | None:
+    if measure.least is not None:
+        return min(values) >= measure.least
+    return None if measure.most is None else median(values) <= measure.most
+
+
+def as_text(found: Iterable[dict[str, Any]]) -> str:
+    """For a terminal."""
+    return report.as_text([HEADER, *map(_row, found)])
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    unit = record["unit"]
+    figures = [_figure(record[name], unit) for name in ("median", "p95", "least", "most")]
+    ratio = "" if record["ratio"] is None else f"{record['ratio']:.3g} x"
+    verdict = {None: "", True: "kept", False: "MISSED"}[record["is_kept"]]
+    facts = (str(record["count"]), ratio, _figure(record["limit"], unit), verdict)
+    return (record["measure"], record["how"], *figures, *facts)
+
+
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    if unit in ("%", ""):
+        return f"{value:.4g} {unit}".rstrip()
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {unit}"

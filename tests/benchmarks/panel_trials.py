@@ -1,0 +1,211 @@
+"""One round of each case: what it does on the page, and the samples that it leaves."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import panel_work
+from browser.lab import Lab
+from panel_page import RANKS, BenchError, BenchPage, opened
+
+PANEL, TEXT, QUIET, PLAIN = "panel", "text", "--quiet", "plain cell"
+SILENT, CHATTY = "panel, silent ranks", "panel, chatty ranks"
+LAB, LAB_PLAIN = "JupyterLab's stop", "JupyterLab's stop, plain cell"
+BUSY_FRACTION = 0.5  # of a second at most, between a cell's line and the press of a button
+WARM_UP = 2.0  # seconds that the ranks chatter before memory is looked at: all is loaded then
+
+# measure and contender -> samples
+Samples = defaultdict[tuple[str, str], list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much of everything."""
+
+    ticks: int
+    busy_seconds: float
+    flood_lines: int
+
+
+FULL = Sizes(ticks=25, busy_seconds=10.0, flood_lines=20_000)
+QUICK = Sizes(ticks=8, busy_seconds=3.0, flood_lines=2_000)
+
+
+def show_as(page: BenchPage, view: str) -> None:
+    """Have later cells shown so."""
+    page.run(f"%ddp view {view}")
+
+
+def cell(call: str, options: str = "") -> str:
+    """A cell that does this on every rank."""
+    return f"%%ddp {options}\nimport panel_work\npanel_work.{call}"
+
+
+# ---- print to DOM
+
+
+def time_prints(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -> None:
+    """How long single lines take from ``print`` to the page."""
+    call = f"ticks({sizes.ticks} if rank == 0 else 0)"
+    source = cell(call)
+    if contender == PLAIN:
+        source = f"panel_work.ticks({sizes.ticks}, flush=True)"
+    else:
+        show_as(page, contender)
+    page.ask("lookFor(it)", r"(tick|first) \d+\.\d+ \.")
+    page.run(source)
+    page.ask("lookAway()")
+    delays = defaultdict(list)
+    for text, at in page.ask("seen").items():
+        kind, printed, _ = text.split()
+        delays[kind].append(at - float(printed))
+    if len(delays["tick"]) != sizes.ticks:
+        raise BenchError(f"{len(delays['tick'])} of {sizes.ticks} ticks were seen, as {contender}")
+    samples["print", contender] += delays["tick"]
+    samples["first", contender].append(min(delays["first"]))
+
+
+# ---- buttons
+
+
+def pause() -> None:
+    """Let a moment pass that fits to nobody's period."""
+    time.sleep(0.3 + random.uniform(0, BUSY_FRACTION))
+
+
+def begin_caught(page: BenchPage, work: str, label: str) -> list[str]:
+    """Begin a cell that writes down when it was interrupted: the files of its ranks."""
+    page.begin(cell(f"caught(f'{label}-{{rank}}', panel_work.{work})"))
+    page.await_text("up", count=RANKS)
+    return [f"{label}-{rank}" for rank in range(RANKS)]
+
+
+def note_catches(
+    page: BenchPage, contender: str, names: list[str], pressed: float, samples: Samples
+) -> None:
+    """Keep how long the last of them was in coming."""
+    page.finish()
+    at = [float((page.folder / name).read_text()) for name in names]
+    samples["interrupt", contender].append(max(at) - pressed)
+
+
+def time_looks(page: BenchPage, samples: Samples) -> None:
+    """Log selector and Hold, in a panel that runs."""
+    page.ask("noteChanges(it)", ".nbddp-scroll")
+    for label, said in (("rank 1", "1"), ("all", "-1")):
+        pause()
+        pressed = page.press(page.notebook.button(label))
+        samples["choose", PANEL].append(page.handled(said, pressed) - pressed)
+        changes = page.await_that(
+            lambda since=pressed: [at for at in page.ask("changes") if at > since], "another log"
+        )
+        samples["chosen", PANEL].append(changes[0] - pressed)
+    page.ask("lookAway()")
+    for said in ("True", "False"):
+        pause()
+        pressed = page.press(page.notebook.button("Hold"))
+        samples["hold", PANEL].append(page.handled(said, pressed) - pressed)
+
+
+def time_buttons(page: BenchPage, turn: int, samples: Samples) -> None:
+    """Every button once, JupyterLab's own too."""
+    show_as(page, "panel")
+    names = begin_caught(page, "idle", f"panel-{turn}")
+    time_looks(page, samples)
+    time_interrupt(page, PANEL, names, samples)
+    time_interrupt(page, CHATTY, begin_caught(page, "chatter", f"chatty-{turn}"), samples)
+    time_stop(page, LAB, begin_caught(page, "idle", f"lab-{turn}"), samples)
+    page.begin(f"panel_work.caught('plain-{turn}', panel_work.idle)")
+    page.await_text("up")
+    time_stop(page, LAB_PLAIN, [f"plain-{turn}"], samples)
+    time_kill(page, samples)
+
+
+def time_interrupt(page: BenchPage, contender: str, names: list[str], samples: Samples) -> None:
+    """Press the panel's button."""
+    pause()
+    pressed = page.press(page.notebook.button("Interrupt"))
+    samples["handler", contender].append(page.handled("Interrupt", pressed) - pressed)
+    note_catches(page, contender, names, pressed, samples)
+
+
+def time_stop(page: BenchPage, contender: str, names: list[str], samples: Samples) -> None:
+    """Press JupyterLab's button."""
+    pause()
+    note_catches(page, contender, names, page.press(page.stop_button()), samples)
+
+
+def time_kill(page: BenchPage, samples: Samples) -> None:
+    """Kill a rank, and start the group anew."""
+    page.begin(cell("idle()"))
+    page.await_text("up", count=RANKS)
+    victim = random.randrange(RANKS)
+    page.page.locator(".nbddp-buttons select").select_option(f"rank {victim}")
+    pause()
+    pressed = page.press(page.notebook.button("Kill"))
+    samples["kill", PANEL].append(page.exited(victim, pressed) - pressed)
+    page.finish(fails=True)
+    page.run("%ddp restart")
+
+
+# ---- CPU
+
+
+def meter_cpu(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -> None:
+    """CPU time of kernel and browser per second of a cell."""
+    show_as(page, "text" if contender in (TEXT, QUIET) else "panel")
+    work = f"chatter({sizes.busy_seconds})"
+    if contender == SILENT:
+        work = f"time.sleep({sizes.busy_seconds})"
+    before = page.busy_seconds()
+    seconds = page.run(cell(work, "--quiet" if contender == QUIET else ""))
+    after = page.busy_seconds()
+    if seconds > 1.3 * sizes.busy_seconds + 1:
+        raise BenchError(f"the ranks could not keep their pace: {seconds:.1f} s, as {contender}")
+    kernel, browser = ((late - early) / seconds for early, late in zip(before, after, strict=True))
+    samples["kernel", contender].append(kernel)
+    samples["browser", contender].append(browser)
+
+
+# ---- flood
+
+
+def flood(lab: Lab, name: str, contender: str, sizes: Sizes, samples: Samples) -> None:
+    """All ranks print as fast as they can, in a kernel of its own: memory is not given back."""
+    with opened(lab, name) as page:
+        show_as(page, contender)
+        page.run(cell(f"chatter({WARM_UP})"))
+        page.ask("watchFrames()")
+        with page.watching_memory() as rss:
+            seconds = page.run(cell(f"flood({sizes.flood_lines})"))
+        samples["frame", contender].append(page.ask("longestFrame()"))
+        samples["flood", contender].append(seconds)
+        samples["rss", contender].append((max(rss) - rss[0]) / 2**20)
+        samples["shown", contender].append(page.ask("text()").count("xxxx\n"))
+        samples["logs", contender].append(logged(page, sizes))
+        samples["metrics", contender].append(reported(page, sizes))
+
+
+def logged(page: BenchPage, sizes: Sizes) -> float:
+    """The share of lines that the ranks' logs have, whole and in order."""
+    good = 0
+    for rank in range(RANKS):
+        lines = (page.run_folder() / f"rank{rank}.log").read_text().splitlines()
+        lines = lines[-sizes.flood_lines :]  # after those of the warm-up
+        wanted = [panel_work.line(number) for number in range(sizes.flood_lines)]
+        good += sum(line == want for line, want in zip(lines, wanted, strict=False))
+    return good / (RANKS * sizes.flood_lines)
+
+
+def reported(page: BenchPage, sizes: Sizes) -> float:
+    """The share of rows that ``metrics.jsonl`` has, once and in order for each rank."""
+    rows = page.metrics("flood")
+    good = 0
+    for rank in range(RANKS):
+        steps = [step for each, step in rows if each == rank]
+        good += bool(steps) + sum(after - before == 2 for before, after in pairwise(steps))
+    return good / (RANKS * sizes.flood_lines / 2)

@@ -1,0 +1,97 @@
+"""What ranks, and plain cells, do for the panel's figures; imported in the kernel and in ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbddp
+
+LINES_PER_SECOND = 200
+METRICS_PER_SECOND = 50
+LINES_PER_METRIC = LINES_PER_SECOND // METRICS_PER_SECOND
+LINE_LENGTH = 100
+SETTLE = 1.5  # seconds that a cell's view gets to appear, before what it shows is timed
+FOREVER = 600.0
+MOVES = Path("moves.jsonl")
+PID = Path("kernel.pid")
+
+
+def introduce() -> None:
+    """In the kernel: write down its process id, and when its widgets' handlers run."""
+    import ipywidgets  # only the kernel needs them
+
+    PID.write_text(str(os.getpid()))
+    MOVES.touch()
+    for kind in (ipywidgets.ToggleButton, ipywidgets.ToggleButtons):
+        _after_init(kind, lambda it: it.observe(lambda change: _note(change["new"]), "value"))
+    _after_init(ipywidgets.Button, lambda it: it.on_click(lambda _: _note(it.description)))
+
+
+def _after_init(kind: Any, act: Callable[[Any], None]) -> None:
+    make = kind.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        act(self)
+
+    kind.__init__ = init
+
+
+def _note(what: Any) -> None:
+    at = time.time()
+    with MOVES.open("a") as file:
+        file.write(json.dumps([at, str(what)]) + "\n")
+
+
+def ticks(count: int, *, flush: bool = False) -> None:
+    """Print what time it is, in lines so far apart that each is alone.
+
+    The pauses differ, so that they fit to nobody's period. The first one comes at once.
+    """
+    for number in range(count + 1):
+        print(f"{'tick' if number else 'first'} {time.time():.6f} .", flush=flush)
+        time.sleep(random.uniform(0.2, 0.45) if number else SETTLE)
+
+
+def idle() -> None:
+    """Be there, and say so."""
+    print("up", flush=True)
+    time.sleep(FOREVER)
+
+
+def chatter(seconds: float = FOREVER) -> None:
+    """Print lines and report numbers, as often as a talkative training does."""
+    began = time.perf_counter()
+    print("up", flush=True)
+    for number in range(int(seconds * LINES_PER_SECOND)):
+        time.sleep(max(0.0, began + number / LINES_PER_SECOND - time.perf_counter()))
+        print(line(number))
+        if number % (2 * LINES_PER_METRIC) == 0:  # two metrics in one go
+            nbddp.log(step=number, loss=1 / (number + 1), accuracy=1 - 1 / (number + 1))
+
+
+def flood(lines: int) -> None:
+    """Print as fast as it goes, and report a number at every second line."""
+    for number in range(lines):
+        print(line(number))
+        if number % 2 == 0:
+            nbddp.log(step=number, flood=1 / (number + 1))
+
+
+def line(number: int) -> str:
+    """A line of 100 characters that tells which it is."""
+    return f"line {number:06d} ".ljust(LINE_LENGTH, "x")
+
+
+def caught(path: str, work: Callable[[], None]) -> None:
+    """Work until interrupted, and write down when that was."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        Path(path).write_text(repr(time.time()))

@@ -1,0 +1,45 @@
+"""One JupyterLab for all browser tests of a module; a notebook of its own for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from browser.lab import CHROMIUM, Lab, LabNotebook
+
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"
+)
+
+
+def write_notebook(path: Path, *cells: str) -> None:
+    """A notebook with these code cells."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+    notebook.metadata["kernelspec"] = {
+        "name": "python3",
+        "display_name": "Python 3",
+        "language": "python",
+    }
+    nbformat.write(notebook, path)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A JupyterLab server."""
+    with Lab(tmp_path_factory.mktemp("lab") / "root") as lab:
+        yield lab
+
+
+@pytest.fixture
+def picture() -> Callable[[LabNotebook, str], None]:
+    """Take a picture, when PICTURES names a folder to look at them in."""
+
+    def take(notebook: LabNotebook, name: str) -> None:
+        if "PICTURES" in os.environ:
+            notebook.page.screenshot(path=Path(os.environ["PICTURES"]) / f"{name}.png")
+
+    return take

@@ -1,0 +1,217 @@
+"""The panel in a real JupyterLab and a real browser: looked at, pressed, reloaded, reopened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import nbformat
+import pytest
+from nbconvert import HTMLExporter
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import Lab, LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+Picture = Callable[[LabNotebook, str], None]
+
+LOAD = "%reload_ext nbddp"
+RESTART = "%ddp restart --nproc 2"
+TRAIN = """%%ddp
+import time
+kept = rank
+for step in nbddp.track(range(400), label="epoch <1>"):
+    time.sleep(0.05)
+    nbddp.log(step=step, loss=2 / (step + 1) + rank / 10)
+    if step % 10 == 0:
+        print("\\x1b[32mgreen\\x1b[0m step", step)
+"""
+BACKGROUND = """%%ddp --no-wait
+import time
+for step in range(400):
+    time.sleep(0.05)
+    print("tick", step)"""
+CHECK = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\n(kept, x.item())"
+HOSTILE = """%%ddp
+import time
+evil = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 2</script>"
+for step in nbddp.track(range(8), label=evil):
+    print(evil)
+    print("\\x1b]8;;javascript:window.hacked=3\\x07click\\x1b]8;;\\x07")
+    nbddp.log(step=step, **{evil: step})
+    time.sleep(0.2)
+raise ValueError(evil)"""
+
+
+@pytest.fixture(scope="module")
+def shared(lab: Lab) -> Iterator[LabNotebook]:
+    """One page and one kernel for the tests that leave both in use."""
+    cells = [RESTART, TRAIN, CHECK, HOSTILE, BACKGROUND]
+    write_notebook(lab.notebooks / "shared.ipynb", *cells, LOAD, "%ddp stop")
+    with lab.open("shared.ipynb") as notebook:
+        notebook.run(5)
+        yield notebook
+
+
+@pytest.fixture
+def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
+    """The shared page with new ranks; nothing may have gone wrong on it."""
+    shared.run(0)
+    yield shared
+    shared.run(6)
+    assert shared.problems == []
+
+
+def test_lines_charts_and_progress_show_while_the_cell_runs(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.begin(1)
+    notebook.await_text(1, r"^\[rank 1\] green step 10$")
+    output = notebook.code_cell(1).locator(".jp-Cell-outputArea")
+    chart = output.locator(".nbddp-shots img")
+    chart.wait_for(state="visible")
+    assert chart.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300
+    notebook.await_text(1, r"epoch <1> \d+/400 · .* left")
+    text = notebook.text(1)
+    assert re.search(r"running a cell · \d+\.\d s · 2 ranks · gloo · cpu · attempt \d+ · ", text)
+    assert output.locator(".ansi-green-fg").first.inner_text() == "green"
+    assert output.locator("table.nbddp-ranks tbody tr").count() == 2
+    notebook.await_text(1, r"time.sleep\(0.05\)|nbddp.log")
+    picture(notebook, "running")
+    notebook.button("Interrupt").click()
+    notebook.await_idle()
+
+
+def test_interrupt_ends_the_cell_and_leaves_a_record_in_its_place(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.begin(1)
+    notebook.await_text(1, "step 10$")
+    notebook.button("Interrupt").click()
+    notebook.await_idle()
+    output = notebook.code_cell(1).locator(".jp-Cell-outputArea")
+    assert output.locator("button").count() == 0
+    assert output.locator("img[alt=loss][src^='data:image/png;base64,']").count() == 1
+    text = notebook.text(1)
+    assert text.startswith("interrupted · ")
+    assert "Every rank keeps its names; the next cell works." in text
+    assert re.search(r"^\[rank 0\] green step 10$", text, re.MULTILINE)
+    assert re.search(r"interrupt asked$", text, re.MULTILINE)
+    picture(notebook, "interrupted")
+    notebook.run(2)
+    assert "Out [rank 1] (1, 2.0)" in notebook.text(2)
+
+
+def test_each_rank_has_its_log_and_hold_keeps_it_as_it_is(notebook: LabNotebook) -> None:
+    notebook.begin(1)
+    notebook.await_text(1, r"^\[rank 0\] green step 10$")
+    notebook.button("rank 1").click()
+    log = notebook.code_cell(1).locator(".nbddp-scroll")
+    log.locator("text=[rank 0]").first.wait_for(state="detached")
+    assert "[rank 1] green step 10" in log.inner_text()
+    notebook.button("Hold").click()
+    notebook.await_text(1, r"epoch <1> [4-9]\d/400")
+    held = log.inner_text()
+    notebook.await_text(1, r"epoch <1> [7-9]\d/400")
+    assert log.inner_text() == held
+    notebook.button("Interrupt").click()
+    notebook.await_idle()
+
+
+def test_kill_ends_the_chosen_rank_and_the_record_says_who_and_how(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.begin(1)
+    notebook.await_text(1, "step 10$")
+    notebook.page.locator(".nbddp-buttons select").select_option("rank 1")
+    notebook.button("Kill").click()
+    notebook.await_idle()
+    text = notebook.text(1)
+    assert text.startswith("failed on rank 1 · ")
+    assert "first cause: rank 1 was killed by SIGKILL" in text
+    assert "kill asked for rank 1" in text
+    picture(notebook, "killed")
+
+
+def test_restart_ends_the_cell_and_the_next_one_finds_new_ranks(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.begin(1)
+    notebook.await_text(1, "step 10$")
+    notebook.button("Restart").click()
+    notebook.await_idle()
+    text = notebook.text(1)
+    assert text.startswith("ended by a restart · ")
+    assert "All names are gone with the ranks" in text
+    assert "SIGTERM" not in text.partition("rank\tstate")[0]  # the user ended them: no failure
+    picture(notebook, "restarted")
+    notebook.run(2)
+    assert "NameError: name 'kept' is not defined" in notebook.text(2)
+
+
+def test_stop_ends_the_ranks(notebook: LabNotebook) -> None:
+    notebook.begin(1)
+    notebook.await_text(1, "step 10$")
+    notebook.button("Stop").click()
+    notebook.await_idle()
+    assert notebook.text(1).startswith("ended by a stop · ")
+
+
+def test_buttons_work_for_a_cell_that_does_not_block(notebook: LabNotebook) -> None:
+    notebook.run(4)  # returns at once
+    notebook.await_text(4, r"running a cell · .*[\s\S]*tick 5$")
+    notebook.button("Interrupt").click()
+    notebook.await_text(4, "^interrupted · ")
+
+
+def test_what_ranks_write_and_name_is_text_and_nothing_else(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.begin(3)
+    output = notebook.code_cell(3).locator(".jp-Cell-outputArea")
+    output.locator(".nbddp-shots img").wait_for()
+    picture(notebook, "hostile")
+    notebook.await_idle()
+    assert "[rank 1] <img src=x onerror='window.hacked = 1'>" in notebook.text(3)
+    assert output.locator("img[src='x'], script, a[href]").count() == 0
+    assert notebook.page.evaluate("window.hacked ?? 'safe'") == "safe"
+
+
+def test_after_a_reload_in_the_middle_the_panel_is_back_and_its_buttons_work(
+    lab: Lab, picture: Picture
+) -> None:
+    write_notebook(lab.notebooks / "reloaded.ipynb", f"{LOAD}\n{RESTART}", TRAIN)
+    with lab.open("reloaded.ipynb") as notebook:
+        notebook.run(0)
+        notebook.begin(1)
+        notebook.await_text(1, "step 10$")
+        notebook.save()  # what was not saved, JupyterLab forgets
+        notebook.reload()
+        notebook.await_text(1, r"running a cell · [\s\S]* step [3-9]0$")
+        picture(notebook, "reloaded")
+        notebook.button("Interrupt").click()
+        notebook.await_text(1, r"^interrupted · [\s\S]*Every rank keeps its names")
+        assert notebook.problems == []
+
+
+def test_a_saved_notebook_shows_the_record_when_its_kernel_is_gone(
+    lab: Lab, picture: Picture
+) -> None:
+    path = lab.notebooks / "saved.ipynb"
+    short = TRAIN.replace("range(400)", "range(20)")
+    write_notebook(path, f"{LOAD}\n{RESTART}", short, "%ddp status")
+    with lab.open(path.name) as notebook:
+        notebook.run_all()
+        notebook.save()
+    with lab.open(path.name) as notebook:
+        picture(notebook, "reopened")
+        for cell, title in ((1, "done on ranks 0-1 · "), (2, "ready · 2 ranks · ")):
+            assert title in notebook.text(cell)
+            assert "[rank 1] green step 10" in notebook.text(cell)
+            chart = notebook.code_cell(cell).locator("img[alt=loss]")
+            assert chart.evaluate("image => image.decode().then(() => image.naturalWidth)") > 300
+        assert notebook.problems == []
+    page, _ = HTMLExporter().from_notebook_node(nbformat.read(path, as_version=4))
+    assert "done on ranks 0-1" in page
+    assert page.count('alt="loss" src="data:image/png;base64,') == 2

@@ -1,0 +1,491 @@
+"""A page's buttons are answered by a real kernel whose main thread waits in a cell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import KernelManager
+
+pytestmark = pytest.mark.notebook
+
+# The installed ipykernel and the last 6; more, for a check by hand: NBDDP_IPYKERNELS="7.0.1 7.3.0"
+VERSIONS = ["installed", "6.31.0", *os.environ.get("NBDDP_IPYKERNELS", "").split()]
+
+PRELUDE = """
+import multiprocessing.connection, os, queue, signal, threading, time
+import ipykernel
+import ipywidgets as widgets
+from IPython.display import display
+from nbddp.ui.live import LiveComms
+
+kernel = get_ipython().kernel
+live = LiveComms.of(get_ipython())
+before = kernel.shell_stream._recv_callback
+pipe, _other_end = multiprocessing.Pipe()
+SHORT = 0.05
+nothing, never = queue.Queue(), threading.Event()
+
+def get_nothing():
+    try:
+        nothing.get(timeout=SHORT)
+    except queue.Empty:
+        pass
+
+WAITS = {
+    "event": lambda: never.wait(SHORT),
+    "sleep": lambda: time.sleep(SHORT),
+    "queue": get_nothing,
+    "connection": lambda: multiprocessing.connection.wait([pipe], timeout=SHORT),
+}
+
+def block(until, style="event", limit=20):
+    print("blocked", flush=True)
+    deadline = time.monotonic() + limit
+    while not until() and time.monotonic() < deadline:
+        WAITS[style]()
+        live.pump()
+
+def make(handler=None):
+    button = widgets.Button()
+    button.times = []
+    button.on_click(lambda _: button.times.append(time.time()))
+    if handler:
+        button.on_click(handler)
+    return button
+
+def state():
+    is_same = kernel.shell_stream._recv_callback == before
+    threads = [each.name for each in threading.enumerate() if each.name == "nbddp-widgets"]
+    return is_same, threads
+"""
+
+
+class Page:
+    """A front end with widgets: it sends on the shell channel and sees what is published."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(cwd=str(folder), env=os.environ | environment)
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        self.seen: list[dict[str, Any]] = []
+        self.replied: set[str] = set()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+    def begin(self, source: str) -> str:
+        """Send a cell; the others run on if it fails."""
+        return str(self.client.execute(source, stop_on_error=False))
+
+    def see(self, wanted: Callable[[dict[str, Any]], bool], *, timeout: float = 20.0) -> Any:
+        """The first message, seen already or still to come, that is wanted."""
+        for message in self.seen:
+            if wanted(message):
+                return message
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self.client.get_iopub_msg(timeout=max(0.01, deadline - time.monotonic()))
+            self.seen.append(message)
+            if wanted(message):
+                return message
+
+    def of(self, request: str, kind: str) -> list[dict[str, Any]]:
+        """What was published for a request, of one kind."""
+        return [
+            message["content"]
+            for message in self.seen
+            if message["parent_header"].get("msg_id") == request and message["msg_type"] == kind
+        ]
+
+    def text(self, request: str) -> str:
+        return "".join(each["text"] for each in self.of(request, "stream"))
+
+    def says(self, request: str, text: str) -> None:
+        """Wait until a cell has printed this."""
+        if text not in self.text(request):
+            self.see(lambda _: text in self.text(request))
+
+    def has(self, request: str, status: str) -> Any:
+        """Wait until a request is reported busy or idle."""
+        return self.see(
+            lambda message: (
+                message["msg_type"] == "status"
+                and message["parent_header"].get("msg_id") == request
+                and message["content"]["execution_state"] == status
+            )
+        )
+
+    def has_reply(self, request: str) -> None:
+        """Wait for a cell's reply: ipykernel < 7.4 can miss what arrives while it sends one."""
+        while request not in self.replied:
+            answer = self.client.get_shell_msg(timeout=20)
+            self.replied.add(answer["parent_header"].get("msg_id"))
+
+    def run(self, source: str) -> str:
+        """Run a cell to its end; what it printed, or its error."""
+        request = self.begin(source)
+        self.has(request, "idle")
+        self.has_reply(request)
+        for error in self.of(request, "error"):
+            raise AssertionError("\n".join(error["traceback"]))
+        return self.text(request).strip()
+
+    def send(self, kind: str, content: dict[str, Any], **more: Any) -> str:
+        message = self.client.session.msg(kind, content, **more)
+        self.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def press(self, model: str) -> str:
+        """Press a button."""
+        click = {"method": "custom", "content": {"event": "click"}}
+        return self.send("comm_msg", {"comm_id": model, "data": click})
+
+    def statuses(self, *requests: str) -> list[tuple[str, str]]:
+        """In which order these requests were reported busy and idle."""
+        names = {request: str(index) for index, request in enumerate(requests)}
+        return [
+            (names[parent], message["content"]["execution_state"])
+            for message in self.seen
+            if message["msg_type"] == "status"
+            and (parent := message["parent_header"].get("msg_id")) in names
+        ]
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def ipykernel_path(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """The environment in which a kernel is of this version; installed if need be."""
+    if request.param == "installed":
+        return {}
+    folder = tmp_path_factory.mktemp("ipykernel")
+    what = f"ipykernel=={request.param}"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
+    done = subprocess.run([*command, str(folder), what], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"pip could not install {what}: {done.stderr.strip()[-200:]}")
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def shared(
+    ipykernel_path: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Page]:
+    page = Page(tmp_path_factory.mktemp("page"), ipykernel_path)
+    page.run(PRELUDE)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(shared: Page) -> Iterator[Page]:
+    """A page on a kernel that is left as it was found by each test."""
+    shared.seen.clear()
+    assert shared.run("print(state())") == "(True, [])"
+    yield shared
+    assert shared.run("print(state())") == "(True, [])"
+
+
+@pytest.fixture
+def is_tap(page: Page) -> bool:
+    return page.run("print(live.how.value)") == "tap"
+
+
+def test_the_way_goes_by_the_kernels_version(page: Page) -> None:
+    version, way = page.run("print(ipykernel.version_info[0], live.how.value)").split()
+    assert way == ("tap" if int(version) >= 7 else "pump")
+
+
+@pytest.mark.parametrize("style", ["event", "sleep", "queue", "connection"])
+def test_a_button_is_answered_while_the_cell_waits(page: Page, style: str) -> None:
+    model = page.run("b = make(); print(b.model_id)")
+    cell = page.begin(f"with live.serving(b):\n block(lambda: len(b.times) == 3, {style!r})")
+    page.says(cell, "blocked")
+    sent = []
+    for number in range(1, 4):
+        sent.append(time.time())
+        page.has(page.press(model), "idle")
+        assert page.statuses(cell)[-1] != ("0", "idle") or number == 3
+    page.has(cell, "idle")
+    heard = [float(each) for each in page.run("print(*b.times)").split()]
+    delays = [1000 * (after - before) for before, after in zip(sent, heard, strict=True)]
+    assert max(delays) < 1000, delays
+
+
+def test_one_long_wait_is_enough_where_a_thread_reads(page: Page, is_tap: bool) -> None:
+    if not is_tap:
+        pytest.skip("this kernel's main thread has to pump")
+    model = page.run("done = threading.Event(); b = make(lambda _: done.set()); print(b.model_id)")
+    cell = page.begin("with live.serving(b):\n print('blocked', flush=True); print(done.wait(20))")
+    page.says(cell, "blocked")
+    page.press(model)
+    page.says(cell, "True")
+
+
+def test_cells_sent_meanwhile_run_afterwards_and_in_order(page: Page) -> None:
+    model = page.run("b, order = make(), []; print(b.model_id)")
+    blocked = page.begin("with live.serving(b):\n block(lambda: b.times)\norder.append(0)")
+    page.says(blocked, "blocked")
+    cells = [page.begin(f"order.append({number})") for number in range(1, 6)]
+    click = page.press(model)
+    page.has(cells[-1], "idle")
+    assert page.run("print(order)") == "[0, 1, 2, 3, 4, 5]"
+    order = page.statuses(blocked, *cells, click)
+    assert order.index(("6", "idle")) < order.index(("0", "idle")) < order.index(("1", "busy"))
+
+
+def test_a_widget_that_is_not_served_waits_for_the_kernel_as_ever(page: Page) -> None:
+    models = page.run("a, b, log = make(), make(), []; print(a.model_id, b.model_id)").split()
+    page.run("a.on_click(lambda _: log.append('a')); b.on_click(lambda _: log.append('b'))")
+    cell = page.begin("with live.serving(b):\n block(lambda: b.times)\nlog.append('over')")
+    page.says(cell, "blocked")
+    page.press(models[0])
+    between = page.begin("log.append('cell')")
+    page.press(models[1])
+    page.has(between, "idle")
+    assert page.run("print(log)") == "['b', 'over', 'a', 'cell']"
+
+
+def test_two_that_overlap_are_both_answered_until_each_is_left(page: Page) -> None:
+    models = page.run("a, b = make(), make(); print(a.model_id, b.model_id)").split()
+    cell = page.begin(
+        "first, second = live.serving(a).begin(), live.serving(b).begin()\n"
+        "block(lambda: a.times and b.times)\n"
+        "first.end()\n"
+        "print('one left', flush=True)\n"
+        "block(lambda: len(b.times) == 2)\n"
+        "a_times = len(a.times)\n"
+        "second.end()\n"
+        "print(a_times, len(b.times), state())"
+    )
+    page.says(cell, "blocked")
+    for model in models:
+        page.press(model)
+    page.says(cell, "one left")
+    unserved = page.press(models[0])
+    page.press(models[1])
+    page.has(cell, "idle")
+    assert page.text(cell).splitlines()[-1] == "1 2 (True, [])"
+    page.has(unserved, "idle")
+    assert page.run("print(len(a.times))") == "2"
+
+
+def test_nested_serving_of_the_same_widget_ends_with_the_outer_one(page: Page) -> None:
+    model = page.run("b = make(); print(b.model_id)")
+    cell = page.begin(
+        "with live.serving(b):\n"
+        "    with live.serving(b):\n"
+        "        block(lambda: b.times)\n"
+        "    print('inner left', flush=True)\n"
+        "    block(lambda: len(b.times) == 2)\n"
+        "print(len(b.times), state())"
+    )
+    page.says(cell, "blocked")
+    page.press(model)
+    page.says(cell, "inner left")
+    page.press(model)
+    page.says(cell, "2 (True, [])")
+
+
+def test_a_handler_that_raises_is_shown_in_the_cell_and_ends_nothing(page: Page) -> None:
+    model = page.run("b = make(lambda _: 1 / 0); print(b.model_id)")
+    cell = page.begin("with live.serving(b):\n block(lambda: len(b.times) == 2)\nprint('over')")
+    page.says(cell, "blocked")
+    page.press(model)
+    page.press(model)
+    page.has(cell, "idle")
+    assert [error["ename"] for error in page.of(cell, "error")] == ["ZeroDivisionError"] * 2
+    assert "over" in page.text(cell)
+
+
+def test_a_handler_that_exits_ends_nothing_either(page: Page, is_tap: bool) -> None:
+    if not is_tap:
+        pytest.skip("here the handler runs in the main thread, which is the cell's")
+    model = page.run("b = make(lambda _: sys.exit(3)); import sys; print(b.model_id)")
+    cell = page.begin("with live.serving(b):\n block(lambda: len(b.times) == 2)")
+    page.says(cell, "blocked")
+    page.press(model)
+    page.press(model)
+    page.has(cell, "idle")
+    assert page.text(cell).count("a widget's handler tried to end its thread") == 2
+
+
+def test_what_a_handler_prints_and_displays_lands_in_the_cell(page: Page) -> None:
+    model = page.run(
+        "def show(_):\n"
+        "    print('from the handler')\n"
+        "    display({'text/plain': 'shown'}, raw=True, display_id='it')\n"
+        "    display({'text/plain': 'again'}, raw=True, display_id='it', update=True)\n"
+        "b = make(show); print(b.model_id)"
+    )
+    cell = page.begin("with live.serving(b):\n block(lambda: b.times)")
+    page.says(cell, "blocked")
+    click = page.press(model)
+    page.has(cell, "idle")
+    assert page.text(cell).splitlines() == ["blocked", "from the handler"]
+    shown = page.of(cell, "display_data") + page.of(cell, "update_display_data")
+    assert [each["data"]["text/plain"] for each in shown] == ["shown", "again"]
+    assert page.of(click, "stream") == page.of(click, "display_data") == []
+
+
+def test_the_page_sees_the_message_done_and_the_cell_still_busy(page: Page) -> None:
+    model = page.run("b = make(); print(b.model_id)")
+    cell = page.begin("with live.serving(b):\n block(lambda: b.times)")
+    page.says(cell, "blocked")
+    click = page.press(model)
+    page.has(cell, "idle")
+    whole = [("0", "busy"), ("1", "busy"), ("1", "idle"), ("0", "busy"), ("0", "idle")]
+    assert page.statuses(cell, click) == whole
+
+
+def test_a_changed_value_arrives_and_is_echoed(page: Page) -> None:
+    model = page.run("slider = widgets.IntSlider(); print(slider.model_id)")
+    cell = page.begin("with live.serving(slider):\n block(lambda: slider.value == 7)")
+    page.says(cell, "blocked")
+    data = {"method": "update", "state": {"value": 7}, "buffer_paths": []}
+    page.send("comm_msg", {"comm_id": model, "data": data})
+    page.has(cell, "idle")
+    sent = [each["data"] for each in page.of(cell, "comm_msg") if each["comm_id"] == model]
+    assert [each["state"] for each in sent if each["method"] == "echo_update"] == [{"value": 7}]
+
+
+def test_children_layout_and_style_are_served_and_what_is_added_later(page: Page) -> None:
+    models = page.run(
+        "box = widgets.VBox([widgets.HBox([make()])])\n"
+        "inner = box.children[0].children[0]\n"
+        "print(inner.layout.model_id, inner.style.model_id, inner.model_id)"
+    ).split()
+    cell = page.begin(
+        "with live.serving(box) as serving:\n"
+        "    block(lambda: inner.times)\n"
+        "    late = make(); serving.add(late)\n"
+        "    print('late:', late.model_id, flush=True)\n"
+        "    block(lambda: late.times)"
+    )
+    page.says(cell, "blocked")
+    for model in models[:2]:  # what a page asks that has lost one model
+        page.send("comm_msg", {"comm_id": model, "data": {"method": "request_state"}})
+    page.press(models[2])
+    page.says(cell, "late:")
+    states = [each for each in page.of(cell, "comm_msg") if each["data"]["method"] == "update"]
+    assert [each["comm_id"] for each in states] == models[:2]
+    page.press(page.text(cell).split()[-1])
+    page.has(cell, "idle")
+
+
+def test_a_page_that_is_loaded_again_gets_the_state_of_all_widgets(page: Page) -> None:
+    model = page.run("b = make(); b.description = 'Stop'; print(b.model_id)")
+    cell = page.begin(
+        "with live.serving(b) as serving:\n"
+        "    block(lambda: serving.reloads)\n"
+        "print('reloads:', serving.reloads)"
+    )
+    page.says(cell, "blocked")
+    control = uuid.uuid4().hex
+    opened = {"comm_id": control, "target_name": "jupyter.widget.control", "data": {}}
+    page.send("comm_open", opened, metadata={"version": "1.0.0"})
+    page.send("comm_msg", {"comm_id": control, "data": {"method": "request_states"}})
+    page.says(cell, "reloads: 1")
+    [answer] = [each for each in page.of(cell, "comm_msg") if each["comm_id"] == control]
+    assert answer["data"]["states"][model]["state"]["description"] == "Stop"
+    page.send("comm_close", {"comm_id": control, "data": {}})
+
+
+def test_afterwards_the_kernel_answers_again(page: Page) -> None:
+    model = page.run("b = make(); print(b.model_id)")
+    page.run("with live.serving(b):\n pass")
+    click = page.press(model)
+    page.has(click, "idle")
+    assert page.statuses(click) == [("0", "busy"), ("0", "idle")]
+    assert page.run("print(len(b.times))") == "1"
+
+
+def test_a_panel_that_stays_never_reports_its_finished_cell_as_busy(
+    page: Page, is_tap: bool
+) -> None:
+    model = page.run("b = make(lambda _: print('pressed')); print(b.model_id)")
+    cell = page.begin("stays = live.serving(b, blocks=False).begin()")
+    page.has(cell, "idle")
+    page.seen.clear()
+    clicks = [page.press(model)]
+    page.has(clicks[0], "idle")
+    other = page.begin(
+        "block(lambda: len(b.times) == 2, limit=20 if live.how.value == 'tap' else 0)"
+    )
+    page.says(other, "blocked")
+    clicks.append(page.press(model))
+    page.has(clicks[1], "idle")
+    page.has(other, "idle")
+    page.run("stays.end()")
+    assert page.statuses(cell) == []
+    for click in clicks:
+        assert page.statuses(click) == [("0", "busy"), ("0", "idle")]
+    if is_tap:
+        assert page.text(cell) == "pressed\npressed\n"
+
+
+def test_a_click_does_not_announce_that_a_cell_begins_or_ends(page: Page) -> None:
+    model = page.run("b, events = make(), []; print(b.model_id)")
+    cell = page.begin(
+        "note = lambda: events.append(1)\n"
+        "for name in ('pre_execute', 'post_execute'):\n"
+        "    get_ipython().events.register(name, note)\n"
+        "with live.serving(b):\n"
+        "    block(lambda: b.times)\n"
+        "for name in ('pre_execute', 'post_execute'):\n"
+        "    get_ipython().events.unregister(name, note)\n"
+        "print(events)"
+    )
+    page.says(cell, "blocked")
+    page.press(model)
+    page.says(cell, "[]")
+
+
+def test_an_interrupt_ends_the_wait_and_leaves_the_kernel_whole(page: Page) -> None:
+    page.run("b = make()")
+    cell = page.begin("with live.serving(b):\n block(lambda: b.times)")
+    page.says(cell, "blocked")
+    behind = page.begin("print('behind')")
+    page.manager.interrupt_kernel()
+    page.has(behind, "idle")
+    assert [error["ename"] for error in page.of(cell, "error")] == ["KeyboardInterrupt"]
+    assert page.text(behind) == "behind\n"
+
+
+def test_interrupts_lose_no_message(page: Page) -> None:
+    model = page.run("b, order = make(), []; print(b.model_id)")
+    cell = page.begin(
+        "with live.serving(b):\n"
+        "    deadline, interrupts = time.monotonic() + 30, 0\n"
+        "    while interrupts < 20 and time.monotonic() < deadline:\n"
+        "        try:\n"
+        "            print('interrupts:', interrupts, flush=True)\n"
+        "            while time.monotonic() < deadline:\n"
+        "                live.pump()\n"
+        "        except KeyboardInterrupt:\n"
+        "            interrupts += 1\n"
+        "    block(lambda: len(b.times) == 200)\n"
+    )
+    cells = []
+    for number in range(20):
+        page.says(cell, f"interrupts: {number}\n")
+        for _ in range(5):
+            page.press(model)
+        cells.append(page.begin(f"order.append({number})"))
+        page.manager.interrupt_kernel()
+        for _ in range(5):
+            page.press(model)
+    page.has(cells[-1], "idle")
+    assert page.of(cell, "error") == []
+    assert page.run("print(len(b.times), order == list(range(20)))") == "200 True"

@@ -1,0 +1,188 @@
+"""Panels in a real kernel without a page: what is sent, in which form, and what is not."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from notebook import Notebook
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+FLOOD = """%%ddp
+for step in range(20_000):
+    print(f"{step:05} " + "x" * 60)
+    if step % 2:
+        nbddp.log(step=step, loss=1 / (step + 1), rank_times_step=rank * step)
+"""
+
+
+class Page(Notebook):
+    """A front end that names its cells, as JupyterLab does."""
+
+    def begin(self, source: str) -> str:
+        """Send a cell as a page does."""
+        content = {
+            "code": source,
+            "silent": False,
+            "store_history": True,
+            "user_expressions": {},
+            "allow_stdin": True,
+            "stop_on_error": True,
+        }
+        message = self.client.session.msg("execute_request", content)
+        message["metadata"] = {"cellId": "a-cell", "trusted": True}
+        self.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A kernel whose front end is a page."""
+    with Page(tmp_path_factory.mktemp("page")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(kernel: Page) -> Iterator[Page]:
+    """The page; its ranks are stopped after each test."""
+    yield kernel
+    assert kernel.run("%ddp view auto").status == "ok"
+    assert kernel.run("%ddp stop").status == "ok"
+
+
+def final(reply: Any) -> dict[str, Any]:
+    """What stays where the panel was."""
+    assert len(reply.displays) == 1
+    return dict((reply.updates or reply.displays)[-1])
+
+
+def test_a_short_cell_gets_its_record_at_once_and_no_widgets(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    reply = page.run("%%ddp\nprint('hello from', rank)\nworld_size")
+    shown = final(reply)
+    assert reply.text == ""
+    assert set(shown) == {"text/html", "text/plain"}
+    assert sorted(shown["text/plain"].splitlines()) == [
+        "Out [ranks 0-1] 2",
+        "[rank 0] hello from 0",
+        "[rank 1] hello from 1",
+    ]
+    assert "done on ranks 0-1" in shown["text/html"]
+    assert "</details>" in shown["text/html"]
+
+
+def test_a_longer_cell_shows_widgets_and_leaves_none_behind(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    page.run("import ipywidgets\ndef count(): return len(ipywidgets.Widget.widgets)", timeout=20)
+    reply = page.run("%%ddp\nimport time\ntime.sleep(0.6)\nprint('late')")
+    assert WIDGET in reply.displays[0]
+    assert "`%ddp view text`" in reply.displays[0]["text/plain"]
+    assert "late" in reply.updates[-1]["text/html"]
+    assert (
+        page.run("from ipywidgets.widgets.widget import _instances\nlen(_instances)").result == "0"
+    )
+
+
+def test_what_is_rich_comes_under_the_panel(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    reply = page.run(
+        "%%ddp\nfrom IPython.display import HTML, display\n"
+        "if rank == 1: display(HTML('<b>bold</b>'))\nHTML('<i>value</i>')"
+    )
+    kinds = [next(iter(set(each) - {"text/plain"})) for each in reply.displays]
+    assert kinds == [WIDGET, "text/html", "text/html"]
+    assert [each["text/html"] for each in reply.displays[1:]] == ["<b>bold</b>", "<i>value</i>"]
+    assert reply.text == "[rank 1]\n[ranks 0-1]\n"
+
+
+def test_a_failure_is_told_in_the_record_and_in_one_line_below(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    reply = page.run("%%ddp\nif rank == 1: raise ValueError('<b>no</b>')\ndist.barrier()")
+    assert reply.status == "error"
+    assert reply.traceback == "rank 1: ValueError: <b>no</b>, line 2 (more above)"
+    html = final(reply)["text/html"]
+    assert re.search("first cause: rank 1: ValueError: &lt;b&gt;no&lt;/b&gt;, line 2", html)
+    assert "<b>" not in html
+
+
+def test_text_can_be_chosen_and_the_panel_again(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    page.run("%ddp view text")
+    assert page.run("%%ddp --ranks 0\nprint(1)").text == "[rank 0] 1\n"
+    page.run("%ddp view panel")
+    assert "[rank 0] 1" in final(page.run("%%ddp --ranks 0\nprint(1)"))["text/plain"]
+    assert "invalid choice: 'loud'" in page.run("%ddp view loud").text
+
+
+def test_quiet_cells_show_their_values_only(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    assert page.run("%%ddp --quiet\nprint('x')\nrank * 0").text == "Out [ranks 0-1] 0\n"
+
+
+def test_a_flood_of_lines_and_numbers_is_complete_in_the_files_and_bounded_in_the_kernel(
+    page: Page,
+) -> None:
+    page.run("%ddp start --nproc 4")
+    page.run("%%ddp\nnbddp.log(step=0, warm=1)\nprint('warm')")  # loads matplotlib
+    kernel = psutil.Process(page.pid)
+    before = kernel.memory_info().rss
+    reply = page.run(FLOOD, timeout=100)
+    assert reply.status == "ok"
+    assert kernel.memory_info().rss - before < 100 << 20
+    assert len(reply.updates) == 1
+    assert len(reply.updates[0]["text/html"]) < 1 << 20
+    assert "earlier lines in the ranks' logs" in reply.updates[0]["text/plain"]
+    check = (
+        "import glob, json, collections\n"
+        "folder = sorted(glob.glob('.nbddp/runs/*'))[-1]\n"
+        "logs = [open(f'{folder}/rank{r}.log').read().splitlines() for r in range(4)]\n"
+        "rows = [json.loads(line) for line in open(f'{folder}/metrics.jsonl')]\n"
+        "seen = collections.Counter(row['rank'] for row in rows if 'loss' in row)\n"
+        "[len(log) for log in logs] + sorted(seen.items())"
+    )
+    assert page.run(check).result == (
+        "[20001, 20001, 20001, 20001, (0, 10000), (1, 10000), (2, 10000), (3, 10000)]"
+    )
+
+
+def test_a_tqdm_bar_is_one_line_that_moves(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    reply = page.run(
+        "%%ddp\nimport time\nfrom tqdm import tqdm\n"
+        "for _ in tqdm(range(40), colour='green'): time.sleep(0.02)\nprint('through')"
+    )
+    lines = final(reply)["text/plain"].splitlines()
+    assert len(lines) == 4
+    assert len([line for line in lines if re.search(r"^\[rank \d\] 100%.*\| 40/40 ", line)]) == 2
+    assert any("%|" in text and "100%|" not in text for text in reply.widget_texts)
+
+
+def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    sleep = "%%ddp\nimport time\ntime.sleep(0.5)"
+    page.run(
+        "from nbddp.ui.live import LiveComms\nlive = LiveComms.of(get_ipython())\n"
+        "from nbddp.ui.kernel_stream import Way\nknown, live._way = live._way, Way.NONE"
+    )
+    said = "The buttons wait for the end of this cell"
+    assert any(said in text for text in page.run(sleep).widget_texts)
+    page.run("live._way = known")
+    assert not any(said in text for text in page.run(sleep).widget_texts)
+
+
+def test_redraws_come_ten_times_a_second_at_most(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    began = time.monotonic()
+    reply = page.run(
+        "%%ddp\nimport time\nend = time.monotonic() + 2\n"
+        "while time.monotonic() < end:\n    print('x' * 50)\n    time.sleep(0.001)"
+    )
+    seconds = time.monotonic() - began
+    drawn = [text for text in reply.widget_texts if "nbddp-log" in text]
+    assert 5 < len(drawn) <= 10 * seconds + 2

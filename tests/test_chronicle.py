@@ -1,0 +1,182 @@
+"""The chronicle: what happened since a moment, and the whole of it in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from nbddp.controller.chronicle import MAX_EVENTS, Chronicle, Event
+from nbddp.controller.runs import RunFolder
+from nbddp.controller.spec import GroupSpec
+
+
+@dataclass
+class FakeSpec:
+    """As much of a spec as a chronicle asks for."""
+
+    base: Path
+    name: str = "first"
+    known: dict[str, Any] = field(default_factory=lambda: {"nproc": 2})
+
+    def cwd(self) -> Path:
+        return self.base
+
+    def facts(self) -> dict[str, Any]:
+        return self.known
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def chronicle(said: list[str]) -> Iterator[Chronicle]:
+    chronicle = Chronicle(said.append)
+    yield chronicle
+    chronicle.close()
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> GroupSpec:
+    return cast(GroupSpec, FakeSpec(tmp_path))
+
+
+def kinds(events: tuple[Event, ...]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def on_disk(folder: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+
+
+def test_what_happened_is_kept_in_order_with_its_time_and_facts(chronicle: Chronicle) -> None:
+    before = time.time()
+    chronicle.record("start", attempt=1)
+    chronicle.record("exit", rank=1, how="was killed by SIGKILL")
+    first, second = chronicle.since(0.0)
+    assert (first.kind, first.facts) == ("start", {"attempt": 1})
+    assert (second.kind, second.facts) == ("exit", {"rank": 1, "how": "was killed by SIGKILL"})
+    assert before <= first.at <= second.at <= time.time()
+
+
+def test_a_fact_may_have_any_name(chronicle: Chronicle, spec: GroupSpec) -> None:
+    folder = chronicle.open(spec)
+    chronicle.record("checkpoint", kind="full", self="x", at=3)
+    [event] = chronicle.since(0.0)
+    assert event.kind == "checkpoint"
+    assert event.facts == {"kind": "full", "self": "x", "at": 3}
+    assert on_disk(folder)[-1]["self"] == "x"
+
+
+def test_only_what_happened_from_a_moment_on_is_told(
+    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in (1.0, 2.0, 3.0):
+        monkeypatch.setattr(time, "time", lambda at=at: at)
+        chronicle.record(f"at {at:g}")
+    assert kinds(chronicle.since(0.0)) == ["at 1", "at 2", "at 3"]
+    assert kinds(chronicle.since(2.0)) == ["at 2", "at 3"]
+    assert kinds(chronicle.since(3.5)) == []
+
+
+def test_what_happened_in_an_attempt_is_told_from_its_start_on(
+    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at, attempt in ((1.0, 1), (2.0, 2)):
+        monkeypatch.setattr(time, "time", lambda at=at: at)
+        chronicle.record("start", attempt=attempt)
+        chronicle.record("ready", attempt=attempt)
+    assert [event.facts["attempt"] for event in chronicle.of_attempt(2)] == [2, 2]
+    assert kinds(chronicle.of_attempt(1)) == ["start", "ready", "start", "ready"]
+    assert chronicle.of_attempt(3) == ()
+
+
+def test_the_newest_events_are_kept_and_the_file_has_all(
+    chronicle: Chronicle, spec: GroupSpec
+) -> None:
+    folder = chronicle.open(spec)
+    for number in range(MAX_EVENTS + 5):
+        chronicle.record("failure", number=number)
+    kept = chronicle.since(0.0)
+    assert [event.facts["number"] for event in kept] == list(range(5, MAX_EVENTS + 5))
+    assert [each["number"] for each in on_disk(folder)] == list(range(MAX_EVENTS + 5))
+
+
+def test_what_happened_before_there_was_a_folder_is_told_and_is_not_in_the_file(
+    chronicle: Chronicle, spec: GroupSpec
+) -> None:
+    chronicle.record("start")
+    folder = chronicle.open(spec)
+    chronicle.record("ready")
+    assert kinds(chronicle.since(0.0)) == ["start", "ready"]
+    assert [each["kind"] for each in on_disk(folder)] == ["ready"]
+
+
+def test_a_run_is_opened_once_with_the_facts_of_its_start(
+    chronicle: Chronicle, spec: GroupSpec, tmp_path: Path, said: list[str]
+) -> None:
+    folder = chronicle.open(spec)
+    assert chronicle.open(spec) is folder is chronicle.folder
+    assert folder.path.is_relative_to(tmp_path)
+    assert folder.path.name.endswith("-first")
+    assert json.loads((folder.path / "run.json").read_text())["nproc"] == 2
+    assert said == []
+
+
+def test_a_run_that_is_over_is_followed_by_another(chronicle: Chronicle, spec: GroupSpec) -> None:
+    first = chronicle.open(spec)
+    chronicle.close()
+    assert chronicle.folder is None
+    chronicle.close()
+    assert chronicle.open(spec).path != first.path
+
+
+def test_a_folder_that_somebody_deleted_is_replaced(chronicle: Chronicle, spec: GroupSpec) -> None:
+    first = chronicle.open(spec)
+    shutil.rmtree(first.path)
+    second = chronicle.open(spec)
+    assert second is not first
+    chronicle.record("start")
+    assert [each["kind"] for each in on_disk(second)] == ["start"]
+
+
+def test_what_cannot_be_written_is_told_once_and_kept_all_the_same(
+    chronicle: Chronicle, spec: GroupSpec, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = chronicle.open(spec)
+    answers = iter(["the record is not complete", ""])
+    monkeypatch.setattr(folder, "event", lambda _kind, **_: next(answers))
+    chronicle.record("exit")
+    chronicle.record("stopped")
+    assert said == ["the record is not complete"]
+    assert kinds(chronicle.since(0.0)) == ["exit", "stopped"]
+
+
+def test_a_run_that_goes_elsewhere_is_told(
+    chronicle: Chronicle, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    base = tmp_path / "a file"
+    base.touch()
+    folder = chronicle.open(cast(GroupSpec, FakeSpec(base)))
+    assert said == [f"{base} cannot be written (Not a directory); the logs are in {folder.path}"]
+
+
+def test_last_words_are_those_of_the_ranks_that_are_asked_for(
+    chronicle: Chronicle, spec: GroupSpec
+) -> None:
+    assert chronicle.last_words([0]) == ""
+    folder = chronicle.open(spec)
+    for rank in range(3):
+        folder.log(rank).write_text(f"words of {rank}")
+    assert chronicle.last_words([2, 0]) == "words of 2\nwords of 0"

@@ -1,0 +1,351 @@
+"""The meters of a rank: the file has every line, the mail what fits, and both in order."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbddp.train.report import Bar
+from nbddp.wire.messages import Happened, Metrics, Progress, Report, decode, encode
+from nbddp.worker import meters as room
+from nbddp.worker.meters import MAX_BARS, MAX_ROWS, Meters
+
+Make = Callable[..., Meters]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.fixture
+def make(path: Path) -> Iterator[Make]:
+    """Makes meters of a rank, all on one file, and closes it."""
+    made: list[Meters] = []
+
+    def build(rank: int = 0, attempt: int = 1) -> Meters:
+        made.append(Meters(path, rank=rank, attempt=attempt))
+        return made[-1]
+
+    yield build
+    for meters in made:
+        os.close(meters._fd)
+
+
+@pytest.fixture
+def meters(make: Make) -> Meters:
+    return make()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text()
+    assert text.endswith("\n") or not text
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def read_all(meters: Meters) -> list[Report]:
+    return list(iter(meters.read, None))
+
+
+def labels(meters: Meters) -> list[str]:
+    """The bars of the newest word on them; there is one."""
+    progress = read_all(meters)[-1]
+    assert isinstance(progress, Progress)
+    return [label for label, _, _, _ in progress.bars]
+
+
+def bar(label: str = "", total: int = 0) -> Bar:
+    return Bar(label=label, total=total)
+
+
+# ---- the file
+
+
+def test_every_line_says_when_by_whom_and_what(make: Make, path: Path) -> None:
+    make(rank=3, attempt=2).log(7, {"loss": 0.5, "accuracy": 1.0})
+    [line] = lines(path)
+    assert line.pop("time") > 1e9
+    assert line == {"rank": 3, "attempt": 2, "step": 7, "loss": 0.5, "accuracy": 1.0}
+
+
+def test_lines_are_there_at_once_and_in_order(meters: Meters, path: Path) -> None:
+    for step in range(50):
+        meters.log(step, {"loss": float(step)})
+        assert [line["step"] for line in lines(path)] == list(range(step + 1))
+
+
+def test_the_file_is_for_its_owner_only(make: Make, path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_is_there_is_gone_on_with(make: Make, path: Path) -> None:
+    path.write_text('{"step": 0}\n')
+    make(attempt=2).log(1, {})
+    assert [line["step"] for line in lines(path)] == [0, 1]
+
+
+def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
+    def work(meters: Meters) -> None:
+        for step in range(200):
+            meters.log(step, {"x" * 300: 1.0})
+
+    threads = [threading.Thread(target=work, args=(make(rank=rank),)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = lines(path)
+    assert len(found) == 400
+    for rank in range(2):
+        assert [line["step"] for line in found if line["rank"] == rank] == list(range(200))
+
+
+@given(st.dictionaries(st.text(), st.floats(), max_size=4))
+def test_whatever_the_name_or_the_number_it_is_one_line(values: dict[str, float]) -> None:
+    values = {f"m{name}": value for name, value in values.items()}  # none that we write
+    reading, writing = os.pipe()
+    meters = Meters(Path(os.devnull), rank=0, attempt=1)
+    os.dup2(writing, meters._fd)
+    os.close(writing)
+    meters.log(1, values)
+    os.close(meters._fd)
+    with os.fdopen(reading) as file:
+        [line] = file.readlines()
+    found = {name: json.loads(line)[name] for name in values}
+    assert {name: repr(value) for name, value in found.items()} == {
+        name: repr(value) for name, value in values.items()
+    }
+
+
+def test_a_disk_that_is_full_is_told_once_and_the_mail_goes_on(
+    meters: Meters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_fd: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lost: list[OSError] = []
+    meters.capture(lambda: None, lost.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(room.os, "write", refuse)
+        meters.log(1, {"loss": 1.0})
+        meters.log(2, {"loss": 1.0})
+    assert [error.strerror for error in lost] == ["No space left on device"]
+    [metrics] = read_all(meters)
+    assert isinstance(metrics, Metrics)
+    assert [step for _, step, _ in metrics.rows] == [1, 2]
+
+
+# ---- the mail
+
+
+def test_there_is_nothing_to_read_where_nothing_was_reported(meters: Meters) -> None:
+    assert meters.read() is None
+
+
+def test_rows_are_read_once_in_order_with_their_time(meters: Meters, path: Path) -> None:
+    meters.log(1, {"a": 1.0})
+    meters.log(2, {"b": 2.0})
+    [metrics] = read_all(meters)
+    assert isinstance(metrics, Metrics)
+    times = [line["time"] for line in lines(path)]
+    assert metrics.rows == [[times[0], 1, {"a": 1.0}], [times[1], 2, {"b": 2.0}]]
+    assert metrics.missed == 0
+    assert meters.read() is None
+
+
+def test_a_letter_holds_a_thousand_rows(meters: Meters) -> None:
+    for step in range(2 * MAX_ROWS + 1):
+        meters.log(step, {"loss": 1.0})
+    letters = read_all(meters)
+    assert [len(each.rows) for each in letters if isinstance(each, Metrics)] == [1000, 1000, 1]
+    steps = [step for each in letters if isinstance(each, Metrics) for _, step, _ in each.rows]
+    assert steps == list(range(2 * MAX_ROWS + 1))
+
+
+def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
+    meters: Meters, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MAX_WAITING", 10)
+    monkeypatch.setattr(room, "MAX_ROWS", 4)
+    for step in range(13):
+        meters.log(step, {})
+    letters = [each for each in read_all(meters) if isinstance(each, Metrics)]
+    assert [each.missed for each in letters] == [3, 0, 0]
+    assert [step for each in letters for _, step, _ in each.rows] == list(range(3, 13))
+    assert len(lines(path)) == 13
+
+
+def test_what_happened_comes_before_numbers_and_numbers_before_bars(meters: Meters) -> None:
+    meters.begin(bar("epoch 1"))
+    meters.log(1, {"loss": 1.0})
+    meters.happened("checkpoint", {"path": "a"})
+    meters.happened("checkpoint", {"path": "b"})
+    first, second, third, last = read_all(meters)
+    assert (first, second) == (
+        Happened(kind="checkpoint", facts={"path": "a"}),
+        Happened(kind="checkpoint", facts={"path": "b"}),
+    )
+    assert isinstance(third, Metrics)
+    assert isinstance(last, Progress)
+
+
+def test_everything_that_is_read_can_be_mailed(meters: Meters) -> None:
+    meters.happened("checkpoint", {"path": "a"})
+    meters.log(10**30, {"loss": 1.0, "\ud800": 2.0})
+    meters.begin(bar("\ud800", total=3))
+    found = read_all(meters)
+    assert [decode(encode(each)) for each in found] == found
+
+
+def test_every_report_is_said_to_the_outbox(meters: Meters) -> None:
+    pokes: list[str] = []
+    what = ""
+    meters.capture(lambda: pokes.append(what), lambda _: None)
+    loop = bar()
+    for what, act in (  # noqa: B007 - the poke reads it
+        ("log", lambda: meters.log(1, {})),
+        ("begin", lambda: meters.begin(loop)),
+        ("show", lambda: meters.show(loop)),
+        ("end", lambda: meters.end(loop)),
+        ("happened", lambda: meters.happened("x", {})),
+    ):
+        act()
+    assert pokes == ["log", "begin", "show", "end", "happened"]
+
+
+# ---- bars
+
+
+def test_a_bar_is_read_when_it_has_moved_and_only_then(meters: Meters) -> None:
+    loop = bar("epoch 1", total=8)
+    meters.begin(loop)
+    assert labels(meters) == ["epoch 1"]
+    assert meters.read() is None
+    loop.done = 3
+    meters.show(loop)
+    progress = meters.read()
+    assert isinstance(progress, Progress)
+    assert progress.bars[0][:3] == ["epoch 1", 3, 8]
+    assert meters.read() is None
+
+
+def test_loops_in_loops_are_read_outermost_first_and_the_inner_ones_go(meters: Meters) -> None:
+    outer, inner = bar("outer"), bar("inner")
+    meters.begin(outer)
+    meters.begin(inner)
+    assert labels(meters) == ["outer", "inner"]
+    meters.end(inner)
+    assert labels(meters) == ["outer"]
+    meters.begin(bar("next"))
+    assert labels(meters) == ["outer", "next"]
+
+
+def test_the_outermost_stays_when_it_is_over_until_another_begins(meters: Meters) -> None:
+    outer = bar("first")
+    meters.begin(outer)
+    meters.end(outer)
+    assert not outer.is_open
+    assert labels(meters) == ["first"]
+    meters.begin(bar("second"))
+    assert labels(meters) == ["second"]
+
+
+def test_only_so_many_loops_inside_each_other_are_mailed(meters: Meters) -> None:
+    for depth in range(MAX_BARS + 3):
+        meters.begin(bar(f"{depth}"))
+    assert labels(meters) == [f"{depth}" for depth in range(MAX_BARS)]
+
+
+def test_bars_of_an_earlier_cell_are_forgotten_and_rows_are_not(meters: Meters) -> None:
+    meters.begin(bar())
+    meters.log(1, {})
+    meters.begin_cell()
+    assert [type(each) for each in read_all(meters)] == [Metrics]
+
+
+def test_a_loop_of_an_earlier_cell_may_end_in_a_later_one(meters: Meters) -> None:
+    old = bar("old")
+    meters.begin(old)
+    meters.begin_cell()
+    meters.show(old)
+    meters.end(old)
+    assert not old.is_open
+    meters.begin(bar("new"))
+    meters.end(old)
+    assert labels(meters) == ["new"]
+
+
+# ---- in a child
+
+
+def in_child(act: Callable[[], None]) -> int:
+    """Do something in a forked child, such as a DataLoader's worker; its exit code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # we have threads, it needs none
+        pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        act()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_writes_the_file_and_mails_nothing(meters: Meters, path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    meters.capture(lambda: os.write(writing, b"poke") and None, lambda _: None)
+    outer, inner = bar("outer"), bar("inner")
+
+    def act() -> None:
+        meters.log(5, {"loss": 1.0})
+        meters.begin(outer)
+        meters.begin(inner)
+        meters.show(inner)
+        meters.happened("checkpoint", {})
+        meters.end(inner)
+        meters.end(outer)
+        os.write(writing, f"{len(read_all(meters))} letters".encode())
+
+    assert in_child(act) == 0
+    assert os.read(reading, 100) == b"0 letters"
+    assert [line["step"] for line in lines(path)] == [5]
+    assert meters.read() is None
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
+    meters: Meters,
+) -> None:
+    loop = bar()
+
+    def act() -> None:
+        threading.Timer(20, os._exit, (2,)).start()  # rather than hang the test
+        meters.log(1, {})
+        meters.begin(loop)
+        meters.show(loop)
+        meters.happened("checkpoint", {})
+        meters.end(loop)
+
+    with meters._lock:
+        assert in_child(act) == 0

@@ -1,0 +1,383 @@
+"""What a training loop says of itself: numbers that are numbers, and bars that always end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+
+from nbddp.train import report
+from nbddp.train.report import Bar, LoggerSink, happened, log, set_sink, track
+
+
+class Recorder:
+    """A sink that remembers what it was told, bars with their label and how far they were."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.bars: list[Bar] = []
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self.told.append(("log", step, values))
+
+    def begin(self, bar: Bar) -> None:
+        self.bars.append(bar)
+        self.told.append(("begin", bar.label))
+
+    def show(self, bar: Bar) -> None:
+        self.told.append(("show", bar.label, bar.done))
+
+    def end(self, bar: Bar) -> None:
+        bar.close()
+        self.told.append(("end", bar.label, bar.done))
+
+    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+        self.told.append(("happened", kind, facts))
+
+
+@pytest.fixture
+def sink(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """What is reported goes here for the time of a test; every move of a bar is shown."""
+    monkeypatch.setattr(report, "_sink", LoggerSink())
+    monkeypatch.setattr(report, "SHOW_PERIOD", 0.0)
+    recorder = Recorder()
+    set_sink(recorder)
+    return recorder
+
+
+# ---- numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (3, 3.0),
+        (-0.5, -0.5),
+        (True, 1.0),
+        (Fraction(1, 4), 0.25),
+        (np.float32(0.5), 0.5),
+        (np.int64(7), 7.0),
+        (np.bool_(False), 0.0),
+        (np.array(2.5), 2.5),
+        (torch.tensor(0.25), 0.25),
+        (torch.tensor([0.25]), 0.25),
+        (torch.ones(1, 1, dtype=torch.bfloat16), 1.0),
+        (torch.tensor(3), 3.0),
+        (torch.tensor(True), 1.0),
+        (math.inf, math.inf),
+    ],
+    ids=repr,
+)
+def test_a_number_in_any_dress_is_reported_as_a_float(
+    sink: Recorder, value: object, number: float
+) -> None:
+    log(step=3, loss=value)
+    assert sink.told == [("log", 3, {"loss": number})]
+    assert type(sink.told[0][2]["loss"]) is float
+
+
+def test_a_number_that_is_none_is_a_number_all_the_same(sink: Recorder) -> None:
+    log(step=3, loss=torch.tensor(math.nan))
+    assert math.isnan(sink.told[0][2]["loss"])
+
+
+def test_a_loss_that_still_has_its_graph_is_reported_without_a_warning(sink: Recorder) -> None:
+    weight = torch.ones(2, requires_grad=True)
+    log(step=0, loss=(weight * 2).sum())
+    assert sink.told == [("log", 0, {"loss": 4.0})]
+
+
+def test_all_values_of_a_call_go_together_in_their_order(sink: Recorder) -> None:
+    log(step=0, loss=1, accuracy=0.5, a=2)
+    assert list(sink.told[0][2].items()) == [("loss", 1.0), ("accuracy", 0.5), ("a", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [(0, 0), (-1, -1), (10**30, 10**30), (np.int64(5), 5), (torch.tensor(5), 5)],
+    ids=repr,
+)
+def test_a_step_is_any_whole_number(sink: Recorder, step: Any, number: int) -> None:
+    log(step=step, loss=1)
+    assert sink.told == [("log", number, {"loss": 1.0})]
+    assert type(sink.told[0][1]) is int
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("low", "'low'"),
+        ("1.0", "'1.0'"),
+        (b"1", "b'1'"),
+        (bytearray(b"1"), "bytearray(b'1')"),
+        ([1.0], "[1.0]"),
+        ({"a": 1}, "{'a': 1}"),
+        (None, "None"),
+        (1 + 2j, "(1+2j)"),
+        (np.complex64(2j), repr(np.complex64(2j))),
+        (np.complex128(2j), repr(np.complex128(2j))),
+        (torch.tensor(2j), "tensor(0.+2.j)"),
+        (torch.ones(2), "tensor([1., 1.])"),
+        (torch.ones(0), "tensor([])"),
+        (np.ones(2), "array([1., 1.])"),
+    ],
+    ids=lambda it: repr(it)[:30],
+)
+def test_what_is_no_number_is_refused_and_nothing_of_the_call_is_reported(
+    sink: Recorder, value: object, shown: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        log(step=3, accuracy=0.5, loss=value)
+    words = f"nbddp.log: loss must be a number or a tensor with one element, got {shown}"
+    assert str(caught.value) == words
+    assert sink.told == []
+
+
+def test_a_number_that_no_float_can_be_is_refused_too(sink: Recorder) -> None:
+    with pytest.raises(TypeError, match=r"loss must be a number .* got 1000.*\.\.\."):
+        log(step=3, loss=10**400)
+    assert sink.told == []
+
+
+def test_of_a_big_thing_that_is_no_number_only_the_beginning_is_shown(sink: Recorder) -> None:
+    with pytest.raises(TypeError) as caught:
+        log(step=3, loss="x" * 1000)
+    assert str(caught.value).endswith(", got '" + "x" * 59 + "...")
+    assert sink.told == []
+
+
+@pytest.mark.parametrize("step", [1.0, "1", None, torch.tensor(1.0)], ids=repr)
+def test_a_step_that_is_no_whole_number_is_refused(sink: Recorder, step: Any) -> None:
+    words = re.escape(f"nbddp.log: step must be a whole number, got {step!r}")
+    with pytest.raises(TypeError, match=f"^{words}$"):
+        log(step=step, loss=1)
+    assert sink.told == []
+
+
+@pytest.mark.parametrize("name", ["time", "rank", "attempt"])
+def test_a_name_that_every_line_of_the_file_has_anyway_is_refused(
+    sink: Recorder, name: str
+) -> None:
+    words = f"^nbddp.log: choose another name for '{name}': nbddp writes that one$"
+    with pytest.raises(ValueError, match=words):
+        log(step=3, **{"loss": 1.0, name: 2.0})
+    assert sink.told == []
+
+
+@given(st.floats(), st.text().filter(lambda name: name not in report.RESERVED | {"step"}))
+def test_any_float_under_any_name_arrives_as_it_is(value: float, name: str) -> None:
+    recorder = Recorder()
+    before = report._sink
+    set_sink(recorder)
+    try:
+        log(step=0, **{name: value})
+    finally:
+        set_sink(before)
+    [(_, _, values)] = recorder.told
+    assert np.array_equal([values[name]], [value], equal_nan=True)
+
+
+def test_what_happened_goes_to_the_sink_with_its_facts(sink: Recorder) -> None:
+    happened("checkpoint", path="a/b", step=3)
+    assert sink.told == [("happened", "checkpoint", {"path": "a/b", "step": 3})]
+
+
+# ---- where nobody watches
+
+
+@pytest.fixture
+def logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(report, "_sink", LoggerSink())
+    caplog.set_level(logging.INFO, "nbddp")
+    return caplog
+
+
+def test_without_a_panel_numbers_are_a_line_of_the_log(logged: pytest.LogCaptureFixture) -> None:
+    log(step=3, loss=0.25, accuracy=1 / 3)
+    assert logged.record_tuples == [("nbddp", logging.INFO, "step 3: loss=0.25 accuracy=0.333333")]
+
+
+def test_without_a_panel_events_are_a_line_of_the_log(logged: pytest.LogCaptureFixture) -> None:
+    happened("checkpoint", step=3, path="a b")
+    assert logged.messages == ["checkpoint step=3 path=a b"]
+
+
+def test_without_a_panel_a_loop_is_only_gone_through(logged: pytest.LogCaptureFixture) -> None:
+    assert list(track([1, 2, 3], label="epoch 1")) == [1, 2, 3]
+    assert logged.messages == []
+
+
+# ---- loops
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Unsure:
+    """It has a length, and does not know it."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+    def __len__(self) -> int:
+        raise TypeError("nobody knows")
+
+
+@pytest.mark.parametrize(
+    ("make", "total"),
+    [
+        (lambda: [0, 1, 2], 3),
+        (lambda: range(3), 3),
+        (lambda: DataLoader([0, 1, 2], batch_size=None), 3),
+        (lambda: (item for item in range(3)), 0),
+        (lambda: DataLoader(Endless(), batch_size=None), 0),
+        (Unsure, 0),
+    ],
+    ids=["list", "range", "loader", "generator", "endless loader", "unsure"],
+)
+def test_the_total_is_found_out_where_there_is_one(
+    sink: Recorder, make: Callable[[], Any], total: int
+) -> None:
+    assert [int(item) for item in track(make())] == [0, 1, 2]
+    assert [(bar.total, bar.done) for bar in sink.bars] == [(total, 3)]
+
+
+def test_a_total_that_is_given_is_believed(sink: Recorder) -> None:
+    assert len(track([1, 2], total=9)) == 9
+    list(track((item for item in (1, 2)), total=9))
+    assert [bar.total for bar in sink.bars] == [9]
+
+
+def test_labels_and_totals_of_any_kind_become_what_can_be_mailed(sink: Recorder) -> None:
+    list(track([1, 2], total=np.int64(2), label=np.int64(7)))  # type: ignore[arg-type]
+    [bar] = sink.bars
+    assert (type(bar.total), type(bar.label)) == (int, str)
+    assert (bar.total, bar.label) == (2, "7")
+
+
+def test_a_loop_begins_moves_and_ends(sink: Recorder) -> None:
+    for item in track("ab", label="x"):
+        sink.told.append(("item", item))
+    assert sink.told == [
+        ("begin", "x"),
+        ("item", "a"),
+        ("show", "x", 1),
+        ("item", "b"),
+        ("show", "x", 2),
+        ("end", "x", 2),
+    ]
+
+
+def test_a_fast_loop_is_not_shown_at_every_item(
+    sink: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "SHOW_PERIOD", 1000.0)
+    list(track(range(100)))
+    assert [told for told in sink.told if told[0] == "show"] == [("show", "", 1)]
+    assert sink.bars[0].done == 100
+
+
+def test_nothing_begins_before_somebody_goes_through_it(sink: Recorder) -> None:
+    track([1, 2, 3])
+    iter(track([1, 2, 3]))
+    assert sink.told == []
+
+
+def test_a_loop_that_is_left_ends_there(sink: Recorder) -> None:
+    for item in track([1, 2, 3], label="x"):
+        if item == 2:
+            break
+    assert sink.told[-1] == ("end", "x", 1)
+
+
+def test_a_loop_whose_body_raises_ends_there(sink: Recorder) -> None:
+    def train() -> None:
+        for _ in track([1, 2, 3], label="x"):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        train()
+    assert sink.told == [("begin", "x"), ("end", "x", 0)]
+
+
+def test_a_loop_whose_data_raise_ends_there_and_the_error_arrives(sink: Recorder) -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(track(items(), label="x"))
+    assert sink.told[-1] == ("end", "x", 1)
+
+
+def test_a_loop_in_a_loop_has_a_bar_of_its_own(sink: Recorder) -> None:
+    for _ in track([1], label="outer"):
+        for _ in track([1], label="inner"):
+            pass
+    assert [(told[0], told[1]) for told in sink.told if told[0] != "show"] == [
+        ("begin", "outer"),
+        ("begin", "inner"),
+        ("end", "inner"),
+        ("end", "outer"),
+    ]
+
+
+def test_what_can_be_gone_through_again_has_a_new_bar_each_time(sink: Recorder) -> None:
+    loop = track([1, 2], label="x")
+    assert [list(loop), list(loop)] == [[1, 2], [1, 2]]
+    first, second = sink.bars
+    assert first is not second
+    assert (first.done, second.done) == (2, 2)
+    assert not first.is_open
+
+
+def test_a_bar_ends_where_it_began(sink: Recorder) -> None:
+    loop = iter(track([1, 2], label="x"))
+    next(loop)
+    other = Recorder()
+    set_sink(other)
+    list(loop)
+    assert sink.told[-1] == ("end", "x", 2)
+    assert other.told == []
+
+
+@given(st.lists(st.integers()), st.integers(0, 60))
+def test_items_come_through_unchanged_and_are_counted(items: list[int], taken: int) -> None:
+    recorder = Recorder()
+    before = report._sink
+    set_sink(recorder)
+    try:
+        loop = iter(track(items))
+        assert list(itertools.islice(loop, taken)) == items[:taken]
+        assert list(loop) == items[taken:]
+    finally:
+        set_sink(before)
+    assert [bar.done for bar in recorder.bars] == [len(items)]
+    assert [bar.is_open for bar in recorder.bars] == [False]
+
+
+def test_a_bar_tells_its_label_its_numbers_and_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(10.0, 2.0)
+    monkeypatch.setattr(report.time, "monotonic", lambda: next(now))
+    bar = Bar(label="epoch 1", total=8, began=8.0)
+    bar.done = 3
+    assert bar.state() == ["epoch 1", 3, 8, 2.0]
+    assert bar.is_open
+    bar.close()
+    assert not bar.is_open
+    assert bar.state() == bar.state() == ["epoch 1", 3, 8, 4.0]

@@ -1,0 +1,199 @@
+"""The last lines of every rank and of all, in order, bounded, with what is being written now."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbddp.ui.lines import MAX_LINE, LineAssembler
+from nbddp.ui.tails import Line, Tails
+
+PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab \r\n", max_size=12)))
+
+
+def texts(lines: list[Line]) -> list[str]:
+    return [line.text for line in lines]
+
+
+def shown(lines: list[Line]) -> list[tuple[int | None, str]]:
+    """Rank, or None for nbddp, and text."""
+    return [(line.ranks[0] if line.ranks else None, line.text) for line in lines]
+
+
+def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
+    tails = Tails()
+    tails.write(1, "a\nb\n")
+    tails.say("careful")
+    tails.write(0, "c\n")
+    tails.write(1, "d\n")
+    assert shown(tails.merged()) == [(1, "a"), (1, "b"), (None, "careful"), (0, "c"), (1, "d")]
+
+
+def test_the_lines_of_one_rank_are_only_its_own() -> None:
+    tails = Tails()
+    tails.write(1, "a\n")
+    tails.say("careful")
+    tails.write(0, "b\n")
+    assert tails.of(1) == [Line((1,), "a")]
+    assert tails.of(0) == [Line((0,), "b")]
+
+
+def test_a_rank_that_wrote_nothing_has_no_lines() -> None:
+    tails = Tails()
+    tails.flush(3)
+    assert tails.of(3) == tails.merged() == []
+    assert tails.earlier(3) == tails.earlier() == 0
+
+
+def test_words_of_nbddp_may_be_several_lines() -> None:
+    tails = Tails()
+    tails.say("one\ntwo\n")
+    assert tails.merged() == [Line((), "one"), Line((), "two")]
+
+
+def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
+    tails = Tails(max_lines=3)
+    tails.write(0, "a\nb\nc\nd\n")
+    tails.write(1, "e\n")
+    assert texts(tails.merged()) == ["c", "d", "e"]
+    assert tails.earlier() == 2
+    assert texts(tails.of(0)) == ["b", "c", "d"]
+    assert tails.earlier(0) == 1
+    assert tails.earlier(1) == 0
+
+
+def test_a_quiet_rank_keeps_its_lines_while_another_floods() -> None:
+    tails = Tails(max_lines=3)
+    tails.write(1, "rare\n")
+    tails.write(0, "flood\n" * 1000)
+    assert texts(tails.of(1)) == ["rare"]
+    assert tails.earlier() == 998
+
+
+def test_a_progress_bar_is_seen_in_its_place_while_it_moves() -> None:
+    tails = Tails()
+    tails.write(0, "begin\n\r10%")
+    assert texts(tails.merged()) == texts(tails.of(0)) == ["begin", "10%"]
+    tails.write(0, "\r20%")
+    assert texts(tails.merged()) == texts(tails.of(0)) == ["begin", "20%"]
+    tails.write(0, "\rdone\nend\n")
+    assert texts(tails.merged()) == texts(tails.of(0)) == ["begin", "done", "end"]
+    assert tails.earlier() == 0
+
+
+def test_bars_of_several_ranks_are_last_in_order_of_rank() -> None:
+    tails = Tails()
+    tails.write(1, "\r10%")
+    tails.write(0, "\r20%")
+    tails.write(1, "\r30%")
+    tails.write(2, "a\n")
+    tails.say("careful")
+    assert shown(tails.merged()) == [(2, "a"), (None, "careful"), (0, "20%"), (1, "30%")]
+
+
+@pytest.mark.parametrize("wiped", ["\r   \r", "\r", "  "])
+def test_a_bar_that_was_wiped_is_no_line(wiped: str) -> None:
+    tails = Tails()
+    tails.write(0, wiped)
+    assert tails.merged() == tails.of(0) == []
+    tails.flush()
+    assert tails.merged() == tails.of(0) == []
+
+
+def test_an_empty_line_is_a_line() -> None:
+    tails = Tails()
+    tails.write(0, "\n \n")
+    assert texts(tails.of(0)) == ["", " "]
+
+
+@settings(deadline=None, max_examples=300)
+@given(PIECES)
+def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int, str]]) -> None:
+    tails = Tails()
+    for rank, text in pieces:
+        tails.write(rank, text)
+    merged, alone = tails.merged(), [tails.of(rank) for rank in range(3)]
+    tails.flush()
+    assert tails.merged() == merged
+    assert [tails.of(rank) for rank in range(3)] == alone
+
+
+@settings(deadline=None, max_examples=300)
+@given(PIECES, st.integers(1, 5))
+def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept: int) -> None:
+    tails, expected, merged = Tails(max_lines=kept), dict[int, list[str]](), list[tuple[int, str]]()
+    assemblers = {rank: LineAssembler() for rank in range(3)}
+    for rank, text in pieces:
+        tails.write(rank, text)
+        complete = assemblers[rank].add(text)
+        expected.setdefault(rank, []).extend(complete)
+        merged += [(rank, line) for line in complete]
+    for rank, lines in expected.items():
+        partial = [assemblers[rank].partial] if assemblers[rank].partial.strip() else []
+        assert texts(tails.of(rank)) == lines[-kept:] + partial
+        assert tails.earlier(rank) == max(0, len(lines) - kept)
+    assert shown(tails.merged())[: len(merged[-kept:])] == merged[-kept:]
+    assert tails.earlier() == max(0, len(merged) - kept)
+
+
+def test_one_rank_may_be_flushed_alone() -> None:
+    tails = Tails()
+    tails.write(0, "zero")
+    tails.write(1, "one")
+    tails.flush(1)
+    tails.write(1, "more\n")
+    assert shown(tails.merged()) == [(1, "one"), (1, "more"), (0, "zero")]
+
+
+def test_what_comes_after_a_flush_is_a_new_line() -> None:
+    tails = Tails()
+    tails.write(0, "a")
+    tails.flush()
+    tails.write(0, "b\n")
+    assert texts(tails.of(0)) == ["a", "b"]
+
+
+def test_the_version_tells_whether_there_is_something_new() -> None:
+    tails = Tails()
+    seen = {tails.version}
+    for change in (
+        lambda: tails.write(0, "\r10%"),
+        lambda: tails.write(0, "\r20%"),
+        lambda: tails.say("careful"),
+        tails.flush,
+    ):
+        change()
+        seen.add(tails.version)
+    assert len(seen) == 5
+    tails.write(0, "")
+    tails.merged()
+    tails.of(0)
+    assert tails.version in seen
+
+
+def test_lines_that_were_read_do_not_change_any_more() -> None:
+    tails = Tails()
+    tails.write(0, "a\nb")
+    before = tails.merged()
+    tails.write(0, "c\n")
+    assert texts(before) == ["a", "b"]
+
+
+def test_fifty_megabytes_without_a_newline_are_not_kept() -> None:
+    tails = Tails(max_lines=10)
+    for _ in range(50):
+        tails.write(0, "x" * 1_000_000)
+    assert sum(map(len, texts(tails.of(0)))) <= 11 * MAX_LINE
+    assert sum(map(len, texts(tails.merged()))) <= 11 * MAX_LINE
+
+
+def test_a_flood_costs_little() -> None:
+    tails, piece = Tails(), ("x" * 99 + "\n") * 50
+    began = time.perf_counter()
+    for number in range(1600):
+        tails.write(number % 4, piece)
+    assert time.perf_counter() - began < 1.5  # it takes 0.03 s on a quiet machine
+    assert tails.earlier() == 79_500
