@@ -213,6 +213,16 @@ def test_exits_are_known_while_the_cell_runs_and_are_a_copy() -> None:
     assert handle.exits == {1: None, 0: 3}
 
 
+def test_what_a_rank_that_died_left_is_in_the_report() -> None:
+    handle = handle_for(0)
+    handle.note_exit(0, -9, last_words="step 7", hint="probably out of memory")
+    handle.finish()
+    assert handle.result is not None
+    assert handle.result.verdict is not None
+    assert "step 7" in handle.result.verdict.report()
+    assert "probably out of memory" in handle.result.verdict.report()
+
+
 def test_its_seconds_go_on_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(100.0, 1.5)
     monkeypatch.setattr(room.time, "monotonic", lambda: next(now))

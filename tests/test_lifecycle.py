@@ -431,14 +431,19 @@ def test_the_first_failure_gives_the_peers_a_moment() -> None:
 def test_a_dead_rank_gives_the_peers_a_moment_too() -> None:
     life, actions = play(died(1), life=RUNNING)
     assert life.state is GroupState.RUNNING
-    assert actions == [alarm(Alarm.PEERS, PEERS_PATIENCE)]
+    said = Remark(text="rank 1 was killed by SIGKILL")
+    assert actions == [said, alarm(Alarm.PEERS, PEERS_PATIENCE)]
+
+
+def test_the_last_rank_to_die_is_told_by_the_verdict_alone() -> None:
+    assert Remark not in map(type, play(ended(0), died(1), life=RUNNING)[1])
 
 
 def test_a_second_failure_sets_no_second_alarm() -> None:
     life = after(StartAsked(world_size=3), ready(0), ready(1), ready(2), run(0, 1, 2))
     life, _ = play(ended(0, is_ok=False), life=life)
     assert play(ended(1, is_ok=False), life=life)[1] == []
-    assert play(died(1), life=life)[1] == []
+    assert play(died(1), life=life)[1] == [Remark(text="rank 1 was killed by SIGKILL")]
 
 
 def test_a_success_sets_no_alarm() -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nbddp.controller.verdict import Trouble, Verdict, judge, trouble_of
+from nbddp.controller.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.errors import CellFailedError, CellInterruptedError
 from nbddp.wire.messages import CellEnded, Failure
 
@@ -45,10 +45,14 @@ def closed(*, at: float = 10.0) -> CellEnded:
     return report("RuntimeError", CLOSED, at=at, collective="all_reduce #7")
 
 
+Exits = dict[int, tuple[int | None, float]]  # exit codes, and when
+
+
 def verdict_on(
-    reports: dict[int, CellEnded], exits: dict[int, tuple[int | None, float]] | None = None
+    reports: dict[int, CellEnded], exits: Exits | None = None, *, ended_by: str = ""
 ) -> Verdict:
-    verdict = judge(sorted({*reports, *(exits or {})}), reports, exits or {})
+    endings = {rank: Ending(*exit_) for rank, exit_ in (exits or {}).items()}
+    verdict = judge(sorted({*reports, *endings}), reports, endings, ended_by=ended_by)
     assert verdict is not None
     return verdict
 
@@ -267,22 +271,36 @@ def test_when_every_rank_is_lost_none_is_said_to_keep_its_names() -> None:
     assert said.endswith("`%ddp restart` starts the group anew.")
 
 
+def test_a_rank_that_died_says_why_that_may_be_and_what_it_wrote_last() -> None:
+    death = Ending(-9, 10.4, "step 6\nstep 7\n", "probably out of memory")
+    verdict = judge([0, 1], {0: closed()}, {1: death})
+    assert verdict is not None
+    assert verdict.report().split("\n")[:6] == [
+        "first cause: rank 1 was killed by SIGKILL",
+        "  probably out of memory",
+        "  the last that it wrote:",
+        "  | step 6",
+        "  | step 7",
+        "  rank 0: connection to a peer lost in all_reduce #7, line 9 (a consequence)",
+    ]
+
+
+def test_a_rank_that_the_user_ended_is_not_asked_for_its_last_words() -> None:
+    death = Ending(-15, 10.4, "step 7", "probably out of memory")
+    verdict = judge([0], {}, {0: death}, ended_by="stop")
+    assert verdict is not None
+    assert "step 7" not in verdict.report()
+    assert "memory" not in verdict.report()
+
+
 # ---- the user ended the ranks
 
 GONE = "All names are gone with the ranks; the next cell finds, or starts, new ones."
 
 
-def ended(
-    how: str, reports: dict[int, CellEnded], exits: dict[int, tuple[int | None, float]]
-) -> Verdict:
-    verdict = judge(sorted({*reports, *exits}), reports, exits, ended_by=how)
-    assert verdict is not None
-    return verdict
-
-
 @pytest.mark.parametrize("how", ["restart", "stop"])
 def test_ranks_that_the_user_ended_did_not_fail(how: str) -> None:
-    verdict = ended(how, {}, {0: (-15, 9.0), 1: (0, 9.1)})
+    verdict = verdict_on({}, {0: (-15, 9.0), 1: (0, 9.1)}, ended_by=how)
     assert verdict.ended_by == how
     assert verdict.summary() == f"the cell was ended by a {how}"
     assert verdict.report() == f"the cell was ended by a {how}\n{GONE}"
@@ -290,13 +308,15 @@ def test_ranks_that_the_user_ended_did_not_fail(how: str) -> None:
 
 
 def test_what_ranks_said_while_the_user_ended_them_is_a_consequence() -> None:
-    verdict = ended("restart", {0: interrupted(), 2: closed()}, {1: (-9, 9.0)})
+    reports = {0: interrupted(), 2: closed()}
+    verdict = verdict_on(reports, {1: (-9, 9.0)}, ended_by="restart")
     assert verdict.report() == f"the cell was ended by a restart\n{GONE}"
     assert str(verdict.error()) == "the cell was ended by a restart"
 
 
 def test_a_rank_that_had_failed_before_is_the_cause_all_the_same() -> None:
-    verdict = ended("restart", {0: report("ValueError", "no", at=1.0)}, {1: (-15, 9.0)})
+    reports = {0: report("ValueError", "no", at=1.0)}
+    verdict = verdict_on(reports, {1: (-15, 9.0)}, ended_by="restart")
     assert verdict.ended_by == ""
     assert verdict.summary() == "rank 0: ValueError: no, line 9"
     assert verdict.report().startswith("first cause: rank 0: ValueError: no, line 9\n")
@@ -324,15 +344,18 @@ def test_the_trouble_of_a_rank_is_what_it_reported() -> None:
 
 
 def test_or_how_its_process_ended() -> None:
-    assert trouble_of(1, None, (-9, 3.0)) == Trouble(rank=1, at=3.0, exitcode=-9)
-    gone = trouble_of(1, None, (None, 3.0))
+    killed = trouble_of(1, None, Ending(-9, 3.0))
+    assert killed == Trouble(rank=1, at=3.0, ending=Ending(-9, 3.0))
+    assert killed.exitcode == -9
+    gone = trouble_of(1, None, Ending(None, 3.0))
     assert gone is not None
-    assert gone.headline() == "is gone"
+    assert (gone.headline(), gone.exitcode) == ("is gone", None)
 
 
 def test_a_rank_that_failed_and_then_ended_had_failed() -> None:
-    trouble = trouble_of(1, report("ValueError", "no", at=3.0), (-9, 4.0))
+    trouble = trouble_of(1, report("ValueError", "no", at=3.0), Ending(-9, 4.0))
     assert trouble is not None
+    assert trouble.exitcode is None
     assert trouble.headline() == "ValueError: no, line 9"
 
 

@@ -132,6 +132,14 @@ def test_no_alarm_outlasts_its_cell_or_its_ranks(dog: Watchdog) -> None:
     assert dog.alarm == ""
 
 
+def test_the_memory_is_that_of_all_ranks_when_they_were_last_seen(dog: Watchdog) -> None:
+    assert dog.memory() == 0
+    for memory in (1 << 30, 2 << 30):
+        dog.note(0, Pulse(cell=5, line=3, function="", memory=memory), now=1.0)
+    dog.note(1, Pulse(cell=5, line=3, function="", memory=1 << 20), now=1.0)
+    assert dog.memory() == (2 << 30) + (1 << 20)
+
+
 def test_the_last_sign_of_a_rank_is_kept_until_its_ranks_are_gone(dog: Watchdog) -> None:
     assert dog.sign(7) is None
     assert dog.sign(1) == Sign(Pulse(cell=0, line=0, function=""), 0.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from nbddp.controller.verdict import Trouble, Verdict, judge, trouble_of
+from nbddp.controller.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import CellEnded, Display, JsonDict, RunCell
 
 MAX_PENDING = 8 << 20  # characters of output that may wait for whoever shows them
@@ -124,7 +124,7 @@ class CellHandle:
         self._began = time.monotonic()
         self._notices: SimpleQueue[Notice | None] = SimpleQueue()
         self._reports: dict[int, CellEnded] = {}
-        self._exits: dict[int, tuple[int | None, float]] = {}
+        self._exits: dict[int, Ending] = {}
         self._room = threading.Condition()
         self._pending = 0
         self._is_read = True
@@ -159,10 +159,12 @@ class CellHandle:
         """A rank is through."""
         self._reports[rank] = report
 
-    def note_exit(self, rank: int, exitcode: int | None) -> None:
+    def note_exit(
+        self, rank: int, exitcode: int | None, *, last_words: str = "", hint: str = ""
+    ) -> None:
         """A rank's process is gone."""
         if rank in self.ranks and rank not in self._reports:
-            self._exits[rank] = (exitcode, time.time())
+            self._exits[rank] = Ending(exitcode, time.time(), last_words, hint)
 
     def finish(self) -> CellResult:
         """All ranks are through, or gone."""
@@ -194,7 +196,7 @@ class CellHandle:
     @property
     def exits(self) -> dict[int, int | None]:
         """Exit codes of the ranks whose process died in this cell."""
-        return {rank: code for rank, (code, _) in tuple(self._exits.items())}
+        return {rank: each.exitcode for rank, each in tuple(self._exits.items())}
 
     def has_ended(self, rank: int) -> bool:
         """Whether this rank is through with it, one way or the other."""

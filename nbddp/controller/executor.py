@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from nbddp.controller.chronicle import Chronicle
 from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.lifecycle import advance
 from nbddp.controller.lookout import Lookout
+from nbddp.controller.memory import MemoryWatch
 from nbddp.controller.ranks import Ranks
 from nbddp.controller.states import GroupState, Life
 from nbddp.controller.waiting import Waiting
@@ -82,6 +84,7 @@ class Executor:
         self._ranks: Ranks | None = None
         self._start_error: StartError | None = None
         self._waiting = Waiting()
+        self._memory = MemoryWatch()
         self._between: list[Notice] = []
 
     def process_ids(self) -> dict[int, int]:
@@ -236,9 +239,16 @@ class Executor:
             for text in self._ranks.last_output(rank):
                 self._feed_text(rank, text)
             if self.cell is not None:
-                self.cell.note_exit(rank, exitcode)
+                words, hint = self._ranks.last_words(rank), self._hint(rank, exitcode)
+                self.cell.note_exit(rank, exitcode, last_words=words, hint=hint)
         self.step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
         self._waiting.gone(rank)
+
+    def _hint(self, rank: int, exitcode: int | None) -> str:
+        """Why a rank may have ended: a SIGKILL that nobody here sent is often for memory."""
+        if exitcode != -signal.SIGKILL or self._ranks is None or self._ranks.was_killed(rank):
+            return ""
+        return self._memory.hint(self.lookout.memory())
 
     def _feed_text(self, rank: int, text: str) -> None:
         if text:

@@ -161,7 +161,11 @@ def _on_exited(life: Life, event: Exited) -> Step:
         how = describe_exit(event.exitcode)
         return _give_up_start(life, f"rank {event.rank} {how} while it started")
     if life.cell is not None and event.rank in life.cell.waiting:
-        return _one_less(life, life.cell, event.rank, has_failed=True, lost_group=True)
+        life, actions = _one_less(life, life.cell, event.rank, has_failed=True, lost_group=True)
+        if life.cell is not None:  # the others may take their time: say at once who is gone
+            said = f"rank {event.rank} {describe_exit(event.exitcode)}"
+            actions = [Remark(text=said), *actions]
+        return life, actions
     return life if life.state.is_busy else replace(life, state=GroupState.BROKEN), []
 
 

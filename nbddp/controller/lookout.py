@@ -86,6 +86,10 @@ class Lookout:
         """What is new and the user should know; see :meth:`Watchdog.look`."""
         return self._watchdog.look(cell, waiting, ranks, now)
 
+    def memory(self) -> int:
+        """Bytes that all ranks together used when they were last seen."""
+        return self._watchdog.memory()
+
     def sign(self, rank: int) -> Sign | None:
         """The last sign of life of a rank."""
         return self._watchdog.sign(rank)

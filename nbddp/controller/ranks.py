@@ -31,6 +31,7 @@ class Ranks:
         self._launcher = launcher
         self._handles: dict[int, RankHandle] = {}
         self._logs: dict[int, LogReader] = {}
+        self._killed: set[int] = set()
 
     def launch(
         self, starts: Sequence[RankStart], watcher: ExitWatcher, on_exit: OnExit
@@ -64,6 +65,8 @@ class Ranks:
             case ev.SendRegroup(ranks=ranks, generation=generation, form=form):
                 self._send(ranks, Regroup(generation=generation, form=form))
             case ev.SendCell(ranks=ranks) if cell is not None:
+                for rank in ranks:
+                    self._logs[rank].begin_cell()
                 self._send(ranks, cell.command())
             case ev.SendInterrupt(cell=number, ranks=ranks):
                 self._interrupt(ranks, cell=number, alive=alive)
@@ -73,6 +76,7 @@ class Ranks:
                 for handle in self._started(ranks):
                     handle.terminate()
             case ev.Kill(ranks=ranks):
+                self._killed.update(ranks)
                 for handle in self._started(ranks):
                     handle.kill()
             case _:
@@ -105,6 +109,14 @@ class Ranks:
     def accept(self, rank: int, output: Output) -> str:
         """What of a mailed piece of output was not shown yet."""
         return self._logs[rank].accept(output)
+
+    def was_killed(self, rank: int) -> bool:
+        """Whether it got its SIGKILL from here."""
+        return rank in self._killed
+
+    def last_words(self, rank: int) -> str:
+        """The last lines that a rank wrote in its cell."""
+        return self._logs[rank].last_words()
 
     def last_output(self, rank: int) -> Iterator[str]:
         """What a rank that is gone wrote and could not mail any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nbddp.errors import (
     CellFailedError,
@@ -22,6 +23,18 @@ _PEER_LOST = re.compile(
 _TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 
 
+class Ending(NamedTuple):
+    """How a process ended in the middle of a cell: with what code, when, and what it left.
+
+    ``last_words`` is the end of what it wrote in this cell, ``hint`` why it may have ended.
+    """
+
+    exitcode: int | None
+    at: float
+    last_words: str = ""
+    hint: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
     """How a cell ended on one rank, when it did not end well."""
@@ -29,7 +42,7 @@ class Trouble:
     rank: int
     at: float
     failure: Failure | None = None
-    exitcode: int | None = None
+    ending: Ending | None = None
     is_interrupted: bool = False
 
     @property
@@ -39,6 +52,11 @@ class Trouble:
             return False
         is_torchs = self.failure.name in _TORCHS
         return self.is_interrupted or (is_torchs and bool(_PEER_LOST.search(self.failure.text)))
+
+    @property
+    def exitcode(self) -> int | None:
+        """The process's exit code, if it ended."""
+        return self.ending.exitcode if self.ending else None
 
     def headline(self) -> str:
         """What happened, in one line without a rank."""
@@ -91,6 +109,8 @@ class Verdict:
         lines = [self._title()]
         if self.first.failure is not None and not self.is_interrupt:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
+        if self.first.ending is not None and not self.ended_by:
+            lines += _of_ending(self.first.ending)
         if not self.ended_by:
             lines += [f"  {say_ranks(ranks)}: {_in_passing(each)}" for ranks, each in self.others]
         return "\n".join([*lines, self._way_out()])
@@ -115,7 +135,7 @@ class Verdict:
 def judge(
     ranks: Sequence[int],
     reports: Mapping[int, CellEnded],
-    exits: Mapping[int, tuple[int | None, float]],
+    exits: Mapping[int, Ending],
     *,
     ended_by: str = "",
 ) -> Verdict | None:
@@ -146,14 +166,21 @@ def judge(
     )
 
 
+def _of_ending(ending: Ending) -> list[str]:
+    """Why a process may have ended, and what it wrote last."""
+    lines = [f"  {ending.hint}"] if ending.hint else []
+    if ending.last_words:
+        lines += ["  the last that it wrote:"]
+        lines += [f"  | {line}" for line in ending.last_words.splitlines()]
+    return lines
+
+
 def _in_passing(trouble: Trouble) -> str:
     is_obvious = trouble.is_interrupted or not trouble.is_consequence
     return trouble.headline() + ("" if is_obvious else " (a consequence)")
 
 
-def trouble_of(
-    rank: int, report: CellEnded | None, ending: tuple[int | None, float] | None
-) -> Trouble | None:
+def trouble_of(rank: int, report: CellEnded | None, ending: Ending | None) -> Trouble | None:
     """How a cell ended badly on one rank: by its report, or by its process's exit; None if well."""
     if report is not None and not report.is_ok:
         failure = Failure(**report.failure)
@@ -161,8 +188,7 @@ def trouble_of(
             rank=rank, at=failure.at, failure=failure, is_interrupted=report.is_interrupted
         )
     if ending is not None:
-        exitcode, at = ending
-        return Trouble(rank=rank, at=at, exitcode=exitcode)
+        return Trouble(rank=rank, at=ending.at, ending=ending)
     return None
 
 

@@ -33,6 +33,10 @@ class Watchdog:
         """When and where a rank was last seen."""
         return self._signs.get(rank)
 
+    def memory(self) -> int:
+        """Bytes that all ranks together used when they were last seen."""
+        return sum(sign.pulse.memory for sign in self._signs.values())
+
     def forget(self) -> None:
         """The ranks that were seen are gone."""
         self._signs.clear()

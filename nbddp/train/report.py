@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
 from numbers import Complex, Real
 from typing import Any, Generic, Protocol, TypeVar
@@ -65,6 +65,9 @@ class Sink(Protocol):
     def happened(self, kind: str, facts: dict[str, Any]) -> None:
         """Something for the record."""
 
+    def flush(self) -> None:
+        """See to it that all this has arrived, though the process may be about to die."""
+
 
 class LoggerSink:
     """For a rank that nobody watches: numbers and events are logged at level INFO."""
@@ -87,8 +90,14 @@ class LoggerSink:
         """Log it in one line."""
         logger.info("%s %s", kind, " ".join(f"{name}={value}" for name, value in facts.items()))
 
+    def flush(self) -> None:
+        """Nothing is kept back here."""
+
+
+OnStep = Callable[[int, str], None]
 
 _sink: Sink = LoggerSink()
+_on_step: list[OnStep] = []
 
 
 def set_sink(sink: Sink) -> None:
@@ -124,6 +133,7 @@ def log(*, step: int, **values: Any) -> None:
         if name in RESERVED:
             raise ValueError(f"nbddp.log: choose another name for {name!r}: nbddp writes that one")
     _sink.log(number, {name: _number(name, value) for name, value in values.items()})
+    reached(number, source="log")
 
 
 def _number(name: str, value: Any) -> float:
@@ -144,6 +154,23 @@ def _number(name: str, value: Any) -> float:
 
 def _is_complex(value: object) -> bool:
     return isinstance(value, Complex) and not isinstance(value, Real)
+
+
+def reached(step: int, *, source: str) -> None:
+    """Say that the loop is at this step; ``source`` is who counts: "log" or "loader"."""
+    for act in tuple(_on_step):
+        act(step, source)
+
+
+def on_step(act: OnStep) -> Callable[[], None]:
+    """Have ``act(step, source)`` called at every step; returns what ends that."""
+    _on_step.append(act)
+    return lambda: _on_step.remove(act)
+
+
+def flush() -> None:
+    """Wait until all that was reported has arrived; briefly, if nobody takes it."""
+    _sink.flush()
 
 
 def happened(kind: str, **facts: Any) -> None:

@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextvars import copy_context
+from importlib import import_module
 
 from nbddp.controller.metrics import Metrics
 from nbddp.ui.record import Chart
 
 MAX_CHARTS = 12
 LOOK_PERIOD = 0.5  # seconds between two looks for news
-SHARE = 0.2  # of the time at most goes into drawing: the ranks need the cores
+SHARE = 0.2  # of the time goes into drawing: the ranks need the cores
+MAX_PAUSE = 2.0  # seconds; a machine that is busy shows the charts all the same
 
 
 class Charts:
@@ -52,10 +54,14 @@ class Charts:
     def _run(self) -> None:
         pause = 0.0
         while not self._over.wait(pause):
+            if not self._metrics.names():
+                pause = LOOK_PERIOD
+                continue
+            import_module("nbddp.ui.chart")  # loads matplotlib, once: that is no drawing
             began = time.monotonic()
             self._refresh(is_last=False)
             spent = time.monotonic() - began
-            pause = max(LOOK_PERIOD, spent * (1 - SHARE) / SHARE)
+            pause = min(MAX_PAUSE, max(LOOK_PERIOD, spent * (1 - SHARE) / SHARE))
 
     def _refresh(self, *, is_last: bool = True) -> None:
         for name in self._metrics.names()[:MAX_CHARTS]:

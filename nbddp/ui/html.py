@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
+from html import escape as escape_tags
 
 from nbddp.controller.chronicle import Event
 from nbddp.controller.lookout import Bar
 from nbddp.controller.snapshot import RankSnapshot, Snapshot
 from nbddp.controller.states import GroupState
+from nbddp.ui.ansi import strip
 from nbddp.ui.palette import rank_color
 from nbddp.ui.words import (
     say_bar,
     say_bytes,
     say_event,
     say_facts,
+    say_refused,
     say_seconds,
     say_step,
 )
@@ -30,6 +32,11 @@ _DOTS = {
 }
 _BAD_EVENTS = {"failure", "exit", "start failed"}
 _WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no progress", "fault"}
+
+
+def escape(text: str) -> str:
+    """Text for a page: no tags, and nothing that no message to a page can hold."""
+    return escape_tags(strip(text))
 
 
 def state_line(snapshot: Snapshot) -> str:
@@ -57,8 +64,9 @@ def note(text: str) -> str:
 
 
 def alarm(snapshot: Snapshot) -> str:
-    """The hang card; nothing while ranks move."""
-    return f'<div class="nbddp">{card(escape(snapshot.alarm))}</div>' if snapshot.alarm else ""
+    """The hang card, and a word on forged messages; nothing while all is well."""
+    hang = f'<div class="nbddp">{card(escape(snapshot.alarm))}</div>' if snapshot.alarm else ""
+    return hang + (note(say_refused(snapshot.refused)) if snapshot.refused else "")
 
 
 # ---- the table of ranks

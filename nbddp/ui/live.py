@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONTROL = "jupyter.widget.control"  # over it a page asks for all widgets, when it opens or reloads
-BUSY_PERIOD = 1.0  # seconds
+BUSY_PERIOD = 1.0  # seconds between two words to the page that the cell still runs
 PATIENCE = 5.0  # seconds for the kernel's reading thread, and for a handler that still runs
 
 _ATTRIBUTE = "_nbddp_live"
@@ -129,17 +129,11 @@ class LiveComms:
         return serving
 
     def pump(self) -> None:
-        """Answer what has come: for the main thread, every 50 to 100 ms while it waits.
-
-        It also repeats now and then that the cell still runs: a page that learns of its first
-        widget asks for a second shell on the control channel, and shows the kernel as idle when
-        it has it.
-        """
-        if self._servings and time.monotonic() > self._next_busy:
-            self._next_busy = time.monotonic() + BUSY_PERIOD
-            self._publish_still_busy()
-        is_main = threading.current_thread() is threading.main_thread()
-        if self.how is not Way.PUMP or self._filter is None or not is_main:
+        """Answer what has come: for the main thread, every 50 to 100 ms while it waits."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._repeat_busy()
+        if self.how is not Way.PUMP or self._filter is None:
             return
         with interrupt_held_back():
             self._kernel.shell_stream.flush()
@@ -304,6 +298,16 @@ class LiveComms:
         if comm.comm_id in self._control_ids and content["data"]["method"] == "request_states":
             for serving in self._servings:
                 serving.reloads += 1
+
+    def _repeat_busy(self) -> None:
+        """Say now and then that the cell still runs.
+
+        A page that learns of its first widget asks for a second shell on the control channel,
+        and at the answer's end it shows the kernel as idle.
+        """
+        if self._servings and time.monotonic() >= self._next_busy:
+            self._next_busy = time.monotonic() + BUSY_PERIOD
+            self._publish_still_busy()
 
     def _publish_still_busy(self) -> None:
         """After any "idle" the page shows the kernel as idle, though a cell still blocks it."""

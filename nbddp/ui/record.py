@@ -5,13 +5,12 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from nbddp.controller.cell import CellResult
 from nbddp.controller.snapshot import Snapshot
 from nbddp.errors import say_ranks
-from nbddp.ui.ansi import to_html
-from nbddp.ui.html import alarm, card, rank_table, state_line, time_line
+from nbddp.ui.ansi import strip, to_html
+from nbddp.ui.html import alarm, card, escape, rank_table, state_line, time_line
 from nbddp.ui.loghtml import log_html, log_text
 from nbddp.ui.style import SHEET
 from nbddp.ui.tails import Line
@@ -67,8 +66,8 @@ def record_text(record: Record) -> str:
     """The record as plain text, for a front end that shows no HTML."""
     parts = [log_text(record.lines, earlier=record.earlier)] if record.lines else []
     if record.result is not None and record.result.verdict is not None:
-        parts.append(record.result.verdict.summary())
-    return "\n".join([*parts, *record.notes])
+        parts.append(strip(record.result.verdict.summary()))
+    return "\n".join([*parts, *map(strip, record.notes)])
 
 
 def charts_html(charts: Sequence[Chart]) -> str:

@@ -10,6 +10,7 @@ from nbddp.ui.words import (
     say_bytes,
     say_event,
     say_facts,
+    say_refused,
     say_seconds,
     say_step,
     shorten,
@@ -82,4 +83,4 @@ def _footer(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.folder:
         yield f"logs in {shorten(snapshot.folder)}"
     if snapshot.refused:
-        yield f"{snapshot.refused} messages refused: they were not signed by this group"
+        yield say_refused(snapshot.refused)

@@ -57,7 +57,7 @@ def say_step(each: RankSnapshot) -> str:
     if each.step is None:
         return ""
     rate = say_rate(each.steps_per_second)
-    return f"{each.step:g}" + (f" · {rate}" if rate else "")
+    return f"{each.step:.0f}" + (f" · {rate}" if rate else "")
 
 
 def say_bar(bar: Bar, *, is_short: bool = False) -> str:
@@ -93,6 +93,11 @@ def say_devices(snapshot: Snapshot) -> str:
         kind, _, index = device.partition(":")
         kinds.setdefault(kind, []).append(index)
     return ", ".join(f"{kind}:{','.join(at)}" if any(at) else kind for kind, at in kinds.items())
+
+
+def say_refused(count: int) -> str:
+    """How many messages came that were not the group's own."""
+    return f"{count} messages refused: they were not signed by this group"
 
 
 def shorten(path: str) -> str:

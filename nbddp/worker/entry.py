@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 import sys
@@ -80,7 +81,8 @@ def live(start: RankStart) -> None:
     )
     outbox = Outbox(postbox, log, meters)
     log.capture(outbox.poke, lambda error: outbox.post(_lost_output(error)))
-    meters.capture(outbox.poke, lambda error: outbox.post(_lost_numbers(error)))
+    meters.capture(outbox.poke, lambda error: outbox.post(_lost_numbers(error)), outbox.flush)
+    faulthandler.enable(file=2, all_threads=False)  # a SIGSEGV leaves its Python stack in the log
     outbox.start()
     try:
         rank = Rank(start, clients, outbox, log, meters)

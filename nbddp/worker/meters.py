@@ -33,13 +33,28 @@ class Meters:
         self._missed = 0
         self._has_moved = False
         self._poke: Callable[[], None] = lambda: None
+        self._flush: Callable[[], None] = lambda: None
         self._on_lost: Callable[[OSError], None] = lambda _error: None
         self._has_lost = False
 
-    def capture(self, poke: Callable[[], None], on_lost: Callable[[OSError], None]) -> None:
-        """Say whom to tell that there is something to read, and that the file cannot be written."""
+    def capture(
+        self,
+        poke: Callable[[], None],
+        on_lost: Callable[[OSError], None],
+        flush: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Say whom to tell that there is something to read, and that the file cannot be written.
+
+        ``flush`` waits until all that was read was mailed.
+        """
         self._poke = poke
         self._on_lost = on_lost
+        self._flush = flush
+
+    def flush(self) -> None:
+        """Wait until all that was reported was mailed."""
+        if not self._is_elsewhere():
+            self._flush()
 
     # ---- the cell's side
 

@@ -13,6 +13,7 @@ from nbddp.wire.messages import Report
 POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
 PERIOD = 0.02  # seconds between batches, on average; a line after a pause goes at once
 SLACK = 0.1  # seconds of batches not sent that may be made up for at once
+FLUSH_PATIENCE = 2.0  # seconds
 MAX_BACKLOG = 128  # letters nobody has read: beyond that the rest waits in the file
 
 
@@ -33,6 +34,8 @@ class Outbox:
         self._wake = threading.Condition()
         self._has_output = False
         self._is_closing = False
+        self._is_asked = False
+        self._rounds = 0
         self._thread = threading.Thread(target=self._run, name="nbddp-outbox", daemon=True)
 
     def start(self) -> None:
@@ -52,11 +55,22 @@ class Outbox:
             self._reports.append(report)
             self._wake.notify()
 
+    def flush(self) -> None:
+        """Wait until all that there is now was mailed; briefly, if the mail is stuck."""
+        with self._wake:
+            enough = self._rounds + 2  # the one under way may have read its sources already
+            self._wake.wait_for(lambda: self._nudge(enough), FLUSH_PATIENCE)
+
+    def _nudge(self, enough: int) -> bool:
+        self._is_asked = self._rounds < enough
+        self._wake.notify_all()
+        return not self._is_asked
+
     def close(self) -> None:
         """Mail what is left, then end the thread."""
         with self._wake:
             self._is_closing = True
-            self._wake.notify()
+            self._wake.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
@@ -68,6 +82,9 @@ class Outbox:
                 next_batch = max(next_batch, time.monotonic() - SLACK) + PERIOD
             for report in reports:
                 self._postbox.post(report)
+            with self._wake:
+                self._rounds += 1
+                self._wake.notify_all()
 
     def _await_work(self, next_batch: float) -> tuple[list[Report], bool]:
         with self._wake:
@@ -80,7 +97,7 @@ class Outbox:
             return reports, self._is_closing
 
     def _is_urgent(self) -> bool:
-        return bool(self._reports) or self._is_closing
+        return bool(self._reports) or self._is_closing or self._is_asked
 
     def _mail(self, source: Source) -> bool:
         piece = source.read()

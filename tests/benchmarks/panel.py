@@ -26,6 +26,7 @@ import panel_table
 import panel_trials as trials
 from browser.lab import CHROMIUM, Lab
 from panel_page import BenchError, BenchPage, end_the_rest, opened
+from panel_trials import Samples
 
 CASES = ("print", "buttons", "cpu", "flood")
 
@@ -45,32 +46,41 @@ def parse() -> argparse.Namespace:
 
 
 @contextmanager
-def lab() -> Iterator[Lab]:
+def started_lab() -> Iterator[Lab]:
     """A JupyterLab; nothing that came of it outlives this."""
     with tempfile.TemporaryDirectory(prefix="nbddp-panel-") as folder:
         left: list[str] = []
         try:
-            with Lab(Path(folder) / "root") as started:
-                yield started
+            with Lab(Path(folder) / "root") as lab:
+                yield lab
         finally:
             left = end_the_rest()
         if left:
             raise BenchError(f"these outlived JupyterLab: {left}")
 
 
-def run_round(page: BenchPage, asked: argparse.Namespace, turn: int) -> trials.Samples:
-    """The cases that share a kernel, once each."""
-    samples: trials.Samples = defaultdict(list)
+def run_round(lab: Lab, asked: argparse.Namespace, turn: int, samples: Samples) -> None:
+    """Every case once; all but the flood share a kernel."""
+    if set(asked.cases) - {"flood"}:
+        with opened(lab, f"shared-{turn}") as page:
+            run_shared(page, asked, turn, samples)
+    if "flood" in asked.cases:
+        for number, contender in enumerate(turned((trials.PANEL, trials.TEXT), turn)):
+            trials.flood(lab, f"flood-{turn}-{number}", contender, asked.sizes, samples)
+
+
+def run_shared(page: BenchPage, asked: argparse.Namespace, turn: int, samples: Samples) -> None:
+    """Print, buttons and CPU."""
     if "print" in asked.cases:
         for contender in turned((trials.PANEL, trials.TEXT, trials.PLAIN), turn):
             trials.time_prints(page, contender, asked.sizes, samples)
     if "buttons" in asked.cases:
         trials.time_buttons(page, turn, samples)
     if "cpu" in asked.cases:
-        contenders = (trials.PANEL, trials.TEXT, trials.QUIET, trials.SILENT)
-        for contender in turned(contenders, turn):
+        trials.warm_up(page)
+        others = turned((trials.PANEL, trials.QUIET, trials.SILENT, trials.PLAIN), turn)
+        for contender in (*others, trials.TEXT):  # which may leave the page busy for minutes
             trials.meter_cpu(page, contender, asked.sizes, samples)
-    return samples
 
 
 def turned(contenders: tuple[str, ...], turn: int) -> tuple[str, ...]:
@@ -79,25 +89,14 @@ def turned(contenders: tuple[str, ...], turn: int) -> tuple[str, ...]:
     return contenders[first:] + contenders[:first]
 
 
-def measure(asked: argparse.Namespace) -> trials.Samples:
+def measure(asked: argparse.Namespace) -> Samples:
     """All samples; says on stderr how far it is."""
-    samples: trials.Samples = defaultdict(list)
+    samples: Samples = defaultdict(list)
     began = time.monotonic()
-
-    def say(what: str) -> None:
-        print(f"{time.monotonic() - began:4.0f} s: {what}", file=sys.stderr)
-
-    with lab() as started:
-        if set(asked.cases) - {"flood"}:
-            with opened(started, "shared") as page:
-                for turn in range(asked.rounds):
-                    for key, values in run_round(page, asked, turn).items():
-                        samples[key] += values
-                    say(f"round {turn + 1}")
-        for turn in range(asked.rounds if "flood" in asked.cases else 0):
-            for contender in turned((trials.PANEL, trials.TEXT), turn):
-                trials.flood(started, f"flood-{turn}-{contender}", contender, asked.sizes, samples)
-            say(f"flood {turn + 1}")
+    with started_lab() as lab:
+        for turn in range(asked.rounds):
+            run_round(lab, asked, turn, samples)
+            print(f"{time.monotonic() - began:4.0f} s: round {turn + 1}", file=sys.stderr)
     return samples
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,18 @@ T = TypeVar("T")
 
 class BenchError(RuntimeError):
     """A cell failed, or what was waited for did not come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a cell took: seconds, CPU seconds of the kernel, and how late the page was to show it.
+
+    The ``lag`` of a page that was not through when its time was up is what it took so far.
+    """
+
+    seconds: float
+    cpu: float
+    lag: float
 
 
 class BenchPage:
@@ -75,17 +88,35 @@ class BenchPage:
         """Run a cell and do not wait for it."""
         self.ask("begin(it)", source.strip())
 
-    def finish(self, *, fails: bool = False) -> float:
-        """Wait for the cell's end: how many seconds it took."""
+    def finish(self, *, fails: bool = False) -> None:
+        """Wait for the cell's end."""
         found = self.ask("finish(it)", CELL_LIMIT)
+        if found["ended"] is None:
+            raise BenchError(f"a cell still runs after {CELL_LIMIT:g} s; {self.ask('text()')}")
         if found["errors"] and not fails:
             raise BenchError("\n".join([*found["errors"], self.ask("text()")]))
-        return float(found["ended"] - found["began"])
 
-    def run(self, source: str, *, fails: bool = False) -> float:
-        """Run a cell: how many seconds it took."""
+    def run(self, source: str, *, fails: bool = False) -> None:
+        """Run a cell."""
         self.begin(source)
-        return self.finish(fails=fails)
+        self.finish(fails=fails)
+
+    def run_metered(self, source: str, *, limit: float) -> Cost:
+        """Run a cell, and give the page so many seconds to show all of it."""
+        self.begin(source)
+        cells = self.folder / panel_work.CELLS
+        count = cells.read_text().count("\n")
+        deadline = time.monotonic() + CELL_LIMIT
+        while cells.read_text().count("\n") == count:  # not asked of the page: it shall be at ease
+            if time.monotonic() > deadline:
+                raise BenchError(f"a cell still runs after {CELL_LIMIT:g} s; {self.ask('text()')}")
+            time.sleep(0.1)
+        began, cpu, ended, cpu_at_end = json.loads(cells.read_text().splitlines()[-1])
+        found = self.ask("finish(it)", limit)
+        if found["errors"]:
+            raise BenchError("\n".join(found["errors"]))
+        lag = (found["ended"] or time.time()) - ended
+        return Cost(seconds=ended - began, cpu=cpu_at_end - cpu, lag=lag)
 
     def await_text(self, text: str, *, count: int = 1) -> None:
         """Wait until this is so many times in the output."""
@@ -153,12 +184,12 @@ class BenchPage:
 
     # ---- processes
 
-    def busy_seconds(self) -> tuple[float, float]:
-        """CPU time that the kernel and the browser have used."""
+    def browser_seconds(self) -> float:
+        """CPU time that the browser has used."""
         server = {process.pid for process in self.server.children(recursive=True)}
         others = psutil.Process().children(recursive=True)
         browser = [each for each in others if each.pid not in {self.server.pid, *server}]
-        return _cpu(self.kernel), sum(map(_cpu, browser))
+        return sum(map(_cpu, browser))
 
     @contextmanager
     def watching_memory(self) -> Iterator[list[int]]:

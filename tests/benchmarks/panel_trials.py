@@ -16,7 +16,7 @@ PANEL, TEXT, QUIET, PLAIN = "panel", "text", "--quiet", "plain cell"
 SILENT, CHATTY = "panel, silent ranks", "panel, chatty ranks"
 LAB, LAB_PLAIN = "JupyterLab's stop", "JupyterLab's stop, plain cell"
 BUSY_FRACTION = 0.5  # of a second at most, between a cell's line and the press of a button
-WARM_UP = 2.0  # seconds that the ranks chatter before memory is looked at: all is loaded then
+WARM_UP = 1.5  # seconds of chatter
 
 # measure and contender -> samples
 Samples = defaultdict[tuple[str, str], list[float]]
@@ -29,10 +29,11 @@ class Sizes:
     ticks: int
     busy_seconds: float
     flood_lines: int
+    patience: float  # seconds that a page gets to show what a cell printed, when it is over
 
 
-FULL = Sizes(ticks=25, busy_seconds=10.0, flood_lines=20_000)
-QUICK = Sizes(ticks=8, busy_seconds=3.0, flood_lines=2_000)
+FULL = Sizes(ticks=25, busy_seconds=10.0, flood_lines=20_000, patience=20.0)
+QUICK = Sizes(ticks=6, busy_seconds=1.5, flood_lines=1_000, patience=5.0)
 
 
 def show_as(page: BenchPage, view: str) -> None:
@@ -157,33 +158,40 @@ def time_kill(page: BenchPage, samples: Samples) -> None:
 
 def meter_cpu(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -> None:
     """CPU time of kernel and browser per second of a cell."""
-    show_as(page, "text" if contender in (TEXT, QUIET) else "panel")
-    work = f"chatter({sizes.busy_seconds})"
-    if contender == SILENT:
-        work = f"time.sleep({sizes.busy_seconds})"
-    before = page.busy_seconds()
-    seconds = page.run(cell(work, "--quiet" if contender == QUIET else ""))
-    after = page.busy_seconds()
-    if seconds > 1.3 * sizes.busy_seconds + 1:
-        raise BenchError(f"the ranks could not keep their pace: {seconds:.1f} s, as {contender}")
-    kernel, browser = ((late - early) / seconds for early, late in zip(before, after, strict=True))
-    samples["kernel", contender].append(kernel)
-    samples["browser", contender].append(browser)
+    work = "silence" if contender == SILENT else "chatter"
+    source = cell(f"{work}({sizes.busy_seconds})", "--quiet" if contender == QUIET else "")
+    if contender == PLAIN:
+        source = f"panel_work.chatter({sizes.busy_seconds}, times={RANKS})"
+    show_as(page, TEXT if contender in (TEXT, QUIET) else PANEL)
+    before = page.browser_seconds()
+    cost = page.run_metered(source, limit=sizes.patience)
+    browser = page.browser_seconds() - before
+    if cost.seconds > 1.2 * sizes.busy_seconds + 1:
+        raise BenchError(f"the ranks could not keep pace: {cost.seconds:.1f} s, as {contender}")
+    samples["kernel", contender].append(cost.cpu / cost.seconds)
+    samples["browser", contender].append(browser / cost.seconds)
+    samples["lag", contender].append(cost.lag)
 
 
 # ---- flood
+
+
+def warm_up(page: BenchPage) -> None:
+    """Have everything loaded and used once, before CPU and memory are looked at."""
+    page.run(cell(f"chatter({WARM_UP})"))
 
 
 def flood(lab: Lab, name: str, contender: str, sizes: Sizes, samples: Samples) -> None:
     """All ranks print as fast as they can, in a kernel of its own: memory is not given back."""
     with opened(lab, name) as page:
         show_as(page, contender)
-        page.run(cell(f"chatter({WARM_UP})"))
+        warm_up(page)
         page.ask("watchFrames()")
         with page.watching_memory() as rss:
-            seconds = page.run(cell(f"flood({sizes.flood_lines})"))
+            cost = page.run_metered(cell(f"flood({sizes.flood_lines})"), limit=sizes.patience)
         samples["frame", contender].append(page.ask("longestFrame()"))
-        samples["flood", contender].append(seconds)
+        samples["flood", contender].append(cost.seconds)
+        samples["flood lag", contender].append(cost.lag)
         samples["rss", contender].append((max(rss) - rss[0]) / 2**20)
         samples["shown", contender].append(page.ask("text()").count("xxxx\n"))
         samples["logs", contender].append(logged(page, sizes))

@@ -16,21 +16,38 @@ LINES_PER_SECOND = 200
 METRICS_PER_SECOND = 50
 LINES_PER_METRIC = LINES_PER_SECOND // METRICS_PER_SECOND
 LINE_LENGTH = 100
-SETTLE = 1.5  # seconds that a cell's view gets to appear, before what it shows is timed
+SETTLE = 1.2  # seconds that a cell's view gets to appear, before what it shows is timed
 FOREVER = 600.0
 MOVES = Path("moves.jsonl")
+CELLS = Path("cells.jsonl")
 PID = Path("kernel.pid")
 
 
 def introduce() -> None:
-    """In the kernel: write down its process id, and when its widgets' handlers run."""
+    """In the kernel: write down its process id, its cells, and when its widgets' handlers run."""
     import ipywidgets  # only the kernel needs them
+    from IPython import get_ipython
 
     PID.write_text(str(os.getpid()))
     MOVES.touch()
+    begun: list[float] = []
+    get_ipython().events.register("pre_run_cell", lambda _: begun.extend(_clocks()))
+    get_ipython().events.register("post_run_cell", lambda _: _note_cell(begun))
     for kind in (ipywidgets.ToggleButton, ipywidgets.ToggleButtons):
         _after_init(kind, lambda it: it.observe(lambda change: _note(change["new"]), "value"))
     _after_init(ipywidgets.Button, lambda it: it.on_click(lambda _: _note(it.description)))
+
+
+def _clocks() -> tuple[float, float]:
+    return time.time(), time.process_time()  # of this process: without those of its children
+
+
+def _note_cell(begun: list[float]) -> None:
+    ends = _clocks()
+    if begun:  # else it is the very cell that introduces
+        with CELLS.open("a") as file:
+            file.write(json.dumps([*begun, *ends]) + "\n")
+        begun.clear()
 
 
 def _after_init(kind: Any, act: Callable[[Any], None]) -> None:
@@ -65,15 +82,21 @@ def idle() -> None:
     time.sleep(FOREVER)
 
 
-def chatter(seconds: float = FOREVER) -> None:
-    """Print lines and report numbers, as often as a talkative training does."""
+def chatter(seconds: float = FOREVER, *, times: int = 1) -> None:
+    """Print lines, one or several ``times``, and report numbers, as a talkative training does."""
     began = time.perf_counter()
     print("up", flush=True)
     for number in range(int(seconds * LINES_PER_SECOND)):
         time.sleep(max(0.0, began + number / LINES_PER_SECOND - time.perf_counter()))
-        print(line(number))
+        for _ in range(times):
+            print(line(number))
         if number % (2 * LINES_PER_METRIC) == 0:  # two metrics in one go
             nbddp.log(step=number, loss=1 / (number + 1), accuracy=1 - 1 / (number + 1))
+
+
+def silence(seconds: float) -> None:
+    """Do nothing for a while."""
+    time.sleep(seconds)
 
 
 def flood(lines: int) -> None:

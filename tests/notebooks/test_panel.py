@@ -151,6 +151,30 @@ def test_a_flood_of_lines_and_numbers_is_complete_in_the_files_and_bounded_in_th
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        ("for i in range(1_000_000): print(i)", 6_888_890),
+        ("print('x' * 50_000_000, end='')", 50_000_000),
+    ],
+    ids=["a million lines", "50 MB without an end"],
+)
+@pytest.mark.parametrize("view", ["panel", "text"])
+def test_whatever_a_cell_prints_the_file_has_it_and_the_kernel_stays_small(
+    page: Page, source: str, size: int, view: str
+) -> None:
+    page.run("%ddp start --nproc 1")
+    page.run(f"%ddp view {view}")
+    page.run("%%ddp\npass")
+    kernel = psutil.Process(page.pid)
+    before = kernel.memory_info().rss
+    reply = page.run(f"%%ddp\n{source}", timeout=100)
+    assert reply.status == "ok"
+    assert kernel.memory_info().rss - before < 100 << 20
+    log = "import glob, os\nos.path.getsize(sorted(glob.glob('.nbddp/runs/*'))[-1] + '/rank0.log')"
+    assert page.run(log).result == str(size)
+
+
 def test_a_tqdm_bar_is_one_line_that_moves(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     reply = page.run(

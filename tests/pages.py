@@ -1,0 +1,191 @@
+"""Reading HTML as a browser would, and whatever ranks and users may have named or written."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+
+from nbddp.controller.chronicle import Event
+from nbddp.controller.lookout import Bar
+from nbddp.controller.snapshot import RankSnapshot, Snapshot
+from nbddp.controller.states import GroupState
+from nbddp.ui.ansi import strip
+
+_TAGS = {"br", "code", "details", "div", "img", "li", "pre", "small", "span", "style", "summary"}
+_TAGS |= {"table", "tbody", "td", "th", "thead", "tr", "ul"}
+_VOID = {"br", "img"}
+_ATTRIBUTES = {"alt", "class", "open", "src", "style", "title"}
+_CLASSES = re.compile(r"((nbddp|ansi|jp)[-\w]*\s*)*")
+_STYLE = re.compile(r"[-\w\s:;.%#(),]*")
+_PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]*=*")
+
+
+class Page(HTMLParser):
+    """The text of some HTML, whose tags and attributes are ours or it is refused.
+
+    Attributes:
+        text: what is read on the page, the style sheet left out; ``sheet`` is that.
+        said: the text, and what is said when one points at something.
+        tags: every tag with its attributes, in order.
+        by_tag: the text inside each tag of a kind.
+    """
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        html.encode()  # a message to a page is UTF-8
+        self.text = ""
+        self.sheet = ""
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.by_tag: dict[str, list[str]] = {}
+        self._open: list[tuple[str, int]] = []
+        self._hints: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+        self.said = "\n".join([self.text, *self._hints])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in _TAGS
+        known = {name: value or "" for name, value in attrs}
+        assert set(known) <= _ATTRIBUTES
+        assert len(known) == len(attrs)
+        assert _CLASSES.fullmatch(known.get("class", "")), known
+        assert _STYLE.fullmatch(known.get("style", "")), known
+        assert "url" not in known.get("style", "")
+        assert _PICTURE.fullmatch(known["src"]) if tag == "img" else "src" not in known
+        self.tags.append((tag, known))
+        self._hints += [known[name] for name in ("title", "alt") if name in known]
+        if tag not in _VOID:
+            self._open.append((tag, len(self.text)))
+
+    def handle_endtag(self, tag: str) -> None:
+        opened, at = self._open.pop()
+        assert opened == tag
+        self.by_tag.setdefault(tag, []).append(self.text[at:])
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1][0] == "style":
+            self.sheet += data
+        else:
+            self.text += data
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        raise AssertionError(f"<{tag}/> with {attrs}")
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(f"a comment: {data}")
+
+    def handle_decl(self, decl: str) -> None:
+        raise AssertionError(f"a declaration: {decl}")
+
+    def unknown_decl(self, data: str) -> None:
+        raise AssertionError(f"a declaration: {data}")
+
+    def handle_pi(self, data: str) -> None:
+        raise AssertionError(f"an instruction: {data}")
+
+    def holds(self, text: str) -> bool:
+        """Whether all words of this text can be read, by looking or by pointing at it."""
+        return strip(text) in self.said
+
+    def values(self, name: str) -> list[str]:
+        """Every value of an attribute."""
+        return [known[name] for _, known in self.tags if name in known]
+
+
+# a whole group takes minutes to be made smaller, and is readable as it is
+BIG = settings(max_examples=50, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+TEXT = st.one_of(
+    st.text(max_size=30),
+    st.text(alphabet="<>&\"'=/ -!;#x\x1b[1m\r\n\0", max_size=20),
+    st.sampled_from(
+        [
+            "<script>alert(1)</script>",
+            '"><img src=x onerror=alert(1)>',
+            "' onmouseover='alert(1)",
+            "javascript:alert(1)",
+            "</span></div></details></td></table>",
+            "</style></pre></script><b>",
+            "<!--",
+            "]]><![CDATA[",
+            "<?php ?>",
+            "&lt;b&gt; &#60;b&#62; &amp",
+            "url(javascript:1)",
+            "\x1b[31m<b>\x1b[m",
+            "half \ud800 a letter",
+            "\u202egpj.exe",
+        ]
+    ),
+)
+NAMES = TEXT.map(lambda text: f"x{text}")
+COUNTS = st.integers(0, 10**9)
+SECONDS = st.floats(0, 1e7, allow_subnormal=False)
+BARS = st.builds(Bar, TEXT, COUNTS, COUNTS, SECONDS)
+
+
+def ranks(rank: int) -> st.SearchStrategy[RankSnapshot]:
+    """A rank in any state."""
+    return st.builds(
+        RankSnapshot,
+        rank=st.just(rank),
+        state=TEXT | st.sampled_from(["running", "waiting", "done"]),
+        pid=COUNTS,
+        device=TEXT,
+        line=st.integers(0, 999),
+        code=TEXT,
+        seconds=SECONDS,
+        collective=st.just("") | TEXT.map(lambda text: f"all_reduce #7 {text}") | NAMES,
+        step=st.none() | st.floats(0, 1e12),
+        steps_per_second=SECONDS,
+        cpu=st.floats(0, 1e4),
+        memory=st.integers(0, 2**45),
+        gpu=st.floats(-1, 100),
+        gpu_memory=st.integers(0, 2**45),
+        bars=st.lists(BARS, max_size=3).map(tuple),
+        is_alive=st.booleans(),
+        is_well=st.booleans(),
+        is_cause=st.booleans(),
+    )
+
+
+_RANKS = st.integers(0, 200)
+_FACTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "start": st.fixed_dictionaries({"attempt": st.integers(1, 9)}),
+    "start failed": st.fixed_dictionaries({"reason": TEXT}),
+    "interrupt": st.just({}),
+    "restart asked": st.just({}),
+    "kill asked": st.fixed_dictionaries({"rank": _RANKS}),
+    "failure": st.fixed_dictionaries({"rank": _RANKS, "what": TEXT}),
+    "exit": st.fixed_dictionaries({"rank": _RANKS, "how": TEXT}),
+    "no progress": st.fixed_dictionaries({"text": TEXT.map(lambda text: f"no progress {text}")}),
+    "ready": st.just({}),
+    "<b>checkpoint</b>": st.fixed_dictionaries({"rank": _RANKS, "path": TEXT, "<i>": TEXT}),
+}
+
+
+def _event(kind: str) -> st.SearchStrategy[Event]:
+    return st.builds(Event, st.floats(0, 2e9), st.just(kind), _FACTS[kind])
+
+
+EVENTS = st.sampled_from(sorted(_FACTS)).flatmap(_event)
+SNAPSHOTS = st.builds(
+    Snapshot,
+    state=st.sampled_from(GroupState),
+    at=st.floats(0, 2e9),
+    began=st.floats(0, 2e9),
+    seconds=SECONDS,
+    attempt=st.integers(0, 99),
+    backend=TEXT,
+    devices=st.lists(TEXT, max_size=3).map(tuple),
+    folder=TEXT,
+    run=TEXT,
+    ranks=st.integers(0, 3).flatmap(lambda count: st.tuples(*map(ranks, range(count)))),
+    events=st.lists(EVENTS, max_size=9).map(tuple),
+    alarm=TEXT,
+    missed=COUNTS,
+    refused=COUNTS,
+)

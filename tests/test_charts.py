@@ -1,0 +1,260 @@
+"""The charts of a cell: each is drawn when it has changed, a bounded number of them, to the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from types import SimpleNamespace
+
+import pytest
+from processes import wait_until
+
+from nbddp.controller.metrics import MAX_NAMES, Curve, Metrics
+from nbddp.ui import charts as room
+from nbddp.ui.charts import MAX_CHARTS, Charts
+
+Make = Callable[..., Charts]
+
+
+class FakePencil:
+    """Draws in no time: a picture is the metric's name and its newest values."""
+
+    def __init__(self) -> None:
+        self.drawn: list[str] = []
+        self.is_held = threading.Event()
+        self.is_free = threading.Event()
+        self.is_free.set()
+
+    def draw(self, name: str, curves: Mapping[int, Curve]) -> bytes:
+        self.drawn.append(name)
+        self.is_held.set()
+        assert self.is_free.wait(30)
+        return f"{name} {[curve.last for curve in curves.values()]}".encode()
+
+
+@pytest.fixture
+def pencil(monkeypatch: pytest.MonkeyPatch) -> FakePencil:
+    pencil = FakePencil()
+    monkeypatch.setitem(sys.modules, "nbddp.ui.chart", SimpleNamespace(draw=pencil.draw))
+    monkeypatch.setattr(room, "LOOK_PERIOD", 0.005)
+    return pencil
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def shown() -> list[tuple[str, bytes]]:
+    return []
+
+
+@pytest.fixture
+def make(pencil: FakePencil, metrics: Metrics, shown: list[tuple[str, bytes]]) -> Iterator[Make]:
+    """Makes charts; their threads end with the test."""
+    made: list[Charts] = []
+
+    def build(show: Callable[[str, bytes], None] | None = None) -> Charts:
+        made.append(Charts(metrics, show or (lambda name, png: shown.append((name, png)))))
+        return made[-1]
+
+    yield build
+    pencil.is_free.set()
+    for charts in made:
+        charts.stop()
+        if charts._thread.ident is not None:
+            charts._thread.join()
+
+
+@pytest.fixture
+def charts(make: Make) -> Charts:
+    return make()
+
+
+def log(metrics: Metrics, step: int, **values: float) -> None:
+    metrics.add(0, float(step), step, values)
+
+
+# ---- at the end
+
+
+def test_at_the_end_every_metric_has_its_chart_in_the_order_they_came(
+    charts: Charts, metrics: Metrics
+) -> None:
+    log(metrics, 0, loss=0.5, accuracy=0.25)
+    log(metrics, 1, loss=0.25, b=1.0)
+    assert charts.finish() == [
+        ("loss", b"loss [0.25]"),
+        ("accuracy", b"accuracy [0.25]"),
+        ("b", b"b [1.0]"),
+    ]
+
+
+def test_without_numbers_there_are_no_charts_and_nothing_is_loaded(
+    charts: Charts, pencil: FakePencil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nbddp.ui.chart", None)  # importing it would fail
+    charts.start()
+    assert charts.finish() == []
+    assert pencil.drawn == []
+
+
+def test_what_is_drawn_already_is_not_drawn_again(
+    charts: Charts, metrics: Metrics, pencil: FakePencil
+) -> None:
+    log(metrics, 0, loss=0.5, accuracy=0.25)
+    first = charts.finish()
+    assert charts.finish() == first
+    assert pencil.drawn == ["loss", "accuracy"]
+    log(metrics, 1, accuracy=0.5)
+    assert charts.finish() == [("loss", b"loss [0.5]"), ("accuracy", b"accuracy [0.5]")]
+    assert pencil.drawn == ["loss", "accuracy", "accuracy"]
+
+
+def test_there_are_never_more_than_so_many_and_the_rest_is_said(
+    charts: Charts, metrics: Metrics, pencil: FakePencil
+) -> None:
+    log(metrics, 0, **{f"m{number}": 1.0 for number in range(MAX_CHARTS + 3)})
+    names = [f"m{number}" for number in range(MAX_CHARTS)]
+    assert [name for name, _ in charts.finish()] == names
+    assert pencil.drawn == names
+    assert charts.note() == "3 more metrics are in metrics.jsonl"
+
+
+@pytest.mark.parametrize("count", [0, 1, MAX_CHARTS])
+def test_where_all_have_a_chart_nothing_is_said(
+    charts: Charts, metrics: Metrics, count: int
+) -> None:
+    log(metrics, 0, **{f"m{number}": 1.0 for number in range(count)})
+    assert charts.note() == ""
+
+
+def test_metrics_that_were_not_even_kept_are_counted(charts: Charts, metrics: Metrics) -> None:
+    log(metrics, 0, **{f"m{number}": 1.0 for number in range(MAX_NAMES + 5)})
+    left_out = MAX_NAMES + 5 - MAX_CHARTS
+    assert charts.note() == f"{left_out} more metrics are in metrics.jsonl"
+
+
+# ---- while the cell runs
+
+
+def test_what_comes_is_shown_while_it_comes(
+    charts: Charts, metrics: Metrics, shown: list[tuple[str, bytes]]
+) -> None:
+    charts.start()
+    for step in range(3):
+        log(metrics, step, loss=float(step))
+        newest = ("loss", f"loss [{float(step)}]".encode())
+        assert wait_until(lambda newest=newest: newest in shown)
+
+
+def test_only_what_has_changed_is_drawn(
+    charts: Charts, metrics: Metrics, pencil: FakePencil, shown: list[tuple[str, bytes]]
+) -> None:
+    log(metrics, 0, loss=0.5, accuracy=0.25)
+    charts.start()
+    assert wait_until(lambda: len(shown) == 2)
+    log(metrics, 1, accuracy=0.5)
+    assert wait_until(lambda: len(shown) == 3)
+    charts.finish()
+    assert pencil.drawn == ["loss", "accuracy", "accuracy"]
+    assert shown[-1] == ("accuracy", b"accuracy [0.5]")
+
+
+def test_nobody_draws_before_it_is_asked_for(
+    charts: Charts, metrics: Metrics, pencil: FakePencil
+) -> None:
+    log(metrics, 0, loss=0.5)
+    assert not charts._thread.is_alive()
+    assert pencil.drawn == []
+
+
+def test_numbers_that_come_while_one_draws_are_drawn_at_the_end(
+    charts: Charts, metrics: Metrics, pencil: FakePencil
+) -> None:
+    pencil.is_free.clear()
+    log(metrics, 0, loss=0.5, accuracy=0.25)
+    charts.start()
+    assert pencil.is_held.wait(30)
+    log(metrics, 1, loss=0.25)
+    pencil.is_free.set()
+    assert charts.finish() == [("loss", b"loss [0.25]"), ("accuracy", b"accuracy [0.25]")]
+    assert not charts._thread.is_alive()
+
+
+def test_drawing_gets_its_share_of_the_time_and_a_pause_is_never_long(
+    charts: Charts, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    class Over(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return len(pauses) > 3
+
+    log(metrics, 0, loss=0.5)
+    now = iter([0.0, 0.25, 10.0, 10.0001, 20.0, 120.0])
+    monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
+    charts._over = Over()
+    charts._run()
+    share = room.SHARE
+    assert pauses == [0.0, 0.25 * (1 - share) / share, room.LOOK_PERIOD, room.MAX_PAUSE]
+
+
+def test_while_there_are_no_numbers_one_looks_now_and_then(
+    charts: Charts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    class Over(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0.0)
+            return len(pauses) > 2
+
+    monkeypatch.setitem(sys.modules, "nbddp.ui.chart", None)  # importing it would fail
+    charts._over = Over()
+    charts._run()
+    assert pauses == [0.0, room.LOOK_PERIOD, room.LOOK_PERIOD]
+
+
+# ---- the end of the thread
+
+
+def test_the_thread_ends_with_the_last_chart(charts: Charts, metrics: Metrics) -> None:
+    log(metrics, 0, loss=0.5)
+    charts.start()
+    charts.finish()
+    assert not charts._thread.is_alive()
+
+
+def test_a_thread_that_is_stopped_ends_and_draws_no_more(
+    charts: Charts, metrics: Metrics, pencil: FakePencil
+) -> None:
+    pencil.is_free.clear()
+    log(metrics, 0, loss=0.5, accuracy=0.25)
+    charts.start()
+    assert pencil.is_held.wait(30)
+    charts.stop()
+    pencil.is_free.set()
+    charts._thread.join(30)
+    assert not charts._thread.is_alive()
+    assert pencil.drawn == ["loss"]
+
+
+def test_charts_that_were_never_started_can_be_stopped_and_finished(charts: Charts) -> None:
+    charts.stop()
+    assert charts.finish() == []
+
+
+def test_pictures_are_shown_where_the_charts_were_made(make: Make, metrics: Metrics) -> None:
+    where: ContextVar[str] = ContextVar("where", default="nowhere")
+    places: list[str] = []
+    token = where.set("under this cell")
+    charts = make(lambda _name, _png: places.append(where.get()))
+    where.reset(token)
+    log(metrics, 0, loss=0.5)
+    charts.start()
+    assert wait_until(lambda: places == ["under this cell"])

@@ -1,0 +1,321 @@
+"""The panel's pieces of HTML: safe whatever ranks and users wrote, and they say what matters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page, ranks
+
+from nbddp.controller.chronicle import Event
+from nbddp.controller.lookout import Bar
+from nbddp.controller.snapshot import RankSnapshot, Snapshot
+from nbddp.controller.states import GroupState
+from nbddp.ui import html
+from nbddp.ui.ansi import to_html
+from nbddp.ui.html import MAX_EVENTS, MAX_ROWS, alarm, card, note, rank_table, state_line, time_line
+from nbddp.ui.palette import rank_color
+from nbddp.ui.words import say_bar, say_event
+
+ONE = RankSnapshot(rank=0, state="running")
+
+
+def with_alarm(text: str) -> Snapshot:
+    return Snapshot(state=GroupState.RUNNING, alarm=text)
+
+
+def line_of(*events: Event, seconds: float = 10.0) -> Page:
+    return Page(
+        time_line(
+            Snapshot(state=GroupState.RUNNING, began=100.0, seconds=seconds, events=tuple(events))
+        )
+    )
+
+
+def failure(at: float = 105.0, rank: int = 1) -> Event:
+    return Event(at, "failure", {"rank": rank, "what": "ValueError: no"})
+
+
+def marks(page: Page) -> list[float]:
+    """Where the marks on the time line are, in percent."""
+    styles = [style for style in page.values("style") if style.startswith("left:")]
+    return [float(style.removeprefix("left:").removesuffix("%")) for style in styles]
+
+
+def titles(table: Page) -> list[str]:
+    return table.by_tag["th"]
+
+
+def cells(table: Page) -> list[list[str]]:
+    """The texts of the table, row by row."""
+    width = len(titles(table))
+    found = table.by_tag.get("td", [])
+    return [found[at : at + width] for at in range(0, len(found), width)]
+
+
+def column(table: Page, word: str) -> list[str]:
+    """The texts under the title that has this word in it."""
+    [place] = [at for at, title in enumerate(titles(table)) if word in title]
+    return [row[place] for row in cells(table)]
+
+
+# ---- safe, whatever it is
+
+
+@BIG
+@given(SNAPSHOTS)
+def test_the_line_of_the_group_is_ours_and_says_what_it_does(snapshot: Snapshot) -> None:
+    page = Page(state_line(snapshot))
+    assert page.holds(snapshot.state.value)
+    for text in (snapshot.backend, snapshot.run):
+        assert page.holds(text)
+
+
+@BIG
+@given(ranks(3))
+def test_a_row_of_the_table_is_ours_and_says_all_of_the_rank(each: RankSnapshot) -> None:
+    page = Page(rank_table([each]))
+    assert page.holds(each.state)
+    assert page.holds(each.collective)
+    assert page.holds(each.code) or not each.line
+    for bar in each.bars:
+        assert page.holds(say_bar(bar))
+
+
+@BIG
+@given(SNAPSHOTS)
+def test_a_table_and_a_time_line_are_ours(snapshot: Snapshot) -> None:
+    table = Page(rank_table(snapshot.ranks))
+    assert len(table.by_tag["tr"]) == 1 + len(snapshot.ranks)
+    page = Page(time_line(snapshot))
+    for event in snapshot.events:
+        assert page.holds(say_event(event))
+
+
+@given(TEXT)
+def test_notes_cards_and_alarms_are_ours(text: str) -> None:
+    for made in (note(text), alarm(with_alarm(text)), card(to_html(text))):
+        assert Page(made).holds(text)
+
+
+def test_while_all_is_well_there_is_no_alarm() -> None:
+    assert alarm(with_alarm("")) == ""
+
+
+def test_messages_that_were_refused_are_told_below_a_hang() -> None:
+    text = Page(alarm(replace(with_alarm("no progress for 10 s"), refused=3))).text
+    assert text.index("no progress") < text.index("3 messages refused")
+
+
+# ---- the line of the group
+
+
+@pytest.mark.parametrize("state", list(GroupState))
+def test_every_state_has_a_dot(state: GroupState) -> None:
+    page = Page(state_line(Snapshot(state=state, seconds=12.0)))
+    assert page.text.startswith(state.value)
+    assert any("nbddp-dot" in name for name in page.values("class"))
+
+
+@pytest.mark.parametrize(
+    ("state", "is_told"),
+    [
+        (GroupState.RUNNING, True),
+        (GroupState.INTERRUPTING, True),
+        (GroupState.IDLE, False),
+        (GroupState.OFF, False),
+    ],
+)
+def test_how_long_it_takes_is_told_while_a_cell_runs(state: GroupState, is_told: bool) -> None:
+    text = Page(state_line(Snapshot(state=state, seconds=12.0))).text
+    assert ("12.0 s" in text) == is_told
+
+
+def test_the_group_is_described_with_the_name_of_its_run() -> None:
+    snapshot = Snapshot(
+        state=GroupState.IDLE,
+        ranks=(ONE, replace(ONE, rank=1)),
+        backend="nccl",
+        devices=("cuda:0", "cuda:1"),
+        attempt=2,
+        run="2025-first",
+    )
+    text = Page(state_line(snapshot)).text
+    for word in ("2 ranks", "nccl", "cuda:0,1", "attempt 2", "2025-first"):
+        assert word in text
+
+
+# ---- the table
+
+
+def test_columns_that_are_empty_all_the_way_down_are_left_out() -> None:
+    page = Page(rank_table([ONE, replace(ONE, rank=1)]))
+    assert titles(page) == ["rank", "state"]
+    assert cells(page) == [["0", "running"], ["1", "running"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "title", "shown"),
+    [
+        ({"line": 3, "code": "x = 1"}, "line", ["3", "x = 1"]),
+        ({"line": 3, "code": "x = 1", "seconds": 12.0}, "line", ["3", "12.0 s", "x = 1"]),
+        ({"collective": "all_reduce #7 float [8]"}, "collective", ["all_reduce", "7"]),
+        ({"step": 0.0}, "step", ["0"]),
+        ({"step": 120.0, "steps_per_second": 5.0}, "step", ["120", "5.0/s"]),
+        ({"bars": (Bar("epoch", 1, 4, 2.0),)}, "progress", ["epoch", "1/4"]),
+        ({"cpu": 98.0, "memory": 3 << 30}, "memory", ["98 %", "3.0 GiB"]),
+        ({"gpu": 40.0, "gpu_memory": 2 << 30}, "GPU", ["40 %", "2.0 GiB"]),
+        ({"gpu": 0.0}, "GPU", ["0 %"]),
+    ],
+)
+def test_a_column_is_there_when_one_rank_has_something_in_it(
+    change: dict[str, Any], title: str, shown: Sequence[str]
+) -> None:
+    page = Page(rank_table([ONE, replace(ONE, rank=1, **change)]))
+    assert len(titles(page)) == 3
+    empty, full = column(page, title)
+    assert empty == ""
+    for text in shown:
+        assert text in full
+
+
+def test_without_ranks_there_is_an_empty_table() -> None:
+    assert Page(rank_table([])).text == ""
+
+
+def test_a_rank_is_shown_in_its_colour() -> None:
+    page = Page(rank_table([replace(ONE, rank=3)]))
+    assert any(rank_color(3) in style for style in page.values("style"))
+
+
+def test_the_shape_is_shown_of_a_collective_that_is_waited_in() -> None:
+    each = replace(ONE, collective="all_reduce #7 float [8]")
+    assert column(Page(rank_table([each])), "collective") == ["all_reduce #7"]
+    waits = replace(each, state="waiting")
+    assert column(Page(rank_table([waits])), "collective") == ["all_reduce #7 float [8]"]
+
+
+def moods(each: RankSnapshot) -> set[str]:
+    return {*Page(rank_table([each])).values("class")} & {"nbddp-wrong", "nbddp-waits"}
+
+
+def test_trouble_stands_out_and_a_cause_more_than_a_consequence() -> None:
+    assert moods(ONE) == set()
+    assert moods(replace(ONE, state="waiting")) == {"nbddp-waits"}
+    assert moods(replace(ONE, state="was killed by SIGKILL", is_well=False, is_cause=True)) == {
+        "nbddp-wrong"
+    }
+    assert moods(replace(ONE, state="interrupted", is_well=False)) == {"nbddp-waits"}
+
+
+@pytest.mark.parametrize(
+    ("bar", "width"),
+    [
+        (Bar("", 0, 4, 1.0), "width:0.0%"),
+        (Bar("", 1, 4, 1.0), "width:25.0%"),
+        (Bar("", 9, 4, 1.0), "width:100.0%"),
+    ],
+)
+def test_a_bar_is_filled_as_far_as_it_is(bar: Bar, width: str) -> None:
+    styles = Page(rank_table([replace(ONE, bars=(bar,))])).values("style")
+    assert [style.partition(";")[0] for style in styles if "width" in style] == [width]
+
+
+def test_a_bar_without_a_total_is_a_count() -> None:
+    page = Page(rank_table([replace(ONE, bars=(Bar("batches", 20, 0, 4.0),))]))
+    assert not any("width" in style for style in page.values("style"))
+    assert column(page, "progress") == ["batches 20 · 5.0/s"]
+
+
+def group(count: int, **changes: Any) -> list[RankSnapshot]:
+    return [replace(ONE, rank=rank, **changes) for rank in range(count)]
+
+
+def test_up_to_so_many_ranks_all_are_shown() -> None:
+    page = Page(rank_table(group(MAX_ROWS)))
+    assert column(page, "rank") == [str(rank) for rank in range(MAX_ROWS)]
+    assert "more" not in page.text
+
+
+def test_of_more_ranks_those_with_trouble_are_shown_in_order_and_the_rest_is_counted() -> None:
+    many = group(128)
+    many[100] = replace(many[100], state="ValueError: no", is_well=False, is_cause=True)
+    many[90] = replace(many[90], state="interrupted", is_well=False)
+    many[80] = replace(many[80], state="waiting")
+    page = Page(rank_table(many))
+    shown = [int(text) for text in column(page, "rank")]
+    assert len(shown) == MAX_ROWS
+    assert shown == sorted(shown)
+    assert shown[-3:] == [80, 90, 100]
+    assert "and 96 more ranks" in page.text
+
+
+@given(st.sets(st.integers(0, 99)), st.sets(st.integers(0, 99)))
+def test_no_cause_is_left_out_while_there_is_room(causes: set[int], ill: set[int]) -> None:
+    many = [
+        replace(ONE, rank=rank, is_well=rank not in causes | ill, is_cause=rank in causes)
+        for rank in range(100)
+    ]
+    shown = {int(text) for text in column(Page(rank_table(many)), "rank")}
+    assert len(shown) == MAX_ROWS
+    assert causes <= shown or shown <= causes
+    assert causes | ill <= shown or shown <= causes | ill
+
+
+# ---- the time line
+
+
+def test_nothing_that_has_words_is_no_time_line() -> None:
+    assert time_line(Snapshot(state=GroupState.RUNNING)) == ""
+    ready = Event(101.0, "ready", {"attempt": 1})
+    assert time_line(Snapshot(state=GroupState.RUNNING, events=(ready,))) == ""
+
+
+def test_an_event_is_a_mark_in_its_place_and_a_line_in_words() -> None:
+    page = line_of(failure(105.0))
+    assert marks(page) == [50.0]
+    assert page.by_tag["li"] == ["5.0 s rank 1: ValueError: no"]
+
+
+def test_an_event_outside_the_cell_is_at_its_end_or_its_beginning() -> None:
+    assert marks(line_of(failure(99.0), failure(200.0))) == [0.0, 100.0]
+
+
+def test_the_newest_are_listed_and_all_are_on_the_line() -> None:
+    count = MAX_EVENTS + 3
+    page = line_of(*(failure(101.0 + at, rank=at) for at in range(count)))
+    assert len(marks(page)) == count
+    assert page.by_tag["li"][0] == "3 earlier"
+    listed = page.by_tag["li"][1:]
+    assert [text.split(":")[0].split()[-1] for text in listed] == [
+        str(rank) for rank in range(3, count)
+    ]
+
+
+@given(st.lists(EVENTS), st.floats(0, 2e9), st.floats(0, 1e7))
+def test_every_mark_is_on_the_line(events: list[Event], began: float, seconds: float) -> None:
+    snapshot = Snapshot(
+        state=GroupState.RUNNING, began=began, seconds=seconds, events=tuple(events)
+    )
+    page = Page(time_line(snapshot))
+    said = [event for event in events if say_event(event)]
+    assert len(marks(page)) == len(said)
+    assert all(0 <= place <= 100 for place in marks(page))
+
+
+def test_later_events_are_never_before_earlier_ones() -> None:
+    places = marks(line_of(*(failure(100.0 + at) for at in range(12))))
+    assert all(one <= other for one, other in itertools.pairwise(places))
+
+
+@pytest.mark.parametrize("kind", sorted(html._BAD_EVENTS | html._WARN_EVENTS))
+def test_a_kind_of_event_that_stands_out_has_a_mood(kind: str) -> None:
+    facts = {"rank": 1, "what": "x", "how": "x", "reason": "x", "text": "x", "attempt": 1}
+    page = line_of(Event(101.0, kind, facts))
+    mood = "nbddp-bad" if kind in html._BAD_EVENTS else "nbddp-warn"
+    assert mood in page.values("class")
