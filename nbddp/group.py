@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed, Pushed
 from nbddp.controller.launcher import Launcher
+from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.controller.states import GroupState, Life
@@ -157,6 +158,7 @@ class WorkerGroup:
         ranks: Sequence[int] | None = None,
         quiet: bool = False,
         wants_value: bool = False,
+        max_restarts: int = 0,
     ) -> CellResult:
         """Run source on the ranks, print what they print, and wait for the end.
 
@@ -165,6 +167,8 @@ class WorkerGroup:
             ranks: where; None for all.
             quiet: print nothing but the values of the last line.
             wants_value: fetch the last expression's values, for ``result.values()``.
+            max_restarts: after a failure, restart the ranks so many times, replay the cells that
+                had gone well, and run this one again.
 
         Returns:
             What came of it.
@@ -180,9 +184,34 @@ class WorkerGroup:
             wants_value=wants_value,
             needs_group=self.spec.joins_group,
         )
-        result = self.show(self.submit(request), TextView(StreamScreen(), is_quiet=quiet))
+        screen = StreamScreen()
+        recoverer = self.recoverer(
+            lambda: TextView(screen, is_quiet=quiet),
+            say=lambda text: screen.write(f"nbddp: {text}\n"),
+        )
+        result = recoverer.run(request, max_restarts=max_restarts)
         result.raise_for_failure()
         return result
+
+    def recoverer(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recoverer:
+        """What runs a cell again after a failure, each time in a view of its own."""
+        return Recoverer(
+            self.session,
+            show=lambda handle: self.show(handle, make_view()),
+            push=lambda pushed: self.push(pushed.values, ranks=pushed.ranks),
+            say=say,
+        )
+
+    def replay(self, deeds: Sequence[Deed], *, say: Callable[[str], None]) -> None:
+        """Do again what was done on an earlier attempt.
+
+        Raises:
+            CellFailedError: a cell failed this time.
+        """
+        quiet = self.recoverer(lambda: TextView(StreamScreen(), is_quiet=True), say=say)
+        failed = quiet.replay(deeds)
+        if failed is not None:
+            failed.raise_for_failure()
 
     def submit(self, request: CellRequest) -> CellHandle:
         """Hand a cell to the ranks; somebody must read what the handle says."""
@@ -232,6 +261,7 @@ class WorkerGroup:
             raise RequestError(f"cannot push {_culprit(values)}: {error}") from error
         try:
             self._ask_all(ranks, lambda number: Push(request=number, parcel=parcel))
+            self.session.note_push(Pushed(dict(values), None if ranks is None else tuple(ranks)))
         finally:
             link.discard(parcel)
 

@@ -118,6 +118,17 @@ def test_who_feeds_waits_while_the_reader_is_far_behind(monkeypatch: pytest.Monk
         waiting.result(30)
 
 
+def test_the_user_ends_only_what_lived_until_then() -> None:
+    handle = handle_for(0, 1)
+    handle.note_exit(1, -9)
+    handle.end_by("restart")
+    handle.note_exit(0, -15)
+    assert (handle.was_ended(0), handle.was_ended(1)) == (True, False)
+    verdict = handle.finish().verdict
+    assert verdict is not None
+    assert verdict.summary().startswith("rank 1 was killed by SIGKILL")
+
+
 def test_nobody_waits_for_a_reader_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MAX_PENDING", 10)
     handle = handle_for(0)

@@ -109,7 +109,7 @@ def test_while_all_is_well_there_is_no_alarm() -> None:
 
 def test_messages_that_were_refused_are_told_below_a_hang() -> None:
     text = Page(alarm(replace(with_alarm("no progress for 10 s"), refused=3))).text
-    assert text.index("no progress") < text.index("3 messages refused")
+    assert text.index("no progress") < text.index("3 messages were refused")
 
 
 # ---- the line of the group
@@ -315,7 +315,7 @@ def test_later_events_are_never_before_earlier_ones() -> None:
 
 @pytest.mark.parametrize("kind", sorted(html._BAD_EVENTS | html._WARN_EVENTS))
 def test_a_kind_of_event_that_stands_out_has_a_mood(kind: str) -> None:
-    facts = {"rank": 1, "what": "x", "how": "x", "reason": "x", "text": "x", "attempt": 1}
+    facts = {"rank": 1, **dict.fromkeys(("what", "how", "reason", "text", "fault"), "x")}
     page = line_of(Event(101.0, kind, facts))
     mood = "nbddp-bad" if kind in html._BAD_EVENTS else "nbddp-warn"
     assert mood in page.values("class")

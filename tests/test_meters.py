@@ -349,3 +349,22 @@ def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
 
     with meters._lock:
         assert in_child(act) == 0
+
+
+def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
+    meters: Meters, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+    meters.log(1, {"loss": 1.0})
+    monkeypatch.setattr(os, "write", write)
+    meters.log(2, {"loss": 2.0})
+    meters.log(3, {"loss": 3.0})
+    torn, *whole = path.read_text().splitlines()
+    assert len(torn) == 9
+    assert [json.loads(line)["step"] for line in whole] == [2, 3]
+
+
+def test_facts_of_any_kind_become_what_can_be_mailed(meters: Meters) -> None:
+    meters.happened("mine", {"path": Path("a"), "count": 1})
+    assert read_all(meters) == [Happened(kind="mine", facts={"path": "a", "count": 1})]

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from processes import wait_until
 
-from nbddp.wire.messages import Happened, Noticed, Output, Report
+from nbddp.wire.messages import Display, Happened, Noticed, Output, Report, encode
 from nbddp.worker import outbox as room
 from nbddp.worker.outbox import Outbox
 
@@ -211,3 +211,47 @@ def test_a_single_piece_never_asks_for_the_backlog(make: Make, postbox: FakePost
     outbox.close()
     assert postbox.posted == [wrote("a"), report(1)]
     assert postbox.asked == 0
+
+
+def test_a_flush_waits_until_everything_was_mailed(make: Make, postbox: FakePostbox) -> None:
+    pile = Pile()
+    outbox = make(pile)
+    outbox.start()
+    for number in range(50):
+        pile.pieces.append(wrote(str(number)))
+        outbox.post(report(number))
+        outbox.flush()
+        assert len(postbox.posted) == 2 * (number + 1)
+
+
+def test_a_flush_of_mail_that_is_stuck_gives_up_and_leaves_the_thread_at_rest(
+    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "FLUSH_PATIENCE", 0.1)
+    postbox.waiting = room.MAX_BACKLOG + 1
+    outbox = make(Pile(*(wrote(str(number)) for number in range(3))))
+    outbox.start()
+    outbox.flush()
+    postbox.waiting = 0
+    assert wait_until(lambda: len(postbox.posted) == 3)
+    before = outbox._rounds
+    assert not wait_until(lambda: outbox._rounds > before + 20, timeout=0.3)
+
+
+def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
+    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def post(message: Report) -> None:
+        encode(message)
+        postbox.posted.append(message)
+
+    monkeypatch.setattr(postbox, "post", post)
+    outbox = make()
+    outbox.start()
+    outbox.post(Happened(kind="mine", facts={"path": object()}))
+    outbox.post(report(7))
+    assert wait_until(lambda: len(postbox.posted) == 2)
+    said, after = postbox.posted
+    assert isinstance(said, Display)
+    assert said.data["text/plain"].startswith("nbddp: a Happened could not be sent: Object of type")
+    assert after == report(7)

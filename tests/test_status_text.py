@@ -115,7 +115,7 @@ def test_bars_events_an_alarm_logs_and_refusals_follow() -> None:
     assert [text.split()[0] for text in events] == ["1.0", "3.0"]
     assert (alarm, more) == ("no progress for 10 s:", "  ranks 0-1 waiting")
     assert logs == "logs in /elsewhere/2025-first"
-    assert refused == "3 messages refused: they were not signed by this group"
+    assert refused == "3 messages were refused: not signed by this group"
 
 
 def test_logs_are_named_from_the_notebooks_folder(folder: Path) -> None:

@@ -327,6 +327,17 @@ def test_a_cell_that_was_through_before_the_user_ended_the_ranks_went_well() -> 
     assert judge([0, 1], {0: report(), 1: report()}, {}, ended_by="stop") is None
 
 
+def test_a_rank_that_had_died_before_is_the_cause_too() -> None:
+    death, terminated = Ending(-9, 5.0, "", "probably out of memory"), Ending(-15, 9.1)
+    verdict = judge([0, 1], {}, {0: terminated, 1: death}, ended_by="restart", ended_at=9.0)
+    assert verdict is not None
+    assert verdict.summary() == "rank 1 was killed by SIGKILL"
+    assert "probably out of memory" in verdict.report()
+    later = judge([0, 1], {}, {0: terminated, 1: death}, ended_by="restart", ended_at=4.0)
+    assert later is not None
+    assert later.summary() == "the cell was ended by a restart"
+
+
 # ---- one rank
 
 

@@ -85,13 +85,20 @@ def recorded() -> dict[str, set[str]]:
 RECORDED = recorded()
 SAMPLES: dict[str, Any] = {
     "attempt": 2,
+    "cells": 2,
+    "detected": 0.2,
     "how": "was killed by SIGKILL",
+    "lost": 4,
     "number": 7,
     "outcome": "ok",
     "rank": 3,
     "ranks": (0, 1),
     "reason": "no GPU",
+    "replayed": 0.3,
+    "restarted": 0.1,
+    "seconds": 0.9,
     "source": "x = 1",
+    "step": 31,
     "text": "no progress for 10 s:\n  ranks 0-1 waiting",
     "what": "ValueError: no",
     "world_size": 2,
@@ -280,3 +287,33 @@ def test_a_path_is_whole_where_the_notebooks_folder_is_gone(
 
     monkeypatch.setattr(Path, "cwd", gone)
     assert shorten(str(folder / "a")) == str(folder / "a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "said"),
+    [
+        ("fault", {"fault": "kill@rank=1,step=30", "at_step": 30}, "fault: kill@rank=1,step=30"),
+        ("checkpoint", {"step": 3, "seconds": 0.5}, "rank 1: checkpoint of step 3, 0.5 s"),
+        ("checkpoint", {"step": 3, "seconds": "x"}, "rank 1: checkpoint of step 3, x"),
+        ("checkpoint", {}, "rank 1: checkpoint"),
+        ("resume", {"step": 3}, "rank 1: resumes from the checkpoint of step 3"),
+        ("told: exit", {}, "rank 1: told: exit"),
+        ("mine", {"a": 1}, "rank 1: mine (a 1)"),
+    ],
+)
+def test_what_ranks_tell_of_has_words_whatever_its_facts(
+    kind: str, facts: dict[str, Any], said: str
+) -> None:
+    assert say_event(Event(1.0, kind, facts | {"rank": 1})) == said
+
+
+def test_a_recovery_is_told_with_what_it_cost() -> None:
+    facts = {"step": 31, "lost": 4, "seconds": 0.9}
+    said = "resumed at step 31, 0.9 s after the failure"
+    assert say_event(Event(1.0, "resumed", facts)) == f"{said}: 4 steps lost"
+    assert say_event(Event(1.0, "resumed", facts | {"lost": None})) == said
+
+
+def test_one_message_is_one_message() -> None:
+    assert words.say_refused(1) == "1 message was refused: not signed by this group"
+    assert words.say_refused(2) == "2 messages were refused: not signed by this group"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -26,6 +26,7 @@ class CellRequest:
         execution_count: the number in the notebook's prompt.
         wants_value: whether the last expression's value comes back, pickled.
         needs_group: whether to see to it that there is a process group.
+        once: never run it again by itself, in a recovery or a replay.
     """
 
     source: str
@@ -34,6 +35,18 @@ class CellRequest:
     execution_count: int = 1
     wants_value: bool = False
     needs_group: bool = True
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """Values that were sent to ranks; None for all."""
+
+    values: Mapping[str, Any]
+    ranks: tuple[int, ...] | None = None
+
+
+Deed = CellRequest | Pushed  # what makes the ranks' namespaces what they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,7 @@ class CellHandle:
         self.attempt = attempt
         self.began_at = time.time()
         self.ended_by = ""
+        self._ended_at = 0.0
         self.request = request
         self.ranks = tuple(ranks)
         self.result: CellResult | None = None
@@ -155,6 +169,10 @@ class CellHandle:
         with self._room:
             self._room.wait_for(lambda: self._pending < MAX_PENDING or not self._is_read)
 
+    def end_by(self, how: str) -> None:
+        """The user ends the cell with its ranks, by a "restart" or a "stop"."""
+        self.ended_by, self._ended_at = how, time.time()
+
     def note_report(self, rank: int, report: CellEnded) -> None:
         """A rank is through."""
         self._reports[rank] = report
@@ -174,7 +192,13 @@ class CellHandle:
             reports=self._reports,
             exits=self.exits,
             seconds=time.monotonic() - self._began,
-            verdict=judge(self.ranks, self._reports, self._exits, ended_by=self.ended_by),
+            verdict=judge(
+                self.ranks,
+                self._reports,
+                self._exits,
+                ended_by=self.ended_by,
+                ended_at=self._ended_at,
+            ),
             fetch=self._fetch,
         )
         self.result = result
@@ -201,6 +225,11 @@ class CellHandle:
     def has_ended(self, rank: int) -> bool:
         """Whether this rank is through with it, one way or the other."""
         return rank in self._reports or rank in self._exits
+
+    def was_ended(self, rank: int) -> bool:
+        """Whether its process ended because the user had asked for it."""
+        ending = self._exits.get(rank)
+        return bool(self.ended_by) and (ending is None or ending.at >= self._ended_at)
 
     def trouble(self, rank: int) -> Trouble | None:
         """How it ended badly on this rank; None if it did not."""

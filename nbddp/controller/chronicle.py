@@ -13,6 +13,13 @@ from nbddp.controller.runs import RunFolder
 if TYPE_CHECKING:
     from nbddp.controller.spec import GroupSpec
 
+OWN_KINDS = frozenset(
+    {
+        *("start", "start failed", "ready", "stopped", "exit", "failure", "no progress"),
+        *("cell", "cell ended", "interrupt", "restart asked", "stop asked", "kill asked"),
+        *("recovery", "resumed"),
+    }
+)
 MAX_EVENTS = 200  # kept for the time line; the file has all
 
 
@@ -54,6 +61,10 @@ class Chronicle:
         self._events.append(Event(time.time(), kind, facts))
         if self.folder is not None:
             self._tell(self.folder.event(kind, **facts))
+
+    def note(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
+        """Something that a rank says has happened; it cannot pass for one of our own events."""
+        self.record(f"told: {kind}" if kind in OWN_KINDS else kind, **(facts | {"rank": rank}))
 
     def last_words(self, ranks: Iterable[int]) -> str:
         """The ends of some ranks' logs."""

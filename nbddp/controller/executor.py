@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.controller import events as ev
 from nbddp.controller.actor import Actor
-from nbddp.controller.cell import CellHandle, CellRequest, Displayed, Notice, Said, Wrote
+from nbddp.controller.cell import (
+    CellHandle,
+    CellRequest,
+    Deed,
+    Displayed,
+    Notice,
+    Said,
+    Wrote,
+)
 from nbddp.controller.chronicle import Chronicle
 from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.lifecycle import advance
 from nbddp.controller.lookout import Lookout
 from nbddp.controller.memory import MemoryWatch
 from nbddp.controller.ranks import Ranks
+from nbddp.controller.recovery import Comeback
 from nbddp.controller.states import GroupState, Life
 from nbddp.controller.waiting import Waiting
 from nbddp.controller.watcher import ExitWatcher
@@ -66,6 +75,8 @@ class Executor:
         spec: how the group was started last.
         cell: the cell that runs, or ran last.
         ready: what each rank said of itself when it was ready.
+        deeds: what was done to the namespaces of this attempt, and went well, in order.
+        comeback: what this attempt came back from, until it has taken up the work.
     """
 
     def __init__(self, launcher: Launcher, *, colors: str) -> None:
@@ -74,6 +85,9 @@ class Executor:
         self.cell: CellHandle | None = None
         self.ready: dict[int, Ready] = {}
         self.means: Means | None = None
+        self.deeds: list[Deed] = []
+        self.comeback: Comeback | None = None
+        self._struck: set[str] = set()
         self.chronicle = Chronicle(self._say)
         self.lookout = Lookout(
             lambda rank: self._ranks is not None and self._ranks.is_stopped(rank)
@@ -111,9 +125,16 @@ class Executor:
         if refusal:
             raise RequestError(refusal)
 
-    def ask_start(self, spec: GroupSpec, event: ev.Event) -> Future[None]:
-        """Start or restart; the future tells when all ranks are ready."""
+    def ask_start(
+        self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
+    ) -> Future[None]:
+        """Start or restart; the future tells when all ranks are ready.
+
+        In a recovery, faults that have struck do not strike again.
+        """
         before, self.spec = self.spec, spec
+        if not is_recovery:
+            self._struck.clear()
         if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
             self._mark_end("restart")
         try:
@@ -141,7 +162,7 @@ class Executor:
     def _mark_end(self, how: str) -> None:
         """The user ends the running cell with its ranks: that is then no failure of theirs."""
         if self.cell is not None and self.life.state.is_busy:
-            self.cell.ended_by = how
+            self.cell.end_by(how)
             self.chronicle.record(f"{how} asked")
 
     def begun(self) -> Future[None] | None:
@@ -214,12 +235,24 @@ class Executor:
                 self.step(ev.RankUnable(attempt=attempt, rank=rank, reason=reason))
             case Pulse() | Metrics() | Progress() as sighting:
                 self.lookout.note(rank, sighting, time.monotonic())
+                self._note_comeback()
             case Happened(kind=kind, facts=facts):
-                self.chronicle.record(kind, **(facts | {"rank": rank}))
+                self.chronicle.note(rank, kind, facts)
+                if kind == "fault":
+                    self._struck.add(str(facts.get("fault")))
             case Noticed(cell=cell):
                 self.step(ev.RankNoticed(attempt=attempt, rank=rank, cell=cell))
             case CellEnded() as report:
                 self._read_report(rank, attempt, report)
+
+    def _note_comeback(self) -> None:
+        """Say what a failure cost as soon as the first step after it is reported."""
+        comeback, step = self.comeback, self.lookout.first_step
+        if comeback is None or step is None:
+            return
+        self.comeback = None
+        seconds = round(time.time() - comeback.setback.at, 3)
+        self.chronicle.record("resumed", step=step, lost=comeback.lost(step), seconds=seconds)
 
     def _read_report(self, rank: int, attempt: int, report: CellEnded) -> None:
         if self.cell is not None and self.cell.number == report.cell:
@@ -303,11 +336,18 @@ class Executor:
         link, actor, folder = self._with.link, self._with.actor, self.chronicle.open(self.spec)
         self._start_error = None
         self.ready = {}
+        self.deeds = []
         self.lookout.forget()
         self.chronicle.record("start", attempt=action.attempt, world_size=action.world_size)
         self._ranks = Ranks(action.attempt, link, self._launcher)
         failed = self._ranks.launch(
-            self.spec.starts(link, attempt=action.attempt, folder=folder, colors=self._colors),
+            self.spec.starts(
+                link,
+                attempt=action.attempt,
+                folder=folder,
+                colors=self._colors,
+                struck=self._struck,
+            ),
             self._with.watcher,
             lambda *exit_: actor.tell(self._note_exit, *exit_),
         )
@@ -336,6 +376,8 @@ class Executor:
             result = self.cell.finish()
             outcome = result.verdict.summary() if result.verdict else "ok"
             self.chronicle.record("cell ended", number=result.number, outcome=outcome)
+            if result.is_ok and not self.cell.request.once:
+                self.deeds.append(self.cell.request)
 
     def _tell_stopped(self) -> None:
         self.chronicle.record("stopped", attempt=self.life.attempt)

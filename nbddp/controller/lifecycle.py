@@ -49,7 +49,6 @@ START_PATIENCE = 90.0  # seconds for all ranks to get ready (the first may impor
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed
 STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
 CLEANUP = 60.0  # seconds that a cell gets which caught its KeyboardInterrupt to clean up
-
 Step = tuple[Life, list[Action]]
 
 

@@ -43,6 +43,17 @@ class Lookout:
         self._watchdog = Watchdog(is_stopped)
         self._bars: dict[int, tuple[Bar, ...]] = {}
         self._notes = 0
+        self._steps: tuple[float, float] | None = None
+
+    @property
+    def first_step(self) -> float | None:
+        """The first step that any rank reported in this cell."""
+        return self._steps[0] if self._steps else None
+
+    @property
+    def last_step(self) -> float | None:
+        """The highest one so far."""
+        return self._steps[1] if self._steps else None
 
     @property
     def version(self) -> int:
@@ -60,6 +71,7 @@ class Lookout:
         self.curves.clear()
         self.missed = 0
         self._bars = {}
+        self._steps = None
 
     def end_cell(self) -> None:
         """It is over: nobody waits any more."""
@@ -79,6 +91,8 @@ class Lookout:
                 self.missed += missed
                 for at, step, values in rows:
                     self.curves.add(rank, at, step, values)
+                    first, last = self._steps or (step, step)
+                    self._steps = first, max(step, last)
             case Progress(bars=bars):
                 self._bars[rank] = tuple(Bar(*each) for each in bars)
 

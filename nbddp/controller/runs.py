@@ -49,7 +49,7 @@ class RunFolder:
 
     def event(self, kind: str, /, **facts: Any) -> str:
         """Append one line to ``events.jsonl``; returns what to tell the user if that fails."""
-        line = json.dumps({"time": round(time.time(), 3), "kind": kind, **facts})
+        line = json.dumps(facts | {"time": round(time.time(), 3), "kind": kind})
         try:
             os.write(self._events, f"{line}\n".encode())
         except OSError as error:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller import events as ev
 from nbddp.controller.actor import Actor
-from nbddp.controller.cell import CellHandle, CellRequest
+from nbddp.controller.cell import CellHandle, CellRequest, Deed, Pushed
 from nbddp.controller.chronicle import Chronicle
 from nbddp.controller.executor import NO_GROUP, Executor, Means
 from nbddp.controller.launcher import Launcher, LocalLauncher
 from nbddp.controller.lookout import Lookout
+from nbddp.controller.recovery import Comeback
 from nbddp.controller.snapshot import Snapshot, take
 from nbddp.controller.spec import GroupSpec
 from nbddp.controller.states import Life
@@ -67,6 +68,30 @@ class Session:
             refused=self._do.means.link.refused if self._do.means else 0,
         )
 
+    @property
+    def deeds(self) -> tuple[Deed, ...]:
+        """What was done to the namespaces of this attempt, and went well, in order."""
+        return tuple(self._do.deeds)
+
+    def note_push(self, pushed: Pushed) -> None:
+        """Remember values that were sent, for a replay."""
+        self._do.deeds.append(pushed)
+
+    def expect(self, comeback: Comeback) -> None:
+        """The next step that is reported is the first one after a failure."""
+        self._means().actor.call(self._note_expected, comeback)
+
+    def _note_expected(self, comeback: Comeback) -> None:
+        self._do.comeback = comeback
+        self.chronicle.record(
+            "recovery",
+            attempt=self.life.attempt,
+            detected=round(comeback.detected, 3),
+            restarted=round(comeback.restarted, 3),
+            replayed=round(comeback.replayed, 3),
+            cells=comeback.cells,
+        )
+
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""
         return self._do.process_ids()
@@ -96,21 +121,30 @@ class Session:
         """
         self._await_start(self._begin(spec, spec.start_event()))
 
-    def restart(self, spec: GroupSpec | None = None) -> None:
-        """End the group, whatever it does, and start it anew as the next attempt."""
-        self._await_start(self.begin_restart(spec))
+    def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
+        """End the group, whatever it does, and start it anew as the next attempt.
 
-    def begin_restart(self, spec: GroupSpec | None = None) -> Future[None]:
+        In a recovery, faults that have struck do not strike again.
+        """
+        self._await_start(self.begin_restart(spec, is_recovery=is_recovery))
+
+    def begin_restart(
+        self, spec: GroupSpec | None = None, *, is_recovery: bool = False
+    ) -> Future[None]:
         """As :meth:`restart`, and do not wait until every rank is ready."""
         spec = spec or self._do.spec
         if spec is None:
             raise RequestError(NO_GROUP)
-        return self._begin(spec, ev.RestartAsked(start=spec.start_event()))
+        event = ev.RestartAsked(start=spec.start_event())
+        return self._begin(spec, event, is_recovery=is_recovery)
 
-    def _begin(self, spec: GroupSpec, event: ev.Event) -> Future[None]:
+    def _begin(
+        self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
+    ) -> Future[None]:
         spec.check_gpus()
         self._open()
-        return self._means().actor.call(self._do.ask_start, spec, event)
+        ask = self._do.ask_start
+        return self._means().actor.call(ask, spec, event, is_recovery=is_recovery)
 
     def _await_start(self, started: Future[None]) -> None:
         try:

@@ -187,7 +187,7 @@ def _rank(
 
 
 def _state(each: RankLife, cell: CellHandle | None) -> _State:
-    if not each.is_alive and cell is not None and cell.ended_by:
+    if not each.is_alive and cell is not None and cell.was_ended(each.rank):
         return f"ended by the {cell.ended_by}", False, False
     if not each.is_alive:
         is_well = each.exitcode == 0

@@ -6,7 +6,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,16 +115,22 @@ class GroupSpec:
         return facts | {"cwd": str(self.cwd())}
 
     def starts(
-        self, link: Link, *, attempt: int, folder: RunFolder, colors: str
+        self,
+        link: Link,
+        *,
+        attempt: int,
+        folder: RunFolder,
+        colors: str,
+        struck: Iterable[str] = (),
     ) -> list[RankStart]:
-        """What each rank must be told."""
+        """What each rank must be told; ``struck`` are faults that shall not strike again."""
         common = RankStart(
             topology=Topology.local(1)[0],
             attempt=attempt,
             secret=link.secret,
             log_path="",
             kernel_pid=os.getpid(),
-            env=self.environment(),
+            env=self.environment() | {"NBDDP_STRUCK": ";".join(sorted(struck))},
             sys_path=list(sys.path),
             cwd=str(self.cwd()),
             backend=self.backend,

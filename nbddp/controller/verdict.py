@@ -138,11 +138,12 @@ def judge(
     exits: Mapping[int, Ending],
     *,
     ended_by: str = "",
+    ended_at: float = 0.0,
 ) -> Verdict | None:
     """Find the first cause among what the ranks said; None when all went well.
 
-    ``ended_by`` says that the user ended the ranks, by a "restart" or a "stop": then it is the
-    cause, unless a rank had failed before.
+    ``ended_by`` says that the user ended the ranks, by a "restart" or a "stop", at ``ended_at``:
+    then that is the cause, unless a rank had failed or died before.
 
     First cause, not first exit: a rank that dies is noticed later than its peers notice that its
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
@@ -154,7 +155,8 @@ def judge(
     troubles.sort(key=lambda each: (each.is_consequence, each.at, each.rank))
     first = troubles[0]
     groups = _grouped(troubles)
-    is_asked = bool(ended_by) and (first.failure is None or first.is_consequence)
+    was_well = first.is_consequence or (first.failure is None and first.at >= ended_at)
+    is_asked = bool(ended_by) and was_well
     return Verdict(
         first=first,
         causes=groups[0][0],

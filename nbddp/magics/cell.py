@@ -11,7 +11,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from nbddp.controller.cell import CellRequest
 from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
-from nbddp.magics.options import asked_spec, names, numbers, parse, start_options
+from nbddp.magics.options import asked_spec, count, names, numbers, parse, start_options
 
 
 @magics_class
@@ -37,6 +37,15 @@ class CellMagics(Magics):
         action="store_true",
         help="no process group: the cell calls init_process_group() itself",
     )
+    @argument(
+        "--max-restarts",
+        type=count,
+        default=0,
+        metavar="N",
+        help="after a failure, restart the ranks up to N times, replay the cells that had gone "
+        "well, and run this one again (default: 0)",
+    )
+    @argument("--once", action="store_true", help="leave this cell out of any replay")
     @argument("--no-wait", action="store_true", help="return at once; `%%ddp wait` waits")
     @argument("--quiet", action="store_true", help="show only the values of the last line")
     @argument("--auto", action="store_true", help=SUPPRESS)  # written by the auto mode
@@ -81,11 +90,12 @@ class CellMagics(Magics):
             execution_count=desk.shell.execution_count,
             wants_value=bool(args.out),
             needs_group=not args.no_init,
+            once=args.once,
         )
         if args.no_wait:
-            desk.run_in_background(request, quiet=args.quiet)
+            desk.run_in_background(request, quiet=args.quiet, max_restarts=args.max_restarts)
             return
-        result = desk.run(request, quiet=args.quiet)
+        result = desk.run(request, quiet=args.quiet, max_restarts=args.max_restarts)
         if args.out:
             desk.shell.user_ns[args.out] = result.values()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import replace
 from enum import Enum
@@ -13,7 +14,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult
+from nbddp.controller.cell import CellRequest, CellResult, Deed
+from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.group import WorkerGroup
@@ -41,7 +43,7 @@ class Desk:
         self.auto = AutoMode()
         self.group = WorkerGroup(colors=str(shell.colors))
         self.view = ViewChoice.AUTO
-        self._background: tuple[CellHandle, threading.Thread, View] | None = None
+        self._background: tuple[Future[CellResult], threading.Thread] | None = None
         self._last_view: View | None = None
 
     def make_ready(self, spec: GroupSpec, *, fresh: bool) -> None:
@@ -58,46 +60,86 @@ class Desk:
             self.group.spec = before
             raise
 
-    def run(self, request: CellRequest, *, quiet: bool) -> CellResult:
+    def run(self, request: CellRequest, *, quiet: bool, max_restarts: int = 0) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
-        view = self._view(quiet=quiet)
-        result = self.group.show(self.group.submit(request), view)
-        self._raise_for_failure(result, view)
+        result = self._recoverer(quiet=quiet).run(request, max_restarts=max_restarts)
+        self._raise_for_failure(result)
         return result
 
-    def _raise_for_failure(self, result: CellResult, view: View) -> None:
+    def _recoverer(self, *, quiet: bool) -> Recoverer:
+        return self.group.recoverer(lambda: self._view(quiet=quiet), say=self._remark)
+
+    def _remark(self, text: str) -> None:
+        self.say(f"nbddp: {text}")
+
+    def _raise_for_failure(self, result: CellResult) -> None:
         try:
             result.raise_for_failure()
         except CellFailedError as error:
-            error.is_shown = view.has_record
+            error.is_shown = self._has_record
             raise
 
-    def run_in_background(self, request: CellRequest, *, quiet: bool) -> None:
-        """Run a cell; show it on a thread whose output stays in this notebook cell."""
-        view = self._view(quiet=quiet)
+    @property
+    def _has_record(self) -> bool:
+        """Whether the last cell's view has told already why it failed."""
+        return self._last_view is not None and self._last_view.has_record
+
+    def run_in_background(
+        self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
+    ) -> None:
+        """Run a cell; show it on a thread whose output stays in this notebook cell.
+
+        Raises:
+            RequestError: it cannot run now.
+        """
+        outcome: Future[CellResult] = Future()
+        recoverer = self._recoverer(quiet=quiet)
         handle = self.group.submit(request)
 
-        def show() -> None:
-            result = view.show(handle)
-            if result.verdict is not None and not view.has_record:
-                self.say(result.verdict.report())
+        def run() -> None:
+            try:
+                result = recoverer.follow(handle, max_restarts=max_restarts)
+                if result.verdict is not None and not self._has_record:
+                    self.say(result.verdict.report())
+                outcome.set_result(result)
+            except BaseException as error:  # noqa: BLE001 - it is raised in `%ddp wait`
+                outcome.set_exception(error)
 
         thread = threading.Thread(
-            target=copy_context().run, args=(show,), name="nbddp-view", daemon=True
+            target=copy_context().run, args=(run,), name="nbddp-view", daemon=True
         )
         thread.start()
-        self._background = handle, thread, view
+        self._background = outcome, thread
 
     def wait(self) -> None:
         """Wait for the cell in the background; raises what it raised."""
         if self._background is None:
             return
-        handle, thread, view = self._background
+        outcome, thread = self._background
         with self.group.taking_interrupts():
             thread.join()
         self._background = None
-        if handle.result is not None:
-            self._raise_for_failure(handle.result, view)
+        self._raise_for_failure(outcome.result())
+
+    def arm(self, kind: str, *, rank: int, step: int, factor: float) -> None:
+        """Tell a rank to let something go wrong at a step.
+
+        Raises:
+            RequestError: there is no such kind, or no such rank.
+        """
+        from nbddp.train.faults import Fault  # loads torch
+
+        try:
+            Fault(kind=kind, rank=rank, step=step, factor=factor)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}"
+        request = CellRequest(source=f"nbddp.faults.at({options})", ranks=(rank,))
+        self._raise_for_failure(self._recoverer(quiet=True).run(request, max_restarts=0))
+
+    def replay(self, deeds: Sequence[Deed]) -> None:
+        """Do again what was done before a restart."""
+        self.group.replay(deeds, say=self._remark)
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
         """Names of the notebook, with their values.

@@ -15,6 +15,7 @@ from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk, ViewChoice
 from nbddp.magics.options import (
     asked_spec,
+    count,
     numbers,
     parse,
     positive_int,
@@ -54,6 +55,7 @@ class LineMagics(Magics):
             "stop": self.stop,
             "interrupt": self.interrupt,
             "kill": self.kill,
+            "fault": self.fault,
             "logs": self.logs,
             "push": self.push,
             "pull": self.pull,
@@ -85,11 +87,15 @@ class LineMagics(Magics):
 
     @magic_arguments("ddp restart")
     @start_options
+    @argument("--replay", action="store_true", help="then run the cells again that had gone well")
     def restart(self, line: str) -> None:
         """End all ranks, whatever they do, and start them anew; their names are lost."""
         args = parse(self.restart, line)
         desk = self._desk
+        deeds = desk.group.session.deeds
         desk.make_ready(asked_spec(args, desk.group.spec), fresh=True)
+        if args.replay:
+            desk.replay(deeds)
         desk.show_status()
 
     @magic_arguments("ddp stop")
@@ -111,6 +117,16 @@ class LineMagics(Magics):
     def kill(self, line: str) -> None:
         """Kill one rank, to see what happens."""
         self._desk.group.kill(parse(self.kill, line).rank)
+
+    @magic_arguments("ddp fault")
+    @argument("kind", help="raise, kill, segfault, exit, hang, stop, slow, nan, skip, oom, corrupt")
+    @argument("--rank", type=rank_number, required=True, metavar="R", help="whom it shall strike")
+    @argument("--step", type=count, required=True, metavar="N", help="at which step, once")
+    @argument("--factor", type=float, default=2.0, help="how much slower (kind slow; default: 2)")
+    def fault(self, line: str) -> None:
+        """Let something go wrong on purpose, at a step that nbddp.log or the loader reports."""
+        args = parse(self.fault, line)
+        self._desk.arm(args.kind, rank=args.rank, step=args.step, factor=args.factor)
 
     @magic_arguments("ddp logs")
     @argument("rank", type=rank_number, help="whose log")

@@ -28,6 +28,13 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def count(text: str) -> int:
+    """A whole number from 0."""
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
+    return int(text)
+
+
 def rank_number(text: str) -> int:
     """A rank: a whole number from 0."""
     if not text.isdecimal():

@@ -213,7 +213,12 @@ class Track(Generic[T]):
         self._label = label
 
     def __len__(self) -> int:
+        if not self._total:
+            raise TypeError("it is not known how many there are")
         return self._total
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[T]:
         bar = Bar(label=self._label, total=self._total)

@@ -77,7 +77,7 @@ def _footer(snapshot: Snapshot) -> Iterator[str]:
             yield f"rank {each.rank}: {say_bar(bar)}"
     said = [(event, say_event(event)) for event in snapshot.events]
     for event, text in [pair for pair in said if pair[1]][-SHOWN_EVENTS:]:
-        yield f"{say_seconds(max(0.0, event.at - snapshot.began))} into the cell: {text}"
+        yield f"{say_seconds(max(0.0, event.at - snapshot.began))} after the start: {text}"
     if snapshot.alarm:
         yield snapshot.alarm
     if snapshot.folder:

@@ -97,7 +97,8 @@ def say_devices(snapshot: Snapshot) -> str:
 
 def say_refused(count: int) -> str:
     """How many messages came that were not the group's own."""
-    return f"{count} messages refused: they were not signed by this group"
+    what = "message was" if count == 1 else "messages were"
+    return f"{count} {what} refused: not signed by this group"
 
 
 def shorten(path: str) -> str:
@@ -118,6 +119,15 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "kill asked": lambda facts: f"kill asked for rank {facts['rank']}",
     "failure": lambda facts: f"{say_ranks(facts['ranks'])}: {facts['what']}",
     "exit": lambda facts: f"{say_ranks(facts['ranks'])} {facts['how']}",
+    "recovery": lambda facts: (
+        f"recovery: noticed after {say_seconds(facts['detected'])}, "
+        f"restarted in {say_seconds(facts['restarted'])}, "
+        f"{facts['cells']} cells replayed in {say_seconds(facts['replayed'])}"
+    ),
+    "resumed": lambda facts: (
+        f"resumed at step {facts['step']:g}, {say_seconds(facts['seconds'])} after the failure"
+        + ("" if facts["lost"] is None else f": {facts['lost']} steps lost")
+    ),
     "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
 }
 _UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel says these in other ways
@@ -136,7 +146,17 @@ def say_event(event: Event) -> str:
 
 
 def _say_any(kind: str, facts: dict[str, Any]) -> str:
-    """An event of a kind that only those who report it know, such as a checkpoint."""
+    """An event that a rank has told of: a fault, a checkpoint, or one of the user's own."""
     who = f"rank {facts['rank']}: " if "rank" in facts else ""
+    if kind == "fault" and "fault" in facts:
+        return f"fault: {facts['fault']}"
+    if kind == "checkpoint" and {"step", "seconds"} <= facts.keys():
+        return f"{who}checkpoint of step {facts['step']}, {_number(facts['seconds'])}"
+    if kind == "resume" and "step" in facts:
+        return f"{who}resumes from the checkpoint of step {facts['step']}"
     rest = [f"{name} {value}" for name, value in facts.items() if name not in ("rank", "ranks")]
     return f"{who}{kind}" + (f" ({', '.join(rest)})" if rest else "")
+
+
+def _number(seconds: object) -> str:
+    return say_seconds(seconds) if isinstance(seconds, (int, float)) else str(seconds)

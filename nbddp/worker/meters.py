@@ -36,6 +36,7 @@ class Meters:
         self._flush: Callable[[], None] = lambda: None
         self._on_lost: Callable[[OSError], None] = lambda _error: None
         self._has_lost = False
+        self._is_torn = False
 
     def capture(
         self,
@@ -62,10 +63,7 @@ class Meters:
         """Write the numbers down, and keep them for the mail."""
         at = round(time.time(), 6)
         line = json.dumps({"time": at, **self._head, "step": step, **values})
-        try:
-            os.write(self._fd, f"{line}\n".encode())  # in one piece: all ranks append to it
-        except OSError as error:
-            self._lose(error)
+        self._write(f"{line}\n".encode())
         if self._is_elsewhere():
             return
         with self._lock:
@@ -108,7 +106,8 @@ class Meters:
         if self._is_elsewhere():
             return
         with self._lock:
-            self._events.append(Happened(kind=kind, facts=facts))
+            plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
+            self._events.append(Happened(kind=kind, facts=plain))
         self._poke()
 
     def begin_cell(self) -> None:
@@ -116,6 +115,14 @@ class Meters:
         with self._lock:
             self._bars = []
             self._has_moved = False
+
+    def _write(self, line: bytes) -> None:
+        """Append a line in one piece: all ranks append to this file."""
+        try:
+            written = os.write(self._fd, b"\n" + line if self._is_torn else line)
+            self._is_torn = written < len(line)  # a full disk took a part of it
+        except OSError as error:
+            self._lose(error)
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a child, such as a DataLoader's worker: it has the file, but no mail."""

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Protocol
 
 from nbddp.wire.mailbox import Postbox
-from nbddp.wire.messages import Report
+from nbddp.wire.messages import Display, Report
 
 POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
 PERIOD = 0.02  # seconds between batches, on average; a line after a pause goes at once
@@ -60,6 +60,7 @@ class Outbox:
         with self._wake:
             enough = self._rounds + 2  # the one under way may have read its sources already
             self._wake.wait_for(lambda: self._nudge(enough), FLUSH_PATIENCE)
+            self._is_asked = False
 
     def _nudge(self, enough: int) -> bool:
         self._is_asked = self._rounds < enough
@@ -81,7 +82,7 @@ class Outbox:
             if sum(self._mail(source) for source in self._sources):
                 next_batch = max(next_batch, time.monotonic() - SLACK) + PERIOD
             for report in reports:
-                self._postbox.post(report)
+                self._post(report)
             with self._wake:
                 self._rounds += 1
                 self._wake.notify_all()
@@ -99,11 +100,19 @@ class Outbox:
     def _is_urgent(self) -> bool:
         return bool(self._reports) or self._is_closing or self._is_asked
 
+    def _post(self, report: Report) -> None:
+        """Post it; what cannot be written as JSON is said instead, and the mail goes on."""
+        try:
+            self._postbox.post(report)
+        except (TypeError, ValueError) as error:
+            text = f"nbddp: a {type(report).__name__} could not be sent: {error}"
+            self._postbox.post(Display(cell=0, data={"text/plain": text}, metadata={}))
+
     def _mail(self, source: Source) -> bool:
         piece = source.read()
         has_any = piece is not None
         while piece is not None:
-            self._postbox.post(piece)
+            self._post(piece)
             piece = source.read()
             if piece is not None:
                 self._await_room()

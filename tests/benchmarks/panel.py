@@ -109,7 +109,8 @@ def main() -> None:
     facts = panel_table.machine()
     samples = measure(asked)
     found = panel_table.records(samples, asked.sizes)
-    print(f"{panel_table.caption(facts, asked.rounds)}\n\n{panel_table.as_text(found)}")
+    table = panel_table.as_text(found)
+    print(f"{panel_table.caption(facts, asked.rounds)}\n\n{table}\n\n{panel_table.NOTES}")
     if asked.json:
         raw = [
             {"measure": name, "how": how, "values": values}

@@ -118,9 +118,15 @@ class BenchPage:
         lag = (found["ended"] or time.time()) - ended
         return Cost(seconds=ended - began, cpu=cpu_at_end - cpu, lag=lag)
 
-    def await_text(self, text: str, *, count: int = 1) -> None:
+    def await_text(self, text: str, *, count: int) -> None:
         """Wait until this is so many times in the output."""
         self.await_that(lambda: self.ask("text()").count(text) >= count, f"{text!r} x {count}")
+
+    def await_file(self, name: str) -> Path:
+        """Wait until somebody has made this file."""
+        path = self.folder / name
+        self.await_that(path.exists, f"the file {name}")
+        return path
 
     def await_that(self, find: Callable[[], T | None], what: str) -> T:
         """Wait until there is something to find."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
+import engine
 import report
 from panel_trials import PANEL, Samples, Sizes
 
-PACKAGES = ("nbddp", "torch", "ipykernel", "ipywidgets", "jupyterlab")
+PACKAGES = ("ipywidgets", "jupyterlab")
 HEADER = ("measure", "how", "median", "95 % within", "least", "most", "n", "x panel", "limit", "")
+NOTES = (
+    "x panel: the median beside the panel's. A limit is for the median (for what must be complete, "
+    "for every sample). A page that was not done in time is counted with the time it had. What "
+    "is printed at more than 1 MB/s jupyter_server drops: text then ends in its complaint."
+)
 ENOUGH = 20  # samples, to say what 95 % of them do not exceed
 _SCALE = {"s": 1.0, "ms": 1000.0, "MiB": 1.0, "%": 100.0, "": 1.0}
 
@@ -56,19 +58,13 @@ MEASURES = (
 
 def machine() -> dict[str, Any]:
     """What the figures depend on."""
-    return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "load": os.getloadavg(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
-    }
+    return engine.machine() | {name: version(name) for name in PACKAGES}
 
 
 def caption(facts: dict[str, Any], rounds: int) -> str:
     """One line above the table."""
-    names = ", ".join(f"{name} {facts[name]}" for name in ("python", *PACKAGES))
-    return f"{facts['cores']} cores, load {facts['load'][0]:.1f}, {names}; {rounds} rounds"
+    names = ", ".join(f"{name} {facts[name]}" for name in PACKAGES)
+    return f"{engine.caption(facts, rounds)}; {names}; load {facts['load'][0]:.1f} at the start"
 
 
 def records(samples: Samples, sizes: Sizes) -> list[dict[str, Any]]:
@@ -92,7 +88,7 @@ def _record(measure: Measure, how: str, samples: Samples, sizes: Sizes) -> dict[
         "how": how,
         "unit": measure.unit,
         "median": middle,
-        "p95": _p95(values),
+        "p95": report.p95(values) if len(values) >= ENOUGH else None,
         "least": min(values),
         "most": max(values),
         "count": len(values),
@@ -100,10 +96,6 @@ def _record(measure: Measure, how: str, samples: Samples, sizes: Sizes) -> dict[
         "limit": (measure.least or measure.most) if is_ours else None,
         "is_kept": _is_kept(measure, values) if is_ours else None,
     }
-
-
-def _p95(values: Sequence[float]) -> float | None:
-    return quantiles(values, n=20)[-1] if len(values) >= ENOUGH else None
 
 
 def _is_kept(measure: Measure, values: Sequence[float]) -> bool | None:
@@ -120,16 +112,15 @@ def as_text(found: Iterable[dict[str, Any]]) -> str:
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
     unit = record["unit"]
     figures = [_figure(record[name], unit) for name in ("median", "p95", "least", "most")]
-    ratio = "" if record["ratio"] is None else f"{record['ratio']:.3g} x"
+    ratio = "" if record["ratio"] is None else f"{_digits(record['ratio'])} x"
     verdict = {None: "", True: "kept", False: "MISSED"}[record["is_kept"]]
     facts = (str(record["count"]), ratio, _figure(record["limit"], unit), verdict)
     return (record["measure"], record["how"], *figures, *facts)
 
 
 def _figure(value: float | None, unit: str) -> str:
-    if value is None:
-        return ""
-    if unit in ("%", ""):
-        return f"{value:.4g} {unit}".rstrip()
-    digits = 0 if value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {unit}"
+    return "" if value is None else f"{_digits(value)} {unit}".rstrip()
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"

@@ -13,7 +13,7 @@ from browser.lab import Lab
 from panel_page import RANKS, BenchError, BenchPage, opened
 
 PANEL, TEXT, QUIET, PLAIN = "panel", "text", "--quiet", "plain cell"
-SILENT, CHATTY = "panel, silent ranks", "panel, chatty ranks"
+SILENT, CHATTY, FLOODING = "panel, silent ranks", "panel, chatty ranks", "panel, flooding ranks"
 LAB, LAB_PLAIN = "JupyterLab's stop", "JupyterLab's stop, plain cell"
 BUSY_FRACTION = 0.5  # of a second at most, between a cell's line and the press of a button
 WARM_UP = 1.5  # seconds of chatter
@@ -81,8 +81,10 @@ def pause() -> None:
 def begin_caught(page: BenchPage, work: str, label: str) -> list[str]:
     """Begin a cell that writes down when it was interrupted: the files of its ranks."""
     page.begin(cell(f"caught(f'{label}-{{rank}}', panel_work.{work})"))
-    page.await_text("up", count=RANKS)
-    return [f"{label}-{rank}" for rank in range(RANKS)]
+    names = [f"{label}-{rank}" for rank in range(RANKS)]
+    for name in names:
+        page.await_file(f"{name}.up")
+    return names
 
 
 def note_catches(
@@ -96,6 +98,7 @@ def note_catches(
 
 def time_looks(page: BenchPage, samples: Samples) -> None:
     """Log selector and Hold, in a panel that runs."""
+    page.await_text("up", count=RANKS)
     page.ask("noteChanges(it)", ".nbddp-scroll")
     for label, said in (("rank 1", "1"), ("all", "-1")):
         pause()
@@ -119,11 +122,12 @@ def time_buttons(page: BenchPage, turn: int, samples: Samples) -> None:
     time_looks(page, samples)
     time_interrupt(page, PANEL, names, samples)
     time_interrupt(page, CHATTY, begin_caught(page, "chatter", f"chatty-{turn}"), samples)
+    time_interrupt(page, FLOODING, begin_caught(page, "flood", f"flood-{turn}"), samples)
     time_stop(page, LAB, begin_caught(page, "idle", f"lab-{turn}"), samples)
     page.begin(f"panel_work.caught('plain-{turn}', panel_work.idle)")
-    page.await_text("up")
+    page.await_file(f"plain-{turn}.up")
     time_stop(page, LAB_PLAIN, [f"plain-{turn}"], samples)
-    time_kill(page, samples)
+    time_kill(page, turn, samples)
 
 
 def time_interrupt(page: BenchPage, contender: str, names: list[str], samples: Samples) -> None:
@@ -140,10 +144,9 @@ def time_stop(page: BenchPage, contender: str, names: list[str], samples: Sample
     note_catches(page, contender, names, page.press(page.stop_button()), samples)
 
 
-def time_kill(page: BenchPage, samples: Samples) -> None:
+def time_kill(page: BenchPage, turn: int, samples: Samples) -> None:
     """Kill a rank, and start the group anew."""
-    page.begin(cell("idle()"))
-    page.await_text("up", count=RANKS)
+    begin_caught(page, "idle", f"kill-{turn}")
     victim = random.randrange(RANKS)
     page.page.locator(".nbddp-buttons select").select_option(f"rank {victim}")
     pause()

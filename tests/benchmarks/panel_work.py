@@ -85,7 +85,6 @@ def idle() -> None:
 def chatter(seconds: float = FOREVER, *, times: int = 1) -> None:
     """Print lines, one or several ``times``, and report numbers, as a talkative training does."""
     began = time.perf_counter()
-    print("up", flush=True)
     for number in range(int(seconds * LINES_PER_SECOND)):
         time.sleep(max(0.0, began + number / LINES_PER_SECOND - time.perf_counter()))
         for _ in range(times):
@@ -99,7 +98,7 @@ def silence(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def flood(lines: int) -> None:
+def flood(lines: int = 10**9) -> None:
     """Print as fast as it goes, and report a number at every second line."""
     for number in range(lines):
         print(line(number))
@@ -113,7 +112,8 @@ def line(number: int) -> str:
 
 
 def caught(path: str, work: Callable[[], None]) -> None:
-    """Work until interrupted, and write down when that was."""
+    """Work until interrupted, and write down that it began and when it ended."""
+    Path(f"{path}.up").touch()
     try:
         work()
     except KeyboardInterrupt:

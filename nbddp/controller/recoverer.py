@@ -1,0 +1,101 @@
+"""Runs a cell with restarts: a failed group is started anew, and what was done is done again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed, Pushed
+from nbddp.controller.recovery import Comeback, Setback, why_stop
+from nbddp.controller.session import Session
+
+
+class Recoverer:
+    """Knows how a cell is shown and values are pushed; the rest it asks of the session.
+
+    Args:
+        session: whose ranks they are.
+        show: shows a cell from its beginning to its end, and returns what came of it.
+        push: sends values to the ranks.
+        say: tells the user something between two attempts.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        show: Callable[[CellHandle], CellResult],
+        push: Callable[[Pushed], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._show = show
+        self._push = push
+        self._say = say
+
+    def run(self, request: CellRequest, *, max_restarts: int) -> CellResult:
+        """Run a cell; after a failure restart the group, replay, and run it again.
+
+        What the user ended, by an interrupt, a restart or a stop, is not started again.
+        """
+        return self.follow(self._session.run(request), max_restarts=max_restarts)
+
+    def follow(self, handle: CellHandle, *, max_restarts: int) -> CellResult:
+        """The same for a cell that was handed to the ranks already."""
+        result = self._show(handle)
+        setbacks: list[Setback] = []
+        while (verdict := result.verdict) is not None and not verdict.is_interrupt:
+            setbacks.append(
+                Setback(
+                    attempt=self._session.life.attempt,
+                    what=verdict.summary(),
+                    at=verdict.first.at,
+                    step=self._session.lookout.last_step,
+                )
+            )
+            reason = why_stop(setbacks, max_restarts)
+            if reason:
+                if max_restarts:
+                    self._say(f"not started again: {reason}")
+                return result
+            self._say(f"{verdict.summary()}; restart {len(setbacks)} of {max_restarts}")
+            failed = self._come_back(setbacks[-1])
+            if failed is not None:
+                return failed
+            result = self._show(self._session.run(handle.request))
+        return result
+
+    def _come_back(self, setback: Setback) -> CellResult | None:
+        """Restart and replay; what came of a cell that failed this time, else None."""
+        detected = time.time() - setback.at
+        deeds, began = self._session.deeds, time.monotonic()
+        self._session.restart(is_recovery=True)
+        ready = time.monotonic()
+        failed = self.replay(deeds)
+        comeback = Comeback(
+            setback=setback,
+            detected=detected,
+            restarted=ready - began,
+            replayed=time.monotonic() - ready,
+            cells=sum(isinstance(deed, CellRequest) for deed in deeds),
+        )
+        self._session.expect(comeback)
+        self._say(
+            f"noticed after {comeback.detected:.2f} s, restarted in {comeback.restarted:.2f} s, "
+            f"{comeback.cells} cells replayed in {comeback.replayed:.2f} s"
+        )
+        return failed
+
+    def replay(self, deeds: Sequence[Deed]) -> CellResult | None:
+        """Do again, in order, what was done; what came of the first cell that fails."""
+        for deed in deeds:
+            if isinstance(deed, Pushed):
+                self._push(deed)
+                continue
+            handle = self._session.run(deed)
+            for _ in handle.notices():
+                pass  # it was shown when it ran for the first time
+            if handle.result is None or not handle.result.is_ok:
+                self._say("a cell that had gone well failed when it was replayed")
+                return handle.result
+        return None

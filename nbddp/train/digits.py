@@ -1,0 +1,128 @@
+"""Handwritten digits of 28x28 pixels for the notebooks: MNIST, or those inside scikit-learn."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"  # the one that torchvision takes
+FILES = {  # MD5 of each, as torchvision has them
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+TIMEOUT = 30.0  # seconds without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """Images (float, [N, 1, 28, 28], 0 to 1) with their labels (long, [N]), and where from."""
+
+    train: TensorDataset
+    test: TensorDataset
+    source: str
+
+
+def digits(folder: str | Path = "data", *, download: bool = False) -> Digits:
+    """Digits to train on: MNIST from its IDX files, else the 1,797 digits inside scikit-learn.
+
+    Args:
+        folder: where the four ``.gz`` files of MNIST are, or shall be put.
+        download: get them if they are not there; call it on one rank first
+            (:func:`nbddp.main_rank_first`).
+
+    Raises:
+        ConnectionError: they cannot be downloaded; nothing is left half written.
+        ValueError: a file is not the one that it should be.
+    """
+    folder = Path(folder)
+    if download:
+        for name in FILES:
+            _fetch(name, folder)
+    if all((folder / name).exists() for name in FILES):
+        return _mnist(folder)
+    return _of_scikit_learn()
+
+
+def _fetch(name: str, folder: Path) -> None:
+    """Download one file: whole and right, or not at all."""
+    if (folder / name).exists():
+        return
+    try:
+        with urllib.request.urlopen(f"{MIRROR}/{name}", timeout=TIMEOUT) as answer:
+            content = answer.read()
+    except OSError as error:
+        raise ConnectionError(
+            f"MNIST cannot be downloaded ({error}); put its four .gz files into {folder}, or leave "
+            "download=True out and train on the digits inside scikit-learn"
+        ) from None
+    _check(name, content)
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f"{name}.tmp"
+    draft.write_bytes(content)
+    draft.replace(folder / name)
+
+
+def _check(name: str, content: bytes) -> None:
+    if hashlib.md5(content, usedforsecurity=False).hexdigest() != FILES[name]:
+        raise ValueError(f"{name} is not MNIST's: its checksum is another; delete it and try again")
+
+
+def _mnist(folder: Path) -> Digits:
+    parts = []
+    for name in FILES:
+        content = (folder / name).read_bytes()
+        _check(name, content)
+        parts.append(read_idx(gzip.decompress(content)))
+    train_images, train_labels, test_images, test_labels = parts
+    return Digits(
+        train=TensorDataset(_scaled(train_images), train_labels.long()),
+        test=TensorDataset(_scaled(test_images), test_labels.long()),
+        source="MNIST: 60,000 digits to train on, 10,000 to test",
+    )
+
+
+def read_idx(content: bytes) -> torch.Tensor:
+    """A tensor of bytes from the IDX format: two zeros, type, number of dimensions, sizes, data.
+
+    Raises:
+        ValueError: when it is another format, or cut off.
+
+    >>> read_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))
+    tensor([7, 8, 9], dtype=torch.uint8)
+    """
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise ValueError("not an IDX file of bytes")
+    begin = 4 + 4 * content[3]
+    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, begin, 4)]
+    if len(content) != begin + math.prod(sizes):
+        raise ValueError(f"an IDX file of {sizes} is not {len(content)} bytes long")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=begin).reshape(sizes)
+
+
+def _scaled(images: torch.Tensor) -> torch.Tensor:
+    return images.unsqueeze(1).float() / 255
+
+
+def _of_scikit_learn() -> Digits:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    found = load_digits()
+    small = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16
+    images = torch.nn.functional.interpolate(small, size=(28, 28), mode="bilinear")
+    labels = torch.tensor(found.target, dtype=torch.long)
+    parts = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
+    return Digits(
+        train=TensorDataset(parts[0], parts[2]),
+        test=TensorDataset(parts[1], parts[3]),
+        source="scikit-learn: 1,437 digits to train on, 360 to test, 8x8 pixels brought to 28x28",
+    )

@@ -1,0 +1,136 @@
+"""The state of a training run as plain values: what ``weights_only`` loading gives back."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from numbers import Number
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbddp.train import place
+from nbddp.train.files import CheckpointError
+
+_AS_IT_IS = (
+    *(str, bytes, bool, int, float, complex, type(None)),
+    *(torch.dtype, torch.device, torch.Size),
+)
+
+Take = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def plain(value: Any, where: str, take: Take) -> Any:
+    """The same out of plain types, each tensor taken by ``take``.
+
+    Args:
+        value: tensors, numbers and strings, and dicts, lists, tuples and sets of them.
+        where: its name, for the error and for ``take``.
+        take: given a name and a detached tensor, the tensor to save.
+
+    Raises:
+        CheckpointError: a value, named, that could not be loaded again.
+
+    >>> plain({"seen": [1, 2]}, "extra", as_it_is)
+    {'seen': [1, 2]}
+    >>> plain({"log": [print]}, "extra", as_it_is)
+    Traceback (most recent call last):
+    nbddp.train.files.CheckpointError: extra['log'][0] is a builtin_function_or_method: it could \
+not be loaded again; save tensors, numbers and strings, and lists, dicts and sets of them
+    """
+    if type(value) in _AS_IT_IS:
+        return value
+    if type(value) in (torch.Tensor, nn.Parameter, nn.Buffer):
+        return take(where, value.detach())
+    if isinstance(value, Mapping):
+        return _plain_mapping(value, where, take)
+    if isinstance(value, (list, tuple)):
+        items = [plain(item, f"{where}[{index}]", take) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, set):
+        return {plain(item, f"an item of {where}", take) for item in value}
+    if isinstance(value, Number):
+        return _plain_number(value, where)
+    raise _unloadable(value, where)
+
+
+def _plain_mapping(value: Mapping[Any, Any], where: str, take: Take) -> dict[Any, Any]:
+    items = {
+        plain(key, f"a key of {where}", take): plain(item, f"{where}[{key!r}]", take)
+        for key, item in value.items()
+    }
+    if not hasattr(value, "_metadata"):
+        return items
+    state = OrderedDict(items)
+    state._metadata = value._metadata  # type: ignore[attr-defined]  # versions of modules
+    return state
+
+
+def _plain_number(value: Any, where: str) -> Any:
+    for kind in (int, float, complex):  # an IntEnum, a NumPy float
+        if isinstance(value, kind):
+            return kind(value)
+    if type(value).__module__ == "numpy":
+        return value.item()
+    raise _unloadable(value, where)
+
+
+def _unloadable(value: object, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"{where} is a {type(value).__qualname__}: it could not be loaded again; save tensors, "
+        "numbers and strings, and lists, dicts and sets of them"
+    )
+
+
+def as_it_is(where: str, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a Take
+    """The tensor itself; of a view only what it shows, not all that is behind it."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+
+
+class Staging:
+    """Copies of tensors on the CPU, in memory that is used again by the next save."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, torch.Tensor] = {}
+        self._has_gpu = False
+
+    def __call__(self, where: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor; call :meth:`settle` before the copies are read."""
+        copy = self._copies.get(where)
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._copies[where] = copy
+        self._has_gpu |= tensor.is_cuda
+        return copy.copy_(tensor, non_blocking=True)
+
+    def settle(self) -> None:
+        """Wait for copies that a GPU has yet to make."""
+        if self._has_gpu:
+            torch.cuda.current_stream().synchronize()
+
+
+# ---- random numbers
+
+
+def random_state() -> dict[str, Any]:
+    """Where the generators of torch, the GPU, Python and NumPy are, as plain values."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if place.device().type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(place.device())
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        state["numpy"] = (name, keys.tolist(), *rest)
+    return state
+
+
+def restore_random(state: Mapping[str, Any]) -> None:
+    """Put the generators there again, as far as they are here."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    if "cuda" in state and place.device().type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], place.device())
+    if "numpy" in state and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(state["numpy"])
