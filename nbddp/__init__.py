@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nbddp.errors import (
     CellFailedError,
     CellInterruptedError,
+    CheckpointError,
     NbddpError,
     RequestError,
     StartError,
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbddp.group import WorkerGroup
+    from nbddp.train import faults
+    from nbddp.train.checkpoint import Checkpoint
+    from nbddp.train.data import loader
+    from nbddp.train.digits import digits
+    from nbddp.train.distributed import gather, main_rank_first, on_main, prepare, reduce
+    from nbddp.train.precision import precision
     from nbddp.train.report import log, track
 
 __version__ = "0.1.0"
@@ -33,20 +40,41 @@ __version__ = "0.1.0"
 __all__ = [
     "CellFailedError",
     "CellInterruptedError",
+    "Checkpoint",
+    "CheckpointError",
     "NbddpError",
     "RequestError",
     "StartError",
     "Topology",
     "WorkerGroup",
+    "digits",
+    "faults",
+    "gather",
     "load_ipython_extension",
+    "loader",
     "log",
+    "main_rank_first",
+    "on_main",
+    "precision",
+    "prepare",
+    "reduce",
     "track",
     "unload_ipython_extension",
 ]
 
 _LAZY = {
+    "Checkpoint": "nbddp.train.checkpoint",
     "WorkerGroup": "nbddp.group",
+    "digits": "nbddp.train.digits",
+    "faults": "nbddp.train.faults",
+    "gather": "nbddp.train.distributed",
+    "loader": "nbddp.train.data",
     "log": "nbddp.train.report",
+    "main_rank_first": "nbddp.train.distributed",
+    "on_main": "nbddp.train.distributed",
+    "precision": "nbddp.train.precision",
+    "prepare": "nbddp.train.distributed",
+    "reduce": "nbddp.train.distributed",
     "track": "nbddp.train.report",
 }
 
@@ -55,7 +83,8 @@ def __getattr__(name: str) -> Any:
     """Import a name's room when it is first asked for: a rank never needs the controller's."""
     if name not in _LAZY:
         raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    module = import_module(_LAZY[name])
+    return module if name == "faults" else getattr(module, name)
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:

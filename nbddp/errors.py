@@ -7,6 +7,7 @@
     ├── StartError                the worker group could not start
     ├── CellFailedError           a cell failed on at least one rank
     │   └── CellInterruptedError  ... because the user interrupted it
+    ├── CheckpointError           a checkpoint could not be written, or does not hold what is asked
     └── WireError                 a message that is not one of ours
         ├── SignatureError        its signature does not hold
         └── ReplayError           it was seen before
@@ -64,6 +65,10 @@ class CellFailedError(NbddpError):
 
 class CellInterruptedError(CellFailedError):
     """A cell ended because the user interrupted it; every surviving rank keeps its names."""
+
+
+class CheckpointError(NbddpError):
+    """A checkpoint could not be written or read; the ones before it are untouched."""
 
 
 class WireError(NbddpError):

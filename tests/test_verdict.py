@@ -293,6 +293,24 @@ def test_a_rank_that_the_user_ended_is_not_asked_for_its_last_words() -> None:
     assert "memory" not in verdict.report()
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("RuntimeError", "rank 0 failed in nbddp.on_main(load): OSError: no"),
+        ("CheckpointError", "rank 0: the disk is full"),
+    ],
+)
+def test_what_the_kit_tells_the_other_ranks_is_a_consequence(name: str, text: str) -> None:
+    told, own = report(name, text, at=1.0), report("OSError", "no", at=2.0)
+    verdict = judge([0, 1], {0: own, 1: told}, {})
+    assert verdict is not None
+    assert verdict.summary() == "rank 0: OSError: no, line 9"
+    assert f"  rank 1: {name}: {text}, line 9 (a consequence)" in verdict.report().splitlines()
+    alone = judge([0, 1], {0: report(name, text, at=1.0), 1: report()}, {})
+    assert alone is not None
+    assert alone.summary() == f"rank 0: {name}: {text}, line 9"
+
+
 # ---- the user ended the ranks
 
 GONE = "All names are gone with the ranks; the next cell finds, or starts, new ones."

@@ -20,6 +20,9 @@ _PEER_LOST = re.compile(
     r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
     re.IGNORECASE,
 )
+# what the kit raises on the ranks that were told of another's failure
+_TOLD = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
+_TELLERS = ("RuntimeError", "CheckpointError")
 _TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 
 
@@ -50,8 +53,21 @@ class Trouble:
         """Whether it can only have come from somewhere else."""
         if self.failure is None:
             return False
-        is_torchs = self.failure.name in _TORCHS
-        return self.is_interrupted or (is_torchs and bool(_PEER_LOST.search(self.failure.text)))
+        return self.is_interrupted or self._has_lost_peer or self._was_told
+
+    @property
+    def _has_lost_peer(self) -> bool:
+        is_torchs = self.failure is not None and self.failure.name in _TORCHS
+        return is_torchs and bool(_PEER_LOST.search(self.failure.text if self.failure else ""))
+
+    @property
+    def _was_told(self) -> bool:
+        if self.failure is None or self.failure.name not in _TELLERS:
+            return False
+        told = _TOLD.match(self.failure.text)
+        return told is not None and not told.group().startswith(
+            (f"rank {self.rank} ", f"rank {self.rank}:")
+        )
 
     @property
     def exitcode(self) -> int | None:
@@ -67,7 +83,7 @@ class Trouble:
             what = f" in {self.failure.collective}" if self.failure.collective else ""
             return f"interrupted{what}{where}"
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
-        if self.is_consequence:
+        if self._has_lost_peer:
             return f"connection to a peer lost{inside}{where}"
         text = self.failure.text.strip().partition("\n")[0]
         return f"{self.failure.name}{': ' if text else ''}{text}{inside}{where}"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbddp.errors import CheckpointError
 from nbddp.train import place
-from nbddp.train.files import CheckpointError
 
 _AS_IT_IS = (
     *(str, bytes, bool, int, float, complex, type(None)),
@@ -38,7 +38,7 @@ def plain(value: Any, where: str, take: Take) -> Any:
     {'seen': [1, 2]}
     >>> plain({"log": [print]}, "extra", as_it_is)
     Traceback (most recent call last):
-    nbddp.train.files.CheckpointError: extra['log'][0] is a builtin_function_or_method: it could \
+    nbddp.errors.CheckpointError: extra['log'][0] is a builtin_function_or_method: it could \
 not be loaded again; save tensors, numbers and strings, and lists, dicts and sets of them
     """
     if type(value) in _AS_IT_IS:
@@ -70,9 +70,10 @@ def _plain_mapping(value: Mapping[Any, Any], where: str, take: Take) -> dict[Any
 
 
 def _plain_number(value: Any, where: str) -> Any:
-    for kind in (int, float, complex):  # an IntEnum, a NumPy float
-        if isinstance(value, kind):
-            return kind(value)
+    if isinstance(value, int):  # an IntEnum
+        return int(value)
+    if isinstance(value, float):  # a NumPy float
+        return float(value)
     if type(value).__module__ == "numpy":
         return value.item()
     raise _unloadable(value, where)
@@ -87,7 +88,8 @@ def _unloadable(value: object, where: str) -> CheckpointError:
 
 def as_it_is(where: str, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a Take
     """The tensor itself; of a view only what it shows, not all that is behind it."""
-    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+    is_view = not tensor.is_sparse and tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.clone() if is_view else tensor
 
 
 class Staging:
@@ -99,6 +101,8 @@ class Staging:
 
     def __call__(self, where: str, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor; call :meth:`settle` before the copies are read."""
+        if tensor.is_sparse:
+            return tensor.to("cpu", copy=True)
         copy = self._copies.get(where)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from nbddp.errors import CheckpointError
 from nbddp.train import place
-from nbddp.train.files import CheckpointError
 
 T = TypeVar("T")
 

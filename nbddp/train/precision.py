@@ -1,0 +1,244 @@
+"""Mixed precision, accumulation and clipping as one object, in the one order that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import nn
+
+from nbddp.errors import RequestError
+from nbddp.train import place
+
+Kind = Literal["bf16", "fp16", "fp32"]
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class Steps(Protocol):
+    """What has a ``step()``, as a learning rate scheduler has."""
+
+    def step(self) -> Any:
+        """Go on by one."""
+
+
+def precision(
+    kind: Kind = "fp32", *, accumulate: int = 1, max_norm: float | None = None
+) -> Precision:
+    """Compute in this precision; the same three lines for all of them, on a CPU and on a GPU.
+
+    ::
+
+        amp = nbddp.precision("bf16", accumulate=4, max_norm=1.0)
+        for inputs, targets in loader:
+            with amp.autocast(model):
+                loss = loss_of(model(inputs), targets)
+            if amp.step(loss, optimizer):
+                step += 1
+
+    Args:
+        kind: ``fp32`` as ever; ``bf16``, on CPUs too; ``fp16`` with a GradScaler, on GPUs only.
+        accumulate: micro-steps that make one step, the loss being divided by as many.
+        max_norm: clip the gradients of a step to this norm.
+
+    Raises:
+        ValueError: a value makes no sense.
+        RequestError: this rank's device cannot compute so.
+
+    >>> precision("fp32", accumulate=4)
+    precision('fp32', accumulate=4, max_norm=None)
+    """
+    if kind not in get_args(Kind):
+        raise ValueError(f"precision: kind must be 'bf16', 'fp16' or 'fp32', got {kind!r}")
+    if accumulate < 1:
+        raise ValueError(f"precision: accumulate must be at least 1, got {accumulate}")
+    if max_norm is not None and not max_norm > 0:
+        raise ValueError(f"precision: max_norm must be above 0, got {max_norm}")
+    device = place.device()
+    _check_device(kind, device)
+    return Precision(kind, device.type, accumulate=accumulate, max_norm=max_norm)
+
+
+def _check_device(kind: Kind, device: torch.device) -> None:
+    if kind == "fp16" and device.type == "cpu":
+        raise RequestError("precision: fp16 needs a GPU, and this rank is on a CPU; take 'bf16'")
+    if kind == "bf16" and device.type == "cuda" and not _has_bf16():
+        name = torch.cuda.get_device_name(device)
+        raise RequestError(f"precision: {name} cannot compute in bf16; take 'fp16'")
+
+
+def _has_bf16() -> bool:
+    """Whether the GPU itself computes in it: where torch only imitates it, it is slow."""
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
+class Precision:
+    """Autocast, GradScaler, accumulation and clipping for one optimizer; see :func:`precision`.
+
+    Attributes:
+        kind: ``bf16``, ``fp16`` or ``fp32``.
+        accumulate: micro-steps that make one step.
+        max_norm: what the gradients' norm is clipped to, None for no clipping.
+        micro_step: how many micro-steps of the running accumulation are done.
+        grad_norm: the norm before the last clipping, a tensor with one element; None without.
+        scaler: torch's GradScaler; it does nothing unless ``kind`` is ``fp16``.
+    """
+
+    def __init__(
+        self, kind: Kind, device_type: str, *, accumulate: int, max_norm: float | None
+    ) -> None:
+        self.kind = kind
+        self.accumulate = accumulate
+        self.max_norm = max_norm
+        self.micro_step = 0
+        self.grad_norm: torch.Tensor | None = None
+        self.scaler = torch.amp.GradScaler(device_type, enabled=kind == "fp16")
+        self._device_type = device_type
+        self._models: tuple[nn.Module, ...] = ()
+        self._is_final = False
+
+    def __repr__(self) -> str:
+        return f"precision({self.kind!r}, accumulate={self.accumulate}, max_norm={self.max_norm})"
+
+    @contextmanager
+    def autocast(self, *models: nn.Module, final: bool = False) -> Iterator[None]:
+        """Compute the forward pass and the loss in here.
+
+        Args:
+            models: what is trained, for an accumulation over several ranks: only its last
+                micro-step synchronizes gradients, and DDP decides that in the forward pass.
+            final: this micro-step ends the accumulation early, as an epoch's last batch does;
+                the gradients are then the mean over the micro-steps that there were.
+        """
+        self._models, self._is_final = models, final
+        with (
+            self._gradients_kept_local(),
+            torch.autocast(
+                self._device_type, dtype=_DTYPES[self.kind], enabled=self.kind != "fp32"
+            ),
+        ):
+            yield
+
+    def step(
+        self,
+        loss: torch.Tensor,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scheduler: Steps | None = None,
+    ) -> bool:
+        """Backpropagate and, if this ends an accumulation, clip, update and clear the gradients.
+
+        Args:
+            loss: one element, the mean over this rank's (micro-)batch.
+            optimizer: always the same one: each needs a Precision of its own.
+            scheduler: goes on by one whenever the optimizer did.
+
+        Returns:
+            Whether the optimizer stepped: not in the middle of an accumulation, and not where
+            the scaler found a gradient that is infinite or no number.
+
+        Raises:
+            RequestError: it accumulates over several ranks, and autocast() was given no model.
+        """
+        if self.accumulate > 1 and place.world_size() > 1 and not self._models:
+            raise RequestError(
+                "precision: to accumulate over several ranks write 'with amp.autocast(model):', "
+                "so that gradients are synchronized once per step"
+            )
+        is_last = self._is_last
+        with self._gradients_kept_local():
+            scaled: Any = self.scaler.scale(loss / self.accumulate)
+            scaled.backward()
+        self.micro_step += 1
+        self._models = ()
+        if not is_last:
+            return False
+        has_stepped = self._update(optimizer)
+        if has_stepped and scheduler is not None:
+            scheduler.step()
+        return has_stepped
+
+    @property
+    def _is_last(self) -> bool:
+        return self._is_final or self.micro_step + 1 == self.accumulate
+
+    def _update(self, optimizer: torch.optim.Optimizer) -> bool:
+        self.scaler.unscale_(optimizer)  # clip true gradients, not scaled ones
+        gradients = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if gradients and self.micro_step < self.accumulate:
+            torch._foreach_mul_(gradients, self.accumulate / self.micro_step)
+        if self.max_norm is not None:
+            parameters = [each for group in optimizer.param_groups for each in group["params"]]
+            self.grad_norm = nn.utils.clip_grad_norm_(parameters, self.max_norm)
+        has_stepped = self._step_scaled(optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        self.micro_step, self._is_final = 0, False
+        return has_stepped
+
+    def _step_scaled(self, optimizer: torch.optim.Optimizer) -> bool:
+        scale = self.scaler.get_scale()
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        # it lowers its scale when it skipped a step, and only then
+        return self.scaler.get_scale() >= scale
+
+    @contextmanager
+    def _gradients_kept_local(self) -> Iterator[None]:
+        """Keep DDP and FSDP2 from synchronizing, unless this is the last micro-step."""
+        with ExitStack() as stack:
+            for model in () if self._is_last else self._models:
+                stack.enter_context(_unsynchronized(model))
+            yield
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scaler's state, for a checkpoint.
+
+        Raises:
+            RequestError: in the middle of an accumulation, whose gradients no checkpoint has.
+        """
+        if self.micro_step:
+            raise RequestError(
+                f"precision: micro-step {self.micro_step} of {self.accumulate}: the gradients so "
+                "far are in no checkpoint; save after a step() that returned True, or end the "
+                "accumulation with autocast(model, final=True)"
+            )
+        return {"kind": self.kind, "scaler": self.scaler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state; a running accumulation is dropped.
+
+        Raises:
+            ValueError: it is of another kind of precision.
+        """
+        if state["kind"] != self.kind:
+            raise ValueError(
+                f"precision: this is {self.kind} and the state is of {state['kind']}; resume "
+                "without it to begin with a new scaler"
+            )
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        self.micro_step, self._models, self._is_final = 0, (), False
+
+
+@contextmanager
+def _unsynchronized(model: Any) -> Iterator[None]:
+    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+    elif hasattr(model, "no_sync"):  # DDP, or one that torch.compile wraps
+        with model.no_sync():
+            yield
+    else:
+        yield

@@ -1,0 +1,210 @@
+"""What a training costs in nbddp beside plain torchrun: steps, checkpoints, and a lost rank.
+
+    python tests/benchmarks/training.py [--rounds 5] [--quick]
+
+Both train the same network on the same digits with DDP on two ranks, one thread each, in turns
+within one run. Ratios are what counts: absolute figures are those of a machine and its day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+from nbddp import WorkerGroup
+
+SETUP = """
+import json, os, time
+from pathlib import Path
+import torch
+from torch import nn
+import nbddp
+
+def make_model():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(7 * 7 * 32, 10)),
+    )
+
+torch.manual_seed(0)
+images, labels = torch.rand(32, 1, 28, 28), torch.randint(10, (32,))
+model = nn.parallel.DistributedDataParallel(make_model())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def train_step(step, log):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    log(step=step, loss=loss.item())
+    print(f"step {step} loss {loss.item():.4f}", flush=True)
+"""
+SPEED = """
+def no_log(**values): pass
+
+for step in range(WARM):
+    train_step(step, no_log)
+torch.distributed.barrier()
+began = time.perf_counter()
+for step in range(STEPS):
+    train_step(step, LOG)
+seconds = time.perf_counter() - began
+if torch.distributed.get_rank() == 0:
+    Path(OUT).write_text(json.dumps(STEPS / seconds))
+"""
+STALL = """
+layers = [nn.Linear(1800, 1800) for _ in range(4)]  # 52 MB with its gradients left out
+big = nbddp.prepare(nn.Sequential(*layers))
+keeper = nbddp.Checkpoint(OUT + "-checkpoints", keep=2)
+stalls = {}
+for name, saved in (("ConvNet", model), ("52 MB", big)):
+    for kind in (False, True):
+        found = []
+        for number in range(SAVES):
+            keeper.save(number, model=saved, asynchronous=kind)
+            found.append(keeper.stall)
+            keeper.wait()
+        stalls[f"{name}, {'asynchronous' if kind else 'synchronous'}"] = sorted(found)[SAVES // 2]
+if torch.distributed.get_rank() == 0:
+    Path(OUT).write_text(json.dumps(stalls))
+"""
+LOSE = """
+keeper = nbddp.Checkpoint(OUT + "-checkpoints")
+resumed = keeper.resume(model=model, optimizer=optimizer)
+first = resumed.step + 1 if resumed else 0
+for step in range(first, 60):
+    train_step(step, LOG)
+    if torch.distributed.get_rank() == 0:
+        with open(OUT, "a") as file:
+            file.write(json.dumps([first, step, time.time()]) + "\\n")
+    if step % 10 == 9:
+        keeper.save(step, model=model, optimizer=optimizer)
+    torch.distributed.barrier()
+    if first == 0 and step == 34 and torch.distributed.get_rank() == 1:
+        os.kill(os.getpid(), 9)
+"""
+INIT = "import torch.distributed\ntorch.distributed.init_process_group('gloo')\n"
+LEAVE = "\ntorch.distributed.destroy_process_group()\n"
+
+
+def run_in_group(group: WorkerGroup, source: str, *, max_restarts: int = 0) -> None:
+    """In a worker group, with its log of numbers."""
+    group.run(source.replace("LOG", "nbddp.log"), quiet=True, max_restarts=max_restarts)
+
+
+def run_under_torchrun(folder: Path, source: str, *, max_restarts: int = 0) -> None:
+    """The same code as a script, which only prints."""
+    script = folder / "script.py"
+    script.write_text(INIT + SETUP + source.replace("LOG", "(lambda **values: None)") + LEAVE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = ["--nproc-per-node", "2", f"--max-restarts={max_restarts}", str(script)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with (folder / "torchrun.log").open("w+") as log:
+        done = subprocess.run(launcher + options, env=env, stdout=log, stderr=log, cwd=folder)
+        log.seek(0)
+        if done.returncode:
+            raise RuntimeError(f"torchrun failed:\n{log.read()[-4000:]}")
+
+
+def filled(source: str, out: Path, **numbers: int) -> str:
+    """The source with its places filled in."""
+    for name, value in numbers.items():
+        source = source.replace(name, str(value))
+    return source.replace("OUT", repr(str(out)))
+
+
+def steps_per_second(group: WorkerGroup, folder: Path, rounds: int, steps: int) -> list[str]:
+    """Interleaved, so that both meet the same machine."""
+    ours, theirs = [], []
+    out = folder / "speed.json"
+    source = filled(SPEED, out, WARM=20, STEPS=steps)
+    for turn in range(rounds):
+        runs: list[tuple[list[float], Callable[[], None]]] = [
+            (ours, lambda: run_in_group(group, source)),
+            (theirs, lambda: run_under_torchrun(folder, source)),
+        ]
+        for found, run in runs if turn % 2 == 0 else reversed(runs):
+            run()
+            found.append(json.loads(out.read_text()))
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return [
+        f"steps per second, nbddp:      {spread(ours)}",
+        f"steps per second, torchrun:   {spread(theirs)}",
+        f"nbddp / torchrun, each round: {spread(ratios)} (target 0.98)",
+    ]
+
+
+def stalls(group: WorkerGroup, folder: Path, saves: int) -> list[str]:
+    """How long a save holds the loop."""
+    out = folder / "stalls.json"
+    run_in_group(group, filled(STALL, out, SAVES=saves))
+    found = json.loads(out.read_text())
+    return [f"checkpoint stall, {name}: {seconds * 1000:.1f} ms" for name, seconds in found.items()]
+
+
+def from_kill_to_step(path: Path) -> float:
+    """Seconds from the last step before the kill to the first one after the resume."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    before = [at for first, _, at in lines if first == 0]
+    after = [at for first, _, at in lines if first > 0]
+    assert [step for first, step, _ in lines if first > 0] == list(range(30, 60))
+    return float(after[0] - before[-1])
+
+
+def recoveries(group: WorkerGroup, folder: Path, rounds: int) -> list[str]:
+    """A rank is killed at step 34; both start again and resume from step 29's checkpoint."""
+    ours, theirs = [], []
+    for turn in range(rounds):
+        mine, its = folder / f"ours{turn}.jsonl", folder / f"theirs{turn}.jsonl"
+        run_in_group(group, filled(LOSE, mine), max_restarts=1)
+        ours.append(from_kill_to_step(mine))
+        run_under_torchrun(folder, filled(LOSE, its), max_restarts=1)
+        theirs.append(from_kill_to_step(its))
+    ratios = [other / one for one, other in zip(ours, theirs, strict=True)]
+    return [
+        f"kill to resumed step, nbddp:    {spread(ours)} s",
+        f"kill to resumed step, torchrun: {spread(theirs)} s",
+        f"torchrun / nbddp, each round:   {spread(ratios)} (target 5)",
+    ]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, and from where to where."""
+    return f"{median(values):.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    args = parser.parse_args()
+    rounds, steps = (1, 100) if args.quick else (args.rounds, 400)
+    with tempfile.TemporaryDirectory(prefix="nbddp-bench-") as name:
+        folder = Path(name)
+        os.chdir(folder)
+        with WorkerGroup(nproc=2, threads=1) as group:
+            group.session.launcher.warm_up_more()  # as %load_ext does
+            group.run(SETUP, quiet=True)
+            tell(steps_per_second(group, folder, rounds, steps))
+            tell(stalls(group, folder, 5 if args.quick else 15))
+            group.restart()  # else all that would be replayed below
+            group.run(SETUP, quiet=True)
+            tell(recoveries(group, folder, rounds))
+
+
+def tell(lines: Sequence[str]) -> None:
+    """As soon as it is known."""
+    print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,402 @@
+"""Checkpoints of real ranks: bit for bit after a kill, and an error on one is an error on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from nbddp import CellFailedError, WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+# Each rank has random numbers of its own (dropout, noise) and a place of its own in the data.
+RUN = """
+import os, random, resource, signal, threading, time, warnings
+import numpy as np
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from nbddp.train.checkpoint import Checkpoint
+from nbddp.train.precision import precision
+
+class Loader:
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(100 + rank)
+    def batch(self):
+        return torch.randn(8, 4, generator=self.generator)
+    def state_dict(self):
+        return {"generator": self.generator.get_state(), "rank": rank}
+    def load_state_dict(self, state):
+        self.generator.set_state(state["generator"])
+        self.rank = state["rank"]
+
+class Run:
+    def __init__(self, kind="fp32", accumulate=1):
+        torch.manual_seed(7)
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Dropout(0.2),
+                                 nn.Linear(16, 1))
+        self.model = DistributedDataParallel(self.net)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 60)
+        self.amp = precision(kind, accumulate=accumulate, max_norm=1.0)
+        self.loader = Loader()
+        self.losses = []
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(1000 + rank)
+
+    @property
+    def parts(self):
+        return dict(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
+                    precision=self.amp, loader=self.loader)
+
+    def step(self):
+        is_done = False
+        while not is_done:
+            inputs = self.loader.batch() * random.random() + np.random.rand()
+            with self.amp.autocast(self.model):
+                loss = (self.model(inputs).float() - inputs.sum(1, keepdim=True)).square().mean()
+            is_done = self.amp.step(loss, self.optimizer, scheduler=self.scheduler)
+        dist.all_reduce(loss := loss.detach())
+        self.losses.append(loss.item())
+
+    def train(self, first, last, checkpoint=None, asynchronous=False, die_at=None):
+        for step in range(first, last):
+            self.step()
+            if checkpoint and step % 10 == 9:
+                checkpoint.save(step, **self.parts, extra=self.losses, asynchronous=asynchronous)
+            if step == die_at and rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if checkpoint:
+            checkpoint.wait()
+
+    def result(self):
+        parameters = [each.tolist() for each in self.net.state_dict().values()]
+        momenta = [each["exp_avg_sq"].tolist()
+                   for each in self.optimizer.state_dict()["state"].values()]
+        return parameters, momenta, self.losses, self.scheduler.get_last_lr()
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "asynchronous"),
+    [("", False), ("accumulate=3", False), ("kind='bf16', accumulate=2", True)],
+)
+def test_a_killed_and_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
+    make_group: Callable[..., WorkerGroup], folder: Path, options: str, asynchronous: bool
+) -> None:
+    group = make_group(2)
+    group.run(RUN + f"run = Run({options})\nrun.train(0, 60)")
+    unbroken = group.pull("run.result()")
+    checkpoint = f"Checkpoint({str(folder / 'kept')!r})"
+    group.restart()
+    with pytest.raises(CellFailedError, match="rank 1"):
+        group.run(
+            f"{RUN}run = Run({options})\n"
+            f"run.train(0, 60, {checkpoint}, asynchronous={asynchronous}, die_at=35)"
+        )
+    group.restart()
+    group.run(
+        f"{RUN}run = Run({options})\ncheckpoint = {checkpoint}\n"
+        "resumed = checkpoint.resume(**run.parts)\nrun.losses = resumed.extra\n"
+        "run.train(resumed.step + 1, 60, checkpoint)"
+    )
+    assert group.pull("resumed.step") in ([29, 29], [19, 19])
+    assert group.pull("run.result()") == unbroken
+    assert group.pull("run.loader.rank") == [0, 1]
+
+
+def test_two_ranks_that_accumulate_equal_one_rank_with_all_of_it(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    """And DDP sends gradients once per step, not once per micro-step."""
+    group = make_group(2)
+    group.run(
+        RUN
+        + """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+data = torch.randn(24, 4, generator=torch.Generator().manual_seed(3))
+def model_of():
+    torch.manual_seed(5)
+    return nn.Linear(4, 1)
+def loss_of(model, x):
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
+alone = model_of()
+sgd = torch.optim.SGD(alone.parameters(), lr=0.1)
+for _ in range(4):
+    loss_of(alone, data).backward()
+    sgd.step()
+    sgd.zero_grad()
+calls = 0
+def count(state, bucket):
+    global calls
+    calls += 1
+    return allreduce_hook(state, bucket)
+ddp = DistributedDataParallel(model_of())
+ddp.register_comm_hook(None, count)
+sgd = torch.optim.SGD(ddp.parameters(), lr=0.1)
+amp = precision(accumulate=3)
+for _ in range(4):
+    for micro in data.chunk(2)[rank].chunk(3):
+        with amp.autocast(ddp):
+            loss = loss_of(ddp, micro)
+        amp.step(loss, sgd)
+torch.testing.assert_close(ddp.module.weight, alone.weight)
+"""
+    )
+    assert group.pull("calls") == [4, 4]
+
+
+def test_another_world_size_is_taken_up_with_a_warning(
+    make_group: Callable[..., WorkerGroup], folder: Path
+) -> None:
+    group = make_group(2)
+    group.run(RUN + "run = Run()\nrun.train(0, 10, Checkpoint('kept'))")
+    weights = torch.tensor(group.pull("run.net[0].weight.tolist()", rank=0))
+    group.close()
+    one = make_group(3)
+    one.run(
+        RUN
+        + "run = Run()\nwith warnings.catch_warnings(record=True) as caught:\n"
+        + "    warnings.simplefilter('always')\n"
+        + f"    resumed = Checkpoint({str(folder / 'kept')!r}).resume(**run.parts)\n"
+        + "words = [str(each.message) for each in caught]\nrun.train(10, 12)"
+    )
+    path = folder / "kept" / "step-00000009.pt"
+    assert one.pull("words") == [
+        [
+            f"{path} was saved with world size 2 and this one is 3: random numbers are not taken "
+            "up and batches are others, so the run is not bit for bit what it would have been"
+        ],
+        [],
+        [],
+    ]
+    assert one.pull("run.loader.rank") == [0, 0, 0]
+    found = torch.tensor(one.pull("run.net[0].weight.tolist()", rank=2))
+    assert (found - weights).abs().max() < 0.1
+
+
+def test_all_ranks_take_the_same_one_when_the_newest_is_damaged(
+    group: WorkerGroup, folder: Path
+) -> None:
+    group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\nrun.train(0, 20, checkpoint)")
+    newest = folder / "kept" / "step-00000019.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])
+    group.run(
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n    resumed = checkpoint.resume(**run.parts)\n"
+        "words = [str(each.message) for each in caught]"
+    )
+    assert group.pull("resumed.step") == [9, 9]
+    assert group.pull("words") == [
+        [f"{newest} is damaged: it has no checksum at its end; taking step-00000009.pt instead"],
+        [],
+    ]
+
+
+ATTEMPT = """
+try:
+    {attempt}
+    words = ""
+except Exception as error:
+    words = f"{{type(error).__name__}}: {{error}}"
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_at_rank_0_is_an_error_on_all_and_the_old_one_stays(
+    group: WorkerGroup, folder: Path, asynchronous: bool
+) -> None:
+    group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\ncheckpoint.save(1, **run.parts)")
+    group.run(
+        "limit = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))\n"
+        + ATTEMPT.format(
+            attempt=f"checkpoint.save(2, **run.parts, asynchronous={asynchronous})"
+            "; checkpoint.wait()"
+        )
+        + "resource.setrlimit(resource.RLIMIT_FSIZE, limit)"
+    )
+    message = (
+        f"could not write {folder / 'kept' / 'step-00000002.pt'}: [Errno 27] File too large; the "
+        "checkpoints before it are untouched"
+    )
+    assert group.pull("words") == [
+        f"CheckpointError: {message}",
+        f"CheckpointError: rank 0: {message}",
+    ]
+    assert [each.name for each in (folder / "kept").iterdir()] == ["step-00000001.pt"]
+    group.run("resumed = checkpoint.resume(**run.parts)")
+    assert group.pull("resumed.step") == [1, 1]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_on_all(group: WorkerGroup, folder: Path) -> None:
+    (folder / "kept").touch()
+    group.run(RUN + ATTEMPT.format(attempt="Checkpoint('kept').save(1)"))
+    words = group.pull("words")
+    assert all(" could not write " in each for each in words)
+    assert words[1].startswith("CheckpointError: rank 0: could not write")
+
+
+def test_what_fails_on_another_rank_is_an_error_on_all(group: WorkerGroup) -> None:
+    group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\ncheckpoint.save(1, **run.parts)")
+    bad = "run.loader.state_dict = lambda: 1 / 0 if rank == 1 else {}; "
+    group.run(ATTEMPT.format(attempt=bad + "checkpoint.save(2, **run.parts)"))
+    assert group.pull("words") == [
+        "CheckpointError: rank 1: ZeroDivisionError: division by zero",
+        "ZeroDivisionError: division by zero",
+    ]
+    bad = "run.loader.load_state_dict = lambda state: 1 / 0 if rank == 1 else {}; "
+    group.run(ATTEMPT.format(attempt=bad + "checkpoint.resume(**run.parts)"))
+    assert group.pull("words") == [
+        "CheckpointError: rank 1: ZeroDivisionError: division by zero",
+        "ZeroDivisionError: division by zero",
+    ]
+
+
+def test_saving_changes_no_result(group: WorkerGroup) -> None:
+    results = []
+    for options in ("", ", Checkpoint('kept')", ", Checkpoint('later'), asynchronous=True"):
+        group.run(RUN + f"run = Run(accumulate=2)\nrun.train(0, 30{options})")
+        results.append(group.pull("run.result()"))
+    assert results[0] == results[1] == results[2]
+
+
+def test_only_rank_0_reports_what_happened(group: WorkerGroup, folder: Path) -> None:
+    group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\nrun.train(0, 10, checkpoint)")
+    group.run("resumed = checkpoint.resume(**run.parts)")
+    (events,) = folder.rglob("events.jsonl")
+    lines = [each for each in events.read_text().splitlines() if "step-00000009.pt" in each]
+    assert len(lines) == 2
+    assert all('"rank": 0' in each for each in lines)
+
+
+# ---- spread over the ranks
+
+SPREAD = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+class Spread(Run):
+    def __init__(self):
+        torch.manual_seed(7)
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.model = fully_shard(self.net, mesh=init_device_mesh("cpu", (world_size,)))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 60)
+        self.amp = precision(accumulate=2)
+        self.loader = Loader()
+        self.losses = []
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(1000 + rank)
+
+    def result(self):
+        return [each.full_tensor().tolist() for each in self.net.parameters()], self.losses
+"""
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_spread_model_is_killed_and_resumed_bit_for_bit(
+    make_group: Callable[..., WorkerGroup], folder: Path, asynchronous: bool
+) -> None:
+    group = make_group(2)
+    group.run(RUN + SPREAD + "run = Spread()\nrun.train(0, 40)\nfound = run.result()")
+    unbroken = group.pull("found")
+    group.restart()
+    with pytest.raises(CellFailedError, match="rank 1"):
+        group.run(
+            RUN + SPREAD + "run = Spread()\n"
+            f"run.train(0, 40, Checkpoint('kept', keep=1), {asynchronous}, die_at=25)"
+        )
+    group.restart()
+    group.run(
+        RUN + SPREAD + "run = Spread()\ncheckpoint = Checkpoint('kept', keep=1)\n"
+        "resumed = checkpoint.resume(**run.parts)\nrun.losses = resumed.extra\n"
+        "run.train(resumed.step + 1, 40, checkpoint)\nfound = run.result()"
+    )
+    assert group.pull("resumed.step") in ([19, 19], [9, 9])
+    assert group.pull("found") == unbroken
+    assert [each.name for each in (folder / "kept").iterdir()] == ["step-00000039"]
+
+
+def test_a_damaged_piece_of_a_spread_one_is_noticed_and_a_plain_model_can_load_it(
+    make_group: Callable[..., WorkerGroup], folder: Path
+) -> None:
+    group = make_group(2)
+    group.run(
+        RUN + SPREAD + "run = Spread()\ncheckpoint = Checkpoint('kept')\n"
+        "run.train(0, 20, checkpoint)\nfound = run.result()[0]"
+    )
+    weights = group.pull("found", rank=0)
+    one = make_group(1)
+    one.run(
+        RUN + "net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))\n"
+        "with warnings.catch_warnings(record=True):\n    warnings.simplefilter('always')\n"
+        f"    resumed = Checkpoint({str(folder / 'kept')!r}).resume(model=net)\n"
+        "found = [each.tolist() for each in net.parameters()]"
+    )
+    assert one.pull("resumed.step") == [19]
+    assert one.pull("found", rank=0) == weights
+    piece = max((folder / "kept" / "step-00000019").glob("__1_*"))
+    piece.write_bytes(piece.read_bytes()[:-1])
+    group.run(
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n    resumed = checkpoint.resume(**run.parts)\n"
+        "words = [str(each.message) for each in caught]"
+    )
+    assert group.pull("resumed.step") == [9, 9]
+    (words,) = group.pull("words", rank=0)
+    assert words.endswith(f"{piece.name} does not match its checksum; taking step-00000009 instead")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_full_disk_under_one_piece_is_an_error_on_all(
+    group: WorkerGroup, folder: Path, asynchronous: bool
+) -> None:
+    group.run(
+        RUN
+        + SPREAD
+        + "run = Spread()\ncheckpoint = Checkpoint('kept')\nrun.train(0, 10, checkpoint)"
+    )
+    group.run(
+        "limit = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "if rank == 1: resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))\n"
+        + ATTEMPT.format(
+            attempt=f"checkpoint.save(10, **run.parts, asynchronous={asynchronous})"
+            "; checkpoint.wait()"
+        )
+        + "resource.setrlimit(resource.RLIMIT_FSIZE, limit)"
+    )
+    for words in group.pull("words"):
+        assert "File too large; the checkpoints before it are untouched" in words
+        assert words.startswith(f"CheckpointError: could not write {folder / 'kept'}/.step-000")
+    group.run("checkpoint.save(11, **run.parts)")
+    found = sorted(each.name for each in (folder / "kept").iterdir())
+    assert found == ["step-00000009", "step-00000011"]
+
+
+def test_another_spread_model_is_refused_on_all(group: WorkerGroup, folder: Path) -> None:
+    group.run(
+        RUN + SPREAD + "checkpoint = Checkpoint('kept')\ncheckpoint.save(1, model=Spread().net)"
+    )
+    group.run(
+        "other = fully_shard(nn.Linear(3, 3), mesh=init_device_mesh('cpu', (world_size,)))\n"
+        + ATTEMPT.format(attempt="checkpoint.resume(model=other)")
+    )
+    for words in group.pull("words"):
+        path = folder / "kept" / "step-00000001"
+        assert words.startswith(f"CheckpointError: could not read {path} on rank ")
+        assert "Missing key in checkpoint state_dict: model." in words
+
+
+def test_a_whole_model_is_not_loaded_into_a_spread_one(group: WorkerGroup, folder: Path) -> None:
+    group.run(RUN + SPREAD + "checkpoint = Checkpoint('kept')\ncheckpoint.save(1, model=Run().net)")
+    group.run("run = Spread()\n" + ATTEMPT.format(attempt="checkpoint.resume(model=run.model)"))
+    message = (
+        f"CheckpointError: {folder / 'kept' / 'step-00000001.pt'} holds a whole model and this "
+        "one is spread over the ranks: load it first and spread it then"
+    )
+    assert group.pull("words") == [message, message]

@@ -1,0 +1,403 @@
+"""The training kit on real ranks: one process's numbers, and failures that all ranks hear of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nbddp import WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+KIT = """
+import torch, warnings
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+from torch.nn.parallel import DistributedDataParallel
+from nbddp.train.data import loader
+from nbddp.train.distributed import gather, main_rank_first, on_main, prepare, prepared, reduce
+
+def outcome(act, *values):
+    try:
+        return act(*values)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+"""
+
+TRAINING = """
+torch.manual_seed(0)
+digits = TensorDataset(torch.randn(96, 1, 8, 8), torch.randint(5, (96,)))
+model = prepare(nn.Sequential(
+    nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 16), nn.Tanh(), nn.Linear(16, 5)
+))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+batches = loader(digits, 24 // reduce(1), seed=3)
+losses = []
+for epoch in range(3):
+    for images, labels in batches:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(reduce(loss.item(), "mean"))
+parameters = [each.detach() for each in model.parameters()]
+"""
+
+EVALUATION = """
+torch.manual_seed(1)
+classifier = prepare(nn.Linear(6, 3))
+counts = {}
+for samples in (1, 2, 3, 7, 10, 101):
+    torch.manual_seed(2)
+    tests = TensorDataset(torch.randn(samples, 6), torch.randint(3, (samples,)))
+    correct = seen = 0
+    with torch.no_grad():
+        for features, labels in loader(tests, 4, evaluation=True):
+            correct += (classifier(features).argmax(1) == labels).sum().item()
+            seen += len(labels)
+    counts[samples] = reduce((correct, seen))
+"""
+
+AUGMENTED = """
+import random
+import numpy as np
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 42
+
+    def __getitem__(self, index):
+        drawn = [float(torch.rand(())), float(np.random.rand()), random.random()]
+        return torch.tensor([float(index), *drawn], dtype=torch.float64)
+"""
+
+
+def run_here(source: str) -> dict[str, Any]:
+    """Run a cell's source in this process, without a process group."""
+    names: dict[str, Any] = {}
+    exec(KIT + source, names)
+    return names
+
+
+@pytest.fixture
+def kit(group: WorkerGroup) -> WorkerGroup:
+    """Two ranks with the kit's names."""
+    group.run(KIT)
+    return group
+
+
+# ---- the same numbers
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_with_parts_of_a_batch_learn_what_one_process_learns_with_the_whole(
+    make_group: Callable[..., WorkerGroup], world_size: int
+) -> None:
+    group = make_group(world_size)
+    group.run(KIT + TRAINING)
+    alone = run_here(TRAINING)
+    losses, *others = group.pull("losses")
+    assert all(each == losses for each in others)
+    assert losses == pytest.approx(alone["losses"], abs=1e-5)
+    assert losses[-1] < losses[0]
+    for parameters in group.pull("parameters"):
+        for ours, theirs in zip(parameters, alone["parameters"], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_accuracy_over_ranks_is_one_processes(
+    make_group: Callable[..., WorkerGroup], world_size: int
+) -> None:
+    group = make_group(world_size)
+    group.run(KIT + EVALUATION)
+    alone = run_here(EVALUATION)["counts"]
+    assert {samples: seen for samples, (_, seen) in alone.items()} == {n: n for n in alone}
+    assert group.pull("counts") == [alone] * world_size
+
+
+def test_a_script_under_torchrun_and_a_cell_give_the_same_losses_bit_for_bit(
+    make_group: Callable[..., WorkerGroup], folder: Path
+) -> None:
+    body = AUGMENTED + TRAINING.replace("nn.Tanh()", "nn.Dropout(0.2)")
+    body += "drawn = [batch.tolist() for batch in loader(Augmented(), 4, num_workers=2)]\n"
+    say = "[each.hex() for each in losses], drawn"
+    script = folder / "script.py"
+    script.write_text(
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        f"{KIT}{body}"
+        f"with open(f'rank{{dist.get_rank()}}', 'w') as file:\n    file.write(repr(({say})))\n"
+        "dist.destroy_process_group()\n"
+    )
+    env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=folder,
+        env={**os.environ, **env},
+    )
+    assert done.returncode == 0, done.stderr
+    group = make_group(2, env=env, threads=1)
+    group.run(KIT + body)
+    for rank, said in enumerate(group.pull(f"repr(({say}))")):
+        assert said == (folder / f"rank{rank}").read_text()
+
+
+# ---- prepare
+
+
+def test_prepare_wraps_once_and_knows_its_models(kit: WorkerGroup) -> None:
+    kit.run(
+        "plain = nn.Linear(2, 2)\nmodel = prepare(plain)\nagain = prepare(model)\n"
+        "by_hand = DistributedDataParallel(nn.Linear(2, 2))\n"
+        "options = prepare(nn.Linear(2, 2), find_unused_parameters=True, bucket_cap_mb=1)"
+    )
+    assert kit.pull("again is model and model.module is plain") == [True] * 2
+    assert (
+        kit.pull("isinstance(model, DistributedDataParallel), model.device_ids")
+        == [(True, None)] * 2
+    )
+    assert kit.pull("prepare(by_hand) is by_hand and by_hand in prepared()") == [True] * 2
+    found = "options.find_unused_parameters, options.bucket_bytes_cap >> 20"
+    assert kit.pull(found) == [(True, 1)] * 2
+
+
+def test_what_has_nothing_to_learn_is_not_wrapped(kit: WorkerGroup) -> None:
+    kit.run(
+        "frozen = nn.Linear(2, 2).requires_grad_(False)\nempty = nn.ReLU()\n"
+        "same = prepare(frozen) is frozen and prepare(empty) is empty and frozen in prepared()"
+    )
+    assert kit.pull("same") == [True] * 2
+
+
+def test_ranks_begin_with_the_parameters_of_rank_0(kit: WorkerGroup) -> None:
+    kit.run("torch.manual_seed(rank)\nmodel = prepare(nn.Linear(2, 2))")
+    first, second = kit.pull("model.module.weight.tolist()")
+    assert first == second
+
+
+def test_synchronized_batch_norm_is_left_out_on_the_cpu_and_rank_0_says_why(
+    kit: WorkerGroup,
+) -> None:
+    kit.run(
+        "def said(model, **options):\n"
+        "    with warnings.catch_warnings(record=True) as caught:\n"
+        "        warnings.simplefilter('always')\n"
+        "        model = prepare(model, **options)\n"
+        "        prepare(model)\n"
+        "    kinds = [type(each).__name__ for each in model.module]\n"
+        "    return kinds, [(str(each.message), each.filename) for each in caught]\n"
+        "here = said.__code__.co_filename\n"
+        "net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))\n"
+        "with_norm = said(net)\n"
+        "meant = said(net, sync_batch_norm=False)\n"
+        "without = said(nn.Sequential(nn.Linear(2, 2)))\n"
+    )
+    words = (
+        "SyncBatchNorm is left out: torch has it for GPUs only, and this model is on the CPU. "
+        "Each rank normalizes over its own batch. Say sync_batch_norm=False if that is meant."
+    )
+    kinds = ["Linear", "BatchNorm1d"]
+    (first, second), (here, _) = kit.pull("with_norm"), kit.pull("here")
+    assert first == (kinds, [(words, here)])
+    assert second == (kinds, [])
+    assert kit.pull("meant") == [(kinds, [])] * 2
+    assert kit.pull("without") == [(["Linear"], [])] * 2
+
+
+# ---- reduce and gather
+
+
+def test_numbers_of_all_ranks_come_together(kit: WorkerGroup) -> None:
+    kit.run(
+        "big = 2**53 + 1\n"
+        "ops = {op: reduce({'int': rank + 1, 'float': rank + 0.5}, op)\n"
+        "       for op in ('sum', 'mean', 'min', 'max')}\n"
+        "exact = reduce(big)\n"
+        "mixed = reduce(1 if rank else 0.5)\n"
+        "orders = reduce({'a': 1, 'b': 10} if rank else {'b': 10, 'a': 1})\n"
+        "flags = reduce([rank == 0, True], 'min')\n"
+    )
+    assert (
+        kit.pull("ops")
+        == [
+            {
+                "sum": {"int": 3, "float": 2.0},
+                "mean": {"int": 1.5, "float": 1.0},
+                "min": {"int": 1, "float": 0.5},
+                "max": {"int": 2, "float": 1.5},
+            }
+        ]
+        * 2
+    )
+    assert kit.pull("exact, mixed, flags") == [(2**54 + 2, 1.5, [0, 1])] * 2
+    assert kit.pull("orders == {'a': 2, 'b': 20}") == [True] * 2
+
+
+def test_tensors_of_all_ranks_come_together_and_stay_as_they_were(kit: WorkerGroup) -> None:
+    kit.run(
+        "mine = [torch.arange(6.0).view(2, 3).T + rank, torch.tensor([rank == 0, True]),\n"
+        "        torch.tensor(rank, dtype=torch.bfloat16), torch.ones(0)]\n"
+        "before = [each.clone() for each in mine]\n"
+        "total, most = reduce(mine), reduce(mine, 'max')\n"
+    )
+    assert kit.pull("all(map(torch.equal, mine, before))") == [True] * 2
+    for total, most in kit.pull("(total, most)"):
+        assert torch.equal(total[0], torch.arange(6.0).view(2, 3).T * 2 + 1)
+        assert total[1].tolist() == [1, 2]
+        assert most[1].tolist() == [True, True]
+        assert (total[2].item(), total[2].dtype) == (1.0, torch.bfloat16)
+        assert total[3].shape == (0,)
+
+
+def test_what_does_not_fit_together_is_an_error_on_all_ranks_and_they_go_on(
+    kit: WorkerGroup,
+) -> None:
+    kit.run(
+        "shapes = outcome(reduce, torch.ones(2 + rank))\n"
+        "kinds = outcome(reduce, {'correct': torch.tensor(1.0) if rank else 0})\n"
+        "keys = outcome(reduce, {'a': 1} if rank else {})\n"
+        "ops = outcome(reduce, 1, 'min' if rank else 'max')\n"
+        "none = outcome(reduce, None if rank else 1)\n"
+        "both = outcome(reduce, None)\n"
+        "after = reduce(1)"
+    )
+    begin = "ValueError: nbddp.reduce: the ranks do not agree on"
+    for name, words in {
+        "shapes": f"{begin} the value: rank 0: float32 tensor of shape [2], "
+        "rank 1: float32 tensor of shape [3]",
+        "kinds": f"{begin} value['correct']: rank 0: int, rank 1: float32 tensor of shape []",
+        "keys": f"{begin} value['a']: rank 0: nothing, rank 1: int",
+        "ops": f"{begin} op: rank 0: max, rank 1: min",
+        "none": f"{begin} the value: rank 0: int, rank 1: NoneType",
+        "both": "TypeError: nbddp.reduce: the value is of type NoneType; it takes numbers, "
+        "tensors, and dicts, lists and tuples of them",
+    }.items():
+        assert kit.pull(name) == [words] * 2
+    assert kit.pull("after") == [2, 2]
+
+
+def test_every_rank_gets_the_objects_of_all(kit: WorkerGroup) -> None:
+    kit.run(
+        "all_of_them = gather({'rank': rank, 'text': 'x' * rank * 1000})\n"
+        "bad = outcome(gather, (lambda: 1) if rank else 1)\n"
+        "after = gather(rank)"
+    )
+    expected = [{"rank": 0, "text": ""}, {"rank": 1, "text": "x" * 1000}]
+    assert kit.pull("all_of_them") == [expected] * 2
+    for words in kit.pull("bad"):
+        assert words.startswith("ValueError: nbddp.gather: rank 1 cannot pickle it: ")
+        assert "lambda" in words
+    assert kit.pull("after") == [[0, 1]] * 2
+
+
+# ---- rank 0 first, or alone
+
+
+def test_on_main_runs_once_and_all_have_the_result(kit: WorkerGroup) -> None:
+    kit.run(
+        "calls = []\n"
+        "def load(name, *, size):\n    calls.append(rank)\n    return {name: [rank] * size}\n"
+        "loaded = on_main(load, 'mnist', size=2)"
+    )
+    assert kit.pull("loaded") == [{"mnist": [0, 0]}] * 2
+    assert kit.pull("calls") == [[0], []]
+
+
+def test_what_fails_on_rank_0_fails_on_all_ranks_and_they_go_on(kit: WorkerGroup) -> None:
+    kit.run(
+        "import sys\n"
+        "def load():\n    raise FileNotFoundError('no digits')\n"
+        "def first():\n    with main_rank_first():\n        ran.append(rank)\n        load()\n"
+        "def leave():\n    sys.exit(3)\n"
+        "ran = []\n"
+        "alone, ahead = outcome(on_main, load), outcome(first)\n"
+        "unsendable = outcome(on_main, lambda: (each for each in ()))\n"
+        "try:\n    on_main(leave)\nexcept (SystemExit, RuntimeError) as error:\n"
+        "    left = f'{type(error).__name__}: {error}'\n"
+        "after = reduce(1)"
+    )
+    said = "RuntimeError: rank 0 failed in nbddp."
+    mine = "FileNotFoundError: no digits"
+    assert kit.pull("alone") == [mine, f"{said}on_main(load): {mine}"]
+    assert kit.pull("ahead") == [mine, f"{said}main_rank_first(): {mine}"]
+    assert kit.pull("ran") == [[0], []]
+    assert kit.pull("left") == ["SystemExit: 3", f"{said}on_main(leave): SystemExit: 3"]
+    first, second = kit.pull("unsendable")
+    assert first.startswith("TypeError: nbddp.on_main(<lambda>): the result cannot be pickled: ")
+    assert second == f"{said}on_main(<lambda>): {first}"
+    assert kit.pull("after") == [2, 2]
+
+
+def test_the_others_come_after_rank_0(make_group: Callable[..., WorkerGroup]) -> None:
+    group = make_group(4)
+    group.run(
+        KIT + "import os, time\n"
+        "with main_rank_first():\n"
+        "    found = os.path.exists('digits')\n"
+        "    if not found:\n"
+        "        time.sleep(0.2)\n"
+        "        open('digits', 'w').close()\n"
+    )
+    assert group.pull("found") == [False, True, True, True]
+
+
+# ---- loaders
+
+
+def test_loaders_of_ranks_are_disjoint_cover_all_and_differ_each_epoch(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(4)
+    group.run(
+        f"{KIT}{AUGMENTED}batches = loader(Augmented(), 4, drop_last=True)\n"
+        "tests = loader(Augmented(), 4, evaluation=True)\n"
+        "epochs = [torch.cat(list(batches)) for _ in range(2)]\n"
+        "drawn = torch.cat([epoch[:, 1:] for epoch in epochs]).flatten().tolist()\n"
+        "orders = [epoch[:, 0].int().tolist() for epoch in epochs]\n"
+        "tested = torch.cat(list(tests))[:, 0].int().tolist()"
+    )
+    for orders in zip(*group.pull("orders"), strict=True):
+        assert [len(each) for each in orders] == [8] * 4
+        assert len({sample for each in orders for sample in each}) == 32
+    assert all(first != second for first, second in group.pull("orders"))
+    drawn = [number for each in group.pull("drawn") for number in each]
+    assert len(set(drawn)) == len(drawn)
+    tested = [sample for each in group.pull("tested") for sample in each]
+    assert sorted(tested) == list(range(42))
+
+
+def test_a_loader_with_workers_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    play = (
+        f"{KIT}{AUGMENTED}"
+        "def play(batches, stop=0):\n"
+        "    seen, state = [], None\n"
+        "    while batches.epoch < 2:\n"
+        "        for batch in batches:\n"
+        "            seen.append(batch.tolist())\n"
+        "            if len(seen) == stop:\n"
+        "                state = batches.state_dict()\n"
+        "    return seen, state\n"
+        "def make():\n    return loader(Augmented(), 4, num_workers=2, seed=5)\n"
+    )
+    group = make_group(2)
+    group.run(f"{play}unbroken, state = play(make(), stop=8)\n")
+    states, unbroken = group.pull("state"), group.pull("unbroken")
+    assert states[0] == states[1]
+    group.restart()
+    group.push({"state": states[0]})
+    group.run(f"{play}batches = make()\nbatches.load_state_dict(state)\nrest, _ = play(batches)")
+    assert group.pull("rest") == [each[8:] for each in unbroken]
+    assert [len(each) for each in group.pull("rest")] == [4, 4]

@@ -1,0 +1,107 @@
+"""The whole kit at once: a training that loses a rank ends as one that did not, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbddp import WorkerGroup
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+
+SETUP = """
+import hashlib, torch, nbddp
+from torch.utils.data import Dataset
+
+class Noisy(Dataset):
+    '''Augmented in the DataLoader's workers, from torch's generator.'''
+    def __init__(self):
+        drawn = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(96, 8, generator=drawn)
+    def __len__(self):
+        return len(self.inputs)
+    def __getitem__(self, index):
+        return self.inputs[index] + 0.1 * torch.randn(8), index % 3
+
+def digest(value):
+    if isinstance(value, torch.Tensor):
+        return hashlib.sha256(value.detach().cpu().numpy().tobytes()).hexdigest()
+    if isinstance(value, dict):
+        return {key: digest(each) for key, each in value.items()}
+    return [digest(each) for each in value] if isinstance(value, (list, tuple)) else value
+"""
+TRAIN = """
+torch.manual_seed(rank)
+layers = torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.ReLU(), torch.nn.Linear(16, 3)
+model = nbddp.prepare(torch.nn.Sequential(*layers))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, gamma=0.5)
+amp = nbddp.precision(KIND, accumulate=ACCUMULATE, max_norm=1.0)
+loader = nbddp.loader(Noisy(), 2, num_workers=WORKERS)
+checkpoint = nbddp.Checkpoint(FOLDER)
+parts = dict(model=model, optimizer=optimizer, scheduler=scheduler, precision=amp, loader=loader)
+resumed = checkpoint.resume(**parts)
+step = resumed.step if resumed else 0
+nbddp.faults.at(step=30, rank=1, kind="kill") if STRIKES else None
+while step < 60:
+    for inputs, labels in loader:
+        with amp.autocast(model):
+            loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        if amp.step(loss, optimizer):
+            scheduler.step()
+            step += 1
+            nbddp.log(step=step, loss=loss, noise=torch.rand(1))
+            if step % 11 == 0:
+                checkpoint.save(step, **parts, asynchronous=ASYNC)
+            if step == 60:
+                break
+checkpoint.wait()
+outcome = digest([model.state_dict(), optimizer.state_dict()["state"], scheduler.last_epoch])
+"""
+
+
+def metrics(group: WorkerGroup) -> dict[tuple[int, int], tuple[float, float]]:
+    """The numbers of each rank and step; those of a step that was done again, the last time."""
+    folder = group.session.chronicle.folder
+    assert folder is not None
+    rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    return {(row["rank"], row["step"]): (row["loss"], row["noise"]) for row in rows}
+
+
+def train(group: WorkerGroup, folder: Path, *, strikes: bool, **options: object) -> Any:
+    source = TRAIN.replace("FOLDER", repr(str(folder))).replace("STRIKES", str(strikes))
+    for name, value in options.items():
+        source = source.replace(name.upper(), repr(value))
+    group.run(SETUP)
+    group.run(source, max_restarts=1, quiet=True)
+    return group.pull("outcome"), metrics(group), group.life.attempt
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kind": "fp32", "accumulate": 1, "workers": 0, "async": False},
+        {"kind": "fp32", "accumulate": 1, "workers": 2, "async": True},
+        {"kind": "bf16", "accumulate": 2, "workers": 0, "async": False},
+    ],
+    ids=["plain", "two workers, saved in the background", "bf16 with accumulation"],
+)
+def test_a_run_that_loses_a_rank_at_step_30_ends_as_one_that_does_not(
+    make_group: Callable[..., WorkerGroup], folder: Path, options: dict[str, object]
+) -> None:
+    whole, its_metrics, attempts = train(make_group(2), folder / "a", strikes=False, **options)
+    assert attempts == 1
+    group = make_group(2)
+    broken, metrics_of_broken, attempts = train(group, folder / "b", strikes=True, **options)
+    assert attempts == 2
+    assert broken == whole
+    assert metrics_of_broken == its_metrics
+    assert len(its_metrics) == 2 * 60
+    events = {event.kind: event.facts for event in group.session.chronicle.since(0.0)}
+    assert events["fault"]["fault"] == "kill@rank=1,step=30"
+    assert (events["resume"]["step"], events["resumed"]["step"]) == (22, 23)
+    assert events["resumed"]["lost"] == 8
