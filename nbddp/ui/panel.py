@@ -25,6 +25,7 @@ from nbddp.wire.messages import Display, JsonDict
 
 DELAY = 0.2  # seconds: a cell that is over by then gets its record at once, and no widgets
 DRAW_PERIOD = 0.1  # seconds between two redraws, whatever comes in
+LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
 TICK = 0.5  # seconds between two redraws when nothing comes in: times go on
 PUMP_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
 SHOWN = 200  # lines of the log, live and in the record
@@ -82,9 +83,10 @@ class PanelView:
 
     def _patience(self) -> float:
         """How long to wait for news: less where this very thread answers the buttons."""
-        is_pumping = self._widgets is not None and self._live.how is Way.PUMP
-        left = max(0.0, self._next_draw - time.monotonic())
-        return min(PUMP_PERIOD, left) if is_pumping else left
+        if self._widgets is not None and self._live.how is Way.PUMP:
+            return PUMP_PERIOD
+        left = self._next_draw - time.monotonic()
+        return left if left > 0 else LOOK_PERIOD  # news after a pause is drawn at once
 
     # ---- what the cell says
 
@@ -112,12 +114,11 @@ class PanelView:
         """Redraw what has changed, and the times that go on."""
         widgets = self._widgets or self._open(handle)
         now = time.monotonic()
-        self._next_draw = now + DRAW_PERIOD
         log_seen = (self.tails.version, widgets.chosen_log, widgets.is_held)
         seen = (*log_seen, self._session.lookout.version, self._session.life)
         if seen == self._seen and now < self._next_tick:
             return
-        self._seen, self._next_tick = seen, now + TICK
+        self._seen, self._next_draw, self._next_tick = seen, now + DRAW_PERIOD, now + TICK
         log = None
         if log_seen != self._seen_log and not widgets.is_held:
             self._seen_log, log = log_seen, self._log_of(widgets.chosen_log)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 import nbddp
 from nbddp.topology import Topology
+from nbddp.train import faults
 from nbddp.train.report import set_sink
 from nbddp.wire import parcels
 from nbddp.wire.loopback import clone, names_from_files
@@ -287,6 +288,7 @@ class Rank:
             self._shell.user_ns.setdefault(name, value)
         self._group.begin_cell(command.cell)
         self._meters.begin_cell()
+        faults.begin_cell()
         self._last_group = self._group.current()
         self._pulse.begin_cell(command.cell)
         self._interrupter.begin_cell(command.cell)

@@ -74,8 +74,8 @@ def run_shared(page: BenchPage, asked: argparse.Namespace, turn: int, samples: S
     if "print" in asked.cases:
         for contender in turned((trials.PANEL, trials.TEXT, trials.PLAIN), turn):
             trials.time_prints(page, contender, asked.sizes, samples)
-    if "buttons" in asked.cases:
-        trials.time_buttons(page, turn, samples)
+    for number in range(asked.sizes.presses if "buttons" in asked.cases else 0):
+        trials.time_buttons(page, f"{turn}-{number}", samples)
     if "cpu" in asked.cases:
         trials.warm_up(page)
         others = turned((trials.PANEL, trials.QUIET, trials.SILENT, trials.PLAIN), turn)

@@ -27,13 +27,14 @@ class Sizes:
     """How much of everything."""
 
     ticks: int
+    presses: int
     busy_seconds: float
     flood_lines: int
     patience: float  # seconds that a page gets to show what a cell printed, when it is over
 
 
-FULL = Sizes(ticks=25, busy_seconds=10.0, flood_lines=20_000, patience=20.0)
-QUICK = Sizes(ticks=6, busy_seconds=1.5, flood_lines=1_000, patience=5.0)
+FULL = Sizes(ticks=25, presses=2, busy_seconds=10.0, flood_lines=20_000, patience=20.0)
+QUICK = Sizes(ticks=6, presses=1, busy_seconds=1.5, flood_lines=1_000, patience=5.0)
 
 
 def show_as(page: BenchPage, view: str) -> None:
@@ -115,7 +116,7 @@ def time_looks(page: BenchPage, samples: Samples) -> None:
         samples["hold", PANEL].append(page.handled(said, pressed) - pressed)
 
 
-def time_buttons(page: BenchPage, turn: int, samples: Samples) -> None:
+def time_buttons(page: BenchPage, turn: str, samples: Samples) -> None:
     """Every button once, JupyterLab's own too."""
     show_as(page, "panel")
     names = begin_caught(page, "idle", f"panel-{turn}")
@@ -144,7 +145,7 @@ def time_stop(page: BenchPage, contender: str, names: list[str], samples: Sample
     note_catches(page, contender, names, page.press(page.stop_button()), samples)
 
 
-def time_kill(page: BenchPage, turn: int, samples: Samples) -> None:
+def time_kill(page: BenchPage, turn: str, samples: Samples) -> None:
     """Kill a rank, and start the group anew."""
     begin_caught(page, "idle", f"kill-{turn}")
     victim = random.randrange(RANKS)
