@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import dataclass, field
@@ -39,7 +40,10 @@ class Notebook:
 
     def __init__(self, folder: Path, *, loads: bool = True) -> None:
         self._manager = KernelManager(kernel_name="python3")
-        self._manager.start_kernel(cwd=str(folder))
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        env = os.environ | {"TMPDIR": str(self.temporary)}
+        self._manager.start_kernel(cwd=str(folder), env=env)
         self.client = self._manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)

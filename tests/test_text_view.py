@@ -206,7 +206,7 @@ def test_the_result_is_returned(screen: RecordingScreen) -> None:
 def test_a_cell_whose_notices_end_before_it_does_is_a_mistake_of_ours(
     screen: RecordingScreen,
 ) -> None:
-    handle: Any = SimpleNamespace(notices=lambda: iter(()), result=None)
+    handle: Any = SimpleNamespace(is_told=True, result=None)
     with pytest.raises(RuntimeError) as caught:
         TextView(screen).show(handle)
     assert str(caught.value) == "the cell's notices ended before the cell did"
@@ -222,3 +222,38 @@ def test_a_stream_shows_rich_things_as_their_text(capsys: pytest.CaptureFixture[
         )
     )
     assert capsys.readouterr().out == "[rank 0]\n<Figure>\n[rank 0]\nOut [rank 1] 1\n"
+
+
+class CountingScreen(RecordingScreen):
+    """Counts how often it is made to show what it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 0
+
+    def flush(self) -> None:
+        super().flush()
+        self.times += 1
+
+
+def test_a_flood_is_shown_in_few_pieces_and_none_is_lost() -> None:
+    screen = CountingScreen()
+    TextView(screen).show(finished(*(Wrote(0, f"{number}\n") for number in range(5000))))
+    assert screen.text == "".join(f"[rank 0] {number}\n" for number in range(5000))
+    assert screen.times < 50
+
+
+def test_quiet_cells_make_the_screen_show_nothing_again_and_again() -> None:
+    screen = CountingScreen()
+    TextView(screen, is_quiet=True).show(finished(*(Wrote(0, "x\n") for _ in range(100))))
+    assert (screen.things, screen.times) == ([], 0)
+
+
+def test_what_was_printed_stands_above_what_was_displayed_after_it(
+    screen: RecordingScreen,
+) -> None:
+    rich = display(0, {"text/html": "<b>x</b>"})
+    TextView(screen).show(finished(Wrote(0, "before\n"), rich, Wrote(0, "after\n")))
+    before, _caption, shown, after = screen.things
+    assert (before, after) == ("[rank 0] before\n", "[rank 0] after\n")
+    assert shown[0] == {"text/html": "<b>x</b>"}

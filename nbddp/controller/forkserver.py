@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import (
     forkserver,
     popen_forkserver,
@@ -24,7 +27,7 @@ from multiprocessing import (
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
-from nbddp.worker.growth import GROW_SIGNAL, PARTS
+from nbddp.worker.growth import FOLDER, GROW_SIGNAL, PARTS
 
 PRELOAD = ["nbddp.worker.preload", __name__]
 
@@ -40,6 +43,7 @@ class Forkserver:
         self._lock = threading.Lock()
         self._server = _Server()
         self._has_grown = False
+        self._folder = ""
 
     @property
     def pid(self) -> int | None:
@@ -72,7 +76,8 @@ class Forkserver:
         """Fork a process from the helper that runs ``target(argument)``."""
         with self._lock:
             self._ensure_running()
-            child = RankProcess(self._server, target, argument, name)
+            with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
+                child = RankProcess(self._server, target, argument, name)
             child.start()
         return child
 
@@ -87,6 +92,7 @@ class Forkserver:
         with self._lock:
             self._server._stop()  # type: ignore[attr-defined]
             self._server, self._has_grown = _Server(), False
+            shutil.rmtree(self._folder, ignore_errors=True)  # as far as it is still there
 
     def _import_next_part(self) -> None:
         self._wait_until_it_serves()  # a signal before it has its handler would end it
@@ -99,12 +105,30 @@ class Forkserver:
         child.start()  # returns when the helper has forked it
         child.join()
 
+    @contextmanager
+    def _own_folder(self) -> Iterator[None]:
+        """Have multiprocessing put its sockets where the helper takes them away when it ends.
+
+        Its own folders are taken away by whoever made them, and stay if that one is killed.
+        """
+        if not os.path.isdir(self._folder):  # noqa: PTH112 - a name, until there is one
+            self._folder = tempfile.mkdtemp(prefix="nbddp-")
+        config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+        before = config.get("tempdir")
+        config["tempdir"] = os.environ[FOLDER] = self._folder
+        try:
+            yield
+        finally:
+            config["tempdir"] = before
+            os.environ.pop(FOLDER)
+
     def _ensure_running(self) -> None:
         # until it has a session of its own, the interrupt button would reach it
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             _start_resource_tracker_apart()
-            self._server.ensure_running()
+            with self._own_folder():
+                self._server.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

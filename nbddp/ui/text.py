@@ -16,6 +16,10 @@ from nbddp.ui.values import agreeing
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds; ipykernel sends what is printed every 200 ms unless flushed
+PERIOD_PER_LINE = 60e-6  # seconds more for each line that is shown already
+MAX_PERIOD = 1.0  # seconds
+MAX_HELD = 1 << 20  # characters
+PATIENCE = 1.0  # seconds; news ends the wait
 
 
 class Screen(Protocol):
@@ -52,6 +56,9 @@ class TextView:
         self._is_quiet = is_quiet
         self._has_color = has_color
         self._lines: defaultdict[int, LineAssembler] = defaultdict(LineAssembler)
+        self._held: list[str] = []
+        self._held_size = 0
+        self._shown = 0
         self._next_flush = 0.0
 
     def show(self, handle: CellHandle) -> CellResult:
@@ -64,11 +71,32 @@ class TextView:
 
     def follow(self, handle: CellHandle) -> None:
         """Show what a cell says until it ends; may be called again after an interrupt."""
-        for notice in handle.notices():
-            self._show_notice(notice)
-            if not handle.has_notices() or time.monotonic() > self._next_flush:
-                self._screen.flush()
-                self._next_flush = time.monotonic() + FLUSH_PERIOD
+        while not handle.is_told:
+            left = self._next_flush - time.monotonic()
+            notice = handle.next_notice(left if self._held and left > 0 else PATIENCE)
+            if notice is not None:
+                self._show_notice(notice)
+            if self._held and (time.monotonic() >= self._next_flush or self._held_size > MAX_HELD):
+                self._show_held()
+
+    def _show_held(self) -> None:
+        """Show what is held back: at once after a pause, else less and less often.
+
+        A page draws all lines of an output anew for each piece that is added to it.
+        """
+        if not self._held:
+            return
+        text = "".join(self._held)
+        self._held, self._held_size = [], 0
+        self._screen.write(text)
+        self._screen.flush()
+        self._shown += text.count("\n")
+        pause = min(MAX_PERIOD, max(FLUSH_PERIOD, PERIOD_PER_LINE * self._shown))
+        self._next_flush = time.monotonic() + pause
+
+    def _hold(self, text: str) -> None:
+        self._held.append(text)
+        self._held_size += len(text)
 
     def finish(self, result: CellResult) -> None:
         """Show what is left and the values."""
@@ -76,12 +104,12 @@ class TextView:
             self._write_lines([rank], lines.flush())
         for ranks, bundle in agreeing(result.results):
             self._show_value(ranks, bundle)
-        self._screen.flush()
+        self._show_held()
 
     def _show_notice(self, notice: Notice) -> None:
         match notice:
             case Said(text=text):
-                self._screen.write(f"nbddp: {text}\n")
+                self._hold(f"nbddp: {text}\n")
             case Wrote(rank=rank, text=text) if not self._is_quiet:
                 self._write_lines([rank], self._lines[rank].add(text))
             case Displayed(rank=rank, message=message) if not self._is_quiet:
@@ -92,6 +120,7 @@ class TextView:
         if is_text(message):
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
         else:
+            self._show_held()
             show_rich(self._screen, rank, message, has_color=self._has_color)
 
     def _show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
@@ -99,12 +128,13 @@ class TextView:
         if set(data) == {"text/plain"}:
             self._write_lines(ranks, str(data["text/plain"]).split("\n"), mark="Out ")
         elif data:
+            self._show_held()
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
 
     def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
         if lines:
             tag = _tag(ranks, mark, has_color=self._has_color)
-            self._screen.write("".join(f"{tag} {line}\n" for line in lines))
+            self._hold("".join(f"{tag} {line}\n" for line in lines))
 
 
 def is_text(message: Display) -> bool:

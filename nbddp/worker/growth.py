@@ -6,14 +6,29 @@ while it is imported.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
+import os
+import shutil
 import signal
 from collections.abc import Callable
 
 MODULES = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 PARTS = 1 + len(MODULES)
+FOLDER = "NBDDP_SOCKETS"  # the environment variable that names it
 GROW_SIGNAL = signal.SIGUSR1
+
+
+def take_along(folder: str) -> None:
+    """Take this folder away when this process ends: the kernel may have been killed."""
+    pid = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == pid:  # no rank that was forked from here
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
 
 
 def listen(first: Callable[[], None]) -> None:

@@ -17,5 +17,6 @@ from nbddp.worker.shell import make_shell, warm_shell
 
 with suppress(PermissionError):  # already the leader of a session of its own
     os.setsid()  # Jupyter's interrupt goes to the kernel's whole process group
+growth.take_along(os.environ.pop(growth.FOLDER))
 shell = make_shell()
 growth.listen(first=lambda: warm_shell(shell))

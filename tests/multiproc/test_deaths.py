@@ -13,7 +13,7 @@ import pytest
 from notebook import Notebook
 
 from nbddp import CellFailedError, WorkerGroup
-from nbddp.controller.cell import CellRequest, Said
+from nbddp.controller.cell import CellRequest, Notice, Said, Wrote
 from nbddp.controller.memory import MemoryWatch
 from nbddp.ui.loghtml import log_text
 from nbddp.ui.record import Record, record_text
@@ -140,15 +140,15 @@ def shown_in_both_forms(group: WorkerGroup, source: str) -> tuple[str, str]:
     screen, tails = Screen(), Tails(max_lines=10**6)
     view = TextView(screen)
     handle = group.submit(CellRequest(source=source))
-    follow = handle.notices
+    next_notice = handle.next_notice
 
-    def notices() -> object:
-        for notice in follow():
-            if hasattr(notice, "rank"):
-                tails.write(notice.rank, notice.text)
-            yield notice
+    def overheard(timeout: float) -> Notice | None:
+        notice = next_notice(timeout)
+        if isinstance(notice, Wrote):
+            tails.write(notice.rank, notice.text)
+        return notice
 
-    handle.notices = notices  # type: ignore[assignment,method-assign]
+    handle.next_notice = overheard  # type: ignore[method-assign]
     view.show(handle)
     tails.flush()
     record = Record(snapshot=group.session.snapshot(handle), lines=tails.merged())

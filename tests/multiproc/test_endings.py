@@ -49,6 +49,7 @@ def test_when_the_kernel_goes_everything_it_started_goes(
     _, alive = psutil.wait_procs(processes, timeout=10)
     assert not alive
     assert shared_memory() <= before
+    assert wait_until(lambda: not list(fresh_notebook.temporary.iterdir()))
 
 
 def test_a_kernel_that_is_killed_in_the_middle_of_a_cell_leaves_nobody(
