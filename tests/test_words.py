@@ -79,6 +79,8 @@ def recorded() -> dict[str, set[str]]:
         for call in calls_of(tree, "record"):
             for kind in texts_of(call.args[0], tree, call):
                 found[kind] = {each.arg for each in call.keywords if each.arg}
+                if any(each.arg is None for each in call.keywords):  # **comeback.facts()
+                    found[kind] |= {"detected", "restarted", "replayed", "cells"}
     return found
 
 
@@ -308,10 +310,13 @@ def test_what_ranks_tell_of_has_words_whatever_its_facts(
 
 
 def test_a_recovery_is_told_with_what_it_cost() -> None:
-    facts = {"step": 31, "lost": 4, "seconds": 0.9}
+    comeback = {"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
+    words = "noticed after 0.2 s, restarted in 0.1 s, 2 cells replayed in 0.3 s"
+    facts = {"step": 31, "lost": 4, "seconds": 0.9} | comeback
     said = "resumed at step 31, 0.9 s after the failure"
-    assert say_event(Event(1.0, "resumed", facts)) == f"{said}: 4 steps lost"
-    assert say_event(Event(1.0, "resumed", facts | {"lost": None})) == said
+    assert say_event(Event(1.0, "resumed", facts)) == f"{said}, 4 steps lost ({words})"
+    assert say_event(Event(1.0, "resumed", facts | {"lost": None})) == f"{said} ({words})"
+    assert say_event(Event(1.0, "recovery", comeback | {"attempt": 2})) == f"recovery: {words}"
 
 
 def test_one_message_is_one_message() -> None:

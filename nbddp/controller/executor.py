@@ -252,7 +252,9 @@ class Executor:
             return
         self.comeback = None
         seconds = round(time.time() - comeback.setback.at, 3)
-        self.chronicle.record("resumed", step=step, lost=comeback.lost(step), seconds=seconds)
+        self.chronicle.record(
+            "resumed", step=step, lost=comeback.lost(step), seconds=seconds, **comeback.facts()
+        )
 
     def _read_report(self, rank: int, attempt: int, report: CellEnded) -> None:
         if self.cell is not None and self.cell.number == report.cell:

@@ -40,6 +40,15 @@ class Comeback:
     replayed: float
     cells: int
 
+    def facts(self) -> dict[str, float | int]:
+        """For the record, in seconds and cells."""
+        return {
+            "detected": round(self.detected, 3),
+            "restarted": round(self.restarted, 3),
+            "replayed": round(self.replayed, 3),
+            "cells": self.cells,
+        }
+
     def lost(self, resumed_at: float) -> int | None:
         """How many steps are done a second time, when the first one now is ``resumed_at``."""
         if self.setback.step is None:

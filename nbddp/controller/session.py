@@ -83,14 +83,7 @@ class Session:
 
     def _note_expected(self, comeback: Comeback) -> None:
         self._do.comeback = comeback
-        self.chronicle.record(
-            "recovery",
-            attempt=self.life.attempt,
-            detected=round(comeback.detected, 3),
-            restarted=round(comeback.restarted, 3),
-            replayed=round(comeback.replayed, 3),
-            cells=comeback.cells,
-        )
+        self.chronicle.record("recovery", attempt=self.life.attempt, **comeback.facts())
 
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""

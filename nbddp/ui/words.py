@@ -119,18 +119,23 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "kill asked": lambda facts: f"kill asked for rank {facts['rank']}",
     "failure": lambda facts: f"{say_ranks(facts['ranks'])}: {facts['what']}",
     "exit": lambda facts: f"{say_ranks(facts['ranks'])} {facts['how']}",
-    "recovery": lambda facts: (
-        f"recovery: noticed after {say_seconds(facts['detected'])}, "
-        f"restarted in {say_seconds(facts['restarted'])}, "
-        f"{facts['cells']} cells replayed in {say_seconds(facts['replayed'])}"
-    ),
+    "recovery": lambda facts: f"recovery: {_say_comeback(facts)}",
     "resumed": lambda facts: (
         f"resumed at step {facts['step']:g}, {say_seconds(facts['seconds'])} after the failure"
-        + ("" if facts["lost"] is None else f": {facts['lost']} steps lost")
+        + ("" if facts["lost"] is None else f", {facts['lost']} steps lost")
+        + f" ({_say_comeback(facts)})"
     ),
     "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
 }
 _UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel says these in other ways
+
+
+def _say_comeback(facts: dict[str, Any]) -> str:
+    noticed, restarted, replayed = (
+        say_seconds(facts[name]) for name in ("detected", "restarted", "replayed")
+    )
+    cells = f"{facts['cells']} cell{'' if facts['cells'] == 1 else 's'}"
+    return f"noticed after {noticed}, restarted in {restarted}, {cells} replayed in {replayed}"
 
 
 def say_event(event: Event) -> str:
