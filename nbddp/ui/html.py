@@ -83,9 +83,10 @@ def rank_table(ranks: Sequence[RankSnapshot]) -> str:
     rows = zip(*(column for _, column in cells), strict=True)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     left_out = len(ranks) - len(shown)
+    room = "" if any(each.bars for each in shown) else " nbddp-roomy"
     more = f'<div class="nbddp-muted">and {left_out} more ranks</div>' if left_out else ""
     return (
-        f'<table class="nbddp-ranks"><thead><tr>{head}</tr></thead>'
+        f'<table class="nbddp-ranks{room}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>{more}"
     )
 

@@ -39,6 +39,7 @@ SHEET = f"""<style>
 .nbddp-waits {{ color: {WARN}; }}
 .nbddp-code {{ display: inline-block; max-width: 11em; overflow: hidden;
   text-overflow: ellipsis; vertical-align: bottom; }}
+.nbddp-roomy .nbddp-code {{ max-width: 24em; }}
 .nbddp-chip {{ font-weight: 600; }}
 .nbddp-bar {{ display: inline-block; width: 48px; height: 6px; border-radius: 3px;
   background: #8883; margin-right: .6em; vertical-align: middle; overflow: hidden; }}

@@ -1,0 +1,79 @@
+"""What only a machine with a GPU can show: ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from processes import wait_until
+
+from nbddp import CellInterruptedError, WorkerGroup
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.multiproc,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+Make = Callable[..., WorkerGroup]
+
+TRAIN = """
+torch.manual_seed(0)
+layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten()
+model = nbddp.prepare(torch.nn.Sequential(*layers, torch.nn.Linear(4 * 36, 2)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+amp = nbddp.precision("KIND", max_norm=1.0)
+inputs, labels = torch.randn(16, 1, 8, 8, device=device), torch.arange(16, device=device) % 2
+losses = []
+for step in range(20):
+    with amp.autocast(model):
+        loss = torch.nn.functional.cross_entropy(model(inputs).float(), labels)
+    amp.step(loss, optimizer)
+    losses.append(loss.item())
+"""
+
+
+def test_one_rank_over_nccl_reduces_on_its_gpu_and_is_interrupted(make_group: Make) -> None:
+    group = make_group(1)
+    assert group.pull("(str(device), dist.get_backend())", rank=0) == ("cuda:0", "nccl")
+    group.run("x = torch.ones(4, device=device)\ndist.all_reduce(x)")
+    threading.Timer(1.0, group.interrupt).start()
+    with pytest.raises(CellInterruptedError):
+        group.run("import time\ntime.sleep(60)")
+    group.run("dist.all_reduce(x)")
+    assert group.pull("x.sum().item()", rank=0) == 4.0
+
+
+def test_two_ranks_share_one_gpu_over_gloo(make_group: Make) -> None:
+    group = make_group(2, gpus=[0], backend="gloo")
+    group.run(TRAIN.replace("KIND", "fp32"))
+    assert group.pull("str(device)") == ["cuda:0", "cuda:0"]
+    first, second = group.pull("[p.sum().item() for p in model.parameters()]")
+    assert first == second
+
+
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_mixed_precision_trains_and_fp16_has_its_scaler(make_group: Make, kind: str) -> None:
+    group = make_group(1)
+    group.run(TRAIN.replace("KIND", kind))
+    losses = group.pull("losses", rank=0)
+    assert losses[-1] < losses[0]
+    assert group.pull("amp.scaler.is_enabled()", rank=0) == (kind == "fp16")
+    assert group.pull("bool(amp.state_dict())", rank=0)
+
+
+def test_batch_norm_becomes_sync_batch_norm(make_group: Make) -> None:
+    group = make_group(1)
+    group.run(TRAIN.replace("KIND", "fp32"))
+    kinds = group.pull("[type(m).__name__ for m in model.modules()]", rank=0)
+    assert "SyncBatchNorm" in kinds
+    assert "BatchNorm2d" not in kinds
+
+
+def test_the_snapshot_shows_the_gpus_memory(make_group: Make) -> None:
+    group = make_group(1)
+    group.run("x = torch.ones(1 << 20, device=device)")
+    assert wait_until(lambda: group.session.snapshot().ranks[0].gpu_memory >= 4 << 20)
