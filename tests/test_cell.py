@@ -262,3 +262,12 @@ def test_a_cell_that_the_user_ended_with_its_ranks_says_so(how: str) -> None:
     with pytest.raises(CellInterruptedError) as caught:
         result.raise_for_failure()
     assert str(caught.value) == f"the cell was ended by a {how}"
+
+
+def test_a_result_is_noted_before_anybody_learns_of_the_end() -> None:
+    handle = handle_for(0)
+    handle.note_report(0, well())
+    seen = []
+    handle.finish(lambda result: seen.append((result.is_ok, handle.is_finished)))
+    assert seen == [(True, False)]
+    assert handle.is_finished

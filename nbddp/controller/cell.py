@@ -184,8 +184,8 @@ class CellHandle:
         if rank in self.ranks and rank not in self._reports:
             self._exits[rank] = Ending(exitcode, time.time(), last_words, hint)
 
-    def finish(self) -> CellResult:
-        """All ranks are through, or gone."""
+    def finish(self, note: Callable[[CellResult], None] = lambda _result: None) -> CellResult:
+        """All ranks are through, or gone; ``note`` gets the result before anybody else learns."""
         result = CellResult(
             number=self.number,
             ranks=self.ranks,
@@ -201,6 +201,7 @@ class CellHandle:
             ),
             fetch=self._fetch,
         )
+        note(result)
         self.result = result
         self._notices.put(None)
         return result

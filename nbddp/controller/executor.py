@@ -15,6 +15,7 @@ from nbddp.controller.actor import Actor
 from nbddp.controller.cell import (
     CellHandle,
     CellRequest,
+    CellResult,
     Deed,
     Displayed,
     Notice,
@@ -375,11 +376,13 @@ class Executor:
     def _finish(self) -> None:
         if self.cell is not None:
             self.lookout.end_cell()
-            result = self.cell.finish()
-            outcome = result.verdict.summary() if result.verdict else "ok"
-            self.chronicle.record("cell ended", number=result.number, outcome=outcome)
-            if result.is_ok and not self.cell.request.once:
-                self.deeds.append(self.cell.request)
+            self.cell.finish(self._note_result)
+
+    def _note_result(self, result: CellResult) -> None:
+        outcome = result.verdict.summary() if result.verdict else "ok"
+        self.chronicle.record("cell ended", number=result.number, outcome=outcome)
+        if result.is_ok and self.cell is not None and not self.cell.request.once:
+            self.deeds.append(self.cell.request)
 
     def _tell_stopped(self) -> None:
         self.chronicle.record("stopped", attempt=self.life.attempt)
