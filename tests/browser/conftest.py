@@ -31,6 +31,7 @@ def write_notebook(path: Path, *cells: str) -> None:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A JupyterLab server."""
     with Lab(tmp_path_factory.mktemp("lab") / "root") as lab:
+        lab.browser()  # it stays for all tests of the module
         yield lab
 
 

@@ -124,7 +124,7 @@ class Lab:
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[LabNotebook]:
         """Open a notebook in a page that shares nothing with others."""
-        context = self._browser().new_context(viewport={"width": 1200, "height": 1000})
+        context = self.browser().new_context(viewport={"width": 1200, "height": 1000})
         try:
             page = context.new_page()
             notebook = LabNotebook(page)
@@ -135,7 +135,7 @@ class Lab:
         finally:
             context.close()
 
-    def _browser(self) -> Browser:
+    def browser(self) -> Browser:
         """The one browser, started when it is first needed."""
         if self._playwright is None:
             self._playwright = sync_playwright().start()

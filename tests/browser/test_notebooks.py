@@ -1,0 +1,35 @@
+"""Every notebook in a real JupyterLab: it runs from start to end, with its panels."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from browser.conftest import NEEDS_CHROMIUM
+from browser.lab import Lab, LabNotebook
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+OTHERS = sorted(path for path in NOTEBOOKS.glob("*.ipynb") if "quickstart" not in path.name)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.notebook,
+    pytest.mark.timeout(300),
+    NEEDS_CHROMIUM,
+]
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
+def test_run_all_shows_no_error_and_nothing_on_the_console(
+    lab: Lab, path: Path, picture: Callable[[LabNotebook, str], None]
+) -> None:
+    shutil.copy(path, lab.notebooks)
+    with lab.open(path.name) as notebook:
+        notebook.run_all(timeout=200)
+        picture(notebook, path.stem)
+        assert notebook.page.locator(".jp-OutputArea-output[data-mime-type*=error]").count() == 0
+        assert notebook.problems == []
+        assert "done on ranks" in "\n".join(notebook.outputs())
