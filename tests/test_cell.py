@@ -33,10 +33,20 @@ def test_notices_come_in_their_order_and_end_with_the_cell() -> None:
     notices = [Wrote(0, "a"), Said("b"), Wrote(0, "c")]
     for notice in notices:
         handle.feed(notice)
-    assert handle.has_notices()
     handle.finish()
     assert list(handle.notices()) == notices
-    assert not handle.has_notices()
+
+
+def test_a_cell_is_told_when_its_last_notice_was_read() -> None:
+    handle = handle_for(0)
+    assert handle.next_notice(0) is None  # nothing yet, and not over
+    assert not handle.is_told
+    handle.feed(Said("a"))
+    handle.finish()
+    assert handle.next_notice(0) == Said("a")
+    assert not handle.is_told
+    assert handle.next_notice(0) is None
+    assert handle.is_told
 
 
 def test_a_cell_is_finished_when_it_is_said_to_be() -> None:

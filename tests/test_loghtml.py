@@ -66,9 +66,8 @@ def test_every_line_has_its_rank_in_front_in_the_colour_of_the_rank() -> None:
     ]
 
 
-@pytest.mark.parametrize("mark", ["Out", "Out "])
-def test_a_value_that_ranks_share_has_all_of_them_in_front(mark: str) -> None:
-    line = Line((0, 1, 2, 3), "1.5", mark)
+def test_a_value_that_ranks_share_has_all_of_them_in_front() -> None:
+    line = Line((0, 1, 2, 3), "1.5", "Out")
     assert rows(line) == [f"{tag(0, 'Out [ranks 0-3]')} 1.5"]
     assert log_text([line]) == "Out [ranks 0-3] 1.5"
 

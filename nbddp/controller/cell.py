@@ -263,10 +263,6 @@ class CellHandle:
                 self._pending -= len(notice.text)
                 self._room.notify_all()
 
-    def has_notices(self) -> bool:
-        """Whether something waits to be read."""
-        return not self._notices.empty()
-
     def abandon(self) -> None:
         """Nobody reads any more; the files go on."""
         with self._room:

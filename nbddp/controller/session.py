@@ -75,7 +75,7 @@ class Session:
 
     def note_push(self, pushed: Pushed) -> None:
         """Remember values that were sent, for a replay."""
-        self._do.deeds.append(pushed)
+        self._means().actor.call(self._do.deeds.append, pushed)
 
     def expect(self, comeback: Comeback) -> None:
         """The next step that is reported is the first one after a failure."""

@@ -190,7 +190,7 @@ class Desk:
         from nbddp.ui.panel import PanelView, display_status
 
         last = self._last_view if isinstance(self._last_view, PanelView) else None
-        display_status(self.group.session, last, text)
+        display_status(self.group.session, snapshot, last, text=text)
 
     def _view(self, *, quiet: bool) -> View:
         self._last_view = view = self._new_view(quiet=quiet)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
 from nbddp.errors import CheckpointError
 from nbddp.train import place
+from nbddp.train.distributed import gather
 
 T = TypeVar("T")
 
@@ -31,8 +30,7 @@ def together(act: Callable[[], T]) -> list[T]:
         mine = act()
     except Exception as error:  # noqa: BLE001 - the others wait, and are to hear of it
         failure = error
-    outcomes: list[Any] = [None] * place.world_size()
-    dist.all_gather_object(outcomes, (_words(failure), mine))
+    outcomes = gather((_words(failure), mine))
     if failure is not None:
         raise failure
     for rank, (words, _) in enumerate(outcomes):

@@ -14,6 +14,7 @@ from nbddp.ui.palette import rank_color
 from nbddp.ui.words import (
     say_bar,
     say_bytes,
+    say_cpu,
     say_event,
     say_facts,
     say_refused,
@@ -40,15 +41,15 @@ def escape(text: str) -> str:
 
 
 def state_line(snapshot: Snapshot) -> str:
-    """What the group does, for how long, and what kind of group it is."""
+    """What the group does, for how long, and what kind of group it is; it fits into a line."""
     dot = _DOTS.get(snapshot.state, "")
-    mood = " nbddp-running" if snapshot.state.is_busy else ""
+    mood = ' class="nbddp-running"' if snapshot.state.is_busy else ""
     elapsed = f" · {say_seconds(snapshot.seconds)}" if snapshot.state.is_busy else ""
     facts = " · ".join(map(escape, [*say_facts(snapshot), *filter(None, [snapshot.run])]))
     return (
-        f'<div class="nbddp{mood}"><span class="nbddp-dot {dot}"></span>'
+        f'<span{mood}><span class="nbddp-dot {dot}"></span>'
         f'<span class="nbddp-state">{escape(snapshot.state.value)}{elapsed}</span> '
-        f'<span class="nbddp-muted">· {facts}</span></div>'
+        f'<span class="nbddp-muted">· {facts}</span></span>'
     )
 
 
@@ -143,10 +144,6 @@ def _bar(bar: Bar, color: str) -> str:
     )
 
 
-def _cpu(each: RankSnapshot) -> str:
-    return f"{each.cpu:.0f} %" if each.memory else ""
-
-
 def _gpu(each: RankSnapshot) -> str:
     load = f"{each.gpu:.0f} %" if each.gpu >= 0 else ""
     return " · ".join(filter(None, (load, say_bytes(each.gpu_memory))))
@@ -164,7 +161,7 @@ _COLUMNS: tuple[tuple[str, _Cell], ...] = (
     ("collective", _collective),
     ("step", lambda each: escape(say_step(each))),
     ("progress", _progress),
-    ("CPU, memory", lambda each: " · ".join(filter(None, (_cpu(each), say_bytes(each.memory))))),
+    ("CPU, memory", lambda each: " · ".join(filter(None, (say_cpu(each), say_bytes(each.memory))))),
     ("GPU", _gpu),
 )
 

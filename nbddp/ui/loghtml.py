@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from nbddp.errors import say_ranks
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.palette import rank_color
 from nbddp.ui.tails import Line
+from nbddp.ui.words import say_tag
 
 
 def log_html(lines: Sequence[Line], *, earlier: str = "") -> str:
@@ -32,7 +32,7 @@ def log_text(lines: Sequence[Line], *, earlier: str = "") -> str:
     """The same as plain text, with no newline at the end."""
     rows = [strip(earlier)] if earlier else []
     for ranks, mark, text in _rows(lines):
-        rows.append(strip(f"{_tag(ranks, mark) if ranks else 'nbddp:'} {text}"))
+        rows.append(strip(f"{say_tag(ranks, mark) if ranks else 'nbddp:'} {text}"))
     return "\n".join(rows)
 
 
@@ -43,13 +43,9 @@ def _rows(lines: Sequence[Line]) -> Iterator[tuple[tuple[int, ...], str, str]]:
             yield line.ranks, line.mark, text
 
 
-def _tag(ranks: Sequence[int], mark: str) -> str:
-    return " ".join([*mark.split(), f"[{say_ranks(ranks)}]"])
-
-
 def _html_tag(ranks: tuple[int, ...], mark: str) -> str:
     color = rank_color(ranks[0])
-    return f'<span class="nbddp-tag" style="color:{color}">{to_html(_tag(ranks, mark))}</span>'
+    return f'<span class="nbddp-tag" style="color:{color}">{to_html(say_tag(ranks, mark))}</span>'
 
 
 def _span(kind: str, text: str) -> str:

@@ -10,6 +10,7 @@ from IPython.display import publish_display_data
 
 from nbddp.controller.cell import CellHandle, CellResult, Displayed, Notice, Said, Wrote
 from nbddp.controller.session import Session
+from nbddp.controller.snapshot import Snapshot
 from nbddp.errors import RequestError
 from nbddp.ui.charts import Charts
 from nbddp.ui.html import note
@@ -112,7 +113,13 @@ class PanelView:
 
     def _draw(self, handle: CellHandle) -> None:
         """Redraw what has changed, and the times that go on."""
-        widgets = self._widgets or self._open(handle)
+        widgets = self._widgets
+        if widgets is None:
+            self._open(handle)
+            return
+        self._redraw(handle, widgets)
+
+    def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         now = time.monotonic()
         log_seen = (self.tails.version, widgets.chosen_log, widgets.is_held)
         seen = (*log_seen, self._session.lookout.version, self._session.life)
@@ -124,13 +131,12 @@ class PanelView:
             self._seen_log, log = log_seen, self._log_of(widgets.chosen_log)
         widgets.draw(self._session.snapshot(handle), log=log, note=self._note())
 
-    def _open(self, handle: CellHandle) -> PanelWidgets:
+    def _open(self, handle: CellHandle) -> None:
         self._widgets = widgets = PanelWidgets(handle.ranks, lambda *it: self._press(handle, *it))
-        widgets.draw(self._session.snapshot(handle), log="", note=self._note())
+        self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
         self._publish(widgets.root._repr_mimebundle_() | {"text/plain": NO_WIDGETS})
         self._charts.start()
-        return widgets
 
     def _note(self) -> str:
         return note(WAITING_BUTTONS) if self._live.how is Way.NONE else ""
@@ -230,9 +236,10 @@ class PanelView:
             self._widgets.close()
 
 
-def display_status(session: Session, last: PanelView | None, text: str) -> None:
-    """Show the group as it is right now, with the output of its last cell, as a record."""
-    snapshot = session.snapshot()
+def display_status(
+    session: Session, snapshot: Snapshot, last: PanelView | None, *, text: str
+) -> None:
+    """Show the group as the snapshot has it, with the output of its last cell, as a record."""
     charts: list[Chart] = []
     lines: list[Line] = []
     if last is not None and last.attempt == snapshot.attempt:

@@ -84,7 +84,7 @@ def charts_html(charts: Sequence[Chart]) -> str:
 def _title(record: Record) -> str:
     result, snapshot = record.result, record.snapshot
     if result is None:
-        return state_line(snapshot).replace("<div", "<span", 1).replace("</div>", "</span>")
+        return state_line(snapshot)
     facts = " · ".join(map(escape, [*say_facts(snapshot)[1:], *filter(None, [snapshot.run])]))
     dot, said = _outcome(result)
     return (

@@ -8,6 +8,7 @@ from nbddp.controller.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.words import (
     say_bar,
     say_bytes,
+    say_cpu,
     say_event,
     say_facts,
     say_refused,
@@ -40,7 +41,7 @@ def _row(each: RankSnapshot) -> tuple[str, ...]:
         say_line(each),
         each.collective,
         say_step(each),
-        f"{each.cpu:.0f} %" if each.memory else "",
+        say_cpu(each),
         say_memory(each),
         str(each.pid or ""),
     )
@@ -50,7 +51,7 @@ def say_line(each: RankSnapshot) -> str:
     """The cell's line that a rank is on, and for how long."""
     if not each.line:
         return ""
-    return f"{each.line} for {say_seconds(each.seconds)}"
+    return f"{each.line} for {say_seconds(each.seconds)}" if each.seconds else str(each.line)
 
 
 def say_memory(each: RankSnapshot) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from nbddp.controller.cell import CellHandle, CellResult, Displayed, Notice, Said, Wrote
-from nbddp.errors import say_ranks
 from nbddp.ui.lines import LineAssembler
 from nbddp.ui.palette import terminal_color
 from nbddp.ui.values import agreeing
+from nbddp.ui.words import say_tag
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds; ipykernel sends what is printed every 200 ms unless flushed
@@ -126,7 +126,7 @@ class TextView:
     def _show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
         data = bundle["data"]
         if set(data) == {"text/plain"}:
-            self._write_lines(ranks, str(data["text/plain"]).split("\n"), mark="Out ")
+            self._write_lines(ranks, str(data["text/plain"]).split("\n"), mark="Out")
         elif data:
             self._show_held()
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
@@ -168,7 +168,7 @@ def _caption(screen: Screen, ranks: Sequence[int], *, has_color: bool) -> None:
 
 
 def _tag(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
-    text = f"{mark}[{say_ranks(ranks)}]"
+    text = say_tag(ranks, mark)
     if not has_color:
         return text
     return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 import ipywidgets as widgets
@@ -38,14 +37,6 @@ _ICONS = {
     Press.STOP: "power-off",
     Press.KILL: "bolt",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """What a redraw shows besides the snapshot: the chosen log, and a note under the head."""
-
-    log: str
-    note: str = ""
 
 
 class PanelWidgets:
@@ -115,7 +106,7 @@ class PanelWidgets:
 
     def draw(self, snapshot: Snapshot, *, log: str | None, note: str = "") -> None:
         """Show a snapshot and a log (None: leave it); what has not changed is not sent."""
-        self._state.value = state_line(snapshot)
+        self._state.value = f'<div class="nbddp">{state_line(snapshot)}</div>'
         self._note.value = alarm(snapshot) + note
         self._table.value = f'<div class="nbddp">{rank_table(snapshot.ranks)}</div>'
         self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,20 @@ def say_rate(per_second: float) -> str:
     if per_second < 0.2:
         return f"{say_seconds(1 / per_second)} each"
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
+
+
+def say_tag(ranks: Sequence[int], mark: str = "") -> str:
+    """What stands before a line of some ranks.
+
+    >>> say_tag((0,)), say_tag((0, 1, 2), "Out")
+    ('[rank 0]', 'Out [ranks 0-2]')
+    """
+    return " ".join(filter(None, (mark, f"[{say_ranks(ranks)}]")))
+
+
+def say_cpu(each: RankSnapshot) -> str:
+    """The share of a core that a rank takes; empty before anything is known of its usage."""
+    return f"{each.cpu:.0f} %" if each.memory else ""
 
 
 def say_step(each: RankSnapshot) -> str:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from nbddp.topology import Topology
+from nbddp.train import place
 
 FORM_TIMEOUT = timedelta(seconds=60)
 
@@ -44,7 +45,7 @@ class ProcessGroup:
         self._cell_prefix = "start"
         self._cell_inits = 0
         self.backend = choose_backend(backend, topology.local_world_size)
-        self.device = choose_device(topology.local_rank)
+        self.device = place.device()
         self.is_broken = False
         self.stuck_in: Collective | None = None
         self._serve_env_rendezvous()
@@ -130,12 +131,6 @@ def choose_backend(asked: str, local_world_size: int) -> str:
     if asked != "auto":
         return asked
     return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
-
-
-def choose_device(local_rank: int) -> torch.device:
-    """The GPU of this rank, shared when there are fewer than ranks, or the CPU."""
-    gpus = torch.cuda.device_count()
-    return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
