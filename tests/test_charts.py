@@ -258,3 +258,21 @@ def test_pictures_are_shown_where_the_charts_were_made(make: Make, metrics: Metr
     log(metrics, 0, loss=0.5)
     charts.start()
     assert wait_until(lambda: places == ["under this cell"])
+
+
+def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_come(
+    make: Make, metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def draw(name: str, _curves: Mapping[int, Curve]) -> bytes:
+        if name == "bad":
+            raise OverflowError("too large")
+        return name.encode()
+
+    monkeypatch.setitem(sys.modules, "nbddp.ui.chart", SimpleNamespace(draw=draw))
+    log(metrics, 0, bad=1.0, good=2.0)
+    charts = make()
+    assert charts.finish() == [("good", b"good")]
+    assert charts.note() == "bad could not be drawn: OverflowError: too large"
+    assert "the chart of 'bad' could not be drawn" in caplog.text
+    assert charts.finish() == [("good", b"good")]
+    assert caplog.text.count("could not be drawn") == 1, "it is tried once"

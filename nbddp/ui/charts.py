@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from importlib import import_module
 
 from nbddp.controller.metrics import Metrics
 from nbddp.ui.record import Chart
+
+logger = logging.getLogger(__name__)
 
 MAX_CHARTS = 12
 LOOK_PERIOD = 0.5  # seconds between two looks for news
@@ -24,6 +27,7 @@ class Charts:
         self._metrics = metrics
         self._show = show
         self._drawn: dict[str, tuple[int, bytes]] = {}
+        self._failed: dict[str, str] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._run,), name="nbddp-charts", daemon=True
@@ -49,7 +53,10 @@ class Charts:
     def note(self) -> str:
         """A word on metrics that have no chart; empty if all have."""
         left_out = len(self._metrics.names()) - MAX_CHARTS + self._metrics.dropped_names
-        return f"{left_out} more metrics are in metrics.jsonl" if left_out > 0 else ""
+        said = [f"{name} could not be drawn: {why}" for name, why in self._failed.items()]
+        if left_out > 0:
+            said.append(f"{left_out} more metrics are in metrics.jsonl")
+        return "; ".join(said)
 
     def _run(self) -> None:
         pause = 0.0
@@ -68,8 +75,18 @@ class Charts:
             if self._over.is_set() and not is_last:
                 return
             version = self._metrics.version_of(name)
-            if version != self._drawn.get(name, (0, b""))[0]:
-                from nbddp.ui.chart import draw  # loads matplotlib: not before there is a metric
+            if name not in self._failed and version != self._drawn.get(name, (0, b""))[0]:
+                self._draw(name, version)
 
-                self._drawn[name] = version, draw(name, self._metrics.curves(name))
-                self._show(name, self._drawn[name][1])
+    def _draw(self, name: str, version: int) -> None:
+        """Draw one metric; where that fails, the others and the record still come."""
+        from nbddp.ui.chart import draw  # loads matplotlib: not before there is a metric
+
+        try:
+            png = draw(name, self._metrics.curves(name))
+        except Exception as error:
+            logger.exception("the chart of %r could not be drawn", name)
+            self._failed[name] = f"{type(error).__name__}: {error}"
+            return
+        self._drawn[name] = version, png
+        self._show(name, png)

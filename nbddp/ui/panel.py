@@ -196,6 +196,7 @@ class PanelView:
         self, handle: CellHandle, result: CellResult, values: Sequence[Line]
     ) -> str:
         merged = self.tails.merged()
+        charts = self._charts.finish()
         notes = [self._charts.note(), self._missed()]
         record = Record(
             snapshot=self._session.snapshot(handle),
@@ -203,7 +204,7 @@ class PanelView:
             lines=[*merged[-SHOWN:], *values],
             earlier=self._earlier(merged, SHOWN),
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
-            charts=self._charts.finish(),
+            charts=charts,
             notes=[each for each in notes if each],
         )
         html = record_html(record)
