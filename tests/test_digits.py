@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,35 @@ def test_without_files_scikit_learns_are_brought_to_28_pixels_and_it_is_said(
     )
     again = digits(tmp_path)
     assert torch.equal(found.test.tensors[1], again.test.tensors[1])  # the same on every rank
+
+
+def test_scikit_learns_digits_are_all_there_and_each_once(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    whole = load_digits()
+    small = torch.tensor(whole.images, dtype=torch.float32)[:, None] / 16
+    images = torch.nn.functional.interpolate(small, size=(28, 28), mode="bilinear")
+    is_test = torch.arange(1797) % 5 == 0
+    found = digits(tmp_path)
+    for part, chosen in ((found.test, is_test), (found.train, ~is_test)):
+        assert torch.equal(part.tensors[0], images[chosen])
+        assert torch.equal(part.tensors[1], torch.tensor(whole.target)[chosen])
+
+
+def test_scikit_learn_itself_is_not_loaded(tmp_path: Path) -> None:
+    code = "import sys, nbddp; nbddp.digits(); print('sklearn' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout == "False\n"
+
+
+def test_without_scikit_learn_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(ModuleNotFoundError, match="not installed: pip install scikit-learn, or"):
+        digits(tmp_path)
 
 
 def test_offline_it_says_what_to_do_and_leaves_nothing(

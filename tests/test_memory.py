@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from nbddp.controller.memory import COUNTERS, MemoryWatch
+from nbddp.controller.memory import COUNTERS, MemoryWatch, memory_limit
 
 GIB = 2**30
 WAY_OUT = "a smaller batch, fewer ranks or fewer DataLoader workers need less"
@@ -65,3 +66,12 @@ def test_a_counter_that_appears_later_counts_from_nothing(tmp_path: Path, limit:
 
 def test_the_first_place_to_look_is_the_machines_own_count() -> None:
     assert Path("/proc/vmstat") == COUNTERS[0]
+
+
+@pytest.mark.parametrize(("allotted", "known"), [("2147483648", 2 * GIB), ("", 10 * GIB)])
+def test_the_memory_there_is_is_the_least_of_what_is_said(
+    limit: Path, monkeypatch: pytest.MonkeyPatch, allotted: str, known: int
+) -> None:
+    monkeypatch.setenv("MEM_LIMIT", allotted)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=99 * GIB))
+    assert memory_limit([limit]) == known

@@ -41,6 +41,7 @@ class Forkserver:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._growing = threading.Lock()
         self._server = _Server()
         self._has_grown = False
         self._folder = ""
@@ -58,19 +59,20 @@ class Forkserver:
 
     def grow(self) -> None:
         """Have the helper import what DDP needs, and wait; ranks can be started in between."""
-        server = self._server
-        for _ in range(0 if self._has_grown else PARTS):
-            with self._lock:
-                if self._server is not server:
-                    return  # closed meanwhile
-                try:
-                    self._ensure_running()
-                    self._import_next_part()
-                except (EOFError, OSError):
-                    if server.is_closing:
-                        return
-                    raise
-        self._has_grown = True
+        with self._growing:
+            server = self._server
+            for _ in range(0 if self._has_grown else PARTS):
+                with self._lock:
+                    if self._server is not server:
+                        return  # closed meanwhile
+                    try:
+                        self._ensure_running()
+                        self._import_next_part()
+                    except (EOFError, OSError):
+                        if server.is_closing:
+                            return
+                        raise
+            self._has_grown = True
 
     def start(self, target: Callable[[Any], None], argument: Any, name: str) -> RankProcess:
         """Fork a process from the helper that runs ``target(argument)``."""

@@ -11,7 +11,10 @@ from typing import Protocol
 import psutil
 
 from nbddp.controller.forkserver import Forkserver
+from nbddp.controller.memory import memory_limit
 from nbddp.worker.start import RankStart, rank_main
+
+SHORT = 4 << 30  # bytes: a machine or a container with less, such as a Binder, is short of memory
 
 
 class RankHandle(Protocol):
@@ -62,7 +65,8 @@ class LocalLauncher:
     """Ranks on this machine, through torch.multiprocessing.
 
     ``forkserver`` forks them from a warm helper in milliseconds; ``spawn``, where forking is not
-    safe (macOS), imports torch in every rank.
+    safe (macOS), imports torch in every rank. Where memory is short no rank is forked before the
+    helper has all that DDP needs: the first start takes 1.3 s longer, a rank takes 80 MB less.
     """
 
     def __init__(self, method: str = "") -> None:
@@ -83,6 +87,8 @@ class LocalLauncher:
         """Start one rank on this machine."""
         name = f"nbddp-rank{start.topology.rank}"
         if self.forkserver is not None:
+            if memory_limit() < SHORT:
+                self.forkserver.grow()
             return self.forkserver.start(rank_main, start, name)
         return _spawn(start, name)
 

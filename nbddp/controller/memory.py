@@ -1,7 +1,8 @@
-"""Whether a rank that was killed was killed for want of memory, as far as that can be known."""
+"""How much memory there is, and whether a rank was killed for want of it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+ALLOTTED = "MEM_LIMIT"  # JupyterHub's environment variable, so Binder's: bytes
 MUCH = 0.6  # of the memory there is
 _WAY_OUT = "a smaller batch, fewer ranks or fewer DataLoader workers need less"
 
@@ -41,7 +43,7 @@ class MemoryWatch:
         self._before = now
         if has_killed:
             return f"the system ran out of memory and killed it; {_WAY_OUT}"
-        limit = self._limit()
+        limit = memory_limit(self._limits)
         if used < MUCH * limit:
             return ""
         share = f"{used / 2**30:.1f} of {limit / 2**30:.1f} GiB"
@@ -50,10 +52,11 @@ class MemoryWatch:
     def _count(self) -> Mapping[Path, int]:
         return {path: count for path in self._counters if (count := _read_count(path)) is not None}
 
-    def _limit(self) -> int:
-        """The memory there is: the container's share, or the machine's."""
-        limits = [int(text) for path in self._limits if (text := _read(path).strip()).isdecimal()]
-        return min([*limits, int(psutil.virtual_memory().total)])
+
+def memory_limit(limits: Sequence[Path] = LIMITS) -> int:
+    """The memory there is, in bytes: what JupyterHub allots, the container's share, or all."""
+    said = [os.environ.get(ALLOTTED, ""), *(_read(path).strip() for path in limits)]
+    return min([*map(int, filter(str.isdecimal, said)), int(psutil.virtual_memory().total)])
 
 
 def _read_count(path: Path) -> int | None:
