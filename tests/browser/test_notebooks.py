@@ -26,6 +26,7 @@ pytestmark = [
 def test_run_all_shows_no_error_and_nothing_on_the_console(
     lab: Lab, path: Path, picture: Callable[[LabNotebook, str], None]
 ) -> None:
+    shutil.copytree(NOTEBOOKS / "pictures", lab.notebooks / "pictures", dirs_exist_ok=True)
     shutil.copy(path, lab.notebooks)
     with lab.open(path.name) as notebook:
         notebook.run_all(timeout=200)

@@ -62,15 +62,6 @@ def test_a_notebook_runs_from_start_to_end(path: Path, folder: Path) -> None:
     assert failed == meant
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_without_outputs_and_asserts_something(path: Path) -> None:
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
-    assert any("assert " in cell.source for cell in code)
-
-
 def test_the_quickstart_names_the_rank_that_was_lost(folder: Path) -> None:
     notebook = execute(nbformat.read(NOTEBOOKS[0], as_version=4), folder)
     errors = [
