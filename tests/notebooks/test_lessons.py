@@ -79,7 +79,7 @@ def test_it_says_first_what_one_will_learn_and_needs(lesson: NotebookNode, path:
     assert re.match(r"# \S.*\n\n\*\*You will\*\* ", opening)
     assert "\n\n**You need** " in opening
     before = NOTEBOOKS[NOTEBOOKS.index(path) - 1].name
-    assert path is NOTEBOOKS[0] or f"]({before})" in opening
+    assert path == NOTEBOOKS[0] or f"]({before})" in opening
     assert code_of(lesson)[0] == "%load_ext nbddp"
 
 
