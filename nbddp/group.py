@@ -194,7 +194,12 @@ class WorkerGroup:
         return result
 
     def recoverer(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recoverer:
-        """What runs a cell again after a failure, each time in a view of its own."""
+        """What runs a cell again after a failure, each time in a view of its own.
+
+        Args:
+            make_view: makes the view of one attempt.
+            say: tells the user what happens between two attempts.
+        """
         return Recoverer(
             self.session,
             show=lambda handle: self.show(handle, make_view()),
@@ -205,6 +210,10 @@ class WorkerGroup:
     def replay(self, deeds: Sequence[Deed], *, say: Callable[[str], None]) -> None:
         """Do again what was done on an earlier attempt.
 
+        Args:
+            deeds: cells that had gone well and values that were pushed, in their order.
+            say: tells the user how far it got.
+
         Raises:
             CellFailedError: a cell failed this time.
         """
@@ -214,11 +223,23 @@ class WorkerGroup:
             failed.raise_for_failure()
 
     def submit(self, request: CellRequest) -> CellHandle:
-        """Hand a cell to the ranks; somebody must read what the handle says."""
+        """Hand a cell to the ranks and return at once; somebody must read what the handle says.
+
+        Args:
+            request: the source, the ranks, and what is wanted of it.
+
+        Raises:
+            RequestError: it cannot run now; nothing was started, nothing lost.
+        """
         return self.session.run(request)
 
     def show(self, handle: CellHandle, view: View) -> CellResult:
-        """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
+        """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks.
+
+        Args:
+            handle: the cell, as :meth:`submit` returned it.
+            view: where it is shown.
+        """
         try:
             with self.taking_interrupts():
                 return view.show(handle)
@@ -278,7 +299,17 @@ class WorkerGroup:
         return values if rank is None else values[0]
 
     def complete(self, code: str, cursor: int, *, timeout: float) -> tuple[str, list[str]]:
-        """What fits at a place of some code, asked of the lowest rank; nothing if it is busy."""
+        """What fits at a place of some code, asked of the lowest rank.
+
+        Args:
+            code: Python, or whatever IPython takes.
+            cursor: the place, in characters from the beginning.
+            timeout: seconds to wait for the answer.
+
+        Returns:
+            The text before the cursor that is completed, and what fits there; nothing while the
+            rank is busy or does not answer in time.
+        """
         if self.life.state is not GroupState.IDLE:
             return "", []
         answer = self.session.send(

@@ -66,7 +66,15 @@ class Topology:
 
     @classmethod
     def local(cls, nproc: int, *, master_port: int = 0) -> list[Topology]:
-        """Places for ``nproc`` ranks that all live on this machine, in order of rank."""
+        """Places for ``nproc`` ranks that all live on this machine, in order of rank.
+
+        Args:
+            nproc: how many.
+            master_port: where they will meet; 0 while that is not known.
+
+        >>> [place.rank for place in Topology.local(2)]
+        [0, 1]
+        """
         return [
             cls(
                 rank=rank,
@@ -80,7 +88,11 @@ class Topology:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Topology:
-        """Read the place that torchrun, or :meth:`to_env`, wrote into ``env``."""
+        """Read the place that torchrun, or :meth:`to_env`, wrote into ``env``.
+
+        Raises:
+            ValueError: a variable is missing, or the numbers do not fit together.
+        """
         try:
             numbers = {field: int(env[name]) for field, name in _NUMBERS.items()}
             master_addr = env["MASTER_ADDR"]
@@ -91,7 +103,19 @@ class Topology:
         return cls(**numbers, master_addr=master_addr)
 
     def to_env(self, *, attempt: int = 1, run_id: str = "nbddp") -> dict[str, str]:
-        """The variables torchrun would set for this rank, so that pasted code finds them."""
+        """The variables torchrun would set for this rank, so that pasted code finds them.
+
+        Args:
+            attempt: 1 for the first start, 2 for the first restart, as in
+                ``TORCHELASTIC_RESTART_COUNT`` + 1.
+            run_id: ``TORCHELASTIC_RUN_ID``.
+
+        >>> place = Topology.from_env({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2",
+        ...     "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+        ...     "MASTER_PORT": "29500"})
+        >>> place.to_env(attempt=2)["TORCHELASTIC_RESTART_COUNT"]
+        '1'
+        """
         env = {name: str(getattr(self, field)) for field, name in _NUMBERS.items()}
         env |= {
             "MASTER_ADDR": self.master_addr,

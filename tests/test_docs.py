@@ -1,0 +1,146 @@
+"""What is written about the package is true of it: README, CONTRIBUTING, docstrings, links."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from IPython.core.inputtransformer2 import TransformerManager
+
+import nbddp
+from nbddp.magics.cell import CellMagics
+from nbddp.magics.line import LineMagics
+from nbddp.train.faults import KINDS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def parsers() -> dict[str, ArgumentParser]:
+    """Every magic's parser, by what one types."""
+    line = LineMagics(Mock(shell=None))
+    found = {f"%ddp {name}": parser for name, parser in line.parsers().items()}
+    cell: Any = CellMagics.ddp
+    return found | {"%%ddp": cell.parser}
+
+
+def options(parser: ArgumentParser) -> set[str]:
+    return {
+        option
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+
+
+def public_functions() -> list[Any]:
+    """The public names that one calls, methods of public classes among them."""
+    found: list[Any] = []
+    for name in nbddp.__all__:
+        thing = getattr(nbddp, name)
+        if inspect.isfunction(thing) and "ipython" not in name:
+            found.append(thing)
+        elif inspect.isclass(thing) and not issubclass(thing, Exception):
+            members = {key: getattr(each, "__func__", each) for key, each in vars(thing).items()}
+            found += [
+                each for key, each in members.items() if inspect.isfunction(each) and key[0] != "_"
+            ]
+        elif inspect.ismodule(thing):
+            found += [getattr(thing, each) for each in ("at", "armed", "clear")]
+    return found
+
+
+def test_the_readme_names_every_command_and_every_option_of_a_cell() -> None:
+    everything = parsers()
+    commands = {name.removeprefix("%ddp ") for name in everything} - {"%%ddp", "help"}
+    table = README[README.index("| on a line |") : README.index("### The panel")]
+    shown = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", table))))
+    assert commands <= shown
+    flags = options(everything["%%ddp"]) - {"--help", "--auto"}  # the auto mode's own
+    assert flags <= set(re.findall(r"--[a-z-]+", README))
+
+
+def test_the_readme_uses_only_options_that_there_are() -> None:
+    ours = set().union(*map(options, parsers().values()))
+    others = {  # of pip, torchrun, Jupyter and our installer
+        *("--test", "--execute", "--to", "--no-input", "--stdout"),
+        *("--standalone", "--nproc-per-node", "--max-restarts"),
+    }
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= ours | others
+
+
+def test_every_kind_of_fault_is_written_about() -> None:
+    [line] = [each for each in README.splitlines() if each.startswith("| `%ddp fault")]
+    docstring, help_text = nbddp.faults.at.__doc__ or "", parsers()["%ddp fault"].format_help()
+    for kind in KINDS:
+        assert f"`{kind}`" in line
+        assert f"``{kind}``" in docstring
+        assert kind in help_text
+
+
+def test_the_readme_uses_only_names_that_there_are() -> None:
+    names = set(re.findall(r"\bnbddp\.([A-Za-z_]+)", README))
+    assert names - {"nbddp"} <= set(nbddp.__all__)
+    public = {name for name in nbddp.__all__ if not name[0].isupper() or name == "Checkpoint"}
+    assert public - {"load_ipython_extension", "unload_ipython_extension"} <= set(
+        re.findall(r"\w+", README)
+    )
+
+
+@pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
+def test_links_and_pictures_lead_somewhere_and_code_can_be_read(text: str) -> None:
+    targets = re.findall(r'\]\(([^)#:]+)\)|(?:src|srcset)="([^":]+)"', text)
+    assert [a or b for a, b in targets if not (ROOT / (a or b)).exists()] == []
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        body = block.split("\n", 1)[1] if block.startswith("%%") else block
+        ast.parse(TransformerManager().transform_cell(body))
+
+
+def test_contributing_names_every_room_and_only_files_that_there_are() -> None:
+    package = ROOT / "nbddp"
+    rooms = {
+        path.stem
+        for path in package.iterdir()
+        if (path.is_dir() or path.suffix == ".py") and not path.name.startswith("__")
+    }
+    assert rooms <= set(re.findall(r"\w+", CONTRIBUTING))
+    for name in re.findall(r"`((?:nbddp|tests)/[\w/]+(?:\.py)?)`", CONTRIBUTING):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("function", public_functions(), ids=lambda each: each.__qualname__)
+def test_a_public_function_says_what_goes_in_and_what_comes_out(function: Any) -> None:
+    doc = inspect.getdoc(function) or ""
+    assert doc
+    signature = inspect.signature(function)
+    for name, each in signature.parameters.items():
+        if name != "self" and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+            assert re.search(rf"\b{name}\b", doc), f"{name} is not explained"
+    raised = _raised_in(function)
+    assert raised <= set(re.findall(r"\w+Error", doc)), "an error is not named"
+
+
+def _raised_in(function: Any) -> set[str]:
+    source = inspect.getsource(inspect.unwrap(function))
+    return set(re.findall(r"^\s+raise (\w+Error)\(", source, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["prepare", "reduce", "gather", "on_main", "track", "precision"])
+def test_the_kit_shows_examples_that_run_as_doctests(name: str) -> None:
+    assert ">>> " in (inspect.getdoc(getattr(nbddp, name)) or "")
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    for path in (ROOT / "nbddp").rglob("*.py"):
+        if path.stem in ("preload", "strikes"):
+            continue  # one makes a session of its own, both are read as text elsewhere
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        assert (importlib.import_module(name).__doc__ or "").strip(), name
