@@ -172,6 +172,14 @@ def test_nobody_draws_before_it_is_asked_for(
     assert pencil.drawn == []
 
 
+def test_what_is_drawn_at_the_end_is_not_shown_in_what_is_about_to_go(
+    charts: Charts, metrics: Metrics, shown: list[tuple[str, bytes]]
+) -> None:
+    log(metrics, 0, loss=0.5)
+    assert charts.finish() == [("loss", b"loss [0.5]")]
+    assert shown == []
+
+
 def test_numbers_that_come_while_one_draws_are_drawn_at_the_end(
     charts: Charts, metrics: Metrics, pencil: FakePencil
 ) -> None:

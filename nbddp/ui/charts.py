@@ -38,7 +38,10 @@ class Charts:
         self._thread.start()
 
     def finish(self) -> list[Chart]:
-        """Draw what is not drawn yet, for the last time: the charts, in the order of the names."""
+        """Draw what is not drawn yet, for the last time: the charts, in the order of the names.
+
+        These are not shown any more: what showed them is about to be replaced.
+        """
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -77,6 +80,8 @@ class Charts:
             version = self._metrics.version_of(name)
             if name not in self._failed and version != self._drawn.get(name, (0, b""))[0]:
                 self._draw(name, version)
+                if not is_last and name in self._drawn:
+                    self._show(name, self._drawn[name][1])
 
     def _draw(self, name: str, version: int) -> None:
         """Draw one metric; where that fails, the others and the record still come."""
@@ -89,4 +94,3 @@ class Charts:
             self._failed[name] = f"{type(error).__name__}: {error}"
             return
         self._drawn[name] = version, png
-        self._show(name, png)

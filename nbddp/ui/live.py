@@ -85,9 +85,14 @@ class Serving:
 
 
 class LiveComms:
-    """One per kernel: answers the messages of the widgets that are served, on its own thread."""
+    """One per kernel: answers the messages of the widgets that are served, on its own thread.
+
+    Attributes:
+        page_draws: Whether the page has drawn the last widgets in time, as far as is known.
+    """
 
     def __init__(self, kernel: Any) -> None:
+        self.page_draws = True
         self._kernel = kernel
         self._way = way_to(kernel)
         self._has_failed = False

@@ -28,6 +28,7 @@ DELAY = 0.2  # seconds: a cell that is over by then gets its record at once, and
 DRAW_PERIOD = 0.1  # seconds between two redraws, whatever comes in
 LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
 TICK = 0.5  # seconds between two redraws when nothing comes in: times go on
+SETTLING = 1.0  # seconds that a page may take to draw a panel before the record replaces it
 PUMP_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
 SHOWN = 200  # lines of the log, live and in the record
 SHOWN_OF_RANK = 50  # and in the record, of a rank whose lines are not all among those
@@ -62,6 +63,7 @@ class PanelView:
         self._is_published = False
         self._seen: tuple[object, ...] = ()
         self._seen_log: tuple[object, ...] = ()
+        self._opened = 0.0
         self._next_draw = 0.0
         self._next_tick = 0.0
 
@@ -136,6 +138,7 @@ class PanelView:
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
         self._publish(widgets.root._repr_mimebundle_() | {"text/plain": NO_WIDGETS})
+        self._opened = time.monotonic()
         self._charts.start()
 
     def _note(self) -> str:
@@ -177,6 +180,8 @@ class PanelView:
     # ---- when it is over
 
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
+        if self._widgets is not None:
+            self._await_page(self._widgets)
         self.tails.flush()
         rich = []
         values: list[Line] = []
@@ -191,6 +196,18 @@ class PanelView:
         if self._widgets is not None and self._serving is not None and self._serving.reloads:
             self._widgets.become(html)  # a page that was loaded again is not told of the record
             self._widgets = None
+
+    def _await_page(self, widgets: PanelWidgets) -> None:
+        """Let the page draw the panel to the end: what is taken away half drawn is an error there.
+
+        A page that shows no widgets, or not this part of the notebook, is not waited for again.
+        """
+        if self._live.page_draws and self._live.how is not Way.NONE:
+            while not widgets.is_on_page.wait(PUMP_PERIOD):
+                self._live.pump()
+                if time.monotonic() > self._opened + SETTLING:
+                    break
+        self._live.page_draws = widgets.is_on_page.is_set()
 
     def _publish_record(
         self, handle: CellHandle, result: CellResult, values: Sequence[Line]

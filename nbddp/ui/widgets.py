@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from threading import Event
 
 import ipywidgets as widgets
 
@@ -69,6 +70,15 @@ class PanelWidgets:
         head = _box(widgets.HBox, [self._state, self._button_row()], "nbddp-head")
         parts = [head, self._note, self._table, self._shots, self._logs, self._line]
         self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
+        self.is_on_page = Event()  # the page has drawn all of it
+        self._deepest = [self._buttons[Press.KILL], self._pause, self._log, self._line]
+        for each in self._deepest:
+            each._view_count = 0  # from None: the page then counts how often it shows it
+            each.observe(self._note_shown, "_view_count")
+
+    def _note_shown(self, _change: object) -> None:
+        if all(each._view_count for each in self._deepest):
+            self.is_on_page.set()
 
     def _button(self, press: Press) -> widgets.Button:
         button = widgets.Button(

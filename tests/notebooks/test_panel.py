@@ -210,3 +210,13 @@ def test_redraws_come_ten_times_a_second_at_most(page: Page) -> None:
     seconds = time.monotonic() - began
     drawn = [text for text in reply.widget_texts if "nbddp-log" in text]
     assert 5 < len(drawn) <= 10 * seconds + 2
+
+
+def test_a_page_that_draws_no_widgets_is_waited_for_once(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    live = "from nbddp.ui.live import LiveComms; live = LiveComms.of(get_ipython())"
+    page.run(f"{live}; live.page_draws = True")  # as in a kernel that has shown nothing yet
+    for _ in range(2):
+        reply = page.run("%%ddp\nimport time; time.sleep(0.3)")
+        assert len(reply.updates) == 1, "the record takes the panel's place all the same"
+        assert page.run("live.page_draws").result == "False"

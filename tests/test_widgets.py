@@ -1,0 +1,31 @@
+"""The panel's widgets: when a page has drawn them."""
+
+from __future__ import annotations
+
+from nbddp.ui.widgets import PanelWidgets
+
+
+def test_a_panel_is_on_the_page_when_its_deepest_parts_are() -> None:
+    panel = PanelWidgets([0, 1], lambda _press, _rank: None)
+    *first, last = panel._deepest
+    for part in first:
+        assert part._view_count == 0, "the page is asked to count"
+        part._view_count = 1
+    assert not panel.is_on_page.is_set()
+    last._view_count = 1
+    assert panel.is_on_page.is_set()
+    panel.close()
+
+
+def test_every_part_of_a_panel_lies_no_deeper_than_one_that_is_counted() -> None:
+    panel = PanelWidgets([0, 1], lambda _press, _rank: None)
+
+    def depths(widget: object, depth: int = 0) -> dict[object, int]:
+        found = {widget: depth}
+        for child in getattr(widget, "children", ()):
+            found |= depths(child, depth + 1)
+        return found
+
+    known = depths(panel.root)
+    assert max(known[part] for part in panel._deepest) == max(known.values())
+    panel.close()
