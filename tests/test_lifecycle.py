@@ -588,7 +588,7 @@ def test_after_a_second_the_user_is_told_which_ranks_clean_up() -> None:
     _, actions = play(noticed(0), noticed(1), rang(Alarm.STUCK), life=INTERRUPTING)
     assert actions == [
         Remark(
-            text="ranks 0-1: the cell caught the interrupt and still runs; "
+            text="ranks 0-1: interrupted, and still busy (the cell may have caught it); "
             "interrupt again to kill at once"
         )
     ]

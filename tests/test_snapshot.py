@@ -37,6 +37,7 @@ PULSE = Pulse(
     code="loss.backward()",
     function="backward",
     last="all_reduce #4 float [8]",
+    last_cell=7,
     cpu=97.5,
     memory=5 << 20,
     gpu=40.0,
@@ -123,6 +124,15 @@ def test_a_rank_that_waited_in_an_earlier_cell_is_not_waiting(
     lookout.note(1, replace(PULSE, cell=6, collective=PULSE.last), time.monotonic())
     each = rank_of(look(RUNNING, cell), 1)
     assert (each.state, each.line, each.code) == ("running", 0, "")
+
+
+def test_a_collective_of_an_earlier_cell_is_not_shown_and_one_of_this_cell_stays(
+    look: Look, cell: CellHandle, lookout: Lookout
+) -> None:
+    lookout.note(1, replace(PULSE, cell=0, last_cell=6), time.monotonic())
+    assert rank_of(look(RUNNING, cell), 1).collective == ""
+    lookout.note(1, replace(PULSE, cell=0, last_cell=7), time.monotonic())
+    assert rank_of(look(RUNNING, cell), 1).collective == PULSE.last
 
 
 def test_a_rank_that_is_through_is_done_while_others_run(look: Look, cell: CellHandle) -> None:

@@ -346,8 +346,8 @@ def test_on_another_number_of_ranks_the_rest_of_the_epoch_is_divided_anew_and_it
             words = (
                 "the loader goes on at sample 24 of epoch 0, saved on world size 2 with batches of "
                 f"4, resumed on world size {world_size} with batches of 4: what is left of the "
-                "epoch is seen once, but batches and augmentations are not those of a run that "
-                "was never stopped"
+                "epoch is seen once, but augmentations, and batches of another total size, are not "
+                "those of a run that was never stopped"
             )
             with pytest.warns(UserWarning, match=f"^{words}$"):
                 resumed.load_state_dict(states[2])

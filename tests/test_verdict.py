@@ -417,3 +417,46 @@ def test_an_interrupt_becomes_an_error_of_its_own() -> None:
 
 def test_an_interrupt_that_killed_a_rank_is_a_failure() -> None:
     assert type(verdict_on({0: interrupted()}, {1: (-9, 15.0)}).error()) is CellFailedError
+
+
+# ---- timeouts
+
+TIMED_OUT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation"
+
+
+def timed_out(*, at: float = 10.0, collective: str = "all_reduce #7") -> CellEnded:
+    return report("RuntimeError", TIMED_OUT, at=at, collective=collective)
+
+
+def test_who_was_elsewhere_is_the_cause_of_a_timeout_and_who_waited_is_not() -> None:
+    elsewhere = interrupted("", at=13.0, line=4)
+    verdict = verdict_on({0: timed_out(), 1: elsewhere, 2: timed_out(at=10.1)})
+    assert verdict.summary() == "rank 1 did not come to all_reduce #7: it was in line 4"
+    assert not verdict.is_interrupt
+    assert verdict.report() == (
+        "first cause: rank 1 did not come to all_reduce #7: it was in line 4\n"
+        f"\n{TRACEBACK}\n\n"
+        f"  ranks 0,2: RuntimeError: {TIMED_OUT} in all_reduce #7, line 9 (a consequence)\n"
+        "Every rank keeps its names; the next cell works."
+    )
+
+
+def test_a_timeout_in_a_collective_without_a_name_has_its_cause_too() -> None:
+    verdict = verdict_on({0: timed_out(collective=""), 1: interrupted("", line=0)})
+    assert verdict.summary() == "rank 1 did not come to the collective that the others waited in"
+
+
+def test_where_all_waited_the_first_timeout_is_the_cause() -> None:
+    verdict = verdict_on({0: timed_out(at=11.0), 1: interrupted("broadcast #7", at=13.0)})
+    assert verdict.summary() == f"rank 0: RuntimeError: {TIMED_OUT} in all_reduce #7, line 9"
+
+
+def test_who_died_is_the_cause_of_a_timeout_whoever_was_elsewhere() -> None:
+    verdict = verdict_on({0: timed_out(), 1: interrupted("", at=13.0)}, {2: (-9, 9.0)})
+    assert verdict.summary() == "rank 2 was killed by SIGKILL"
+
+
+def test_a_long_error_is_cut_in_its_headline_and_whole_in_its_traceback() -> None:
+    verdict = verdict_on({0: report("RuntimeError", "x" * 1000, traceback="x" * 1000)})
+    assert verdict.summary() == f"rank 0: RuntimeError: {'x' * 236} ..., line 9"
+    assert "x" * 1000 in verdict.report()

@@ -346,7 +346,7 @@ def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm) -> Step:
 def _say_stuck(life: Life, waiting: tuple[int, ...], deaf: tuple[int, ...]) -> str:
     if not deaf:
         return (
-            f"{say_ranks(waiting)}: the cell caught the interrupt and still runs; "
+            f"{say_ranks(waiting)}: interrupted, and still busy (the cell may have caught it); "
             "interrupt again to kill at once"
         )
     return (

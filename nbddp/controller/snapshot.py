@@ -172,7 +172,7 @@ def _rank(
         line=pulse.line if is_inside else 0,
         code=pulse.code if is_inside else "",
         seconds=pulse.seconds + age if is_inside and pulse.seconds else 0.0,
-        collective=pulse.last,
+        collective=pulse.last if cell is not None and pulse.last_cell == cell.number else "",
         step=pace.step if pace else None,
         steps_per_second=pace.per_second if pace else 0.0,
         cpu=pulse.cpu,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nbddp.errors import (
@@ -15,11 +15,13 @@ from nbddp.errors import (
 )
 from nbddp.wire.messages import CellEnded, Failure
 
+MAX_HEADLINE = 240  # characters of an error's text; its traceback has all of it
 _PEER_LOST = re.compile(
     r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
     r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
     re.IGNORECASE,
 )
+_TIMED_OUT = re.compile(r"timed out waiting|timeout", re.IGNORECASE)
 # what the kit raises on the ranks that were told of another's failure
 _TOLD = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
 _TELLERS = ("RuntimeError", "CheckpointError")
@@ -40,25 +42,44 @@ class Ending(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """How a cell ended on one rank, when it did not end well."""
+    """How a cell ended on one rank, when it did not end well.
+
+    ``missed`` is the collective in which others waited for this rank until their timeout, and
+    ``has_waited`` says that of them.
+    """
 
     rank: int
     at: float
     failure: Failure | None = None
     ending: Ending | None = None
     is_interrupted: bool = False
+    missed: str = ""
+    has_waited: bool = False
 
     @property
     def is_consequence(self) -> bool:
         """Whether it can only have come from somewhere else."""
-        if self.failure is None:
+        if self.failure is None or self.missed:
             return False
-        return self.is_interrupted or self._has_lost_peer or self._was_told
+        return self.is_interrupted or self.has_waited or self._has_lost_peer or self._was_told
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether it waited for others, and gave up."""
+        return self._is_torchs(_TIMED_OUT)
+
+    @property
+    def was_elsewhere(self) -> bool:
+        """Whether it was interrupted where it waited for nobody."""
+        return self.is_interrupted and self.failure is not None and not self.failure.collective
 
     @property
     def _has_lost_peer(self) -> bool:
-        is_torchs = self.failure is not None and self.failure.name in _TORCHS
-        return is_torchs and bool(_PEER_LOST.search(self.failure.text if self.failure else ""))
+        return self._is_torchs(_PEER_LOST)
+
+    def _is_torchs(self, words: re.Pattern[str]) -> bool:
+        failure = self.failure
+        return failure is not None and failure.name in _TORCHS and bool(words.search(failure.text))
 
     @property
     def _was_told(self) -> bool:
@@ -79,13 +100,15 @@ class Trouble:
         if self.failure is None:
             return describe_exit(self.exitcode)
         where = f", line {self.failure.line}" if self.failure.line else ""
+        if self.missed:
+            return f"did not come to {self.missed}{where.replace(',', ': it was in', 1)}"
         if self.is_interrupted:
             what = f" in {self.failure.collective}" if self.failure.collective else ""
             return f"interrupted{what}{where}"
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
         if self._has_lost_peer:
             return f"connection to a peer lost{inside}{where}"
-        text = self.failure.text.strip().partition("\n")[0]
+        text = _shortened(self.failure.text.strip().partition("\n")[0])
         return f"{self.failure.name}{': ' if text else ''}{text}{inside}{where}"
 
     def same_as(self, other: Trouble) -> bool:
@@ -114,7 +137,8 @@ class Verdict:
         """The first cause in one line."""
         if self.ended_by:
             return f"the cell was ended by a {self.ended_by}"
-        joint = " " if self.first.failure is None or self.is_interrupt else ": "
+        is_deed = self.first.failure is None or self.is_interrupt or bool(self.first.missed)
+        joint = " " if is_deed else ": "
         what = self.first.headline()
         if len(self.causes) > 1 and what.startswith("was "):
             what = "were " + what.removeprefix("was ")
@@ -168,6 +192,7 @@ def judge(
     troubles = [each for each in found if each is not None]
     if not troubles:
         return None
+    troubles = _with_absent(troubles)
     troubles.sort(key=lambda each: (each.is_consequence, each.at, each.rank))
     first = troubles[0]
     groups = _grouped(troubles)
@@ -184,6 +209,22 @@ def judge(
     )
 
 
+def _with_absent(troubles: list[Trouble]) -> list[Trouble]:
+    """Where some waited until their timeout, those who were elsewhere meanwhile are the cause."""
+    waited = [each for each in troubles if each.has_timed_out and not each.is_interrupted]
+    absent = [each for each in troubles if each.was_elsewhere]
+    if not waited or not absent or any(each.ending for each in troubles):
+        return troubles
+    missed = next((each.failure.collective for each in waited if each.failure), "")
+    missed = missed or "the collective that the others waited in"
+    return [
+        replace(each, missed=missed, is_interrupted=False)
+        if each in absent
+        else replace(each, has_waited=each in waited)
+        for each in troubles
+    ]
+
+
 def _of_ending(ending: Ending) -> list[str]:
     """Why a process may have ended, and what it wrote last."""
     lines = [f"  {ending.hint}"] if ending.hint else []
@@ -191,6 +232,10 @@ def _of_ending(ending: Ending) -> list[str]:
         lines += ["  the last that it wrote:"]
         lines += [f"  | {line}" for line in ending.last_words.splitlines()]
     return lines
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_HEADLINE else text[: MAX_HEADLINE - 4] + " ..."
 
 
 def _in_passing(trouble: Trouble) -> str:

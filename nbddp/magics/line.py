@@ -161,7 +161,7 @@ class LineMagics(Magics):
         value = self._desk.group.pull(expression, rank=args.rank)
         if expression.isidentifier():
             self._desk.shell.user_ns[expression] = value
-        return value
+        return None if line.rstrip().endswith(";") else value  # as IPython does for a statement
 
     @magic_arguments("ddp wait")
     def wait(self, line: str) -> None:
@@ -201,12 +201,12 @@ class LineMagics(Magics):
 
 
 def unquoted(expression: str) -> str:
-    """An expression without the quotes that a shell would have taken off.
+    """An expression without the quotes that a shell would have taken off, and IPython's semicolon.
 
-    >>> unquoted(" 'rank + 1' "), unquoted("d['a']")
+    >>> unquoted(" 'rank + 1' "), unquoted("d['a'];")
     ('rank + 1', "d['a']")
     """
-    text = expression.strip()
+    text = expression.strip().removesuffix(";").rstrip()
     is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
     return text[1:-1] if is_quoted and text[0] not in text[1:-1] else text
 

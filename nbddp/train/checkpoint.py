@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -22,6 +21,7 @@ from nbddp.errors import CheckpointError
 from nbddp.train import files, place, report, sharded, state
 from nbddp.train.parts import checked_step, given_parts, load, of_rank, split_off_spread, taken
 from nbddp.train.together import together
+from nbddp.train.warn import warn
 
 logger = logging.getLogger("nbddp")
 
@@ -59,6 +59,11 @@ class Checkpoint:
         for step in range(resumed.step + 1 if resumed else 0, 1000):
             ...
             checkpoint.save(step, model=model, optimizer=optimizer, loader=loader)
+
+    A run that is resumed on as many ranks goes on bit for bit as if it had never ended, with one
+    exception: DDP arranges its buckets anew after the first backward, so that on more than two
+    ranks the first gradients after a resume may be added up in another order, and differ in their
+    last bits. One forward and backward before ``resume`` makes that equal, too.
 
     A killed writer leaves no half of a checkpoint, and damage is noticed by its checksum. Under
     several ranks rank 0 writes, and an error anywhere is raised on all of them.
@@ -336,12 +341,10 @@ def _logged(write: Callable[[], None]) -> None:
 def _warn(path: Path | None, damaged: dict[Path, str], n_ranks: int | None) -> None:
     instead = path.name if path else "no other"
     for each, fault in damaged.items():
-        warnings.warn(f"{each} is damaged: it {fault}; taking {instead} instead", stacklevel=3)
+        warn(f"{each} is damaged: it {fault}; taking {instead} instead")
     if n_ranks in (None, place.world_size()):
         return
-    warnings.warn(
+    warn(
         f"{path} was saved with world size {n_ranks} and this one is {place.world_size()}: random "
-        "numbers are not taken up and batches are others, so the run is not bit for bit what it "
-        "would have been",
-        stacklevel=3,
+        "numbers are not taken up, so the run is not bit for bit what it would have been"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from torch.utils.data import default_collate as torch_collate
 
 from nbddp.train import place, report
+from nbddp.train.warn import warn
 
 _OWN = ("sampler", "batch_sampler", "generator", "in_order")
 
@@ -290,11 +290,10 @@ class Loader(Iterable[Any]):
 
     def _warn(self, position: _Position, change: str) -> None:
         if place.rank() == 0:
-            warnings.warn(
+            warn(
                 f"the loader goes on at sample {position.start} of epoch {position.epoch}, {change}"
-                ": what is left of the epoch is seen once, but batches and augmentations are not "
-                "those of a run that was never stopped",
-                stacklevel=3,
+                ": what is left of the epoch is seen once, but augmentations, and batches of "
+                "another total size, are not those of a run that was never stopped"
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
@@ -17,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.train import place
+from nbddp.train.warn import warn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,10 +109,9 @@ def _sync_batch_norm(model: nn.Module, process_group: Any) -> nn.Module:
         convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(model, process_group)
     if place.rank() == 0:
-        warnings.warn(
+        warn(
             "SyncBatchNorm is left out: torch has it for GPUs only, and this model is on the CPU. "
-            "Each rank normalizes over its own batch. Say sync_batch_norm=False if that is meant.",
-            stacklevel=4,  # the line that says prepare()
+            "Each rank normalizes over its own batch. Say sync_batch_norm=False if that is meant."
         )
     return model
 

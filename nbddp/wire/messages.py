@@ -120,7 +120,8 @@ class Pulse:
 
     ``line`` is the innermost line in the cell (0: none runs), ``code`` what stands there and
     ``function`` what it is in there. ``collective`` is what it waits in, such as "all_reduce #7
-    float [4]", empty if it waits in none; ``last`` the newest collective, waited in or not.
+    float [4]", empty if it waits in none; ``last`` is the newest collective of ``last_cell``, which
+    is this cell or, between cells, the one before.
     ``seconds`` is how long it has been at this very place. ``cpu`` is in percent of one core,
     memory in bytes; ``gpu`` in percent, below 0 where there is none.
     """
@@ -131,6 +132,7 @@ class Pulse:
     code: str = ""
     collective: str = ""
     last: str = ""
+    last_cell: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
     memory: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,9 @@ from nbddp.topology import Topology
 from nbddp.train import place
 
 FORM_TIMEOUT = timedelta(seconds=60)
+_BACKENDS_ERROR = re.compile(
+    r"gloo|nccl|timed out waiting|pair closure|closed by peer", re.IGNORECASE
+)
 
 
 class ProcessGroup:
@@ -100,6 +104,13 @@ class ProcessGroup:
         for fd in _connections_to(peers):
             _shut_down(fd)
 
+    def note_failure(self, error: BaseException | None) -> None:
+        """After an error of the backend's own, such as a timeout, its connections are closed."""
+        while error is not None and not self.is_broken:
+            is_backends = isinstance(error, RuntimeError) and _BACKENDS_ERROR.search(str(error))
+            self.is_broken = isinstance(error, dist.DistBackendError) or bool(is_backends)
+            error = error.__cause__ or error.__context__
+
     def begin_cell(self, cell: int) -> None:
         """From here on ``init_process_group()`` of a cell meets under this cell's prefix."""
         self._cell_prefix = f"cell{cell}"
@@ -141,6 +152,7 @@ class Collective:
     number: int
     is_in_flight: bool
     shape: str = ""
+    began_at: float = 0.0  # in seconds, as time.time() has it
 
     def __str__(self) -> str:
         return " ".join(filter(None, (f"{self.name} #{self.number}", self.shape)))
@@ -158,6 +170,7 @@ def newest_collective() -> Collective | None:
         number=newest["collective_seq_id"],
         is_in_flight=not newest["retired"],
         shape=_shape(newest),
+        began_at=newest["time_created_ns"] / 1e9,
     )
 
 

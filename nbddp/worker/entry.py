@@ -64,6 +64,7 @@ def live(start: RankStart) -> None:
     with suppress(PermissionError):  # already the leader of a session of its own
         os.setsid()
     growth.stop_listening()
+    growth.let_go()
     watch_kernel(start.kernel_pid)
     _settle(start)
     log = RankLog(Path(start.log_path))
@@ -116,8 +117,9 @@ def _settle(start: RankStart) -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")
     if start.topology.master_addr == "127.0.0.1":
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, loopback)  # else both listen on every interface
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            os.environ.setdefault(name, loopback)  # else they listen on every interface
+    dist.set_debug_level_from_env()  # torch has read TORCH_DISTRIBUTED_DEBUG before we were forked
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
     torch.set_num_threads(start.threads)
@@ -270,6 +272,7 @@ class Rank:
         error = result.error_before_exec or result.error_in_exec
         if isinstance(error, SystemExit) and not error.code:
             error = None  # a script that says sys.exit() at its end has done its work
+        self._group.note_failure(error)
         failure = None if error is None else self._describe(error, at)
         value = result.result if command.wants_value and not failure else None
         self._end_cell(command, seconds=seconds, failure=failure, value=value)

@@ -1,7 +1,7 @@
-"""What the forkserver does when there is time: import what DDP's first model would in every rank.
+"""What the forkserver does besides forking: it grows when there is time, and leaves nothing behind.
 
-It serves between two parts, so that a start waits for one of them at most. None of it touches CUDA
-while it is imported.
+It imports what DDP's first model would in every rank, and serves between two parts, so that a start
+waits for one of them at most. None of it touches CUDA while it is imported.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import forkserver
+
+import psutil
 
 MODULES = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 PARTS = 1 + len(MODULES)
@@ -21,14 +25,33 @@ GROW_SIGNAL = signal.SIGUSR1
 
 
 def take_along(folder: str) -> None:
-    """Take this folder away when this process ends: the kernel may have been killed."""
+    """When this process ends, for the kernel is gone, end the ranks too, and take this folder away.
+
+    A rank watches the kernel itself, but one that was stopped (SIGSTOP) cannot.
+    """
     pid = os.getpid()
 
-    def remove() -> None:
-        if os.getpid() == pid:  # no rank that was forked from here
-            shutil.rmtree(folder, ignore_errors=True)
+    def clear() -> None:
+        if os.getpid() != pid:
+            return  # a rank that was forked from here
+        for rank in psutil.Process().children():
+            with suppress(ProcessLookupError, PermissionError):  # it has just ended by itself
+                os.killpg(rank.pid, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
 
-    atexit.register(remove)
+    atexit.register(clear)
+
+
+def let_go() -> None:
+    """In a rank: let go of the pipe that keeps the helper running, which is the kernel's alone.
+
+    multiprocessing hands it on, so that a rank could fork from the same helper.
+    """
+    server = forkserver._forkserver
+    held: int | None = server._forkserver_alive_fd  # type: ignore[attr-defined]
+    if held is not None:
+        os.close(held)
+        server._forkserver_alive_fd = None  # type: ignore[attr-defined]
 
 
 def listen(first: Callable[[], None]) -> None:

@@ -29,6 +29,9 @@ class PulseThread:
         self._is_cell_file = is_cell_file
         self._usage = usage
         self._cell = 0
+        self._began_at = 0.0
+        self._has_looked = False
+        self._last, self._last_cell = "", 0
         self._place: tuple[int, ...] = ()
         self._since = time.monotonic()
         self._begun = threading.Event()
@@ -39,11 +42,15 @@ class PulseThread:
 
     def begin_cell(self, cell: int) -> None:
         """A cell begins."""
+        self._began_at = time.time()
+        self._has_looked = False
         self._cell = cell
         self._begun.set()
 
     def end_cell(self) -> None:
-        """It is over."""
+        """It is over; if it took long enough to be looked at, say where it ended."""
+        if self._has_looked:
+            self._post(self.look(self._cell))
         self._cell = 0
 
     def _run(self) -> None:
@@ -54,6 +61,7 @@ class PulseThread:
                 time.sleep(FIRST_LOOK)
             cell = self._cell
             looks += 1
+            self._has_looked = self._has_looked or bool(cell)
             if cell or looks % HEARTBEAT == 0:
                 self._post(self.look(cell))
 
@@ -69,6 +77,9 @@ class PulseThread:
             self._place, self._since = place, now
         line, code, function = self._in_cell(frame) if cell else (0, "", "")
         is_waited_in = newest is not None and newest.is_in_flight and has_stayed
+        if cell:
+            is_its_own = newest is not None and (newest.began_at >= self._began_at or is_waited_in)
+            self._last, self._last_cell = str(newest) if is_its_own else "", cell
         use = self._usage.read()
         return Pulse(
             cell=cell,
@@ -76,7 +87,8 @@ class PulseThread:
             code=code,
             function=function,
             collective=str(newest) if is_waited_in else "",
-            last=str(newest) if newest is not None else "",
+            last=self._last,
+            last_cell=self._last_cell,
             seconds=now - self._since if has_stayed else 0.0,
             cpu=use.cpu,
             memory=use.memory,

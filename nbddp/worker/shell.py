@@ -43,6 +43,12 @@ class ResultHook(DisplayHook):
 
     bundle: JsonDict = {}  # noqa: RUF012 - replaced, never changed
 
+    def __call__(self, result: Any = None) -> None:
+        """Keep the value; behind a closing semicolon too, where it is not shown."""
+        super().__call__(result)
+        if result is not None and self.quiet():
+            self.fill_exec_result(result)
+
     def write_output_prompt(self) -> None:
         """Print no ``Out[1]:``; the controller shows the value once for ranks that agree."""
 

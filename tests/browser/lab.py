@@ -33,6 +33,10 @@ _IDLE = (
     "return panel.sessionContext.session.kernel.status === 'idle' && "
     "!panel.content.widgets.some(c => (c.promptNode?.innerText || '').includes('[*]'))"
 )
+_LAST_HAS_RUN = (
+    "return panel.content.widgets.filter(c => c.model.type === 'code').at(-1)"
+    ".model.executionCount !== null"
+)
 _PANEL = "const panel = window.jupyterapp.shell.currentWidget;"
 
 
@@ -170,6 +174,8 @@ class LabNotebook:
     def run_all(self, *, timeout: float = 120) -> None:
         """Run all cells, as the menu does, and wait for the last."""
         self.js("await window.jupyterapp.commands.execute('notebook:run-all-cells')")
+        # the command ends at a cell that fails, also where it is meant to and the others go on
+        self._await(_LAST_HAS_RUN, timeout)
         self.await_idle(timeout)
 
     def begin(self, cell: int) -> None:

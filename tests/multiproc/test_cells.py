@@ -152,6 +152,17 @@ def test_values_go_to_the_ranks_and_come_back(notebook: Notebook) -> None:
     assert notebook.run("%ddp pull 'rank + 1'").result == "[1, 2]"
 
 
+def test_a_semicolon_keeps_a_value_off_the_page_and_not_from_who_asks_for_it(
+    notebook: Notebook,
+) -> None:
+    reply = notebook.run("%%ddp --nproc 2 --out kept\nrank + 1;")
+    assert (reply.text, reply.result) == ("", "")
+    assert notebook.run("kept").result == "[1, 2]"
+    reply = notebook.run("%ddp pull rank;")
+    assert (reply.status, reply.result) == ("ok", "")
+    assert notebook.run("rank").result == "[0, 1]"
+
+
 def test_quiet_shows_the_values_only(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2 --quiet\nprint('noise')\nworld_size")
     assert reply.text == "Out [ranks 0-1] 2\n"

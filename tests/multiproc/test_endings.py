@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -50,6 +51,15 @@ def test_when_the_kernel_goes_everything_it_started_goes(
     assert not alive
     assert shared_memory() <= before
     assert wait_until(lambda: not list(fresh_notebook.temporary.iterdir()))
+
+
+def test_a_rank_that_was_stopped_goes_with_the_kernel_too(fresh_notebook: Notebook) -> None:
+    assert fresh_notebook.run(WITH_WORKERS).lines(1) == ["1"]
+    processes = descendants(fresh_notebook)
+    stopped, _ = json.loads(fresh_notebook.run("%ddp pull __import__('os').getpid()").result)
+    psutil.Process(stopped).suspend()
+    psutil.Process(fresh_notebook.pid).kill()
+    assert not psutil.wait_procs(processes, timeout=10)[1]
 
 
 def test_a_kernel_that_is_killed_in_the_middle_of_a_cell_leaves_nobody(
@@ -150,6 +160,10 @@ def test_whatever_a_cell_does_to_its_process_the_next_cell_works(
 
 def test_only_loopback_is_listened_on(group: WorkerGroup) -> None:
     group.run("dist.barrier()\npair = dist.new_group([0, 1])\ndist.barrier(group=pair)")
+    group.run(
+        "from torch.distributed import rpc\n"
+        "rpc.init_rpc(str(rank), rank=rank, world_size=world_size)"
+    )
     pids = [os.getpid(), *group.session.process_ids().values()]
     listening = [
         each.laddr.ip

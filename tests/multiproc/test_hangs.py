@@ -101,3 +101,44 @@ def test_a_run_folder_that_cannot_be_written_is_said_once_and_the_ranks_start(
     assert lines[0].startswith("nbddp: ")
     assert "cannot be written" in lines[0]
     assert lines[1:] == ["[rank 0] works"]
+
+
+TIMEOUTS = {
+    "other sizes": "dist.all_reduce(torch.ones(2 if rank == 1 else 4))",
+    "a late rank": "import time\nif rank == 1: time.sleep(3)\ndist.barrier()",
+    "a late backward": (
+        "import time\nmodel = nbddp.prepare(torch.nn.Linear(4, 1))\n"
+        "loss = model(torch.ones(1, 4).to(device)).sum()\n"
+        "if rank == 1: time.sleep(3)\nloss.backward()"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", TIMEOUTS.values(), ids=TIMEOUTS)
+def test_after_a_timeout_the_next_cell_has_a_new_process_group(
+    make_group: Callable[..., WorkerGroup], source: str
+) -> None:
+    group = make_group(2, timeout=1.5)
+    with pytest.raises(CellFailedError):
+        group.run(source)
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)")
+    assert group.pull("x.item()") == [2.0, 2.0]
+
+
+def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(2, timeout=1.5)
+    with pytest.raises(
+        CellFailedError, match=r"rank 1 did not come to all_reduce #1: it was in line 2"
+    ):
+        group.run("import time\nif rank == 1: time.sleep(60)\ndist.all_reduce(torch.ones(1))")
+
+
+def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    with pytest.raises(CellFailedError, match="mismatch between collectives"):
+        group.run("dist.all_reduce(torch.ones(2 if rank == 1 else 4))")
+    group.run("dist.barrier()")

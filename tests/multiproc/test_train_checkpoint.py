@@ -168,7 +168,7 @@ def test_another_world_size_is_taken_up_with_a_warning(
     assert one.pull("words") == [
         [
             f"{path} was saved with world size 2 and this one is 3: random numbers are not taken "
-            "up and batches are others, so the run is not bit for bit what it would have been"
+            "up, so the run is not bit for bit what it would have been"
         ],
         [],
         [],

@@ -16,7 +16,7 @@ import nbddp
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXERCISE = re.compile(
-    r"<details><summary><b>Exercise \d\.</b> [^\n]+</summary>\n\n.+?\n</details>", re.DOTALL
+    r"<details><summary><b>Exercise \d\.</b> .+?</summary>\n\n.+?\n</details>", re.DOTALL
 )
 
 
