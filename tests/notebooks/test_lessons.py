@@ -104,7 +104,7 @@ def test_it_uses_public_names_only(lesson: NotebookNode) -> None:
     names = set().union(*(names_of(python_of(each)) for each in [*code_of(lesson), *answers]))
     private = {name for name in names if re.search(r"\._(?!_)\w", name) or name.startswith("_")}
     assert not private
-    ours = {name.split(".")[1] for name in names if name.startswith("nbddp.")}
+    ours = {found[1] for name in names if (found := re.match(r"nbddp\.(\w+)", name))}
     assert ours <= set(nbddp.__all__)
 
 
