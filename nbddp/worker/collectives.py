@@ -62,15 +62,18 @@ class ProcessGroup:
         """Leave the old group, if any, and meet the other ranks in a new one."""
         self.leave()
         prefix = f"a{self._attempt}/group/{generation}"
+        # a group that compares all calls first (TORCH_DISTRIBUTED_DEBUG) keeps its first timeout
+        is_checked = dist.get_debug_level() == dist.DebugLevel.DETAIL
         dist.init_process_group(
             self.backend,
             store=dist.PrefixStore(prefix, self._store),
             rank=self._topology.rank,
             world_size=self._topology.world_size,
-            timeout=FORM_TIMEOUT,
+            timeout=self._timeout if is_checked else FORM_TIMEOUT,
             device_id=self.device if self.backend == "nccl" else None,
         )
-        dist.distributed_c10d._set_pg_timeout(self._timeout)
+        if not is_checked:
+            dist.distributed_c10d._set_pg_timeout(self._timeout)
 
     def leave(self) -> None:
         """Destroy the process group and all that were made from it."""
