@@ -31,7 +31,7 @@ class PulseThread:
         self._cell = 0
         self._began_at = 0.0
         self._has_looked = False
-        self._last, self._last_cell = "", 0
+        self._last_cell = 0
         self._place: tuple[int, ...] = ()
         self._since = time.monotonic()
         self._begun = threading.Event()
@@ -44,7 +44,7 @@ class PulseThread:
         """A cell begins."""
         self._began_at = time.time()
         self._has_looked = False
-        self._cell = cell
+        self._cell = self._last_cell = cell
         self._begun.set()
 
     def end_cell(self) -> None:
@@ -68,7 +68,7 @@ class PulseThread:
     def look(self, cell: int = 0) -> Pulse:
         """Where the main thread is right now, in this cell or outside any."""
         frame = main_frame()
-        newest = newest_collective() if cell else None
+        newest = newest_collective() if self._last_cell else None
         # a loop comes by the same place again, and its frame lies where the last one did
         count = newest.number if newest is not None else 0
         place, now = (cell, id(frame), frame.f_lasti, count), time.monotonic()
@@ -77,17 +77,15 @@ class PulseThread:
             self._place, self._since = place, now
         line, code, function = self._in_cell(frame) if cell else (0, "", "")
         is_waited_in = newest is not None and newest.is_in_flight and has_stayed
-        if cell:
-            is_its_own = newest is not None and (newest.began_at >= self._began_at or is_waited_in)
-            self._last, self._last_cell = str(newest) if is_its_own else "", cell
+        is_recent = newest is not None and newest.began_at >= self._began_at
         use = self._usage.read()
         return Pulse(
             cell=cell,
             line=line,
             code=code,
             function=function,
-            collective=str(newest) if is_waited_in else "",
-            last=self._last,
+            collective=str(newest) if is_waited_in and cell else "",
+            last=str(newest) if is_recent or is_waited_in else "",
             last_cell=self._last_cell,
             seconds=now - self._since if has_stayed else 0.0,
             cpu=use.cpu,
