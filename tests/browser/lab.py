@@ -134,8 +134,10 @@ class Lab:
             notebook = LabNotebook(page)
             page.goto(f"{self.url}/lab/tree/{name}?token={self._token}&reset")
             notebook.await_ready()
-            yield notebook
-            notebook.shut_down_kernel()
+            try:
+                yield notebook
+            finally:
+                notebook.shut_down_kernel()
         finally:
             context.close()
 
@@ -239,6 +241,16 @@ class LabNotebook:
             self.js(
                 "return panel.content.widgets.filter(c => c.model.type === 'code')"
                 ".map(c => c.outputArea.node.innerText)"
+            )
+        )
+
+    def errors(self) -> list[str]:
+        """The error that each code cell ended with, of those that did."""
+        return list(
+            self.js(
+                "return panel.content.widgets.filter(c => c.model.type === 'code')"
+                ".flatMap(c => c.model.outputs.toJSON())"
+                ".filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`)"
             )
         )
 

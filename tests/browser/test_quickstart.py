@@ -33,6 +33,7 @@ def test_run_all_trains_loses_a_rank_and_starts_again(tmp_path: Path) -> None:
                 for cell in (1, 4, 8, 11, 16):
                     notebook.shot(Path(os.environ["PICTURES"]) / f"cell{cell}.png", cell=cell)
             assert notebook.problems == []
+            assert len(notebook.errors()) == 1  # of the rank that was killed
     text = "\n".join(outputs)
     assert re.search(r"^\[rank 1\] I am rank 1 of 2, process \d+", outputs[1], re.MULTILINE)
     assert "first cause: rank 1 was killed by SIGKILL" in text
