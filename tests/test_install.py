@@ -6,6 +6,7 @@ import doctest
 import importlib.util
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -249,3 +250,12 @@ def test_the_constraints_leave_torch_alone() -> None:
     names = [line.split("==")[0] for line in install.CONSTRAINTS.read_text().splitlines()]
     assert "ipykernel" in names
     assert "torch" not in names
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there pip finds the newest by itself")
+def test_the_constraints_are_the_versions_that_these_tests_run_with() -> None:
+    text = install.CONSTRAINTS.read_text()
+    lines = [line.partition(";")[0].split("==") for line in text.splitlines() if "==" in line]
+    wanted = {name.strip(): version.strip() for name, version in lines}
+    assert len(wanted) > 20
+    assert {name: metadata.version(name) for name in wanted} == wanted

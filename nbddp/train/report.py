@@ -125,6 +125,7 @@ def log(*, step: int, **values: Any) -> None:
     Traceback (most recent call last):
     TypeError: nbddp.log: loss must be a number or a tensor with one element, got 'low'
     """
+    __tracebackhide__ = True  # what goes wrong in here is said of the user's line
     try:
         number = operator.index(step)
     except TypeError:
@@ -158,6 +159,7 @@ def _is_complex(value: object) -> bool:
 
 def reached(step: int, *, source: str) -> None:
     """Say that the loop is at this step; ``source`` is who counts: "log" or "loader"."""
+    __tracebackhide__ = True
     for act in tuple(_on_step):
         act(step, source)
 

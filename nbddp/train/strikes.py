@@ -77,6 +77,7 @@ class Sudden(Strike):
 
     def begin(self) -> None:
         """Do it."""
+        __tracebackhide__ = True
         self._act()
 
 
@@ -97,6 +98,7 @@ def _raise(fault: Fault) -> Strike:
 
 
 def _raise_error(text: str) -> None:
+    __tracebackhide__ = True
     raise FaultError(text)
 
 
@@ -126,7 +128,12 @@ def _stop(_fault: Fault) -> Strike:
 
 
 def _oom(_fault: Fault) -> Strike:
-    return Sudden(lambda: torch.empty(TOO_MUCH, dtype=torch.uint8, device=place.device()))
+    return Sudden(_take_too_much)
+
+
+def _take_too_much() -> None:
+    __tracebackhide__ = True
+    torch.empty(TOO_MUCH, dtype=torch.uint8, device=place.device())
 
 
 # ---- slow

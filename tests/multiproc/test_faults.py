@@ -91,6 +91,7 @@ def test_raise_is_the_first_cause_and_all_names_are_kept(group: WorkerGroup) -> 
         group.run(arm("raise") + LOOP)
     first = caught.value.report.splitlines()[0]
     assert first == "first cause: rank 1: FaultError: fault: raise@rank=1,step=3, line 8"
+    assert "in log(" not in caught.value.report, "the traceback goes from the cell to the fault"
     assert_struck_once(group, "raise@rank=1,step=3")
     assert steps(group, 1) == [0, 1, 2, 3]
     assert group.pull("kept") == [0, 1]
