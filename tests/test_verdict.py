@@ -460,3 +460,10 @@ def test_a_long_error_is_cut_in_its_headline_and_whole_in_its_traceback() -> Non
     verdict = verdict_on({0: report("RuntimeError", "x" * 1000, traceback="x" * 1000)})
     assert verdict.summary() == f"rank 0: RuntimeError: {'x' * 236} ..., line 9"
     assert "x" * 1000 in verdict.report()
+
+
+def test_a_timeout_of_another_kind_is_what_it_is() -> None:
+    verdict = verdict_on(
+        {0: report("RuntimeError", "timeout of the file server"), 1: interrupted("", at=13.0)}
+    )
+    assert verdict.summary() == "rank 0: RuntimeError: timeout of the file server, line 9"

@@ -21,7 +21,9 @@ _PEER_LOST = re.compile(
     r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
     re.IGNORECASE,
 )
-_TIMED_OUT = re.compile(r"timed out waiting|timeout", re.IGNORECASE)
+_TIMED_OUT = re.compile(
+    r"timed out waiting \d+ ?ms for \w+ operation|collective operation timeout", re.IGNORECASE
+)
 # what the kit raises on the ranks that were told of another's failure
 _TOLD = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
 _TELLERS = ("RuntimeError", "CheckpointError")
