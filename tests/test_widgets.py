@@ -17,6 +17,22 @@ def test_a_panel_is_on_the_page_when_its_deepest_parts_are() -> None:
     panel.close()
 
 
+def test_a_chart_that_comes_later_has_to_be_on_the_page_too() -> None:
+    panel = PanelWidgets([0], lambda _press, _rank: None)
+    for part in panel._deepest:
+        part._view_count = 1
+    assert panel.is_on_page.is_set()
+    grew_at = panel.grew_at
+    panel.show_chart("loss", b"")
+    assert not panel.is_on_page.is_set()
+    assert panel.grew_at >= grew_at
+    panel._deepest[-1]._view_count = 1
+    assert panel.is_on_page.is_set()
+    panel.show_chart("loss", b"newer")  # the same picture, drawn anew
+    assert panel.is_on_page.is_set()
+    panel.close()
+
+
 def test_every_part_of_a_panel_lies_no_deeper_than_one_that_is_counted() -> None:
     panel = PanelWidgets([0, 1], lambda _press, _rank: None)
 

@@ -63,7 +63,6 @@ class PanelView:
         self._is_published = False
         self._seen: tuple[object, ...] = ()
         self._seen_log: tuple[object, ...] = ()
-        self._opened = 0.0
         self._next_draw = 0.0
         self._next_tick = 0.0
 
@@ -138,7 +137,6 @@ class PanelView:
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
         self._publish(widgets.root._repr_mimebundle_() | {"text/plain": NO_WIDGETS})
-        self._opened = time.monotonic()
         self._charts.start()
 
     def _note(self) -> str:
@@ -180,6 +178,7 @@ class PanelView:
     # ---- when it is over
 
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
+        charts = self._charts.finish()
         if self._widgets is not None:
             self._await_page(self._widgets)
         self.tails.flush()
@@ -190,7 +189,7 @@ class PanelView:
                 values.append(Line(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out"))
             elif bundle["data"]:
                 rich.append((ranks, bundle))
-        html = self._publish_record(handle, result, values)
+        html = self._publish_record(handle, result, values, charts)
         for ranks, bundle in rich:
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
         if self._widgets is not None and self._serving is not None and self._serving.reloads:
@@ -205,15 +204,18 @@ class PanelView:
         if self._live.page_draws and self._live.how is not Way.NONE:
             while not widgets.is_on_page.wait(PUMP_PERIOD):
                 self._live.pump()
-                if time.monotonic() > self._opened + SETTLING:
+                if time.monotonic() > widgets.grew_at + SETTLING:
                     break
         self._live.page_draws = widgets.is_on_page.is_set()
 
     def _publish_record(
-        self, handle: CellHandle, result: CellResult, values: Sequence[Line]
+        self,
+        handle: CellHandle,
+        result: CellResult,
+        values: Sequence[Line],
+        charts: Sequence[Chart],
     ) -> str:
         merged = self.tails.merged()
-        charts = self._charts.finish()
         notes = [self._charts.note(), self._missed()]
         record = Record(
             snapshot=self._session.snapshot(handle),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from threading import Event
@@ -71,10 +72,17 @@ class PanelWidgets:
         parts = [head, self._note, self._table, self._shots, self._logs, self._line]
         self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
         self.is_on_page = Event()  # the page has drawn all of it
-        self._deepest = [self._buttons[Press.KILL], self._pause, self._log, self._line]
-        for each in self._deepest:
-            each._view_count = 0  # from None: the page then counts how often it shows it
-            each.observe(self._note_shown, "_view_count")
+        self._deepest: list[widgets.DOMWidget] = []
+        for each in (self._buttons[Press.KILL], self._pause, self._log, self._line):
+            self._await(each)
+
+    def _await(self, part: widgets.DOMWidget) -> None:
+        """From here on the panel is on the page when this part is, too."""
+        part._view_count = 0  # from None: the page then counts how often it shows it
+        part.observe(self._note_shown, "_view_count")
+        self._deepest.append(part)
+        self.is_on_page.clear()
+        self.grew_at = time.monotonic()
 
     def _note_shown(self, _change: object) -> None:
         if all(each._view_count for each in self._deepest):
@@ -140,6 +148,7 @@ class PanelWidgets:
         self._charts[name] = widgets.Image(
             value=png, format="png", width=360, layout=widgets.Layout(margin="0 10px 0 0")
         )
+        self._await(self._charts[name])
         self._shots.children = (*self._shots.children, self._charts[name])
 
     def become(self, html: str) -> None:
