@@ -433,6 +433,9 @@ def test_who_was_elsewhere_is_the_cause_of_a_timeout_and_who_waited_is_not() -> 
     verdict = verdict_on({0: timed_out(), 1: elsewhere, 2: timed_out(at=10.1)})
     assert verdict.summary() == "rank 1 did not come to all_reduce #7: it was in line 4"
     assert not verdict.is_interrupt
+    causes = {rank: verdict.of(rank) for rank in (0, 1, 2, 3)}
+    found = {rank: each and not each.is_consequence for rank, each in causes.items()}
+    assert found == {0: False, 1: True, 2: False, 3: None}
     assert verdict.report() == (
         "first cause: rank 1 did not come to all_reduce #7: it was in line 4\n"
         f"\n{TRACEBACK}\n\n"

@@ -233,7 +233,12 @@ class CellHandle:
         return bool(self.ended_by) and (ending is None or ending.at >= self._ended_at)
 
     def trouble(self, rank: int) -> Trouble | None:
-        """How it ended badly on this rank; None if it did not."""
+        """How it ended badly on this rank; None if it did not.
+
+        When all have ended that is known best: some trouble is then seen to come from another rank.
+        """
+        if self.result is not None and self.result.verdict is not None:
+            return self.result.verdict.of(rank)
         return trouble_of(rank, self._reports.get(rank), self._exits.get(rank))
 
     def notices(self) -> Iterator[Notice]:

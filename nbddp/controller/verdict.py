@@ -130,6 +130,12 @@ class Verdict:
     has_survivors: bool = True
     ended_by: str = ""
 
+    def of(self, rank: int) -> Trouble | None:
+        """What a rank's trouble was, or that of others with the same news; None if it was well."""
+        if rank in self.causes:
+            return self.first
+        return next((each for ranks, each in self.others if rank in ranks), None)
+
     def error(self) -> CellFailedError:
         """The exception that carries it all to the user."""
         kind = CellInterruptedError if self.is_interrupt else CellFailedError
