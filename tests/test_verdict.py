@@ -421,11 +421,12 @@ def test_an_interrupt_that_killed_a_rank_is_a_failure() -> None:
 
 # ---- timeouts
 
-TIMED_OUT = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation"
+TIMED_OUT = "Timed out waiting 3000ms for recv operation"
 
 
 def timed_out(*, at: float = 10.0, collective: str = "all_reduce #7") -> CellEnded:
-    return report("RuntimeError", TIMED_OUT, at=at, collective=collective)
+    text = f"[/a/b/gloo/transport/tcp/unbound_buffer.cc:78] {TIMED_OUT}"  # the place is left out
+    return report("RuntimeError", text, at=at, collective=collective)
 
 
 def test_who_was_elsewhere_is_the_cause_of_a_timeout_and_who_waited_is_not() -> None:

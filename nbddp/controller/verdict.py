@@ -16,6 +16,7 @@ from nbddp.errors import (
 from nbddp.wire.messages import CellEnded, Failure
 
 MAX_HEADLINE = 240  # characters of an error's text; its traceback has all of it
+_SOURCE = re.compile(r"\[[^\]\s]+\.\w+:\d+\] ")  # where in torch's C++ it was raised
 _PEER_LOST = re.compile(
     r"closed by peer|connection reset|broken pipe|connection refused|remote process exited|"
     r"socket (is )?closed|connection was shut ?down|NCCL communicator was aborted",
@@ -110,7 +111,7 @@ class Trouble:
         inside = f" in {self.failure.collective}" if self.failure.collective else ""
         if self._has_lost_peer:
             return f"connection to a peer lost{inside}{where}"
-        text = _shortened(self.failure.text.strip().partition("\n")[0])
+        text = _shortened(_SOURCE.sub("", self.failure.text.strip().partition("\n")[0], count=1))
         return f"{self.failure.name}{': ' if text else ''}{text}{inside}{where}"
 
     def same_as(self, other: Trouble) -> bool:

@@ -28,7 +28,7 @@ def describe(
     return Failure(
         name=type(error).__name__,
         text=str(error),
-        traceback=shown or "".join(traceback.format_exception(error)),
+        traceback=shown or _without_ours(error, stack[stack.index(inside[0]) :] if inside else []),
         line=inside[-1][1] if inside else 0,
         collective=_collective([frame for frame, _ in stack], stuck_in),
         at=at,
@@ -43,6 +43,15 @@ def plain(error: BaseException) -> Failure:
         traceback="".join(traceback.format_exception(error)),
         at=time.time(),
     )
+
+
+def _without_ours(error: BaseException, stack: list[tuple[FrameType, int]]) -> str:
+    """The traceback of an error that IPython does not show, an interrupt, from the cell on."""
+    if not stack:
+        return "".join(traceback.format_exception(error))
+    places = traceback.StackSummary.extract(iter(stack))
+    lines = ["Traceback (most recent call last):\n", *places.format()]
+    return "".join([*lines, *traceback.format_exception_only(error)])
 
 
 def _walk(step: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

@@ -129,10 +129,13 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
     make_group: Callable[..., WorkerGroup],
 ) -> None:
     group = make_group(2, timeout=1.5)
-    with pytest.raises(
-        CellFailedError, match=r"rank 1 did not come to all_reduce #1: it was in line 2"
-    ):
+    with pytest.raises(CellFailedError) as caught:
         group.run("import time\nif rank == 1: time.sleep(60)\ndist.all_reduce(torch.ones(1))")
+    report = caught.value.report
+    assert str(caught.value) == "rank 1 did not come to all_reduce #1: it was in line 2"
+    assert re.search(r"rank 0: RuntimeError: Timed out waiting .* \(a consequence\)", report)
+    assert "time.sleep(60)" in report
+    assert "interrupt.py" not in report, "the traceback shows the cell, and not who interrupted it"
 
 
 def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
