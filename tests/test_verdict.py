@@ -22,6 +22,7 @@ def report(
     line: int = 9,
     collective: str = "",
     is_interrupted: bool = False,
+    sequence: int = 7,
     traceback: str = TRACEBACK,
 ) -> CellEnded:
     """How a cell ended on a rank: well, unless an error is named."""
@@ -32,13 +33,23 @@ def report(
         cell=1,
         seconds=0.1,
         in_group=True,
+        sequence=sequence,
         is_interrupted=is_interrupted,
         failure=asdict(failure) if name else {},
     )
 
 
-def interrupted(collective: str = "all_reduce #7", *, at: float = 12.0, line: int = 9) -> CellEnded:
-    return report("KeyboardInterrupt", at=at, line=line, collective=collective, is_interrupted=True)
+def interrupted(
+    collective: str = "all_reduce #7", *, at: float = 12.0, line: int = 9, sequence: int = 6
+) -> CellEnded:
+    return report(
+        "KeyboardInterrupt",
+        at=at,
+        line=line,
+        collective=collective,
+        is_interrupted=True,
+        sequence=sequence,
+    )
 
 
 def closed(*, at: float = 10.0) -> CellEnded:
@@ -452,6 +463,11 @@ def test_a_timeout_in_a_collective_without_a_name_has_its_cause_too() -> None:
 
 def test_where_all_waited_the_first_timeout_is_the_cause() -> None:
     verdict = verdict_on({0: timed_out(at=11.0), 1: interrupted("broadcast #7", at=13.0)})
+    assert verdict.summary() == f"rank 0: RuntimeError: {TIMED_OUT} in all_reduce #7, line 9"
+
+
+def test_who_came_and_went_on_is_not_the_cause_of_a_timeout() -> None:
+    verdict = verdict_on({0: timed_out(), 1: interrupted("", at=13.0, sequence=7)})
     assert verdict.summary() == f"rank 0: RuntimeError: {TIMED_OUT} in all_reduce #7, line 9"
 
 

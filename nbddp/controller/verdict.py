@@ -48,7 +48,7 @@ class Trouble:
     """How a cell ended on one rank, when it did not end well.
 
     ``missed`` is the collective in which others waited for this rank until their timeout, and
-    ``has_waited`` says that of them.
+    ``has_waited`` says that of them. ``sequence`` is how many collectives the rank had begun.
     """
 
     rank: int
@@ -56,6 +56,7 @@ class Trouble:
     failure: Failure | None = None
     ending: Ending | None = None
     is_interrupted: bool = False
+    sequence: int = 0
     missed: str = ""
     has_waited: bool = False
 
@@ -221,8 +222,9 @@ def judge(
 def _with_absent(troubles: list[Trouble]) -> list[Trouble]:
     """Where some waited until their timeout, those who were elsewhere meanwhile are the cause."""
     waited = [each for each in troubles if each.has_timed_out and not each.is_interrupted]
-    absent = [each for each in troubles if each.was_elsewhere]
-    if not waited or not absent or any(each.ending for each in troubles):
+    latest = max((each.sequence for each in waited), default=0)
+    absent = [each for each in troubles if each.was_elsewhere and each.sequence < latest]
+    if not absent or any(each.ending for each in troubles):
         return troubles
     missed = next((each.failure.collective for each in waited if each.failure), "")
     missed = missed or "the collective that the others waited in"
@@ -257,7 +259,11 @@ def trouble_of(rank: int, report: CellEnded | None, ending: Ending | None) -> Tr
     if report is not None and not report.is_ok:
         failure = Failure(**report.failure)
         return Trouble(
-            rank=rank, at=failure.at, failure=failure, is_interrupted=report.is_interrupted
+            rank=rank,
+            at=failure.at,
+            failure=failure,
+            is_interrupted=report.is_interrupted,
+            sequence=report.sequence,
         )
     if ending is not None:
         return Trouble(rank=rank, at=ending.at, ending=ending)

@@ -138,6 +138,14 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
     assert "interrupt.py" not in report, "the traceback shows the cell, and not who interrupted it"
 
 
+def test_who_came_with_another_size_and_went_on_is_not_called_absent(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(2, timeout=1.5)
+    with pytest.raises(CellFailedError, match="rank 0: RuntimeError: Timed out waiting"):
+        group.run("import time\ndist.all_reduce(torch.ones(2 if rank == 1 else 4))\ntime.sleep(60)")
+
+
 def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
     make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
 ) -> None:
