@@ -114,11 +114,10 @@ class PanelView:
 
     def _draw(self, handle: CellHandle) -> None:
         """Redraw what has changed, and the times that go on."""
-        widgets = self._widgets
-        if widgets is None:
+        if self._widgets is None:
             self._open(handle)
-            return
-        self._redraw(handle, widgets)
+        else:
+            self._redraw(handle, self._widgets)
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         now = time.monotonic()

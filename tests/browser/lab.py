@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class Lab:
         self._playwright: Playwright | None = None
 
     def __enter__(self) -> Lab:
-        self.notebooks.mkdir(parents=True)
+        self.notebooks.mkdir(parents=True, exist_ok=True)
         self._log = (self._root / "lab.log").open("w")
         self._server = subprocess.Popen(
             [
@@ -125,14 +126,21 @@ class Lab:
         )
         urllib.request.urlopen(request, timeout=10).close()
 
-    @contextlib.contextmanager
-    def open(self, name: str) -> Iterator[LabNotebook]:
+    def open(self, name: str) -> AbstractContextManager[LabNotebook]:
         """Open a notebook in a page that shares nothing with others."""
+        return self._open(f"lab/tree/{name}?token={self._token}&reset")
+
+    def open_first_page(self) -> AbstractContextManager[LabNotebook]:
+        """Open the page that the server itself leads to, which has to be a notebook."""
+        return self._open(f"?token={self._token}")
+
+    @contextlib.contextmanager
+    def _open(self, path: str) -> Iterator[LabNotebook]:
         context = self.browser().new_context(viewport={"width": 1200, "height": 1000})
         try:
             page = context.new_page()
             notebook = LabNotebook(page)
-            page.goto(f"{self.url}/lab/tree/{name}?token={self._token}&reset")
+            page.goto(f"{self.url}/{path}")
             notebook.await_ready()
             try:
                 yield notebook

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from browser.lab import CHROMIUM, Lab
+from browser.conftest import NEEDS_CHROMIUM
+from browser.lab import Lab
 
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "00_quickstart.ipynb"
 
@@ -17,9 +18,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.notebook,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"
-    ),
+    NEEDS_CHROMIUM,
 ]
 
 
@@ -39,3 +38,12 @@ def test_run_all_trains_loses_a_rank_and_starts_again(tmp_path: Path) -> None:
     assert "first cause: rank 1 was killed by SIGKILL" in text
     assert re.search(r"trained to 9\d\.\d%, lost rank 1, and started again", text)
     assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
+
+
+def test_a_binder_opens_it(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(QUICKSTART.parent, root / "notebooks" / "notebooks")
+    shutil.copytree(QUICKSTART.parents[1] / "binder", root / "jupyter_config_dir")
+    with Lab(root) as lab, lab.open_first_page() as notebook:
+        assert notebook.page.url.startswith(f"{lab.url}/lab/tree/notebooks/{QUICKSTART.name}")
+    assert "jupyter_lab_config.json" in (QUICKSTART.parents[1] / "binder/postBuild").read_text()

@@ -9,15 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import wait_until
+from hangs import act_when_said, said_of_a_hang
 
-from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
+from nbddp import CellFailedError, WorkerGroup
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
 
@@ -71,16 +69,6 @@ def assert_struck_once(group: WorkerGroup, fault: str) -> None:
     assert "exit" not in kinds[: kinds.index("fault")]
     line = next(line for line in written(group, "events.jsonl") if line["kind"] == "fault")
     assert {name: line[name] for name in expected} == expected
-
-
-def interrupt_when_said(group: WorkerGroup, words: str, act: Callable[[], None]) -> None:
-    """Do something as soon as the group's alarm says these words."""
-
-    def wait_and_act() -> None:
-        wait_until(lambda: words in group.session.snapshot().alarm, timeout=60.0)
-        act()
-
-    threading.Thread(target=wait_and_act).start()
 
 
 # ---- those that end a rank, or its cell
@@ -138,10 +126,7 @@ def test_oom_is_torchs_own_error(group: WorkerGroup) -> None:
 def test_hang_is_named_on_the_card_and_an_interrupt_keeps_all_names(
     group: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    interrupt_when_said(group, "no progress", group.interrupt)
-    with pytest.raises(CellInterruptedError):
-        group.run(arm("hang") + LOOP)
-    said = capsys.readouterr().out
+    said = said_of_a_hang(group, arm("hang") + LOOP, capsys)
     assert "  rank 0 waiting in all_reduce #5 float [1], line 7\n" in said
     assert "  rank 1 never came: line 8 in log()\n" in said
     assert_struck_once(group, "hang@rank=1,step=3")
@@ -153,7 +138,7 @@ def test_hang_is_named_on_the_card_and_an_interrupt_keeps_all_names(
 def test_a_stopped_rank_is_named_and_kill_ends_it(
     group: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    interrupt_when_said(group, "no sign of life", lambda: group.kill(1))
+    act_when_said(group, "no sign of life", lambda: group.kill(1))
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
         group.run(arm("stop") + LOOP)
     said = "no sign of life from rank 1: stopped (SIGSTOP); `%ddp kill 1` ends it"
@@ -163,7 +148,7 @@ def test_a_stopped_rank_is_named_and_kill_ends_it(
 
 def test_a_stopped_rank_that_is_continued_goes_on(group: WorkerGroup) -> None:
     pid = group.session.process_ids()[1]
-    interrupt_when_said(group, "no sign of life", lambda: os.kill(pid, signal.SIGCONT))
+    act_when_said(group, "no sign of life", lambda: os.kill(pid, signal.SIGCONT))
     group.run(arm("stop") + LOOP)
     assert_struck_once(group, "stop@rank=1,step=3")
     assert steps(group, 1) == list(range(6))
@@ -205,10 +190,7 @@ def test_nan_without_a_prepared_model_says_what_to_do(group: WorkerGroup) -> Non
 def test_skip_of_one_all_reduce_leaves_a_wrong_sum_and_a_rank_that_waits_at_the_end(
     group: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    interrupt_when_said(group, "no progress", group.interrupt)
-    with pytest.raises(CellInterruptedError):
-        group.run(arm("skip") + LOOP)
-    said = capsys.readouterr().out
+    said = said_of_a_hang(group, arm("skip") + LOOP, capsys)
     assert "  rank 0 waiting in all_reduce #6 float [1], line 7\n" in said
     assert "  rank 1 done with the cell: will not come\n" in said
     assert_struck_once(group, "skip@rank=1,step=3")
@@ -222,10 +204,8 @@ def test_skip_of_ddps_averaging_makes_the_ranks_differ(
     group: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(MODEL)
-    interrupt_when_said(group, "no progress", group.interrupt)
-    with pytest.raises(CellInterruptedError):
-        group.run(arm("skip") + TRAIN)
-    assert "  rank 1 done with the cell: will not come\n" in capsys.readouterr().out
+    said = said_of_a_hang(group, arm("skip") + TRAIN, capsys)
+    assert "  rank 1 done with the cell: will not come\n" in said
     assert_struck_once(group, "skip@rank=1,step=3")
     by_rank = [[row for row in written(group, "metrics.jsonl") if row["rank"] == r] for r in (0, 1)]
     assert [len(rows) for rows in by_rank] == [5, 6]

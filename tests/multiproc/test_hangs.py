@@ -5,38 +5,25 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable
 
 import pytest
-from processes import wait_until
+from hangs import act_when_said, said_of_a_hang
 
-from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
+from nbddp import CellFailedError, RequestError, WorkerGroup
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
-
-
-def interrupt_when_said(group: WorkerGroup, words: str, act: Callable[[], None]) -> None:
-    """Do something as soon as the group's alarm says these words."""
-
-    def wait_and_act() -> None:
-        wait_until(lambda: words in group.session.snapshot().alarm, timeout=60.0)
-        act()
-
-    threading.Thread(target=wait_and_act).start()
 
 
 def test_mismatched_collectives_and_a_rank_that_never_came_are_shown(
     make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(3)
-    interrupt_when_said(group, "no progress", group.interrupt)
-    with pytest.raises(CellInterruptedError):
-        group.run(
-            "import time\nx = torch.ones(4)\nif rank == 0:\n    dist.all_reduce(x)\n"
-            "elif rank == 1:\n    dist.broadcast(x, src=2)\nelse:\n    time.sleep(80)"
-        )
-    assert capsys.readouterr().out.splitlines()[:5] == [
+    source = (
+        "import time\nx = torch.ones(4)\nif rank == 0:\n    dist.all_reduce(x)\n"
+        "elif rank == 1:\n    dist.broadcast(x, src=2)\nelse:\n    time.sleep(80)"
+    )
+    assert said_of_a_hang(group, source, capsys).splitlines()[:5] == [
         "nbddp: no progress for 10 s:",
         "  rank 0 waiting in all_reduce #1 float [4], line 4",
         "  rank 1 waiting in broadcast #1 float [4], line 6",
@@ -50,10 +37,8 @@ def test_a_rank_that_returned_early_is_shown(
     make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(3)
-    interrupt_when_said(group, "no progress", group.interrupt)
-    with pytest.raises(CellInterruptedError):
-        group.run("def step(x):\n    dist.all_reduce(x)\nif rank < 2: step(torch.ones(2, 2))")
-    text = capsys.readouterr().out
+    source = "def step(x):\n    dist.all_reduce(x)\nif rank < 2: step(torch.ones(2, 2))"
+    text = said_of_a_hang(group, source, capsys)
     assert "  ranks 0-1 waiting in all_reduce #1 float [2, 2], line 2\n" in text
     assert "  rank 2 done with the cell: will not come\n" in text
 
@@ -62,7 +47,7 @@ def test_a_rank_that_is_stopped_is_named_and_kill_works(
     group: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.kill(group.session.process_ids()[1], signal.SIGSTOP)
-    interrupt_when_said(group, "no sign of life", lambda: group.kill(1))
+    act_when_said(group, "no sign of life", lambda: group.kill(1))
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
         group.run("dist.barrier()")
     text = capsys.readouterr().out

@@ -1,0 +1,29 @@
+"""Cells in which nothing moves: act when that is said, and read what was said."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from processes import wait_until
+
+from nbddp import CellInterruptedError, WorkerGroup
+
+
+def act_when_said(group: WorkerGroup, words: str, act: Callable[[], None]) -> None:
+    """Do something as soon as the group's alarm says these words."""
+
+    def wait_and_act() -> None:
+        wait_until(lambda: words in group.session.snapshot().alarm, timeout=60.0)
+        act()
+
+    threading.Thread(target=wait_and_act).start()
+
+
+def said_of_a_hang(group: WorkerGroup, source: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What is printed for a cell in which nothing moves, until it is interrupted."""
+    act_when_said(group, "no progress", group.interrupt)
+    with pytest.raises(CellInterruptedError):
+        group.run(source)
+    return capsys.readouterr().out
