@@ -17,6 +17,14 @@ def test_a_panel_is_on_the_page_when_its_deepest_parts_are() -> None:
     panel.close()
 
 
+def test_when_the_panel_is_about_to_go_the_page_counts_no_more() -> None:
+    panel = PanelWidgets([0], lambda _press, _rank: None)
+    panel.show_chart("loss", b"")
+    panel.count_no_more()
+    assert {part._view_count for part in panel._deepest} == {None}
+    panel.close()
+
+
 def test_a_chart_that_comes_later_has_to_be_on_the_page_too() -> None:
     panel = PanelWidgets([0], lambda _press, _rank: None)
     for part in panel._deepest:

@@ -293,9 +293,9 @@ class LiveComms:
             getattr(manager, kind)(None, identities, message)
             return
         content = message["content"]
-        comm = manager.get_comm(content["comm_id"])
+        comm = manager.comms.get(content["comm_id"])  # get_comm would complain in the cell
         if comm is None:
-            return
+            return  # of a widget that has just been closed
         # Not comm.handle_msg: around the callback it announces that a cell begins and ends, upon
         # which matplotlib shows and closes the figure that the running cell is still drawing.
         callback = getattr(comm, "_msg_callback", None) or comm.handle_msg

@@ -206,6 +206,7 @@ class PanelView:
                 if time.monotonic() > widgets.grew_at + SETTLING:
                     break
         self._live.page_draws = widgets.is_on_page.is_set()
+        widgets.count_no_more()
 
     def _publish_record(
         self,

@@ -84,6 +84,11 @@ class PanelWidgets:
         self.is_on_page.clear()
         self.grew_at = time.monotonic()
 
+    def count_no_more(self) -> None:
+        """The panel is about to go: the page would still tell of it when nobody is there."""
+        for each in self._deepest:
+            each._view_count = None
+
     def _note_shown(self, _change: object) -> None:
         if all(each._view_count for each in self._deepest):
             self.is_on_page.set()

@@ -37,6 +37,7 @@ def test_run_all_trains_loses_a_rank_and_starts_again(tmp_path: Path) -> None:
     assert re.search(r"^\[rank 1\] I am rank 1 of 2, process \d+", outputs[1], re.MULTILINE)
     assert "first cause: rank 1 was killed by SIGKILL" in text
     assert re.search(r"trained to 9\d\.\d%, lost rank 1, and started again", text)
+    assert "No such comm" not in text  # the page spoke of a panel that was gone
     assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
 
 
