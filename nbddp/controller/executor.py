@@ -232,7 +232,8 @@ class Executor:
                 self.ready[rank] = ready
                 self.step(ev.RankReady(attempt=attempt, rank=rank))
             case StartFailed(reason=reason, traceback=traceback):
-                self._start_error = StartError(reason, details=traceback)
+                if self.life.state is GroupState.STARTING:  # the first counts; others may follow
+                    self._start_error = StartError(reason, details=traceback)
                 self.step(ev.RankUnable(attempt=attempt, rank=rank, reason=reason))
             case Pulse() | Metrics() | Progress() as sighting:
                 self.lookout.note(rank, sighting, time.monotonic())

@@ -235,8 +235,10 @@ def test_a_start_that_fails_says_which_rank_and_why_and_leaves_nobody(
     make_group: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-device")
-    with pytest.raises(StartError, match=r"^rank \d could not start: .*no-such-device"):
-        make_group(2)
+    for _ in range(4):  # all six fail at once, and often more than one of them can say so
+        with pytest.raises(StartError, match=r"^rank \d could not start: .*no-such-device") as fail:
+            make_group(6)
+        assert "init_process_group" in fail.value.details
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert make_group(2).life.state.value == "ready"
 
