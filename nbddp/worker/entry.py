@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import socket
 import sys
 import threading
@@ -92,7 +93,8 @@ def live(start: RankStart) -> None:
         reason = f"{type(error).__name__}: {error}"
         outbox.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
         outbox.close()
-        raise SystemExit(1) from None
+        while True:  # the controller ends it: of an exit it might know before it reads why
+            signal.pause()
     rank.serve()
     outbox.close()
 
