@@ -116,11 +116,11 @@ class Notebook:
         return False
 
     def complete(self, code: str, cursor: int | None = None) -> list[str]:
-        """What Tab offers."""
-        answer = self.client.complete(
-            code, cursor if cursor is not None else len(code), reply=True, timeout=20
-        )
-        return list(answer["content"]["matches"])
+        """What Tab would make of the word, dots and all, that the cursor is at the end of."""
+        cursor = cursor if cursor is not None else len(code)
+        said = self.client.complete(code, cursor, reply=True, timeout=20)["content"]
+        begin = re.search(r"\S*$", code[:cursor]).start()  # type: ignore[union-attr]
+        return [code[begin : said["cursor_start"]] + match for match in said["matches"]]
 
     def interrupt(self) -> None:
         """Press Jupyter's stop button."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,13 @@ from pathlib import Path
 from nbddp.wire.messages import Output
 
 CHUNK_BYTES = 64 << 10
+
+# what Gloo prints for every group that is formed, in one write: torch 2.8 to 2.10
+_CHATTER = re.compile(
+    r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
+    r"Expected number of connected peer ranks is : \d+\n",
+    re.MULTILINE,
+)
 
 
 class RankLog:
@@ -62,13 +70,16 @@ class RankLog:
             self._on_lost(error)
 
     def read(self) -> Output | None:
-        """The next piece that was written since the last call, or None."""
+        """The next piece that was written since the last call, or None.
+
+        Of Gloo's own chatter the file has every line, and the piece has none.
+        """
         data = os.pread(self._read_fd, CHUNK_BYTES, self._offset)
         text, used = codecs.utf_8_decode(data, "replace")
         if not used:
             return None
         start, self._offset = self._offset, self._offset + used
-        return Output(start=start, end=self._offset, text=text)
+        return Output(start=start, end=self._offset, text=_CHATTER.sub("", text))
 
 
 class _LogWriter(io.RawIOBase):

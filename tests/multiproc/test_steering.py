@@ -146,7 +146,7 @@ def test_tab_completes_options_commands_and_names_of_the_ranks(notebook: Noteboo
     assert notebook.complete("%%ddp --backend g") == ["gloo"]
     assert notebook.complete("%ddp rest") == ["restart"]
     assert "learning_rate" in notebook.complete("%%ddp\nx = learning_")
-    assert ".all_reduce" in notebook.complete("%%ddp\ndist.all_re")
+    assert "dist.all_reduce" in notebook.complete("%%ddp\ndist.all_re")
     assert "learning_rate" not in notebook.complete("learning_")
     notebook.run("%ddp stop")
     assert "learning_rate" not in notebook.complete("%%ddp\nlearning_")
