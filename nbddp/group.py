@@ -135,10 +135,13 @@ class WorkerGroup:
         with self._start_lock:
             self.session.start(self.spec)
 
-    def restart(self) -> None:
-        """End all ranks, whatever they do, and start them anew; their names are gone."""
+    def restart(self, *, is_recovery: bool = False) -> None:
+        """End all ranks, whatever they do, and start them anew; their names are gone.
+
+        In a recovery, faults that have struck do not strike again when they are armed anew.
+        """
         self._close_at_exit()
-        self.session.restart(self.spec)
+        self.session.restart(self.spec, is_recovery=is_recovery)
 
     def stop(self) -> None:
         """End all ranks; the next start is still quick."""

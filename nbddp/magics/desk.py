@@ -46,7 +46,7 @@ class Desk:
         self._background: tuple[Future[CellResult], threading.Thread] | None = None
         self._last_view: View | None = None
 
-    def make_ready(self, spec: GroupSpec, *, fresh: bool) -> None:
+    def make_ready(self, spec: GroupSpec, *, fresh: bool, is_recovery: bool = False) -> None:
         """See to it that the group runs as asked: start it, restart it, or find it so."""
         if not fresh:
             self.group.session.settle()
@@ -55,7 +55,10 @@ class Desk:
             return
         before, self.group.spec = self.group.spec, spec
         try:
-            self.group.restart() if self.group.is_live else self.group.start()
+            if self.group.is_live or is_recovery:
+                self.group.restart(is_recovery=is_recovery)
+            else:
+                self.group.start()
         except RequestError:
             self.group.spec = before
             raise

@@ -93,7 +93,8 @@ class LineMagics(Magics):
         args = parse(self.restart, line)
         desk = self._desk
         deeds = desk.group.session.deeds
-        desk.make_ready(asked_spec(args, desk.group.spec), fresh=True)
+        spec = asked_spec(args, desk.group.spec)
+        desk.make_ready(spec, fresh=True, is_recovery=args.replay)
         if args.replay:
             desk.replay(deeds)
         desk.show_status()

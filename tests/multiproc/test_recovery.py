@@ -112,6 +112,18 @@ def test_a_restart_by_hand_replays_nothing_unless_asked(notebook: Notebook) -> N
     assert "NameError" in notebook.run("%%ddp\nx").error
 
 
+def test_in_a_replay_a_fault_that_struck_is_armed_no_more(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = rank")
+    notebook.run("%ddp fault kill --rank 1 --step 3")
+    train = "%%ddp\nfor step in range(5):\n    nbddp.log(step=step)\nkept"
+    assert "rank 1 was killed by SIGKILL" in notebook.run(train).error
+    notebook.run("%ddp restart --replay")
+    assert notebook.run(train).text.endswith("Out [rank 0] 0\nOut [rank 1] 1\n")
+    notebook.run("%ddp restart")
+    notebook.run("%ddp fault kill --rank 1 --step 3")  # asked for again: it strikes again
+    assert "rank 1 was killed by SIGKILL" in notebook.run(train.removesuffix("kept")).error
+
+
 def test_a_cell_recovers_in_the_notebook_and_the_cells_around_it_work(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nimport os, signal\nfrom pathlib import Path")
     reply = notebook.run(
