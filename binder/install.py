@@ -28,12 +28,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = Path(__file__).resolve().with_name("constraints.txt")
 OLDEST_PYTHON = (3, 10)
-OLDEST_TORCH = (2, 8)
+OLDEST_TORCH = (2, 9)
 TESTED_TORCH = "2.13.0"
 CPU_BUILD = f"torch=={TESTED_TORCH}+cpu"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
-OWN_TORCH = "; or install a torch of 2.8 or newer yourself and run this again: it will be kept"
+OWN_TORCH = "; or install a torch of 2.9 or newer yourself and run this again: it will be kept"
 
 
 class InstallError(Exception):
@@ -51,10 +51,10 @@ class TorchPlan(Enum):
 def is_supported(version: str) -> bool:
     """Tell whether nbddp works with this torch.
 
-    >>> [is_supported(version) for version in ("2.7.1", "2.8.0rc1", "2.8.0+cu128", "3.0.0a0+git1")]
+    >>> [is_supported(version) for version in ("2.8.0", "2.9.0rc1", "2.9.0+cu128", "3.0.0a0+git1")]
     [False, False, True, True]
     """
-    if re.match(r"2\.8(\.0)?(a|b|rc|\.dev)", version):
+    if re.match(r"2\.9(\.0)?(a|b|rc|\.dev)", version):
         return False  # pip, too, puts a pre-release before its release
     found = re.match(r"(\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= OLDEST_TORCH
@@ -130,7 +130,7 @@ def ensure_torch() -> str:
     if plan is TorchPlan.KEEP:
         say(f"torch {installed} is here and supported: it stays as it is")
     else:
-        say("no torch here" if installed is None else f"torch {installed} is too old (2.8 needed)")
+        say("no torch here" if installed is None else f"torch {installed} is too old (2.9 needed)")
         install_torch(plan)
     version = installed_version("torch")
     if version is None:

@@ -138,7 +138,13 @@ class WorkerGroup:
     def restart(self, *, is_recovery: bool = False) -> None:
         """End all ranks, whatever they do, and start them anew; their names are gone.
 
-        In a recovery, faults that have struck do not strike again when they are armed anew.
+        Args:
+            is_recovery: what was done shall be done again, as by :meth:`replay`; faults that have
+                struck do not strike again then, though they are armed anew.
+
+        Raises:
+            RequestError: the group cannot be had.
+            StartError: a rank could not start.
         """
         self._close_at_exit()
         self.session.restart(self.spec, is_recovery=is_recovery)

@@ -60,13 +60,13 @@ def test_the_docstring_examples_hold() -> None:
     assert doctest.testmod(install) == (0, 1)
 
 
-@pytest.mark.parametrize("version", ["2.8.0", "2.13.0+cpu", "2.99.0", "2.9.0a0+git1", "10.0"])
+@pytest.mark.parametrize("version", ["2.9.0", "2.13.0+cpu", "2.99.0", "2.10.0a0+git1", "10.0"])
 def test_a_supported_torch_is_kept_whatever_the_machine(version: str) -> None:
     for platform, has_gpu in [("linux", False), ("linux", True), ("darwin", False)]:
         assert install.plan_torch(version, platform=platform, has_gpu=has_gpu) is Plan.KEEP
 
 
-@pytest.mark.parametrize("installed", [None, "1.13.1", "2.7.1+cu126", "2.8.0.dev2025", "unknown"])
+@pytest.mark.parametrize("installed", [None, "1.13.1", "2.8.0+cu128", "2.9.0.dev2025", "unknown"])
 def test_without_a_supported_torch_the_machine_decides(installed: str | None) -> None:
     def plan(platform: str, *, has_gpu: bool) -> object:
         return install.plan_torch(installed, platform=platform, has_gpu=has_gpu)
@@ -137,7 +137,7 @@ def test_where_no_torch_can_be_had_the_way_out_is_named(
     with pytest.raises(install.InstallError) as caught:
         install.install_torch(plan)
     assert str(caught.value) == (
-        "pip could not do it, its own reason is above; or install a torch of 2.8 or newer "
+        "pip could not do it, its own reason is above; or install a torch of 2.9 or newer "
         "yourself and run this again: it will be kept"
     )
 
@@ -161,11 +161,11 @@ def test_a_supported_torch_is_named_and_pip_is_not_asked(
 def test_an_old_torch_is_named_and_replaced(
     pip: FakePip, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pretend(monkeypatch, torch="2.7.1")
+    pretend(monkeypatch, torch="2.8.0")
     monkeypatch.setattr(install, "has_nvidia_gpu", lambda: True)
     install.ensure_torch()
     assert pip.commands[0].endswith("torch==2.13.0")
-    assert "install: torch 2.7.1 is too old (2.8 needed)\n" in capsys.readouterr().out
+    assert "install: torch 2.8.0 is too old (2.9 needed)\n" in capsys.readouterr().out
 
 
 def test_a_torch_that_did_not_arrive_is_an_error(

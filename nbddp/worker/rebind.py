@@ -110,5 +110,5 @@ def _bind(model: DistributedDataParallel) -> None:
         broadcast_bucket_size=model.broadcast_bucket_size,
         src=0,
         params_and_buffers_to_ignore=model.parameters_to_ignore,
-        broadcast_buffers=getattr(model, "forward_sync_buffers", True),  # not in torch 2.8
+        broadcast_buffers=getattr(model, "forward_sync_buffers", True),  # not in torch 2.9
     )

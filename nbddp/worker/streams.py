@@ -17,7 +17,7 @@ from nbddp.wire.messages import Output
 
 CHUNK_BYTES = 64 << 10
 
-# what Gloo prints for every group that is formed, in one write: torch 2.8 to 2.10
+# what Gloo prints for every group that is formed, in one write: torch 2.9 and 2.10
 _CHATTER = re.compile(
     r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
     r"Expected number of connected peer ranks is : \d+\n",
