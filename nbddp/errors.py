@@ -40,6 +40,10 @@ class StartError(NbddpError):
         return [f"StartError: {self}", *self.details.splitlines()]
 
 
+class _RanksReportError(NbddpError):
+    """Stands before a failed cell's error, in place of the note that Python 3.10 has not."""
+
+
 class CellFailedError(NbddpError):
     """A cell failed on at least one rank.
 
@@ -55,8 +59,10 @@ class CellFailedError(NbddpError):
         super().__init__(message)
         self.rank = rank
         self.report = report
-        if sys.version_info >= (3, 11):
-            self.add_note(report)  # so that a script's own traceback shows the rank's
+        if sys.version_info >= (3, 11):  # so that a script's own traceback shows the rank's
+            self.add_note(report)
+        else:
+            self.__cause__ = _RanksReportError(f"\n{report}")
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in the place of the controller's own traceback."""

@@ -205,7 +205,7 @@ class Rank:
     def _make_shell(self, colors: str) -> RankShell:
         shell = RankShell.instance() if RankShell.initialized() else make_shell()
         if colors:
-            shell.colors = colors
+            shell.wear(colors)
         shell.display_pub.mail = self._outbox.post
         refuse_input()
         self._names = {

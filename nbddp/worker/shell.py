@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import IPython
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -114,6 +115,12 @@ class RankShell(InteractiveShell):
     def show_usage_error(self, exc: BaseException) -> None:
         """Keep a magic's one-line complaint instead of printing it."""
         self.shown_traceback = f"UsageError: {exc}"
+
+    def wear(self, theme: str) -> None:
+        """Format tracebacks in one of IPython's colour themes."""
+        self.colors = theme
+        if IPython.version_info[0] < 9:  # there the trait alone does not reach them
+            self.InteractiveTB.set_colors(theme)
 
     def run(self, command: RunCell) -> ExecutionResult:
         """Run a cell; raises nothing that the cell raised."""
