@@ -131,6 +131,8 @@ def test_a_script_under_torchrun_and_a_cell_give_the_same_losses_bit_for_bit(
     say = "[each.hex() for each in losses], drawn"
     script = folder / "script.py"
     script.write_text(
+        # from Python 3.14 on a DataLoader's workers would run the script once more
+        "import multiprocessing\nmultiprocessing.set_start_method('fork')\n"
         "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
         f"{KIT}{body}"
         f"with open(f'rank{{dist.get_rank()}}', 'w') as file:\n    file.write(repr(({say})))\n"
