@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -272,6 +273,26 @@ def test_what_struck_before_is_not_armed_again(
     ]
 
 
+def test_in_a_cell_that_the_user_runs_what_struck_before_strikes_anew(
+    sink: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sink.told == []
+    monkeypatch.setenv("NBDDP_STRUCK", "kill@rank=1,step=3")
+    monkeypatch.setattr(faults, "_is_again", True)  # and back to it afterwards
+    for is_again in (True, False):
+        faults.begin_cell(is_again=is_again)
+        at(step=3, rank=1, kind="kill")
+        assert bool(armed()) is not is_again
+
+
+def test_in_the_same_process_it_strikes_again_only_if_told_to(sink: Recorder) -> None:
+    for again in (False, False, True):
+        at(step=0, rank=1, kind="raise", again=again)
+        with suppress(FaultError):
+            log(step=0)
+    assert sink.told.count("flush") == 2
+
+
 @pytest.mark.parametrize(
     ("struck", "count", "is_armed"),
     [
@@ -379,7 +400,7 @@ def test_slow_does_not_draw_out_the_time_between_two_cells(sink: Recorder, clock
     at(step=0, rank=1, kind="slow")
     log(step=0)
     clock.now += 600
-    faults.begin_cell()
+    faults.begin_cell(is_again=True)
     clock.now += 1
     log(step=1)
     assert clock.slept == []

@@ -27,6 +27,7 @@ class CellRequest:
         wants_value: whether the last expression's value comes back, pickled.
         needs_group: whether to see to it that there is a process group.
         once: never run it again by itself, in a recovery or a replay.
+        is_again: this is such a time.
     """
 
     source: str
@@ -36,6 +37,7 @@ class CellRequest:
     wants_value: bool = False
     needs_group: bool = True
     once: bool = False
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,7 @@ class CellHandle:
             first_line=self.request.first_line,
             execution_count=self.request.execution_count,
             wants_value=self.request.wants_value,
+            is_again=self.request.is_again,
         )
 
     def feed(self, notice: Notice) -> None:

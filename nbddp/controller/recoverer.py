@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed, Pushed
 from nbddp.controller.recovery import Comeback, Setback, why_stop
@@ -62,7 +63,7 @@ class Recoverer:
             failed = self._come_back(setbacks[-1])
             if failed is not None:
                 return failed
-            result = self._show(self._session.run(handle.request))
+            result = self._show(self._session.run(replace(handle.request, is_again=True)))
         return result
 
     def _come_back(self, setback: Setback) -> CellResult | None:
@@ -92,7 +93,7 @@ class Recoverer:
             if isinstance(deed, Pushed):
                 self._push(deed)
                 continue
-            handle = self._session.run(deed)
+            handle = self._session.run(replace(deed, is_again=True))
             for _ in handle.notices():
                 pass  # it was shown when it ran for the first time
             if handle.result is None or not handle.result.is_ok:

@@ -107,14 +107,14 @@ def _suggest(kind: str) -> str:
     return f"{meant}(kinds: {', '.join(KINDS)})"
 
 
-def at(*, step: int, rank: int, kind: str, factor: float = FACTOR) -> None:
+def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool = False) -> None:
     """Arm a fault: every rank calls this, and the one that is meant keeps it in mind.
 
     It strikes right after ``nbddp.log`` reported that step or a later one; the numbers are
     written by then. A training that logs nothing goes by the steps that ``nbddp.loader`` counts.
     First it is put on the run's time line, then it strikes, and once only: not again when the cell
-    runs again in the same process (:func:`clear` forgets that), and not in the attempt that nbddp
-    or torchrun starts after a failure.
+    runs again in the same process, unless told to, and not when nbddp or torchrun runs it again
+    after a failure.
 
     Args:
         step: from which step on.
@@ -128,6 +128,7 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR) -> None:
             ``oom`` (an allocation that cannot be had), ``corrupt`` (bytes of the newest
             checkpoint are flipped).
         factor: for ``slow``.
+        again: also if it has struck in this process, as after :func:`clear`.
 
     Raises:
         ValueError: there is no such kind, rank, step or factor; the message says which there are.
@@ -142,7 +143,7 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR) -> None:
     if fault.rank >= ranks:
         raise ValueError(f"there is no rank {fault.rank}: the ranks are 0 to {ranks - 1}")
     if fault.rank == mine and not _struck_before(fault):
-        _drill.arm(fault)
+        _drill.arm(fault, again=again)
 
 
 def armed() -> list[Fault]:
@@ -157,8 +158,17 @@ def clear() -> None:
     _drill = Drill()
 
 
-def begin_cell() -> None:
-    """Another cell begins: the time since the last step of the one before is no step."""
+_is_again = True  # until a cell begins that is a new one
+
+
+def begin_cell(*, is_again: bool) -> None:
+    """Another cell begins: the time since the last step of the one before is no step.
+
+    What struck in an earlier attempt is spared if this is a cell that runs again by itself, in a
+    recovery or a replay. In one that the user runs it is asked for anew.
+    """
+    global _is_again
+    _is_again = is_again
     _drill.begin_cell()
 
 
@@ -176,7 +186,7 @@ def _struck_before(fault: Fault) -> bool:
     restart by hand too, which is a new experiment.
     """
     if STRUCK in os.environ:
-        return str(fault) in os.environ[STRUCK].split(";")
+        return _is_again and str(fault) in os.environ[STRUCK].split(";")
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
@@ -191,9 +201,9 @@ class Drill:
         self._has_logged = False
         self._pid = 0
 
-    def arm(self, fault: Fault) -> None:
-        """Keep it in mind, unless it is or has struck."""
-        if fault in self.armed or fault in self._struck:
+    def arm(self, fault: Fault, *, again: bool) -> None:
+        """Keep it in mind, unless it is or has struck; ``again``, though it has."""
+        if fault in self.armed or (fault in self._struck and not again):
             return
         self._pid = os.getpid()
         self.armed = sorted([*self.armed, fault], key=lambda each: each.step)

@@ -17,13 +17,17 @@ JsonDict = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCell:
-    """Run this source; ``first_line`` is the notebook line that it begins on."""
+    """Run this source; ``first_line`` is the notebook line that it begins on.
+
+    ``is_again``: not because the user asks, but because it was done before a restart.
+    """
 
     cell: int
     source: str
     first_line: int = 1
     execution_count: int = 1
     wants_value: bool = False
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

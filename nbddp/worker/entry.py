@@ -293,7 +293,7 @@ class Rank:
             self._shell.user_ns.setdefault(name, value)
         self._group.begin_cell(command.cell)
         self._meters.begin_cell()
-        faults.begin_cell()
+        faults.begin_cell(is_again=command.is_again)
         self._last_group = self._group.current()
         self._pulse.begin_cell(command.cell)
         self._interrupter.begin_cell(command.cell)

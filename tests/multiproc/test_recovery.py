@@ -119,9 +119,27 @@ def test_in_a_replay_a_fault_that_struck_is_armed_no_more(notebook: Notebook) ->
     assert "rank 1 was killed by SIGKILL" in notebook.run(train).error
     notebook.run("%ddp restart --replay")
     assert notebook.run(train).text.endswith("Out [rank 0] 0\nOut [rank 1] 1\n")
-    notebook.run("%ddp restart")
     notebook.run("%ddp fault kill --rank 1 --step 3")  # asked for again: it strikes again
-    assert "rank 1 was killed by SIGKILL" in notebook.run(train.removesuffix("kept")).error
+    assert "rank 1 was killed by SIGKILL" in notebook.run(train).error
+
+
+def test_a_fault_of_the_notebook_strikes_as_often_as_it_is_armed(notebook: Notebook) -> None:
+    notebook.run("%ddp start --nproc 2")
+    for _ in range(2):
+        notebook.run("%ddp fault raise --rank 1 --step 3")
+        reply = notebook.run("%%ddp\nfor step in range(5):\n    nbddp.log(step=step)")
+        assert "rank 1: FaultError" in reply.error
+
+
+def test_after_a_recovery_the_same_fault_can_be_asked_for_again(group: WorkerGroup) -> None:
+    cell = (
+        "nbddp.faults.clear()\nnbddp.faults.at(step=3, rank=1, kind='kill')\n"
+        "for step in range(5):\n    nbddp.log(step=step)"
+    )
+    for _ in range(2):
+        before = group.life.attempt
+        group.run(cell, max_restarts=1)
+        assert group.life.attempt == before + 1
 
 
 def test_a_cell_recovers_in_the_notebook_and_the_cells_around_it_work(notebook: Notebook) -> None:
