@@ -208,7 +208,7 @@ class LabNotebook:
 
     def text(self, cell: int) -> str:
         """What is shown under a code cell."""
-        return self.code_cell(cell).locator(".jp-Cell-outputArea").inner_text()
+        return self.code_cell(cell).locator(".jp-Cell-outputArea").inner_text().strip()
 
     def await_text(self, cell: int, pattern: str, *, timeout: float = 30) -> re.Match[str]:
         """Wait until this is shown under a code cell."""
