@@ -1,0 +1,77 @@
+"""A rank's log as it is read back to be mailed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nbddp.worker.streams import CHUNK_BYTES, RankLog
+
+CHATTER = (
+    "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
+)
+
+Write = Callable[[str], object]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rank1.log"
+
+
+@pytest.fixture
+def write(path: Path) -> Write:
+    def append(text: str) -> None:
+        with path.open("a") as file:
+            file.write(text)
+
+    return append
+
+
+def test_pieces_are_whole_in_order_and_come_once(path: Path, write: Write) -> None:
+    log = RankLog(path)
+    text = "grüße\n" * CHUNK_BYTES  # more than a piece holds; some pieces end within a letter
+    write(text)
+    pieces = iter(log.read, None)
+    read = [(piece.start, piece.end, piece.text) for piece in pieces]
+    assert "".join(text for _, _, text in read) == text
+    assert [start for start, _, _ in read] == [0, *(end for _, end, _ in read[:-1])]
+    assert read[-1][1] == path.stat().st_size
+
+
+def test_what_an_earlier_attempt_wrote_is_not_read(path: Path, write: Write) -> None:
+    write("before\n")
+    log = RankLog(path)
+    write("after\n")
+    piece = log.read()
+    assert piece is not None
+    assert (piece.start, piece.text) == (7, "after\n")
+    assert log.read() is None
+
+
+def test_gloos_chatter_is_in_the_file_and_not_mailed(path: Path, write: Write) -> None:
+    log = RankLog(path)
+    write(f"before\n{CHATTER}{CHATTER}after\n")
+    piece = log.read()
+    assert piece is not None
+    assert piece.text == "before\nafter\n"
+    assert piece.end == path.stat().st_size == len("before\nafter\n") + 2 * len(CHATTER)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"mine: {CHATTER}",
+        CHATTER.rstrip("\n"),
+        "[Gloo] Rank 1 is connected to no peer ranks.\n",
+        CHATTER.replace(": 3\n", ": 3, and that is mine\n"),
+    ],
+)
+def test_a_line_that_only_looks_like_it_is_the_users(path: Path, write: Write, line: str) -> None:
+    log = RankLog(path)
+    write(line)
+    piece = log.read()
+    assert piece is not None
+    assert piece.text == line
