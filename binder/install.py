@@ -29,11 +29,14 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = Path(__file__).resolve().with_name("constraints.txt")
 OLDEST_PYTHON = (3, 10)
 OLDEST_TORCH = (2, 9)
+NEEDED = "{}.{}".format(*OLDEST_TORCH)
 TESTED_TORCH = "2.13.0"
 CPU_BUILD = f"torch=={TESTED_TORCH}+cpu"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
-OWN_TORCH = "; or install a torch of 2.9 or newer yourself and run this again: it will be kept"
+OWN_TORCH = (
+    f"; or install a torch of {NEEDED} or newer yourself and run this again: it will be kept"
+)
 
 
 class InstallError(Exception):
@@ -54,7 +57,7 @@ def is_supported(version: str) -> bool:
     >>> [is_supported(version) for version in ("2.8.0", "2.9.0rc1", "2.9.0+cu128", "3.0.0a0+git1")]
     [False, False, True, True]
     """
-    if re.match(r"2\.9(\.0)?(a|b|rc|\.dev)", version):
+    if re.match(rf"{re.escape(NEEDED)}(\.0)?(a|b|rc|\.dev)", version):
         return False  # pip, too, puts a pre-release before its release
     found = re.match(r"(\d+)\.(\d+)", version)
     return found is not None and (int(found[1]), int(found[2])) >= OLDEST_TORCH
@@ -130,7 +133,8 @@ def ensure_torch() -> str:
     if plan is TorchPlan.KEEP:
         say(f"torch {installed} is here and supported: it stays as it is")
     else:
-        say("no torch here" if installed is None else f"torch {installed} is too old (2.9 needed)")
+        too_old = f"torch {installed} is too old ({NEEDED} needed)"
+        say("no torch here" if installed is None else too_old)
         install_torch(plan)
     version = installed_version("torch")
     if version is None:

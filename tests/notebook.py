@@ -115,12 +115,11 @@ class Notebook:
                 return bool(content["execution_state"] == "idle")
         return False
 
-    def complete(self, code: str, cursor: int | None = None) -> list[str]:
-        """What Tab would make of the word, dots and all, that the cursor is at the end of."""
-        cursor = cursor if cursor is not None else len(code)
-        said = self.client.complete(code, cursor, reply=True, timeout=20)["content"]
-        begin = re.search(r"\S*$", code[:cursor]).start()  # type: ignore[union-attr]
-        return [code[begin : said["cursor_start"]] + match for match in said["matches"]]
+    def complete(self, code: str) -> list[str]:
+        """What Tab would make of the last word, dots and all."""
+        said = self.client.complete(code, reply=True, timeout=20)["content"]
+        word_begins = len(code) - len(code.split()[-1])
+        return [code[word_begins : said["cursor_start"]] + match for match in said["matches"]]
 
     def interrupt(self) -> None:
         """Press Jupyter's stop button."""

@@ -79,11 +79,12 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUnable:
-    """A rank could not get ready."""
+    """A rank could not get ready; ``details`` is its traceback."""
 
     attempt: int
     rank: int
     reason: str
+    details: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +235,7 @@ class NotStarted:
     """The start failed; the ranks are being ended."""
 
     reason: str
+    details: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -232,9 +232,8 @@ class Executor:
                 self.ready[rank] = ready
                 self.step(ev.RankReady(attempt=attempt, rank=rank))
             case StartFailed(reason=reason, traceback=traceback):
-                if self.life.state is GroupState.STARTING:  # the first counts; others may follow
-                    self._start_error = StartError(reason, details=traceback)
-                self.step(ev.RankUnable(attempt=attempt, rank=rank, reason=reason))
+                unable = ev.RankUnable(attempt=attempt, rank=rank, reason=reason, details=traceback)
+                self.step(unable)
             case Pulse() | Metrics() | Progress() as sighting:
                 self.lookout.note(rank, sighting, time.monotonic())
                 self._note_comeback()
@@ -325,8 +324,8 @@ class Executor:
             case ev.Started():
                 self.chronicle.record("ready", attempt=self.life.attempt)
                 self._waiting.started()
-            case ev.NotStarted(reason=reason):
-                self._start_error = self._start_failure(reason)
+            case ev.NotStarted(reason=reason, details=details):
+                self._start_error = self._start_failure(reason, details)
             case ev.Finished():
                 self._finish()
             case ev.Stopped():
@@ -366,13 +365,12 @@ class Executor:
 
     # ---- telling those who wait
 
-    def _start_failure(self, reason: str) -> StartError:
+    def _start_failure(self, reason: str, details: str) -> StartError:
         self.chronicle.record("start failed", reason=reason)
-        known = self._start_error
-        if known is not None:
-            return StartError(reason if known.details else str(known), details=known.details)
+        if self._start_error is not None:
+            return self._start_error
         gone = [each.rank for each in self.life.ranks if not each.is_alive]
-        return StartError(reason, details=self.chronicle.last_words(gone))
+        return StartError(reason, details=details or self.chronicle.last_words(gone))
 
     def _finish(self) -> None:
         if self.cell is not None:

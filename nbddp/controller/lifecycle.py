@@ -134,16 +134,18 @@ def _on_rank_ready(life: Life, event: RankReady) -> Step:
 def _on_rank_unable(life: Life, event: RankUnable) -> Step:
     if life.state is not GroupState.STARTING:
         return life, []
-    return _give_up_start(life, f"rank {event.rank} could not start: {event.reason}")
+    reason = f"rank {event.rank} could not start: {event.reason}"
+    return _give_up_start(life, reason, details=event.details)
 
 
-def _give_up_start(life: Life, reason: str) -> Step:
+def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
     stopping = replace(life, state=GroupState.STOPPING)
+    told = NotStarted(reason=reason, details=details)
     kill: list[Action] = [Kill(ranks=tuple(life.alive))] if life.alive else []
     if not life.alive:
         gone, actions = _all_gone(stopping)
-        return gone, [NotStarted(reason=reason), *actions]
-    return stopping, [NotStarted(reason=reason), *kill]
+        return gone, [told, *actions]
+    return stopping, [told, *kill]
 
 
 # ---- processes that end

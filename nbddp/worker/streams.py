@@ -18,8 +18,9 @@ from nbddp.wire.messages import Output
 CHUNK_BYTES = 64 << 10
 
 # what Gloo prints for every group that is formed, in one write: torch 2.9 and 2.10
+_CHATTER_BEGINS = "[Gloo] Rank "  # found ten times faster than the whole
 _CHATTER = re.compile(
-    r"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
+    rf"^{re.escape(_CHATTER_BEGINS)}\d+ is connected to \d+ peer ranks\. "
     r"Expected number of connected peer ranks is : \d+\n",
     re.MULTILINE,
 )
@@ -78,8 +79,10 @@ class RankLog:
         text, used = codecs.utf_8_decode(data, "replace")
         if not used:
             return None
+        if _CHATTER_BEGINS in text:
+            text = _CHATTER.sub("", text)
         start, self._offset = self._offset, self._offset + used
-        return Output(start=start, end=self._offset, text=_CHATTER.sub("", text))
+        return Output(start=start, end=self._offset, text=text)
 
 
 class _LogWriter(io.RawIOBase):
