@@ -7,11 +7,9 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nbddp.controller import events as ev
-from nbddp.controller.actor import Actor
 from nbddp.controller.cell import (
     CellHandle,
     CellRequest,
@@ -31,7 +29,6 @@ from nbddp.controller.ranks import Ranks
 from nbddp.controller.recovery import Comeback
 from nbddp.controller.states import GroupState, Life
 from nbddp.controller.waiting import Waiting
-from nbddp.controller.watcher import ExitWatcher
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.wire.messages import (
     Answer,
@@ -50,22 +47,13 @@ from nbddp.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from nbddp.controller.link import Link
+    from nbddp.controller.means import Means
     from nbddp.controller.spec import GroupSpec
     from nbddp.wire.mailbox import Letter
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
 LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
 MAX_BETWEEN = 100  # pieces of output kept from between two cells
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What an executor works with while there are, or may be, processes."""
-
-    link: Link
-    actor: Actor
-    watcher: ExitWatcher
 
 
 class Executor:

@@ -19,7 +19,7 @@ from nbddp.worker.start import UP, command_queue, control_queue
 FOREVER = timedelta(days=365)
 
 
-class Link:
+class StoreLink:
     """A store that only this machine reaches, and signed queues to and from the ranks.
 
     Each thread that may wait has a client of its own: a blocking call on a client holds every

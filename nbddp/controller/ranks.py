@@ -17,7 +17,7 @@ from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
 from nbddp.worker.start import RankStart
 
 if TYPE_CHECKING:
-    from nbddp.controller.link import Link
+    from nbddp.controller.means import Link
 
 OnExit = Callable[[int, int, RankHandle], None]
 

@@ -9,32 +9,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 from nbddp.controller import events as ev
-from nbddp.controller.actor import Actor
 from nbddp.controller.cell import CellHandle, CellRequest, Deed, Pushed
 from nbddp.controller.chronicle import Chronicle
-from nbddp.controller.executor import NO_GROUP, Executor, Means
+from nbddp.controller.executor import NO_GROUP, Executor
 from nbddp.controller.launcher import Launcher, LocalLauncher
 from nbddp.controller.lookout import Lookout
+from nbddp.controller.means import Link, Means, open_means
 from nbddp.controller.recovery import Comeback
 from nbddp.controller.snapshot import Snapshot, take
 from nbddp.controller.spec import GroupSpec
 from nbddp.controller.states import Life
-from nbddp.controller.watcher import ExitWatcher
 from nbddp.errors import RequestError
 from nbddp.wire.messages import Answer, Command, Output
-
-if TYPE_CHECKING:
-    from nbddp.controller.link import Link
 
 
 class Session:
     """One worker group of a kernel, through all its attempts; any thread may call any method."""
 
-    def __init__(self, launcher: Launcher | None = None, *, colors: str = "") -> None:
+    def __init__(
+        self,
+        launcher: Launcher | None = None,
+        *,
+        colors: str = "",
+        make_means: Callable[[], Means] = open_means,
+    ) -> None:
         self.launcher: Launcher = launcher or LocalLauncher()
+        self._make_means = make_means
         self._do = Executor(self.launcher, colors=colors)
         self._collector: threading.Thread | None = None
         self._opening = threading.Lock()
@@ -202,10 +204,7 @@ class Session:
     def _open(self) -> None:
         with self._opening:
             if self._do.means is None:
-                from nbddp.controller.link import Link  # imports torch: not before it is needed
-
-                means = Means(Link(), Actor("nbddp-session"), ExitWatcher())
-                self._do.means = means
+                self._do.means = means = self._make_means()
                 self._collector = threading.Thread(
                     target=self._collect, args=(means,), name="nbddp-mail", daemon=True
                 )

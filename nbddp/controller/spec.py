@@ -18,7 +18,7 @@ from nbddp.topology import Topology
 from nbddp.worker.start import RankStart
 
 if TYPE_CHECKING:
-    from nbddp.controller.link import Link
+    from nbddp.controller.means import Link
 
 MAX_NPROC = 128
 BACKENDS = ("auto", "gloo", "nccl")

@@ -1,0 +1,66 @@
+"""What an executor works with: the link to the ranks, and the threads that act and bring news."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nbddp.controller.actor import Actor
+from nbddp.controller.watcher import ExitWatcher
+
+if TYPE_CHECKING:
+    from nbddp.wire.mailbox import Letter
+    from nbddp.wire.messages import Command, JsonDict
+
+
+class Link(Protocol):
+    """How ranks are told something, and how what they say is collected."""
+
+    @property
+    def secret(self) -> bytes:
+        """What messages are signed with."""
+
+    @property
+    def port(self) -> int:
+        """Where the ranks find it, on 127.0.0.1."""
+
+    @property
+    def refused(self) -> int:
+        """How many messages came that were not ours."""
+
+    def open_attempt(self, attempt: int, world_size: int) -> None:
+        """Be ready to send to the ranks of an attempt."""
+
+    def send(self, rank: int, command: Command) -> None:
+        """Hand a command to a rank of this attempt."""
+
+    def collect(self) -> Letter | None:
+        """Wait for the next letter of a rank; None when the link is closed."""
+
+    def pack(self, key: str, value: Any) -> JsonDict:
+        """Lay a Python value out for the ranks."""
+
+    def unpack(self, parcel: JsonDict) -> Any:
+        """Take a Python value of a rank."""
+
+    def discard(self, parcel: JsonDict) -> None:
+        """Forget a value that nobody will collect any more."""
+
+    def close(self) -> None:
+        """Wake whoever collects, for the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What there is while there are, or may be, processes."""
+
+    link: Link
+    actor: Actor
+    watcher: ExitWatcher
+
+
+def open_means() -> Means:
+    """A store on this machine, and the threads."""
+    from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
+
+    return Means(StoreLink(), Actor("nbddp-session"), ExitWatcher())

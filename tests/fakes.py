@@ -1,0 +1,306 @@
+"""A launcher, a link and threads that do nothing by themselves, for tests of the controller.
+
+With :class:`FakeLauncher` and :class:`FakeLink` a session has all its threads and no process. With
+:class:`HandTurnedActor` and :class:`HandTurnedWatcher` it has no thread either: things happen in
+the order in which the test lets them, and each of them can be made to fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any
+
+from nbddp.controller.actor import Actor
+from nbddp.controller.launcher import RankHandle
+from nbddp.controller.means import Means
+from nbddp.controller.watcher import ExitWatcher
+from nbddp.wire.mailbox import Letter
+from nbddp.wire.messages import (
+    Answer,
+    CellEnded,
+    Command,
+    Complete,
+    JsonDict,
+    Leave,
+    Message,
+    Pull,
+    Push,
+    Ready,
+    RunCell,
+)
+from nbddp.worker.start import RankStart
+
+PIDS = itertools.count(1_000_000_000)  # beyond those of any process
+
+
+class FakeHandle:
+    """A rank's process, which ends when it is told to, or when the test says so."""
+
+    def __init__(self, *, obeys: bool = True) -> None:
+        self.pid: int | None = next(PIDS)
+        self.exitcode: int | None = None
+        self.obeys = obeys
+        self.is_doomed = False
+        self.is_joined = False
+        self.kill_fails: Exception | None = None
+        self._pipe: tuple[int, int] | None = None
+
+    @property
+    def sentinel(self) -> int:
+        """A real descriptor that becomes readable, for the real watcher."""
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            if self.exitcode is not None:
+                os.close(self._pipe[1])
+        return self._pipe[0]
+
+    def end(self, exitcode: int) -> None:
+        """Be gone."""
+        if self.exitcode is None:
+            self.exitcode = exitcode
+            if self._pipe is not None:
+                os.close(self._pipe[1])
+
+    def join(self) -> None:
+        """Let go, as a process that has ended does; a test that would wait here hangs for ever."""
+        assert self.exitcode is not None, "somebody waits for a process that runs"
+        if self._pipe is not None and not self.is_joined:
+            os.close(self._pipe[0])
+        self.is_joined = True
+
+    def terminate(self) -> None:
+        self._obey(-15)
+
+    def kill(self) -> None:
+        if self.kill_fails is not None:
+            raise self.kill_fails
+        self._obey(-9)
+
+    def _obey(self, exitcode: int) -> None:
+        self.is_doomed = True
+        if self.obeys:
+            self.end(exitcode)
+
+
+class FakeLauncher:
+    """Makes fake processes.
+
+    Attributes:
+        handles: what was launched, by attempt and rank.
+        faults: raised at the next launches, one each; None lets one pass.
+        gate: while it is not set, a launch waits, as for a helper that still imports.
+        on_launch: called with what a new rank was told.
+        obeys: whether the processes end when they are told to.
+    """
+
+    def __init__(self, *, obeys: bool = True) -> None:
+        self.handles: dict[tuple[int, int], FakeHandle] = {}
+        self.faults: deque[Exception | None] = deque()
+        self.sweep_fails: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.waits = threading.Event()
+        self.on_launch: Callable[[RankStart], Any] = lambda _start: None
+        self.obeys = obeys
+        self.is_closed = False
+
+    def warm_up(self) -> None: ...
+
+    def warm_up_more(self) -> None: ...
+
+    def launch(self, start: RankStart) -> FakeHandle:
+        self.waits.set()
+        self.gate.wait()
+        if fault := self.faults.popleft() if self.faults else None:
+            raise fault
+        handle = FakeHandle(obeys=self.obeys)
+        self.handles[start.attempt, start.topology.rank] = handle
+        self.on_launch(start)
+        return handle
+
+    def sweep(self, handle: RankHandle) -> None:  # noqa: ARG002 - the launcher's interface
+        if self.sweep_fails is not None:
+            raise self.sweep_fails
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.gate.set()
+
+    def living(self) -> list[FakeHandle]:
+        """The processes that there are."""
+        return [handle for handle in self.handles.values() if handle.exitcode is None]
+
+
+class FakeLink:
+    """Keeps what is sent, and delivers what the test has a rank say.
+
+    Attributes:
+        sent: rank and command, in order.
+        faults: raised at the next sends, one each; None lets one pass.
+        is_broken: whether every send fails.
+        on_send: called with attempt, rank and command.
+    """
+
+    secret = b"secret"
+    port = 4242
+    refused = 0
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.sent: list[tuple[int, Command]] = []
+        self.faults: deque[Exception | None] = deque()
+        self.is_broken = False
+        self.on_send: Callable[[int, int, Command], Any] = lambda *_sent: None
+        self.letters: SimpleQueue[Letter | Exception | None] = SimpleQueue()
+        self._values: dict[str, Any] = {}
+        self._sequence = itertools.count(1)
+
+    def open_attempt(self, attempt: int, world_size: int) -> None:  # noqa: ARG002 - as the real one
+        self.attempt = attempt
+
+    def send(self, rank: int, command: Command) -> None:
+        if self.is_broken:
+            raise ConnectionError("the store is gone")
+        if fault := self.faults.popleft() if self.faults else None:
+            raise fault
+        self.sent.append((rank, command))
+        self.on_send(self.attempt, rank, command)
+
+    def say(self, rank: int, message: Message, *, attempt: int | None = None) -> Letter:
+        """Have a rank say something."""
+        number = self.attempt if attempt is None else attempt
+        letter = Letter(rank, number, next(self._sequence), message)
+        self.letters.put(letter)
+        return letter
+
+    def fail(self, error: Exception) -> None:
+        """Have whoever collects fail."""
+        self.letters.put(error)
+
+    def collect(self) -> Letter | None:
+        letter = self.letters.get()
+        if isinstance(letter, Exception):
+            raise letter
+        return letter
+
+    def pack(self, key: str, value: Any) -> JsonDict:
+        self._values[key] = value
+        return {"key": key}
+
+    def unpack(self, parcel: JsonDict) -> Any:
+        return self._values[parcel["key"]]
+
+    def discard(self, parcel: JsonDict) -> None:
+        self._values.pop(parcel["key"], None)
+
+    def close(self) -> None:
+        self.letters.put(None)
+
+
+class HandTurnedActor(Actor):
+    """Does on the test's own thread what it was told, when the test turns it."""
+
+    def __init__(self) -> None:
+        self.inbox: deque[Callable[[], Any]] = deque()
+        self.due: list[tuple[float, Callable[[], Any]]] = []
+
+    def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In its turn, that is after all that was told before."""
+        done: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(act(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - it is raised where it belongs
+                done.set_exception(error)
+
+        self.inbox.append(work)
+        while not done.done():
+            self.turn()
+        return done.result()
+
+    def tell(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.inbox.append(lambda: act(*args, **kwargs))
+
+    def later(self, seconds: float, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.due.append((seconds, lambda: act(*args, **kwargs)))
+
+    def close(self) -> None:
+        self.turn_all()
+
+    def turn(self) -> None:
+        """Do the next thing."""
+        self.inbox.popleft()()
+
+    def turn_all(self) -> None:
+        """Do all that was told, and what follows from it."""
+        while self.inbox:
+            self.turn()
+
+    def ring(self, number: int = 0) -> None:
+        """Let the time come for one thing that is due later."""
+        self.due.pop(number)[1]()
+
+
+class HandTurnedWatcher(ExitWatcher):
+    """Notices that processes have ended when the test says so."""
+
+    def __init__(self) -> None:
+        self.watched: list[tuple[RankHandle, Callable[[RankHandle], Any]]] = []
+        self.faults: deque[Exception | None] = deque()
+
+    def watch(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
+        if fault := self.faults.popleft() if self.faults else None:
+            raise fault
+        self.watched.append((handle, on_exit))
+
+    def notice(self) -> bool:
+        """Tell of one process that has ended; whether there was one."""
+        for watched in self.watched:
+            handle, on_exit = watched
+            if handle.exitcode is not None:
+                self.watched.remove(watched)
+                on_exit(handle)
+                return True
+        return False
+
+    def close(self) -> None: ...
+
+
+def hand_turned(link: FakeLink) -> Means:
+    """Means without a thread."""
+    return Means(link, HandTurnedActor(), HandTurnedWatcher())
+
+
+def with_threads(link: FakeLink) -> Means:
+    """Means with all their threads."""
+    return Means(link, Actor("nbddp-session"), ExitWatcher())
+
+
+def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:
+    """Have ranks be ready as soon as they are launched, and do at once what they are told."""
+
+    def answer(attempt: int, rank: int, command: Command) -> None:
+        match command:
+            case RunCell(cell=cell):
+                link.say(rank, CellEnded(cell=cell, seconds=0.0, in_group=True), attempt=attempt)
+            case Push(request=request) | Pull(request=request) | Complete(request=request):
+                link.say(rank, Answer(request=request), attempt=attempt)
+            case Leave():
+                launcher.handles[attempt, rank].end(0)
+
+    launcher.on_launch = lambda start: link.say(
+        start.topology.rank, ready(start.topology.rank), attempt=start.attempt
+    )
+    link.on_send = answer
+
+
+def ready(rank: int) -> Ready:
+    """What a rank says when it is ready."""
+    return Ready(pid=1000 + rank, device="cpu", backend="gloo", host="here")
