@@ -45,7 +45,7 @@ from nbddp.wire.messages import (
 )
 from nbddp.worker import growth
 from nbddp.worker.collectives import ProcessGroup
-from nbddp.worker.failure import describe, plain
+from nbddp.worker.failure import describe, plain, text_of
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.meters import Meters
 from nbddp.worker.outbox import Outbox
@@ -344,7 +344,7 @@ class Rank:
         try:
             answer = act(command)
         except Exception as error:  # noqa: BLE001 - it belongs to the answer
-            answer = Answer(request=request, error=f"{type(error).__name__}: {error}")
+            answer = Answer(request=request, error=f"{type(error).__name__}: {text_of(error)}")
         self._outbox.post(answer)
 
     def _push(self, command: Push) -> Answer:

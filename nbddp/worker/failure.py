@@ -27,8 +27,8 @@ def describe(
     inside = [place for place in stack if is_cell_file(place[0].f_code.co_filename)]
     return Failure(
         name=type(error).__name__,
-        text=str(error),
-        traceback=shown or _without_ours(error, stack[stack.index(inside[0]) :] if inside else []),
+        text=text_of(error),
+        traceback=shown or pythons_format(error, is_cell_file=is_cell_file),
         line=inside[-1][1] if inside else 0,
         collective=_collective([frame for frame, _ in stack], stuck_in),
         at=at,
@@ -39,19 +39,55 @@ def plain(error: BaseException) -> Failure:
     """An error outside any cell."""
     return Failure(
         name=type(error).__name__,
-        text=str(error),
+        text=text_of(error),
         traceback="".join(traceback.format_exception(error)),
         at=time.time(),
     )
 
 
-def _without_ours(error: BaseException, stack: list[tuple[FrameType, int]]) -> str:
-    """The traceback of an error that IPython does not show, an interrupt, from the cell on."""
-    if not stack:
-        return "".join(traceback.format_exception(error))
-    places = traceback.StackSummary.extract(iter(stack))
-    lines = ["Traceback (most recent call last):\n", *places.format()]
-    return "".join([*lines, *traceback.format_exception_only(error)])
+def text_of(error: BaseException) -> str:
+    """What an exception says, also of one that cannot even do that.
+
+    >>> text_of(ValueError("too low"))
+    'too low'
+    """
+    try:
+        return str(error)
+    except Exception as inner:  # noqa: BLE001 - whatever the user's own __str__ raises
+        return f"its text cannot be had: __str__() raised {type(inner).__name__}"
+
+
+def needs_pythons_format(error: BaseException) -> bool:
+    """Whether IPython cannot show it as it is: a group, or one that cannot be turned into text."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        if isinstance(getattr(each, "exceptions", None), tuple) or not _has_text(each):
+            return True
+        seen.add(id(each))
+        todo += [each.__cause__, each.__context__]
+    return False
+
+
+def _has_text(error: BaseException) -> bool:
+    try:
+        str(error)
+    except Exception:  # noqa: BLE001 - this is the question
+        return False
+    return True
+
+
+def pythons_format(error: BaseException, *, is_cell_file: Callable[[str], bool]) -> str:
+    """A traceback as Python writes it, from the cell on: for what IPython does not show."""
+    told = traceback.TracebackException.from_exception(error)
+    stack = [place for place in _walk(error.__traceback__) if not _is_ours(place[0])]
+    files = [is_cell_file(frame.f_code.co_filename) for frame, _ in stack]
+    if any(files):
+        told.stack = traceback.StackSummary.extract(iter(stack[files.index(True) :]))
+    return "".join(told.format())
 
 
 def _walk(step: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

@@ -3,93 +3,81 @@
 from __future__ import annotations
 
 import builtins
-from base64 import b64encode
+import runpy
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn
 
 import IPython
+from IPython.core import interactiveshell
+from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
-from IPython.core.displayhook import DisplayHook
-from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from traitlets import Type
+from traitlets import Type, default
 from traitlets.config import Config
 
-from nbddp.wire.messages import Display, JsonDict, RunCell
-from nbddp.worker.streams import flush_python_streams
+from nbddp.wire.messages import RunCell
+from nbddp.worker.displays import MailingPublisher, ResultHook
+from nbddp.worker.failure import needs_pythons_format, pythons_format, text_of
+from nbddp.worker.textbars import make_bars_text
+
+_MAGICS = "IPython.core.magics"
+_PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
 
 
 class NotebookLines(CachingCompiler):
     """Compiles a cell so that its line numbers are those of the notebook's editor.
 
-    A ``%%ddp`` cell's first line stays in the kernel, so what a rank compiles begins on line 2.
+    A ``%%ddp`` cell's first line stays in the kernel, so what a rank compiles begins on line 2;
+    what a cell magic such as ``%%capture`` gets to run begins one line below it.
     """
 
-    first_line = 1
+    _cell = ""
+    _first_line = 1
+    _number = 0
+    _timed = ""
+
+    def begin_cell(self, source: str, first_line: int) -> None:
+        """From now on this cell is compiled, or parts of it."""
+        self._cell, self._first_line = source.rstrip("\n"), first_line
 
     def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
         """Parse as if the lines that stayed behind were there."""
+        self._timed = source if filename == "<unknown>" else ""
         return super().ast_parse(self._pad(source), filename, symbol)
+
+    def __call__(self, source: Any, filename: str, symbol: str, *more: Any, **options: Any) -> Any:
+        """Compile; what ``%%time`` calls ``<timed exec>`` is a part of the cell, and has lines."""
+        is_part = filename.startswith("<timed ") and self._lines_above(self._timed) is not None
+        name = self.cache(self._timed, self._number) if is_part else filename
+        return super().__call__(source, name, symbol, *more, **options)
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
         """Keep the source for tracebacks under the same line numbers."""
+        self._number = number
         return super().cache(self._pad(transformed_code), number, raw_code)
 
     def _pad(self, source: str) -> str:
-        return "\n" * (self.first_line - 1) + source
+        above = self._lines_above(source)
+        # of the whole, IPython has stripped the blank lines at the beginning
+        skipped = _leading_blank_lines(self._cell) if above is None else above
+        return "\n" * (self._first_line - 1 + skipped) + source
+
+    def _lines_above(self, source: str) -> int | None:
+        """How much of the cell stands above this, if it is the last part of it as it was typed."""
+        part = source.rstrip("\n")
+        above = self._cell.removesuffix(part)
+        is_part = part and len(above) < len(self._cell) and (not above or above.endswith("\n"))
+        return above.count("\n") if is_part else None
 
 
-class ResultHook(DisplayHook):
-    """Keeps the last expression's MIME bundle instead of printing it."""
+class CellExit(ExitAutocall):
+    """``exit`` and ``quit``: they end the cell as ``sys.exit()`` does, and the rank lives on."""
 
-    bundle: JsonDict = {}  # noqa: RUF012 - replaced, never changed
-
-    def __call__(self, result: Any = None) -> None:
-        """Keep the value; behind a closing semicolon too, where it is not shown."""
-        super().__call__(result)
-        if result is not None and self.quiet():
-            self.fill_exec_result(result)
-
-    def write_output_prompt(self) -> None:
-        """Print no ``Out[1]:``; the controller shows the value once for ranks that agree."""
-
-    def write_format_data(self, format_dict: JsonDict, md_dict: JsonDict | None = None) -> None:
-        """Keep what would have been printed."""
-        self.bundle = {"data": json_ready(format_dict), "metadata": json_ready(md_dict or {})}
-
-    def finish_displayhook(self) -> None:
-        """Print no closing line break."""
-
-
-class MailingPublisher(DisplayPublisher):
-    """Mails what ``display()`` and figures produce."""
-
-    mail: Callable[[Display], None] | None = None
-    cell = 0
-
-    def publish(  # type: ignore[override]
-        self,
-        data: JsonDict,
-        metadata: JsonDict | None = None,
-        *,
-        transient: JsonDict | None = None,
-        update: bool = False,
-        **_ignored: Any,
-    ) -> None:
-        """Mail one bundle, after all output that precedes it."""
-        flush_python_streams()
-        message = Display(
-            cell=self.cell,
-            data=json_ready(data),
-            metadata=json_ready(metadata or {}),
-            display_id=str((transient or {}).get("display_id", "")),
-            is_update=update,
-        )
-        if self.mail is not None:
-            self.mail(message)
-
-    def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Clear nothing: the cell's output is shared by all ranks."""
+    __call__ = staticmethod(sys.exit)  # no line of ours in a traceback
 
 
 class RankShell(InteractiveShell):
@@ -104,17 +92,142 @@ class RankShell(InteractiveShell):
     shown_traceback: str = ""
     is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
 
-    def showtraceback(self, *args: Any, **options: Any) -> None:
-        """Format a traceback, unless nobody will read it: torch's sources take a second."""
-        if not self.is_interrupted():
-            super().showtraceback(*args, **options)
+    def __init__(self, **options: Any) -> None:
+        self._kept: list[tuple[BaseException, str]] = []
+        self._swallowed: list[BaseException] = []
+        self._is_asked = False
+        super().__init__(**options)
 
-    def _showtraceback(self, _etype: Any, _evalue: Any, stb: list[str]) -> None:
-        self.shown_traceback = "\n".join(stb)
+    # ---- cells
+
+    def run(self, command: RunCell) -> ExecutionResult:
+        """Run a cell; raises nothing that the cell raised."""
+        # `%reset -f` takes it away, and multiprocessing cannot do without
+        self.user_module.__dict__.setdefault("__spec__", None)
+        self.execution_count = command.execution_count
+        self.compile.begin_cell(command.source, command.first_line)
+        self.display_pub.cell = command.cell
+        self.displayhook.bundle = {}
+        self._kept.clear()
+        self._swallowed.clear()
+        result: ExecutionResult = super().run_cell(command.source, store_history=True)
+        if result.success and self._swallowed:
+            result.error_in_exec = self._swallowed[0]
+        self._sort_tracebacks(result.error_before_exec or result.error_in_exec)
+        return result
+
+    def _sort_tracebacks(self, error: BaseException | None) -> None:
+        """The traceback of what ended the cell belongs to its report, all others to its output."""
+        self.shown_traceback = ""
+        for each, text in self._kept:
+            if each is error:
+                self.shown_traceback = text
+            else:
+                print(text)  # noqa: T201 - as IPython does
+        self._kept.clear()  # what it holds of the cell's frames
+        self._swallowed.clear()
+
+    def run_cell(self, raw_cell: str, *args: Any, **options: Any) -> ExecutionResult:
+        """Run a cell within the cell, as ``%%capture`` does: if it fails, so does the cell.
+
+        IPython shows the error and goes on, which nobody would notice in a group of ranks.
+        """
+        __tracebackhide__ = True
+        outer = self.displayhook.exec_result
+        result: ExecutionResult = super().run_cell(raw_cell, *args, **options)
+        self.displayhook.exec_result = outer
+        error = result.error_before_exec or result.error_in_exec
+        if error is not None and not isinstance(error, Exception):
+            raise error  # an interrupt, or an exit: it ends all of the cell
+        if error is not None:
+            self._swallowed.append(error)
+        return result
+
+    def is_cell_file(self, filename: str) -> bool:
+        """Whether a code object's file is one of the cells run here."""
+        return self.compile.format_code_name(filename) is not None
+
+    # ---- scripts
+
+    def safe_execfile(
+        self,
+        fname: Any,
+        *where: Any,
+        exit_ignore: bool = False,
+        raise_exceptions: bool = True,
+        shell_futures: bool = False,
+    ) -> None:
+        """Run a script for ``%run``; what it raises ends the cell, where IPython only shows it."""
+        __tracebackhide__ = True
+        del raise_exceptions
+        Path(fname).expanduser().open("rb").close()  # where it cannot be read, IPython only warns
+        try:
+            super().safe_execfile(fname, *where, raise_exceptions=True, shell_futures=shell_futures)
+        except SystemExit as error:
+            if not exit_ignore:
+                self._swallowed.append(error)  # `%run -p` would swallow it
+                raise
+
+    def safe_run_module(self, mod_name: str, where: dict[str, Any]) -> None:
+        """Run a module for ``%run -m``; what it raises ends the cell."""
+        __tracebackhide__ = "__ipython_bottom__"  # IPython's word for: and all that is above
+        try:
+            where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
+        except SystemExit as error:
+            if error.code:
+                self._swallowed.append(error)
+                raise
+
+    # ---- tracebacks
+
+    def showtraceback(self, *args: Any, **options: Any) -> None:
+        """Keep the traceback of what ends the cell; print one that somebody asked for."""
+        __tracebackhide__ = True
+        caller = sys._getframe(1)
+        asker, error = caller.f_globals.get("__name__", ""), sys.exc_info()[1]
+        if asker == interactiveshell.__name__:
+            if isinstance(error, SystemExit):
+                if caller.f_code.co_name == "run_code":
+                    raise error  # else it goes on to warn that `exit` is the way to leave IPython
+                self._show((type(error), error, self._from_cell(error)), tb_offset=0)
+            elif not self.is_interrupted():  # nobody would read it, and torch's sources take long
+                self._show(*args, **options)
+            return
+        if error is not None and asker.startswith(_MAGICS) and caller.f_code.co_name != "tb":
+            raise error  # a magic that would show it and go on, such as %time of older versions
+        self._is_asked = True
+        try:
+            self._show(*args, **options)
+        finally:
+            self._is_asked = False
+
+    def _show(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        error = self._get_exc_info(exc_tuple)[1] if _has_error(exc_tuple) else None
+        if error is not None and needs_pythons_format(error):
+            text = pythons_format(error, is_cell_file=self.is_cell_file)
+            self._showtraceback(type(error), error, [text])
+        else:
+            super().showtraceback(exc_tuple, *args, **options)
+
+    def _from_cell(self, error: BaseException) -> TracebackType | None:
+        step = error.__traceback__
+        while step is not None and not self.is_cell_file(step.tb_frame.f_code.co_filename):
+            step = step.tb_next
+        return step or error.__traceback__
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        if self._is_asked:
+            super()._showtraceback(etype, evalue, stb)
+        else:
+            self._kept.append((evalue, self.InteractiveTB.stb2text(stb)))
 
     def show_usage_error(self, exc: BaseException) -> None:
         """Keep a magic's one-line complaint instead of printing it."""
-        self.shown_traceback = f"UsageError: {exc}"
+        self._kept.append((exc, f"UsageError: {text_of(exc)}"))
+
+    def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> Any:
+        """For IPython's history, which would format every traceback a second time."""
+        return {"ename": type(exception).__name__, "evalue": text_of(exception), "traceback": []}
 
     def wear(self, theme: str) -> None:
         """Format tracebacks in one of IPython's colour themes."""
@@ -122,21 +235,48 @@ class RankShell(InteractiveShell):
         if IPython.version_info[0] < 9:  # there the trait alone does not reach them
             self.InteractiveTB.set_colors(theme)
 
-    def run(self, command: RunCell) -> ExecutionResult:
-        """Run a cell; raises nothing that the cell raised."""
-        # `%reset -f` takes it away, and multiprocessing cannot do without
-        self.user_module.__dict__.setdefault("__spec__", None)
-        self.execution_count = command.execution_count
-        self.compile.first_line = command.first_line + _leading_blank_lines(command.source)
-        self.display_pub.cell = command.cell
-        self.displayhook.bundle = {}
-        self.shown_traceback = ""
-        result: ExecutionResult = self.run_cell(command.source, store_history=True)
-        return result
+    # ---- what a rank has not: somebody who types, and windows
 
-    def is_cell_file(self, filename: str) -> bool:
-        """Whether a code object's file is one of the cells run here."""
-        return self.compile.format_code_name(filename) is not None
+    @default("exiter")
+    def _exiter_default(self) -> CellExit:
+        return CellExit(self)
+
+    def ask_exit(self) -> NoReturn:
+        """End the cell."""
+        raise SystemExit
+
+    def init_prompts(self) -> None:
+        """Set no ``sys.ps1``, by which code such as Lightning's tells that somebody types here."""
+
+    @property
+    def call_pdb(self) -> bool:
+        """Whether a debugger starts at every error: never, for nobody could talk to it."""
+        return False
+
+    @call_pdb.setter
+    def call_pdb(self, value: bool) -> None:
+        if value:
+            raise UsageError("%pdb stays off: a rank has no keyboard")
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Start no event loop: there is no window that needs one."""
+
+    def enable_matplotlib(self, gui: str | None = None) -> Any:
+        """Have figures come as pictures, whatever kind of window was asked for."""
+        if gui not in (None, "auto", *_PICTURES):
+            print(  # noqa: T201 - for the user
+                f"nbddp: %matplotlib {gui}: a rank has no window; figures come as pictures, as "
+                "with %matplotlib inline"
+            )
+        chosen = super().enable_matplotlib(gui if gui in _PICTURES else "inline")
+        # its own runner is for windows, and forgets to turn figures on again when a script fails
+        self.magics_manager.registry["ExecutionMagics"].default_runner = None
+        return chosen
+
+
+def _has_error(exc_tuple: Any) -> bool:
+    """Whether there is an exception that IPython could show."""
+    return bool(exc_tuple) or sys.exc_info()[1] is not None or hasattr(sys, "last_value")
 
 
 def _leading_blank_lines(source: str) -> int:
@@ -153,6 +293,7 @@ def make_shell() -> RankShell:
     config.Completer.use_jedi = False  # evaluates nothing, but takes a second to load
     shell: RankShell = RankShell.instance(config=config)
     InteractiveShell._instance = shell  # type: ignore[assignment]  # get_ipython() of code that asks for the base class
+    make_bars_text()
     return shell
 
 
@@ -162,19 +303,6 @@ def warm_shell(shell: RankShell) -> None:
         shell.run(RunCell(cell=0, source=source))
     shell.complete(None, "pri", 3)
     shell.reset(new_session=True)
-
-
-def json_ready(value: Any) -> Any:
-    """Make a MIME bundle fit for JSON: bytes become base64, as in Jupyter's own messages."""
-    if isinstance(value, dict):
-        return {str(key): json_ready(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [json_ready(item) for item in value]
-    if isinstance(value, bytes):
-        return b64encode(value).decode("ascii")
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    return str(value)
 
 
 def refuse_input() -> None:

@@ -1,0 +1,98 @@
+"""What a cell shows beside its text: its last line's value, and what ``display()`` is given."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+
+from nbddp.wire.messages import Display, JsonDict
+from nbddp.worker.streams import flush_python_streams
+
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+NO_WIDGET = (
+    "nbddp: {kind}: a widget of a rank cannot be shown; use nbddp.track and nbddp.log, "
+    "or make it in a cell of the notebook's own"
+)
+
+
+class ResultHook(DisplayHook):
+    """Keeps the last expression's MIME bundle instead of printing it."""
+
+    bundle: JsonDict = {}  # noqa: RUF012 - replaced, never changed
+
+    def __call__(self, result: Any = None) -> None:
+        """Keep the value; behind a closing semicolon too, where it is not shown."""
+        super().__call__(result)
+        if result is not None and self.quiet():
+            self.fill_exec_result(result)
+
+    def write_output_prompt(self) -> None:
+        """Print no ``Out[1]:``; the controller shows the value once for ranks that agree."""
+
+    def write_format_data(self, format_dict: JsonDict, md_dict: JsonDict | None = None) -> None:
+        """Keep what would have been printed."""
+        data, metadata = bundle_of(format_dict, md_dict)
+        self.bundle = {"data": data, "metadata": metadata}
+
+    def finish_displayhook(self) -> None:
+        """Print no closing line break."""
+
+
+class MailingPublisher(DisplayPublisher):
+    """Mails what ``display()`` and figures produce."""
+
+    mail: Callable[[Display], None] | None = None
+    cell = 0
+
+    def publish(  # type: ignore[override]
+        self,
+        data: JsonDict,
+        metadata: JsonDict | None = None,
+        *,
+        transient: JsonDict | None = None,
+        update: bool = False,
+        **_ignored: Any,
+    ) -> None:
+        """Mail one bundle, after all output that precedes it."""
+        flush_python_streams()
+        data, metadata = bundle_of(data, metadata)
+        message = Display(
+            cell=self.cell,
+            data=data,
+            metadata=metadata,
+            display_id=str((transient or {}).get("display_id", "")),
+            is_update=update,
+        )
+        if self.mail is not None:
+            self.mail(message)
+
+    def clear_output(self, wait: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Clear nothing: the cell's output is shared by all ranks."""
+
+
+def bundle_of(data: JsonDict, metadata: JsonDict | None) -> tuple[JsonDict, JsonDict]:
+    """A MIME bundle and its metadata as they are mailed; of a widget there is only a hint.
+
+    What a widget shows lives in the kernel that made it, and a rank is not the page's kernel.
+    """
+    if _WIDGET in data:
+        kind = str(data.get("text/plain", "")).partition("(")[0] or "a widget"
+        return {"text/plain": NO_WIDGET.format(kind=kind)}, {}
+    return json_ready(data), json_ready(metadata or {})
+
+
+def json_ready(value: Any) -> Any:
+    """Make a MIME bundle fit for JSON: bytes become base64, as in Jupyter's own messages."""
+    if isinstance(value, dict):
+        return {str(key): json_ready(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_ready(item) for item in value]
+    if isinstance(value, bytes):
+        return b64encode(value).decode("ascii")
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)

@@ -1,0 +1,72 @@
+"""What is said of an error that ended a cell."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from nbddp.worker.failure import describe, needs_pythons_format, plain, pythons_format, text_of
+
+
+class OddError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("inner")
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        raise error from cause
+    except type(error) as caught:
+        return caught
+
+
+def is_this_file(filename: str) -> bool:
+    return filename == __file__
+
+
+def test_an_exception_that_cannot_be_turned_into_text_keeps_its_own_name() -> None:
+    failure = describe(raised(OddError()), "", is_cell_file=is_this_file, stuck_in=None, at=1.0)
+    assert failure.name == "OddError"
+    assert failure.text == "its text cannot be had: __str__() raised RuntimeError"
+    assert failure.traceback.endswith("OddError: <exception str() failed>\n")
+    assert plain(raised(OddError())).text == failure.text
+
+
+def test_an_exception_with_a_text_says_it() -> None:
+    assert text_of(ValueError("too low")) == "too low"
+
+
+def test_ipython_shows_what_it_can() -> None:
+    assert not needs_pythons_format(raised(ValueError("plain"), KeyError("cause")))
+    assert needs_pythons_format(raised(ValueError("plain"), OddError()))
+    assert needs_pythons_format(OddError())
+
+
+def test_an_error_that_is_its_own_context_is_looked_at_once() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__context__, other.__context__ = other, one
+    assert not needs_pythons_format(one)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
+def test_the_members_of_a_group_are_in_its_traceback() -> None:
+    group = raised(
+        ExceptionGroup("several", [ValueError("first"), TypeError("second")])  # noqa: F821
+    )
+    assert needs_pythons_format(group)
+    text = pythons_format(group, is_cell_file=is_this_file)
+    assert "ValueError: first" in text
+    assert "TypeError: second" in text
+
+
+def test_a_traceback_begins_in_the_cell() -> None:
+    def cell() -> None:
+        raise OddError
+
+    exec_it = compile("cell()", "<machinery>", "exec")
+    with pytest.raises(OddError) as caught:
+        exec(exec_it, {"cell": cell})
+    text = pythons_format(caught.value, is_cell_file=lambda name: name == "<machinery>")
+    assert text.count("File ") == 2
+    assert "<machinery>" in text.splitlines()[1]
