@@ -319,7 +319,7 @@ class Executor:
             case ev.Stopped():
                 self._tell_stopped()
             case _ if self._ranks is not None:
-                self._ranks.perform(action, alive=self.life.alive, cell=self.cell)
+                self._ranks.perform(action, cell=self.cell)
 
     def _spawn(self, action: ev.Spawn) -> None:
         if self.spec is None:

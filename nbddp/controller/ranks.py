@@ -58,7 +58,7 @@ class Ranks:
         watcher.watch(self._handles[rank], lambda it: on_exit(self.attempt, rank, it))
 
     def perform(  # noqa: C901 - a table, a line or two a case
-        self, action: ev.Action, *, alive: Sequence[int], cell: CellHandle | None
+        self, action: ev.Action, *, cell: CellHandle | None
     ) -> None:
         """Do to the ranks what the lifecycle wants done."""
         match action:
@@ -69,7 +69,7 @@ class Ranks:
                     self._logs[rank].begin_cell()
                 self._send(ranks, cell.command())
             case ev.SendInterrupt(cell=number, ranks=ranks):
-                self._interrupt(ranks, cell=number, alive=alive)
+                self._send(ranks, Interrupt(cell=number))
             case ev.SendLeave(ranks=ranks):
                 self._send(ranks, Leave())
             case ev.Terminate(ranks=ranks):
@@ -88,12 +88,6 @@ class Ranks:
     def _send(self, ranks: Sequence[int], command: Command) -> None:
         for rank in ranks:
             self._link.send(rank, command)
-
-    def _interrupt(self, ranks: Sequence[int], *, cell: int, alive: Sequence[int]) -> None:
-        pids = self.pids(alive)
-        for rank in ranks:
-            peers = [pid for peer, pid in pids.items() if peer != rank]
-            self._link.send(rank, Interrupt(cell=cell, peers=peers))
 
     def is_stopped(self, rank: int) -> bool:
         """Whether somebody sent it SIGSTOP."""

@@ -70,14 +70,9 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
-    """Raise KeyboardInterrupt in the running cell and free it from any collective.
-
-    ``peers`` are the process ids of the other ranks of this machine: a connection to one of
-    them, and no other, may be shut down.
-    """
+    """Raise KeyboardInterrupt in the cell and free it from any wait; if it is to come, skip it."""
 
     cell: int
-    peers: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

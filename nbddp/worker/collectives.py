@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import re
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from nbddp.topology import Topology
 from nbddp.train import place
+from nbddp.wire.loopback import clone, names_from_files
+from nbddp.worker.backend_errors import comes_from_backend
+from nbddp.worker.connections import Connections
 
-FORM_TIMEOUT = timedelta(seconds=60)
-_BACKENDS_ERROR = re.compile(
-    r"gloo|nccl|timed out waiting|pair closure|closed by peer", re.IGNORECASE
-)
+FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
+CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
 
 
 class ProcessGroup:
@@ -36,6 +32,7 @@ class ProcessGroup:
     def __init__(
         self,
         store: dist.Store,
+        connections: Connections,
         topology: Topology,
         *,
         backend: str,
@@ -43,6 +40,9 @@ class ProcessGroup:
         attempt: int,
     ) -> None:
         self._store = store
+        self._is_store_shut = False
+        self._connections = connections
+        connections.note_new_groups()
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
@@ -59,21 +59,48 @@ class ProcessGroup:
         return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
 
     def form(self, generation: int) -> None:
-        """Leave the old group, if any, and meet the other ranks in a new one."""
+        """Leave the old group, if any, and meet the other ranks in a new one.
+
+        A group keeps the timeout that it was made with in a send, in a recv and in the checks of
+        TORCH_DISTRIBUTED_DEBUG. So it is made with the user's, and the ranks, which may take longer
+        to come, meet before.
+        """
         self.leave()
-        prefix = f"a{self._attempt}/group/{generation}"
-        # a group that compares all calls first (TORCH_DISTRIBUTED_DEBUG) keeps its first timeout
-        is_checked = dist.get_debug_level() == dist.DebugLevel.DETAIL
+        store = dist.PrefixStore(f"a{self._attempt}/group/{generation}", self._open_store())
+        world = self._topology.world_size
+        enough = max(self._timeout, CONNECTING * world)
+        self._meet(store, world)
         dist.init_process_group(
             self.backend,
-            store=dist.PrefixStore(prefix, self._store),
+            store=store,
             rank=self._topology.rank,
-            world_size=self._topology.world_size,
-            timeout=self._timeout if is_checked else FORM_TIMEOUT,
+            world_size=world,
+            timeout=enough,
             device_id=self.device if self.backend == "nccl" else None,
         )
-        if not is_checked:
+        if enough > self._timeout and dist.get_debug_level() != dist.DebugLevel.DETAIL:
             dist.distributed_c10d._set_pg_timeout(self._timeout)
+
+    def _meet(self, store: dist.Store, world_size: int) -> None:
+        """Wait until every rank is here."""
+        if store.add("here", 1) == world_size:
+            store.set("all here", "")
+        try:
+            store.wait(["all here"], FORM_TIMEOUT)
+        except dist.DistStoreError as error:
+            came, seconds = store.add("here", 0), FORM_TIMEOUT.total_seconds()
+            raise TimeoutError(
+                f"{came} of {world_size} ranks came to form the process group in {seconds:.0f} s; "
+                "`%ddp status` shows where the others are"
+            ) from error
+
+    def _open_store(self) -> dist.Store:
+        """The store to meet in, through another connection if the last one was shut down."""
+        if self._is_store_shut:
+            with names_from_files(), self._connections.noting():
+                self._store = clone(self._store)
+            self._is_store_shut = False
+        return self._store
 
     def leave(self) -> None:
         """Destroy the process group and all that were made from it."""
@@ -92,27 +119,24 @@ class ProcessGroup:
         group: Any = dist.distributed_c10d._get_default_group()
         return int(group._get_sequence_number_for_group())
 
-    def break_open(self, peers: list[int]) -> None:
-        """Free the main thread from a collective that never ends; the group is lost by it.
+    def break_open(self, *, others_too: bool) -> None:
+        """Free the main thread from a wait that never ends; the group is lost by it.
 
         Gloo has no abort that returns a waiting thread (measured on torch 2.13), but a wait
-        ends when its connection does. So the connections to the other ranks are shut down.
+        ends when its connection does, and so does one on the store. So the connections that
+        process groups wait on are shut down; with ``others_too`` all but the mail's.
         """
-        self.is_broken = True
+        self.is_broken = self._is_store_shut = True
         newest = newest_collective()
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
         if self.backend == "nccl" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
-        for fd in _connections_to(peers):
-            _shut_down(fd)
+        self._connections.shut_down(others_too=others_too)
 
     def note_failure(self, error: BaseException | None) -> None:
         """After an error of the backend's own, such as a timeout, its connections are closed."""
-        while error is not None and not self.is_broken:
-            is_backends = isinstance(error, RuntimeError) and _BACKENDS_ERROR.search(str(error))
-            self.is_broken = isinstance(error, dist.DistBackendError) or bool(is_backends)
-            error = error.__cause__ or error.__context__
+        self.is_broken = self.is_broken or comes_from_backend(error)
 
     def begin_cell(self, cell: int) -> None:
         """From here on ``init_process_group()`` of a cell meets under this cell's prefix."""
@@ -135,8 +159,9 @@ class ProcessGroup:
     ) -> Iterator[tuple[dist.Store, int, int]]:
         self._cell_inits += 1
         prefix = f"a{self._attempt}/env/{self._cell_prefix}/{self._cell_inits}"
-        self._store.set_timeout(timeout)
-        yield dist.PrefixStore(prefix, self._store), self._topology.rank, self._topology.world_size
+        store = self._open_store()
+        store.set_timeout(timeout)
+        yield dist.PrefixStore(prefix, store), self._topology.rank, self._topology.world_size
         raise RuntimeError("env:// cannot meet a second time")
 
 
@@ -182,24 +207,3 @@ def _shape(entry: dict[str, Any]) -> str:
     kinds, sizes = entry.get("input_dtypes", []), entry.get("input_sizes", [])
     parts = [f"{kind.lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)]
     return ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
-
-
-def _connections_to(peers: list[int]) -> list[int]:
-    """Descriptors of this process's connections whose other end is one of ``peers``."""
-    theirs = set()
-    for pid in peers:
-        with suppress(psutil.NoSuchProcess):
-            theirs |= {each.laddr for each in psutil.Process(pid).net_connections("tcp")}
-    mine = psutil.Process().net_connections("tcp")
-    return [each.fd for each in mine if each.raddr and each.raddr in theirs]
-
-
-def _shut_down(fd: int) -> None:
-    with suppress(OSError), _borrowed(fd) as connection:  # closed meanwhile
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def _borrowed(fd: int) -> Iterator[socket.socket]:
-    with socket.socket(fileno=os.dup(fd)) as connection:
-        yield connection

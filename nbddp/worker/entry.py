@@ -45,7 +45,8 @@ from nbddp.wire.messages import (
 )
 from nbddp.worker import growth
 from nbddp.worker.collectives import ProcessGroup
-from nbddp.worker.failure import describe, plain, text_of
+from nbddp.worker.connections import Connections
+from nbddp.worker.failure import describe, not_begun, plain, text_of
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.meters import Meters
 from nbddp.worker.outbox import Outbox
@@ -136,19 +137,25 @@ class Clients:
     reports: dist.Store
     parcels: dist.Store
     groups: dist.Store
+    connections: Connections
 
     @classmethod
     def connect(cls, place: Topology) -> Clients:
         """Connect them all, before any code of the user runs."""
+        connections = Connections()
         with names_from_files():
-            first = dist.TCPStore(
-                place.master_addr,
-                place.master_port,
-                is_master=False,
-                timeout=FOREVER,
-                wait_for_workers=False,
-            )
-            return cls(first, *(clone(first) for _ in range(4)))
+            with connections.keeping():
+                first = dist.TCPStore(
+                    place.master_addr,
+                    place.master_port,
+                    is_master=False,
+                    timeout=FOREVER,
+                    wait_for_workers=False,
+                )
+                control, reports, parcels = (clone(first) for _ in range(3))
+            with connections.noting():
+                groups = clone(first)
+        return cls(first, control, reports, parcels, groups, connections)
 
 
 class Rank:
@@ -168,6 +175,7 @@ class Rank:
         self._last_group: object = None
         self._group = ProcessGroup(
             clients.groups,
+            clients.connections,
             start.topology,
             backend=start.backend,
             timeout=timedelta(seconds=start.timeout),
@@ -177,6 +185,7 @@ class Rank:
         self._pulse = PulseThread(outbox.post, self._shell.is_cell_file, Usage(self._group.device))
         self._interrupter = Interrupter(
             is_cell_file=self._shell.is_cell_file,
+            cancel=self._shell.cancel,
             break_open=self._group.break_open,
             tell_noticed=lambda cell: self._outbox.post(Noticed(cell=cell)),
         )
@@ -251,16 +260,20 @@ class Rank:
             if not self._is_from_controller(letter):
                 continue
             match letter.message:
-                case Interrupt(cell=cell, peers=peers):
-                    self._interrupter.interrupt(cell, peers)
+                case Interrupt(cell=cell):
+                    self._interrupter.interrupt(cell)
 
     # ---- cells
 
     def _run(self, command: RunCell) -> None:
+        if not self._prepare(command):
+            self._end_cell(command, seconds=0.0, failure=not_begun())
+            return
         if self._group_failure is not None:
+            self._interrupter.end_cell()
+            self._pulse.end_cell()
             self._end_cell(command, seconds=0.0, failure=self._group_failure)
             return
-        self._prepare(command)
         began = time.monotonic()
         pid = os.getpid()
         result = self._shell.run(command)
@@ -288,15 +301,18 @@ class Rank:
             at=at,
         )
 
-    def _prepare(self, command: RunCell) -> None:
+    def _prepare(self, command: RunCell) -> bool:
+        """Get ready for a cell; false if it was interrupted before it could begin."""
         for name, value in self._names.items():
             self._shell.user_ns.setdefault(name, value)
         self._group.begin_cell(command.cell)
         self._meters.begin_cell()
         faults.begin_cell(is_again=command.is_again)
         self._last_group = self._group.current()
-        self._pulse.begin_cell(command.cell)
-        self._interrupter.begin_cell(command.cell)
+        may_begin = self._interrupter.begin_cell(command.cell)
+        if may_begin:
+            self._pulse.begin_cell(command.cell)
+        return may_begin
 
     def _end_cell(
         self, command: RunCell, *, seconds: float, failure: Failure | None, value: Any = None

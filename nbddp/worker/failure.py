@@ -45,6 +45,11 @@ def plain(error: BaseException) -> Failure:
     )
 
 
+def not_begun() -> Failure:
+    """The cell was interrupted while it waited for its turn."""
+    return Failure(name=KeyboardInterrupt.__name__, text="", traceback="", at=time.time())
+
+
 def text_of(error: BaseException) -> str:
     """What an exception says, also of one that cannot even do that.
 

@@ -1,8 +1,9 @@
-"""How a running cell is interrupted: in Python by a signal, in a collective by its connections.
+"""How a running cell is interrupted: in Python by a signal, in a wait by ending what it waits on.
 
 SIGINT does not reach Python while C++ waits in a collective: the handler runs when the main
-thread is back in Python. So if it has not run shortly after the signal, the wait itself is ended.
-A cell that catches KeyboardInterrupt to clean up is told once and left to it.
+thread is back in Python. So if it has not run shortly after the signal, the wait itself is ended:
+first what process groups wait on, then all connections but those of the mail. A cell that catches
+KeyboardInterrupt to clean up is told once and left to it.
 """
 
 from __future__ import annotations
@@ -12,65 +13,132 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 from nbddp.worker.main_thread import main_frame, main_thread_id
 
 PATIENCE = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
 INSISTENCE = 4.0  # seconds after which freeing the cell is left to the controller
+REGROUPING = 1.0  # seconds that a new process group gets, which stands before the cell
+OTHERS_AFTER = 3  # rounds of PATIENCE after which any wait is ended, not only a process group's
+
+
+class BreakOpen(Protocol):
+    """Ends what the main thread may be waiting on."""
+
+    def __call__(self, *, others_too: bool) -> None:
+        """With ``others_too`` not only what process groups wait on."""
 
 
 class Interrupter:
-    """Turns one Interrupt message into a KeyboardInterrupt in the running cell."""
+    """Turns one Interrupt message into a KeyboardInterrupt in the running cell.
+
+    Args:
+        is_cell_file: whether code of this file name is a cell's.
+        cancel: cancels what an event loop of the cell runs; false where none runs.
+        break_open: frees the main thread from what it waits on.
+        tell_noticed: tells the controller that this rank has heard.
+    """
 
     def __init__(
         self,
         *,
         is_cell_file: Callable[[str], bool],
-        break_open: Callable[[list[int]], None],
+        cancel: Callable[[], bool],
+        break_open: BreakOpen,
         tell_noticed: Callable[[int], None],
     ) -> None:
         self._is_cell_file = is_cell_file
+        self._cancel = cancel
         self._break_open = break_open
         self._tell_noticed = tell_noticed
-        self._ended = threading.Event()
-        self._ended.set()
-        self._cell = 0
-        self._handled = 0
-        self.was_asked = False
+        self._changed = threading.Condition()
+        self._cell = 0  # the newest that has begun
+        self._asked = 0  # the newest that an interrupt was asked for
+        self._is_inside = False
+        self._seen = 0  # times that the signal came through to Python
+        self._raised = 0  # times that it became an exception in the cell
 
-    def begin_cell(self, cell: int) -> None:
-        """A cell begins; whatever handler an earlier one installed is replaced."""
+    @property
+    def was_asked(self) -> bool:
+        """Whether the cell that runs, or ran last, was to be interrupted."""
+        return self._asked >= self._cell > 0
+
+    def begin_cell(self, cell: int) -> bool:
+        """A cell begins; false if it was interrupted before, and shall not run at all.
+
+        Whatever handler an earlier one installed is replaced.
+        """
         signal.signal(signal.SIGINT, self._on_sigint)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        self._cell = cell
-        self.was_asked = False
-        self._ended.clear()
+        with self._changed:
+            self._cell = cell
+            self._is_inside = not self.was_asked
+            self._changed.notify_all()
+            return self._is_inside
 
     def end_cell(self) -> None:
         """The cell is over: later signals and messages are for nobody."""
-        self._ended.set()
+        with self._changed:
+            self._is_inside = False
+            self._changed.notify_all()
 
-    def interrupt(self, cell: int, peers: list[int]) -> None:
-        """Interrupt this cell if it still runs; called on the control thread."""
-        if cell != self._cell or self._ended.is_set():
-            return
-        self.was_asked = True
-        before, place, has_told = self._handled, self._place(), False
-        signal.pthread_kill(main_thread_id(), signal.SIGINT)
+    def interrupt(self, cell: int) -> None:
+        """Interrupt this cell unless it is over; called on the control thread."""
+        with self._changed:
+            if cell < self._cell or (cell == self._cell and not self._is_inside):
+                return
+            self._asked = cell
+            has_begun = cell == self._cell
+        if not has_begun:
+            self._await_its_turn(cell)
+        else:
+            self._free()
+
+    def _await_its_turn(self, cell: int) -> None:
+        """The cell is to come: it will not run. A process group that cannot be formed is ended."""
+        self._tell_noticed(cell)
         deadline = time.monotonic() + INSISTENCE
-        while not self._ended.wait(PATIENCE) and time.monotonic() < deadline:
-            is_noticed = self._handled > before
-            if is_noticed and not has_told:
-                has_told = True
-                self._tell_noticed(cell)
+        patience = REGROUPING
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._cell >= cell, patience):
+                if time.monotonic() > deadline:
+                    return
+                self._break_open(others_too=False)
+                patience = PATIENCE
+
+    def _free(self) -> None:
+        """Send the signal until it arrives in the cell, and end the waits it cannot get through."""
+        raised, place, rounds, has_told = self._raised, self._place(), 0, False
+        deadline = time.monotonic() + INSISTENCE
+        while time.monotonic() < deadline:
+            seen = self._seen
+            if self._raised == raised:
+                signal.pthread_kill(main_thread_id(), signal.SIGINT)
+            if self._is_over(PATIENCE):
+                return
             place, last = self._place(), place
-            if not is_noticed or (place == last and self._waits_in_torch()):
-                self._break_open(peers)
+            is_heard = max(self._seen - seen, self._raised - raised) > 0
+            if is_heard and not has_told:
+                has_told = True
+                self._tell_noticed(self._cell)
+            if not is_heard or (place == last and self._waits_in_torch()):
+                rounds += 1
+                self._break_open(others_too=rounds >= OTHERS_AFTER and not is_heard)
+
+    def _is_over(self, patience: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_inside, patience)
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
-        self._handled += 1
-        if not self._ended.is_set() and self._is_in_cell(frame):
+        self._seen += 1
+        if not self._is_inside:
+            return
+        if self._is_in_cell(frame):
+            self._raised += 1
             raise KeyboardInterrupt
+        if self._cancel():
+            self._raised += 1
 
     def _is_in_cell(self, frame: FrameType | None) -> bool:
         while frame is not None:

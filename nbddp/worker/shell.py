@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import IPython
 from IPython.core import interactiveshell
+from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
@@ -20,9 +21,14 @@ from traitlets import Type, default
 from traitlets.config import Config
 
 from nbddp.wire.messages import RunCell
+from nbddp.worker.backend_errors import is_backends
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.failure import needs_pythons_format, pythons_format, text_of
 from nbddp.worker.textbars import make_bars_text
+from nbddp.worker.tracebacks import make_quick
+
+if TYPE_CHECKING:
+    import asyncio
 
 _MAGICS = "IPython.core.magics"
 _PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
@@ -91,12 +97,19 @@ class RankShell(InteractiveShell):
     display_pub: MailingPublisher
     shown_traceback: str = ""
     is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
+    _awaited: asyncio.Task[Any] | None = None
 
     def __init__(self, **options: Any) -> None:
         self._kept: list[tuple[BaseException, str]] = []
         self._swallowed: list[BaseException] = []
         self._is_asked = False
         super().__init__(**options)
+        self.loop_runner = self._await
+
+    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
+        """Make IPython's formatters, and have them spend little on long library files."""
+        super().init_traceback_handlers(custom_exceptions)
+        make_quick(self.InteractiveTB)
 
     # ---- cells
 
@@ -147,6 +160,23 @@ class RankShell(InteractiveShell):
         """Whether a code object's file is one of the cells run here."""
         return self.compile.format_code_name(filename) is not None
 
+    def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a cell with top-level ``await``, so that :meth:`cancel` ends it in good order."""
+        loop = get_asyncio_loop()
+        self._awaited = loop.create_task(coroutine)
+        try:
+            return loop.run_until_complete(self._awaited)
+        finally:
+            self._awaited = None
+
+    def cancel(self) -> bool:
+        """Cancel what the cell awaits; false if it awaits nothing. For a signal's handler."""
+        task = self._awaited
+        if task is None:
+            return False
+        task.get_loop().call_soon_threadsafe(task.cancel)
+        return True
+
     # ---- scripts
 
     def safe_execfile(
@@ -190,7 +220,7 @@ class RankShell(InteractiveShell):
                 if caller.f_code.co_name == "run_code":
                     raise error  # else it goes on to warn that `exit` is the way to leave IPython
                 self._show((type(error), error, self._from_cell(error)), tb_offset=0)
-            elif not self.is_interrupted():  # nobody would read it, and torch's sources take long
+            elif not self._will_do_plain(error):
                 self._show(*args, **options)
             return
         if error is not None and asker.startswith(_MAGICS) and caller.f_code.co_name != "tb":
@@ -200,6 +230,14 @@ class RankShell(InteractiveShell):
             self._show(*args, **options)
         finally:
             self._is_asked = False
+
+    def _will_do_plain(self, error: BaseException | None) -> bool:
+        """Whether Python's own traceback is enough, and to format more would be for nobody.
+
+        That is so for an interrupt, and for an error of the backend's own, which many ranks have at
+        the same moment when one of them is gone.
+        """
+        return self.is_interrupted() or is_backends(error)
 
     def _show(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
         error = self._get_exc_info(exc_tuple)[1] if _has_error(exc_tuple) else None

@@ -1,0 +1,102 @@
+"""The TCP connections of a rank, told apart: the mail's, the process groups', the user's own.
+
+What a process group opened is noted when it is made. So a rank that is stuck can be freed without
+looking at any other process, which would cost the square of their number.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+Ends = tuple[Any, Any]  # the addresses of both ends: no two open connections have the same
+
+
+class Connections:
+    """Knows the connections of this process, and shuts down those that may be waited on."""
+
+    def __init__(self) -> None:
+        self._kept: set[Ends] = set()
+        self._noted: set[Ends] = set()
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """What is opened in here is never shut down."""
+        yield from self._collecting(self._kept)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """What is opened in here is what a process group, or its rendezvous, waits on."""
+        yield from self._collecting(self._noted)
+
+    def _collecting(self, ends: set[Ends]) -> Iterator[None]:
+        before = {each for _, each in _connected()}
+        try:
+            yield
+        finally:
+            ends |= {each for _, each in _connected()} - before
+
+    def note_new_groups(self) -> None:
+        """Note what torch's process groups open from here on, those that a cell makes included."""
+        module: Any = dist.distributed_c10d
+        name = "_new_process_group_helper"
+        make: Callable[..., Any] | None = getattr(module, name, None)
+        if make is None:
+            return  # then they are among the connections of nobody in particular
+
+        @functools.wraps(make)
+        def make_noted(*args: Any, **options: Any) -> Any:
+            with self.noting():
+                return make(*args, **options)
+
+        setattr(module, name, make_noted)
+
+    def shut_down(self, *, others_too: bool = False) -> None:
+        """End what process groups wait on; with ``others_too`` all that does not carry the mail."""
+        open_now = _connected()
+        self._noted &= {ends for _, ends in open_now}  # what is closed may be another's one day
+        for fd, ends in open_now:
+            if ends in self._noted or (others_too and ends not in self._kept):
+                _shut_down(fd, ends)
+
+
+def _connected() -> list[tuple[int, Ends]]:
+    """The descriptors of all connected TCP sockets, with both ends of each."""
+    found = []
+    for entry in Path("/dev/fd").iterdir():
+        fd = int(entry.name)
+        with suppress(OSError):  # closed meanwhile, or not connected
+            if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                with _borrowed(fd) as connection:
+                    if _is_tcp(connection):
+                        found.append((fd, _ends(connection)))
+    return found
+
+
+def _is_tcp(connection: socket.socket) -> bool:
+    is_inet = connection.family in (socket.AF_INET, socket.AF_INET6)
+    return is_inet and connection.type == socket.SOCK_STREAM
+
+
+def _ends(connection: socket.socket) -> Ends:
+    return connection.getsockname(), connection.getpeername()
+
+
+def _shut_down(fd: int, ends: Ends) -> None:
+    with suppress(OSError), _borrowed(fd) as connection:  # closed meanwhile
+        if _ends(connection) == ends:  # and not another one's by now
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    with socket.socket(fileno=os.dup(fd)) as connection:
+        yield connection

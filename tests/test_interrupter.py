@@ -1,0 +1,167 @@
+"""An interrupt ends the cell that it is for: one that runs, one that is to come, and no other."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from nbddp.worker import interrupt
+from nbddp.worker.interrupt import Interrupter
+
+CELL = "<a cell>"
+
+
+class Watched:
+    """An interrupter and what it did."""
+
+    def __init__(self) -> None:
+        self.broken: list[bool] = []
+        self.noticed: list[int] = []
+        self.cancels = 0
+        self.awaits_something = False
+        self.on_break: Callable[[], None] = lambda: None
+        self.it = Interrupter(
+            is_cell_file=lambda name: name == CELL,
+            cancel=self.cancel,
+            break_open=self.break_open,
+            tell_noticed=self.noticed.append,
+        )
+
+    def cancel(self) -> bool:
+        self.cancels += 1
+        return self.awaits_something
+
+    def break_open(self, *, others_too: bool) -> None:
+        self.broken.append(others_too)
+        self.on_break()
+
+    def run(self, number: int, source: str, **names: object) -> str:
+        """Run a cell as a rank would; what it raised."""
+        if not self.it.begin_cell(number):
+            return "not begun"
+        try:
+            exec(compile(source, CELL, "exec"), {"time": time, "threading": threading, **names})
+        except BaseException as error:  # noqa: BLE001 - whatever ends a cell
+            return type(error).__name__
+        finally:
+            self.it.end_cell()
+        return "done"
+
+    def soon(self, cell: int, *, after: float = 0.05) -> threading.Thread:
+        """Interrupt a cell from another thread, as the control thread does."""
+        thread = threading.Timer(after, self.it.interrupt, [cell])
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    before = signal.getsignal(signal.SIGINT)
+    yield Watched()
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_cell_in_python_gets_its_exception_and_the_next_one_none(watched: Watched) -> None:
+    asked = watched.soon(1)
+    assert watched.run(1, "while True: time.sleep(0.01)") == "KeyboardInterrupt"
+    assert watched.it.was_asked
+    asked.join()
+    assert watched.broken == []
+    assert watched.run(2, "time.sleep(0.2)") == "done"
+    assert not watched.it.was_asked
+
+
+def test_an_interrupt_for_a_cell_that_is_about_to_begin_ends_it(watched: Watched) -> None:
+    asked = watched.soon(3, after=0.0)
+    while not watched.noticed:
+        time.sleep(0.001)
+    assert watched.run(3, "raise AssertionError('must not run')") == "not begun"
+    assert watched.it.was_asked
+    asked.join()
+    assert watched.noticed == [3]
+    assert watched.run(4, "pass") == "done"
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_an_interrupt_for_a_cell_that_is_over_is_for_nobody(watched: Watched, late: int) -> None:
+    assert watched.run(1, "pass") == watched.run(2, "pass") == "done"
+    watched.it.interrupt(late)
+    assert not watched.it.was_asked
+    assert watched.run(3, "time.sleep(0.1)") == "done"
+    assert watched.noticed == watched.broken == []
+
+
+def test_before_the_cells_first_line_the_signal_is_sent_again(watched: Watched) -> None:
+    def get_ready() -> None:  # what IPython does before it runs a cell's code
+        deadline = time.monotonic() + 0.35
+        while time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    assert watched.it.begin_cell(1)
+    asked = watched.soon(1, after=0.1)
+    get_ready()
+    with pytest.raises(KeyboardInterrupt):
+        exec(compile("while True: time.sleep(0.01)", CELL, "exec"), {"time": time})
+    watched.it.end_cell()
+    asked.join()
+    assert watched.broken == []
+    assert watched.noticed == [1]
+
+
+def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
+    watched: Watched,
+) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        assert watched.it.begin_cell(1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as C code that never returns
+        asked = watched.soon(1, after=0.0)
+        while True not in watched.broken:
+            time.sleep(0.01)
+        watched.it.end_cell()
+        asked.join()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is pending is for nobody
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    assert watched.broken == [False] * (interrupt.OTHERS_AFTER - 1) + [True]
+    assert watched.noticed == []
+
+
+def test_what_the_cell_awaits_is_cancelled(watched: Watched) -> None:
+    watched.awaits_something = True
+    assert watched.it.begin_cell(1)
+    asked = watched.soon(1, after=0.0)
+    while not watched.cancels:
+        time.sleep(0.01)
+    watched.it.end_cell()
+    asked.join()
+    assert watched.cancels == 1
+
+
+def test_a_cell_that_cleans_up_is_told_once(watched: Watched) -> None:
+    asked = watched.soon(1)
+    source = (
+        "try:\n    while True: time.sleep(0.01)\n"
+        "except KeyboardInterrupt:\n    for _ in range(50): time.sleep(0.01)"
+    )
+    assert watched.run(1, source) == "done"
+    asked.join()
+    assert watched.noticed == [1]
+    assert watched.broken == []
+
+
+def test_a_process_group_that_cannot_be_formed_is_ended_before_the_cell(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "REGROUPING", 0.05)
+    formed = threading.Event()
+    watched.on_break = formed.set
+    asked = watched.soon(1, after=0.0)
+    assert formed.wait(10)  # where the main thread would be stuck
+    assert watched.run(1, "pass") == "not begun"
+    asked.join()
+    assert set(watched.broken) == {False}
