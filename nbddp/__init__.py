@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from nbddp.train.checkpoint import Checkpoint
     from nbddp.train.data import loader
     from nbddp.train.digits import digits
-    from nbddp.train.distributed import gather, main_rank_first, on_main, prepare, reduce
+    from nbddp.train.distributed import gather, main_rank_first, on_main, reduce
+    from nbddp.train.models import prepare
     from nbddp.train.precision import precision
     from nbddp.train.report import log, track
 
@@ -73,7 +74,7 @@ _LAZY = {
     "main_rank_first": "nbddp.train.distributed",
     "on_main": "nbddp.train.distributed",
     "precision": "nbddp.train.precision",
-    "prepare": "nbddp.train.distributed",
+    "prepare": "nbddp.train.models",
     "reduce": "nbddp.train.distributed",
     "track": "nbddp.train.report",
 }

@@ -304,6 +304,8 @@ class WorkerGroup:
         link = self.session.require_link()
         ranks = None if rank is None else [rank]
         answers = self._ask_all(ranks, lambda number: Pull(request=number, expression=expression))
+        for note in dict.fromkeys(each.parcel.get("note", "") for each in answers.values()):
+            StreamScreen().write(f"nbddp: {note}\n" if note else "")
         values = [link.unpack(answer.parcel) for answer in answers.values()]
         return values if rank is None else values[0]
 

@@ -427,7 +427,7 @@ def test_clear_ends_slow(sink: Recorder, clock: Clock) -> None:
 def model(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Sequential:
     """Two layers, prepared."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    a_module(monkeypatch, "nbddp.train.distributed", prepared=lambda: [model])
+    a_module(monkeypatch, "nbddp.train.models", prepared=lambda: [model])
     return model
 
 
@@ -468,7 +468,7 @@ def test_clear_takes_nan_back(sink: Recorder, model: torch.nn.Sequential) -> Non
 def test_nan_without_a_prepared_model_says_what_to_do_and_stays_armed(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_module(monkeypatch, "nbddp.train.distributed", prepared=list)
+    a_module(monkeypatch, "nbddp.train.models", prepared=list)
     at(step=1, rank=1, kind="nan")
     with pytest.raises(FaultError) as caught:
         log(step=1)
@@ -486,7 +486,7 @@ def test_nan_without_a_prepared_model_says_what_to_do_and_stays_armed(
 @pytest.fixture
 def alone(sink: Recorder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """A process group of one, which is rank 1 for the faults all the same."""
-    a_module(monkeypatch, "nbddp.train.distributed", prepared=list)
+    a_module(monkeypatch, "nbddp.train.models", prepared=list)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     monkeypatch.setattr(place, "rank", lambda: 1)
     monkeypatch.setattr(place, "world_size", lambda: 2)
@@ -555,7 +555,7 @@ def ddp(alone: Recorder, monkeypatch: pytest.MonkeyPatch) -> Any:
         return done
 
     model.register_comm_hook(None, average)
-    a_module(monkeypatch, "nbddp.train.distributed", prepared=lambda: [model])
+    a_module(monkeypatch, "nbddp.train.models", prepared=lambda: [model])
     return model
 
 

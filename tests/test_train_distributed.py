@@ -18,10 +18,9 @@ from nbddp.train.distributed import (
     gather,
     main_rank_first,
     on_main,
-    prepare,
-    prepared,
     reduce,
 )
+from nbddp.train.models import prepare, prepared
 
 Count = namedtuple("Count", ["correct", "seen"])
 

@@ -267,3 +267,34 @@ def test_a_gpu_trains_in_it(kind: str) -> None:
         losses.append(loss.item())
     assert output.dtype is {"fp16": torch.float16, "bf16": torch.bfloat16}[kind]
     assert losses[-1] < losses[0] / 10
+
+
+def test_two_optimizers_may_not_share_an_accumulation() -> None:
+    model, first = model_and_optimizer()
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp = precision(accumulate=2)
+    before = parameters(model)
+    assert amp.step(model(batch()[0]).mean(), first) is False
+    with pytest.raises(RequestError) as caught:
+        amp.step(model(batch()[0]).mean(), second)
+    assert str(caught.value) == (
+        "precision: micro-step 1 of 2 was for another optimizer: make an nbddp.precision() for each"
+    )
+    assert torch.equal(parameters(model), before)
+    assert amp.step(model(batch()[0]).mean(), first) is True  # it was not lost
+
+
+def test_two_optimizers_may_take_turns_step_by_step() -> None:
+    model, first = model_and_optimizer()
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp = precision()
+    assert [amp.step(model(batch()[0]).mean(), each) for each in (first, second)] == [True] * 2
+
+
+def test_after_a_state_was_loaded_any_optimizer_may_begin() -> None:
+    model, first = model_and_optimizer()
+    amp = precision(accumulate=2)
+    state = amp.state_dict()
+    amp.step(model(batch()[0]).mean(), first)
+    amp.load_state_dict(state)
+    assert amp.step(model(batch()[0]).mean(), torch.optim.SGD(model.parameters())) is False

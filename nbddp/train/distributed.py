@@ -1,4 +1,4 @@
-"""What all ranks do together: prepare a model, reduce numbers, gather objects, take turns."""
+"""What all ranks do together: reduce numbers, gather objects, take turns."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, cast
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.train import place
-from nbddp.train.warn import warn
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,91 +26,6 @@ _OPS = {
     "max": dist.ReduceOp.MAX,
 }
 _INT64 = range(-(1 << 63), 1 << 63)
-
-_prepared: WeakSet[nn.Module] = WeakSet()
-
-
-# ---- models
-
-
-def prepare(
-    model: nn.Module,
-    *,
-    find_unused_parameters: bool = False,
-    sync_batch_norm: bool = True,
-    **ddp_options: Any,
-) -> nn.Module:
-    """Bring a model to this rank's device and make it learn together with the other ranks'.
-
-    Its batch norms become SyncBatchNorm and it is wrapped in DistributedDataParallel, which sends
-    rank 0's parameters to all ranks and averages gradients in ``backward()``. Call it on every
-    rank, before the optimizer is made. The model itself is then ``model.module``.
-
-    Without a process group it is only moved. A model without trainable parameters has no
-    gradients to average and is not wrapped. A model whose parameters lie on several devices stays
-    where it is. One that is prepared already comes back as it is.
-
-    Args:
-        model: any module.
-        find_unused_parameters: for a model that leaves some parameters out of some steps; slower.
-        sync_batch_norm: whether batch norms shall see the batches of all ranks. torch can do that
-            on GPUs only; on the CPU it is left out, with a warning on rank 0.
-        ddp_options: more for DistributedDataParallel, such as ``bucket_cap_mb=50``.
-
-    Returns:
-        The DistributedDataParallel model, or the model itself where nothing was to be wrapped.
-
-    >>> model = prepare(nn.Linear(4, 2))
-    >>> model(torch.zeros(3, 4)).shape
-    torch.Size([3, 2])
-    """
-    if not isinstance(model, DistributedDataParallel):
-        model = _wrap(
-            model,
-            sync_batch_norm=sync_batch_norm,
-            options={"find_unused_parameters": find_unused_parameters, **ddp_options},
-        )
-    _prepared.add(model)
-    return model
-
-
-def prepared() -> list[nn.Module]:
-    """The prepared models that somebody still holds.
-
-    >>> model = prepare(nn.Linear(1, 1))
-    >>> any(each is model for each in prepared())
-    True
-    """
-    return list(_prepared)
-
-
-def _wrap(model: nn.Module, *, sync_batch_norm: bool, options: dict[str, Any]) -> nn.Module:
-    device = place.device()
-    spans_devices = len({each.device for each in model.parameters()}) > 1
-    if not spans_devices:
-        model = model.to(device)
-    if not dist.is_initialized() or not any(each.requires_grad for each in model.parameters()):
-        return model
-    if sync_batch_norm and place.world_size() > 1:
-        model = _sync_batch_norm(model, options.get("process_group"))
-    device_ids = [device.index] if device.type == "cuda" and not spans_devices else None
-    return DistributedDataParallel(model, **{"device_ids": device_ids, **options})
-
-
-def _sync_batch_norm(model: nn.Module, process_group: Any) -> nn.Module:
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    if not any(isinstance(each, kinds) for each in model.modules()):
-        return model
-    if all(each.device.type == "cuda" for each in model.parameters()):
-        convert: Callable[..., nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
-        return convert(model, process_group)
-    if place.rank() == 0:
-        warn(
-            "SyncBatchNorm is left out: torch has it for GPUs only, and this model is on the CPU. "
-            "Each rank normalizes over its own batch. Say sync_batch_norm=False if that is meant."
-        )
-    return model
-
 
 # ---- numbers
 

@@ -97,6 +97,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device_type, enabled=kind == "fp16")
         self._device_type = device_type
         self._models: tuple[nn.Module, ...] = ()
+        self._optimizer: torch.optim.Optimizer | None = None
         self._is_final = False
 
     def __repr__(self) -> str:
@@ -132,7 +133,8 @@ class Precision:
 
         Args:
             loss: one element, the mean over this rank's (micro-)batch.
-            optimizer: always the same one: each needs a Precision of its own.
+            optimizer: the same one until the accumulation ends: where two take turns, as in a
+                GAN, each needs a Precision of its own.
             scheduler: goes on by one whenever the optimizer did.
 
         Returns:
@@ -140,8 +142,10 @@ class Precision:
             the scaler found a gradient that is infinite or no number.
 
         Raises:
-            RequestError: it accumulates over several ranks, and autocast() was given no model.
+            RequestError: it accumulates over several ranks, and autocast() was given no model; or
+                this accumulation was begun for another optimizer.
         """
+        self._check_turn(optimizer)
         if self.accumulate > 1 and place.world_size() > 1 and not self._models:
             raise RequestError(
                 "precision: to accumulate over several ranks write 'with amp.autocast(model):', "
@@ -153,12 +157,21 @@ class Precision:
             scaled.backward()
         self.micro_step += 1
         self._models = ()
+        self._optimizer = None if is_last else optimizer
         if not is_last:
             return False
         has_stepped = self._update(optimizer)
         if has_stepped and scheduler is not None:
             scheduler.step()
         return has_stepped
+
+    def _check_turn(self, optimizer: torch.optim.Optimizer) -> None:
+        """Micro-steps are counted together: of two optimizers in turn, one would never step."""
+        if self.micro_step and optimizer is not self._optimizer:
+            raise RequestError(
+                f"precision: micro-step {self.micro_step} of {self.accumulate} was for another "
+                "optimizer: make an nbddp.precision() for each"
+            )
 
     @property
     def _is_last(self) -> bool:
@@ -227,6 +240,7 @@ class Precision:
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
         self.micro_step, self._models, self._is_final = 0, (), False
+        self._optimizer = None
 
 
 @contextmanager

@@ -206,7 +206,7 @@ class Nan(Strike):
 
 
 def _prepared() -> list[torch.nn.Module]:
-    from nbddp.train.distributed import prepared
+    from nbddp.train.models import prepared
 
     return list(prepared())
 

@@ -29,10 +29,15 @@ def pack(store: Store, key: str, value: Any) -> JsonDict:
     Raises:
         TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
     """
-    data = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return put(store, key, cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def put(store: Store, key: str, data: bytes) -> JsonDict:
+    """Put a pickled value into the store and return what a signed message must say about it."""
     pieces = -(-len(data) // PIECE_BYTES)
     for index in range(pieces):
-        store.set(f"{key}/{index}", data[index * PIECE_BYTES : (index + 1) * PIECE_BYTES])
+        piece: Any = data[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]  # typed as str
+        store.set(f"{key}/{index}", piece)
     return {"key": key, "pieces": pieces, "digest": hashlib.sha256(data).hexdigest()}
 
 

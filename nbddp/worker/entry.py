@@ -43,7 +43,7 @@ from nbddp.wire.messages import (
     RunCell,
     StartFailed,
 )
-from nbddp.worker import growth
+from nbddp.worker import growth, values
 from nbddp.worker.collectives import ProcessGroup
 from nbddp.worker.connections import Connections
 from nbddp.worker.failure import describe, not_begun, plain, text_of
@@ -59,6 +59,7 @@ from nbddp.worker.usage import Usage
 from nbddp.worker.watch import watch_kernel
 
 FOREVER = timedelta(days=365)
+LAST_VALUE = "the last value"
 
 
 def live(start: RankStart) -> None:
@@ -320,7 +321,7 @@ class Rank:
         parcel: JsonDict = {}
         if command.wants_value and failure is None:
             try:
-                parcel = parcels.pack(self._parcels, self._key(f"cell{command.cell}"), value)
+                parcel = self._pack_value(command.cell, value)
             except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises
                 failure = plain(error)
         self._outbox.post(
@@ -335,6 +336,13 @@ class Rank:
                 parcel=parcel,
             )
         )
+
+    def _pack_value(self, cell: int, value: Any) -> JsonDict:
+        parcel = values.pack(self._parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE)
+        if note := parcel.get("note"):
+            text = {"text/plain": f"nbddp: {note}"}
+            self._outbox.post(Display(cell=cell, data=text, metadata={}))
+        return parcel
 
     def _regroup(self, command: Regroup) -> None:
         self._group_failure = None
@@ -371,7 +379,8 @@ class Rank:
     def _pull(self, command: Pull) -> Answer:
         value = eval(command.expression, self._shell.user_ns)  # the user's own code
         key = self._key(f"request{command.request}")
-        return Answer(request=command.request, parcel=parcels.pack(self._parcels, key, value))
+        parcel = values.pack(self._parcels, key, value, name=command.expression)
+        return Answer(request=command.request, parcel=parcel)
 
     def _complete(self, command: Complete) -> Answer:
         text, matches = self._shell.complete(None, *_line_at(command.code, command.cursor))

@@ -30,7 +30,7 @@ for step in range(6):
 """
 MODEL = """
 torch.manual_seed(0)
-from nbddp.train.distributed import prepare
+from nbddp.train.models import prepare
 model = prepare(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """

@@ -22,7 +22,8 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 from torch.nn.parallel import DistributedDataParallel
 from nbddp.train.data import loader
-from nbddp.train.distributed import gather, main_rank_first, on_main, prepare, prepared, reduce
+from nbddp.train.distributed import gather, main_rank_first, on_main, reduce
+from nbddp.train.models import prepare, prepared
 
 def outcome(act, *values):
     try:
@@ -180,6 +181,42 @@ def test_what_has_nothing_to_learn_is_not_wrapped(kit: WorkerGroup) -> None:
         "same = prepare(frozen) is frozen and prepare(empty) is empty and frozen in prepared()"
     )
     assert kit.pull("same") == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        (
+            "fully_shard(nn.Linear(2, 2), mesh=mesh)",
+            "RequestError: prepare: the model is sharded (FSDP) and averages gradients by itself; "
+            "use it as it is",
+        ),
+        (
+            "distribute_module(nn.Linear(2, 2), mesh)",
+            "RequestError: prepare: the model has parameters that are spread over ranks (DTensor); "
+            "prepare it before it is spread, or use it as it is",
+        ),
+        (
+            "nn.Sequential(nn.Linear(2, 2), DistributedDataParallel(nn.Linear(2, 2)))",
+            "RequestError: prepare: 1 in the model is wrapped in DistributedDataParallel already; "
+            "prepare the model before its parts, or the parts alone",
+        ),
+        ("[nn.Linear(2, 2)]", "TypeError: prepare: expected a model, got list"),
+    ],
+)
+def test_what_is_not_ddps_to_wrap_is_refused(kit: WorkerGroup, model: str, error: str) -> None:
+    kit.run(
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "from torch.distributed.tensor import distribute_module\n"
+        f"mesh = init_device_mesh('cpu', (world_size,))\nmodel = {model}"
+    )
+    assert kit.pull("outcome(prepare, model)") == [error] * 2
+
+
+def test_a_compiled_model_that_is_wrapped_is_not_wrapped_again(kit: WorkerGroup) -> None:
+    kit.run("compiled = torch.compile(DistributedDataParallel(nn.Linear(2, 2)))")
+    assert kit.pull("prepare(compiled) is compiled") == [True] * 2
 
 
 def test_ranks_begin_with_the_parameters_of_rank_0(kit: WorkerGroup) -> None:

@@ -1,0 +1,108 @@
+"""Values that go to the notebook: what is bound to this rank is left here, or named."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import cloudpickle
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nbddp.wire import parcels
+from nbddp.wire.messages import JsonDict
+from nbddp.worker.failure import text_of
+
+T = TypeVar("T")
+
+DEPTH = 5  # how far into a value to look for what cannot be pickled
+
+
+class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+    """Pickles a DistributedDataParallel model as the module in it.
+
+    torch pickles the wrapper too, and fails where it is opened: there is no process group.
+    """
+
+    has_unwrapped = False
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce what cannot be opened in the kernel to what can."""
+        if isinstance(obj, DistributedDataParallel):
+            self.has_unwrapped = True
+            return _itself, (obj.module,)
+        return super().reducer_override(obj)
+
+
+def _itself(value: T) -> T:
+    return value
+
+
+def pack(store: dist.Store, key: str, value: Any, *, name: str) -> JsonDict:
+    """Put a value into the store and return what a signed message must say about it.
+
+    Its ``note``, if it has one, is for the user to read.
+
+    Raises:
+        pickle.PicklingError: it cannot be pickled; says which part, and the way out.
+    """
+    data, note = dumps(value, name=name)
+    parcel = parcels.put(store, key, data)
+    return {**parcel, "note": note} if note else parcel
+
+
+def dumps(value: Any, *, name: str) -> tuple[bytes, str]:
+    """Pickle a value, and say what was left out of it, if anything was.
+
+    Raises:
+        pickle.PicklingError: it cannot be pickled; says which part, and the way out.
+    """
+    buffer = io.BytesIO()
+    pickler = ValuePickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    try:
+        pickler.dump(value)
+    except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises
+        raise pickle.PicklingError(_way_out(*_culprit(name, value, DEPTH), error)) from None
+    note = f"{name}: without its DistributedDataParallel, which stays with the ranks"
+    return buffer.getvalue(), note if pickler.has_unwrapped else ""
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        ValuePickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception:  # noqa: BLE001 - this is the question
+        return False
+    return True
+
+
+def _culprit(name: str, value: Any, depth: int) -> tuple[str, Any]:
+    """The innermost part that cannot be pickled, under the name that leads there."""
+    for part, inner in _parts(value) if depth else ():
+        if not _can_be_pickled(inner):
+            return _culprit(f"{name}{part}", inner, depth - 1)
+    return name, value
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", each) for key, each in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{index}]", each) for index, each in enumerate(value))
+    elif not isinstance(value, (nn.Module, type)):
+        attributes = getattr(value, "__dict__", {})
+        yield from ((f".{key}", each) for key, each in attributes.items())
+
+
+def _way_out(name: str, value: Any, error: Exception) -> str:
+    kind = type(value).__name__
+    begin = f"{name} is of type {kind} and cannot be sent to the notebook"
+    if isinstance(value, nn.Module):
+        return (
+            f"{begin}; take its parameters: `from torch.distributed.checkpoint.state_dict import "
+            f"*`, then `get_model_state_dict({name}, options=StateDictOptions("
+            "full_state_dict=True))` on every rank"
+        )
+    return f"{begin} ({type(error).__name__}: {text_of(error)}); take parts of it that can"

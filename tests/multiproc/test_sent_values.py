@@ -1,0 +1,58 @@
+"""Models that are bound to a process group, on their way to the notebook."""
+
+from __future__ import annotations
+
+import pytest
+from notebook import Notebook
+from torch import nn
+
+from nbddp import RequestError, WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+NOTE = "without its DistributedDataParallel, which stays with the ranks"
+
+
+def test_a_wrapped_model_comes_as_the_module_in_it(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run("model = nbddp.prepare(torch.nn.Linear(2, 1))")
+    models = group.pull("model")
+    assert [type(each) for each in models] == [nn.Linear] * 2
+    assert models[0].weight.tolist() == group.pull("model.module.weight.tolist()", rank=1)
+    assert capsys.readouterr().out == f"nbddp: model: {NOTE}\n"
+    assert isinstance(group.pull("{'nets': [model]}", rank=0)["nets"][0], nn.Linear)
+
+
+def test_a_cells_last_value_may_be_a_wrapped_model(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 2 --out nets\nnbddp.prepare(torch.nn.Linear(2, 1));")
+    assert reply.text.splitlines() == [
+        f"[rank {rank}] nbddp: the last value: {NOTE}" for rank in (0, 1)
+    ]
+    assert notebook.run("[type(each).__name__ for each in nets]").result == "['Linear', 'Linear']"
+    notebook.run("%%ddp\nmodel = nbddp.prepare(torch.nn.Linear(2, 1))")
+    reply = notebook.run("%ddp pull model --rank 1")
+    assert (reply.text, reply.result) == (
+        f"nbddp: model: {NOTE}\n",
+        "Linear(in_features=2, out_features=1, bias=True)",
+    )
+
+
+def test_of_a_sharded_model_the_way_to_its_parameters_is_said_and_leads_there(
+    group: WorkerGroup,
+) -> None:
+    group.run(
+        "from torch.distributed.device_mesh import init_device_mesh\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "net = fully_shard(torch.nn.Linear(2, 1), mesh=init_device_mesh('cpu', (world_size,)))"
+    )
+    with pytest.raises(RequestError) as caught:
+        group.pull("net")
+    assert str(caught.value) == (
+        "rank 0: PicklingError: net is of type FSDPLinear and cannot be sent to the notebook; take "
+        "its parameters: `from torch.distributed.checkpoint.state_dict import *`, then "
+        "`get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))` on every rank"
+    )
+    group.run("from torch.distributed.checkpoint.state_dict import *")
+    way = "get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))"
+    assert group.pull(way, rank=None)[1]["weight"].shape == (1, 2)

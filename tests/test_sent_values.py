@@ -1,0 +1,62 @@
+"""Values on their way to the notebook: what cannot be sent is named, with the way out."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from torch import nn
+
+from nbddp.worker.values import dumps
+
+
+@dataclass
+class Trainer:
+    steps: int = 3
+    parts: list[Any] = field(default_factory=lambda: [1, threading.Lock()])
+
+
+def test_a_value_that_can_be_pickled_is_and_nothing_is_said() -> None:
+    data, note = dumps({"a": [1, lambda: 2]}, name="x")
+    assert pickle.loads(data)["a"][1]() == 2
+    assert note == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "kind"),
+    [
+        (threading.Lock(), "x", "lock"),
+        ({"a": 1, "b": threading.Lock()}, "x['b']", "lock"),
+        ((0, [threading.Lock()]), "x[1][0]", "lock"),
+        (Trainer(), "x.parts[1]", "lock"),
+        ((each for each in ()), "x", "generator"),
+    ],
+)
+def test_the_part_that_cannot_be_sent_is_named(value: Any, name: str, kind: str) -> None:
+    with pytest.raises(pickle.PicklingError) as caught:
+        dumps(value, name="x")
+    begin = f"{name} is of type {kind} and cannot be sent to the notebook (TypeError: cannot pickle"
+    assert str(caught.value).startswith(begin)
+    assert str(caught.value).endswith("); take parts of it that can")
+
+
+def test_a_value_that_holds_itself_is_looked_at_to_a_depth() -> None:
+    value: list[Any] = [threading.Lock()]
+    value.insert(0, value)
+    with pytest.raises(pickle.PicklingError, match="is of type list and cannot be sent"):
+        dumps(value, name="x")
+
+
+def test_of_a_model_that_cannot_be_sent_the_parameters_can() -> None:
+    model = nn.Linear(1, 1)
+    model.lock = threading.Lock()
+    with pytest.raises(pickle.PicklingError) as caught:
+        dumps([model], name="models")
+    assert str(caught.value) == (
+        "models[0] is of type Linear and cannot be sent to the notebook; take its parameters: "
+        "`from torch.distributed.checkpoint.state_dict import *`, then `get_model_state_dict("
+        "models[0], options=StateDictOptions(full_state_dict=True))` on every rank"
+    )
