@@ -22,6 +22,7 @@ from nbddp.controller.means import Means
 from nbddp.controller.watcher import ExitWatcher
 from nbddp.wire.mailbox import Letter
 from nbddp.wire.messages import (
+    URGENT,
     Answer,
     CellEnded,
     Command,
@@ -158,6 +159,7 @@ class FakeLink:
         self.is_broken = False
         self.on_send: Callable[[int, int, Command], Any] = lambda *_sent: None
         self.letters: SimpleQueue[Letter | Exception | None] = SimpleQueue()
+        self.urgent: SimpleQueue[Letter | None] = SimpleQueue()
         self._values: dict[str, Any] = {}
         self._sequence = itertools.count(1)
 
@@ -176,7 +178,7 @@ class FakeLink:
         """Have a rank say something."""
         number = self.attempt if attempt is None else attempt
         letter = Letter(rank, number, next(self._sequence), message)
-        self.letters.put(letter)
+        (self.urgent if isinstance(message, URGENT) else self.letters).put(letter)
         return letter
 
     def fail(self, error: Exception) -> None:
@@ -188,6 +190,9 @@ class FakeLink:
         if isinstance(letter, Exception):
             raise letter
         return letter
+
+    def collect_urgent(self) -> Letter | None:
+        return self.urgent.get()
 
     def pack(self, key: str, value: Any) -> JsonDict:
         self._values[key] = value
@@ -201,6 +206,7 @@ class FakeLink:
 
     def close(self) -> None:
         self.letters.put(None)
+        self.urgent.put(None)
 
 
 class HandTurnedActor(Actor):
@@ -208,6 +214,7 @@ class HandTurnedActor(Actor):
 
     def __init__(self) -> None:
         self.inbox: deque[Callable[[], Any]] = deque()
+        self.first: deque[Callable[[], Any]] = deque()
         self.due: list[tuple[float, Callable[[], Any]]] = []
 
     def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -228,6 +235,9 @@ class HandTurnedActor(Actor):
     def tell(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.inbox.append(lambda: act(*args, **kwargs))
 
+    def tell_first(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.first.append(lambda: act(*args, **kwargs))
+
     def later(self, seconds: float, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.due.append((seconds, lambda: act(*args, **kwargs)))
 
@@ -236,11 +246,11 @@ class HandTurnedActor(Actor):
 
     def turn(self) -> None:
         """Do the next thing."""
-        self.inbox.popleft()()
+        (self.first or self.inbox).popleft()()
 
     def turn_all(self) -> None:
         """Do all that was told, and what follows from it."""
-        while self.inbox:
+        while self.inbox or self.first:
             self.turn()
 
     def ring(self, number: int = 0) -> None:

@@ -147,3 +147,31 @@ def test_closing_does_what_was_asked_before_and_then_ends_the_thread() -> None:
     actor.close()
     assert done == list(range(10))
     assert not thread.is_alive()
+
+
+def test_what_comes_first_does_not_wait_behind_what_waits_for_its_turn(actor: Actor) -> None:
+    done: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        go_on.wait(30)
+
+    actor.tell(hold)
+    assert begun.wait(30)
+    for number in range(1000):
+        actor.tell(done.append, f"output {number}")
+    actor.tell_first(done.append, "news")
+    actor.tell_first(done.append, "more news")
+    go_on.set()
+    settle(actor)
+    assert done == ["news", "more news", *(f"output {number}" for number in range(1000))]
+
+
+def test_what_was_told_before_the_end_is_done_before_it() -> None:
+    actor, done = Actor("closing"), []
+    for number in range(100):
+        actor.tell(done.append, number)
+    actor.tell_first(done.append, "first")
+    actor.close()
+    assert sorted(map(str, done)) == sorted([*map(str, range(100)), "first"])

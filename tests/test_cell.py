@@ -10,7 +10,8 @@ from dataclasses import asdict
 import pytest
 
 from nbddp.controller import cell as room
-from nbddp.controller.cell import CellHandle, CellRequest, Said, Wrote
+from nbddp.controller.cell import CellHandle, CellRequest
+from nbddp.controller.notices import Said, Wrote
 from nbddp.errors import CellFailedError, CellInterruptedError
 from nbddp.wire.messages import CellEnded, Failure
 
@@ -113,21 +114,6 @@ def test_results_are_those_of_ranks_that_have_one_in_order_of_rank() -> None:
     assert list(handle.result.results) == [0, 2]
 
 
-def test_who_feeds_waits_while_the_reader_is_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MAX_PENDING", 10)
-    handle = handle_for(0)
-    handle.feed(Wrote(0, "x" * 9))
-    handle.await_room()
-    handle.feed(Wrote(0, "x" * 9))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(handle.await_room)
-        assert not waiting.done()
-        notices = handle.notices()
-        next(notices)
-        next(notices)  # only now the first has been dealt with
-        waiting.result(30)
-
-
 def test_the_user_ends_only_what_lived_until_then() -> None:
     handle = handle_for(0, 1)
     handle.note_exit(1, -9)
@@ -137,19 +123,6 @@ def test_the_user_ends_only_what_lived_until_then() -> None:
     verdict = handle.finish().verdict
     assert verdict is not None
     assert verdict.summary().startswith("rank 1 was killed by SIGKILL")
-
-
-def test_nobody_waits_for_a_reader_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MAX_PENDING", 10)
-    handle = handle_for(0)
-    handle.feed(Wrote(0, "x" * 100))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(handle.await_room)
-        handle.abandon()
-        waiting.result(30)
-    handle.feed(Wrote(0, "nobody reads this"))
-    handle.finish()
-    assert [len(each.text) for each in handle.notices() if isinstance(each, Wrote)] == [100]
 
 
 # ---- for a reader who looks again and again
@@ -183,19 +156,6 @@ def test_a_reader_is_woken_by_what_comes() -> None:
         waiting = pool.submit(handle.next_notice, 30.0)
         handle.feed(Said("a"))
         assert waiting.result(10) == Said("a")
-
-
-def test_who_feeds_waits_for_a_reader_of_one_thing_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(room, "MAX_PENDING", 10)
-    handle = handle_for(0)
-    handle.feed(Wrote(0, "x" * 20))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(handle.await_room)
-        assert not waiting.done()
-        handle.next_notice(0.0)
-        waiting.result(30)
 
 
 # ---- while it runs

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from strategies import any_message
 
 from nbddp.errors import ReplayError, SignatureError, WireError
+from nbddp.wire import mailbox as room
 from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox, seal, unseal
 from nbddp.wire.messages import Leave, Message, Noticed, Output, encode
 
@@ -32,7 +33,10 @@ class MemoryStore:
     def queue_push(self, key: str, value: bytes) -> None:
         self.queues[key].append(value)
 
-    def queue_pop(self, key: str) -> bytes:
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        if not self.queues[key]:
+            assert not block, "this would wait for ever"
+            raise RuntimeError("queue is empty")  # torch's QueueEmptyError is one
         return self.queues[key].popleft()
 
     def queue_len(self, key: str) -> int:
@@ -168,13 +172,17 @@ def test_letters_come_out_in_the_order_they_went_in(store: MemoryStore, mailbox:
     assert mailbox.refused == 0
 
 
-def test_the_backlog_is_what_nobody_has_collected(store: MemoryStore, mailbox: Mailbox) -> None:
+def test_a_queue_is_full_when_too_much_of_it_was_not_collected(
+    store: MemoryStore, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MAX_BACKLOG", 1)
     box = postbox(store)
-    assert box.backlog() == 0
     box.post(Leave())
+    assert not box.is_full()
     box.post(Leave())
+    assert box.is_full()
     mailbox.collect()
-    assert box.backlog() == 1
+    assert not box.is_full()
 
 
 def test_a_letter_that_comes_twice_is_refused_the_second_time(mailbox: Mailbox) -> None:
@@ -218,6 +226,139 @@ def test_a_signed_body_that_is_no_message_is_refused_and_the_next_letter_comes(
     postbox(store).post(Leave())
     assert mailbox.collect().message == Leave()
     assert mailbox.refused == 5
+
+
+# ---- messages too large for the store
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(room, "PIECE_BYTES", 100)
+    return 100
+
+
+def large(size: int = 1000) -> Output:
+    return Output(start=0, end=size, text="x" * size)
+
+
+def beside(store: MemoryStore) -> dict[str, list[bytes]]:
+    """All that lies in queues of pieces."""
+    return {key: list(found) for key, found in store.queues.items() if "/pieces/" in key and found}
+
+
+def test_a_piece_is_smaller_than_what_the_stores_server_refuses() -> None:
+    assert room.PIECE_BYTES < 8 << 20
+
+
+def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(
+    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+) -> None:
+    box = postbox(store)
+    messages: list[Message] = [Leave(), large(), large(2000), Leave()]
+    for message in messages:
+        box.post(message)
+    sizes = [len(piece) for found in beside(store).values() for piece in found]
+    assert max(sizes) <= small_pieces
+    assert sum(sizes) > 3000
+    assert max(map(len, store.queues[QUEUE])) < 2 * small_pieces + 150
+    assert [mailbox.collect().message for _ in messages] == messages
+    assert beside(store) == {}
+
+
+@pytest.mark.parametrize("surplus", [-1, 0, 1])
+def test_a_message_that_just_fits_comes_out_whole(
+    store: MemoryStore, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch, surplus: int
+) -> None:
+    monkeypatch.setattr(room, "PIECE_BYTES", len(encode(large())) + surplus)
+    postbox(store).post(large())
+    assert bool(beside(store)) == (surplus < 0)
+    assert mailbox.collect().message == large()
+
+
+def test_a_queue_is_full_while_a_large_message_lies_in_it(
+    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+) -> None:
+    del small_pieces
+    box = postbox(store)
+    box.post(large())
+    assert box.is_full()
+    mailbox.collect()
+    assert not box.is_full()
+
+
+@pytest.mark.parametrize("change", ["changed", "gone", "swapped", "another's"])
+def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
+    store: MemoryStore, mailbox: Mailbox, small_pieces: int, change: str
+) -> None:
+    del small_pieces
+    box = postbox(store)
+    box.post(large())
+    [pieces] = [store.queues[key] for key in beside(store)]
+    match change:
+        case "changed":
+            pieces[3] = b"y" + pieces[3][1:]
+        case "gone":
+            pieces.pop()
+        case "swapped":
+            pieces[0], pieces[1] = pieces[1], pieces[0]
+        case _:
+            pieces.clear()
+            pieces.extend(encode(Leave()) for _ in range(50))
+    box.post(Leave())
+    assert mailbox.collect().message == Leave()
+    assert mailbox.refused == 1
+
+
+def test_what_a_sender_left_unfinished_is_swept_away(
+    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+) -> None:
+    del small_pieces
+    box = postbox(store, sender=2)
+    box.post(Leave())
+    mailbox.collect()
+    box.post(large())
+    store.queues[QUEUE].clear()  # it died before the letter itself was in
+    assert beside(store)
+    mailbox.sweep(2, 1)
+    assert beside(store) == {}
+    mailbox.sweep(7, 1)  # never heard of
+
+
+def test_what_nobody_will_read_is_swept_away(store: MemoryStore, small_pieces: int) -> None:
+    del small_pieces
+    box = postbox(store)
+    box.post(large())
+    box.post(large(2000))
+    box.sweep()
+    assert beside(store) == {}
+
+
+def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twice(
+    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+) -> None:
+    del small_pieces
+
+    class LostStore(MemoryStore):
+        pushed = 0
+
+        def queue_push(self, key: str, value: bytes) -> None:
+            self.pushed += 1
+            if self.pushed > 3:
+                raise RuntimeError("Broken pipe")
+            store.queue_push(key, value)
+
+        def queue_len(self, key: str) -> int:
+            return store.queue_len(key)
+
+        def clone(self) -> MemoryStore:
+            return store
+
+    box = Postbox(LostStore(), QUEUE, secret=SECRET, sender=0, attempt=1)
+    for message in (Leave(), large(), Leave()):
+        box.post(message)
+    assert [mailbox.collect().message for _ in range(3)] == [Leave(), large(), Leave()]
+    assert mailbox.refused == 0
+    assert beside(store) == {}
 
 
 # ---- the fuzz

@@ -5,12 +5,24 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from processes import wait_until
 
-from nbddp.wire.messages import Display, Happened, Noticed, Output, Report, encode
+from nbddp.wire.messages import (
+    Answer,
+    CellEnded,
+    Display,
+    Happened,
+    Noticed,
+    Output,
+    Ready,
+    Report,
+    StartFailed,
+    encode,
+)
 from nbddp.worker import outbox as room
 from nbddp.worker.outbox import Outbox
 
@@ -26,9 +38,9 @@ class FakePostbox:
     def post(self, message: Report) -> None:
         self.posted.append(message)
 
-    def backlog(self) -> int:
+    def is_full(self) -> bool:
         self.asked += 1
-        return self.waiting
+        return self.waiting > 0
 
 
 class Pile:
@@ -41,6 +53,13 @@ class Pile:
         return self.pieces.popleft() if self.pieces else None
 
 
+class BrokenPile:
+    """A source that cannot be read."""
+
+    def read(self) -> Report | None:
+        raise OSError("Input/output error")
+
+
 Make = Callable[..., Outbox]
 
 
@@ -50,12 +69,17 @@ def postbox() -> FakePostbox:
 
 
 @pytest.fixture
-def make(postbox: FakePostbox) -> Iterator[Make]:
+def urgent() -> FakePostbox:
+    return FakePostbox()
+
+
+@pytest.fixture
+def make(postbox: FakePostbox, urgent: FakePostbox) -> Iterator[Make]:
     """Makes outboxes on the postbox; their threads end with the test."""
     made: list[Outbox] = []
 
     def build(*sources: Pile) -> Outbox:
-        made.append(Outbox(postbox, *sources))  # type: ignore[arg-type]
+        made.append(Outbox(postbox, urgent, *sources))  # type: ignore[arg-type]
         return made[-1]
 
     yield build
@@ -70,8 +94,12 @@ def wrote(text: str) -> Output:
     return Output(start=0, end=0, text=text)
 
 
-def report(number: int) -> Noticed:
-    return Noticed(cell=number)
+def report(number: int) -> CellEnded:
+    return CellEnded(cell=number, seconds=0.0, in_group=True)
+
+
+def picture(size: int) -> Display:
+    return Display(cell=1, data={"image/png": "x" * size}, metadata={})
 
 
 def happened(kind: str) -> Happened:
@@ -192,19 +220,19 @@ def test_closing_mails_what_is_left_and_ends_the_thread(make: Make, postbox: Fak
 
 
 def test_while_nobody_reads_the_rest_of_a_source_waits(make: Make, postbox: FakePostbox) -> None:
-    postbox.waiting = room.MAX_BACKLOG + 1
+    postbox.waiting = 1
     outbox = make(Pile(wrote("a"), wrote("b"), wrote("c")))
     outbox.post(report(1))
     outbox.start()
     assert wait_until(lambda: postbox.asked > 3)
     assert postbox.posted == [wrote("a")]
-    postbox.waiting = room.MAX_BACKLOG
+    postbox.waiting = 0
     outbox.close()
     assert postbox.posted == [wrote("a"), wrote("b"), wrote("c"), report(1)]
 
 
-def test_a_single_piece_never_asks_for_the_backlog(make: Make, postbox: FakePostbox) -> None:
-    postbox.waiting = room.MAX_BACKLOG + 1
+def test_a_single_piece_never_asks_for_room(make: Make, postbox: FakePostbox) -> None:
+    postbox.waiting = 1
     outbox = make(Pile(wrote("a")))
     outbox.post(report(1))
     outbox.start()
@@ -228,7 +256,7 @@ def test_a_flush_of_mail_that_is_stuck_gives_up_and_leaves_the_thread_at_rest(
     make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "FLUSH_PATIENCE", 0.1)
-    postbox.waiting = room.MAX_BACKLOG + 1
+    postbox.waiting = 1
     outbox = make(Pile(*(wrote(str(number)) for number in range(3))))
     outbox.start()
     outbox.flush()
@@ -255,3 +283,168 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
     assert isinstance(said, Display)
     assert said.data["text/plain"].startswith("nbddp: a Happened could not be sent: Object of type")
     assert after == report(7)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RecursionError("too deep"), RuntimeError("Broken pipe"), KeyError(1)]
+)
+def test_no_error_of_one_message_ends_the_mail(
+    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def post(message: Report) -> None:
+        if isinstance(message, Display) and "image/png" in message.data:
+            raise error
+        postbox.posted.append(message)
+
+    monkeypatch.setattr(postbox, "post", post)
+    outbox = make(Pile(wrote("a")))
+    outbox.start()
+    outbox.post(picture(5))
+    outbox.post(report(1))
+    outbox.close()
+    said = f"nbddp: a Display could not be sent: {error}"
+    assert postbox.posted == [
+        wrote("a"),
+        Display(cell=0, data={"text/plain": said}, metadata={}),
+        report(1),
+    ]
+
+
+def test_the_end_of_a_cell_is_mailed_whatever_its_value_is(
+    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def post(message: Report) -> None:
+        encode(message)
+        postbox.posted.append(message)
+
+    monkeypatch.setattr(postbox, "post", post)
+    failure = {"name": "ValueError", "text": "no", "traceback": object()}
+    outbox = make()
+    outbox.start()
+    outbox.post(replace(report(1), result={"data": {"text/plain": object()}}))
+    outbox.post(replace(report(2), failure=failure))
+    outbox.close()
+    first, bare, second, failed = postbox.posted
+    assert "a CellEnded could not be sent" in first.data["text/plain"]
+    assert "a CellEnded could not be sent" in second.data["text/plain"]
+    assert bare == report(1)
+    assert (failed.cell, failed.failure["name"]) == (2, "ValueError")
+    assert failed.failure["text"].startswith("it could not be sent: Object of type object")
+
+
+def test_an_answer_is_mailed_whatever_is_in_it(
+    make: Make, urgent: FakePostbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def post(message: Report) -> None:
+        encode(message)
+        urgent.posted.append(message)
+
+    monkeypatch.setattr(urgent, "post", post)
+    outbox = make()
+    outbox.start()
+    outbox.post(Answer(request=3, payload={"matches": [object()]}))
+    outbox.close()
+    [answer] = urgent.posted
+    assert answer.request == 3
+    assert answer.error.startswith("it could not be sent: Object of type object")
+
+
+def test_a_source_that_cannot_be_read_is_said_once_and_the_others_go_on(
+    make: Make, postbox: FakePostbox
+) -> None:
+    pile = Pile()
+    outbox = make(BrokenPile(), pile)
+    outbox.start()
+    for number in range(3):
+        pile.pieces.append(wrote(str(number)))
+        outbox.post(report(number))
+        outbox.flush()
+    said, *others = postbox.posted
+    assert said.data["text/plain"] == (
+        "nbddp: what this rank writes cannot be read back to be shown: "
+        "OSError('Input/output error')"
+    )
+    assert others == [it for number in range(3) for it in (wrote(str(number)), report(number))]
+
+
+# ---- what does not wait
+
+
+class Flood:
+    """A source that always has more."""
+
+    def read(self) -> Report | None:
+        return wrote("more")
+
+
+NEWS = [
+    Noticed(cell=1),
+    Answer(request=1),
+    Ready(pid=1, device="cpu", backend="gloo", host="h"),
+    StartFailed(reason="r", traceback="t"),
+]
+
+
+@pytest.mark.parametrize("news", NEWS, ids=lambda it: type(it).__name__)
+def test_news_go_a_way_of_their_own_while_output_floods_and_nobody_reads_it(
+    make: Make, postbox: FakePostbox, urgent: FakePostbox, news: Report
+) -> None:
+    postbox.waiting = 1
+    outbox = make(Flood())
+    outbox.start()
+    assert wait_until(lambda: postbox.asked > 3)
+    outbox.post(news)
+    assert wait_until(lambda: urgent.posted == [news])
+    assert postbox.posted == [wrote("more")]
+
+
+def test_a_source_that_never_ends_does_not_hold_up_the_end_of_a_cell(
+    make: Make, postbox: FakePostbox
+) -> None:
+    outbox = make(Flood())
+    outbox.start()
+    outbox.post(report(1))
+    assert wait_until(lambda: report(1) in postbox.posted)
+
+
+def test_news_make_no_batch_of_what_may_wait(
+    make: Make, postbox: FakePostbox, urgent: FakePostbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "PERIOD", 1000.0)
+    monkeypatch.setattr(room, "SLACK", 0.0)
+    pile = Pile(wrote("first"))
+    outbox = make(pile)
+    outbox.start()
+    assert wait_until(lambda: postbox.posted == [wrote("first")])
+    pile.pieces.append(wrote("second"))
+    outbox.poke()
+    outbox.post(Noticed(cell=1))
+    assert wait_until(lambda: urgent.posted == [Noticed(cell=1)])
+    assert postbox.posted == [wrote("first")]
+
+
+# ---- pictures
+
+
+def test_who_displays_waits_while_too_many_pictures_wait(
+    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MAX_HELD", 100)
+    postbox.waiting = 1
+    outbox = make()
+    outbox.start()
+    shown: list[int] = []
+
+    def display() -> None:
+        for number in range(10):
+            outbox.post(picture(50))
+            shown.append(number)
+
+    thread = threading.Thread(target=display)
+    thread.start()
+    assert not wait_until(lambda: len(shown) > 4, timeout=0.3)
+    postbox.waiting = 0
+    thread.join(30)
+    outbox.close()
+    assert len(postbox.posted) == 10
+    assert outbox._held == 0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbddp.controller import output as room
-from nbddp.controller.output import LogReader
+from nbddp.controller.output import Logged, LogReader
 from nbddp.wire.messages import Output
 
 
@@ -23,14 +23,18 @@ def mail(text: str, start: int = 0) -> Output:
     return Output(start=start, end=start + len(text.encode()), text=text)
 
 
+def read(part: Logged | None) -> str:
+    return "".join(part.texts()) if part else ""
+
+
 def rest(reader: LogReader) -> str:
-    return "".join(reader.rest())
+    return read(reader.rest())
 
 
 def test_mailed_pieces_are_shown_in_their_order(log: Path) -> None:
-    reader = LogReader(log)
-    assert reader.accept(mail("one ")) == "one "
-    assert reader.accept(mail("two", 4)) == "two"
+    reader = LogReader(log, rank=3)
+    assert reader.accept(mail("one ")) == Logged(3, log, 0, 4)
+    assert reader.accept(mail("two", 4)) == Logged(3, log, 4, 7)
 
 
 def test_what_was_not_mailed_is_read_from_the_file(log: Path) -> None:
@@ -56,10 +60,10 @@ def test_when_all_was_mailed_nothing_is_left(log: Path) -> None:
 def test_mail_that_arrives_after_the_file_was_read_is_not_shown_again(log: Path) -> None:
     reader = LogReader(log)
     log.write_text("one two three")
-    assert reader.accept(mail("one ")) == "one "
+    assert reader.accept(mail("one ")) is not None
     assert rest(reader) == "two three"
-    assert reader.accept(mail("two ", 4)) == ""
-    assert reader.accept(mail("three", 8)) == ""
+    assert reader.accept(mail("two ", 4)) is None
+    assert reader.accept(mail("three", 8)) is None
 
 
 def test_a_file_that_was_read_to_its_end_is_not_read_again(log: Path) -> None:
@@ -74,13 +78,13 @@ def test_what_an_earlier_attempt_wrote_is_not_shown(log: Path) -> None:
     reader = LogReader(log)
     with log.open("a") as file:
         file.write("now")
-    assert reader.accept(mail("no", 8)) == "no"
+    assert read(reader.accept(mail("no", 8))) == "no"
     assert rest(reader) == "w"
 
 
 def test_mail_of_an_earlier_attempt_is_not_shown(log: Path) -> None:
     log.write_text("earlier ")
-    assert LogReader(log).accept(mail("earlier ")) == ""
+    assert LogReader(log).accept(mail("earlier ")) is None
 
 
 def test_the_log_is_made_for_its_owner_only(log: Path) -> None:
@@ -133,9 +137,53 @@ def test_wherever_the_rank_died_every_character_is_shown_once_and_in_order(
     letters: list[Output] = []
     for piece in pieces:
         letters.append(mail(piece, letters[-1].end if letters else 0))
-    shown = [reader.accept(letter) for letter in letters[:seen]]
+    shown = [read(reader.accept(letter)) for letter in letters[:seen]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "CHUNK_BYTES", chunk)
-        shown += reader.rest()
-    shown += [reader.accept(letter) for letter in letters[seen:]]
+        shown.append(rest(reader))
+    shown += [read(reader.accept(letter)) for letter in letters[seen:]]
     assert "".join(shown) == "".join(pieces)
+
+
+# ---- what is read when it is shown
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_SHOWN", 1000)
+    monkeypatch.setattr(room, "SHOWN_END", 100)
+
+
+@pytest.mark.usefixtures("short")
+def test_of_a_flood_the_end_is_shown_from_a_line_on_and_the_rest_is_named(log: Path) -> None:
+    log.write_text("".join(f"line {number}\n" for number in range(1000)))
+    shown = read(Logged(0, log, 0, log.stat().st_size))
+    said, *lines = shown.splitlines()
+    assert lines == [f"line {number}" for number in range(1000 - len(lines), 1000)]
+    assert len(lines) == 11
+    assert said == "… 8.8 kB not shown, all in rank0.log"
+
+
+@pytest.mark.usefixtures("short")
+def test_a_flood_without_any_line_is_cut_all_the_same(log: Path) -> None:
+    log.write_text("x" * 5000)
+    assert read(Logged(0, log, 0, 5000)) == "… 5.0 kB not shown, all in rank0.log\n"
+
+
+@pytest.mark.usefixtures("short")
+def test_what_just_fits_is_shown_whole_and_nothing_beyond_it(log: Path) -> None:
+    log.write_text("x" * 5000)
+    assert read(Logged(0, log, 7, 1007)) == "x" * 1000
+
+
+def test_a_log_that_is_gone_by_the_time_it_is_shown_is_named(log: Path) -> None:
+    assert read(Logged(0, log, 0, 123_456_789)) == (
+        "… 123.5 MB not shown, rank0.log: No such file or directory\n"
+    )
+
+
+def test_only_the_next_part_of_the_same_log_goes_on_with_it(log: Path, tmp_path: Path) -> None:
+    part = Logged(0, log, 0, 5)
+    assert part.goes_on_with(Logged(0, log, 5, 9))
+    assert not part.goes_on_with(Logged(0, log, 6, 9))
+    assert not part.goes_on_with(Logged(0, tmp_path / "other.log", 5, 9))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.worker.streams import CHUNK_BYTES, RankLog
+from nbddp.worker.streams import CHUNK_BYTES, MAX_UNREAD, RankLog
 
 CHATTER = (
     "[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
@@ -32,7 +32,7 @@ def write(path: Path) -> Write:
 
 def test_pieces_are_whole_in_order_and_come_once(path: Path, write: Write) -> None:
     log = RankLog(path)
-    text = "grüße\n" * CHUNK_BYTES  # more than a piece holds; some pieces end within a letter
+    text = "grüße\n" * (CHUNK_BYTES // 4)  # some pieces end within a letter
     write(text)
     pieces = iter(log.read, None)
     read = [(piece.start, piece.end, piece.text) for piece in pieces]
@@ -75,3 +75,36 @@ def test_a_line_that_only_looks_like_it_is_the_users(path: Path, write: Write, l
     piece = log.read()
     assert piece is not None
     assert piece.text == line
+
+
+def test_of_a_flood_it_is_said_where_it_stands_and_what_follows_is_mailed_again(
+    path: Path, write: Write
+) -> None:
+    log = RankLog(path)
+    write("before\n")
+    assert log.read() is not None
+    write("grüße\n" * MAX_UNREAD)
+    write("after")
+    flood = log.read()
+    assert flood is not None
+    assert (flood.start, flood.end, flood.text) == (7, path.stat().st_size - 5, "")
+    assert flood.is_left
+    rest = log.read()
+    assert rest is not None
+    assert (rest.start, rest.end, rest.text) == (flood.end, flood.end + 5, "after")
+    assert not rest.is_left
+    assert log.read() is None
+
+
+def test_a_flood_without_any_line_ends_with_a_whole_letter(path: Path) -> None:
+    log = RankLog(path)
+    with path.open("ab") as file:
+        file.write("€".encode() * MAX_UNREAD + b"\xe2\x82")
+    flood = log.read()
+    assert flood is not None
+    assert (flood.end, flood.is_left) == (3 * MAX_UNREAD, True)
+    with path.open("ab") as file:
+        file.write(b"\xac!")
+    rest = log.read()
+    assert rest is not None
+    assert rest.text == "€!"

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from nbddp.controller.cell import CellHandle, CellRequest, Displayed, Notice, Said, Wrote
+from nbddp.controller.cell import CellHandle, CellRequest
+from nbddp.controller.notices import Displayed, Notice, Said, Wrote
 from nbddp.ui.text import StreamScreen, TextView
 from nbddp.wire.messages import CellEnded, Display
 

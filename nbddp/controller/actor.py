@@ -1,4 +1,4 @@
-"""One thread that does one thing after the other: what others ask, what they tell, what is due."""
+"""One thread that does one thing after the other: what is due, what others ask, what they tell."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
@@ -29,7 +30,9 @@ class Actor:
     """
 
     def __init__(self, name: str) -> None:
-        self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        # the one queue that a signal handler may put into, whatever it has interrupted
+        self._inbox: queue.SimpleQueue[tuple[bool, Work | None]] = queue.SimpleQueue()
+        self._in_turn: deque[Work | None] = deque()
         self._due: list[tuple[float, int, Work]] = []
         self._order = itertools.count()
         self._is_closed = False
@@ -48,12 +51,16 @@ class Actor:
             except BaseException as error:  # noqa: BLE001 - it is raised where it belongs
                 done.set_exception(error)
 
-        self._inbox.put(work)
+        self._inbox.put((False, work))
         return done.result()
 
     def tell(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have the thread do something; do not wait."""
-        self._inbox.put(lambda: act(*args, **kwargs))
+        """Have the thread do something in its turn; do not wait."""
+        self._inbox.put((False, lambda: act(*args, **kwargs)))
+
+    def tell_first(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have the thread do something before all that waits for its turn; do not wait."""
+        self._inbox.put((True, lambda: act(*args, **kwargs)))
 
     def later(
         self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
@@ -65,7 +72,7 @@ class Actor:
     def close(self) -> None:
         """Do what was asked before, then end the thread."""
         self._is_closed = True
-        self._inbox.put(None)
+        self._inbox.put((False, None))
         self._thread.join()
 
     def _run(self) -> None:
@@ -76,11 +83,23 @@ class Actor:
                 logger.exception("nbddp could not deal with an event")
 
     def _next(self) -> Work | None:
+        while True:
+            if self._due and self._due[0][0] <= time.monotonic():  # before any mail: a flood of it
+                return heapq.heappop(self._due)[2]  # would win
+            try:
+                comes_first, work = self._receive()
+            except queue.Empty:
+                if self._in_turn:
+                    return self._in_turn.popleft()
+                continue
+            if comes_first:
+                return work
+            self._in_turn.append(work)
+
+    def _receive(self) -> tuple[bool, Work | None]:
+        """What has come; waits only while there is nothing else to do."""
+        if self._in_turn:
+            return self._inbox.get_nowait()
         if not self._due:
             return self._inbox.get()
-        if self._due[0][0] <= time.monotonic():  # before any mail, or a flood of it would win
-            return heapq.heappop(self._due)[2]
-        try:
-            return self._inbox.get(timeout=max(0.0, self._due[0][0] - time.monotonic()))
-        except queue.Empty:
-            return heapq.heappop(self._due)[2]
+        return self._inbox.get(timeout=max(0.0, self._due[0][0] - time.monotonic()))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Any
 
+from nbddp.controller.notices import Notice, Notices
 from nbddp.controller.verdict import Ending, Trouble, Verdict, judge, trouble_of
-from nbddp.wire.messages import CellEnded, Display, JsonDict, RunCell
-
-MAX_PENDING = 8 << 20  # characters of output that may wait for whoever shows them
+from nbddp.wire.messages import CellEnded, JsonDict, RunCell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,32 +46,6 @@ class Pushed:
 
 
 Deed = CellRequest | Pushed  # what makes the ranks' namespaces what they are
-
-
-@dataclass(frozen=True, slots=True)
-class Wrote:
-    """A piece of a rank's output."""
-
-    rank: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Displayed:
-    """Something rich that a rank displayed."""
-
-    rank: int
-    message: Display
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A word of the controller to the user."""
-
-    text: str
-
-
-Notice = Wrote | Displayed | Said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +109,9 @@ class CellHandle:
         self.result: CellResult | None = None
         self._fetch = fetch
         self._began = time.monotonic()
-        self._notices: SimpleQueue[Notice | None] = SimpleQueue()
+        self.told = Notices()
         self._reports: dict[int, CellEnded] = {}
         self._exits: dict[int, Ending] = {}
-        self._room = threading.Condition()
-        self._pending = 0
-        self._is_read = True
-        self.is_told = False
 
     # ---- the session's side
 
@@ -161,16 +128,11 @@ class CellHandle:
 
     def feed(self, notice: Notice) -> None:
         """Hand a notice to the reader; never waits."""
-        with self._room:
-            if not self._is_read:
-                return
-            self._pending += len(notice.text) if isinstance(notice, Wrote) else 0
-        self._notices.put(notice)
+        self.told.feed(notice)
 
     def await_room(self) -> None:
-        """Wait while the reader is far behind; meanwhile the ranks' files hold the output."""
-        with self._room:
-            self._room.wait_for(lambda: self._pending < MAX_PENDING or not self._is_read)
+        """Wait for a reader of pictures, but no longer than he goes on reading."""
+        self.told.await_room()
 
     def end_by(self, how: str) -> None:
         """The user ends the cell with its ranks, by a "restart" or a "stop"."""
@@ -206,7 +168,7 @@ class CellHandle:
         )
         note(result)
         self.result = result
-        self._notices.put(None)
+        self.told.end()
         return result
 
     # ---- the reader's side
@@ -244,35 +206,23 @@ class CellHandle:
             return self.result.verdict.of(rank)
         return trouble_of(rank, self._reports.get(rank), self._exits.get(rank))
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the reader knows that it is over."""
+        return self.told.is_told
+
     def notices(self) -> Iterator[Notice]:
         """What the cell says, as it says it, until it ends; for one reader."""
-        while (notice := self._notices.get()) is not None:
+        while (notice := self.told.take()) is not None:
             yield notice
-            self._make_room(notice)
 
     def next_notice(self, timeout: float) -> Notice | None:
         """The next thing it says, for one reader; None when nothing came, or it is over.
 
         When it is over, ``is_told`` is true.
         """
-        try:
-            notice = self._notices.get(timeout=timeout) if timeout > 0 else self._notices.get(False)
-        except Empty:
-            return None
-        if notice is None:
-            self.is_told = True
-        else:
-            self._make_room(notice)
-        return notice
-
-    def _make_room(self, notice: Notice) -> None:
-        if isinstance(notice, Wrote):
-            with self._room:
-                self._pending -= len(notice.text)
-                self._room.notify_all()
+        return self.told.take(timeout)
 
     def abandon(self) -> None:
         """Nobody reads any more; the files go on."""
-        with self._room:
-            self._is_read = False
-            self._room.notify_all()
+        self.told.abandon()

@@ -15,16 +15,14 @@ from nbddp.controller.cell import (
     CellRequest,
     CellResult,
     Deed,
-    Displayed,
-    Notice,
-    Said,
-    Wrote,
 )
 from nbddp.controller.chronicle import Chronicle
 from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.lifecycle import advance
 from nbddp.controller.lookout import Lookout
 from nbddp.controller.memory import MemoryWatch
+from nbddp.controller.notices import Displayed, Notice, Notices, Said
+from nbddp.controller.output import Logged
 from nbddp.controller.ranks import Ranks
 from nbddp.controller.recovery import Comeback
 from nbddp.controller.states import GroupState, Life
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
 LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
-MAX_BETWEEN = 100  # pieces of output kept from between two cells
+MAX_BETWEEN = 64 << 10  # characters of output kept from between two cells
 
 
 class Executor:
@@ -88,7 +86,7 @@ class Executor:
         self._start_error: StartError | None = None
         self._waiting = Waiting()
         self._memory = MemoryWatch()
-        self._between: list[Notice] = []
+        self._between = Notices(max_text=MAX_BETWEEN)
 
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""
@@ -177,8 +175,7 @@ class Executor:
         self.chronicle.record("cell", number=handle.number, ranks=ranks, source=request.source)
         self.lookout.begin_cell(ranks, time.monotonic())
         self._with.actor.later(LOOK_PERIOD, self._look, handle)
-        while self._between:
-            handle.feed(self._between.pop(0))
+        self._between.move_to(handle.told)
         return handle
 
     def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
@@ -211,7 +208,7 @@ class Executor:
         rank, attempt = letter.sender, letter.attempt
         match letter.message:
             case Output() as output:
-                self._feed_text(rank, self._ranks.accept(rank, output))
+                self._feed(self._ranks.accept(rank, output))
             case Display() as display:
                 self._feed(Displayed(rank, display))
             case Answer() as answer:
@@ -260,8 +257,7 @@ class Executor:
             self._launcher.sweep(handle)
             self.chronicle.record("exit", rank=rank, attempt=attempt, how=describe_exit(exitcode))
         if self._ranks is not None and self._ranks.attempt == attempt:
-            for text in self._ranks.last_output(rank):
-                self._feed_text(rank, text)
+            self._feed(self._ranks.last_output(rank))
             if self.cell is not None:
                 words, hint = self._ranks.last_words(rank), self._hint(rank, exitcode)
                 self.cell.note_exit(rank, exitcode, last_words=words, hint=hint)
@@ -274,15 +270,11 @@ class Executor:
             return ""
         return self._memory.hint(self.lookout.memory())
 
-    def _feed_text(self, rank: int, text: str) -> None:
-        if text:
-            self._feed(Wrote(rank, text))
-
-    def _feed(self, notice: Notice) -> None:
-        if self.cell is not None and not self.cell.is_finished:
-            self.cell.feed(notice)
-        elif len(self._between) < MAX_BETWEEN:
-            self._between.append(notice)
+    def _feed(self, notice: Notice | Logged | None) -> None:
+        if notice is not None:
+            cell = self.cell
+            told = self._between if cell is None or cell.is_finished else cell.told
+            told.feed(notice)
 
     # ---- the lifecycle, and what it wants done
 

@@ -1,4 +1,4 @@
-"""The kernel's end of the wire: the store's server on loopback, one mailbox, a postbox per rank."""
+"""The kernel's end of the wire: the store's server on loopback, and the queues' ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbddp.wire import parcels
 from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
 from nbddp.wire.messages import Command, Interrupt, JsonDict, Leave
-from nbddp.worker.start import UP, command_queue, control_queue
+from nbddp.worker.start import NEWS, UP, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
 
@@ -30,9 +30,11 @@ class StoreLink:
         self.secret = secrets.token_bytes(32)
         with names_from_files():
             self._server = _serve_on_loopback()
-            self._sender, self._parcels, inbox = (clone(self._server) for _ in range(3))
+            clients = [clone(self._server) for _ in range(4)]
+        self._sender, self._parcels, inbox, urgent = clients
         self._parcel_lock = threading.Lock()
         self._mailbox = Mailbox(inbox, UP, secret=self.secret)
+        self._urgent = Mailbox(urgent, NEWS, secret=self.secret)
         self._commands: list[Postbox] = []
         self._controls: list[Postbox] = []
 
@@ -44,10 +46,12 @@ class StoreLink:
     @property
     def refused(self) -> int:
         """How many messages came that were not ours."""
-        return self._mailbox.refused
+        return self._mailbox.refused + self._urgent.refused
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
-        """Make the postboxes for the ranks of an attempt."""
+        """Make the postboxes for the ranks of an attempt; those of another are gone."""
+        for box in (*self._commands, *self._controls):
+            box.sweep()
         self._commands = [
             self._postbox(command_queue(attempt, rank), attempt) for rank in range(world_size)
         ]
@@ -64,9 +68,12 @@ class StoreLink:
         boxes[rank].post(command)
 
     def collect(self) -> Letter | None:
-        """Wait for the next letter of a rank; None when the link is closed."""
-        letter = self._mailbox.collect()
-        return None if letter.sender == CONTROLLER else letter
+        """Wait for what a cell says next, in its order; None when the link is closed."""
+        return _from_rank(self._mailbox.collect())
+
+    def collect_urgent(self) -> Letter | None:
+        """Wait for the next news that do not wait for output; None when the link is closed."""
+        return _from_rank(self._urgent.collect())
 
     def pack(self, key: str, value: Any) -> JsonDict:
         """Put a Python value into the store for the ranks."""
@@ -87,7 +94,12 @@ class StoreLink:
 
     def close(self) -> None:
         """Wake whoever collects, for the last time."""
-        Postbox(self._sender, UP, secret=self.secret, sender=CONTROLLER, attempt=0).post(Leave())
+        for queue in (UP, NEWS):
+            self._postbox(queue, attempt=0).post(Leave())
+
+
+def _from_rank(letter: Letter) -> Letter | None:
+    return None if letter.sender == CONTROLLER else letter
 
 
 def _serve_on_loopback() -> dist.TCPStore:

@@ -35,7 +35,10 @@ class Link(Protocol):
         """Hand a command to a rank of this attempt."""
 
     def collect(self) -> Letter | None:
-        """Wait for the next letter of a rank; None when the link is closed."""
+        """Wait for what a cell says next, in its order; None when the link is closed."""
+
+    def collect_urgent(self) -> Letter | None:
+        """Wait for the next news that do not wait for output; None when the link is closed."""
 
     def pack(self, key: str, value: Any) -> JsonDict:
         """Lay a Python value out for the ranks."""

@@ -5,21 +5,78 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from nbddp.wire.messages import Output
 
 CHUNK_BYTES = 1 << 20
+MAX_SHOWN = 16 << 20  # bytes of one part of a log; of a longer one only the end is shown
+SHOWN_END = 1 << 20  # bytes
 LAST_BYTES = 8192
 LAST_LINES = 10
 FATAL = "Fatal Python error: "  # what faulthandler begins with; the stack follows, innermost first
 
 
+@dataclass(slots=True)
+class Logged:
+    """Bytes ``start`` to ``end`` of a rank's log, to be read when they are shown."""
+
+    rank: int
+    path: Path
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.end - self.start
+
+    def goes_on_with(self, more: Logged) -> bool:
+        """Whether the other part follows this one."""
+        return self.path == more.path and self.end == more.start
+
+    def texts(self) -> Iterator[str]:
+        """The text in pieces; of a flood only the end, after a line that says so."""
+        try:
+            with self.path.open("rb") as file:
+                yield from self._read(file)
+        except OSError as error:
+            yield f"… {say_bytes(self.size)} not shown, {self.path.name}: {error.strerror}\n"
+
+    def _read(self, file: BinaryIO) -> Iterator[str]:
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        begin = self.start
+        if self.size > MAX_SHOWN:
+            file.seek(self.end - SHOWN_END)
+            begin = file.tell() + len(file.readline(SHOWN_END))
+            yield f"… {say_bytes(begin - self.start)} not shown, all in {self.path.name}\n"
+        file.seek(begin)
+        while data := file.read(min(CHUNK_BYTES, self.end - file.tell())):
+            yield decode(data)
+        if last := decode(b"", final=True):
+            yield last
+
+
+def say_bytes(count: int) -> str:
+    """A number of bytes, to be read.
+
+    >>> say_bytes(1), say_bytes(1500), say_bytes(123456789)
+    ('1 bytes', '1.5 kB', '123.5 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
 class LogReader:
     """Knows how far the log of one rank has been shown."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rank: int = 0) -> None:
         self._path = path
+        self._rank = rank
         path.touch(0o600)
         self._shown = path.stat().st_size  # an earlier attempt's output
         self._cell_began = self._shown
@@ -36,23 +93,19 @@ class LogReader:
             return _last_words(file.read().decode(errors="replace"))
         return ""
 
-    def accept(self, output: Output) -> str:
-        """The text of a mailed piece, or nothing if the file was read beyond it already."""
+    def accept(self, output: Output) -> Logged | None:
+        """Where a mailed piece stands, or None if the file was read beyond it already."""
         if output.start < self._shown:
-            return ""
+            return None
         self._shown = output.end
-        return output.text
+        return Logged(self._rank, self._path, output.start, output.end)
 
-    def rest(self) -> Iterator[str]:
+    def rest(self) -> Logged | None:
         """What a rank that is gone wrote and could not mail any more."""
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        with suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._shown)
-            while data := file.read(CHUNK_BYTES):
-                self._shown += len(data)
-                yield decode(data)
-        if last := decode(b"", final=True):
-            yield last
+        start = self._shown
+        with suppress(OSError):
+            self._shown = max(start, self._path.stat().st_size)
+        return Logged(self._rank, self._path, start, self._shown) if self._shown > start else None
 
 
 def _last_words(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,8 @@ import psutil
 from nbddp.controller import events as ev
 from nbddp.controller.cell import CellHandle
 from nbddp.controller.launcher import Launcher, RankHandle
-from nbddp.controller.output import LogReader
+from nbddp.controller.notices import Wrote
+from nbddp.controller.output import Logged, LogReader
 from nbddp.controller.watcher import ExitWatcher
 from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
 from nbddp.worker.start import RankStart
@@ -46,7 +47,7 @@ class Ranks:
         for start in starts:
             rank = start.topology.rank
             try:
-                self._logs[rank] = LogReader(Path(start.log_path))
+                self._logs[rank] = LogReader(Path(start.log_path), rank)
                 self._handles[rank] = self._launcher.launch(start)
             except (OSError, EOFError) as error:
                 failed[rank] = error
@@ -100,9 +101,12 @@ class Ranks:
         """The process ids of some ranks."""
         return {rank: self._handles[rank].pid or 0 for rank in ranks if rank in self._handles}
 
-    def accept(self, rank: int, output: Output) -> str:
+    def accept(self, rank: int, output: Output) -> Wrote | Logged | None:
         """What of a mailed piece of output was not shown yet."""
-        return self._logs[rank].accept(output)
+        log = self._logs[rank].accept(output)
+        if log is None or output.is_left:
+            return log
+        return Wrote(rank, output.text, log) if output.text else None
 
     def was_killed(self, rank: int) -> bool:
         """Whether it got its SIGKILL from here."""
@@ -112,6 +116,6 @@ class Ranks:
         """The last lines that a rank wrote in its cell."""
         return self._logs[rank].last_words()
 
-    def last_output(self, rank: int) -> Iterator[str]:
+    def last_output(self, rank: int) -> Logged | None:
         """What a rank that is gone wrote and could not mail any more."""
         return self._logs[rank].rest()

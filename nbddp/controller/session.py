@@ -1,7 +1,8 @@
 """One worker group for whoever asks, from any thread; the executor does it on a thread of its own.
 
-Two more threads only bring news: one collects letters from the store, one waits for processes to
-end. What the user asks comes in on the caller's thread and is done on the session's.
+Three more threads only bring news: two collect letters from the store, what cells say and what
+does not wait for that; one waits for processes to end. What the user asks comes in on the caller's
+thread and is done on the session's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from nbddp.controller.snapshot import Snapshot, take
 from nbddp.controller.spec import GroupSpec
 from nbddp.controller.states import Life
 from nbddp.errors import RequestError
-from nbddp.wire.messages import Answer, Command, Output
+from nbddp.wire.messages import Answer, Command, Display
 
 
 class Session:
@@ -38,7 +39,7 @@ class Session:
         self.launcher: Launcher = launcher or LocalLauncher()
         self._make_means = make_means
         self._do = Executor(self.launcher, colors=colors)
-        self._collector: threading.Thread | None = None
+        self._collectors: list[threading.Thread] = []
         self._opening = threading.Lock()
 
     # ---- what is known
@@ -165,7 +166,7 @@ class Session:
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
         if self._do.means is not None:
-            self._do.means.actor.tell(self._do.step, ev.InterruptAsked())
+            self._do.means.actor.tell_first(self._do.step, ev.InterruptAsked())
 
     def kill(self, rank: int) -> None:
         """Kill one rank and wait until it is gone."""
@@ -192,10 +193,11 @@ class Session:
         """Stop the group and end all threads and helpers; a later start opens it again."""
         with self._opening:
             means = self._do.means
-            if means is not None and self._collector is not None:
+            if means is not None:
                 self.stop()
                 means.link.close()
-                self._collector.join()
+                for collector in self._collectors:
+                    collector.join()
                 means.watcher.close()
                 means.actor.close()
                 self._do.forget()
@@ -205,14 +207,23 @@ class Session:
         with self._opening:
             if self._do.means is None:
                 self._do.means = means = self._make_means()
-                self._collector = threading.Thread(
-                    target=self._collect, args=(means,), name="nbddp-mail", daemon=True
-                )
-                self._collector.start()
+                self._collectors = [
+                    threading.Thread(target=collect, args=(means,), name=name, daemon=True)
+                    for name, collect in (
+                        ("nbddp-mail", self._collect),
+                        ("nbddp-news", self._collect_urgent),
+                    )
+                ]
+                for collector in self._collectors:
+                    collector.start()
 
     def _collect(self, means: Means) -> None:
         while (letter := means.link.collect()) is not None:
             means.actor.tell(self._do.read, letter)
             cell = self._do.cell
-            if isinstance(letter.message, Output) and cell is not None:
+            if isinstance(letter.message, Display) and cell is not None:
                 cell.await_room()
+
+    def _collect_urgent(self, means: Means) -> None:
+        while (letter := means.link.collect_urgent()) is not None:
+            means.actor.tell_first(self._do.read, letter)

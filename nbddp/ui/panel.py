@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from IPython.display import publish_display_data
 
-from nbddp.controller.cell import CellHandle, CellResult, Displayed, Notice, Said, Wrote
+from nbddp.controller.cell import CellHandle, CellResult
+from nbddp.controller.notices import Displayed, Notice, Said, Wrote
 from nbddp.controller.session import Session
 from nbddp.controller.snapshot import Snapshot
 from nbddp.errors import RequestError

@@ -3,6 +3,10 @@
 As Jupyter's own messages, every letter carries an HMAC-SHA256 made with a secret that both ends
 were given beforehand. The signature covers the queue's name too, so a letter cannot be moved from
 one queue to another, and a number that only grows, so it cannot be sent twice.
+
+The store's server ends the connection of whoever sends it more than 8 MiB at once. A larger message
+lies in pieces in a queue of its own, and the letter says how many there are and what their digest
+is: so nothing is read that was not signed for. Reading takes the pieces out of the store's memory.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ import itertools
 import logging
 import struct
 import threading
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, SignatureError, WireError
-from nbddp.wire.messages import Message, decode, encode
+from nbddp.wire.loopback import clone, names_from_files
+from nbddp.wire.messages import InPieces, Message, decode, encode
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -28,6 +34,8 @@ _SIGNATURE_BYTES = hashlib.sha256().digest_size
 _HEADER = struct.Struct("!iIQ")  # sender's rank (-1: the controller), attempt, sequence number
 
 CONTROLLER = -1
+PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
+MAX_BACKLOG = 128  # letters nobody has read: who has more to say should wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +50,8 @@ class Letter:
 
 def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:
     """Turn a letter into signed bytes for one queue."""
-    body = _HEADER.pack(letter.sender, letter.attempt, letter.sequence) + encode(letter.message)
-    return _sign(body, queue, secret) + body
+    head = _HEADER.pack(letter.sender, letter.attempt, letter.sequence)
+    return _signed(head + encode(letter.message), queue, secret)
 
 
 def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
@@ -60,6 +68,10 @@ def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
         raise WireError(f"a message in queue {queue!r} has no header")
     sender, attempt, sequence = _HEADER.unpack_from(body)
     return Letter(sender, attempt, sequence, decode(body[_HEADER.size :]))
+
+
+def _signed(body: bytes, queue: str, secret: bytes) -> bytes:
+    return _sign(body, queue, secret) + body
 
 
 def _sign(body: bytes, queue: str, secret: bytes) -> bytes:
@@ -79,19 +91,49 @@ class Postbox:
         self._attempt = attempt
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
+        self._cut: list[str] = []  # the queues of messages in pieces
 
     def post(self, message: Message) -> None:
         """Put a message into the queue; letters of one postbox stay in order."""
+        body = encode(message)
         with self._lock:
-            letter = Letter(self._sender, self._attempt, next(self._sequence), message)
-            self._store.queue_push(
-                self._queue, seal(letter, queue=self._queue, secret=self._secret)
-            )
+            sequence = next(self._sequence)
+            try:
+                self._put(sequence, body)
+            except RuntimeError:  # torch's: the connection is gone, and the client for good
+                with names_from_files():
+                    self._store = clone(self._store)
+                self._put(sequence, body)
 
-    def backlog(self) -> int:
-        """How many letters nobody has collected yet."""
+    def _put(self, sequence: int, body: bytes) -> None:
+        if len(body) > PIECE_BYTES:
+            body = encode(self._put_pieces(sequence, body))
+        head = _HEADER.pack(self._sender, self._attempt, sequence)
+        self._store.queue_push(self._queue, _signed(head + body, self._queue, self._secret))
+
+    def _put_pieces(self, sequence: int, body: bytes) -> InPieces:
+        beside = _beside(self._queue, self._sender, self._attempt, sequence)
+        self._cut = [queue for queue in self._cut if self._store.queue_len(queue)] + [beside]
+        _sweep(self._store, beside)  # those of a first try
+        begins = range(0, len(body), PIECE_BYTES)
+        for begin in begins:
+            self._store.queue_push(beside, body[begin : begin + PIECE_BYTES])
+        return InPieces(pieces=len(begins), digest=hashlib.sha256(body).hexdigest())
+
+    def is_full(self) -> bool:
+        """Whether too much of it lies in the store unread, so that more should wait."""
         with self._lock:
-            return self._store.queue_len(self._queue)
+            if any(self._store.queue_len(queue) for queue in self._cut):
+                return True
+            self._cut.clear()
+            return self._store.queue_len(self._queue) > MAX_BACKLOG
+
+    def sweep(self) -> None:
+        """Nobody will read any more: free the memory that messages in pieces take."""
+        with self._lock:
+            for queue in self._cut:
+                _sweep(self._store, queue)
+            self._cut.clear()
 
 
 class Mailbox:
@@ -122,4 +164,32 @@ class Mailbox:
         if letter.sequence <= self._last.get(stream, 0):
             raise ReplayError(f"message {letter.sequence} of rank {letter.sender} came twice")
         self._last[stream] = letter.sequence
+        if isinstance(letter.message, InPieces):
+            return replace(letter, message=decode(self._take_pieces(letter, letter.message)))
         return letter
+
+    def _take_pieces(self, letter: Letter, said: InPieces) -> bytes:
+        beside = _beside(self._queue, letter.sender, letter.attempt, letter.sequence)
+        try:  # never waits: whoever can reach the store can take things out of it
+            body = b"".join(self._store.queue_pop(beside, block=False) for _ in range(said.pieces))
+        except RuntimeError as error:  # torch's QueueEmptyError
+            raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
+        if not hmac.compare_digest(hashlib.sha256(body).hexdigest(), said.digest):
+            raise SignatureError(f"a message in queue {self._queue!r} was changed on its way")
+        return body
+
+    def sweep(self, sender: int, attempt: int) -> None:
+        """A sender is gone: free the memory of a message that it was in the middle of."""
+        sequence = self._last.get((sender, attempt), 0) + 1
+        _sweep(self._store, _beside(self._queue, sender, attempt, sequence))
+
+
+def _beside(queue: str, sender: int, attempt: int, sequence: int) -> str:
+    """The queue that the pieces of one message lie in."""
+    return f"{queue}/pieces/{attempt}/{sender}/{sequence}"
+
+
+def _sweep(store: Store, queue: str) -> None:
+    with suppress(RuntimeError):  # torch's QueueEmptyError: it was just read after all
+        while store.queue_len(queue):
+            store.queue_pop(queue, block=False)

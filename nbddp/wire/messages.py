@@ -95,11 +95,15 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Bytes ``start`` to ``end`` of the rank's log, decoded."""
+    """Bytes ``start`` to ``end`` of the rank's log, decoded.
+
+    ``is_left``: too much to mail; there is no text here, and the file has it.
+    """
 
     start: int
     end: int
     text: str
+    is_left: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,10 +239,24 @@ Report = (
     | CellEnded
     | Answer
 )
-Message = Command | Report
+URGENT = (Ready, StartFailed, Pulse, Noticed, Answer)  # reports that do not wait behind output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPieces:
+    """In the place of a message too large for the store: it lies in so many pieces beside it.
+
+    ``digest`` is the SHA-256 of the whole. Made and taken away by the queue's two ends.
+    """
+
+    pieces: int
+    digest: str
+
+
+Message = Command | Report | InPieces
 
 _KINDS: Mapping[str, type[Any]] = {
-    kind.__name__: kind for union in (Command, Report) for kind in get_args(union)
+    kind.__name__: kind for kind in (*get_args(Command), *get_args(Report), InPieces)
 }
 
 

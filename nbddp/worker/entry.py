@@ -53,7 +53,7 @@ from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.rebind import rebind
 from nbddp.worker.shell import RankShell, make_shell, refuse_input
-from nbddp.worker.start import UP, RankStart, command_queue, control_queue
+from nbddp.worker.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
 from nbddp.worker.usage import Usage
 from nbddp.worker.watch import watch_kernel
@@ -72,19 +72,13 @@ def live(start: RankStart) -> None:
     _settle(start)
     log = RankLog(Path(start.log_path))
     clients = Clients.connect(start.topology)
-    postbox = Postbox(
-        clients.reports,
-        UP,
-        secret=start.secret,
-        sender=start.topology.rank,
-        attempt=start.attempt,
+    sender, attempt = start.topology.rank, start.attempt
+    postbox, urgent = (
+        Postbox(clients.reports, queue, secret=start.secret, sender=sender, attempt=attempt)
+        for queue in (UP, NEWS)
     )
-    meters = Meters(
-        Path(start.log_path).with_name("metrics.jsonl"),
-        rank=start.topology.rank,
-        attempt=start.attempt,
-    )
-    outbox = Outbox(postbox, log, meters)
+    meters = Meters(Path(start.log_path).with_name("metrics.jsonl"), rank=sender, attempt=attempt)
+    outbox = Outbox(postbox, urgent, log, meters)
     log.capture(outbox.poke, lambda error: outbox.post(_lost_output(error)))
     meters.capture(outbox.poke, lambda error: outbox.post(_lost_numbers(error)), outbox.flush)
     faulthandler.enable(file=2, all_threads=False)  # a SIGSEGV leaves its Python stack in the log

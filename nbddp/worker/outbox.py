@@ -1,20 +1,32 @@
-"""The one thread of a rank that mails: its log and numbers in batches, its reports in between."""
+"""The one thread of a rank that mails: its log and numbers in batches, its reports in between.
+
+There are two ways up. What tells of the rank itself, such as a sign of life or an answer, goes at
+once and on a way of its own. All that a cell says goes in order on the other: what was printed
+before a picture comes before it, and all of it before the cell's end. No log is so long that this
+takes time: of a flood it is only said where it stands in the file.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Protocol
 
 from nbddp.wire.mailbox import Postbox
-from nbddp.wire.messages import Display, Report
+from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Report
+
+logger = logging.getLogger(__name__)
 
 POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
 PERIOD = 0.02  # seconds between batches, on average; a line after a pause goes at once
 SLACK = 0.1  # seconds of batches not sent that may be made up for at once
 FLUSH_PATIENCE = 2.0  # seconds
-MAX_BACKLOG = 128  # letters nobody has read: beyond that the rest waits in the file
+MAX_PIECES = 1000  # of one source in one batch: one that never ends holds up nobody
+MAX_HELD = 32 << 20  # characters of pictures that may wait here: beyond that display() waits
 
 
 class Source(Protocol):
@@ -25,17 +37,30 @@ class Source(Protocol):
 
 
 class Outbox:
-    """Mails what the sources hold before each report, so that order is kept within a rank."""
+    """Mails what the sources hold before each report, so that order is kept within a rank.
 
-    def __init__(self, postbox: Postbox, *sources: Source) -> None:
+    Nothing that goes wrong with one message ends the thread, and a cell's end is always mailed.
+
+    Args:
+        postbox: for output, numbers, and the end of a cell.
+        urgent: for what does not wait for those.
+        sources: what is mailed in batches.
+    """
+
+    def __init__(self, postbox: Postbox, urgent: Postbox, *sources: Source) -> None:
         self._postbox = postbox
+        self._urgent_postbox = urgent
         self._sources = sources
+        self._failed: set[Source] = set()
         self._reports: deque[Report] = deque()
+        self._urgent: deque[Report] = deque()
+        self._held = 0
         self._wake = threading.Condition()
         self._has_output = False
         self._is_closing = False
         self._is_asked = False
         self._rounds = 0
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="nbddp-outbox", daemon=True)
 
     def start(self) -> None:
@@ -47,13 +72,27 @@ class Outbox:
         if not self._has_output:
             with self._wake:
                 self._has_output = True
-                self._wake.notify()
+                self._wake.notify_all()
 
     def post(self, report: Report) -> None:
-        """Mail a report, after all output that precedes it."""
+        """Mail a report: at once if it is urgent, else after all output that precedes it.
+
+        Waits while there is no room for a picture, as a print into a full pipe does.
+        """
         with self._wake:
-            self._reports.append(report)
-            self._wake.notify()
+            if isinstance(report, URGENT):
+                self._urgent.append(report)
+            else:
+                if isinstance(report, Display):
+                    self._wake.wait_for(self._has_room)
+                self._reports.append(report)
+                self._held += _size(report)
+            self._wake.notify_all()
+
+    def _has_room(self) -> bool:
+        is_elsewhere = os.getpid() != self._pid  # a child that the cell forked has no mail
+        is_ours = threading.current_thread() is self._thread
+        return self._held < MAX_HELD or is_elsewhere or is_ours
 
     def flush(self) -> None:
         """Wait until all that there is now was mailed; briefly, if the mail is stuck."""
@@ -74,51 +113,124 @@ class Outbox:
             self._wake.notify_all()
         self._thread.join()
 
+    # ---- the thread
+
     def _run(self) -> None:
         next_batch = 0.0
         is_last = False
         while not is_last:
-            reports, is_last = self._await_work(next_batch)
-            if sum(self._mail(source) for source in self._sources):
-                next_batch = max(next_batch, time.monotonic() - SLACK) + PERIOD
-            for report in reports:
-                self._post(report)
-            with self._wake:
-                self._rounds += 1
-                self._wake.notify_all()
+            self._await_work(next_batch)
+            self._post_urgent()
+            if self._is_pressing() or time.monotonic() >= next_batch:
+                has_mailed, is_last = self._mail_batch()
+                if has_mailed:
+                    next_batch = max(next_batch, time.monotonic() - SLACK) + PERIOD
 
-    def _await_work(self, next_batch: float) -> tuple[list[Report], bool]:
+    def _await_work(self, next_batch: float) -> None:
         with self._wake:
             # a timeout, because C code writes to the file without telling us
-            self._wake.wait_for(lambda: self._is_urgent() or self._has_output, POLL)
-            self._wake.wait_for(self._is_urgent, max(0.0, next_batch - time.monotonic()))
-            self._has_output = False
-            reports = list(self._reports)
-            self._reports.clear()
-            return reports, self._is_closing
+            self._wake.wait_for(lambda: self._has_output or self._has_news(), POLL)
+            self._wake.wait_for(self._has_news, max(0.0, next_batch - time.monotonic()))
 
-    def _is_urgent(self) -> bool:
+    def _has_news(self) -> bool:
+        return bool(self._urgent) or self._is_pressing()
+
+    def _is_pressing(self) -> bool:
+        """Whether the next batch should not wait for its time."""
         return bool(self._reports) or self._is_closing or self._is_asked
 
-    def _post(self, report: Report) -> None:
-        """Post it; what cannot be written as JSON is said instead, and the mail goes on."""
-        try:
-            self._postbox.post(report)
-        except (TypeError, ValueError) as error:
-            text = f"nbddp: a {type(report).__name__} could not be sent: {error}"
-            self._postbox.post(Display(cell=0, data={"text/plain": text}, metadata={}))
+    def _mail_batch(self) -> tuple[bool, bool]:
+        """Mail all that there is; whether a source had any, and whether it was the last time."""
+        with self._wake:
+            self._has_output = False
+            reports, is_last = list(self._reports), self._is_closing
+            self._reports.clear()
+        has_mailed = sum(self._mail(source) for source in self._sources) > 0
+        for number, report in enumerate(reports):
+            if number:
+                self._await_room()
+            self._post(self._postbox, report)
+            with self._wake:
+                self._held -= _size(report)
+                self._wake.notify_all()
+        self._post_urgent()
+        with self._wake:
+            self._rounds += 1
+            self._wake.notify_all()
+        return has_mailed, is_last
 
     def _mail(self, source: Source) -> bool:
-        piece = source.read()
-        has_any = piece is not None
-        while piece is not None:
-            self._post(piece)
-            piece = source.read()
-            if piece is not None:
+        for count in range(MAX_PIECES):
+            piece = self._read(source)
+            if piece is None:
+                return count > 0
+            if count:
                 self._await_room()
-        return has_any
+            self._post(self._postbox, piece)
+        return True
+
+    def _read(self, source: Source) -> Report | None:
+        try:
+            piece = source.read()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the mail goes on
+            if source not in self._failed:
+                self._failed.add(source)
+                self._say(f"what this rank writes cannot be read back to be shown: {error!r}")
+            return None
+        self._failed.discard(source)
+        return piece
 
     def _await_room(self) -> None:
-        while self._postbox.backlog() > MAX_BACKLOG:
+        self._post_urgent()
+        while self._is_full():
             with self._wake:
-                self._wake.wait(PERIOD / 4)
+                self._wake.wait_for(lambda: self._urgent, PERIOD / 4)
+            self._post_urgent()
+
+    def _is_full(self) -> bool:
+        try:
+            return self._postbox.is_full()
+        except RuntimeError:  # torch's: posting connects anew
+            return False
+
+    def _post_urgent(self) -> None:
+        while self._urgent:
+            self._post(self._urgent_postbox, self._urgent.popleft())
+
+    def _post(self, postbox: Postbox, report: Report) -> None:
+        """Post it; what cannot be sent is said instead, and the mail goes on."""
+        try:
+            postbox.post(report)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the mail goes on
+            self._say(f"a {type(report).__name__} could not be sent: {error}")
+            if isinstance(report, CellEnded | Answer):
+                self._post_bare(postbox, report, error)
+
+    def _post_bare(self, postbox: Postbox, report: CellEnded | Answer, error: Exception) -> None:
+        """Post the end without what made it impossible to send: somebody waits for it."""
+        reason = f"it could not be sent: {error}"
+        if isinstance(report, Answer):
+            self._try(postbox, Answer(request=report.request, error=reason))
+            return
+        failure = report.failure and {
+            "name": str(report.failure.get("name", "")),
+            "text": reason,
+            "traceback": reason,
+        }
+        self._try(postbox, replace(report, failure=failure, result={}, parcel={}))
+
+    def _say(self, text: str) -> None:
+        message = Display(cell=0, data={"text/plain": f"nbddp: {text}"}, metadata={})
+        self._try(self._postbox, message)
+
+    def _try(self, postbox: Postbox, message: Report) -> None:
+        try:
+            postbox.post(message)
+        except Exception:  # the store is gone, and with it whoever would read this
+            logger.exception("nbddp could not mail")
+
+
+def _size(report: Report) -> int:
+    if not isinstance(report, Display):
+        return 0
+    return sum(len(value) for value in report.data.values() if isinstance(value, str))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from nbddp.topology import Topology
 
 UP = "up"  # the one queue that all ranks report into
+NEWS = "news"  # and the one for what does not wait behind output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from nbddp.wire.messages import Output
 
 CHUNK_BYTES = 64 << 10
+MAX_UNREAD = 256 << 10  # bytes that are mailed; of more it is only said where they are
 
 # what Gloo prints for every group that is formed, in one write: torch 2.9 and 2.10
 _CHATTER_BEGINS = "[Gloo] Rank "  # found ten times faster than the whole
@@ -73,8 +74,13 @@ class RankLog:
     def read(self) -> Output | None:
         """The next piece that was written since the last call, or None.
 
-        Of Gloo's own chatter the file has every line, and the piece has none.
+        Of Gloo's own chatter the file has every line, and the piece has none. Of a flood there is
+        one piece without text: whoever wants it reads the file, and what is written next is mailed
+        as soon as anything else.
         """
+        unread = os.fstat(self._read_fd).st_size - self._offset
+        if unread > MAX_UNREAD:
+            return self._leave(unread)
         data = os.pread(self._read_fd, CHUNK_BYTES, self._offset)
         text, used = codecs.utf_8_decode(data, "replace")
         if not used:
@@ -83,6 +89,14 @@ class RankLog:
             text = _CHATTER.sub("", text)
         start, self._offset = self._offset, self._offset + used
         return Output(start=start, end=self._offset, text=text)
+
+    def _leave(self, unread: int) -> Output:
+        """Pass over what is unread, to the end of a line if there is one near, else of a letter."""
+        begin = self._offset + unread - CHUNK_BYTES
+        data = os.pread(self._read_fd, CHUNK_BYTES, begin)
+        used = data.rfind(b"\n") + 1 or codecs.utf_8_decode(data, "replace")[1]
+        start, self._offset = self._offset, begin + used
+        return Output(start=start, end=self._offset, text="", is_left=True)
 
 
 class _LogWriter(io.RawIOBase):

@@ -1,0 +1,183 @@
+"""What a cell says, on its way from the session to whoever shows it.
+
+Nobody waits for a slow reader, or for one who never reads: what is too much for memory is text,
+which the logs have anyway, or else pictures, and those that are left out are counted and told.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nbddp.controller.output import Logged, say_bytes
+from nbddp.wire.messages import Display
+
+MAX_TEXT = 8 << 20  # characters of output that wait in memory; the rest waits in the logs
+MAX_RICH = 64 << 20  # characters of pictures and the like that wait
+PATIENCE = 1.0  # seconds in which a reader of pictures has taken none: he is not waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """A piece of a rank's output; ``log`` is where it stands in the rank's log, if it is known."""
+
+    rank: int
+    text: str
+    log: Logged | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Displayed:
+    """Something rich that a rank displayed."""
+
+    rank: int
+    message: Display
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A word of the controller to the user."""
+
+    text: str
+
+
+Notice = Wrote | Displayed | Said
+
+
+class Notices:
+    """The notices of one cell, in their order; fed by the session, taken by one reader.
+
+    Attributes:
+        is_told: whether the reader has been told that nothing more will come.
+    """
+
+    def __init__(self, *, max_text: int = MAX_TEXT) -> None:
+        self.is_told = False
+        self._max_text = max_text
+        self._changed = threading.Condition()
+        self._waiting: deque[Notice | Logged] = deque()
+        self._logged: dict[int, Logged] = {}  # the last of each rank, as long as it may grow
+        self._opened: Iterator[Wrote] = iter(())
+        self._text = 0
+        self._rich = 0
+        self._left_out: dict[int, int] = {}
+        self._taken = 0
+        self._is_ended = False
+        self._is_read = True
+
+    # ---- the session's side
+
+    def feed(self, notice: Notice | Logged) -> None:
+        """Hand over a notice; never waits."""
+        with self._changed:
+            if self._is_read and not self._is_ended:
+                self._add(notice)
+                self._changed.notify_all()
+
+    def _add(self, notice: Notice | Logged) -> None:
+        if isinstance(notice, Wrote) and self._text >= self._max_text and notice.log is not None:
+            notice = notice.log
+        if isinstance(notice, Logged):
+            self._add_logged(notice)
+            return
+        self._logged.clear()  # what is written from here on comes after this
+        if isinstance(notice, Wrote):
+            self._text += len(notice.text)
+        elif isinstance(notice, Displayed):
+            if self._rich >= MAX_RICH:
+                self._left_out[notice.rank] = self._left_out.get(notice.rank, 0) + 1
+                return
+            self._rich += _size(notice)
+        self._waiting.append(notice)
+
+    def _add_logged(self, more: Logged) -> None:
+        last = self._logged.get(more.rank)
+        if last is not None and last.goes_on_with(more):
+            last.end = more.end
+            return
+        self._logged[more.rank] = more
+        self._waiting.append(more)
+
+    def await_room(self) -> None:
+        """Wait for who reads pictures, but no longer than he goes on reading."""
+        with self._changed:
+            taken, deadline = self._taken, time.monotonic() + PATIENCE
+            while self._rich >= MAX_RICH and self._is_read and time.monotonic() < deadline:
+                self._changed.wait(max(0.0, deadline - time.monotonic()))
+                if self._taken > taken:
+                    taken, deadline = self._taken, time.monotonic() + PATIENCE
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        with self._changed:
+            self._waiting.extend(self._say_left_out())
+            self._is_ended = True
+            self._changed.notify_all()
+
+    def _say_left_out(self) -> Iterator[Said]:
+        for rank, count in sorted(self._left_out.items()):
+            what = "a picture" if count == 1 else f"{count:,} pictures"
+            yield Said(f"{what} of rank {rank} left out: they came faster than they were shown")
+        self._left_out.clear()
+
+    # ---- the reader's side
+
+    def take(self, timeout: float | None = None) -> Notice | None:
+        """The next notice; None when none came in so many seconds, or all are told."""
+        while True:
+            piece = next(self._opened, None)
+            if piece is not None:
+                return piece
+            with self._changed:
+                patience = None if timeout is None else max(0.0, timeout)
+                self._changed.wait_for(lambda: self._waiting or self._is_ended, patience)
+                if not self._waiting:
+                    self.is_told = self._is_ended
+                    return None
+                notice = self._pop()
+            if not isinstance(notice, Logged):
+                return notice
+            self._opened = (Wrote(notice.rank, text) for text in notice.texts())
+
+    def _pop(self) -> Notice | Logged:
+        notice = self._waiting.popleft()
+        if isinstance(notice, Logged):
+            if self._logged.get(notice.rank) is notice:
+                del self._logged[notice.rank]
+        elif isinstance(notice, Wrote):
+            self._text -= len(notice.text)
+        elif isinstance(notice, Displayed):
+            self._rich -= _size(notice)
+            self._taken += 1
+        self._changed.notify_all()
+        return notice
+
+    def abandon(self) -> None:
+        """Nobody reads any more; the files go on."""
+        with self._changed:
+            self._is_read = False
+            self._waiting.clear()
+            self._logged.clear()
+            self._left_out.clear()
+            self._text = self._rich = 0
+            self._changed.notify_all()
+
+    def move_to(self, other: Notices) -> None:
+        """Hand on what nobody has read, but of a log no more than a few lines."""
+        with self._changed:
+            waiting, said = list(self._waiting), list(self._say_left_out())
+            self._waiting.clear()
+            self._logged.clear()
+            self._text = self._rich = 0
+        for notice in [*waiting, *said]:
+            if isinstance(notice, Logged) and notice.size > self._max_text:
+                what = f"rank {notice.rank} wrote {say_bytes(notice.size)} between the cells"
+                notice = Said(f"{what}; it is in {notice.path.name}")
+            other.feed(notice)
+
+
+def _size(notice: Displayed) -> int:
+    return sum(len(value) for value in notice.message.data.values() if isinstance(value, str))

@@ -1,0 +1,171 @@
+"""Whatever size values, pictures, numbers and source have: the cell ends, and all is said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from notebook import Notebook
+from processes import wait_until
+
+from nbddp import CellFailedError, WorkerGroup
+from nbddp.controller.cell import CellRequest
+
+pytestmark = pytest.mark.multiproc
+
+MB = 1_000_000
+
+
+def is_free_of_traces(text: str) -> bool:
+    """Whether there is nothing that torch's store prints when it is asked too much."""
+    return not any(word in text for word in ("TCPStore", "c10d", "frame #", "Exception raised"))
+
+
+# ---- on a page
+
+
+def test_a_value_of_nine_megabytes_ends_the_cell_and_nothing_of_torch_is_seen(
+    notebook: Notebook,
+) -> None:
+    reply = notebook.run("%%ddp --nproc 2\n'x' * 9_000_000")
+    assert reply.status == "ok"
+    assert reply.text.startswith("Out [ranks 0-1] 'xxxxxxxx")
+    assert is_free_of_traces(reply.text)
+    assert notebook.run("%%ddp\nlen(_)").text == "Out [ranks 0-1] 9000000\n"
+
+
+def test_a_picture_of_twelve_megabytes_arrives_whole_and_in_its_place(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 2 --ranks 0\nfrom IPython.display import display\nprint('before')\n"
+        "display({'image/png': 'A' * 12_000_000}, raw=True)\nprint('after')"
+    )
+    assert reply.status == "ok"
+    assert [len(data["image/png"]) for data in reply.displays if "image/png" in data] == [12 * MB]
+    assert [line for line in reply.lines(0) if line] == ["before", "after"]
+    assert is_free_of_traces(reply.text)
+
+
+def test_an_error_of_nine_megabytes_is_an_error_like_any_other(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 2\nname = 7\nraise ValueError('y' * 9_000_000)")
+    assert reply.status == "error"
+    assert "ValueError: yyyy" in reply.error
+    assert notebook.run("%%ddp\nname").text == "Out [ranks 0-1] 7\n"
+
+
+def test_a_source_of_twelve_megabytes_runs(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 2\nz = '" + "q" * 12 * MB + "'\nlen(z)")
+    assert reply.text == "Out [ranks 0-1] 12000000\n"
+
+
+def test_out_and_push_carry_values_of_any_size(notebook: Notebook) -> None:
+    assert notebook.run("v = bytes(30_000_000)").status == "ok"
+    reply = notebook.run("%%ddp --nproc 2 --push v --out sizes --quiet\nv + bytes([rank])")
+    assert reply.status == "ok"
+    assert notebook.run("[(len(each), each[-1]) for each in sizes]").result == (
+        "[(30000001, 0), (30000001, 1)]"
+    )
+
+
+# ---- in a script
+
+
+def test_huge_numbers_events_and_expressions_pass(group: WorkerGroup) -> None:
+    group.run(
+        "for step in range(3):\n    nbddp.log(step=step, **{'m' * 9_000_000: step})\n"
+        "from nbddp.train import report\nreport.happened('mine', text='h' * 9_000_000)\n"
+    )
+    assert group.session.lookout.last_step == 2
+    told = [each for each in group.session.chronicle.since(0.0) if each.kind == "mine"]
+    assert sorted(each.facts["rank"] for each in told) == [0, 1]
+    assert group.pull("'" + "e" * 9 * MB + "'[-3:]", rank=0) == "eee"
+
+
+def test_what_no_letter_can_carry_is_said_and_the_cell_ends(group: WorkerGroup) -> None:
+    result = group.submit(
+        CellRequest(
+            source="from IPython import get_ipython\nhook = get_ipython().displayhook\n"
+            "type(hook).write_format_data = lambda self, data, md=None: "
+            "setattr(self, 'bundle', {'data': {'text/plain': {1, 2}}})\n5",
+            ranks=(0,),
+        )
+    )
+    said = [getattr(each, "message", None) for each in result.notices()]
+    texts = [each.data["text/plain"] for each in said if each is not None]
+    assert texts == [
+        "nbddp: a CellEnded could not be sent: Object of type set is not JSON serializable"
+    ]
+    assert result.result is not None
+    assert result.result.is_ok
+
+
+def test_a_rank_that_dies_with_a_large_picture_in_the_mail_ends_the_cell(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(2)
+    with pytest.raises(CellFailedError, match="rank 1 was killed by SIGKILL"):
+        group.run(
+            "import os, signal, threading\nfrom IPython.display import display\n"
+            "if rank == 1:\n"
+            "    threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()\n"
+            "    while True: display({'image/png': 'A' * 12_000_000}, raw=True)",
+            quiet=True,
+        )
+    group.restart()
+    assert group.pull("rank") == [0, 1]
+
+
+# ---- a flood
+
+
+FLOOD = "line = 'x' * 99\nwhile True:\n    print(line)\n"
+
+
+def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(4)
+    handle = group.submit(CellRequest(source=FLOOD))  # and nobody reads what it says
+    memory = psutil.Process().memory_info().rss
+    time.sleep(4)
+    signs = [group.session.lookout.sign(rank) for rank in range(4)]
+    now = time.monotonic()
+    assert max(now - sign.at for sign in signs if sign is not None) < 3.0
+    assert all(sign is not None and sign.pulse.cell == handle.number for sign in signs)
+    began = time.monotonic()
+    group.interrupt()
+    assert wait_until(lambda: handle.is_finished, timeout=30)
+    assert time.monotonic() - began < 4.0
+    assert psutil.Process().memory_info().rss - memory < 150 << 20
+    assert handle.exits == {}
+    assert group.run("rank", quiet=True).is_ok
+
+
+def test_what_is_printed_after_a_flood_is_shown_in_its_own_cell(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run("for number in range(200_000): print('flood', number)\nprint('last words')")
+    flood = capsys.readouterr().out
+    assert flood.count("last words") == 2
+    group.run("print('next')")
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] next", "[rank 1] next"]
+
+
+def test_a_flood_before_a_picture_is_shown_before_it(group: WorkerGroup) -> None:
+    handle = group.submit(
+        CellRequest(
+            source="from IPython.display import display\n"
+            "for number in range(50_000): print('flood', number)\n"
+            "display({'image/png': 'A'}, raw=True)\nprint('after')",
+            ranks=(0,),
+        )
+    )
+    before, after = "", ""
+    has_come = False
+    for notice in handle.notices():
+        has_come = has_come or hasattr(notice, "message")
+        before += "" if has_come else notice.text
+        after += getattr(notice, "text", "") if has_come else ""
+    assert before == "".join(f"flood {number}\n" for number in range(50_000))
+    assert after == "after\n"

@@ -1,0 +1,209 @@
+"""What a cell says reaches its reader whole and in order, and never fills the memory."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbddp.controller import notices as room
+from nbddp.controller.notices import Displayed, Notice, Notices, Said, Wrote
+from nbddp.controller.output import Logged
+from nbddp.wire.messages import Display
+
+
+def all_of(notices: Notices) -> list[Notice]:
+    notices.end()
+    return list(iter(lambda: notices.take(0), None))
+
+
+def text_of(notices: list[Notice], rank: int = 0) -> str:
+    return "".join(each.text for each in notices if isinstance(each, Wrote) and each.rank == rank)
+
+
+def picture(size: int, rank: int = 0) -> Displayed:
+    return Displayed(rank, Display(cell=1, data={"image/png": "x" * size}, metadata={}))
+
+
+class Log:
+    """A rank's log, and what is mailed of it."""
+
+    def __init__(self, folder: Path, rank: int = 0) -> None:
+        self.rank = rank
+        self.path = folder / f"rank{rank}.log"
+        self.path.touch()
+
+    def write(self, text: str) -> Wrote:
+        with self.path.open("a") as file:
+            start = file.tell()
+            file.write(text)
+            end = file.tell()
+        return Wrote(self.rank, text, Logged(self.rank, self.path, start, end))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path)
+
+
+def test_notices_come_in_their_order_and_then_none() -> None:
+    notices, fed = Notices(), [Wrote(0, "a"), Said("b"), picture(3), Wrote(1, "c")]
+    for notice in fed:
+        notices.feed(notice)
+    assert not notices.is_told
+    assert all_of(notices) == fed
+    assert notices.is_told
+
+
+def test_what_is_too_much_for_memory_is_read_from_the_log_in_its_place(log: Log) -> None:
+    notices = Notices(max_text=10)
+    for number in range(5):
+        notices.feed(log.write(f"piece {number}\n"))
+    notices.feed(Said("between"))
+    notices.feed(log.write("after\n"))
+    found = all_of(notices)
+    at = found.index(Said("between"))
+    assert text_of(found[:at]) == "".join(f"piece {number}\n" for number in range(5))
+    assert text_of(found[at:]) == "after\n"
+
+
+def test_a_reader_who_never_reads_costs_a_bounded_memory_and_nobody_waits(tmp_path: Path) -> None:
+    notices, logs = Notices(max_text=1000), [Log(tmp_path, rank) for rank in (0, 1)]
+    for _ in range(2000):
+        for each in logs:
+            notices.feed(each.write("x" * 100))
+    assert notices._text <= 1100
+    assert len(notices._waiting) < 20
+    found = all_of(notices)
+    assert [len(text_of(found, rank)) for rank in (0, 1)] == [200_000, 200_000]
+
+
+def test_when_the_reader_has_caught_up_the_text_comes_by_memory_again(log: Log) -> None:
+    notices = Notices(max_text=3)
+    for text in ("one", "two", "three"):
+        notices.feed(log.write(text))
+    assert text_of([notices.take(0), notices.take(0)]) == "onetwothree"
+    log.path.unlink()
+    notices.feed(Wrote(0, "four", Logged(0, log.path, 0, 4)))
+    assert notices.take(0) == Wrote(0, "four")
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["0", "1", "said", "take"]), st.text("aé\n", max_size=9)),
+        max_size=40,
+    ),
+    st.integers(0, 30),
+)
+def test_whatever_the_order_each_rank_is_whole_and_words_stay_in_their_place(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, str]], max_text: int
+) -> None:
+    folder = tmp_path_factory.mktemp("logs")
+    logs, notices = [Log(folder, rank) for rank in (0, 1)], Notices(max_text=max_text)
+    fed: list[Notice] = []
+    found: list[Notice] = []
+    for number, (what, text) in enumerate(acts):
+        if what == "take":
+            found += [each for each in [notices.take(0)] if each is not None]
+            continue
+        fed.append(Said(str(number)) if what == "said" else logs[int(what)].write(text))
+        notices.feed(fed[-1])
+    found += all_of(notices)
+    assert sections(found) == sections(fed)
+
+
+def sections(notices: list[Notice]) -> list[tuple[str, str, str]]:
+    """What each rank wrote between any two words of the controller."""
+    parts = [
+        list(group) for _, group in itertools.groupby(notices, lambda it: isinstance(it, Said))
+    ]
+    return [
+        (text_of(part, 0), text_of(part, 1), "".join(s.text for s in part if isinstance(s, Said)))
+        for part in parts
+        if any(isinstance(each, Said) or each.text for each in part)
+    ]
+
+
+# ---- pictures
+
+
+def test_pictures_that_nobody_takes_are_counted_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_RICH", 100)
+    notices = Notices()
+    for _ in range(12):
+        notices.feed(picture(10))
+    notices.feed(picture(10, rank=1))
+    found = all_of(notices)
+    assert found == [picture(10)] * 10 + [
+        Said("2 pictures of rank 0 left out: they came faster than they were shown"),
+        Said("a picture of rank 1 left out: they came faster than they were shown"),
+    ]
+
+
+def test_one_picture_of_any_size_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_RICH", 100)
+    notices = Notices()
+    notices.feed(picture(1000))
+    assert all_of(notices) == [picture(1000)]
+
+
+def test_who_feeds_waits_for_a_reader_who_takes_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MAX_RICH", 10)
+    monkeypatch.setattr(room, "PATIENCE", 60.0)
+    notices = Notices()
+    notices.await_room()
+    notices.feed(picture(10))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(notices.await_room)
+        time.sleep(0.05)
+        assert not waiting.done()
+        notices.take(0)
+        waiting.result(30)
+
+
+def test_who_feeds_waits_for_a_reader_who_takes_none_but_shortly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "MAX_RICH", 10)
+    monkeypatch.setattr(room, "PATIENCE", 0.05)
+    notices = Notices()
+    notices.feed(picture(10))
+    notices.await_room()  # returns
+
+
+def test_nobody_waits_for_a_reader_who_has_left_and_nothing_is_kept_for_him(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "MAX_RICH", 10)
+    monkeypatch.setattr(room, "PATIENCE", 60.0)
+    notices = Notices()
+    notices.feed(picture(10))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(notices.await_room)
+        notices.abandon()
+        waiting.result(30)
+    notices.feed(Wrote(0, "nobody reads this"))
+    assert all_of(notices) == []
+
+
+# ---- between two cells
+
+
+def test_what_was_said_between_two_cells_comes_in_the_next(log: Log) -> None:
+    between, cell = Notices(max_text=10), Notices()
+    between.feed(Said("rank 1 was killed"))
+    between.feed(log.write("short\n"))
+    between.feed(log.write("too long\n"))
+    between.feed(log.write("for memory\n"))
+    between.move_to(cell)
+    assert cell.take(0) == Said("rank 1 was killed")
+    assert cell.take(0) == Wrote(0, "short\n")
+    assert cell.take(0) == Wrote(0, "too long\n")
+    assert cell.take(0) == Said("rank 0 wrote 11 bytes between the cells; it is in rank0.log")
+    assert between.take(0) is None
