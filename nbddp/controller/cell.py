@@ -124,6 +124,7 @@ class CellHandle:
             execution_count=self.request.execution_count,
             wants_value=self.request.wants_value,
             is_again=self.request.is_again,
+            needs_group=self.request.needs_group,
         )
 
     def feed(self, notice: Notice) -> None:

@@ -19,7 +19,8 @@ JsonDict = dict[str, Any]
 class RunCell:
     """Run this source; ``first_line`` is the notebook line that it begins on.
 
-    ``is_again``: not because the user asks, but because it was done before a restart.
+    ``is_again``: not because the user asks, but because it was done before a restart;
+    ``needs_group``: whether it cannot do without the process group.
     """
 
     cell: int
@@ -28,6 +29,7 @@ class RunCell:
     execution_count: int = 1
     wants_value: bool = False
     is_again: bool = False
+    needs_group: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

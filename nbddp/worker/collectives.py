@@ -20,6 +20,7 @@ from nbddp.worker.connections import Connections
 
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
 CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
+GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
 
 
 class ProcessGroup:
@@ -66,6 +67,7 @@ class ProcessGroup:
         to come, meet before.
         """
         self.leave()
+        _number_groups_from(0)
         store = dist.PrefixStore(f"a{self._attempt}/group/{generation}", self._open_store())
         world = self._topology.world_size
         enough = max(self._timeout, CONNECTING * world)
@@ -78,8 +80,15 @@ class ProcessGroup:
             timeout=enough,
             device_id=self.device if self.backend == "nccl" else None,
         )
-        if enough > self._timeout and dist.get_debug_level() != dist.DebugLevel.DETAIL:
-            dist.distributed_c10d._set_pg_timeout(self._timeout)
+        self._limit(max(enough, FORM_TIMEOUT))
+
+    def settle(self) -> None:
+        """What the ranks had to tell each other is told: from here on the user's timeout holds."""
+        self._limit(self._timeout)
+
+    def _limit(self, timeout: timedelta) -> None:
+        if dist.get_debug_level() != dist.DebugLevel.DETAIL:
+            dist.distributed_c10d._set_pg_timeout(timeout)
 
     def _meet(self, store: dist.Store, world_size: int) -> None:
         """Wait until every rank is here."""
@@ -143,6 +152,7 @@ class ProcessGroup:
         self._cell_prefix = f"cell{cell}"
         self._cell_inits = 0
         self.stuck_in = None
+        _number_groups_from(cell * GROUPS_PER_CELL if dist.is_initialized() else 0)
 
     def _serve_env_rendezvous(self) -> None:
         """Let ``init_process_group()`` in a cell meet in our store, each time under a new prefix.
@@ -163,6 +173,15 @@ class ProcessGroup:
         store.set_timeout(timeout)
         yield dist.PrefixStore(prefix, store), self._topology.rank, self._topology.world_size
         raise RuntimeError("env:// cannot meet a second time")
+
+
+def _number_groups_from(number: int) -> None:
+    """Give the next group this number, as all other ranks do.
+
+    Ranks meet under the number that torch counted up to, and an attempt that failed on one rank
+    alone, or a group that one rank alone has made, leaves the ranks with different ones.
+    """
+    dist.distributed_c10d._world.group_count = number
 
 
 def choose_backend(asked: str, local_world_size: int) -> str:

@@ -51,7 +51,7 @@ from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.meters import Meters
 from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
-from nbddp.worker.rebind import rebind
+from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell, refuse_input
 from nbddp.worker.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
@@ -166,8 +166,6 @@ class Rank:
         self._log = log
         self._meters = meters
         set_sink(meters)
-        self._group_failure: Failure | None = None
-        self._last_group: object = None
         self._group = ProcessGroup(
             clients.groups,
             clients.connections,
@@ -177,6 +175,7 @@ class Rank:
             attempt=start.attempt,
         )
         self._shell = self._make_shell(start.colors)
+        self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._pulse = PulseThread(outbox.post, self._shell.is_cell_file, Usage(self._group.device))
         self._interrupter = Interrupter(
             is_cell_file=self._shell.is_cell_file,
@@ -194,6 +193,7 @@ class Rank:
         )
         if start.joins_group:
             self._group.form(0)
+            self._group.settle()
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
         self._outbox.post(self._pulse.look())
         self._pulse.start()
@@ -236,7 +236,7 @@ class Rank:
                 case RunCell() as command:
                     self._run(command)
                 case Regroup() as command:
-                    self._regroup(command)
+                    self._regrouper.regroup(command)
                 case Push() as command:
                     self._answer(command.request, self._push, command)
                 case Pull() as command:
@@ -264,10 +264,11 @@ class Rank:
         if not self._prepare(command):
             self._end_cell(command, seconds=0.0, failure=not_begun())
             return
-        if self._group_failure is not None:
+        failure = self._regrouper.take_failure(command)
+        if failure is not None:
             self._interrupter.end_cell()
             self._pulse.end_cell()
-            self._end_cell(command, seconds=0.0, failure=self._group_failure)
+            self._end_cell(command, seconds=0.0, failure=failure)
             return
         began = time.monotonic()
         pid = os.getpid()
@@ -303,7 +304,6 @@ class Rank:
         self._group.begin_cell(command.cell)
         self._meters.begin_cell()
         faults.begin_cell(is_again=command.is_again)
-        self._last_group = self._group.current()
         may_begin = self._interrupter.begin_cell(command.cell)
         if may_begin:
             self._pulse.begin_cell(command.cell)
@@ -338,22 +338,10 @@ class Rank:
             self._outbox.post(Display(cell=cell, data=text, metadata={}))
         return parcel
 
-    def _regroup(self, command: Regroup) -> None:
-        self._group_failure = None
-        old = self._group.current() or self._last_group
-        try:
-            if command.form:
-                self._group.form(command.generation)
-                names = rebind(self._shell.user_ns, old, self._group.device)
-                self._say_rebound(names)
-            else:
-                self._group.leave()
-        except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
-            self._group_failure = plain(error)
-
-    def _say_rebound(self, names: list[str]) -> None:
-        if names and self._place.rank == 0:
-            text = f"nbddp: {', '.join(names)}: on the new process group, as rank 0 has them"
+    def _say(self, line: str) -> None:
+        """Tell the user what all ranks know, once."""
+        if self._place.rank == 0:
+            text = f"nbddp: {line}"
             self._outbox.post(Display(cell=0, data={"text/plain": text}, metadata={}))
 
     # ---- values and names

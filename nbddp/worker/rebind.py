@@ -1,7 +1,15 @@
-"""DDP models go on with a new process group: an interrupt must not cost the user the model."""
+"""DDP models go on with a new process group: an interrupt must not cost the user the model.
+
+Nothing here is fatal: what cannot go on is named, with the way out, and the rest goes on.
+"""
 
 from __future__ import annotations
 
+import gc
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,100 +18,284 @@ from torch.distributed.utils import _sync_module_states
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from nbddp.errors import say_ranks
+from nbddp.worker.exchange import exchange, take_from_main
+from nbddp.worker.models import Registry, names_of, sharded_modules
+from nbddp.worker.optimizer_state import (
+    layout_of,
+    make_room,
+    parameters_of,
+    plain_values,
+    take_values,
+    unsendable,
+)
+
 _OF_THE_GROUP = ("process_group", "reducer", "logger")
+_ANEW = "make it again"
+_DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
 
 
-def rebind(names: dict[str, Any], old_group: object, device: torch.device) -> list[str]:
-    """Bind models of the old default group to the new one, and make the ranks agree again.
+class Rebinding:
+    """Binds models of an old default group to the new one, and makes the ranks agree again.
 
     The ranks may have been interrupted on either side of an optimizer's step. So parameters,
     buffers and the state of the models' optimizers are sent around from rank 0, as DDP does with
     the parameters when it is made. Called on every rank at the same place.
 
+    Where the ranks cannot agree on what they have, nothing is sent: first all that may fail on one
+    rank alone is done and told, then come only collectives that all ranks know to be the same.
+
     Args:
-        names: the rank's namespace.
-        old_group: the process group that is gone.
+        registry: the models and optimizers of this process.
+        namespace: the user's names, to call them by.
         device: where the backend can send from.
-
-    Returns:
-        The names that go on: what every rank has under that name, in the same shape.
     """
-    mine: dict[str, Any] = _models(names, old_group)
-    mine |= _optimizers(names, list(mine.values()))
-    theirs: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(theirs, {name: _shapes(value) for name, value in mine.items()})
-    common = [
-        name for name in mine if all(each.get(name) == theirs[0].get(name) for each in theirs)
-    ]
-    for name in common:
-        if isinstance(mine[name], Optimizer):
-            _send_state(mine[name], device)
+
+    def __init__(
+        self, registry: Registry, namespace: Mapping[str, Any], device: torch.device
+    ) -> None:
+        self._registry = registry
+        self._namespace = namespace
+        self._device = device
+        self._bound: list[Any] = []
+        self._left: list[tuple[Any, str, str]] = []
+
+    def run(self, *, tries: bool = True) -> list[str]:
+        """Do it; without ``tries`` on any rank, only say what is left behind.
+
+        Returns:
+            What the user should know, a line for each piece of news; the same on every rank.
+        """
+        gc.collect()  # one rank may have let go of a model already and another not yet
+        movable = self._movable()
+        if all(self._tell(tries)):
+            self._bind_models(self._agreed(movable))
+            self._bind_optimizers()
+            self._send_schedules()
         else:
-            _bind(mine[name])
-    return common
+            self._left += [(each, "it failed before", _ANEW) for each in movable]
+        self._note_others()
+        return self._lines()
+
+    def _tell(self, value: Any) -> list[Any]:
+        return exchange(value, self._device)
+
+    # ---- models
+
+    def _movable(self) -> list[DistributedDataParallel]:
+        """Models whose group is gone and was the default one."""
+        movable = []
+        for model in self._registry.models:
+            group = model.__dict__.get("process_group")
+            if group in dist.distributed_c10d._world.pg_map:
+                continue
+            if group is None or _was_default(group):
+                movable.append(model)
+            else:
+                why = f"it was on a group of {_count(group.size())}"
+                self._left.append((model, why, "make that group and the model again"))
+        return movable
+
+    def _agreed(self, mine: list[Any]) -> list[Any]:
+        """Those of mine that every rank has, in the order of rank 0."""
+        everyone = self._tell([_signature(each) for each in mine])
+        chosen = pair(everyone, dist.get_rank())
+        self._left += [(each, *_DIFFER) for index, each in enumerate(mine) if index not in chosen]
+        return [mine[index] for index in chosen]
+
+    def _bind_models(self, models: list[DistributedDataParallel]) -> None:
+        failures = [_attempt(_bind, model) for model in models]
+        for model in self._well(models, failures):
+            _send_model(model)
+            self._bound.append(model)
+
+    def _well(self, mine: list[Any], failures: list[str]) -> list[Any]:
+        """What went well on every rank; the others are left behind."""
+        everyone = self._tell(failures)
+        well = []
+        for index, each in enumerate(mine):
+            why = next((said[index] for said in everyone if said[index]), "")
+            if why:
+                self._left.append((each, why, _ANEW))
+            else:
+                well.append(each)
+        return well
+
+    # ---- optimizers
+
+    def _bind_optimizers(self) -> None:
+        owned = {id(each) for model in self._bound for each in model.parameters()}
+        sharded = [each for each in self._registry.optimizers if hasattr(each, "process_group")]
+        inner = {id(getattr(each, "optim", None)) for each in sharded}
+        mine = [
+            each
+            for each in self._registry.optimizers
+            if any(id(parameter) in owned for parameter in parameters_of(each))
+        ]
+        for each in sharded:
+            self._bind_sharded(each)
+        plain = [each for each in mine if each not in sharded and id(each) not in inner]
+        self._send_states(self._agreed(plain))
+
+    def _bind_sharded(self, optimizer: Any) -> None:
+        """ZeroRedundancyOptimizer: each rank keeps its own part of the state."""
+        group = optimizer.process_group
+        if group in dist.distributed_c10d._world.pg_map:
+            return
+        if _was_default(group):
+            optimizer.process_group = dist.group.WORLD
+            self._bound.append(optimizer)
+        else:
+            why = f"it was on a group of {_count(group.size())}"
+            self._left.append((optimizer, why, "make that group and the optimizer again"))
+
+    def _send_states(self, optimizers: list[Optimizer]) -> None:
+        everyone = self._tell([layout_of(each) for each in optimizers])
+        sendable = []
+        for index, optimizer in enumerate(optimizers):
+            layouts = [said[index] for said in everyone]
+            kind = unsendable(layouts)
+            if kind:
+                why = f"the ranks' states differ, and a {kind} in it cannot be sent"
+                self._left.append((optimizer, why, _ANEW))
+            else:
+                sendable.append((optimizer, layouts[0]))
+        rooms: dict[int, list[torch.Tensor]] = {}
+
+        def prepare(told: tuple[Optimizer, Any]) -> None:
+            rooms[id(told[0])] = make_room(*told)
+
+        failures = [_attempt(prepare, each) for each in sendable]
+        for optimizer in self._well([each for each, _ in sendable], failures):
+            for tensor in rooms[id(optimizer)]:
+                take_from_main(tensor, self._device)
+            self._bound.append(optimizer)
+
+    def _send_schedules(self) -> None:
+        """One rank may have counted a step that another had not come to."""
+        owners = {id(each) for each in self._bound}
+        mine = [each for each in self._registry.schedules if id(each.optimizer) in owners]
+        schedules = self._agreed(mine)
+        told = self._tell([plain_values(vars(each)) for each in schedules])[0]
+        for schedule, values in zip(schedules, told, strict=True):
+            take_values(vars(schedule), values)
+        self._bound += schedules
+
+    # ---- words
+
+    def _note_others(self) -> None:
+        """What else of the user's lived on groups that are gone."""
+        for module in sharded_modules():
+            why = "FSDP cannot change its process group"
+            self._left.append((module, why, "make it again and load a checkpoint"))
+        living = dist.distributed_c10d._world.pg_map
+        for name, value in self._namespace.items():
+            is_group = isinstance(value, dist.ProcessGroup) and value not in living
+            if is_group and name[:1] != "_" and not _was_default(value):
+                self._left.append((value, "a group ends with the default one", _ANEW))
+
+    def _lines(self) -> list[str]:
+        names = names_of([*self._bound, *(each for each, *_ in self._left)], self._namespace)
+        left = [each for each in self._left if id(each[0]) in names or each[1:] != _DIFFER]
+        everyone = self._tell([f"{_name(each, names)}: {why}; {way}" for each, why, way in left])
+        lines = []
+        if self._bound:
+            bound = ", ".join(dict.fromkeys(_name(each, names) for each in self._bound))
+            lines.append(f"{bound}: on the new process group, as rank 0 has them")
+        for said in dict.fromkeys(line for each in everyone for line in each):
+            ranks = [rank for rank, each in enumerate(everyone) if said in each]
+            who = "" if len(ranks) == len(everyone) else f" ({say_ranks(ranks)})"
+            lines.append(f"not on the new process group: {said}{who}")
+        return lines
 
 
-def _optimizers(
-    names: dict[str, Any], models: list[DistributedDataParallel]
-) -> dict[str, Optimizer]:
-    """The optimizers that update these models."""
-    owned = {id(parameter) for model in models for parameter in model.parameters()}
-    found: dict[int, tuple[str, Optimizer]] = {}
-    for name, value in sorted(names.items()):
-        if isinstance(value, Optimizer) and not name.startswith("_"):
-            first = value.param_groups[0]["params"][0]
-            if id(first) in owned:
-                found.setdefault(id(value), (name, value))
-    return dict(found.values())
+def pair(everyone: Sequence[Sequence[str]], rank: int) -> list[int]:
+    """Which of this rank's things all others have too, as rank 0 orders them.
+
+    Things of one signature belong together in their order, if every rank has as many of them.
+
+    >>> pair([["a", "b"], ["b", "a"]], rank=1)
+    [1, 0]
+    >>> pair([["a", "a", "b"], ["a", "b"]], rank=0)
+    [2]
+    """
+    counts = [Counter(each) for each in everyone]
+    common = {sign for sign in counts[0] if all(each[sign] == counts[0][sign] for each in counts)}
+    places = {
+        sign: iter([index for index, each in enumerate(everyone[rank]) if each == sign])
+        for sign in common
+    }
+    return [next(places[sign]) for sign in everyone[0] if sign in common]
 
 
-def _send_state(optimizer: Optimizer, device: torch.device) -> None:
-    """Take over rank 0's state: tensor by tensor where all have it, else (a first step) whole."""
-    state = optimizer.state_dict()
-    tensors = [
-        value
-        for _, entry in sorted(state["state"].items())
-        for _, value in sorted(entry.items())
-        if isinstance(value, torch.Tensor)
-    ]
-    counts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(counts, [tuple(tensor.shape) for tensor in tensors])
-    if any(count != counts[0] for count in counts):
-        whole = [state]
-        dist.broadcast_object_list(whole, src=0, device=device)
-        optimizer.load_state_dict(whole[0])
-        return
-    for tensor in tensors:
-        sent = tensor.to(device)  # a step count may live on the CPU, where NCCL cannot send from
-        dist.broadcast(sent, src=0)
-        tensor.copy_(sent)
+def _was_default(group: Any) -> bool:
+    return bool(group.group_desc == "default_pg" and group.size() == dist.get_world_size())
 
 
-def _models(names: dict[str, Any], old_group: object) -> dict[str, DistributedDataParallel]:
-    found: dict[int, tuple[str, DistributedDataParallel]] = {}
-    for name, value in sorted(names.items()):
-        is_ours = isinstance(value, DistributedDataParallel) and not name.startswith("_")
-        if is_ours and value.process_group is old_group:
-            found.setdefault(id(value), (name, value))
-    return dict(found.values())
+def _count(ranks: int) -> str:
+    return f"{ranks} rank{'' if ranks == 1 else 's'}"
 
 
-def _shapes(value: DistributedDataParallel | Optimizer) -> list[tuple[int, ...]]:
-    parameters = (
-        [each for group in value.param_groups for each in group["params"]]
-        if isinstance(value, Optimizer)
-        else value.parameters()
-    )
-    return [tuple(parameter.shape) for parameter in parameters]
+def _signature(value: Any) -> str:
+    """What must be equal on all ranks for two things to be the same."""
+    facts: list[Any]
+    if isinstance(value, Optimizer):
+        groups = [[_facts(each) for each in group["params"]] for group in value.param_groups]
+        facts = [type(value).__name__, groups]
+    elif not isinstance(value, DistributedDataParallel):
+        facts = [type(value).__name__]
+    else:
+        parts = [*value.module.named_parameters(), *value.module.named_buffers()]
+        facts = [type(value.module).__name__, [[name, *_facts(each)] for name, each in parts]]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _facts(tensor: torch.Tensor) -> list[Any]:
+    return [list(tensor.shape), str(tensor.dtype)]
+
+
+def _attempt(act: Any, argument: Any) -> str:
+    """Why it failed, in one line; empty when it went well."""
+    try:
+        act(argument)
+    except Exception as error:  # noqa: BLE001 - a model's own code; the line names it
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ""
+
+
+def _name(value: Any, names: Mapping[int, str]) -> str:
+    """What the user calls it, or what it is."""
+    if id(value) in names:
+        return names[id(value)]
+    if isinstance(value, DistributedDataParallel):
+        return f"a DDP model ({type(value.module).__name__})"
+    kind = type(value).__name__
+    return f"an {kind}" if kind[:1] in "AEIOU" else f"a {kind}"
+
+
+def unbind(model: DistributedDataParallel) -> None:
+    """Take a model off its process group; the reducer takes its hooks along."""
+    for key in _OF_THE_GROUP:
+        model.__dict__.pop(key, None)
 
 
 def _bind(model: DistributedDataParallel) -> None:
-    """As torch does when it unpickles a model, but in place."""
+    """As torch does when it unpickles a model, but in place; nothing is sent."""
     state = {key: value for key, value in model.__dict__.items() if key not in _OF_THE_GROUP}
-    for key in _OF_THE_GROUP:
-        model.__dict__.pop(key, None)  # the old reducer takes its hooks along
+    old = model.__dict__.get("process_group")
+    unbind(model)
     model.zero_grad(set_to_none=True)  # half a backward pass may have left some
     model.__setstate__(state)
+    for hook, hook_state in getattr(model, "_comm_hooks", []):  # which torch leaves out there
+        if old is not None and getattr(hook_state, "process_group", None) is old:
+            hook_state.process_group = model.process_group
+        dist._register_comm_hook(model.reducer, hook_state, hook)  # type: ignore[attr-defined, unused-ignore]
+    if model.mixed_precision is not None:
+        reducer: Any = model.reducer
+        reducer._set_mixed_precision_param_dtype(model.mixed_precision.param_dtype)
+
+
+def _send_model(model: DistributedDataParallel) -> None:
     _sync_module_states(
         module=model.module,
         process_group=model.process_group,

@@ -64,7 +64,10 @@ def test_the_stop_button_ends_the_cell_and_keeps_the_names(
     assert "Every rank keeps its names; the next cell works." in reply.traceback
     assert reply.seconds < 4  # the promise is 1 s; a busy machine gets more
     after = notebook.run(AFTER)
-    assert [after.lines(rank) for rank in range(3)] == [["0 3.0"], ["1 3.0"], ["2 3.0"]]
+    assert [after.lines(rank)[-1:] for rank in range(3)] == [["0 3.0"], ["1 3.0"], ["2 3.0"]]
+    assert ("pair: a group ends with the default one; make it again" in after.text) == (
+        "pair" in body
+    )
 
 
 def test_a_ddp_backward_that_waits_for_a_peer_is_freed(notebook: Notebook) -> None:

@@ -1,0 +1,136 @@
+"""What lives in this rank and is bound to a process group, whatever the user calls it.
+
+Most code keeps its model in an object of its own, or behind ``torch.compile``. So DDP models,
+optimizers and schedules are noted when they are made; weakly, for nobody shall live longer by it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+MAX_DEPTH = 4  # of ``trainer.models["a"].inner``; deeper ones go without a name
+MAX_VISITS = 20_000  # objects that are looked at to find a name
+T = TypeVar("T")
+
+
+class Roll:
+    """The living objects of one kind, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._objects: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+    def note(self, one: Any) -> None:
+        """Put an object on the roll, once."""
+        self._objects.setdefault(id(one), one)
+
+    def __iter__(self) -> Iterator[Any]:
+        """In the order in which they were made."""
+        return iter(list(self._objects.values()))
+
+
+class Registry:
+    """Every DDP model, optimizer and learning-rate schedule of this process."""
+
+    def __init__(self) -> None:
+        self.models = Roll()
+        self.optimizers = Roll()
+        self.schedules = Roll()
+
+    def listen(self) -> None:
+        """From here on, whatever is made, unpickled or copied is noted."""
+        kinds: list[tuple[type, Roll]] = [
+            (DistributedDataParallel, self.models),
+            (Optimizer, self.optimizers),
+            (LRScheduler, self.schedules),
+            (ReduceLROnPlateau, self.schedules),
+        ]
+        for kind, roll in kinds:
+            _note_after(kind, "__init__", roll)
+            if hasattr(kind, "__setstate__"):
+                _note_after(kind, "__setstate__", roll)
+
+
+def _note_after(kind: type, method: str, roll: Roll) -> None:
+    original = getattr(kind, method)
+
+    @functools.wraps(original)
+    def noting(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        roll.note(self)
+
+    setattr(kind, method, noting)
+
+
+def sharded_modules() -> list[nn.Module]:
+    """The outermost modules that FSDP, old or new, has cut up."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    names = ("FullyShardedDataParallel", "FSDPModule")
+    kinds = tuple(kind for kind in (getattr(fsdp, name, None) for name in names) if kind)
+    if not kinds:
+        return []
+    found = [each for each in gc.get_objects() if any(kind in type(each).__mro__ for kind in kinds)]
+    inner = {id(part) for each in found for part in each.modules() if part is not each}
+    return [each for each in found if id(each) not in inner]
+
+
+def names_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, str]:
+    """What the user calls these objects: ``model``, ``trainer.model``, ``models['a']``.
+
+    Returns:
+        The shortest way to each object, by its id; what nobody can reach by name is left out.
+
+    >>> model = [1]
+    >>> names_of([model], {"kept": {"a": model}})[id(model)]
+    "kept['a']"
+    """
+    wanted = {id(each) for each in targets}
+    found: dict[int, str] = {}
+    seen: set[int] = set()
+    layer = [(name, value) for name, value in sorted(namespace.items()) if name[:1] != "_"]
+    for _ in range(MAX_DEPTH):
+        inner: list[tuple[str, Any]] = []
+        for name, value in layer:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if id(value) in wanted:
+                found[id(value)] = name
+            elif len(seen) < MAX_VISITS:
+                inner += _parts(name, value)
+        if len(found) == len(wanted):
+            break
+        layer = inner
+    return found
+
+
+def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
+    """What an object holds, with the names of it."""
+    if isinstance(value, dict):
+        return [(f"{name}[{key!r}]", part) for key, part in value.items() if _is_short(key)]
+    if isinstance(value, (list, tuple)):
+        return [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+    if isinstance(value, (ModuleType, type, torch.Tensor)) or not hasattr(value, "__dict__"):
+        return []
+    parts = [(f"{name}.{key}", part) for key, part in vars(value).items() if key[:1] != "_"]
+    if isinstance(value, nn.Module):  # what torch.compile wraps is the same to the user
+        parts += [
+            (name if key == "_orig_mod" else f"{name}.{key}", part)
+            for key, part in value._modules.items()
+        ]
+    return parts
+
+
+def _is_short(key: object) -> bool:
+    return isinstance(key, (str, int)) and len(str(key)) < 40

@@ -1,0 +1,76 @@
+"""A rank's part in a new process group: form it, take the models along, say what came of it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbddp.wire.messages import Failure, Regroup, RunCell
+from nbddp.worker.backend_errors import comes_from_backend
+from nbddp.worker.collectives import ProcessGroup
+from nbddp.worker.failure import plain
+from nbddp.worker.models import Registry
+from nbddp.worker.rebind import Rebinding, unbind
+
+
+class Regrouper:
+    """Does what a Regroup says; a failure is told by the next cell that needs the group, once."""
+
+    def __init__(
+        self, group: ProcessGroup, namespace: Mapping[str, Any], say: Callable[[str], None]
+    ) -> None:
+        self._group = group
+        self._namespace = namespace
+        self._say = say
+        self._registry = Registry()
+        self._registry.listen()
+        self._tries = True
+        self._failure: Failure | None = None
+
+    def regroup(self, command: Regroup) -> None:
+        """Leave the process group and, if asked, meet the other ranks in a new one."""
+        self._failure = None
+        try:
+            if command.form:
+                self._group.form(command.generation)
+                self._rebind()
+                self._group.settle()
+            else:
+                self._group.leave()
+        except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
+            self._failure = plain(error)
+        if self._failure is not None:
+            self._give_up()
+
+    def take_failure(self, command: RunCell) -> Failure | None:
+        """Why this cell cannot begin; the one after it is free to try again."""
+        failure, self._failure = self._failure, None
+        return failure if command.needs_group else None
+
+    def _rebind(self) -> None:
+        """Take the models along; what failed here once is not tried again at the next group.
+
+        That the connection was lost, or an interrupt ended it, says nothing of the models.
+        """
+        tries, self._tries = self._tries, True
+        try:
+            lines = Rebinding(self._registry, self._namespace, self._group.device).run(tries=tries)
+        except Exception as error:
+            self._tries = self._group.is_broken or comes_from_backend(error)
+            raise
+        for line in lines:
+            self._say(line)
+
+    def _give_up(self) -> None:
+        """Leave the group that was begun, which frees the others: they may wait for this rank.
+
+        Its connections close when nothing holds it any more.
+        """
+        group = self._group.current()
+        for model in self._registry.models:
+            if model.__dict__.get("process_group") is group:
+                unbind(model)
+        self._group.leave()
+        del group
+        gc.collect()

@@ -1,0 +1,239 @@
+"""Models and optimizers go on with a new process group, wherever the user keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nbddp import CellFailedError, WorkerGroup
+from nbddp.controller.cell import CellRequest
+from nbddp.ui.text import StreamScreen, TextView
+
+pytestmark = pytest.mark.multiproc
+
+DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+STEP = (
+    "def step(model, optimizer):\n"
+    "    optimizer.zero_grad()\n"
+    "    model(torch.randn(8, 4)).square().sum().backward()\n"
+    "    optimizer.step()\n"
+)
+
+
+def lose_the_group(group: WorkerGroup) -> None:
+    """Fail on one rank while the others wait for it: the next cell has a new process group."""
+    with pytest.raises(CellFailedError, match="ValueError: on purpose"):
+        group.run("if rank == 1: raise ValueError('on purpose')\ndist.barrier()")
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What nbddp said, and nobody else."""
+    lines = capsys.readouterr().out.splitlines()
+    return [line.partition("nbddp: ")[2] for line in lines if "nbddp: " in line]
+
+
+def agree(group: WorkerGroup, *expressions: str) -> bool:
+    """Whether every rank has the same values."""
+    one, *others = group.pull(f"({', '.join(expressions)},)")
+    return all(other == one for other in others)
+
+
+@pytest.mark.parametrize(
+    ("made", "model", "name"),
+    [
+        (
+            "class Trainer:\n    def __init__(self):\n"
+            "        self.model = DDP(torch.nn.Linear(4, 4))\n"
+            "        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)\n"
+            "trainer = Trainer()\nstep(trainer.model, trainer.optimizer)",
+            "trainer.model",
+            "trainer.model, trainer.optimizer",
+        ),
+        (
+            "kept = {'a': DDP(torch.nn.Linear(4, 4))}\n"
+            "kept['b'] = [torch.optim.SGD(kept['a'].parameters(), lr=1e-2, momentum=0.9)]\n"
+            "step(kept['a'], kept['b'][0])",
+            "kept['a']",
+            "kept['a'], kept['b'][0]",
+        ),
+        (
+            "def make():\n    inner = DDP(torch.nn.Linear(4, 4))\n"
+            "    optimizer = torch.optim.Adam(inner.parameters())\n"
+            "    def train(): step(inner, optimizer)\n"
+            "    def get(): return inner\n    return train, get\n"
+            "train, get = make()\ntrain()",
+            "get()",
+            "a DDP model (Linear), an Adam",
+        ),
+        (
+            "compiled = torch.compile(DDP(torch.nn.Linear(4, 4)), backend='aot_eager')\n"
+            "optimizer = torch.optim.Adam(compiled.parameters())\nstep(compiled, optimizer)",
+            "compiled",
+            "compiled, optimizer",
+        ),
+    ],
+    ids=["object", "containers", "closure", "compiled"],
+)
+def test_a_model_is_found_wherever_it_lives(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], made: str, model: str, name: str
+) -> None:
+    group.run(f"{DDP}{STEP}torch.manual_seed(rank)\n{made}")
+    lose_the_group(group)
+    group.run(
+        f"o = torch.optim.SGD({model}.parameters(), lr=1e-2)\nfor _ in range(3): step({model}, o)"
+    )
+    assert said(capsys) == [f"{name}: on the new process group, as rank 0 has them"]
+    assert agree(group, f"[p.tolist() for p in {model}.parameters()]")
+
+
+def test_nothing_is_kept_alive_by_being_noted(group: WorkerGroup) -> None:
+    group.run(f"{DDP}import gc, weakref\nmodel = DDP(torch.nn.Linear(4, 4))")
+    group.run("gone = weakref.ref(model)\ndel model\ngc.collect()")
+    assert group.pull("gone() is None") == [True, True]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.optim.AdamW([{'params': []}, {'params': model.parameters()}])",
+        "torch.optim.SGD([{'params': list(model.parameters())[:1], 'lr': 0.1}, "
+        "{'params': list(model.parameters())[1:]}], lr=0.01)",
+        "torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)",
+        "torch.optim.LBFGS(model.parameters())",
+    ],
+    ids=["empty-group", "groups", "zero", "lbfgs"],
+)
+def test_no_optimizer_stops_the_next_cell(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], made: str
+) -> None:
+    group.run(
+        f"{DDP}import torch.distributed.optim\ntorch.manual_seed(rank)\n"
+        f"model = DDP(torch.nn.Linear(4, 4))\noptimizer = {made}\n"
+        "def closure():\n    optimizer.zero_grad()\n"
+        "    loss = model(torch.ones(8, 4)).square().sum()\n    loss.backward()\n    return loss\n"
+        "optimizer.step(closure)"
+    )
+    lose_the_group(group)
+    group.run("optimizer.step(closure)")
+    assert said(capsys) == ["model, optimizer: on the new process group, as rank 0 has them"]
+    assert agree(group, "[p.tolist() for p in model.parameters()]")
+
+
+def test_a_first_step_that_one_rank_alone_took_is_taken_over_by_all(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(
+        f"{DDP}model = DDP(torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.9))\n"
+        "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n"
+        "if rank == 0:\n    model.module(torch.ones(1, 3, 5, 5)).sum().backward()\n"
+        "    optimizer.step()\n    schedule.step()"
+    )
+    lose_the_group(group)
+    group.run("pass")
+    assert "model, optimizer, schedule: on the new process group" in capsys.readouterr().out
+    state = "{i: {k: v.tolist() for k, v in s.items()} for i, s in o.items()}"
+    assert agree(
+        group,
+        "optimizer.param_groups[0]['lr']",
+        "optimizer.param_groups[0]['betas']",
+        f"(lambda o: {state})(optimizer.state_dict()['state'])",
+    )
+    assert group.pull("optimizer.state_dict()['state'][0]['step'].item()") == [1.0, 1.0]
+    assert group.pull("(schedule.optimizer is optimizer, schedule.last_epoch)") == [(True, 1)] * 2
+    assert group.pull("type(optimizer.param_groups[0]['betas']).__name__") == ["tuple"] * 2
+
+
+def test_communication_hooks_go_on_too(group: WorkerGroup) -> None:
+    group.run(
+        f"{DDP}from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
+        "calls = []\n"
+        "def hook(state, bucket):\n    calls.append(1)\n"
+        "    return default_hooks.fp16_compress_hook(state, bucket)\n"
+        "model = DDP(torch.nn.Linear(4, 4))\nmodel.register_comm_hook(None, hook)\n"
+        "model(torch.ones(1, 4)).sum().backward()\nassert calls"
+    )
+    lose_the_group(group)
+    group.run("calls.clear()\nmodel(torch.ones(1, 4)).sum().backward()\nassert calls")
+
+
+def test_models_of_which_the_ranks_have_different_ones_are_named(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(
+        f"{DDP}import copy\nmodel = DDP(torch.nn.Linear(4, 4))\nlast = DDP(torch.nn.Linear(4, 2))\n"
+        "if rank == 1: extra = copy.deepcopy(last)"
+    )
+    lose_the_group(group)
+    group.run("model(torch.ones(1, 4)).sum().backward()")
+    assert said(capsys) == [
+        "model: on the new process group, as rank 0 has them",
+        "not on the new process group: last: the ranks do not have the same; make it again in a "
+        "cell that all ranks run",
+        "not on the new process group: extra: the ranks do not have the same; make it again in a "
+        "cell that all ranks run (rank 1)",
+    ]
+
+
+def test_what_lived_on_a_group_of_its_own_is_named(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(
+        f"{DDP}pair = dist.new_group([0, 1], group_desc='pair')\n"
+        "model = DDP(torch.nn.Linear(4, 4), process_group=pair)\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "class Part:\n    net = None\n"
+        "part = Part()\npart.net = fully_shard(torch.nn.Sequential(torch.nn.Linear(4, 4)))"
+    )
+    lose_the_group(group)
+    group.run("dist.barrier()")
+    assert said(capsys) == [
+        "not on the new process group: model: it was on a group of 2 ranks; make that group and "
+        "the model again",
+        "not on the new process group: part.net: FSDP cannot change its process group; make it "
+        "again and load a checkpoint",
+        "not on the new process group: pair: a group ends with the default one; make it again",
+    ]
+
+
+def test_a_model_that_cannot_be_bound_costs_nothing_but_itself(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(
+        f"{DDP}class Odd(DDP):\n    def __setstate__(self, state):\n"
+        "        if rank == 1: raise KeyError('odd')\n        super().__setstate__(state)\n"
+        "odd = Odd(torch.nn.Linear(4, 2))\nmodel = DDP(torch.nn.Linear(4, 4))"
+    )
+    lose_the_group(group)
+    group.run("model(torch.ones(1, 4)).sum().backward()")
+    assert said(capsys) == [
+        "model: on the new process group, as rank 0 has them",
+        "not on the new process group: odd: KeyError: 'odd'; make it again",
+    ]
+
+
+def test_a_failure_on_the_way_is_told_once_and_the_next_cell_does_without(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(
+        f"{DDP}model = DDP(torch.nn.Linear(4, 4))\nfrom nbddp.worker import rebind\n"
+        "def broken(model): raise MemoryError('no room')\n"
+        "if rank == 1: rebind._send_model = broken"
+    )
+    lose_the_group(group)
+    with pytest.raises(CellFailedError, match=r"^rank 1: MemoryError: no room"):
+        group.run("dist.barrier()")
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    assert said(capsys) == ["not on the new process group: model: it failed before; make it again"]
+
+
+def test_a_model_survives_a_cell_without_a_group(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(2)
+    group.run(f"{DDP}model = DDP(torch.nn.Linear(4, 4))")
+    bare = CellRequest(source="assert not dist.is_initialized()", needs_group=False)
+    group.show(group.submit(bare), TextView(StreamScreen())).raise_for_failure()
+    group.run("model(torch.ones(1, 4)).sum().backward()")
+    assert said(capsys) == ["model: on the new process group, as rank 0 has them"]
