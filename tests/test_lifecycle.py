@@ -519,10 +519,22 @@ def test_an_interrupt_reaches_the_ranks_that_still_run_and_sets_three_alarms() -
     ]
 
 
+AGAIN = "rank 1: killed, as the cell was interrupted again"
+
+
 def test_a_second_interrupt_kills_what_still_runs_once_the_first_had_its_second() -> None:
     life, actions = play(ended(0), rang(Alarm.STUCK), InterruptAsked(), life=INTERRUPTING)
     assert life.state is GroupState.INTERRUPTING
-    assert actions == [Kill(ranks=(1,))]
+    assert actions == [Remark(text=AGAIN), Kill(ranks=(1,))]
+
+
+def test_ranks_that_are_killed_for_not_answering_are_named_once_and_not_each() -> None:
+    life, actions = play(rang(Alarm.GRACE), life=INTERRUPTING)
+    text = "ranks 0-1 did not answer the interrupt in 5 s: killed"
+    assert actions == [Remark(text=text), Kill(ranks=(0, 1))]
+    life, actions = play(died(0), life=life)
+    assert actions == []
+    assert play(died(1), life=life)[1] == [Finished(cell=1)]
 
 
 def test_a_double_click_does_not_kill_what_obeys_within_a_second() -> None:
@@ -534,7 +546,7 @@ def test_a_double_click_does_not_kill_what_obeys_within_a_second() -> None:
 
 def test_a_double_click_kills_what_does_not_obey_within_a_second() -> None:
     _, actions = play(InterruptAsked(), ended(0), rang(Alarm.STUCK), life=INTERRUPTING)
-    assert actions == [Kill(ranks=(1,))]
+    assert actions == [Remark(text=AGAIN), Kill(ranks=(1,))]
 
 
 def test_the_users_first_interrupt_after_the_peers_were_freed_does_not_kill() -> None:

@@ -6,10 +6,11 @@ into events. Ranks are treated one by one. News of another attempt is dropped he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from nbddp.controller import reasons
 from nbddp.controller.events import (
     Action,
     Alarm,
@@ -65,7 +66,7 @@ def advance(life: Life, event: Event) -> Step:
 
 def _on_start_asked(life: Life, event: StartAsked) -> Step:
     if life.state.is_live:
-        return life, [Refuse(reason=_already(life))]
+        return life, [Refuse(reason=reasons.already(life))]
     return _start(life, event)
 
 
@@ -89,12 +90,6 @@ def _on_restart_asked(life: Life, event: RestartAsked) -> Step:
         return _all_gone(replace(life, next_start=event.start))
     life, actions = _on_stop_asked(life, StopAsked())
     return replace(life, next_start=event.start), actions
-
-
-def _already(life: Life) -> str:
-    if life.state is GroupState.BROKEN:
-        return "there is a worker group already, with a rank gone; `%ddp restart` starts it anew"
-    return f"the worker group is {life.state.value} already"
 
 
 def _on_stop_asked(life: Life, _event: StopAsked) -> Step:
@@ -163,7 +158,8 @@ def _on_exited(life: Life, event: Exited) -> Step:
         return _give_up_start(life, f"rank {event.rank} {how} while it started")
     if life.cell is not None and event.rank in life.cell.waiting:
         life, actions = _one_less(life, life.cell, event.rank, has_failed=True, lost_group=True)
-        if life.cell is not None:  # the others may take their time: say at once who is gone
+        is_told = life.cell is None or event.rank in life.cell.killed
+        if not is_told:  # the others may take their time: say at once who is gone
             said = f"rank {event.rank} {describe_exit(event.exitcode)}"
             actions = [Remark(text=said), *actions]
         return life, actions
@@ -172,7 +168,7 @@ def _on_exited(life: Life, event: Exited) -> Step:
 
 def _on_kill_asked(life: Life, event: KillAsked) -> Step:
     if event.rank not in life.alive:
-        return life, [Refuse(reason=_no_such_rank(life, event.rank))]
+        return life, [Refuse(reason=reasons.no_such_rank(life, event.rank))]
     return life, [Kill(ranks=(event.rank,))]
 
 
@@ -202,22 +198,8 @@ def _why_not_run(life: Life, event: RunAsked) -> str:
         return "a cell needs at least one rank, and each only once"
     for rank in event.ranks:
         if rank not in life.alive:
-            return _no_such_rank(life, rank)
+            return reasons.no_such_rank(life, rank)
     return ""
-
-
-def _no_such_rank(life: Life, rank: int) -> str:
-    if not life.ranks:
-        return "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
-    if not 0 <= rank < len(life.ranks):
-        return f"there is no rank {rank}; the group has ranks 0 to {len(life.ranks) - 1}"
-    how = describe_exit(life.ranks[rank].exitcode)
-    others = f", `%%ddp --ranks {_option(life.alive)}` uses the others" if life.alive else ""
-    return f"rank {rank} {how}; `%ddp restart` starts the group anew{others}"
-
-
-def _option(ranks: Iterable[int]) -> str:
-    return ",".join(str(rank) for rank in ranks)
 
 
 def _with_right_group(life: Life, *, needs_group: bool) -> Step:
@@ -294,8 +276,8 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
     waiting = tuple(sorted(cell.waiting))
     cell = replace(cell, interrupts=cell.interrupts + 1)
     life = replace(life, state=GroupState.INTERRUPTING, cell=cell)
-    if cell.interrupts > 1:
-        return life, [Kill(ranks=waiting)] if cell.is_stuck else []  # else: a double click
+    if cell.interrupts > 1:  # while nobody is stuck it is a double click
+        return _kill(life, cell, waiting) if cell.is_stuck else (life, [])
     return life, [
         SendInterrupt(cell=cell.number, ranks=waiting),
         _alarm(life, Alarm.STUCK, STUCK_AFTER),
@@ -331,30 +313,26 @@ def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm) -> Step:
                 _alarm(life, Alarm.CLEANUP, CLEANUP),
             ]
         case Alarm.STUCK:
-            life = replace(life, cell=replace(cell, is_stuck=True))
+            cell = replace(cell, is_stuck=True)
             if cell.interrupts > 1:
-                return life, [Kill(ranks=waiting)]
-            return life, [Remark(text=_say_stuck(life, waiting, deaf))]
+                return _kill(life, cell, waiting)
+            text = reasons.stuck(waiting, deaf, killed_in=life.grace - STUCK_AFTER)
+            return replace(life, cell=cell), [Remark(text=text)]
         case Alarm.GRACE if deaf:
             text = f"{say_ranks(deaf)} did not answer the interrupt in {life.grace:.0f} s: killed"
-            return life, [Remark(text=text), Kill(ranks=deaf)]
+            return _kill(life, cell, deaf, text)
         case Alarm.CLEANUP:
             text = f"{say_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"
-            return life, [Remark(text=text), Kill(ranks=waiting)]
+            return _kill(life, cell, waiting, text)
         case _:
             return life, []
 
 
-def _say_stuck(life: Life, waiting: tuple[int, ...], deaf: tuple[int, ...]) -> str:
-    if not deaf:
-        return (
-            f"{say_ranks(waiting)}: interrupted, and still busy (the cell may have caught it); "
-            "interrupt again to kill at once"
-        )
-    return (
-        f"{say_ranks(deaf)} did not answer the interrupt yet (in C code that does not return?); "
-        f"killed in {life.grace - STUCK_AFTER:.0f} s, or at once if you interrupt again"
-    )
+def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") -> Step:
+    """Kill ranks in the middle of a cell, and say so once, not of each."""
+    text = text or f"{say_ranks(ranks)}: killed, as the cell was interrupted again"
+    life = replace(life, cell=replace(cell, killed=cell.killed | set(ranks)))
+    return life, [Remark(text=text), Kill(ranks=ranks)]
 
 
 # ---- small things

@@ -65,6 +65,7 @@ class CellLife:
     interrupts: int = 0
     is_stuck: bool = False
     noticed: frozenset[int] = frozenset()
+    killed: frozenset[int] = frozenset()  # by the lifecycle itself, which has said so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
