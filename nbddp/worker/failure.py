@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from nbddp.wire.messages import Failure
 from nbddp.worker import interrupt
 from nbddp.worker.collectives import Collective, newest_collective
+from nbddp.worker.waits import function_name
 
 _TORCH_DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
 
@@ -108,17 +109,11 @@ def _is_ours(frame: FrameType) -> bool:
 
 def _collective(stack: list[FrameType], stuck_in: Collective | None) -> str:
     """The collective that the rank waited in, with its number where that is known."""
-    called = next((_function(frame) for frame in stack if _is_torch_distributed(frame)), "")
+    called = next((function_name(frame) for frame in stack if _is_torch_distributed(frame)), "")
     newest = stuck_in or newest_collective()
     if newest is not None and (newest is stuck_in or newest.name in (called, f"_{called}")):
         return f"{newest.name} #{newest.number}"
     return called  # a send or a recv: gloo's flight recorder has none of them
-
-
-def _function(frame: FrameType) -> str:
-    """The name of a function of torch.distributed; its logging wrapper has it in ``func``."""
-    wrapped = frame.f_locals.get("func")
-    return getattr(wrapped, "__name__", frame.f_code.co_name)
 
 
 def _is_torch_distributed(frame: FrameType) -> bool:

@@ -12,6 +12,7 @@ from nbddp.wire.messages import Pulse
 from nbddp.worker.collectives import newest_collective
 from nbddp.worker.main_thread import main_frame
 from nbddp.worker.usage import Usage
+from nbddp.worker.waits import Idleness, waited_in
 
 PERIOD = 1.0  # seconds between two looks
 FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
@@ -28,6 +29,7 @@ class PulseThread:
         self._post = post
         self._is_cell_file = is_cell_file
         self._usage = usage
+        self._idleness = Idleness()
         self._cell = 0
         self._began_at = 0.0
         self._has_looked = False
@@ -76,7 +78,11 @@ class PulseThread:
         if not has_stayed:
             self._place, self._since = place, now
         line, code, function = self._in_cell(frame) if cell else (0, "", "")
+        is_idle = self._idleness.look()
         is_waited_in = newest is not None and newest.is_in_flight and has_stayed
+        wait = str(newest) if is_waited_in else ""
+        if cell and has_stayed and is_idle and not wait:
+            wait = waited_in(frame, self._is_cell_file)
         is_recent = newest is not None and newest.began_at >= self._began_at
         use = self._usage.read()
         return Pulse(
@@ -84,7 +90,7 @@ class PulseThread:
             line=line,
             code=code,
             function=function,
-            collective=str(newest) if is_waited_in and cell else "",
+            collective=wait if cell else "",
             last=str(newest) if is_recent or is_waited_in else "",
             last_cell=self._last_cell,
             seconds=now - self._since if has_stayed else 0.0,

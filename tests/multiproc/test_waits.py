@@ -1,0 +1,166 @@
+"""Waits that are no collectives are explained like any hang, end like one, and keep a timeout."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hangs import said_of_a_hang
+
+from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
+
+STORE = "dist.distributed_c10d._get_default_store()"
+RECEIVE = "x = torch.ones(1)\nwork = dist.irecv(x, src=1 - rank)\nwork.wait()"
+GET = f"store = {STORE}\nif rank == 0:\n    store.get('never')"
+
+
+def test_a_new_group_that_not_all_ranks_ask_for(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run("kept = rank")
+    text = said_of_a_hang(group, "if rank == 0:\n    dist.new_group([0, 1])", capsys)
+    assert "  rank 0 waiting in new_group, line 2\n" in text
+    assert "  rank 1 done with the cell: will not come\n" in text
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)")
+    assert group.pull("kept + x.item()") == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "card"),
+    [
+        ("dist.recv(torch.ones(1), src=1 - rank)", r"  ranks 0-1 waiting in recv, line 1$"),
+        (RECEIVE, r"  ranks 0-1 waiting in work\.wait\(\), line 3$"),
+        (GET, r"  rank 0 waiting in store\.get\('never'\), line 3$"),
+    ],
+    ids=["recv", "irecv", "store"],
+)
+def test_a_deadlock_that_no_flight_recorder_knows(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], source: str, card: str
+) -> None:
+    group.run("kept = rank")
+    text = said_of_a_hang(group, source, capsys)
+    assert re.search(card, text, re.MULTILINE)
+    group.run("dist.barrier()")
+    assert group.pull("kept") == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("source", "function"),
+    [
+        ("dist.init_process_group()", "init_process_group"),
+        (
+            "from torch.distributed import rpc\nrpc.init_rpc('one', rank=rank, world_size=2)",
+            "init_rpc",
+        ),
+    ],
+    ids=["init_process_group", "init_rpc"],
+)
+def test_a_rendezvous_that_nobody_else_comes_to(
+    make_group: Callable[..., WorkerGroup],
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    function: str,
+) -> None:
+    group = make_group(2, init=False)
+    group.run("kept = rank")
+    body = "\n".join(f"    {line}" for line in source.split("\n"))
+    text = said_of_a_hang(group, f"if rank == 0:\n{body}", capsys)
+    line = 1 + len(source.split("\n"))
+    assert f"  rank 0 waiting in {function}, line {line}\n" in text
+    group.run("pass")
+    assert group.pull("kept") == [0, 1]
+
+
+def interrupted_after(group: WorkerGroup, source: str, *, seconds: float) -> float:
+    """Interrupt a cell; how long it took to end then."""
+    timer = threading.Timer(seconds, group.interrupt)
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(CellInterruptedError):
+        group.run(source)
+    timer.join()
+    return time.monotonic() - began - seconds
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import asyncio\nawait asyncio.sleep(300)",
+        "import asyncio\nasyncio.run(asyncio.sleep(300))",
+        "import asyncio\ntry:\n    await asyncio.sleep(300)\nfinally:\n    cleaned = True",
+    ],
+    ids=["await", "run", "cleanup"],
+)
+def test_what_a_cell_awaits_ends_at_once(group: WorkerGroup, source: str) -> None:
+    group.run("kept, cleaned = rank, False")
+    assert interrupted_after(group, source, seconds=0.7) < 5  # it takes 0.1 s, not 60
+    assert group.pull("kept") == [0, 1]
+    assert group.pull("cleaned") == ["cleaned" in source] * 2
+    group.run("import asyncio\nawait asyncio.sleep(0)\ndist.barrier()")
+
+
+def test_what_was_awaited_is_not_left_in_the_loop(group: WorkerGroup) -> None:
+    source = (
+        "import asyncio\nseen = []\nwhile True:\n    await asyncio.sleep(0.01)\n    seen.append(1)"
+    )
+    interrupted_after(group, source, seconds=0.7)
+    group.run("import asyncio\nbefore = len(seen)\nawait asyncio.sleep(0.2)\nafter = len(seen)")
+    assert group.pull("before == after and before > 0") == [True, True]
+
+
+@pytest.mark.parametrize(
+    "receive",
+    ["dist.recv(x, src=1)", "dist.irecv(x, src=1).wait()"],
+    ids=["recv", "irecv"],
+)
+def test_the_timeout_holds_for_a_receive(
+    make_group: Callable[..., WorkerGroup], receive: str
+) -> None:
+    group = make_group(2, timeout=2.0)
+    source = (
+        f"import time\nx = torch.ones(1)\nif rank == 0:\n    {receive}\nelse:\n    time.sleep(8)"
+    )
+    began = time.monotonic()
+    with pytest.raises(CellFailedError, match=r"rank 0: .*[Tt]imed out waiting 2000ms"):
+        group.run(source)
+    assert time.monotonic() - began < 30  # the group was made with 60
+    group.run("dist.barrier()")
+
+
+def test_a_receive_waits_for_longer_than_a_minute_if_the_timeout_says_so(
+    group: WorkerGroup,
+) -> None:
+    options = "dist.distributed_c10d._get_default_group()._get_backend(device).options"
+    assert group.pull(f"{options}._timeout.total_seconds()") == [1800.0, 1800.0]
+
+
+def test_a_connection_of_the_users_own_is_left_alone_by_an_interrupt(group: WorkerGroup) -> None:
+    group.run(
+        "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        "mine = socket.create_connection(server.getsockname())\nother, _ = server.accept()"
+    )
+    source = "if rank == 0: dist.barrier()\nelse: time.sleep(60)"
+    interrupted_after(group, source, seconds=0.7)
+    group.run("mine.send(b'here')\nsaid = other.recv(4)")
+    assert group.pull("said") == [b"here", b"here"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a C library's own wait")
+def test_a_wait_in_c_on_another_connection_is_ended_too(group: WorkerGroup) -> None:
+    source = (
+        "import ctypes, socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
+        "mine = socket.create_connection(server.getsockname())\nother, _ = server.accept()\n"
+        "mine.setblocking(True)\nbuffer = ctypes.create_string_buffer(1)\n"
+        "kept = rank\nend = None\nctypes.CDLL(None, use_errno=True)\n"
+        "recv = ctypes.CDLL(None).recv\n"
+        "while end is None or end < 0: end = recv(mine.fileno(), buffer, 1, 0)"
+    )
+    seconds = interrupted_after(group, source, seconds=0.7)
+    assert seconds < 10
+    assert group.pull("kept") == [0, 1]
