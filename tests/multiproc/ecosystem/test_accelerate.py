@@ -1,0 +1,56 @@
+"""Hugging Face's Accelerate in a cell."""
+
+from __future__ import annotations
+
+import pytest
+import regression
+from notebook import Notebook
+from processes import wait_until
+
+from nbddp import WorkerGroup
+
+pytest.importorskip("accelerate")
+pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(180)]
+
+TRAINING = f"""{regression.SOURCE}
+from pathlib import Path
+from accelerate import Accelerator
+
+def train(repeats=1):
+    accelerator = Accelerator(cpu=True)
+    model = make_model()
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), make_loader(repeats)
+    )
+    for x, y in loader:
+        Path('begun').touch()
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+    return accelerator, model
+"""
+
+
+def test_it_trains_on_all_ranks_as_one_process_would(group: WorkerGroup) -> None:
+    group.run(f"{TRAINING}\naccelerator, model = train()")
+    first, second = group.pull("accelerator.unwrap_model(model).weight[0].tolist()")
+    assert first == second == pytest.approx(regression.trained(epochs=1), rel=1e-5)
+    found = "accelerator.process_index, accelerator.num_processes, accelerator.is_main_process"
+    assert group.pull(found) == [(0, 2, True), (1, 2, False)]
+    everyone = "accelerator.gather(torch.tensor([rank])).tolist()"
+    assert group.pull(everyone) == [[0, 1]] * 2
+
+
+def test_training_that_is_interrupted_keeps_its_names_and_can_go_on(notebook: Notebook) -> None:
+    begun = notebook.temporary.parent / "begun"
+    begun.unlink(missing_ok=True)
+    assert notebook.run(f"%%ddp --nproc 2\n{TRAINING}\nkept = rank").status == "ok"
+    request = notebook.begin("%%ddp\ntrain(repeats=10**5)")
+    assert wait_until(begun.exists, timeout=60)
+    notebook.interrupt()
+    assert notebook.finish(request).error.startswith("CellInterruptedError")
+    reply = notebook.run(
+        "%%ddp\naccelerator, model = train()\nprint(kept, model.module.weight.tolist())"
+    )
+    assert reply.status == "ok", reply.traceback
+    assert reply.lines(0)[-1][2:] == reply.lines(1)[-1][2:]

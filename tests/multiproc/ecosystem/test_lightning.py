@@ -1,0 +1,92 @@
+"""Lightning's Trainer and Fabric in a cell."""
+
+from __future__ import annotations
+
+import pytest
+import regression
+from notebook import Notebook
+from processes import wait_until
+
+from nbddp import WorkerGroup
+
+pytest.importorskip("lightning")
+pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(180)]
+
+TRAINER = f"""{regression.SOURCE}
+import warnings
+warnings.simplefilter('ignore')
+import lightning
+from pathlib import Path
+
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = make_model()
+
+    def training_step(self, batch, index):
+        Path('begun').touch()
+        x, y = batch
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log('loss', loss, sync_dist=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def make_trainer(epochs):
+    return lightning.Trainer(
+        accelerator='cpu', devices=world_size, strategy='ddp', max_epochs=epochs, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )
+"""
+
+
+def test_a_trainer_trains_on_all_ranks_as_one_process_would(group: WorkerGroup) -> None:
+    group.run(TRAINER)
+    group.run("net, trainer = Net(), make_trainer(2)\ntrainer.fit(net, make_loader())")
+    first, second = group.pull("net.net.weight.tolist()")
+    assert first == second
+    assert first[0] == pytest.approx(regression.trained(epochs=2, shuffles=True), rel=1e-5)
+    assert group.pull("trainer.global_rank, trainer.world_size") == [(0, 2), (1, 2)]
+    losses = group.pull("trainer.callback_metrics['loss'].item()")
+    assert losses[0] == losses[1]
+
+
+def test_fabric_trains_on_all_ranks_as_one_process_would(group: WorkerGroup) -> None:
+    group.run(
+        f"{regression.SOURCE}\nfrom lightning.fabric import Fabric\n"
+        "fabric = Fabric(accelerator='cpu', devices=world_size, strategy='ddp')\nfabric.launch()\n"
+        "model = make_model()\n"
+        "model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "for x, y in fabric.setup_dataloaders(make_loader()):\n"
+        "    optimizer.zero_grad()\n"
+        "    fabric.backward(nn.functional.mse_loss(model(x), y))\n"
+        "    optimizer.step()\n"
+    )
+    first, second = group.pull("model.module.weight.tolist()")
+    assert first == second
+    assert first[0] == pytest.approx(regression.trained(epochs=1), rel=1e-5)
+
+
+def test_a_trainer_that_is_interrupted_keeps_its_names_and_trains_again(
+    notebook: Notebook,
+) -> None:
+    begun = notebook.temporary.parent / "begun"
+    begun.unlink(missing_ok=True)
+    assert notebook.run(f"%%ddp --nproc 2\n{TRAINER}\nkept = rank").status == "ok"
+    request = notebook.begin("%%ddp\nnet = Net()\nmake_trainer(10**6).fit(net, make_loader())")
+    assert wait_until(begun.exists, timeout=60)
+    notebook.interrupt()
+    reply = notebook.finish(request)
+    assert reply.error.startswith("CellInterruptedError")
+    assert "Every rank keeps its names; the next cell works." in reply.traceback
+    reply = notebook.run(
+        "%%ddp\nnet = Net()\nmake_trainer(1).fit(net, make_loader())\nprint(kept, net.net.weight)"
+    )
+    assert reply.status == "ok", reply.traceback
+    assert reply.lines(0)[-1][2:] == reply.lines(1)[-1][2:]
+    request = notebook.begin("%%ddp\nprint('loops')\nwhile True: pass")
+    notebook.finish(request, until="loops")
+    notebook.interrupt()  # Lightning has made its processes deaf to SIGINT
+    assert notebook.finish(request).error.startswith("CellInterruptedError")
+    assert notebook.run("%%ddp\nprint(kept)").lines(1) == ["1"]

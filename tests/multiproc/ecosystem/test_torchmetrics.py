@@ -1,0 +1,45 @@
+"""torchmetrics in a cell: a metric is computed over what all ranks have seen."""
+
+from __future__ import annotations
+
+import pytest
+from notebook import Notebook
+
+from nbddp import WorkerGroup
+
+pytest.importorskip("torchmetrics")
+pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(180)]
+
+
+def test_an_accuracy_is_that_of_all_ranks(group: WorkerGroup) -> None:
+    group.run(
+        "from torchmetrics.classification import MulticlassAccuracy\n"
+        "metric = MulticlassAccuracy(num_classes=3, average='micro')\n"
+        "metric.update(torch.tensor([rank, 1, 2]), torch.tensor([0, 1, 2]))\n"
+        "found = metric.compute().item()"
+    )
+    assert group.pull("found") == [pytest.approx(5 / 6)] * 2
+
+
+def test_a_metric_that_keeps_what_it_saw_takes_ranks_of_different_length(
+    group: WorkerGroup,
+) -> None:
+    group.run(
+        "from torchmetrics.regression import SpearmanCorrCoef\n"
+        "values = torch.arange(10.0)[: 6] if rank == 0 else torch.arange(10.0)[6:]\n"
+        "metric = SpearmanCorrCoef()\nmetric.update(values, -values)\n"
+        "found = metric.compute().item()"
+    )
+    assert group.pull("found") == [pytest.approx(-1.0)] * 2
+
+
+def test_a_metric_lives_on_after_an_interrupt(notebook: Notebook) -> None:
+    notebook.run(
+        "%%ddp --nproc 2\nfrom torchmetrics import MeanMetric\nmetric = MeanMetric()\n"
+        "metric.update(float(rank))"
+    )
+    request = notebook.begin("%%ddp\nprint('loops')\nwhile True: dist.barrier()")
+    notebook.finish(request, until="loops")
+    notebook.interrupt()
+    assert notebook.finish(request).error.startswith("CellInterruptedError")
+    assert notebook.run("%%ddp\nmetric.compute().item()").text == "Out [ranks 0-1] 0.5\n"
