@@ -10,6 +10,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 
 from nbddp.wire.messages import Display, JsonDict
+from nbddp.worker.shorten import shorten_display, shorten_value
 from nbddp.worker.streams import flush_python_streams
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -36,7 +37,7 @@ class ResultHook(DisplayHook):
     def write_format_data(self, format_dict: JsonDict, md_dict: JsonDict | None = None) -> None:
         """Keep what would have been printed."""
         data, metadata = bundle_of(format_dict, md_dict)
-        self.bundle = {"data": data, "metadata": metadata}
+        self.bundle = shorten_value({"data": data, "metadata": metadata})
 
     def finish_displayhook(self) -> None:
         """Print no closing line break."""
@@ -62,7 +63,7 @@ class MailingPublisher(DisplayPublisher):
         data, metadata = bundle_of(data, metadata)
         message = Display(
             cell=self.cell,
-            data=data,
+            data=shorten_display(data),
             metadata=metadata,
             display_id=str((transient or {}).get("display_id", "")),
             is_update=update,

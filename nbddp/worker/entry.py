@@ -53,6 +53,7 @@ from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell, refuse_input
+from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
 from nbddp.worker.usage import Usage
@@ -325,7 +326,7 @@ class Rank:
                 in_group=self._group.is_intact(),
                 sequence=self._group.sequence(),
                 is_interrupted=self._interrupter.was_asked,
-                failure=asdict(failure) if failure else {},
+                failure=asdict(shorten_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
                 parcel=parcel,
             )

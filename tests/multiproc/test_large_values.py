@@ -31,9 +31,11 @@ def test_a_value_of_nine_megabytes_ends_the_cell_and_nothing_of_torch_is_seen(
 ) -> None:
     reply = notebook.run("%%ddp --nproc 2\n'x' * 9_000_000")
     assert reply.status == "ok"
-    assert reply.text.startswith("Out [ranks 0-1] 'xxxxxxxx")
-    assert is_free_of_traces(reply.text)
-    assert notebook.run("%%ddp\nlen(_)").text == "Out [ranks 0-1] 9000000\n"
+    value, said = reply.text.splitlines()
+    assert value == "Out [ranks 0-1] '" + "x" * 99_999
+    assert said == ("Out [ranks 0-1] … 8,900,002 more characters; `%ddp pull _` fetches the value")
+    pulled = notebook.run("whole = %ddp pull _\n[len(each) for each in whole]")
+    assert pulled.result == "[9000000, 9000000]"
 
 
 def test_a_picture_of_twelve_megabytes_arrives_whole_and_in_its_place(notebook: Notebook) -> None:
@@ -51,6 +53,10 @@ def test_an_error_of_nine_megabytes_is_an_error_like_any_other(notebook: Noteboo
     reply = notebook.run("%%ddp --nproc 2\nname = 7\nraise ValueError('y' * 9_000_000)")
     assert reply.status == "error"
     assert "ValueError: yyyy" in reply.error
+    assert len(reply.traceback) < 200_000
+    assert "more characters; the rank has it whole, as `sys.last_value`" in reply.traceback
+    whole = "%%ddp\nimport sys\nlen(str(sys.last_value))"
+    assert notebook.run(whole).text == "Out [ranks 0-1] 9000000\n"
     assert notebook.run("%%ddp\nname").text == "Out [ranks 0-1] 7\n"
 
 
