@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed, Pushed
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.controller.launcher import Launcher
+from nbddp.controller.pushes import Pushed
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
@@ -212,7 +213,7 @@ class WorkerGroup:
         return Recoverer(
             self.session,
             show=lambda handle: self.show(handle, make_view()),
-            push=lambda pushed: self.push(pushed.values, ranks=pushed.ranks),
+            push=self._push_again,
             say=say,
         )
 
@@ -283,15 +284,26 @@ class WorkerGroup:
         Raises:
             RequestError: one cannot be pickled, or the ranks cannot take it now.
         """
-        link = self.session.require_link()
+        self.session.require_link()
         self._check_idle()
+        from nbddp.wire.parcels import dumps
+
         try:
-            parcel = link.pack("push", dict(values))
+            data = dumps(dict(values))
         except Exception as error:  # whatever a value's own pickling raises
             raise RequestError(f"cannot push {_culprit(values)}: {error}") from error
+        self._send_pushed(self.session.keep_push(tuple(values), ranks, data), data)
+
+    def _push_again(self, pushed: Pushed) -> None:
+        """Send what was sent then, whatever became of it here."""
+        self._send_pushed(pushed, pushed.data())
+
+    def _send_pushed(self, pushed: Pushed, data: bytes) -> None:
+        link = self.session.require_link()
+        parcel = link.put(data)
         try:
-            self._ask_all(ranks, lambda number: Push(request=number, parcel=parcel))
-            self.session.note_push(Pushed(dict(values), None if ranks is None else tuple(ranks)))
+            self._ask_all(pushed.ranks, lambda number: Push(request=number, parcel=parcel))
+            self.session.note_push(pushed)
         finally:
             link.discard(parcel)
 
@@ -306,7 +318,13 @@ class WorkerGroup:
         answers = self._ask_all(ranks, lambda number: Pull(request=number, expression=expression))
         for note in dict.fromkeys(each.parcel.get("note", "") for each in answers.values()):
             StreamScreen().write(f"nbddp: {note}\n" if note else "")
-        values = [link.unpack(answer.parcel) for answer in answers.values()]
+        left, values = [answer.parcel for answer in answers.values()], []
+        try:
+            while left:
+                values.append(link.unpack(left.pop(0)))
+        finally:
+            for parcel in left:  # one of them could not be opened
+                link.discard(parcel)
         return values if rank is None else values[0]
 
     def complete(self, code: str, cursor: int, *, timeout: float) -> tuple[str, list[str]]:
@@ -340,15 +358,26 @@ class WorkerGroup:
         self, ranks: Sequence[int] | None, make: Callable[[int], Command]
     ) -> dict[int, Answer]:
         chosen = self.life.alive if ranks is None else list(ranks)
-        futures: dict[int, Future[Answer]] = {
-            rank: self.session.send(rank, make) for rank in chosen
-        }
-        wait(futures.values())
-        answers = {rank: future.result() for rank, future in futures.items()}
-        for rank, answer in answers.items():
-            if answer.error:
-                raise RequestError(f"rank {rank}: {answer.error}")
-        return answers
+        futures: dict[int, Future[Answer]] = {}
+        try:
+            for rank in chosen:
+                futures[rank] = self.session.send(rank, make)
+            wait(futures.values())
+            return {rank: _worked(rank, future.result()) for rank, future in futures.items()}
+        except BaseException:
+            for future in futures.values():  # also of one that is still to come
+                future.add_done_callback(self._discard_answer)
+            raise
+
+    def _discard_answer(self, future: Future[Answer]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self.session.require_link().discard(future.result().parcel)
+
+
+def _worked(rank: int, answer: Answer) -> Answer:
+    if answer.error:
+        raise RequestError(f"rank {rank}: {answer.error}")
+    return answer
 
 
 def _default_colors() -> str:

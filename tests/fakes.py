@@ -194,8 +194,9 @@ class FakeLink:
     def collect_urgent(self) -> Letter | None:
         return self.urgent.get()
 
-    def pack(self, key: str, value: Any) -> JsonDict:
-        self._values[key] = value
+    def put(self, data: bytes) -> JsonDict:
+        key = f"value {next(self._sequence)}"
+        self._values[key] = data
         return {"key": key}
 
     def unpack(self, parcel: JsonDict) -> Any:

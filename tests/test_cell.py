@@ -12,7 +12,7 @@ import pytest
 from nbddp.controller import cell as room
 from nbddp.controller.cell import CellHandle, CellRequest
 from nbddp.controller.notices import Said, Wrote
-from nbddp.errors import CellFailedError, CellInterruptedError
+from nbddp.errors import CellFailedError, CellInterruptedError, RequestError
 from nbddp.wire.messages import CellEnded, Failure
 
 
@@ -70,6 +70,65 @@ def test_the_result_of_a_cell_that_went_well_raises_nothing() -> None:
     assert result.seconds >= 0
     assert result.values() == [0, 1]
     result.raise_for_failure()
+
+
+def test_values_are_fetched_once_and_are_the_same_when_asked_again() -> None:
+    fetched: list[int] = []
+
+    def fetch(parcel: dict[str, int]) -> list[int]:
+        fetched.append(parcel["value"])
+        return [parcel["value"]]
+
+    handle = CellHandle(7, CellRequest(source="x"), (0, 1), fetch)
+    for rank in (0, 1):
+        handle.note_report(rank, well(rank))
+    result = handle.finish()
+    first, second = result.values(), result.values()
+    assert first == [[0], [1]]
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    assert fetched == [0, 1]
+
+
+def test_a_value_that_cannot_be_fetched_does_not_lose_those_that_were() -> None:
+    answers = iter(["a", RequestError("gone"), "b"])
+
+    def fetch(_parcel: object) -> object:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    handle = CellHandle(7, CellRequest(source="x"), (0, 1), fetch)
+    for rank in (0, 1):
+        handle.note_report(rank, well(rank))
+    result = handle.finish()
+    with pytest.raises(RequestError, match="gone"):
+        result.values()
+    assert result.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("report", "complaint"),
+    [
+        (badly(), "there is no value of rank 1: the cell failed there"),
+        (None, "there is no value of rank 1: the cell failed there"),
+        (
+            CellEnded(cell=7, seconds=0.1, in_group=True),
+            "the values were not asked for: run the cell with wants_value=True",
+        ),
+    ],
+    ids=["failed", "died", "not asked"],
+)
+def test_values_that_are_not_there_are_an_error_in_one_line(
+    report: CellEnded | None, complaint: str
+) -> None:
+    handle = handle_for(0, 1)
+    handle.note_report(0, well())
+    if report is not None:
+        handle.note_report(1, report)
+    with pytest.raises(RequestError) as caught:
+        handle.finish().values()
+    assert str(caught.value) == complaint
 
 
 def test_the_result_of_a_cell_that_failed_raises_its_first_cause() -> None:

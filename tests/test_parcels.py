@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbddp.errors import SignatureError
+from nbddp.errors import RequestError, SignatureError
 from nbddp.wire import parcels
 from nbddp.wire.parcels import discard, pack, unpack
 
@@ -25,7 +25,7 @@ def spring(trap: str) -> str:
 
 
 class MemoryStore:
-    """The three calls of a TCPStore that values need, in memory."""
+    """The four calls of a TCPStore that values need, in memory."""
 
     def __init__(self) -> None:
         self.keys: dict[str, bytes] = {}
@@ -35,6 +35,9 @@ class MemoryStore:
 
     def get(self, key: str) -> bytes:
         return self.keys[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.keys for key in keys)
 
     def delete_key(self, key: str) -> bool:
         return self.keys.pop(key, None) is not None
@@ -163,4 +166,23 @@ def test_pieces_in_another_order_or_one_too_few_are_not_opened(
 def test_a_value_that_cannot_be_pickled_leaves_nothing_in_the_store(store: MemoryStore) -> None:
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
         pack(store, "key", (value for value in "generator"))
+    assert store.keys == {}
+
+
+def test_a_value_that_is_gone_is_not_waited_for(store: MemoryStore, small_pieces: int) -> None:
+    del small_pieces
+    parcel = pack(store, "key", "x" * 100)
+    del store.keys["key/3"]
+    with pytest.raises(RequestError) as caught:
+        unpack(store, parcel)
+    assert str(caught.value) == (
+        "a value is no longer there: it was collected, or its group has ended"
+    )
+
+
+def test_discarding_what_is_gone_or_was_never_there_harms_nobody(store: MemoryStore) -> None:
+    parcel = pack(store, "key", 1)
+    discard(store, parcel)
+    discard(store, parcel)
+    discard(store, {})
     assert store.keys == {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.controller.notices import Notice, Notices
+from nbddp.controller.pushes import Pushed
 from nbddp.controller.verdict import Ending, Trouble, Verdict, judge, trouble_of
+from nbddp.errors import RequestError
 from nbddp.wire.messages import CellEnded, JsonDict, RunCell
 
 
@@ -37,14 +39,6 @@ class CellRequest:
     is_again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """Values that were sent to ranks; None for all."""
-
-    values: Mapping[str, Any]
-    ranks: tuple[int, ...] | None = None
-
-
 Deed = CellRequest | Pushed  # what makes the ranks' namespaces what they are
 
 
@@ -66,6 +60,7 @@ class CellResult:
     seconds: float
     verdict: Verdict | None
     fetch: Callable[[JsonDict], Any] = field(repr=False)
+    _values: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_ok(self) -> bool:
@@ -78,8 +73,23 @@ class CellResult:
         return {rank: each.result for rank, each in sorted(self.reports.items()) if each.result}
 
     def values(self) -> list[Any]:
-        """The last expression's value of every rank, in order of rank; collect them once."""
-        return [self.fetch(self.reports[rank].parcel) for rank in self.ranks]
+        """The last expression's value of every rank, in order of rank; the same when asked again.
+
+        Raises:
+            RequestError: it was not asked for, or a rank has none.
+        """
+        for rank in self.ranks:
+            if rank not in self._values:
+                self._values[rank] = self.fetch(self._parcel(rank))
+        return [self._values[rank] for rank in self.ranks]
+
+    def _parcel(self, rank: int) -> JsonDict:
+        report = self.reports.get(rank)
+        if report is None or not report.is_ok:
+            raise RequestError(f"there is no value of rank {rank}: the cell failed there")
+        if not report.parcel:
+            raise RequestError("the values were not asked for: run the cell with wants_value=True")
+        return report.parcel
 
     def raise_for_failure(self) -> None:
         """Raise CellFailedError, or CellInterruptedError, unless all went well."""

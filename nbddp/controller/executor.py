@@ -23,6 +23,7 @@ from nbddp.controller.lookout import Lookout
 from nbddp.controller.memory import MemoryWatch
 from nbddp.controller.notices import Displayed, Notice, Notices, Said
 from nbddp.controller.output import Logged
+from nbddp.controller.pushes import Pushed
 from nbddp.controller.ranks import Ranks
 from nbddp.controller.recovery import Comeback
 from nbddp.controller.states import GroupState, Life
@@ -343,6 +344,11 @@ class Executor:
         if text:
             self._feed(Said(text))
 
+    def note_push(self, pushed: Pushed) -> None:
+        """Values were sent to ranks."""
+        self.deeds.append(pushed)
+        self._say(pushed.remark)
+
     # ---- telling those who wait
 
     def _start_failure(self, reason: str, details: str) -> StartError:
@@ -355,7 +361,11 @@ class Executor:
     def _finish(self) -> None:
         if self.cell is not None:
             self.lookout.end_cell()
-            self.cell.finish(self._note_result)
+            result = self.cell.finish(self._note_result)
+            left = () if result.is_ok else result.reports.values()
+            for report in left:  # where it went well: nobody asks for a part of the values
+                if report.parcel:
+                    self._with.link.discard(report.parcel)
 
     def _note_result(self, result: CellResult) -> None:
         outcome = result.verdict.summary() if result.verdict else "ok"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import secrets
 import socket
 import threading
@@ -17,6 +19,7 @@ from nbddp.wire.messages import Command, Interrupt, JsonDict, Leave
 from nbddp.worker.start import NEWS, UP, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
+PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
 
 
 class StoreLink:
@@ -32,7 +35,9 @@ class StoreLink:
             self._server = _serve_on_loopback()
             clients = [clone(self._server) for _ in range(4)]
         self._sender, self._parcels, inbox, urgent = clients
+        self._parcels.set_timeout(PATIENCE)
         self._parcel_lock = threading.Lock()
+        self._numbers = itertools.count()
         self._mailbox = Mailbox(inbox, UP, secret=self.secret)
         self._urgent = Mailbox(urgent, NEWS, secret=self.secret)
         self._commands: list[Postbox] = []
@@ -75,17 +80,23 @@ class StoreLink:
         """Wait for the next news that do not wait for output; None when the link is closed."""
         return _from_rank(self._urgent.collect())
 
-    def pack(self, key: str, value: Any) -> JsonDict:
-        """Put a Python value into the store for the ranks."""
+    def put(self, data: bytes) -> JsonDict:
+        """Put a pickled value into the store for the ranks."""
         with self._parcel_lock:
-            return parcels.pack(self._parcels, key, value)
+            return parcels.put(self._parcels, f"push/{next(self._numbers)}", data)
 
     def unpack(self, parcel: JsonDict) -> Any:
-        """Take a Python value of a rank out of the store."""
+        """Take a Python value of a rank out of the store.
+
+        Raises:
+            RequestError: it is no longer there.
+        """
         with self._parcel_lock:
-            value = parcels.unpack(self._parcels, parcel)
-            parcels.discard(self._parcels, parcel)
-            return value
+            try:
+                data = parcels.take(self._parcels, parcel)
+            finally:
+                parcels.discard(self._parcels, parcel)
+        return pickle.loads(data)  # what the rank signed for
 
     def discard(self, parcel: JsonDict) -> None:
         """Forget a value that nobody will collect any more."""

@@ -40,8 +40,8 @@ class Link(Protocol):
     def collect_urgent(self) -> Letter | None:
         """Wait for the next news that do not wait for output; None when the link is closed."""
 
-    def pack(self, key: str, value: Any) -> JsonDict:
-        """Lay a Python value out for the ranks."""
+    def put(self, data: bytes) -> JsonDict:
+        """Lay a pickled value out for the ranks."""
 
     def unpack(self, parcel: JsonDict) -> Any:
         """Take a Python value of a rank."""

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed, Pushed
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.controller.pushes import Pushed
 from nbddp.controller.recovery import Comeback, Setback, why_stop
 from nbddp.controller.session import Session
 

@@ -8,16 +8,17 @@ thread and is done on the session's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from nbddp.controller import events as ev
-from nbddp.controller.cell import CellHandle, CellRequest, Deed, Pushed
+from nbddp.controller.cell import CellHandle, CellRequest, Deed
 from nbddp.controller.chronicle import Chronicle
 from nbddp.controller.executor import NO_GROUP, Executor
 from nbddp.controller.launcher import Launcher, LocalLauncher
 from nbddp.controller.lookout import Lookout
 from nbddp.controller.means import Link, Means, open_means
+from nbddp.controller.pushes import Pushed, Pushes
 from nbddp.controller.recovery import Comeback
 from nbddp.controller.snapshot import Snapshot, take
 from nbddp.controller.spec import GroupSpec
@@ -41,6 +42,7 @@ class Session:
         self._do = Executor(self.launcher, colors=colors)
         self._collectors: list[threading.Thread] = []
         self._opening = threading.Lock()
+        self._pushes = Pushes()
 
     # ---- what is known
 
@@ -76,9 +78,14 @@ class Session:
         """What was done to the namespaces of this attempt, and went well, in order."""
         return tuple(self._do.deeds)
 
+    def keep_push(self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes) -> Pushed:
+        """Keep values that are sent, as they are sent."""
+        folder = self.chronicle.folder
+        return self._pushes.keep(names, ranks, data, folder.path if folder else None)
+
     def note_push(self, pushed: Pushed) -> None:
         """Remember values that were sent, for a replay."""
-        self._means().actor.call(self._do.deeds.append, pushed)
+        self._means().actor.call(self._do.note_push, pushed)
 
     def expect(self, comeback: Comeback) -> None:
         """The next step that is reported is the first one after a failure."""
@@ -201,6 +208,7 @@ class Session:
                 means.watcher.close()
                 means.actor.close()
                 self._do.forget()
+            self._pushes.close()
             self.launcher.close()
 
     def _open(self) -> None:

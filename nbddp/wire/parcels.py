@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from nbddp.errors import SignatureError
+from nbddp.errors import RequestError, SignatureError
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -23,13 +23,23 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
 
 
+def dumps(value: Any) -> bytes:
+    """Pickle a value.
+
+    Raises:
+        TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
+    """
+    data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return data
+
+
 def pack(store: Store, key: str, value: Any) -> JsonDict:
     """Put a value into the store and return what a signed message must say about it.
 
     Raises:
         TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
     """
-    return put(store, key, cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    return put(store, key, dumps(value))
 
 
 def put(store: Store, key: str, data: bytes) -> JsonDict:
@@ -45,17 +55,31 @@ def unpack(store: Store, parcel: JsonDict) -> Any:
     """Collect a value; leave its pieces for other readers.
 
     Raises:
+        RequestError: it is no longer there.
         SignatureError: when the pieces are not those that the message spoke of.
     """
-    data = b"".join(store.get(key) for key in _piece_keys(parcel))
+    return pickle.loads(take(store, parcel))
+
+
+def take(store: Store, parcel: JsonDict) -> bytes:
+    """Collect a value as it was pickled, which is safe to open then; does not wait for it.
+
+    Raises:
+        RequestError: it is no longer there.
+        SignatureError: when the pieces are not those that the message spoke of.
+    """
+    keys = _piece_keys(parcel)
+    if not store.check(keys):  # to get a key that is gone would wait for it
+        raise RequestError("a value is no longer there: it was collected, or its group has ended")
+    data = b"".join(store.get(key) for key in keys)
     if not hmac.compare_digest(hashlib.sha256(data).hexdigest(), parcel["digest"]):
         raise SignatureError("a value was changed on its way and was not opened")
-    return pickle.loads(data)
+    return data
 
 
 def discard(store: Store, parcel: JsonDict) -> None:
     """Free the store's memory once everybody has read."""
-    for key in _piece_keys(parcel):
+    for key in _piece_keys(parcel) if parcel else ():
         store.delete_key(key)
 
 

@@ -60,6 +60,7 @@ from nbddp.worker.usage import Usage
 from nbddp.worker.watch import watch_kernel
 
 FOREVER = timedelta(days=365)
+PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
 LAST_VALUE = "the last value"
 
 
@@ -163,6 +164,7 @@ class Rank:
         self._place = start.topology
         self._attempt = start.attempt
         self._parcels = clients.parcels
+        self._parcels.set_timeout(PATIENCE)
         self._outbox = outbox
         self._log = log
         self._meters = meters

@@ -1,0 +1,132 @@
+"""Values that go to ranks and come back: sent as they were, collected once, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from notebook import Notebook
+
+from nbddp import CellFailedError, RequestError, WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+
+def kept_in_store(group: WorkerGroup) -> int:
+    """How many values lie in the store."""
+    store = group.session.require_link()._server
+    names = [
+        f"a1/parcel/{rank}/{kind}{number}"
+        for rank in (0, 1)
+        for number in range(50)
+        for kind in ("cell", "request")
+    ]
+    names += [f"push/{number}" for number in range(50)]
+    return sum(store.check([f"{name}/0"]) for name in names)
+
+
+def test_values_may_be_asked_for_twice(group: WorkerGroup) -> None:
+    result = group.run("[rank] * 3", wants_value=True, quiet=True)
+    assert result.values() == [[0, 0, 0], [1, 1, 1]]
+    began = time.monotonic()
+    assert result.values() == [[0, 0, 0], [1, 1, 1]]
+    assert time.monotonic() - began < 5
+    group.push({"x": 1})  # and no lock is held
+    assert group.pull("x") == [1, 1]
+
+
+def test_values_that_nobody_asked_for_are_refused_at_once(group: WorkerGroup) -> None:
+    result = group.run("rank", quiet=True)
+    with pytest.raises(RequestError, match="run the cell with wants_value=True"):
+        result.values()
+
+
+def test_a_value_that_is_gone_is_one_line_and_not_a_wait(group: WorkerGroup) -> None:
+    first = group.run("rank", wants_value=True, quiet=True)
+    for report in first.reports.values():
+        group.session.require_link().discard(report.parcel)
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="a value is no longer there"):
+        first.values()
+    assert time.monotonic() - began < 5
+    assert group.pull("rank") == [0, 1]
+
+
+def test_one_rank_that_cannot_answer_leaves_nothing_of_the_others_in_the_store(
+    group: WorkerGroup,
+) -> None:
+    group.run("bytes(9)", wants_value=True, quiet=True)
+    assert kept_in_store(group) == 2
+    with pytest.raises(RequestError, match="rank 1: ZeroDivisionError"):
+        group.pull("bytes(5_000_000) if rank == 0 else 1 / 0")
+    with pytest.raises(CellFailedError):
+        group.run("1 / 0 if rank else bytes(5_000_000)", wants_value=True, quiet=True)
+    assert group.pull("rank") == [0, 1]
+    group.push({"x": 1})
+    assert kept_in_store(group) == 2
+
+
+def test_a_replay_sends_what_was_sent_and_not_what_became_of_it(group: WorkerGroup) -> None:
+    pushed = [1, 2]
+    group.push({"pushed": pushed})
+    pushed.append(3)
+    deeds = group.session.deeds
+    group.restart()
+    group.replay(deeds, say=print)
+    assert group.pull("pushed") == [[1, 2], [1, 2]]
+    deeds = group.session.deeds
+    group.restart()
+    group.replay(deeds, say=print)
+    assert group.pull("pushed", rank=1) == [1, 2]
+
+
+class Counted:
+    """Counts how often it is pickled."""
+
+    times = 0
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        Counted.times += 1
+        return int, (7,)
+
+
+def test_a_push_is_pickled_once_and_a_replay_pickles_nothing(group: WorkerGroup) -> None:
+    Counted.times = 0
+    group.push({"counted": Counted()})
+    deeds = group.session.deeds
+    group.restart()
+    group.replay(deeds, say=print)
+    assert group.pull("counted") == [7, 7]
+    assert Counted.times == 1
+
+
+def test_many_pushes_take_no_memory_here(make_group: Callable[..., WorkerGroup]) -> None:
+    group = make_group(1)
+    group.push({"x": os.urandom(20_000_000)})
+    memory = psutil.Process().memory_info().rss
+    for _ in range(10):
+        group.push({"x": os.urandom(20_000_000)})
+    assert psutil.Process().memory_info().rss - memory < 80_000_000
+    assert len(group.session.deeds) == 11
+
+
+def test_a_push_that_cannot_be_kept_is_said_in_the_next_cell(
+    notebook: Notebook,
+) -> None:
+    assert notebook.run("%ddp start --nproc 2").status == "ok"
+    limit = (
+        "from nbddp.controller import pushes\nbefore, pushes.MAX_KEPT = pushes.MAX_KEPT, 10\n"
+        "x = 'x' * 100"
+    )
+    assert notebook.run(limit).status == "ok"
+    reply = notebook.run("%%ddp --push x\nlen(x)")
+    assert reply.text == (
+        "nbddp: x: not kept for a replay: what was pushed has come to 2 GiB\nOut [ranks 0-1] 100\n"
+    )
+    replayed = notebook.run("%ddp restart --replay")
+    assert replayed.status == "error"
+    assert "the replay ends here: x was pushed and is not kept" in replayed.text
+    assert notebook.run("pushes.MAX_KEPT = before").status == "ok"
