@@ -233,16 +233,18 @@ class HandTurnedActor(Actor):
             self.turn()
         return done.result()
 
-    def tell(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def tell(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         self.inbox.append(lambda: act(*args, **kwargs))
+        return True
 
-    def tell_first(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def tell_first(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         self.first.append(lambda: act(*args, **kwargs))
+        return True
 
     def later(self, seconds: float, act: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.due.append((seconds, lambda: act(*args, **kwargs)))
 
-    def close(self) -> None:
+    def close(self, *, patience: float | None = None) -> None:  # noqa: ARG002 - as the real one
         self.turn_all()
 
     def turn(self) -> None:
@@ -286,12 +288,12 @@ class HandTurnedWatcher(ExitWatcher):
 
 def hand_turned(link: FakeLink) -> Means:
     """Means without a thread."""
-    return Means(link, HandTurnedActor(), HandTurnedWatcher())
+    return Means(link, HandTurnedActor(), HandTurnedActor(), HandTurnedWatcher())
 
 
 def with_threads(link: FakeLink) -> Means:
     """Means with all their threads."""
-    return Means(link, Actor("nbddp-session"), ExitWatcher())
+    return Means(link, Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())
 
 
 def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:

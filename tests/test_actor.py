@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbddp.controller.actor import Actor
+from nbddp.controller.actor import Actor, ClosedError
 
 
 @pytest.fixture
@@ -135,6 +135,59 @@ def test_a_flood_of_news_does_not_keep_an_alarm_from_ringing(actor: Actor) -> No
     actor.call(begin)
     assert over.wait(30)
     assert heard[-1], "the alarm was due all the time and did not ring"
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_nothing_that_was_told_can_end_the_thread(actor: Actor, kind: type[BaseException]) -> None:
+    def raise_it() -> None:
+        raise kind("no")
+
+    actor.tell(raise_it)
+    assert actor.call(max, 1, 2) == 2
+
+
+def test_what_is_asked_on_the_thread_itself_is_done_at_once(actor: Actor) -> None:
+    assert actor.call(lambda: actor.call(max, 1, 2)) == 2
+
+
+def test_what_comes_after_the_end_is_refused_and_nobody_waits_for_it() -> None:
+    actor = Actor("test-actor")
+    actor.close()
+    done: list[int] = []
+    assert not actor.tell(done.append, 1)
+    with pytest.raises(ClosedError, match="this actor was closed"):
+        actor.call(done.append, 2)
+    actor.close()
+    assert not done
+
+
+def test_whoever_asks_while_it_is_closed_is_answered_or_refused() -> None:
+    for _ in range(50):
+        actor = Actor("test-actor")
+        answers: list[object] = []
+
+        def ask(actor: Actor = actor, answers: list[object] = answers) -> None:
+            try:
+                answers.append(actor.call(max, 1, 2))
+            except ClosedError:
+                answers.append("refused")
+
+        askers = [threading.Thread(target=ask) for _ in range(4)]
+        for asker in askers:
+            asker.start()
+        actor.close()
+        for asker in askers:
+            asker.join(30)
+        assert len(answers) == 4
+        assert set(answers) <= {2, "refused"}
+
+
+def test_a_thread_that_is_stuck_is_not_waited_for_longer_than_one_has_patience() -> None:
+    actor, gate = Actor("test-actor"), threading.Event()
+    actor.tell(gate.wait)
+    actor.close(patience=0.01)
+    gate.set()
+    actor.close()
 
 
 def test_closing_does_what_was_asked_before_and_then_ends_the_thread() -> None:

@@ -5,16 +5,21 @@ Whatever fails meanwhile, the disk, the launcher, the link, a process: whoever w
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from pathlib import Path
 
 import pytest
 from fakes import FakeLauncher, FakeLink, HandTurnedActor, HandTurnedWatcher, hand_turned, ready
 
 from nbddp.controller.cell import CellHandle, CellRequest
+from nbddp.controller.events import InterruptAsked, RestartAsked
 from nbddp.controller.executor import Executor
+from nbddp.controller.notices import Said
 from nbddp.controller.spec import GroupSpec
 from nbddp.controller.states import GroupState
-from nbddp.wire.messages import CellEnded, Message, RunCell
+from nbddp.errors import RequestError
+from nbddp.wire.messages import Answer, CellEnded, Complete, Interrupt, Message, RunCell
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
@@ -49,9 +54,16 @@ class Stage:
 
     def turn(self) -> None:
         """Let everything happen that can."""
-        self.actor.turn_all()
-        while self.watcher.notice():
-            self.actor.turn_all()
+        while self.turn_once():
+            pass
+
+    def turn_once(self) -> bool:
+        """One thing that can happen; whether there was one."""
+        for actor in (self.actor, self.means.launching):
+            if actor.inbox:
+                actor.turn()
+                return True
+        return self.watcher.notice()
 
     def start(self, spec: GroupSpec = TWO) -> None:
         """Start a group and see it ready."""
@@ -89,3 +101,292 @@ def test_a_cell_goes_to_all_ranks_and_is_over_when_all_have_ended_it(stage: Stag
     stage.end(handle, 1)
     assert handle.result is not None
     assert handle.result.is_ok
+
+
+# ---- the disk fails
+
+
+def test_a_run_that_cannot_be_recorded_anywhere_is_no_start_and_the_next_one_works(
+    stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        fill_disk(patch)
+        started = stage.executor.ask_start(TWO, TWO.start_event())
+        stage.turn()
+        assert stage.state is GroupState.OFF
+    error = started.exception(0)
+    assert str(error) == (
+        f"the run cannot be recorded, neither in {folder} (No space left on device) nor in "
+        "a temporary folder (No space left on device); make room, or start in another folder"
+    )
+    assert not stage.launcher.handles
+    stage.start()
+    stage.end(stage.run(), 0, 1)
+
+
+def fill_disk(patch: pytest.MonkeyPatch) -> None:
+    """No folder can be made anywhere."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    patch.setattr("pathlib.Path.mkdir", refuse)
+    patch.setattr("tempfile.mkdtemp", refuse)
+
+
+@pytest.mark.parametrize("asks", ["stop", "restart"])
+def test_after_a_start_for_which_there_was_no_room_a_stop_and_a_restart_work(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    with monkeypatch.context() as patch:
+        fill_disk(patch)
+        stage.executor.ask_start(TWO, TWO.start_event())
+    if asks == "stop":
+        stopped = stage.executor.ask_stop()
+        stage.turn()
+        assert stopped.result(0) is None
+        assert stage.state is GroupState.OFF
+        return
+    event = RestartAsked(start=TWO.start_event())
+    started = stage.executor.ask_start(TWO, event)
+    stage.turn()
+    stage.say(0, ready(0))
+    stage.say(1, ready(1))
+    assert started.result(0) is None
+
+
+def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.start()
+    (stage.executor.chronicle.folder.path / "events.jsonl").unlink()
+    for path in stage.executor.chronicle.folder.path.iterdir():
+        path.unlink()
+    stage.executor.chronicle.folder.path.rmdir()
+    with monkeypatch.context() as patch:
+        fill_disk(patch)
+        started = stage.executor.ask_start(TWO, RestartAsked(start=TWO.start_event()))
+        stage.turn()
+        for handle in stage.launcher.living():
+            handle.end(0)
+        stage.turn()
+    assert str(started.exception(0)).startswith("the run cannot be recorded")
+    assert stage.state is GroupState.OFF
+    stage.start()
+
+
+# ---- processes cannot be started, or not yet
+
+
+def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(stage: Stage) -> None:
+    stage.launcher.faults.extend([None, OSError(errno.EAGAIN, "Resource temporarily unavailable")])
+    started = stage.executor.ask_start(TWO, TWO.start_event())
+    stage.turn()
+    assert str(started.exception(0)) == (
+        "rank 1 could not be started: Resource temporarily unavailable"
+    )
+    assert stage.state is GroupState.OFF
+    assert not stage.launcher.living()
+    stage.start()
+
+
+def test_a_process_whose_end_would_not_be_seen_is_no_rank(stage: Stage) -> None:
+    stage.watcher.faults.append(OSError(errno.EMFILE, "Too many open files"))
+    started = stage.executor.ask_start(TWO, TWO.start_event())
+    stage.turn()
+    assert str(started.exception(0)) == "rank 0 could not be started: Too many open files"
+    assert stage.state is GroupState.OFF
+    assert not stage.launcher.living()
+
+
+def test_while_the_helper_imports_a_stop_works_and_nothing_is_started_later(stage: Stage) -> None:
+    started = stage.executor.ask_start(TWO, TWO.start_event())
+    stopped = stage.executor.ask_stop()
+    stage.actor.turn_all()  # the launching thread still waits
+    assert stopped.result(0) is None
+    assert str(started.exception(0)) == "stopped while it started"
+    assert stage.state is GroupState.OFF
+    stage.turn()
+    assert not stage.launcher.handles
+
+
+def test_while_the_helper_imports_a_start_ends_in_time(stage: Stage) -> None:
+    started = stage.executor.ask_start(TWO, TWO.start_event())
+    stage.actor.ring()
+    stage.actor.turn_all()
+    assert str(started.exception(0)) == "ranks 0-1 did not get ready in 90 s"
+    assert stage.state is GroupState.OFF
+
+
+def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(stage: Stage) -> None:
+    stage.executor.ask_start(TWO, TWO.start_event())
+    stage.means.launching.turn()  # rank 0 was being started when the stop came
+    stopped = stage.executor.ask_stop()
+    stage.actor.turn_all()
+    assert stopped.done()
+    late = stage.launcher.handles[1, 0]
+    stage.start()
+    assert late.exitcode == -9
+    assert late.is_joined
+    assert list(stage.launcher.handles) == [(1, 0), (2, 0), (2, 1)]
+    asked = stage.executor.send(0, lambda number: Complete(request=number, code="", cursor=0))
+    stage.turn()
+    assert not asked.done()
+
+
+def test_what_a_rank_says_before_its_process_is_known_is_heard_then(stage: Stage) -> None:
+    started = stage.executor.ask_start(TWO, TWO.start_event())
+    stage.say(0, ready(0))
+    stage.say(1, ready(1))
+    assert not started.done()
+    assert stage.executor.process_ids() == {}
+    stage.turn()
+    assert started.result(0) is None
+    assert set(stage.executor.process_ids()) == {0, 1}
+
+
+# ---- ranks cannot be told
+
+
+def test_a_cell_that_cannot_be_sent_to_a_rank_has_failed_there_and_nobody_is_ended(
+    stage: Stage,
+) -> None:
+    stage.start()
+    stage.link.faults.extend([None, ConnectionError("the store is gone")])
+    handle = stage.run()
+    assert handle.result is None
+    stage.actor.ring(-1)  # the other rank is not waited for longer than after any failure
+    assert stage.link.sent[-1] == (0, Interrupt(cell=handle.number))
+    stage.end(handle, 0)
+    assert handle.result is not None
+    assert handle.result.verdict is not None
+    assert handle.result.verdict.summary() == (
+        "rank 1: RequestError: the cell could not be sent: ConnectionError: the store is gone"
+    )
+    assert stage.state is GroupState.IDLE
+    stage.end(stage.run(), 0, 1)
+
+
+def test_a_cell_that_can_be_sent_to_nobody_ends_at_once(stage: Stage) -> None:
+    stage.start()
+    stage.link.is_broken = True
+    handle = stage.run()
+    assert handle.result is not None
+    assert not handle.result.is_ok
+    stage.link.is_broken = False
+    again = stage.run()
+    stage.end(again, 0, 1)
+    assert again.result is not None
+    assert again.result.is_ok
+
+
+def test_a_rank_that_cannot_be_interrupted_is_killed_and_the_user_is_told(stage: Stage) -> None:
+    stage.start()
+    handle = stage.run()
+    stage.link.faults.extend([None, ConnectionError("the store is gone")])
+    stage.executor.step(InterruptAsked())
+    stage.end(handle, 0)
+    stage.turn()
+    assert handle.result is not None
+    assert handle.result.exits == {1: -9}
+    assert Said("rank 1 cannot be told anything: killed (ConnectionError: the store is gone)") in (
+        list(handle.notices())
+    )
+    assert stage.state is GroupState.BROKEN
+
+
+def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
+    stage.start()
+    stage.link.is_broken = True
+    stopped = stage.executor.ask_stop()
+    stage.turn()
+    assert stopped.result(0) is None
+    assert stage.state is GroupState.OFF
+
+
+def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
+    stage.start()
+    stage.launcher.handles[1, 1].kill_fails = PermissionError(errno.EPERM, "not permitted")
+    handle = stage.run()
+    killed = stage.executor.ask_kill(1)
+    stage.turn()
+    assert killed.result(0) is None
+    stage.end(handle, 0)
+    said = list(handle.notices())
+    assert said[0] == Said("rank 1 cannot be killed: given up (not permitted)")
+    assert stage.executor.life.alive == [0]
+    stage.launcher.handles[1, 1].end(3)
+    stage.turn()
+    assert stage.executor.life.ranks[1].exitcode is None
+    stage.executor.ask_stop()
+    stage.launcher.handles[1, 0].end(0)
+    stage.turn()
+    assert stage.state is GroupState.OFF
+
+
+def test_a_question_that_cannot_be_sent_is_refused_and_the_next_one_is_not(stage: Stage) -> None:
+    stage.start()
+    stage.link.faults.append(ConnectionError("the store is gone"))
+    with pytest.raises(RequestError) as caught:
+        stage.executor.send(1, lambda number: Complete(request=number, code="", cursor=0))
+    assert str(caught.value) == "rank 1 cannot be asked: ConnectionError: the store is gone"
+    answer = stage.executor.send(1, lambda number: Complete(request=number, code="", cursor=0))
+    question = stage.link.sent[-1][1]
+    assert isinstance(question, Complete)
+    stage.say(1, Answer(request=question.request))
+    assert answer.result(0).error == ""
+
+
+# ---- ranks cannot be heard, or their last words not be read
+
+
+def test_when_the_ranks_cannot_be_heard_any_more_they_are_ended_and_the_cell_is_over(
+    stage: Stage,
+) -> None:
+    stage.start()
+    handle = stage.run()
+    stage.executor.lose_link(ConnectionError("the store is gone"))
+    stage.turn()
+    assert handle.result is not None
+    assert handle.result.exits == {0: -9, 1: -9}
+    assert Said(
+        "the ranks cannot be heard any more: killed (ConnectionError: the store is gone)"
+    ) in list(handle.notices())
+    assert stage.state is GroupState.BROKEN
+
+
+def test_a_start_whose_ranks_cannot_be_heard_fails_and_says_why(stage: Stage) -> None:
+    started = stage.executor.ask_start(TWO, TWO.start_event())
+    stage.executor.lose_link(ConnectionError("the store is gone"))
+    stage.turn()
+    assert str(started.exception(0)) == (
+        "the ranks could not be started: ConnectionError: the store is gone"
+    )
+    assert stage.state is GroupState.OFF
+
+
+@pytest.mark.parametrize("what", ["sweep", "log", "join"])
+def test_an_end_is_seen_whatever_cannot_be_done_about_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    stage.start()
+    handle = stage.run()
+    match what:
+        case "sweep":
+            stage.launcher.sweep_fails = PermissionError("no")
+        case "log":
+            monkeypatch.setattr("nbddp.controller.ranks.Ranks.last_output", refuse_all)
+        case "join":
+            monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
+    asked = stage.executor.ask_kill(1)
+    stage.end(handle, 0)
+    with contextlib.suppress(OSError):  # the actor logs it and goes on
+        stage.turn()
+    assert asked.done()
+    assert handle.result is not None
+    assert handle.result.verdict is not None
+    assert stage.state is GroupState.BROKEN
+
+
+def refuse_all(*_arguments: object) -> None:
+    raise OSError("no")

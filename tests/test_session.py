@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+from processes import wait_until
 
 from nbddp.controller.cell import CellRequest
+from nbddp.controller.means import Means
+from nbddp.controller.notices import MAX_RICH
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.controller.states import GroupState
+from nbddp.errors import RequestError, StartError
+from nbddp.wire.messages import Display
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
@@ -74,3 +81,103 @@ def test_a_group_that_was_closed_can_be_started_again(
     assert not launcher.living()
     session.start(TWO)
     assert run(session)
+
+
+# ---- threads that wait, and threads that end
+
+
+def test_a_stop_works_while_the_helper_still_imports(
+    session: Session, launcher: FakeLauncher
+) -> None:
+    launcher.gate.clear()
+    started = session.begin_restart(TWO)
+    assert launcher.waits.wait(20)
+    session.stop()
+    assert session.life.state is GroupState.OFF
+    assert str(started.exception(0)) == "stopped while it started"
+    launcher.gate.set()
+    session.start(TWO)
+    assert run(session)
+    assert len(launcher.living()) == 2
+
+
+def test_an_interrupt_while_the_helper_still_imports_stops_the_start(
+    session: Session, launcher: FakeLauncher
+) -> None:
+    launcher.gate.clear()
+
+    def interrupt() -> None:
+        launcher.waits.wait(20)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        session.start(TWO)
+    assert session.life.state is GroupState.OFF
+
+
+def test_closing_frees_whoever_waits_for_the_helper(
+    session: Session, launcher: FakeLauncher
+) -> None:
+    launcher.gate.clear()
+    session.begin_restart(TWO)
+    assert launcher.waits.wait(20)
+    session.close()
+    assert not launcher.living()
+    assert not {each.name for each in threading.enumerate() if each.name.startswith("nbddp")}
+
+
+def test_a_session_can_be_closed_though_nobody_reads_what_a_cell_displayed(
+    session: Session, link: FakeLink
+) -> None:
+    session.start(TWO)
+    link.on_send = lambda *_sent: None
+    session.run(HELLO)
+    picture = Display(cell=1, data={"image/png": "x" * MAX_RICH}, metadata={})
+    link.say(0, picture)
+    link.say(0, picture)
+    session.close()
+    assert session.life.state is GroupState.OFF
+
+
+def test_when_the_link_is_lost_the_ranks_are_ended_and_a_restart_has_a_new_one(
+    launcher: FakeLauncher, link: FakeLink
+) -> None:
+    links = [link, FakeLink()]
+    make_willing(launcher, links[1])
+    session = Session(launcher, make_means=lambda: with_threads(links.pop(0)))
+    make_willing(launcher, link)
+    session.start(TWO)
+    make_willing(launcher, links[0])
+    link.fail(ConnectionError("the store is gone"))
+    assert wait_until(lambda: session.life.state is GroupState.BROKEN)
+    session.restart()
+    assert run(session)
+    session.close()
+
+
+def test_who_asks_a_session_that_is_being_closed_is_refused(session: Session) -> None:
+    session.start(TWO)
+    session._means().actor.close()
+    with pytest.raises(RequestError, match="there is no worker group"):
+        session.run(HELLO)
+    session._do.forget()
+
+
+def test_a_link_that_cannot_be_made_is_one_clear_error_and_the_next_start_works(
+    launcher: FakeLauncher, link: FakeLink
+) -> None:
+    faults = [OSError(24, "Too many open files")]
+
+    def make() -> Means:
+        if faults:
+            raise faults.pop()
+        return with_threads(link)
+
+    session = Session(launcher, make_means=make)
+    with pytest.raises(StartError) as caught:
+        session.start(TWO)
+    assert str(caught.value) == "the link to the ranks could not be started: Too many open files"
+    session.start(TWO)
+    assert run(session)
+    session.close()

@@ -20,6 +20,10 @@ T = TypeVar("T")
 Work = Callable[[], Any]
 
 
+class ClosedError(RuntimeError):
+    """What was asked of an actor is not done any more."""
+
+
 class Actor:
     """Owns a thread and all state that only this thread may touch.
 
@@ -36,14 +40,19 @@ class Actor:
         self._due: list[tuple[float, int, Work]] = []
         self._order = itertools.count()
         self._is_closed = False
+        self._closing = threading.RLock()  # of a signal's handler too, which may come in between
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Have the thread do something, wait for it, return its result or raise its error."""
+        """Have the thread do something, wait for it, return its result or raise its error.
+
+        Raises:
+            ClosedError: nothing is done any more.
+        """
+        if threading.current_thread() is self._thread:
+            return act(*args, **kwargs)  # it would wait for itself
         done: Future[T] = Future()
-        if self._is_closed:
-            raise RuntimeError("this actor was closed")
 
         def work() -> None:
             try:
@@ -51,16 +60,23 @@ class Actor:
             except BaseException as error:  # noqa: BLE001 - it is raised where it belongs
                 done.set_exception(error)
 
-        self._inbox.put((False, work))
+        if not self._put(work):
+            raise ClosedError("this actor was closed")
         return done.result()
 
-    def tell(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have the thread do something in its turn; do not wait."""
-        self._inbox.put((False, lambda: act(*args, **kwargs)))
+    def tell(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Have the thread do something in its turn; do not wait. Whether it will be done."""
+        return self._put(lambda: act(*args, **kwargs))
 
-    def tell_first(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
+    def tell_first(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Have the thread do something before all that waits for its turn; do not wait."""
-        self._inbox.put((True, lambda: act(*args, **kwargs)))
+        return self._put(lambda: act(*args, **kwargs), comes_first=True)
+
+    def _put(self, work: Work, *, comes_first: bool = False) -> bool:
+        with self._closing:  # what came after the end would wait for ever
+            if not self._is_closed:
+                self._inbox.put((comes_first, work))
+            return not self._is_closed
 
     def later(
         self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
@@ -69,17 +85,19 @@ class Actor:
         due = time.monotonic() + seconds
         heapq.heappush(self._due, (due, next(self._order), lambda: act(*args, **kwargs)))
 
-    def close(self) -> None:
-        """Do what was asked before, then end the thread."""
-        self._is_closed = True
-        self._inbox.put((False, None))
-        self._thread.join()
+    def close(self, *, patience: float | None = None) -> None:
+        """Do what was asked before, then end the thread; wait for that so long, or for ever."""
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                self._inbox.put((False, None))
+        self._thread.join(patience)
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
             try:
                 work()
-            except Exception:
+            except BaseException:  # a thread that ended here would leave others waiting
                 logger.exception("nbddp could not deal with an event")
 
     def _next(self) -> Work | None:

@@ -52,9 +52,9 @@ class Chronicle:
 
     def close(self) -> None:
         """The run is over."""
-        if self.folder is not None:
-            self.folder.close()
-        self.folder = None
+        folder, self.folder = self.folder, None  # first: a descriptor that is closed may be reused
+        if folder is not None:
+            folder.close()
 
     def record(self, kind: str, /, **facts: Any) -> None:
         """Something happened now."""

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbddp.controller import events as ev
-from nbddp.controller.cell import (
-    CellHandle,
-    CellRequest,
-    CellResult,
-    Deed,
-)
+from nbddp.controller.acts import complaint, for_all, not_begun, plain, unable
+from nbddp.controller.audience import Audience
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.controller.chronicle import Chronicle
 from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.lifecycle import advance
-from nbddp.controller.lookout import Lookout
+from nbddp.controller.lookout import LOOK_PERIOD, Lookout
+from nbddp.controller.means import NO_GROUP, Means
 from nbddp.controller.memory import MemoryWatch
-from nbddp.controller.notices import Displayed, Notice, Notices, Said
-from nbddp.controller.output import Logged
+from nbddp.controller.notices import Displayed
 from nbddp.controller.pushes import Pushed
-from nbddp.controller.ranks import Ranks
+from nbddp.controller.ranks import Ranks, Told
 from nbddp.controller.recovery import Comeback
 from nbddp.controller.states import GroupState, Life
 from nbddp.controller.waiting import Waiting
@@ -35,7 +31,6 @@ from nbddp.wire.messages import (
     Command,
     Display,
     Happened,
-    JsonDict,
     Metrics,
     Noticed,
     Output,
@@ -46,13 +41,8 @@ from nbddp.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from nbddp.controller.means import Means
     from nbddp.controller.spec import GroupSpec
     from nbddp.wire.mailbox import Letter
-
-NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
-LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
-MAX_BETWEEN = 64 << 10  # characters of output kept from between two cells
 
 
 class Executor:
@@ -76,7 +66,8 @@ class Executor:
         self.deeds: list[Deed] = []
         self.comeback: Comeback | None = None
         self._struck: set[str] = set()
-        self.chronicle = Chronicle(self._say)
+        self._audience = Audience(lambda: self.cell)
+        self.chronicle = Chronicle(self._audience.say)
         self.lookout = Lookout(
             lambda rank: self._ranks is not None and self._ranks.is_stopped(rank)
         )
@@ -87,7 +78,6 @@ class Executor:
         self._start_error: StartError | None = None
         self._waiting = Waiting()
         self._memory = MemoryWatch()
-        self._between = Notices(max_text=MAX_BETWEEN)
 
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""
@@ -102,9 +92,6 @@ class Executor:
         if self.means is None:
             raise RequestError(NO_GROUP)
         return self.means
-
-    def _unpack(self, parcel: JsonDict) -> Any:
-        return self._with.link.unpack(parcel)
 
     # ---- requests
 
@@ -166,7 +153,7 @@ class Executor:
         ranks = request.ranks or tuple(each.rank for each in self.life.ranks)
         before = self.cell
         self.cell = handle = CellHandle(
-            next(self._numbers), request, ranks, self._unpack, attempt=self.life.attempt
+            next(self._numbers), request, ranks, self._with.link.unpack, attempt=self.life.attempt
         )
         try:
             self._ask(ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group))
@@ -176,7 +163,7 @@ class Executor:
         self.chronicle.record("cell", number=handle.number, ranks=ranks, source=request.source)
         self.lookout.begin_cell(ranks, time.monotonic())
         self._with.actor.later(LOOK_PERIOD, self._look, handle)
-        self._between.move_to(handle.told)
+        self._audience.catch_up(handle)
         return handle
 
     def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
@@ -186,32 +173,34 @@ class Executor:
         if rank not in self.life.alive:
             raise RequestError(f"there is no rank {rank} that could answer")
         number = next(self._numbers)
-        answer = self._waiting.for_answer(number, rank)
-        self._with.link.send(rank, make(number))
-        return answer
+        try:
+            self._with.link.send(rank, make(number))
+        except Exception as error:  # whatever the link's own end says
+            raise RequestError(f"rank {rank} cannot be asked: {plain(error)}") from error
+        return self._waiting.for_answer(number, rank)
 
     def _look(self, handle: CellHandle) -> None:
         cell = self.life.cell
         if cell is None or cell.number != handle.number:
             return
+        self._with.actor.later(LOOK_PERIOD, self._look, handle)
         text = self.lookout.look(cell.number, cell.waiting, handle.ranks, time.monotonic())
         if text and self.life.state is GroupState.RUNNING:
-            self._say(text)
+            self._audience.say(text)
             self.chronicle.record("no progress", text=text)
-        self._with.actor.later(LOOK_PERIOD, self._look, handle)
 
     # ---- news
 
     def read(self, letter: Letter) -> None:  # noqa: C901 - a table, a line or two a case
         """News of a rank."""
-        if self._ranks is None or letter.attempt != self._ranks.attempt:
+        if self._ranks is None or not self._ranks.takes(letter):
             return
         rank, attempt = letter.sender, letter.attempt
         match letter.message:
             case Output() as output:
-                self._feed(self._ranks.accept(rank, output))
+                self._audience.feed(self._ranks.accept(rank, output))
             case Display() as display:
-                self._feed(Displayed(rank, display))
+                self._audience.feed(Displayed(rank, display))
             case Answer() as answer:
                 self._waiting.answered(answer)
             case Ready() as ready:
@@ -235,47 +224,64 @@ class Executor:
     def _note_comeback(self) -> None:
         """Say what a failure cost as soon as the first step after it is reported."""
         comeback, step = self.comeback, self.lookout.first_step
-        if comeback is None or step is None:
-            return
-        self.comeback = None
-        seconds = round(time.time() - comeback.setback.at, 3)
-        self.chronicle.record(
-            "resumed", step=step, lost=comeback.lost(step), seconds=seconds, **comeback.facts()
-        )
+        if comeback is not None and step is not None:
+            self.comeback = None
+            self.chronicle.record("resumed", **comeback.resumed(step, time.time()))
 
     def _read_report(self, rank: int, attempt: int, report: CellEnded) -> None:
-        if self.cell is not None and self.cell.number == report.cell:
-            self.cell.note_report(rank, report)
-            trouble = self.cell.trouble(rank)
-            if trouble is not None and not trouble.is_consequence:
-                self.chronicle.record("failure", rank=rank, what=trouble.headline())
-        self.step(ev.RankEnded.of(report, attempt=attempt, rank=rank))
+        try:
+            if self.cell is not None and self.cell.number == report.cell:
+                self.cell.note_report(rank, report)
+                trouble = self.cell.trouble(rank)
+                if trouble is not None and not trouble.is_consequence:
+                    self.chronicle.record("failure", rank=rank, what=trouble.headline())
+        finally:
+            self.step(ev.RankEnded.of(report, attempt=attempt, rank=rank))
 
-    def _note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
-        handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
-        exitcode = handle.exitcode
-        if exitcode != 0:
-            self._launcher.sweep(handle)
-            self.chronicle.record("exit", rank=rank, attempt=attempt, how=describe_exit(exitcode))
-        if self._ranks is not None and self._ranks.attempt == attempt:
-            self._feed(self._ranks.last_output(rank))
+    def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
+        """A rank could not be started."""
+        if attempt == self.life.attempt and rank in self.life.alive:
+            self._start_error = self._start_error or unable(f"rank {rank}", error)
+            self._note_gone(attempt, rank, None)
+
+    def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
+        """A rank's process has ended."""
+        try:
+            handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
+            if handle.exitcode != 0:
+                how = describe_exit(handle.exitcode)
+                self.chronicle.record("exit", rank=rank, attempt=attempt, how=how)
+                self._launcher.sweep(handle)
+        finally:
+            self._note_gone(attempt, rank, handle.exitcode)
+
+    def _note_gone(self, attempt: int, rank: int, exitcode: int | None) -> None:
+        """A rank has no process any more, or never had one: nobody shall wait for it."""
+        if attempt != self.life.attempt or rank not in self.life.alive:
+            return  # it was given up before
+        try:
+            self._read_last(rank, exitcode)
+        finally:
+            self.step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
+            self._waiting.gone(rank)
+
+    def _read_last(self, rank: int, exitcode: int | None) -> None:
+        words = hint = ""
+        try:
+            if self._ranks is not None and self._ranks.has_process(rank):
+                self._audience.feed(self._ranks.last_output(rank))
+                words, is_ours = self._ranks.last_words(rank), self._ranks.was_killed(rank)
+                hint = "" if is_ours else self._memory.hint_at(exitcode, self.lookout.memory())
+        finally:
             if self.cell is not None:
-                words, hint = self._ranks.last_words(rank), self._hint(rank, exitcode)
                 self.cell.note_exit(rank, exitcode, last_words=words, hint=hint)
-        self.step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
-        self._waiting.gone(rank)
 
-    def _hint(self, rank: int, exitcode: int | None) -> str:
-        """Why a rank may have ended: a SIGKILL that nobody here sent is often for memory."""
-        if exitcode != -signal.SIGKILL or self._ranks is None or self._ranks.was_killed(rank):
-            return ""
-        return self._memory.hint(self.lookout.memory())
-
-    def _feed(self, notice: Notice | Logged | None) -> None:
-        if notice is not None:
-            cell = self.cell
-            told = self._between if cell is None or cell.is_finished else cell.told
-            told.feed(notice)
+    def lose_link(self, error: Exception) -> None:
+        """Nothing that a rank says can be read any more: nobody can work with them."""
+        self._start_error = self._start_error or unable("the ranks", error)
+        self._audience.say(f"the ranks cannot be heard any more: killed ({plain(error)})")
+        for rank in self.life.alive:
+            self._give_up(rank)
 
     # ---- the lifecycle, and what it wants done
 
@@ -290,10 +296,36 @@ class Executor:
             if isinstance(action, ev.Refuse):
                 refusal = action.reason
             else:
-                self._act(action)
+                self._carry_out(action)
         return refusal
 
-    def _act(self, action: ev.Action) -> None:  # noqa: C901 - a table, a line or two a case
+    def _carry_out(self, action: ev.Action) -> None:
+        """Do it; if that fails, see to it that nobody waits for what will not happen."""
+        try:
+            failed = self._act(action)
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody may wait for it
+            failed = for_all(action, error)
+        for rank, why in failed.items():
+            self._make_up_for(action, rank, why)
+
+    def _make_up_for(self, action: ev.Action, rank: int, error: Exception) -> None:
+        """A rank was not told: its cell has failed then, or else it is killed, or given up."""
+        match action:
+            case ev.SendCell(cell=cell):
+                report = not_begun(cell, error)
+                self._with.actor.tell(self._read_report, rank, self.life.attempt, report)
+                return
+            case ev.Spawn():
+                self._start_error = self._start_error or unable("the ranks", error)
+            case _ if self._ranks is not None and self._ranks.has_process(rank):
+                self._audience.say(complaint(action, rank, error))
+        self._give_up(rank)
+
+    def _give_up(self, rank: int) -> None:
+        if self._ranks is None or not self._ranks.give_up(rank):
+            self._with.actor.tell(self._note_gone, self.life.attempt, rank, None)
+
+    def _act(self, action: ev.Action) -> Told:  # noqa: C901 - a table, a line or two a case
         match action:
             case ev.Spawn():
                 self._spawn(action)
@@ -301,7 +333,7 @@ class Executor:
                 rang = ev.Rang(alarm=alarm, attempt=attempt, cell=cell)
                 self._with.actor.later(seconds, self.step, rang)
             case ev.Remark(text=text):
-                self._feed(Said(text))
+                self._audience.say(text)
             case ev.Started():
                 self.chronicle.record("ready", attempt=self.life.attempt)
                 self._waiting.started()
@@ -312,60 +344,45 @@ class Executor:
             case ev.Stopped():
                 self._tell_stopped()
             case _ if self._ranks is not None:
-                self._ranks.perform(action, cell=self.cell)
+                return self._ranks.perform(action, cell=self.cell)
+        return {}
 
     def _spawn(self, action: ev.Spawn) -> None:
         if self.spec is None:
             raise RuntimeError("a group was to be started and nobody said how")
-        link, actor, folder = self._with.link, self._with.actor, self.chronicle.open(self.spec)
         self._start_error = None
         self.ready = {}
         self.deeds = []
         self.lookout.forget()
+        self._ranks = Ranks(action.attempt, self._with, self._launcher, self)
+        link, folder = self._with.link, self.chronicle.open(self.spec)
         self.chronicle.record("start", attempt=action.attempt, world_size=action.world_size)
-        self._ranks = Ranks(action.attempt, link, self._launcher)
-        failed = self._ranks.launch(
-            self.spec.starts(
-                link,
-                attempt=action.attempt,
-                folder=folder,
-                colors=self._colors,
-                struck=self._struck,
-            ),
-            self._with.watcher,
-            lambda *exit_: actor.tell(self._note_exit, *exit_),
+        starts = self.spec.starts(
+            link, attempt=action.attempt, folder=folder, colors=self._colors, struck=self._struck
         )
-        for rank, error in failed.items():
-            reason = f"rank {rank} could not be started: {error}"
-            self._start_error = self._start_error or StartError(reason)
-            actor.tell(self.step, ev.Exited(attempt=action.attempt, rank=rank, exitcode=None))
-
-    def _say(self, text: str) -> None:
-        if text:
-            self._feed(Said(text))
+        self._ranks.launch(starts)
 
     def note_push(self, pushed: Pushed) -> None:
         """Values were sent to ranks."""
         self.deeds.append(pushed)
-        self._say(pushed.remark)
+        self._audience.say(pushed.remark)
 
     # ---- telling those who wait
 
     def _start_failure(self, reason: str, details: str) -> StartError:
-        self.chronicle.record("start failed", reason=reason)
-        if self._start_error is not None:
-            return self._start_error
         gone = [each.rank for each in self.life.ranks if not each.is_alive]
-        return StartError(reason, details=details or self.chronicle.last_words(gone))
+        found = StartError(reason, details=details or self.chronicle.last_words(gone))
+        error = self._start_error or found
+        self.chronicle.record("start failed", reason=str(error))
+        return error
 
     def _finish(self) -> None:
         if self.cell is not None:
             self.lookout.end_cell()
             result = self.cell.finish(self._note_result)
-            left = () if result.is_ok else result.reports.values()
-            for report in left:  # where it went well: nobody asks for a part of the values
+            for report in () if result.is_ok else result.reports.values():
                 if report.parcel:
-                    self._with.link.discard(report.parcel)
+                    self._with.link.discard(report.parcel)  # nobody asks for a part of the values
 
     def _note_result(self, result: CellResult) -> None:
         outcome = result.verdict.summary() if result.verdict else "ok"

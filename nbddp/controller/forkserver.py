@@ -177,6 +177,19 @@ class RankProcess(process.BaseProcess):
 class _RankPopen(popen_forkserver.Popen):
     """As its base, but asks our helper and sends no word of the kernel's ``__main__``."""
 
+    def __init__(self, process_obj: RankProcess) -> None:
+        self._polling = threading.Lock()
+        super().__init__(process_obj)
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """How it ended, None while it runs.
+
+        The helper tells that once, to one reader; whoever starts another process asks as well.
+        """
+        with self._polling:
+            exitcode: int | None = super().poll(flag)
+        return exitcode
+
     def _launch(self, process_obj: RankProcess) -> None:
         if process_obj.server is None:
             raise RuntimeError("a rank cannot be started from within a rank")

@@ -9,6 +9,7 @@ from nbddp.controller.metrics import Metrics as Curves
 from nbddp.controller.watchdog import Sign, Watchdog
 from nbddp.wire.messages import Metrics, Progress, Pulse
 
+LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
 Sighting = Pulse | Metrics | Progress
 
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from nbddp.wire.mailbox import Letter
     from nbddp.wire.messages import Command, JsonDict
 
+NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+
 
 class Link(Protocol):
     """How ranks are told something, and how what they say is collected."""
@@ -55,10 +57,18 @@ class Link(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What there is while there are, or may be, processes."""
+    """What there is while there are, or may be, processes.
+
+    Attributes:
+        link: to and from the ranks.
+        actor: the session's thread, which does everything else.
+        launching: starts processes, and may have to wait for a helper that still imports.
+        watcher: tells when a process has ended.
+    """
 
     link: Link
     actor: Actor
+    launching: Actor
     watcher: ExitWatcher
 
 
@@ -66,4 +76,4 @@ def open_means() -> Means:
     """A store on this machine, and the threads."""
     from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
 
-    return Means(StoreLink(), Actor("nbddp-session"), ExitWatcher())
+    return Means(StoreLink(), Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())

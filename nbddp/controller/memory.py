@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +32,10 @@ class MemoryWatch:
         self._counters = counters
         self._limits = limits
         self._before = self._count()
+
+    def hint_at(self, exitcode: int | None, used: int) -> str:
+        """Why a rank may have ended: a SIGKILL that nobody here sent is often for memory."""
+        return self.hint(used) if exitcode == -signal.SIGKILL else ""
 
     def hint(self, used: int) -> str:
         """What to say of a rank that got a SIGKILL from nobody here; empty if memory fits not.

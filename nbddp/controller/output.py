@@ -83,12 +83,12 @@ class LogReader:
 
     def begin_cell(self) -> None:
         """What comes from here on belongs to a new cell."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             self._cell_began = self._path.stat().st_size
 
     def last_words(self) -> str:
         """The last lines of the cell; from a fatal error on, if Python told of one."""
-        with suppress(FileNotFoundError), self._path.open("rb") as file:
+        with suppress(OSError), self._path.open("rb") as file:
             file.seek(max(self._cell_began, self._path.stat().st_size - LAST_BYTES))
             return _last_words(file.read().decode(errors="replace"))
         return ""

@@ -1,10 +1,14 @@
-"""The processes of one attempt: started, told, ended, and their logs read to the last byte."""
+"""The processes of one attempt: started, told, ended, and their logs read to the last byte.
+
+A rank that cannot be told what to do is ended, and one that has no process, or cannot be ended, is
+given up: so whoever waits for a rank waits for something that will happen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
@@ -13,88 +17,142 @@ from nbddp.controller.cell import CellHandle
 from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.notices import Wrote
 from nbddp.controller.output import Logged, LogReader
-from nbddp.controller.watcher import ExitWatcher
 from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
 from nbddp.worker.start import RankStart
 
 if TYPE_CHECKING:
-    from nbddp.controller.means import Link
+    from nbddp.controller.means import Means
+    from nbddp.wire.mailbox import Letter
 
-OnExit = Callable[[int, int, RankHandle], None]
+Told = dict[int, Exception]  # the ranks that could not be told, and why
+
+
+class Owner(Protocol):
+    """Who learns what becomes of ranks, on the session's thread."""
+
+    def read(self, letter: Letter) -> None:
+        """A letter came before word of the process that sent it."""
+
+    def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
+        """A rank could not be started."""
+
+    def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
+        """A rank's process has ended."""
 
 
 class Ranks:
-    """All ranks of one attempt, each with its process, its queues and its log."""
+    """All ranks of one attempt, each with its process, its queues and its log.
 
-    def __init__(self, attempt: int, link: Link, launcher: Launcher) -> None:
+    Args:
+        attempt: which one.
+        means: what they are reached by.
+        launcher: starts the processes.
+        owner: told of them.
+    """
+
+    def __init__(self, attempt: int, means: Means, launcher: Launcher, owner: Owner) -> None:
         self.attempt = attempt
-        self._link = link
+        self._means = means
         self._launcher = launcher
+        self._owner = owner
         self._handles: dict[int, RankHandle] = {}
         self._logs: dict[int, LogReader] = {}
+        self._early: dict[int, list[Letter]] = {}
         self._killed: set[int] = set()
+        self._given_up: set[int] = set()
 
-    def launch(
-        self, starts: Sequence[RankStart], watcher: ExitWatcher, on_exit: OnExit
-    ) -> dict[int, OSError | EOFError]:
-        """Start a process for each; ``on_exit(attempt, rank, handle)`` tells how it ended.
+    # ---- how they begin
 
-        Returns:
-            The ranks that could not be started, and why.
-        """
-        self._link.open_attempt(self.attempt, len(starts))
-        failed: dict[int, OSError | EOFError] = {}
+    def launch(self, starts: Sequence[RankStart]) -> None:
+        """Start a process for each, on the launching thread: a helper may keep it waiting."""
+        self._means.link.open_attempt(self.attempt, len(starts))
         for start in starts:
             rank = start.topology.rank
-            try:
-                self._logs[rank] = LogReader(Path(start.log_path), rank)
-                self._handles[rank] = self._launcher.launch(start)
-            except (OSError, EOFError) as error:
-                failed[rank] = error
-            else:
-                self._watch(rank, watcher, on_exit)
-        return failed
+            self._logs[rank] = LogReader(Path(start.log_path), rank)
+        for start in starts:
+            self._means.launching.tell(self._launch, start)
 
-    def _watch(self, rank: int, watcher: ExitWatcher, on_exit: OnExit) -> None:
-        watcher.watch(self._handles[rank], lambda it: on_exit(self.attempt, rank, it))
+    def _launch(self, start: RankStart) -> None:
+        rank, tell = start.topology.rank, self._means.actor.tell
+        if rank in self._given_up:
+            return
+        try:
+            handle = self._launcher.launch(start)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this rank is waited for
+            tell(self._owner.note_unlaunched, self.attempt, rank, error)
+            return
+        if not tell(self._adopt, rank, handle):  # all was closed meanwhile
+            handle.kill()
+            handle.join()
 
-    def perform(  # noqa: C901 - a table, a line or two a case
-        self, action: ev.Action, *, cell: CellHandle | None
-    ) -> None:
-        """Do to the ranks what the lifecycle wants done."""
+    def _adopt(self, rank: int, handle: RankHandle) -> None:
+        self._handles[rank] = handle
+        try:
+            self._means.watcher.watch(handle, lambda it: self._tell_exit(rank, it))
+        except OSError as error:
+            handle.kill()
+            self._owner.note_unlaunched(self.attempt, rank, error)
+            return
+        if rank in self._given_up:  # it comes late
+            handle.kill()
+        for letter in self._early.pop(rank, ()):
+            self._owner.read(letter)
+
+    def _tell_exit(self, rank: int, handle: RankHandle) -> None:
+        self._means.actor.tell(self._owner.note_exit, self.attempt, rank, handle)
+
+    def takes(self, letter: Letter) -> bool:
+        """Whether a letter is to be read now; one that is earlier than its sender is kept."""
+        if letter.attempt == self.attempt and letter.sender not in self._handles:
+            self._early.setdefault(letter.sender, []).append(letter)
+            return False
+        return letter.attempt == self.attempt
+
+    # ---- what they are told
+
+    def perform(self, action: ev.Action, *, cell: CellHandle | None) -> Told:
+        """Do to the ranks what the lifecycle wants done; whom that was not possible for."""
         match action:
             case ev.SendRegroup(ranks=ranks, generation=generation, form=form):
-                self._send(ranks, Regroup(generation=generation, form=form))
+                return self._send(ranks, Regroup(generation=generation, form=form))
             case ev.SendCell(ranks=ranks) if cell is not None:
                 for rank in ranks:
                     self._logs[rank].begin_cell()
-                self._send(ranks, cell.command())
+                return self._send(ranks, cell.command())
             case ev.SendInterrupt(cell=number, ranks=ranks):
-                self._send(ranks, Interrupt(cell=number))
+                return self._send(ranks, Interrupt(cell=number))
             case ev.SendLeave(ranks=ranks):
-                self._send(ranks, Leave())
+                return self._send(ranks, Leave())
             case ev.Terminate(ranks=ranks):
-                for handle in self._started(ranks):
-                    handle.terminate()
+                return _try_each(ranks, lambda rank: self._handles[rank].terminate())
             case ev.Kill(ranks=ranks):
                 self._killed.update(ranks)
-                for handle in self._started(ranks):
-                    handle.kill()
+                return _try_each(ranks, lambda rank: self._handles[rank].kill())
             case _:
                 raise RuntimeError(f"nothing that ranks could do: {action}")
 
-    def _started(self, ranks: Sequence[int]) -> list[RankHandle]:
-        return [self._handles[rank] for rank in ranks if rank in self._handles]
+    def _send(self, ranks: Sequence[int], command: Command) -> Told:
+        return _try_each(ranks, lambda rank: self._means.link.send(rank, command))
 
-    def _send(self, ranks: Sequence[int], command: Command) -> None:
-        for rank in ranks:
-            self._link.send(rank, command)
+    def give_up(self, rank: int) -> bool:
+        """End a rank that cannot be told anything; whether its process will be seen to end."""
+        self._killed.add(rank)
+        failed = _try_each([rank], lambda rank: self._handles[rank].kill())
+        if failed:
+            self._given_up.add(rank)
+        return not failed
+
+    # ---- what is known of them
+
+    def has_process(self, rank: int) -> bool:
+        """Whether it was launched."""
+        return rank in self._handles
 
     def is_stopped(self, rank: int) -> bool:
         """Whether somebody sent it SIGSTOP."""
         try:
             return bool(psutil.Process(self._handles[rank].pid).status() == psutil.STATUS_STOPPED)
-        except psutil.NoSuchProcess:
+        except psutil.Error:
             return False
 
     def pids(self, ranks: Sequence[int]) -> dict[int, int]:
@@ -119,3 +177,14 @@ class Ranks:
     def last_output(self, rank: int) -> Logged | None:
         """What a rank that is gone wrote and could not mail any more."""
         return self._logs[rank].rest()
+
+
+def _try_each(ranks: Sequence[int], act: Callable[[int], None]) -> Told:
+    """Do it for each rank, whatever becomes of the others."""
+    failed: Told = {}
+    for rank in ranks:
+        try:
+            act(rank)
+        except Exception as error:  # noqa: BLE001 - the executor makes up for it
+            failed[rank] = error
+    return failed

@@ -40,6 +40,11 @@ class Comeback:
     replayed: float
     cells: int
 
+    def resumed(self, step: float, at: float) -> dict[str, float | int | None]:
+        """For the record of its first step, reported at a time of ``time.time()``."""
+        seconds = round(at - self.setback.at, 3)
+        return {"step": step, "lost": self.lost(step), "seconds": seconds, **self.facts()}
+
     def facts(self) -> dict[str, float | int]:
         """For the record, in seconds and cells."""
         return {

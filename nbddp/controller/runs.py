@@ -13,19 +13,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from nbddp.errors import StartError
+
 
 class RunFolder:
     """Where a worker group's logs and events are; lives from its start to its stop.
 
     ``run.json`` says what was started, ``events.jsonl`` what happened, ``rank{r}.log`` holds
     what each rank wrote, all attempts one after the other.
+
+    Raises:
+        StartError: there is no room for it anywhere.
     """
 
     def __init__(self, base: Path, name: str = "") -> None:
         self.remark = ""
-        self.path = self._make(base, _safe(name))
         self._has_complained = False
-        self._events = _open_private(self.path / "events.jsonl", os.O_APPEND)
+        self.path, self._events = self._make(base, _safe(name))
 
     def log(self, rank: int) -> Path:
         """The file of a rank's output."""
@@ -65,20 +69,36 @@ class RunFolder:
 
     def close(self) -> None:
         """Nothing more will happen."""
-        os.close(self._events)
+        with suppress(OSError):  # what a full disk could not take was told when it was written
+            os.close(self._events)
 
     def last_words(self, rank: int) -> str:
-        """The end of a rank's log."""
-        path = self.log(rank)
-        return path.read_text(errors="replace")[-2000:] if path.exists() else ""
-
-    def _make(self, base: Path, name: str) -> Path:
+        """The end of a rank's log, as far as it can be read."""
         try:
-            return _make_private(base / ".nbddp" / "runs", name)
+            return self.log(rank).read_text(errors="replace")[-2000:]
+        except OSError:
+            return ""
+
+    def _make(self, base: Path, name: str) -> tuple[Path, int]:
+        try:
+            return _begin(base / ".nbddp" / "runs", name)
         except OSError as error:
-            path = _make_private(Path(tempfile.mkdtemp(prefix="nbddp-")), name)
-            self.remark = f"{base} cannot be written ({error.strerror}); the logs are in {path}"
-            return path
+            refused = error.strerror
+        try:
+            path, events = _begin(Path(tempfile.mkdtemp(prefix="nbddp-")), name)
+        except OSError as error:
+            raise StartError(
+                f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
+                f"folder ({error.strerror}); make room, or start in another folder"
+            ) from None
+        self.remark = f"{base} cannot be written ({refused}); the logs are in {path}"
+        return path, events
+
+
+def _begin(runs: Path, name: str) -> tuple[Path, int]:
+    """A new folder, and the descriptor of its ``events.jsonl``."""
+    path = _make_private(runs, name)
+    return path, _open_private(path / "events.jsonl", os.O_APPEND)
 
 
 def _open_private(path: Path, flag: int) -> int:

@@ -1,23 +1,28 @@
 """One worker group for whoever asks, from any thread; the executor does it on a thread of its own.
 
 Three more threads only bring news: two collect letters from the store, what cells say and what
-does not wait for that; one waits for processes to end. What the user asks comes in on the caller's
-thread and is done on the session's.
+does not wait for that; one waits for processes to end. Another one starts processes. What the user
+asks comes in on the caller's thread and is done on the session's.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 from nbddp.controller import events as ev
+from nbddp.controller.actor import ClosedError
+from nbddp.controller.acts import unable
 from nbddp.controller.cell import CellHandle, CellRequest, Deed
 from nbddp.controller.chronicle import Chronicle
-from nbddp.controller.executor import NO_GROUP, Executor
+from nbddp.controller.executor import Executor
 from nbddp.controller.launcher import Launcher, LocalLauncher
 from nbddp.controller.lookout import Lookout
-from nbddp.controller.means import Link, Means, open_means
+from nbddp.controller.means import NO_GROUP, Link, Means, open_means
 from nbddp.controller.pushes import Pushed, Pushes
 from nbddp.controller.recovery import Comeback
 from nbddp.controller.snapshot import Snapshot, take
@@ -25,6 +30,12 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.controller.states import Life
 from nbddp.errors import RequestError
 from nbddp.wire.messages import Answer, Command, Display
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+PATIENCE = 5.0  # seconds that a thread gets to end when all is closed
 
 
 class Session:
@@ -85,11 +96,11 @@ class Session:
 
     def note_push(self, pushed: Pushed) -> None:
         """Remember values that were sent, for a replay."""
-        self._means().actor.call(self._do.note_push, pushed)
+        self._call(self._do.note_push, pushed)
 
     def expect(self, comeback: Comeback) -> None:
         """The next step that is reported is the first one after a failure."""
-        self._means().actor.call(self._note_expected, comeback)
+        self._call(self._note_expected, comeback)
 
     def _note_expected(self, comeback: Comeback) -> None:
         self._do.comeback = comeback
@@ -122,14 +133,16 @@ class Session:
             RequestError: there is one already, or the spec cannot be met.
             StartError: a rank could not start.
         """
-        self._await_start(self._begin(spec, spec.start_event()))
+        with self._stopping_if_interrupted():
+            self._begin(spec, spec.start_event()).result()
 
     def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
         """End the group, whatever it does, and start it anew as the next attempt.
 
         In a recovery, faults that have struck do not strike again.
         """
-        self._await_start(self.begin_restart(spec, is_recovery=is_recovery))
+        with self._stopping_if_interrupted():
+            self.begin_restart(spec, is_recovery=is_recovery).result()
 
     def begin_restart(
         self, spec: GroupSpec | None = None, *, is_recovery: bool = False
@@ -146,21 +159,32 @@ class Session:
     ) -> Future[None]:
         spec.check_gpus()
         self._open()
-        ask = self._do.ask_start
-        return self._means().actor.call(ask, spec, event, is_recovery=is_recovery)
+        return self._call(self._do.ask_start, spec, event, is_recovery=is_recovery)
 
-    def _await_start(self, started: Future[None]) -> None:
+    @contextmanager
+    def _stopping_if_interrupted(self) -> Iterator[None]:
         try:
-            started.result()
+            yield
         except KeyboardInterrupt:
             self.stop()
             raise
 
+    def _call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Have the session's thread do something.
+
+        Raises:
+            RequestError: there is no group, or it is closed meanwhile.
+        """
+        try:
+            return self._means().actor.call(act, *args, **kwargs)
+        except ClosedError:
+            raise RequestError(NO_GROUP) from None
+
     def settle(self) -> None:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
-        means = self._do.means
-        if means is not None and (begun := means.actor.call(self._do.begun)):
-            self._await_start(begun)
+        if self._do.means is not None and (begun := self._call(self._do.begun)):
+            with self._stopping_if_interrupted():
+                begun.result()
 
     def run(self, request: CellRequest) -> CellHandle:
         """Hand a cell to the ranks and return at once.
@@ -168,12 +192,13 @@ class Session:
         Raises:
             RequestError: the group cannot run it now; nothing was started, nothing lost.
         """
-        return self._means().actor.call(self._do.run, request)
+        return self._call(self._do.run, request)
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
-        if self._do.means is not None:
-            self._do.means.actor.tell_first(self._do.step, ev.InterruptAsked())
+        means = self._do.means
+        if means is not None:
+            means.actor.tell_first(self._do.step, ev.InterruptAsked())
 
     def kill(self, rank: int) -> None:
         """Kill one rank and wait until it is gone."""
@@ -181,7 +206,7 @@ class Session:
 
     def begin_kill(self, rank: int) -> Future[None]:
         """Kill one rank and do not wait until it is gone."""
-        return self._means().actor.call(self._do.ask_kill, rank)
+        return self._call(self._do.ask_kill, rank)
 
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""
@@ -190,11 +215,11 @@ class Session:
 
     def begin_stop(self) -> Future[None]:
         """End all ranks and do not wait until they are gone."""
-        return self._means().actor.call(self._do.ask_stop)
+        return self._call(self._do.ask_stop)
 
     def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
         """Send ``make(number)`` to an idle rank; the future will hold what it answers."""
-        return self._means().actor.call(self._do.send, rank, make)
+        return self._call(self._do.send, rank, make)
 
     def close(self) -> None:
         """Stop the group and end all threads and helpers; a later start opens it again."""
@@ -202,28 +227,58 @@ class Session:
             means = self._do.means
             if means is not None:
                 self.stop()
-                means.link.close()
-                for collector in self._collectors:
-                    collector.join()
-                means.watcher.close()
-                means.actor.close()
-                self._do.forget()
             self._pushes.close()
-            self.launcher.close()
+            self.launcher.close()  # frees whoever waits for a helper that still imports
+            if means is not None:
+                self._close(means)
+
+    def _close(self, means: Means) -> None:
+        """End the threads, those first who bring something to the others."""
+        means.launching.close(patience=PATIENCE)
+        try:
+            means.link.close()
+        except Exception:
+            logger.exception("nbddp could not close its end of the store")
+        for collector in self._collectors:
+            collector.join(PATIENCE)
+        means.actor.call(lambda: None)  # what was launched late is watched by now
+        means.watcher.close()
+        means.actor.close()
+        self._do.forget()
 
     def _open(self) -> None:
+        """See to it that there is a link, and threads that can do something."""
         with self._opening:
+            means = self._do.means
+            if means is not None and not all(each.is_alive() for each in self._collectors):
+                self.stop()  # the link was lost, and the ranks with it
+                self._close(means)
             if self._do.means is None:
-                self._do.means = means = self._make_means()
+                means = self._make()
                 self._collectors = [
-                    threading.Thread(target=collect, args=(means,), name=name, daemon=True)
+                    threading.Thread(target=self._read_on, args=(means, collect), name=name)
                     for name, collect in (
                         ("nbddp-mail", self._collect),
                         ("nbddp-news", self._collect_urgent),
                     )
                 ]
                 for collector in self._collectors:
+                    collector.daemon = True
                     collector.start()
+                self._do.means = means
+
+    def _make(self) -> Means:
+        try:
+            return self._make_means()
+        except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread
+            raise unable("the link to the ranks", error) from error
+
+    def _read_on(self, means: Means, collect: Callable[[Means], None]) -> None:
+        try:
+            collect(means)
+        except Exception as error:
+            logger.exception("nbddp cannot read what the ranks say")
+            means.actor.tell_first(self._do.lose_link, error)
 
     def _collect(self, means: Means) -> None:
         while (letter := means.link.collect()) is not None:

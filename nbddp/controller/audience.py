@@ -1,0 +1,35 @@
+"""Who hears what is said: the cell that runs or, between two cells, the one that comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nbddp.controller.cell import CellHandle
+from nbddp.controller.notices import Notice, Notices, Said
+from nbddp.controller.output import Logged
+
+MAX_KEPT = 64 << 10  # characters of output kept from between two cells
+
+
+class Audience:
+    """Whoever reads what the last cell says, as long as it runs."""
+
+    def __init__(self, last_cell: Callable[[], CellHandle | None]) -> None:
+        self._last_cell = last_cell
+        self._kept = Notices(max_text=MAX_KEPT)
+
+    def feed(self, notice: Notice | Logged | None) -> None:
+        """Hand on a notice, if there is one, or keep it."""
+        if notice is not None:
+            cell = self._last_cell()
+            told = self._kept if cell is None or cell.is_finished else cell.told
+            told.feed(notice)
+
+    def say(self, text: str) -> None:
+        """Hand on a word of our own."""
+        if text:
+            self.feed(Said(text))
+
+    def catch_up(self, cell: CellHandle) -> None:
+        """A cell has begun: it hears what was kept."""
+        self._kept.move_to(cell.told)

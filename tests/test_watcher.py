@@ -1,0 +1,94 @@
+"""The end of every process is seen once, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from fakes import FakeHandle
+
+from nbddp.controller import watcher as watcher_module
+from nbddp.controller.launcher import RankHandle
+from nbddp.controller.watcher import ExitWatcher
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Ends:
+    """Keeps whose end was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[RankHandle] = []
+        self._came = threading.Condition()
+
+    def note(self, handle: RankHandle) -> None:
+        handle.join()
+        with self._came:
+            self.seen.append(handle)
+            self._came.notify_all()
+
+    def wait_for(self, count: int) -> bool:
+        with self._came:
+            return self._came.wait_for(lambda: len(self.seen) >= count, 20)
+
+
+@pytest.fixture
+def watcher() -> Iterator[ExitWatcher]:
+    watcher = ExitWatcher()
+    yield watcher
+    watcher.close()
+
+
+def test_the_end_of_each_process_is_told_once(watcher: ExitWatcher) -> None:
+    ends, handles = Ends(), [FakeHandle() for _ in range(3)]
+    for handle in handles:
+        watcher.watch(handle, ends.note)
+    for count, handle in enumerate(reversed(handles), start=1):
+        handle.end(0)
+        assert ends.wait_for(count)
+    assert ends.seen == handles[::-1]
+
+
+def test_a_process_that_has_ended_already_is_told_of_too(watcher: ExitWatcher) -> None:
+    ends, handle = Ends(), FakeHandle()
+    handle.end(1)
+    watcher.watch(handle, ends.note)
+    assert ends.wait_for(1)
+
+
+def test_whoever_fails_to_hear_of_one_end_keeps_nobody_from_hearing_of_the_next(
+    watcher: ExitWatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends, deaf, other = Ends(), FakeHandle(), FakeHandle()
+
+    def fail(handle: RankHandle) -> None:
+        handle.join()
+        raise LookupError("no")
+
+    watcher.watch(deaf, fail)
+    watcher.watch(other, ends.note)
+    deaf.end(1)
+    other.end(0)
+    assert ends.wait_for(1)
+    assert f"could not tell of the end of process {deaf.pid}" in caplog.text
+
+
+def test_closing_waits_for_those_that_were_killed_last() -> None:
+    watcher, ends, handle = ExitWatcher(), Ends(), FakeHandle()
+    watcher.watch(handle, ends.note)
+    timer = threading.Timer(0.05, handle.end, (-9,))
+    timer.start()
+    watcher.close()
+    assert ends.seen == [handle]
+    timer.join()
+
+
+def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher_module, "PATIENCE", 0.01)
+    watcher, ends, handle = ExitWatcher(), Ends(), FakeHandle()
+    watcher.watch(handle, ends.note)
+    watcher.close()
+    assert not ends.seen
+    handle.end(0)
+    handle.join()
