@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 import pytest
 
-from nbddp.worker.failure import describe, needs_pythons_format, plain, pythons_format, text_of
+from nbddp.worker.failure import (
+    describe,
+    hide_end,
+    needs_pythons_format,
+    plain,
+    pythons_format,
+    text_of,
+)
 
 
 class OddError(Exception):
@@ -70,3 +78,27 @@ def test_a_traceback_begins_in_the_cell() -> None:
     text = pythons_format(caught.value, is_cell_file=lambda name: name == "<machinery>")
     assert text.count("File ") == 2
     assert "<machinery>" in text.splitlines()[1]
+
+
+def test_a_traceback_of_very_many_calls_is_pythons() -> None:
+    def call(depth: int) -> None:
+        if depth:
+            call(depth - 1)
+        raise ValueError("deep")
+
+    with pytest.raises(ValueError, match="deep") as caught:
+        call(300)
+    assert needs_pythons_format(caught.value)
+    assert "more times]" in pythons_format(caught.value, is_cell_file=is_this_file)
+
+
+def test_what_hides_at_the_end_of_a_traceback_is_cut() -> None:
+    def hides() -> None:
+        __tracebackhide__ = True
+        raise ValueError("said of the user's line")
+
+    with pytest.raises(ValueError, match="said") as caught:
+        hides()
+    hide_end(caught.value)
+    assert "in hides" not in "".join(traceback.format_exception(caught.value))
+    assert "hides()" in "".join(traceback.format_exception(caught.value))

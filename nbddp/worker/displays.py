@@ -87,7 +87,10 @@ def bundle_of(data: JsonDict, metadata: JsonDict | None) -> tuple[JsonDict, Json
 
 
 def json_ready(value: Any) -> Any:
-    """Make a MIME bundle fit for JSON: bytes become base64, as in Jupyter's own messages."""
+    """Make a MIME bundle fit for JSON: bytes become base64, as in Jupyter's own messages.
+
+    Numbers and arrays of NumPy or torch become plain ones, as charts need them.
+    """
     if isinstance(value, dict):
         return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -96,4 +99,4 @@ def json_ready(value: Any) -> Any:
         return b64encode(value).decode("ascii")
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    return str(value)
+    return json_ready(value.tolist()) if hasattr(value, "tolist") else str(value)

@@ -48,11 +48,12 @@ from nbddp.worker.collectives import ProcessGroup
 from nbddp.worker.connections import Connections
 from nbddp.worker.failure import describe, not_begun, plain, text_of
 from nbddp.worker.interrupt import Interrupter
+from nbddp.worker.keyboard import refuse_typing
 from nbddp.worker.meters import Meters
 from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
-from nbddp.worker.shell import RankShell, make_shell, refuse_input
+from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
@@ -214,7 +215,7 @@ class Rank:
         if colors:
             shell.wear(colors)
         shell.display_pub.mail = self._outbox.post
-        refuse_input()
+        refuse_typing()
         self._names = {
             "rank": self._place.rank,
             "local_rank": self._place.local_rank,

@@ -12,6 +12,8 @@ from nbddp.worker import interrupt
 from nbddp.worker.collectives import Collective, newest_collective
 from nbddp.worker.waits import function_name
 
+MAX_DEPTH = 200  # calls
+
 _TORCH_DISTRIBUTED = ("torch/distributed/", "torch\\distributed\\")
 
 
@@ -64,18 +66,26 @@ def text_of(error: BaseException) -> str:
 
 
 def needs_pythons_format(error: BaseException) -> bool:
-    """Whether IPython cannot show it as it is: a group, or one that cannot be turned into text."""
+    """Whether IPython cannot show it as it is: a group, or one that cannot be turned into text.
+
+    Nor one that went very deep: for a thousand calls IPython takes five seconds.
+    """
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
         each = todo.pop()
         if each is None or id(each) in seen:
             continue
-        if isinstance(getattr(each, "exceptions", None), tuple) or not _has_text(each):
+        is_group = isinstance(getattr(each, "exceptions", None), tuple)
+        if is_group or not _has_text(each) or _depth(each) > MAX_DEPTH:
             return True
         seen.add(id(each))
         todo += [each.__cause__, each.__context__]
     return False
+
+
+def _depth(error: BaseException) -> int:
+    return sum(1 for _ in _walk(error.__traceback__))
 
 
 def _has_text(error: BaseException) -> bool:
@@ -94,6 +104,20 @@ def pythons_format(error: BaseException, *, is_cell_file: Callable[[str], bool])
     if any(files):
         told.stack = traceback.StackSummary.extract(iter(stack[files.index(True) :]))
     return "".join(told.format())
+
+
+def hide_end(error: BaseException) -> None:
+    """Cut a traceback below the user's last line, where functions of ours say that they hide.
+
+    IPython hides such frames everywhere but at the end.
+    """
+    last, step = None, error.__traceback__
+    while step is not None:
+        if not step.tb_frame.f_locals.get("__tracebackhide__"):
+            last = step
+        step = step.tb_next
+    if last is not None:
+        last.tb_next = None
 
 
 def _walk(step: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

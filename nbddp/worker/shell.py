@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import runpy
 import sys
 from collections.abc import Callable, Coroutine
@@ -23,7 +22,8 @@ from traitlets.config import Config
 from nbddp.wire.messages import RunCell
 from nbddp.worker.backend_errors import is_backends
 from nbddp.worker.displays import MailingPublisher, ResultHook
-from nbddp.worker.failure import needs_pythons_format, pythons_format, text_of
+from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format, text_of
+from nbddp.worker.keyboard import refuse_debugger
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
 
@@ -241,6 +241,8 @@ class RankShell(InteractiveShell):
 
     def _show(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
         error = self._get_exc_info(exc_tuple)[1] if _has_error(exc_tuple) else None
+        if error is not None:
+            hide_end(error)
         if error is not None and needs_pythons_format(error):
             text = pythons_format(error, is_cell_file=self.is_cell_file)
             self._showtraceback(type(error), error, [text])
@@ -296,6 +298,11 @@ class RankShell(InteractiveShell):
         if value:
             raise UsageError("%pdb stays off: a rank has no keyboard")
 
+    def debugger(self, force: bool = False) -> NoReturn:  # noqa: FBT001, FBT002, ARG002
+        """Say why ``%debug`` cannot work."""
+        __tracebackhide__ = True
+        refuse_debugger()
+
     def enable_gui(self, gui: str | None = None) -> None:
         """Start no event loop: there is no window that needs one."""
 
@@ -341,16 +348,3 @@ def warm_shell(shell: RankShell) -> None:
         shell.run(RunCell(cell=0, source=source))
     shell.complete(None, "pri", 3)
     shell.reset(new_session=True)
-
-
-def refuse_input() -> None:
-    """Make ``input()`` say why it cannot work, instead of failing on a closed stdin."""
-
-    def refuse(_prompt: object = "") -> NoReturn:
-        __tracebackhide__ = True
-        raise RuntimeError(
-            "input() is not supported: a rank has no keyboard; ask in a cell of the notebook's "
-            "own and send the answer with `%ddp push NAME`"
-        )
-
-    builtins.input = refuse

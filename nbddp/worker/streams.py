@@ -51,10 +51,17 @@ class RankLog:
 
     def restore_python_streams(self) -> None:
         """Point ``sys.stdout`` and ``sys.stderr`` at the log, whatever a cell made of them."""
-        if getattr(sys.stdout, "nbddp_log", None) is not self:
+        for fd in (1, 2):
+            if not _is_open(fd):
+                os.dup2(self._write_fd, fd)
+        if not self._is_ours(sys.stdout):
             sys.stdout = sys.__stdout__ = self._text_stream(1)  # type: ignore[misc]
-        if getattr(sys.stderr, "nbddp_log", None) is not self:
+        if not self._is_ours(sys.stderr):
             sys.stderr = sys.__stderr__ = self._text_stream(2)  # type: ignore[misc]
+
+    def _is_ours(self, stream: object) -> bool:
+        """Whether what is printed there still comes to the log."""
+        return getattr(stream, "nbddp_log", None) is self and not getattr(stream, "closed", False)
 
     def _text_stream(self, fd: int) -> io.TextIOWrapper:
         stream = _LogStream(
@@ -97,6 +104,14 @@ class RankLog:
         used = data.rfind(b"\n") + 1 or codecs.utf_8_decode(data, "replace")[1]
         start, self._offset = self._offset, begin + used
         return Output(start=start, end=self._offset, text="", is_left=True)
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 class _LogWriter(io.RawIOBase):

@@ -36,15 +36,14 @@ def test_a_notebook_that_raises_fails_the_cell(notebook: Notebook) -> None:
 
 def test_a_script_that_raises_restarts_the_ranks(notebook: Notebook) -> None:
     notebook.run(
-        "%%writefile once.py\nimport os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
-        "    raise ValueError('boom')\n"
+        "%%writefile once.py\nimport os\nfrom pathlib import Path\n"
+        "mark = Path(f\"mark{os.environ['RANK']}\")\n"
+        "if not mark.exists():\n    mark.touch()\n    raise ValueError('boom')\n"
     )
-    reply = notebook.run(
-        "%%ddp --nproc 2 --max-restarts 1\n%run once.py\n"
-        "print('restarts:', os.environ['TORCHELASTIC_RESTART_COUNT'])"
-    )
+    reply = notebook.run("%%ddp --nproc 2 --max-restarts 1\n%run once.py\nprint('came through')")
     assert reply.status == "ok"
-    assert reply.lines(1)[-1] == "restarts: 1"
+    assert "ValueError: boom" in reply.text + reply.traceback
+    assert reply.lines(1)[-1] == "came through"
 
 
 def test_a_script_that_cannot_be_read_fails_the_cell(notebook: Notebook) -> None:
@@ -254,3 +253,50 @@ def test_code_that_captures_is_interrupted_as_any_other(notebook: Notebook) -> N
     reply = notebook.finish(request)
     assert reply.error.startswith("CellInterruptedError: rank 0 interrupted")
     assert reply.seconds < 30
+
+
+@pytest.mark.parametrize(
+    ("source", "what", "way_out"),
+    [
+        ("input('x? ')", "input()", "ask in a cell of the notebook's own"),
+        ("import getpass; getpass.getpass()", "getpass()", "ask in a cell of the notebook's own"),
+        ("breakpoint()", "breakpoint()", "print what you want to see, or fetch it with"),
+        ("%debug", "%debug", "print what you want to see, or fetch it with"),
+    ],
+)
+def test_what_waits_for_somebody_to_type_says_what_to_do(
+    notebook: Notebook, source: str, what: str, way_out: str
+) -> None:
+    notebook.run("%%ddp --nproc 1\nint('x')")
+    reply = notebook.run(f"%%ddp\n{source}")
+    said = f"RuntimeError: {what} is not supported: a rank has no keyboard; {way_out}"
+    assert reply.error.startswith(f"CellFailedError: rank 0: {said}")
+    assert "nbddp/" not in reply.traceback
+    assert reply.text == ""
+
+
+def test_a_very_deep_recursion_is_told_in_a_moment(notebook: Notebook) -> None:
+    assert notebook.run("%%ddp --nproc 1\ndef call(n): return call(n + 1)").status == "ok"
+    reply = notebook.run("%%ddp\ncall(0)")
+    assert reply.error.startswith("CellFailedError: rank 0: RecursionError: maximum recursion")
+    assert "more times]" in reply.traceback
+    assert reply.seconds < 4
+
+
+@pytest.mark.parametrize("source", ["sys.stdout.close()", "os.close(1)", "sys.stdout = None"])
+def test_output_that_a_cell_closed_is_open_in_the_next(notebook: Notebook, source: str) -> None:
+    assert notebook.run(f"%%ddp --nproc 1\nimport os, sys\n{source}").status == "ok"
+    reply = notebook.run("%%ddp\nprint('heard')\n!echo a child too")
+    assert reply.status == "ok"
+    assert reply.lines(0) == ["heard", "a child too"]
+
+
+def test_numbers_in_a_chart_stay_numbers(notebook: Notebook) -> None:
+    reply = notebook.run(
+        "%%ddp --nproc 1\nimport numpy\nclass Chart:\n"
+        "    def _repr_mimebundle_(self, **_):\n"
+        "        values = [numpy.float32(0.5), numpy.arange(2), torch.ones(1)]\n"
+        "        return {'application/vnd.plotly.v1+json': {'y': values}}\nChart()"
+    )
+    chart = reply.displays[0]["application/vnd.plotly.v1+json"]
+    assert chart == {"y": [0.5, [0, 1], [1.0]]}
