@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from nbddp.controller.chronicle import MAX_EVENTS, Chronicle, Event
+from nbddp.controller.chronicle import MAX_EVENTS, MAX_FACT, MAX_KINDS, Chronicle, Event
 from nbddp.controller.runs import RunFolder
 from nbddp.controller.spec import GroupSpec
 
@@ -108,6 +108,48 @@ def test_the_newest_events_are_kept_and_the_file_has_all(
     kept = chronicle.since(0.0)
     assert [event.facts["number"] for event in kept] == list(range(5, MAX_EVENTS + 5))
     assert [each["number"] for each in on_disk(folder)] == list(range(MAX_EVENTS + 5))
+
+
+def test_many_events_of_one_kind_do_not_push_out_the_others(chronicle: Chronicle) -> None:
+    chronicle.record("start", attempt=1)
+    chronicle.record("cell", number=1)
+    for number in range(MAX_EVENTS + 50):
+        chronicle.note(0, "checkpoint", {"step": number})
+    chronicle.record("cell ended", number=1)
+    kept = chronicle.of_attempt(1)
+    assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_EVENTS, "cell ended"]
+    assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_EVENTS + 50))
+
+
+def test_events_of_the_same_moment_keep_their_order(
+    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1.0)
+    told = ["start", "b", "a", "cell", "a", "b", "exit"]
+    for kind in told:
+        chronicle.record(kind)
+    assert kinds(chronicle.since(0.0)) == told
+
+
+def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(chronicle: Chronicle) -> None:
+    for number in range(5000):
+        chronicle.note(0, f"kind {number}", {})
+    chronicle.record("start", attempt=1)
+    kept = chronicle.since(0.0)
+    assert len(kept) <= MAX_KINDS + MAX_EVENTS + 1
+    assert kinds(kept)[-2:] == ["kind 4999", "start"]
+
+
+def test_a_huge_fact_is_whole_in_the_file_and_short_here(
+    chronicle: Chronicle, spec: GroupSpec
+) -> None:
+    folder = chronicle.open(spec)
+    chronicle.note(0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]})
+    [event] = chronicle.since(0.0)
+    assert event.facts["text"] == "x" * MAX_FACT + " …"
+    assert len(event.facts["list"]) == MAX_FACT + 2
+    assert event.facts["fine"] == [1, 2]
+    assert len(on_disk(folder)[0]["text"]) == 100_000
 
 
 def test_what_happened_before_there_was_a_folder_is_told_and_is_not_in_the_file(

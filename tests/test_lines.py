@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbddp.ui import lines as room
 from nbddp.ui.lines import MAX_LINE, LineAssembler
 
 TEXT = st.text(alphabet="abc \r\n", max_size=60)
 
 
-def lines_of(*pieces: str) -> list[str]:
+def lines_of(*pieces: str, log: str = "the log", max_line: int = MAX_LINE) -> list[str]:
     """All lines that come of output in these pieces."""
-    lines = LineAssembler()
+    lines = LineAssembler(log, max_line=max_line)
     return [line for piece in pieces for line in lines.add(piece)] + lines.flush()
 
 
@@ -54,16 +54,16 @@ def test_every_line_is_what_a_terminal_would_show(text: str) -> None:
     assert lines_of(text) == expected
 
 
-@settings(deadline=None)
-@given(st.text(alphabet="ab\n", max_size=60), st.lists(st.integers(0, 60)), st.integers(1, 7))
-def test_long_lines_are_the_same_in_any_pieces_too(
+@settings(deadline=None, max_examples=300)
+@given(st.text(alphabet="ab\r\n", max_size=60), st.lists(st.integers(0, 60)), st.integers(1, 7))
+def test_long_lines_are_cut_once_and_the_same_in_any_pieces(
     text: str, places: list[int], width: int
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "MAX_LINE", width)
-        assert lines_of(*cut(text, places)) == lines_of(text)
-        assert "".join(lines_of(text)) == text.replace("\n", "")
-        assert max(map(len, lines_of(text)), default=0) <= width
+    expected = [
+        line if len(line) <= width else f"{line[:width]} … {len(line) - width} more characters in x"
+        for line in lines_of(text)
+    ]
+    assert lines_of(*cut(text, places), log="x", max_line=width) == expected
 
 
 @settings(deadline=None, max_examples=500)
@@ -74,9 +74,8 @@ def test_long_lines_are_the_same_in_any_pieces_too(
 def test_a_bar_written_over_many_times_is_the_same_in_any_pieces(
     text: str, places: list[int]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "MAX_LINE", 10)
-        assert lines_of(*cut(text, places)) == ([terminal(text)] if text.strip("\r") else [])
+    shown = [terminal(text)] if text.strip("\r") else []
+    assert lines_of(*cut(text, places), max_line=10) == shown
 
 
 @pytest.mark.parametrize("end", ["\r", ""])
@@ -92,7 +91,7 @@ def test_a_progress_bar_takes_no_more_memory_than_a_line() -> None:
     lines = LineAssembler()
     for number in range(3000):
         assert lines.add(f"\rstep {number}") == []
-    assert len(lines._partial) <= 2 * MAX_LINE
+    assert kept_in(lines) < 20
 
 
 @pytest.mark.parametrize(
@@ -157,18 +156,51 @@ def test_a_progress_bar_is_seen_while_it_is_written() -> None:
     assert seen == [" 10%", " 20%", " 20%", " 20%", "done"]
 
 
-@pytest.mark.parametrize("length", [MAX_LINE - 1, MAX_LINE, MAX_LINE + 1, 3 * MAX_LINE])
-def test_a_line_without_measure_is_cut_and_nothing_is_lost(length: int) -> None:
-    text = "".join(chr(97 + at % 26) for at in range(length))
-    for pieces in ([text], list(cut(text, [1000, 5000])), [text, "\n"]):
-        found = lines_of(*pieces)
-        assert "".join(found) == text
-        assert max(map(len, found)) <= MAX_LINE
-        assert len(found) == -(-length // MAX_LINE)
+def kept_in(lines: LineAssembler) -> int:
+    """How many characters it holds."""
+    return sum(len(piece) for each in (lines._now, lines._before) for piece in each._pieces)
 
 
-def test_fifty_megabytes_without_a_newline_are_not_kept() -> None:
-    lines = LineAssembler()
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_line_of_three_hundred_thousand_characters_is_one_line_cut_once(ends: bool) -> None:
+    text = "".join(chr(97 + at % 26) for at in range(300_000))
+    expected = [f"{text[:MAX_LINE]} … 200,000 more characters in rank0.log"]
+    for pieces in ([text], list(cut(text, [1000, 5000])), cut(text, list(range(0, 300_000, 777)))):
+        assert lines_of(*pieces, "\n" * ends, log="rank0.log") == expected
+
+
+@pytest.mark.parametrize("length", [MAX_LINE - 1, MAX_LINE])
+def test_a_line_that_fits_is_whole(length: int) -> None:
+    assert lines_of("x" * length, "\nnext") == ["x" * length, "next"]
+
+
+def test_a_line_that_is_cut_leaves_no_colour_behind() -> None:
+    red = "\x1b[31m" + "x" * 20
+    assert lines_of(red, max_line=15) == [
+        "\x1b[31m" + "x" * 10 + "\x1b[0m … 10 more characters in the log"
+    ]
+    for width in range(1, 5):  # in the middle of the escape sequence itself
+        [line] = lines_of(red, max_line=width)
+        assert line == f"\x1b[0m … {25 - width} more characters in the log"
+
+
+def test_a_bar_longer_than_a_line_is_folded_all_the_same() -> None:
+    bars = [f"\r{number:4}" + "#" * 30 for number in range(1000)]
+    assert lines_of(*bars, max_line=10) == [" 999###### … 24 more characters in the log"]
+
+
+def test_a_short_line_over_a_long_one_shows_the_rest_of_the_long_one() -> None:
+    assert lines_of("x" * 30 + "\rab\n", max_line=10) == [
+        "abxxxxxxxx … 20 more characters in the log"
+    ]
+
+
+def test_fifty_megabytes_without_a_newline_are_not_kept_and_take_no_time() -> None:
+    lines, began = LineAssembler(), time.process_time()
     for _ in range(50):
         lines.add("x" * (1 << 20))
-        assert len(lines._partial) <= MAX_LINE
+        assert kept_in(lines) <= MAX_LINE
+    for _ in range(300_000):
+        lines.add("y")
+    assert time.process_time() - began < 10  # 0.5 s where it was written
+    assert lines.flush()[0].endswith(" … 52,628,800 more characters in the log")

@@ -56,8 +56,8 @@ def test_a_log_whose_last_line_is_huge_is_bounded(log: Path) -> None:
     shown = tail(log, 3).split("\n")
     assert shown[0] == f"... earlier lines in {log}"
     assert shown[-1] == "last"
-    assert len(shown) == 4
-    assert max(len(line) for line in shown[1:]) <= 4096
+    assert len(shown) == 3  # of a huge line, what fits a few lines of usual length
+    assert max(len(line) for line in shown[1:]) <= 3 * 4096
 
 
 def test_where_a_bar_fills_all_that_is_read_the_lines_before_it_are_spoken_of(log: Path) -> None:

@@ -368,3 +368,15 @@ def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
 def test_facts_of_any_kind_become_what_can_be_mailed(meters: Meters) -> None:
     meters.happened("mine", {"path": Path("a"), "count": 1})
     assert read_all(meters) == [Happened(kind="mine", facts={"path": "a", "count": 1})]
+
+
+def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
+    meters: Meters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MAX_EVENTS", 10)
+    mailed: list[int] = []
+    meters.capture(lambda: None, lambda _: None, lambda: mailed.append(len(read_all(meters))))
+    for number in range(95):
+        meters.happened("mine", {"number": number})
+    assert mailed == [10] * 9
+    assert len(read_all(meters)) == 5

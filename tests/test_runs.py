@@ -206,6 +206,34 @@ def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begi
     assert len(words) == 2000
 
 
+def test_the_last_words_of_a_huge_log_are_found_without_reading_it(
+    base: Path, begin: Begin
+) -> None:
+    folder = begin(base)
+    with folder.log(0).open("wb") as file:
+        file.truncate(50 << 30)  # takes no space, and no memory holds it
+        file.seek(0, os.SEEK_END)
+        file.write("grüße\n".encode() * 1000)
+    words = folder.last_words(0)
+    assert len(words) == 2000
+    assert words.endswith("grüße\n" * 300)
+
+
+def test_an_event_that_a_full_disk_took_in_part_is_told_and_spoils_no_other(
+    base: Path, begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, write = begin(base), os.write
+    folder.event("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
+        remark = folder.event("two")
+    assert remark == f"the record in {folder.path} is not complete: No space left on device"
+    folder.event("three")
+    first, torn, last = (folder.path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in (first, last)] == ["one", "three"]
+    assert len(torn) == 5
+
+
 def test_a_rank_without_a_log_has_no_last_words(base: Path, begin: Begin) -> None:
     assert begin(base).last_words(0) == ""
 

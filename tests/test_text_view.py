@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from processes import wait_until
 
 from nbddp.controller.cell import CellHandle, CellRequest
 from nbddp.controller.notices import Displayed, Notice, Said, Wrote
+from nbddp.ui import text as room
 from nbddp.ui.text import StreamScreen, TextView
 from nbddp.wire.messages import CellEnded, Display
 
@@ -258,3 +261,35 @@ def test_what_was_printed_stands_above_what_was_displayed_after_it(
     before, _caption, shown, after = screen.things
     assert (before, after) == ("[rank 0] before\n", "[rank 0] after\n")
     assert shown[0] == {"text/html": "<b>x</b>"}
+
+
+def test_what_ranks_print_at_the_same_moment_is_shown_at_once(
+    screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
+        monkeypatch.setattr(room, name, 10.0)
+    monkeypatch.setattr(room, "SLACK", 100.0)
+    handle = CellHandle(1, CellRequest(source=""), tuple(range(4)), lambda parcel: parcel)
+    view = TextView(screen)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(view.follow, handle)
+        for rank in range(4):
+            handle.feed(Wrote(rank, "step 1\n"))
+        came = wait_until(lambda: screen.text.count("step 1") == 4, timeout=5.0)
+        handle.finish()
+        following.result(30)
+    assert came
+
+
+def test_of_a_flood_the_pieces_are_rare(
+    screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
+        monkeypatch.setattr(room, name, 10.0)
+    handle = CellHandle(1, CellRequest(source=""), (0,), lambda parcel: parcel)
+    for number in range(10_000):
+        handle.feed(Wrote(0, f"{number}\n"))
+    handle.finish()
+    TextView(screen).show(handle)
+    assert screen.text.count("\n") == 10_000
+    assert len(screen.things) <= 3

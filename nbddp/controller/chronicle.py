@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,7 +22,9 @@ OWN_KINDS = frozenset(
         *("recovery", "resumed"),
     }
 )
-MAX_EVENTS = 200  # kept for the time line; the file has all
+MAX_EVENTS = 200  # of each kind are kept for the time line; the file has all
+MAX_KINDS = 50  # kinds that are kept apart; a loop that makes up names has the rest in common
+MAX_FACT = 4000  # characters of a fact that are kept here
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ class Chronicle:
     def __init__(self, say: Callable[[str], None]) -> None:
         self.folder: RunFolder | None = None
         self._say = say
-        self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        # by kind: many checkpoints do not push out the start, which the time line is cut by
+        self._events: dict[str, deque[tuple[int, Event]]] = {}
+        self._numbers = itertools.count()
 
     def open(self, spec: GroupSpec) -> RunFolder:
         """The folder of the run, made when there is none or somebody deleted it."""
@@ -58,9 +64,15 @@ class Chronicle:
 
     def record(self, kind: str, /, **facts: Any) -> None:
         """Something happened now."""
-        self._events.append(Event(time.time(), kind, facts))
+        event = Event(time.time(), kind, {name: _short(fact) for name, fact in facts.items()})
+        self._of_kind(kind).append((next(self._numbers), event))
         if self.folder is not None:
             self._tell(self.folder.event(kind, **facts))
+
+    def _of_kind(self, kind: str) -> deque[tuple[int, Event]]:
+        if kind not in self._events and kind not in OWN_KINDS and len(self._events) >= MAX_KINDS:
+            kind = "and other kinds"
+        return self._events.setdefault(kind, deque(maxlen=MAX_EVENTS))
 
     def note(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
         """Something that a rank says has happened; it cannot pass for one of our own events."""
@@ -73,14 +85,27 @@ class Chronicle:
 
     def since(self, at: float) -> tuple[Event, ...]:
         """What happened from then on, as far as it is kept."""
-        return tuple(event for event in tuple(self._events) if event.at >= at)
+        kept = [pair for events in tuple(self._events.values()) for pair in tuple(events)]
+        return tuple(event for _, event in sorted(kept, key=_number) if event.at >= at)
 
     def of_attempt(self, attempt: int) -> tuple[Event, ...]:
         """What happened since this attempt was started, as far as it is kept."""
-        starts = [event for event in tuple(self._events) if event.kind == "start"]
+        starts = [event for _, event in tuple(self._events.get("start", ()))]
         of_it = [event for event in starts if event.facts["attempt"] == attempt]
         return self.since(of_it[0].at) if of_it else ()
 
     def _tell(self, remark: str) -> None:
         if remark:
             self._say(remark)
+
+
+def _number(numbered: tuple[int, Event]) -> int:
+    return numbered[0]
+
+
+def _short(fact: Any) -> Any:
+    """A fact in the length that it may have in memory."""
+    if fact is None or isinstance(fact, int | float):
+        return fact
+    text = fact if isinstance(fact, str) else json.dumps(fact, default=str)
+    return fact if len(text) <= MAX_FACT else f"{text[:MAX_FACT]} …"

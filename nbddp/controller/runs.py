@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import StartError
+
+LAST_WORDS = 2000  # characters
 
 
 class RunFolder:
@@ -29,6 +32,7 @@ class RunFolder:
     def __init__(self, base: Path, name: str = "") -> None:
         self.remark = ""
         self._has_complained = False
+        self._is_torn = False
         self.path, self._events = self._make(base, _safe(name))
 
     def log(self, rank: int) -> Path:
@@ -54,8 +58,11 @@ class RunFolder:
     def event(self, kind: str, /, **facts: Any) -> str:
         """Append one line to ``events.jsonl``; returns what to tell the user if that fails."""
         line = json.dumps(facts | {"time": round(time.time(), 3), "kind": kind})
+        data = ("\n" * self._is_torn + f"{line}\n").encode()
         try:
-            os.write(self._events, f"{line}\n".encode())
+            self._is_torn = os.write(self._events, data) < len(data)
+            if self._is_torn:  # a full disk took a part of it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             return self._complain(error)
         return ""
@@ -75,7 +82,9 @@ class RunFolder:
     def last_words(self, rank: int) -> str:
         """The end of a rank's log, as far as it can be read."""
         try:
-            return self.log(rank).read_text(errors="replace")[-2000:]
+            with self.log(rank).open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * LAST_WORDS))
+                return file.read().decode(errors="replace")[-LAST_WORDS:]
         except OSError:
             return ""
 

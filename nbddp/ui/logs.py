@@ -7,16 +7,17 @@ from pathlib import Path
 from nbddp.ui.lines import LineAssembler
 
 _BYTES_PER_LINE = 4096
+_MAX_BYTES = 64 << 20
 
 
 def tail(path: Path, lines: int) -> str:
     """The last lines of a log, progress bars folded, with a word on what comes before."""
     size = path.stat().st_size
-    begin = max(0, size - lines * _BYTES_PER_LINE)
+    begin = max(0, size - min(lines * _BYTES_PER_LINE, _MAX_BYTES))
     with path.open("rb") as file:
         file.seek(begin)
         text = file.read().decode(errors="replace")
-    assembler = LineAssembler()
+    assembler = LineAssembler(path.name)
     found = [*assembler.add(text), *assembler.flush()]
     if begin == 0 and len(found) <= lines:
         return "\n".join(found)

@@ -20,7 +20,7 @@ from nbddp.ui.live import LiveComms, Serving
 from nbddp.ui.loghtml import log_html
 from nbddp.ui.record import Chart, Record, record_html, record_text
 from nbddp.ui.tails import Line, Tails
-from nbddp.ui.text import Screen, is_text, show_rich, show_rich_value
+from nbddp.ui.text import TOGETHER, Screen, is_text, show_rich, show_rich_value
 from nbddp.ui.values import agreeing
 from nbddp.ui.widgets import ALL, PanelWidgets, Press
 from nbddp.wire.messages import Display, JsonDict
@@ -76,6 +76,7 @@ class PanelView:
                 self._take(handle, handle.next_notice(self._patience()))
                 self._live.pump()
                 if time.monotonic() >= self._next_draw:
+                    self._take_together(handle)
                     self._draw(handle)
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
@@ -92,6 +93,12 @@ class PanelView:
         return left if left > 0 else LOOK_PERIOD  # news after a pause is drawn at once
 
     # ---- what the cell says
+
+    def _take_together(self, handle: CellHandle) -> None:
+        """What ranks print at the same moment is drawn together."""
+        deadline = time.monotonic() + TOGETHER
+        while (left := deadline - time.monotonic()) > 0 and not handle.is_told:
+            self._take(handle, handle.next_notice(left))
 
     def _take(self, handle: CellHandle, notice: Notice | None) -> None:
         match notice:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.ui.lines import LineAssembler
+from nbddp.ui.lines import MAX_KEPT_LINE, LineAssembler
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Tails:
     def write(self, rank: int, text: str) -> None:
         """Take a piece of a rank's output, cut anywhere."""
         if text:
-            tail = self._ranks.setdefault(rank, _RankTail(self._max_lines))
+            tail = self._ranks.setdefault(rank, _RankTail(rank, self._max_lines))
             self._keep(rank, tail.assembler.add(text))
             self.version += 1
 
@@ -116,6 +116,6 @@ class _Tail:
 class _RankTail(_Tail):
     """The same for one rank, whose output comes in pieces."""
 
-    def __init__(self, max_lines: int) -> None:
+    def __init__(self, rank: int, max_lines: int) -> None:
         super().__init__(max_lines)
-        self.assembler = LineAssembler()
+        self.assembler = LineAssembler(f"rank{rank}.log", max_line=MAX_KEPT_LINE)

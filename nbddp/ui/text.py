@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,7 +15,9 @@ from nbddp.ui.values import agreeing
 from nbddp.ui.words import say_tag
 from nbddp.wire.messages import Display, JsonDict
 
-FLUSH_PERIOD = 0.02  # seconds; ipykernel sends what is printed every 200 ms unless flushed
+TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces
+FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
+SLACK = 0.1  # seconds of pieces not shown that may be made up for at once
 PERIOD_PER_LINE = 60e-6  # seconds more for each line that is shown already
 MAX_PERIOD = 1.0  # seconds
 MAX_HELD = 1 << 20  # characters
@@ -56,10 +57,11 @@ class TextView:
         self._screen = screen
         self._is_quiet = is_quiet
         self._has_color = has_color
-        self._lines: defaultdict[int, LineAssembler] = defaultdict(LineAssembler)
+        self._lines: dict[int, LineAssembler] = {}
         self._held: list[str] = []
         self._held_size = 0
         self._shown = 0
+        self._paid_until = 0.0  # when the pieces shown so far are made up for
         self._next_flush = 0.0
 
     def show(self, handle: CellHandle) -> CellResult:
@@ -73,8 +75,8 @@ class TextView:
     def follow(self, handle: CellHandle) -> None:
         """Show what a cell says until it ends; may be called again after an interrupt."""
         while not handle.is_told:
-            left = self._next_flush - time.monotonic()
-            notice = handle.next_notice(left if self._held and left > 0 else PATIENCE)
+            left = self._next_flush - time.monotonic() if self._held else PATIENCE
+            notice = handle.next_notice(max(0.0, left))
             if notice is not None:
                 self._show_notice(notice)
             if self._held and (time.monotonic() >= self._next_flush or self._held_size > MAX_HELD):
@@ -93,7 +95,9 @@ class TextView:
         self._screen.flush()
         self._shown += text.count("\n")
         pause = min(MAX_PERIOD, max(FLUSH_PERIOD, PERIOD_PER_LINE * self._shown))
-        self._next_flush = time.monotonic() + pause
+        now = time.monotonic()
+        self._paid_until = max(self._paid_until, now - SLACK) + pause
+        self._next_flush = max(self._paid_until, now + TOGETHER)
 
     def _hold(self, text: str) -> None:
         self._held.append(text)
@@ -112,12 +116,12 @@ class TextView:
             case Said(text=text):
                 self._hold(f"nbddp: {text}\n")
             case Wrote(rank=rank, text=text) if not self._is_quiet:
-                self._write_lines([rank], self._lines[rank].add(text))
+                self._write_lines([rank], self._lines_of(rank).add(text))
             case Displayed(rank=rank, message=message) if not self._is_quiet:
                 self._show_display(rank, message)
 
     def _show_display(self, rank: int, message: Display) -> None:
-        self._write_lines([rank], self._lines[rank].flush())  # it was printed before
+        self._write_lines([rank], self._lines_of(rank).flush())  # it was printed before
         if is_text(message):
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
         else:
@@ -131,6 +135,9 @@ class TextView:
         elif data:
             self._show_held()
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
+
+    def _lines_of(self, rank: int) -> LineAssembler:
+        return self._lines.setdefault(rank, LineAssembler(f"rank{rank}.log"))
 
     def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
         if lines:

@@ -16,6 +16,7 @@ from nbddp.wire.messages import Happened, Metrics, Progress, Report
 
 MAX_ROWS = 1000  # in one letter
 MAX_WAITING = 100_000  # rows; beyond that the oldest are left out of the live view
+MAX_EVENTS = 1000  # that wait for the mail; the next one waits too
 MAX_BARS = 8  # loops inside each other that are shown
 
 
@@ -108,7 +109,10 @@ class Meters:
         with self._lock:
             plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
             self._events.append(Happened(kind=kind, facts=plain))
+            is_full = len(self._events) >= MAX_EVENTS
         self._poke()
+        if is_full:
+            self._flush()
 
     def begin_cell(self) -> None:
         """What an earlier cell was in the middle of is over."""
