@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import secrets
 import socket
 import threading
@@ -89,14 +88,14 @@ class StoreLink:
         """Take a Python value of a rank out of the store.
 
         Raises:
-            RequestError: it is no longer there.
+            RequestError: it is no longer there, or cannot be opened in this process.
         """
         with self._parcel_lock:
             try:
                 data = parcels.take(self._parcels, parcel)
             finally:
                 parcels.discard(self._parcels, parcel)
-        return pickle.loads(data)  # what the rank signed for
+        return parcels.opened(data)  # what the rank signed for
 
     def discard(self, parcel: JsonDict) -> None:
         """Forget a value that nobody will collect any more."""

@@ -44,6 +44,9 @@ class _Extension:
 
 def load(shell: InteractiveShell) -> None:
     """Register the magics, the completer and the auto mode; begin to warm up."""
+    if getattr(shell, "is_rank", False):
+        print("nbddp: it is loaded in the notebook; this is one of its ranks")  # noqa: T201
+        return
     if getattr(shell, _ATTRIBUTE, None) is None:
         extension = _Extension(shell)
         setattr(shell, _ATTRIBUTE, extension)

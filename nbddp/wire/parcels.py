@@ -55,10 +55,25 @@ def unpack(store: Store, parcel: JsonDict) -> Any:
     """Collect a value; leave its pieces for other readers.
 
     Raises:
-        RequestError: it is no longer there.
+        RequestError: it is no longer there, or cannot be opened in this process.
         SignatureError: when the pieces are not those that the message spoke of.
     """
-    return pickle.loads(take(store, parcel))
+    return opened(take(store, parcel))
+
+
+def opened(data: bytes) -> Any:
+    """The value that was pickled, whose signature holds.
+
+    Raises:
+        RequestError: what it is made of is not to be had in this process.
+    """
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # whatever it imports, and its own unpickling, raises
+        raise RequestError(
+            f"the value cannot be opened on this side ({type(error).__name__}: {error}); send "
+            "parts of it that can, such as numbers, tensors or a state_dict()"
+        ) from error
 
 
 def take(store: Store, parcel: JsonDict) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 import nbddp
+from nbddp.errors import RequestError
 from nbddp.topology import Topology
 from nbddp.train import faults
 from nbddp.train.report import set_sink
@@ -320,7 +322,9 @@ class Rank:
         if command.wants_value and failure is None:
             try:
                 parcel = self._pack_value(command.cell, value)
-            except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises
+            except pickle.PicklingError as error:
+                failure = plain(error.with_traceback(None))  # it says all, and whose part it is
+            except Exception as error:  # noqa: BLE001 - the store's
                 failure = plain(error)
         self._outbox.post(
             CellEnded(
@@ -353,6 +357,8 @@ class Rank:
     def _answer(self, request: int, act: Any, command: Any) -> None:
         try:
             answer = act(command)
+        except RequestError as error:
+            answer = Answer(request=request, error=str(error))
         except Exception as error:  # noqa: BLE001 - it belongs to the answer
             answer = Answer(request=request, error=f"{type(error).__name__}: {text_of(error)}")
         self._outbox.post(answer)

@@ -96,6 +96,7 @@ class RankShell(InteractiveShell):
     displayhook: ResultHook
     display_pub: MailingPublisher
     shown_traceback: str = ""
+    is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
     _awaited: asyncio.Task[Any] | None = None
 

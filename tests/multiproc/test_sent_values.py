@@ -56,3 +56,32 @@ def test_of_a_sharded_model_the_way_to_its_parameters_is_said_and_leads_there(
     group.run("from torch.distributed.checkpoint.state_dict import *")
     way = "get_model_state_dict(net, options=StateDictOptions(full_state_dict=True))"
     assert group.pull(way, rank=None)[1]["weight"].shape == (1, 2)
+
+
+ONLY_THERE = (
+    "import os\nif 'RANK' not in os.environ: raise ImportError('ranks only')\nclass T: pass\n"
+)
+CLOSED = (
+    "the value cannot be opened on this side (ImportError: ranks only); send parts of it that can, "
+    "such as numbers, tensors or a state_dict()"
+)
+
+
+def test_a_value_that_the_notebook_cannot_open_is_said_in_one_line(notebook: Notebook) -> None:
+    notebook.run(f"%%writefile only_there.py\n{ONLY_THERE}")
+    assert notebook.run("%%ddp --nproc 2\nimport only_there\nt = only_there.T()").status == "ok"
+    assert notebook.run("%ddp pull t").text == f"UsageError: {CLOSED}\n"
+    assert notebook.run("%%ddp --out kept\nt;").text == f"UsageError: {CLOSED}\n"
+    assert notebook.run("%ddp pull 'rank + 1'").result == "[1, 2]"
+
+
+def test_a_last_value_that_cannot_be_sent_fails_the_cell_without_a_line_of_ours(
+    notebook: Notebook,
+) -> None:
+    reply = notebook.run("%%ddp --nproc 1 --out kept\n{'a': (each for each in ())}")
+    assert reply.error == (
+        "CellFailedError: rank 0: PicklingError: the last value['a'] is of type generator and "
+        "cannot be sent to the notebook (TypeError: cannot pickle 'generator' object); take parts "
+        "of it that can"
+    )
+    assert "nbddp/" not in reply.traceback

@@ -300,3 +300,9 @@ def test_numbers_in_a_chart_stay_numbers(notebook: Notebook) -> None:
     )
     chart = reply.displays[0]["application/vnd.plotly.v1+json"]
     assert chart == {"y": [0.5, [0, 1], [1.0]]}
+
+
+def test_loading_nbddp_in_a_rank_says_that_it_is_loaded(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 2\n%load_ext nbddp")
+    said = "nbddp: it is loaded in the notebook; this is one of its ranks"
+    assert (reply.status, reply.lines(0), reply.lines(1)) == ("ok", [said], [said])
