@@ -5,18 +5,17 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.controller.launcher import Launcher
+from nbddp.controller.means import NO_GROUP
 from nbddp.controller.pushes import Pushed
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
@@ -25,6 +24,8 @@ from nbddp.controller.states import GroupState, Life
 from nbddp.errors import RequestError
 from nbddp.ui.text import StreamScreen, TextView, View
 from nbddp.wire.messages import Answer, Command, Complete, Pull, Push
+
+ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
 
 
 class WorkerGroup:
@@ -226,6 +227,7 @@ class WorkerGroup:
 
         Raises:
             CellFailedError: a cell failed this time.
+            CellInterruptedError: it was interrupted; what was done again until then stays.
         """
         quiet = self.recoverer(lambda: TextView(StreamScreen(), is_quiet=True), say=say)
         failed = quiet.replay(deeds)
@@ -251,22 +253,10 @@ class WorkerGroup:
             view: where it is shown.
         """
         try:
-            with self.taking_interrupts():
+            with self.session.taking_interrupts():
                 return view.show(handle)
         finally:
             handle.abandon()
-
-    @contextmanager
-    def taking_interrupts(self) -> Iterator[None]:
-        """Pass SIGINT on to the ranks: raised here, it would tear a line that is being shown."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGINT, lambda *_: self.session.interrupt())
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
@@ -286,6 +276,7 @@ class WorkerGroup:
         """
         self.session.require_link()
         self._check_idle()
+        self._chosen(ranks)
         from nbddp.wire.parcels import dumps
 
         try:
@@ -354,10 +345,19 @@ class WorkerGroup:
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN):
             raise RequestError(f"the worker group is {self.life.state.value}")
 
+    def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
+        """The ranks that are meant, of which there must be some."""
+        if ranks is not None and not ranks:
+            raise RequestError("values need at least one rank to go to")
+        chosen = self.life.alive if ranks is None else list(ranks)
+        if not chosen:
+            raise RequestError(ALL_GONE if self.is_live else NO_GROUP)
+        return chosen
+
     def _ask_all(
         self, ranks: Sequence[int] | None, make: Callable[[int], Command]
     ) -> dict[int, Answer]:
-        chosen = self.life.alive if ranks is None else list(ranks)
+        chosen = self._chosen(ranks)
         futures: dict[int, Future[Answer]] = {}
         try:
             for rank in chosen:

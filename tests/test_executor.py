@@ -390,3 +390,15 @@ def test_an_end_is_seen_whatever_cannot_be_done_about_it(
 
 def refuse_all(*_arguments: object) -> None:
     raise OSError("no")
+
+
+# ---- what makes no sense
+
+
+def test_a_cell_for_no_rank_at_all_is_refused(stage: Stage) -> None:
+    stage.start()
+    with pytest.raises(RequestError) as caught:
+        stage.run(CellRequest(source="1 / 0", ranks=()))
+    assert str(caught.value) == "a cell needs at least one rank, and each only once"
+    assert stage.state is GroupState.IDLE
+    assert not stage.link.sent

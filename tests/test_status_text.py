@@ -15,7 +15,7 @@ from nbddp.controller.lookout import Bar
 from nbddp.controller.snapshot import RankSnapshot, Snapshot
 from nbddp.controller.states import GroupState
 from nbddp.ui.status import NOTHING, SHOWN_EVENTS, status
-from nbddp.ui.words import say_bar, say_event
+from nbddp.ui.words import say_bar, say_cpu, say_event
 
 ONE = RankSnapshot(rank=0, state="ready")
 TWO = Snapshot(
@@ -140,3 +140,8 @@ def test_any_group_can_be_said(snapshot: Snapshot) -> None:
         assert all(say_bar(bar) in text for bar in each.bars)
     assert all(say_event(event) in text for event in snapshot.events[-SHOWN_EVENTS:])
     assert snapshot.alarm in text
+
+
+def test_no_share_of_a_core_is_shown_before_it_is_known() -> None:
+    assert say_cpu(replace(ONE, cpu=-1.0, memory=1 << 20)) == ""
+    assert say_cpu(replace(ONE, cpu=12.4, memory=1 << 20)) == "12 %"

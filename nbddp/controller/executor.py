@@ -150,7 +150,8 @@ class Executor:
         """Hand a cell to the ranks."""
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
-        ranks = request.ranks or tuple(each.rank for each in self.life.ranks)
+        everywhere = tuple(each.rank for each in self.life.ranks)
+        ranks = everywhere if request.ranks is None else request.ranks
         before = self.cell
         self.cell = handle = CellHandle(
             next(self._numbers), request, ranks, self._with.link.unpack, attempt=self.life.attempt

@@ -8,6 +8,7 @@ asks comes in on the caller's thread and is done on the session's.
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -39,7 +40,12 @@ PATIENCE = 5.0  # seconds that a thread gets to end when all is closed
 
 
 class Session:
-    """One worker group of a kernel, through all its attempts; any thread may call any method."""
+    """One worker group of a kernel, through all its attempts; any thread may call any method.
+
+    Attributes:
+        times_ended: how often the user has asked to interrupt, to stop or to restart: whoever
+            does one thing after the other on the ranks, as a replay does, does not go on then.
+    """
 
     def __init__(
         self,
@@ -53,6 +59,7 @@ class Session:
         self._do = Executor(self.launcher, colors=colors)
         self._collectors: list[threading.Thread] = []
         self._opening = threading.Lock()
+        self.times_ended = 0
         self._pushes = Pushes()
 
     # ---- what is known
@@ -151,6 +158,7 @@ class Session:
         spec = spec or self._do.spec
         if spec is None:
             raise RequestError(NO_GROUP)
+        self.times_ended += not is_recovery
         event = ev.RestartAsked(start=spec.start_event())
         return self._begin(spec, event, is_recovery=is_recovery)
 
@@ -198,7 +206,20 @@ class Session:
         """End the running cell and keep every name; a second time, kill what does not answer."""
         means = self._do.means
         if means is not None:
+            self.times_ended += 1
             means.actor.tell_first(self._do.step, ev.InterruptAsked())
+
+    @contextmanager
+    def taking_interrupts(self) -> Iterator[None]:
+        """Pass SIGINT on to the ranks: raised here, it would leave their cell running."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, lambda *_: self.interrupt())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def kill(self, rank: int) -> None:
         """Kill one rank and wait until it is gone."""
@@ -215,6 +236,7 @@ class Session:
 
     def begin_stop(self) -> Future[None]:
         """End all ranks and do not wait until they are gone."""
+        self.times_ended += 1
         return self._call(self._do.ask_stop)
 
     def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:

@@ -25,7 +25,7 @@ class RankSnapshot:
         collective: its newest collective, with number and shape.
         step: the last step that it reported, None if none.
         steps_per_second: 0 where that is not known.
-        cpu: percent of one core; ``memory`` in bytes.
+        cpu: percent of one core, below 0 while it is not known; ``memory`` in bytes.
         gpu: percent, below 0 where there is none; ``gpu_memory`` in bytes.
         is_alive: whether its process is there.
         is_well: whether nothing went wrong with it; ``is_cause`` tells whether it went wrong by

@@ -119,7 +119,7 @@ class Desk:
         if self._background is None:
             return
         outcome, thread = self._background
-        with self.group.taking_interrupts():
+        with self.group.session.taking_interrupts():
             thread.join()
         self._background = None
         self._raise_for_failure(outcome.result())

@@ -63,7 +63,7 @@ def say_tag(ranks: Sequence[int], mark: str = "") -> str:
 
 def say_cpu(each: RankSnapshot) -> str:
     """The share of a core that a rank takes; empty before anything is known of its usage."""
-    return f"{each.cpu:.0f} %" if each.memory else ""
+    return f"{each.cpu:.0f} %" if each.memory and each.cpu >= 0 else ""
 
 
 def say_step(each: RankSnapshot) -> str:

@@ -127,8 +127,8 @@ class Pulse:
     ``function`` what it is in there. ``collective`` is what it waits in, such as "all_reduce #7
     float [4]", empty if it waits in none; ``last`` is the newest collective of ``last_cell``, which
     is this cell or, between cells, the one before.
-    ``seconds`` is how long it has been at this very place. ``cpu`` is in percent of one core,
-    memory in bytes; ``gpu`` in percent, below 0 where there is none.
+    ``seconds`` is how long it has been at this very place. ``cpu`` is in percent of one core, below
+    0 while it is not known; memory in bytes; ``gpu`` in percent, below 0 where there is none.
     """
 
     cell: int

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import psutil
 import torch
 
+SPAN = 0.2  # seconds; over less, as right after the start, the system's ticks make any figure
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """CPU in percent of one core, memory (resident) in bytes; the GPU's below 0 without one."""
+    """CPU in percent of one core, below 0 while that is not known; memory (resident) in bytes.
+
+    The GPU's are below 0 without one.
+    """
 
     cpu: float
     memory: int
@@ -19,17 +25,21 @@ class Use:
 
 
 class Usage:
-    """Reads it; CPU is the mean since the last reading."""
+    """Reads it; CPU is the mean since the last reading, but over no less than ``SPAN``."""
 
     def __init__(self, device: torch.device) -> None:
         self._process = psutil.Process()
         self._process.cpu_percent()
+        self._measured_at = time.monotonic()
+        self._cpu = -1.0
         self._device = device
         self._has_load = True
 
     def read(self) -> Use:
         """What the process uses now; touches no GPU that the cells have not touched."""
-        cpu, memory = self._process.cpu_percent(), self._process.memory_info().rss
+        if time.monotonic() - self._measured_at >= SPAN:
+            self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
+        cpu, memory = self._cpu, self._process.memory_info().rss
         if self._device.type != "cuda" or not torch.cuda.is_initialized():
             return Use(cpu, memory)
         return Use(cpu, memory, self._load(), torch.cuda.memory_allocated(self._device))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from notebook import Notebook
+from processes import wait_until
 
 from nbddp import CellFailedError, RequestError, WorkerGroup
 
@@ -163,6 +164,37 @@ def test_an_interrupt_is_no_failure_to_recover_from(notebook: Notebook) -> None:
     reply = notebook.finish(request)
     assert reply.error.startswith("CellInterruptedError")
     assert set(re.findall(r"attempt \d+", notebook.run("%ddp status").text)) == before
+
+
+# quick when it runs for the first time, stuck in a collective when it runs again
+STUCK_AGAIN = """
+import os
+if os.path.exists('again'):
+    if rank == 0:
+        open('stuck', 'w').close()
+        dist.all_reduce(torch.ones(1))
+elif rank == 0:
+    open('again', 'w').close()
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("how", ["%ddp restart --replay", "%%ddp --max-restarts 3\n1 / 0"])
+def test_an_interrupt_ends_a_replay_as_any_cell_and_what_was_replayed_is_kept(
+    notebook: Notebook, how: str
+) -> None:
+    for name in ("again", "stuck"):
+        (notebook.temporary.parent / name).unlink(missing_ok=True)
+    notebook.run("%%ddp --nproc 2 --fresh\nkept = rank")
+    assert notebook.run(f"%%ddp{STUCK_AGAIN}").status == "ok"
+    request = notebook.begin(how)
+    assert wait_until((notebook.temporary.parent / "stuck").exists)
+    notebook.interrupt()
+    reply = notebook.finish(request)
+    assert reply.error.startswith("CellInterruptedError"), reply.error
+    after = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, x.item())")
+    assert "[rank 0] 0 2.0\n" in after.text, after
+    assert "[rank 1] 1 2.0\n" in after.text, after
 
 
 def test_a_cell_that_fails_when_it_is_replayed_is_said(

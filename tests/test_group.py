@@ -1,0 +1,61 @@
+"""What scripts may ask of a group, and what they are told; without a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+
+from nbddp import RequestError, WorkerGroup
+from nbddp.controller.session import Session
+from nbddp.wire.messages import Leave
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    return FakeLink()
+
+
+@pytest.fixture
+def group(link: FakeLink, folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG001 - of its run
+    launcher = FakeLauncher()
+    make_willing(launcher, link)
+    group = WorkerGroup(nproc=2, launcher=launcher)
+    group.session = Session(launcher, make_means=lambda: with_threads(link))
+    group.start()
+    yield group
+    group.close()
+
+
+def test_no_rank_is_not_every_rank(group: WorkerGroup, link: FakeLink) -> None:
+    with pytest.raises(RequestError) as caught:
+        group.run("x = 1", ranks=[])
+    assert str(caught.value) == "a cell needs at least one rank, and each only once"
+    with pytest.raises(RequestError) as caught:
+        group.push({"x": 1}, ranks=[])
+    assert str(caught.value) == "values need at least one rank to go to"
+    assert not link.sent
+    assert group.session.deeds == ()
+
+
+def test_values_of_a_group_that_was_stopped_are_not_an_empty_list(group: WorkerGroup) -> None:
+    group.stop()
+    with pytest.raises(RequestError, match="there is no worker group; `%ddp start` or"):
+        group.pull("x")
+
+
+def test_values_of_a_group_whose_ranks_are_all_gone_are_not_an_empty_list(
+    group: WorkerGroup, link: FakeLink
+) -> None:
+    group.kill(0)
+    group.kill(1)
+    with pytest.raises(RequestError) as caught:
+        group.pull("x")
+    assert str(caught.value) == "every rank is gone; `%ddp restart` starts the group anew"
+    with pytest.raises(RequestError):
+        group.push({"x": 1})
+    assert not [command for _, command in link.sent if not isinstance(command, Leave)]

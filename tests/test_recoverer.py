@@ -1,0 +1,178 @@
+"""A replay does again what was done, until a cell fails or the user asks for an end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult
+from nbddp.controller.pushes import Pushed
+from nbddp.controller.recoverer import Recoverer
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
+from nbddp.controller.states import GroupState
+from nbddp.errors import CellInterruptedError
+from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
+
+pytestmark = pytest.mark.timeout(30)
+
+TWO = GroupSpec(nproc=2)
+DEEDS = [CellRequest(source=f"step {number}") for number in range(3)]
+FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
+
+
+class Play:
+    """A session with willing ranks, of whose cells some do not end by themselves."""
+
+    def __init__(self) -> None:
+        self.launcher, self.link = FakeLauncher(), FakeLink()
+        make_willing(self.launcher, self.link)
+        self.session = Session(self.launcher, make_means=lambda: with_threads(self.link))
+        self.said: list[str] = []
+        self.sources: list[str] = []
+        self.hung = threading.Event()
+        self.hangs_in = self.fails_in = ""
+        self.on_cell: Callable[[str], None] = lambda _source: None
+        self.obey, self.link.on_send = self.link.on_send, self.receive
+        self.recoverer = Recoverer(
+            self.session, show=self.show, push=self.push, say=self.said.append
+        )
+
+    def receive(self, attempt: int, rank: int, command: Command) -> None:
+        if isinstance(command, RunCell):
+            if rank == 0:
+                self.sources.append(command.source)
+                self.on_cell(command.source)
+            if command.source == self.hangs_in:
+                self.hung.set()
+                return
+            if command.source == self.fails_in:
+                self.end(attempt, rank, command.cell, is_interrupted=False)
+                return
+        if isinstance(command, Interrupt):
+            self.end(attempt, rank, command.cell, is_interrupted=True)
+        self.obey(attempt, rank, command)
+
+    def end(self, attempt: int, rank: int, cell: int, *, is_interrupted: bool) -> None:
+        """A rank ends a cell badly."""
+        report = CellEnded(
+            cell=cell, seconds=0, in_group=True, is_interrupted=is_interrupted, failure=FAILURE
+        )
+        self.link.say(rank, report, attempt=attempt)
+
+    def show(self, handle: CellHandle) -> CellResult:
+        for _ in handle.notices():
+            pass
+        assert handle.result is not None
+        return handle.result
+
+    def push(self, pushed: Pushed) -> None:
+        self.sources.append(f"push {pushed.names}")
+
+    def interrupt_when_it_hangs(self) -> None:
+        def press() -> None:
+            self.hung.wait(20)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        threading.Thread(target=press).start()
+
+
+@pytest.fixture
+def play(folder: Path) -> Iterator[Play]:  # noqa: ARG001 - where the run is recorded
+    play = Play()
+    play.session.start(TWO)
+    yield play
+    play.session.close()
+
+
+def test_a_replay_does_again_what_was_done_in_its_order(play: Play) -> None:
+    assert play.recoverer.replay(DEEDS) is None
+    assert play.sources == ["step 0", "step 1", "step 2"]
+
+
+def test_an_interrupt_in_a_replay_reaches_the_ranks_and_ends_it_there(play: Play) -> None:
+    play.hangs_in = "step 1"
+    play.interrupt_when_it_hangs()
+    result = play.recoverer.replay(DEEDS)
+    assert result is not None
+    with pytest.raises(CellInterruptedError):
+        result.raise_for_failure()
+    assert play.sources == ["step 0", "step 1"]
+    assert play.session.life.state is GroupState.IDLE
+    assert len(play.session.deeds) == 1
+    assert play.said == []
+    play.hangs_in = ""
+    assert play.show(play.session.run(CellRequest(source="next"))).is_ok
+
+
+def test_an_interrupt_between_two_cells_of_a_replay_is_not_lost(play: Play) -> None:
+    play.on_cell = lambda source: play.session.interrupt() if source == "step 1" else None
+    # too late for the cell itself, whose ranks have ended it when the interrupt is read
+    with pytest.raises(CellInterruptedError) as caught:
+        play.recoverer.replay(DEEDS)
+    assert str(caught.value) == "the replay was ended when 2 of 3 cells and pushes were done"
+    assert caught.value.report.splitlines()[1] == (
+        "Every rank that lives keeps its names; the next cell works."
+    )
+    assert play.session.life.state is GroupState.IDLE
+
+
+def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
+    play.hangs_in = "step 1"
+
+    def stop() -> None:
+        play.hung.wait(20)
+        play.session.stop()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    result = play.recoverer.replay(DEEDS)
+    thread.join()
+    assert result is not None
+    assert result.verdict is not None
+    assert result.verdict.is_interrupt
+    assert play.sources == ["step 0", "step 1"]
+    assert play.session.life.state is GroupState.OFF
+
+
+def test_a_cell_that_fails_in_a_replay_ends_it_and_is_said(play: Play) -> None:
+    play.fails_in = "step 1"
+    result = play.recoverer.replay(DEEDS)
+    assert result is not None
+    assert not result.is_ok
+    assert play.sources == ["step 0", "step 1"]
+    assert play.said == ["a cell that had gone well failed when it was replayed"]
+
+
+def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: Play) -> None:
+    assert play.show(play.session.run(DEEDS[0])).is_ok
+    play.fails_in, play.hangs_in = "fails", ""
+
+    def hang_from_now_on(source: str) -> None:
+        if source == "fails":
+            play.hangs_in = "step 0"
+
+    play.on_cell = hang_from_now_on
+    play.interrupt_when_it_hangs()
+    result = play.recoverer.run(CellRequest(source="fails"), max_restarts=3)
+    with pytest.raises(CellInterruptedError):
+        result.raise_for_failure()
+    assert play.session.life.attempt == 2
+    assert play.sources == ["step 0", "fails", "step 0"]
+    assert play.session.life.state is GroupState.IDLE
+
+
+def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(
+    play: Play,
+) -> None:
+    play.fails_in = "fails"
+    play.on_cell = lambda _source: play.session.interrupt()
+    result = play.recoverer.run(CellRequest(source="fails"), max_restarts=3)
+    assert not result.is_ok
+    assert play.said == ["not started again: you asked to end it"]
+    assert play.session.life.attempt == 1
