@@ -492,3 +492,16 @@ def test_a_writer_killed_a_hundred_times_always_leaves_a_whole_one(tmp_path: Pat
     n_drafts, n_saved = map(int, done.stdout.split())
     assert n_drafts >= 20  # it was killed while it wrote
     assert n_saved >= 100
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "scheduler", "precision"])
+def test_what_has_no_state_is_refused_with_the_way_out(tmp_path: Path, name: str) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    for act in (checkpoint.resume, lambda **parts: checkpoint.save(0, **parts)):
+        with pytest.raises(TypeError) as caught:
+            act(**{name: [nn.Linear(1, 1), nn.Linear(1, 1)]})
+        assert str(caught.value) == (
+            f"Checkpoint: {name} must have a state_dict(), got list; of several, each needs a "
+            "Checkpoint in a folder of its own"
+        )
+    assert list(tmp_path.iterdir()) == []

@@ -69,7 +69,8 @@ class Checkpoint:
     several ranks rank 0 writes, and an error anywhere is raised on all of them.
 
     Args:
-        folder: of this run alone; made when it is first needed. On several machines, a shared one.
+        folder: of this run and this model alone (a GAN needs two); made when it is first needed.
+            On several machines, a shared one.
         keep: how many checkpoints stay.
 
     Attributes:
@@ -128,6 +129,7 @@ class Checkpoint:
 
         Raises:
             CheckpointError: it could not be saved; the checkpoints before it are untouched.
+            TypeError: a part has no state, such as a list of optimizers.
             ValueError: ``step`` is below 0.
         """
         began = time.perf_counter()

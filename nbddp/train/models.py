@@ -49,9 +49,8 @@ def prepare(
         RequestError: the model averages gradients in its own way already, or a part of it does.
         TypeError: it is no module.
 
-    >>> model = prepare(nn.Linear(4, 2))
-    >>> model(torch.zeros(3, 4)).shape
-    torch.Size([3, 2])
+    >>> prepare(nn.Linear(4, 2))
+    Linear(in_features=4, out_features=2, bias=True)
     """
     _check_can_be_prepared(model)
     if not _is_ddp(model):

@@ -28,10 +28,20 @@ def checked_step(step: int) -> int:
 def given_parts(**parts: Any) -> dict[str, Any]:
     """Those that are there, without the wrappers of a model.
 
-    >>> given_parts(model=None, optimizer="SGD")
-    {'optimizer': 'SGD'}
+    Raises:
+        TypeError: one of them has no state to save.
+
+    >>> given_parts(model=None)
+    {}
     """
-    return {name: _unwrapped(part) for name, part in parts.items() if part is not None}
+    given = {name: _unwrapped(part) for name, part in parts.items() if part is not None}
+    for name, part in given.items():
+        if not hasattr(part, "state_dict"):
+            raise TypeError(
+                f"Checkpoint: {name} must have a state_dict(), got {type(part).__name__}; of "
+                "several, each needs a Checkpoint in a folder of its own"
+            )
+    return given
 
 
 def _unwrapped(part: Any) -> Any:
