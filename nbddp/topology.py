@@ -25,8 +25,8 @@ class Topology:
         node_rank: index of the machine.
         world_size: ranks in total.
         local_world_size: ranks on this machine.
-        master_addr: host of the store that the ranks meet in.
-        master_port: its port.
+        master_addr: host where rank 0, or its process, may serve a store for the others.
+        master_port: its port there.
 
     Raises:
         ValueError: when the numbers contradict each other.
@@ -105,6 +105,9 @@ class Topology:
     def to_env(self, *, attempt: int = 1, run_id: str = "nbddp") -> dict[str, str]:
         """The variables torchrun would set for this rank, so that pasted code finds them.
 
+        All but ``TORCHELASTIC_USE_AGENT_STORE``: with it nobody would serve an address that a
+        script names for processes of its own, and they would wait for half an hour.
+
         Args:
             attempt: 1 for the first start, 2 for the first restart, as in
                 ``TORCHELASTIC_RESTART_COUNT`` + 1.
@@ -126,6 +129,5 @@ class Topology:
             "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         return env

@@ -150,6 +150,7 @@ class FakeLink:
 
     secret = b"secret"
     port = 4242
+    free_port = 4243
     refused = 0
 
     def __init__(self) -> None:

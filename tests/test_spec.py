@@ -16,7 +16,7 @@ from nbddp.controller import spec as room
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 
-LINK: Any = SimpleNamespace(secret=b"very secret", port=29500)
+LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, free_port=29501)
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 128])
@@ -143,7 +143,8 @@ def test_every_rank_is_told_its_place_and_its_log_and_all_else_alike(tmp_path: P
     starts = spec.starts(LINK, attempt=2, folder=folder, colors="linux")
     assert [start.topology.rank for start in starts] == [0, 1, 2]
     assert {start.topology.world_size for start in starts} == {3}
-    assert {start.topology.master_port for start in starts} == {29500}
+    assert {start.topology.master_port for start in starts} == {29501}
+    assert {start.store_port for start in starts} == {29500}
     assert [start.log_path for start in starts] == [str(folder.log(rank)) for rank in range(3)]
     for start in starts:
         assert (start.attempt, start.secret, start.backend) == (2, b"very secret", "gloo")

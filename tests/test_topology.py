@@ -60,7 +60,6 @@ def test_the_environment_is_the_one_that_torchrun_sets() -> None:
         "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "today",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
 

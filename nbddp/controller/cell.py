@@ -135,6 +135,7 @@ class CellHandle:
             wants_value=self.request.wants_value,
             is_again=self.request.is_again,
             needs_group=self.request.needs_group,
+            ranks=list(self.ranks),
         )
 
     def feed(self, notice: Notice) -> None:

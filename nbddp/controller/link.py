@@ -32,6 +32,7 @@ class StoreLink:
         self.secret = secrets.token_bytes(32)
         with names_from_files():
             self._server = _serve_on_loopback()
+            self._reserved = _reserve_port()
             clients = [clone(self._server) for _ in range(4)]
         self._sender, self._parcels, inbox, urgent = clients
         self._parcels.set_timeout(PATIENCE)
@@ -46,6 +47,11 @@ class StoreLink:
     def port(self) -> int:
         """The port of the store, on 127.0.0.1."""
         return int(self._server.port)
+
+    @property
+    def free_port(self) -> int:
+        """A port of this machine where a script's own processes may meet; nobody else gets it."""
+        return int(self._reserved.getsockname()[1])
 
     @property
     def refused(self) -> int:
@@ -106,10 +112,22 @@ class StoreLink:
         """Wake whoever collects, for the last time."""
         for queue in (UP, NEWS):
             self._postbox(queue, attempt=0).post(Leave())
+        self._reserved.close()
 
 
 def _from_rank(letter: Letter) -> Letter | None:
     return None if letter.sender == CONTROLLER else letter
+
+
+def _reserve_port() -> socket.socket:
+    """A port that is given to nobody who asks for any, and that who names it may serve.
+
+    It is bound and does not listen, and both ends say that they share the address.
+    """
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 def _serve_on_loopback() -> dist.TCPStore:

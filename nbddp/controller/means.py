@@ -27,6 +27,10 @@ class Link(Protocol):
         """Where the ranks find it, on 127.0.0.1."""
 
     @property
+    def free_port(self) -> int:
+        """A port of this machine where a script's own processes may meet."""
+
+    @property
     def refused(self) -> int:
         """How many messages came that were not ours."""
 

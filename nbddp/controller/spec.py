@@ -126,6 +126,7 @@ class GroupSpec:
         """What each rank must be told; ``struck`` are faults that shall not strike again."""
         common = RankStart(
             topology=Topology.local(1)[0],
+            store_port=link.port,
             attempt=attempt,
             secret=link.secret,
             log_path="",
@@ -142,7 +143,7 @@ class GroupSpec:
         )
         return [
             replace(common, topology=place, log_path=str(folder.log(place.rank)))
-            for place in Topology.local(self.nproc, master_port=link.port)
+            for place in Topology.local(self.nproc, master_port=link.free_port)
         ]
 
 

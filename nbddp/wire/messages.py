@@ -20,7 +20,7 @@ class RunCell:
     """Run this source; ``first_line`` is the notebook line that it begins on.
 
     ``is_again``: not because the user asks, but because it was done before a restart;
-    ``needs_group``: whether it cannot do without the process group.
+    ``needs_group``: whether it cannot do without the process group; ``ranks``: who runs it.
     """
 
     cell: int
@@ -30,6 +30,7 @@ class RunCell:
     wants_value: bool = False
     is_again: bool = False
     needs_group: bool = True
+    ranks: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

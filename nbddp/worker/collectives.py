@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -15,8 +13,12 @@ import torch.distributed as dist
 from nbddp.topology import Topology
 from nbddp.train import place
 from nbddp.wire.loopback import clone, names_from_files
+from nbddp.wire.messages import RunCell
+from nbddp.worker.afterlife import Afterlife
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
+from nbddp.worker.rendezvous import Rendezvous
+from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
 
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
 CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
@@ -44,16 +46,18 @@ class ProcessGroup:
         self._is_store_shut = False
         self._connections = connections
         connections.note_new_groups()
+        self._afterlife = Afterlife(self._close_connections)
+        self._afterlife.begin()
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
-        self._cell_prefix = "start"
-        self._cell_inits = 0
         self.backend = choose_backend(backend, topology.local_world_size)
         self.device = place.device()
         self.is_broken = False
         self.stuck_in: Collective | None = None
-        self._serve_env_rendezvous()
+        self._rendezvous = Rendezvous(topology, attempt, self._one_more_store)
+        self._rendezvous.serve()
+        let_cells_spawn(self._rendezvous.family)
 
     def current(self) -> object:
         """The default process group, None without one."""
@@ -118,8 +122,11 @@ class ProcessGroup:
             dist.destroy_process_group()
 
     def is_intact(self) -> bool:
-        """Whether there is a process group, and it was not broken open."""
-        return dist.is_initialized() and not self.is_broken
+        """Whether there is a process group of all ranks, in order, and not broken open."""
+        if not dist.is_initialized() or self.is_broken:
+            return False
+        mine = self._topology
+        return (dist.get_rank(), dist.get_world_size()) == (mine.rank, mine.world_size)
 
     def sequence(self) -> int:
         """How many collectives the default group has begun."""
@@ -135,44 +142,35 @@ class ProcessGroup:
         ends when its connection does, and so does one on the store. So the connections that
         process groups wait on are shut down; with ``others_too`` all but the mail's.
         """
-        self.is_broken = self._is_store_shut = True
+        self.is_broken = True
         newest = newest_collective()
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
         if self.backend == "nccl" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
+        self._close_connections(others_too=others_too)
+
+    def _close_connections(self, *, others_too: bool = False) -> None:
+        self._is_store_shut = True
         self._connections.shut_down(others_too=others_too)
 
     def note_failure(self, error: BaseException | None) -> None:
         """After an error of the backend's own, such as a timeout, its connections are closed."""
         self.is_broken = self.is_broken or comes_from_backend(error)
 
-    def begin_cell(self, cell: int) -> None:
-        """From here on ``init_process_group()`` of a cell meets under this cell's prefix."""
-        self._cell_prefix = f"cell{cell}"
-        self._cell_inits = 0
+    def begin_cell(self, command: RunCell) -> None:
+        """A cell may make groups and processes of its own."""
         self.stuck_in = None
-        _number_groups_from(cell * GROUPS_PER_CELL if dist.is_initialized() else 0)
+        self._rendezvous.begin_cell(command.cell, running=len(command.ranks))
+        let_cell_choose_start_method()
+        self._afterlife.begin_cell()
+        _number_groups_from(command.cell * GROUPS_PER_CELL if dist.is_initialized() else 0)
 
-    def _serve_env_rendezvous(self) -> None:
-        """Let ``init_process_group()`` in a cell meet in our store, each time under a new prefix.
-
-        torch's own handler reuses one prefix, so that a second call in the same process would
-        find the addresses of the first.
-        """
-        # the package's attribute of this name is the function
-        module = importlib.import_module("torch.distributed.rendezvous")
-        module._rendezvous_handlers["env"] = self._env_rendezvous
-
-    def _env_rendezvous(
-        self, _url: str, timeout: timedelta = FORM_TIMEOUT, **_options: Any
-    ) -> Iterator[tuple[dist.Store, int, int]]:
-        self._cell_inits += 1
-        prefix = f"a{self._attempt}/env/{self._cell_prefix}/{self._cell_inits}"
+    def _one_more_store(self) -> dist.Store:
+        """For a group of the user's: its timeout is its own, and so is the wait on it."""
         store = self._open_store()
-        store.set_timeout(timeout)
-        yield dist.PrefixStore(prefix, store), self._topology.rank, self._topology.world_size
-        raise RuntimeError("env:// cannot meet a second time")
+        with names_from_files(), self._connections.noting():
+            return clone(store)
 
 
 def _number_groups_from(number: int) -> None:

@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 import nbddp
 from nbddp.errors import RequestError
-from nbddp.topology import Topology
 from nbddp.train import faults
 from nbddp.train.report import set_sink
 from nbddp.wire import parcels
@@ -76,7 +75,7 @@ def live(start: RankStart) -> None:
     watch_kernel(start.kernel_pid)
     _settle(start)
     log = RankLog(Path(start.log_path))
-    clients = Clients.connect(start.topology)
+    clients = Clients.connect(start.topology.master_addr, start.store_port)
     sender, attempt = start.topology.rank, start.attempt
     postbox, urgent = (
         Postbox(clients.reports, queue, secret=start.secret, sender=sender, attempt=attempt)
@@ -140,14 +139,14 @@ class Clients:
     connections: Connections
 
     @classmethod
-    def connect(cls, place: Topology) -> Clients:
+    def connect(cls, address: str, port: int) -> Clients:
         """Connect them all, before any code of the user runs."""
         connections = Connections()
         with names_from_files():
             with connections.keeping():
                 first = dist.TCPStore(
-                    place.master_addr,
-                    place.master_port,
+                    address,
+                    port,
                     is_master=False,
                     timeout=FOREVER,
                     wait_for_workers=False,
@@ -307,7 +306,7 @@ class Rank:
         """Get ready for a cell; false if it was interrupted before it could begin."""
         for name, value in self._names.items():
             self._shell.user_ns.setdefault(name, value)
-        self._group.begin_cell(command.cell)
+        self._group.begin_cell(command)
         self._meters.begin_cell()
         faults.begin_cell(is_again=command.is_again)
         may_begin = self._interrupter.begin_cell(command.cell)

@@ -19,7 +19,8 @@ class RankStart:
     """All that a rank must be told; travels over the pipe of the process that starts it.
 
     Attributes:
-        topology: its place in the world, and the address of the store.
+        topology: its place in the world.
+        store_port: the port of the store that messages go through, on this machine.
         attempt: which start of the group this is, from 1.
         secret: what messages are signed with.
         log_path: the file that becomes its standard output and error.
@@ -36,6 +37,7 @@ class RankStart:
     """
 
     topology: Topology
+    store_port: int
     attempt: int
     secret: bytes = field(repr=False)
     log_path: str

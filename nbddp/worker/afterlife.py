@@ -1,0 +1,62 @@
+"""Process groups that were destroyed stay a while, for torch can stand still when one is freed.
+
+A thread of Gloo lets go of a tensor shortly after its collective is over, and needs Python's lock
+for it. Whoever frees the group in that moment waits for this thread, and holds the lock: a DDP
+model that goes out of scope just after ``destroy_process_group()`` does (seen with torch 2.13). So
+a group is freed two cells later, when its threads have nothing left to do.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+CELLS = 2  # that a group outlives its end
+
+
+class Afterlife:
+    """Holds every process group of this rank until nothing of it is in use.
+
+    Args:
+        close: closes what the groups have open: a peer that waits for this rank hears of it, and
+            so does a thread of ours.
+    """
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+        self._pid = os.getpid()
+        self._groups: list[Any] = []
+        self._ended: deque[list[Any]] = deque(([] for _ in range(CELLS)), maxlen=CELLS)
+
+    def begin(self) -> None:
+        """Hold all groups that are made from here on."""
+        module: Any = dist.distributed_c10d
+        make = module._new_process_group_helper
+        destroy = module.destroy_process_group
+
+        @functools.wraps(make)
+        def make_held(*args: Any, **options: Any) -> Any:
+            made = make(*args, **options)
+            if isinstance(made[0], dist.ProcessGroup):
+                self._groups.append(made[0])
+            return made
+
+        @functools.wraps(destroy)
+        def destroy_and_close(group: dist.ProcessGroup | None = None) -> None:
+            destroy(group)
+            if not dist.is_initialized() and os.getpid() == self._pid:
+                self._close()
+
+        module._new_process_group_helper = make_held
+        module.destroy_process_group = dist.destroy_process_group = destroy_and_close
+
+    def begin_cell(self) -> None:
+        """Free what ended some cells ago."""
+        living = dist.distributed_c10d._world.pg_map
+        self._ended.append([each for each in self._groups if each not in living])
+        self._groups = [each for each in self._groups if each in living]

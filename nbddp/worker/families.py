@@ -1,0 +1,91 @@
+"""Processes that a rank starts, and where they meet: each rank's are a family of their own.
+
+Scripts that launch themselves name one port for all. If every rank runs such a script, the first
+family has the port, and the others would mix with it; here they are told at once. Loaded in
+processes that a rank spawned, so it imports no torch before the script does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlparse
+
+Handler = Callable[..., Iterator[tuple[Any, int, int]]]
+
+KEY = "nbddp/family"
+PATIENCE = timedelta(seconds=5)  # for the one that serves the port to say whose it is
+
+
+def taken(port: object) -> str:
+    """What to do about a port that is in use."""
+    return (
+        f"port {port} is taken, perhaps by the processes of another rank: run the cell with "
+        "--ranks 0, or give each rank a port of its own"
+    )
+
+
+class Arrival:
+    """A process on its way: at its destination it joins the family of the rank that sent it."""
+
+    def __init__(self, process: Any, family: str) -> None:
+        self._process = process
+        self._family = family
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, str]]:
+        return _arrive, (self._process, self._family)
+
+
+def _arrive(process: Any, family: str) -> Any:
+    if "torch" in sys.modules:  # what the process needs was loaded with it
+        handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+        for scheme in ("env", "tcp"):
+            handlers[scheme] = guarded(handlers[scheme], lambda: family)
+    return process
+
+
+def guarded(handler: Handler, family: Callable[[], str]) -> Handler:
+    """A rendezvous as torch has it, but among the processes of one family only."""
+
+    def meet(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        meeting = handler(url, **options)
+        store, rank, world_size = _first(meeting, url)
+        _stay_apart(store, rank, family())
+        yield store, rank, world_size
+        yield from meeting
+
+    return meet
+
+
+def _first(meeting: Iterator[tuple[Any, int, int]], url: str) -> tuple[Any, int, int]:
+    import torch.distributed as dist
+
+    try:
+        return next(meeting)
+    except dist.DistNetworkError as error:
+        if "address already in use" not in str(error).lower():
+            raise
+        raise dist.DistNetworkError(taken(_port(url))) from None
+
+
+def _stay_apart(store: Any, rank: int, family: str) -> None:
+    import torch.distributed as dist
+
+    if rank == 0:  # it serves
+        store.set(KEY, family)
+        return
+    try:
+        store.wait([KEY], PATIENCE)
+    except dist.DistStoreError:
+        return  # served by a program that knows nothing of families
+    if store.get(KEY).decode() != family:
+        raise dist.DistNetworkError(taken(store.port))
+
+
+def _port(url: str) -> object:
+    import os
+
+    return urlparse(url).port or os.environ.get("MASTER_PORT", "")

@@ -1,0 +1,118 @@
+"""What a cell starts by ``multiprocessing``: its functions travel, and nothing is left behind.
+
+A spawned process looks for a function by name in ``__main__``, which for a cell is empty there. So
+what a cell defined is sent whole, as it is when values are pushed; everything else goes torch's
+usual way, shared tensors and queues included.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import multiprocessing
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable
+from contextlib import contextmanager
+from multiprocessing import context, process, reduction
+from typing import Any
+
+import cloudpickle
+import torch.multiprocessing
+
+from nbddp.worker.families import Arrival
+
+_UNSENDABLE = (TypeError, AttributeError, pickle.PicklingError)
+
+
+def let_cells_spawn(family: str) -> None:
+    """From here on processes of this rank can run what a cell defined; they are one family."""
+    original = reduction.dump
+
+    @functools.wraps(original)
+    def dump(value: Any, file: Any, protocol: int | None = None) -> None:
+        if not isinstance(value, process.BaseProcess):
+            original(value, file, protocol)
+        elif _main_is_a_file():
+            original(Arrival(value, family), file, protocol)
+        else:
+            _ByValue(file, protocol).dump(Arrival(value, family))
+
+    module: Any = reduction
+    module.dump = dump
+    spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
+    package: Any = torch.multiprocessing
+    package.start_processes = spawn.start_processes = _ending(spawn.start_processes)
+
+
+def let_cell_choose_start_method() -> None:
+    """Let ``set_start_method`` be called once in this cell too; what was chosen stays chosen."""
+    default: Any = context._default_context
+    if default._actual_context is not None:
+        default._default_context, default._actual_context = default._actual_context, None
+
+
+def _main_is_a_file() -> bool:
+    """Whether a spawned process can import ``__main__``, as when ``%run`` runs a script."""
+    return getattr(sys.modules["__main__"], "__file__", None) is not None
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+    """As multiprocessing pickles, and what was defined in ``__main__`` whole."""
+
+    def __init__(self, file: Any, protocol: int | None) -> None:
+        ways: Any = vars(reduction.ForkingPickler)["_extra_reducers"]
+        # before the rest: it is looked up once
+        self.dispatch_table = ChainMap(ways, cloudpickle.Pickler.dispatch_table)
+        super().__init__(file, protocol=protocol)
+
+
+def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start_processes(
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        join: bool = True,  # noqa: FBT001, FBT002 - torch's own signature
+        daemon: bool = False,  # noqa: FBT001, FBT002
+        start_method: str = "spawn",
+    ) -> Any:
+        with _nothing_left_behind():
+            try:
+                started = original(fn, args, nprocs, False, daemon, start_method)  # noqa: FBT003
+            except _UNSENDABLE as error:
+                name = getattr(fn, "__name__", "this function")
+                raise RuntimeError(
+                    f"{name} cannot be sent to a new process ({error}); the ranks are here "
+                    "already: call it with rank in place of the index"
+                ) from error
+            if not join:
+                return started
+            while not _joined(started):
+                pass
+        return None
+
+    return start_processes
+
+
+def _joined(started: Any) -> bool:
+    try:
+        return bool(started.join())
+    except torch.multiprocessing.ProcessRaisedException as error:
+        last = error.msg.rstrip().rpartition("\n")[2]
+        if "--ranks 0" in last:
+            raise RuntimeError(last.partition(": ")[2]) from None
+        raise
+
+
+@contextmanager
+def _nothing_left_behind() -> Any:
+    """Whatever ends the wait, such as an interrupt, ends what was started meanwhile."""
+    before = set(multiprocessing.active_children())
+    try:
+        yield
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise

@@ -1,0 +1,310 @@
+"""Process groups that a cell makes itself, in its rank and in processes that it starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nbddp import CellFailedError, WorkerGroup
+from nbddp.controller.cell import CellRequest, CellResult
+from nbddp.ui.text import StreamScreen, TextView
+
+pytestmark = pytest.mark.multiproc
+
+# in the shape of the well-known tutorials: every process says its place and where to meet
+TUTORIAL = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def setup(rank, world_size):
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = "{port}"
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+def cleanup():
+    dist.destroy_process_group()
+
+class ToyModel(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(10, 5)
+    def forward(self, x):
+        return self.net(x)
+
+def demo_basic(rank, world_size):
+    setup(rank, world_size)
+    model = DDP(ToyModel())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    torch.nn.MSELoss()(model(torch.randn(20, 10)), torch.randn(20, 5)).backward()
+    optimizer.step()
+    total = torch.ones(1) * rank
+    dist.all_reduce(total)
+    print(f"process {{rank}} of {{world_size}}: {{total.item()}}\\n", end="", flush=True)
+    cleanup()
+
+def run_demo(demo, world_size):
+    mp.spawn(demo, args=(world_size,), nprocs=world_size, join=True)
+"""
+
+GROUP = """
+def work(rank, size, how="{how}"):
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo", init_method=how or None, rank=rank, world_size=size)
+    total = torch.ones(1) * (rank + 1)
+    dist.all_reduce(total)
+    print(f"process {{rank}} of {{size}}: {{total.item()}}\\n", end="", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def run_bare(group: WorkerGroup, source: str, ranks: tuple[int, ...] | None = None) -> CellResult:
+    """Run a cell with ``--no-init``."""
+    request = CellRequest(source=source, needs_group=False, ranks=ranks)
+    result = group.show(group.submit(request), TextView(StreamScreen()))
+    result.raise_for_failure()
+    return result
+
+
+def free_port() -> int:
+    """A port that nobody has just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the ranks and their processes printed, without warnings, sorted."""
+    lines = capsys.readouterr().out.splitlines()
+    return sorted(line for line in lines if "process " in line and " of " in line)
+
+
+# ---- in the ranks themselves
+
+
+def test_arguments_and_variables_win_over_the_ranks_own_place(group: WorkerGroup) -> None:
+    run_bare(
+        group,
+        "import os\n"
+        "dist.init_process_group('gloo', rank=world_size - 1 - rank, world_size=world_size)\n"
+        "by_argument = dist.get_rank()\ndist.destroy_process_group()\n"
+        "os.environ['RANK'] = str(1 - rank)\ndist.init_process_group('gloo')\n"
+        "by_variable = dist.get_rank()\ndist.destroy_process_group()\n"
+        "dist.init_process_group('gloo', rank=0, world_size=1)\n"
+        "alone = (dist.get_rank(), dist.get_world_size())\ndist.destroy_process_group()\n"
+        "os.environ['RANK'] = str(rank)",
+    )
+    assert group.pull("(by_argument, by_variable, alone)") == [(1, 1, (0, 1)), (0, 0, (0, 1))]
+
+
+def test_a_part_of_the_ranks_may_form_a_group(make_group: Callable[..., WorkerGroup]) -> None:
+    group = make_group(3)
+    run_bare(
+        group,
+        "dist.init_process_group('gloo', rank=rank - 1, world_size=2)\n"
+        "x = torch.ones(1) * rank\ndist.all_reduce(x)",
+        ranks=(1, 2),
+    )
+    group.run("y = torch.ones(1)\ndist.all_reduce(y)")
+    assert group.pull("y.item()") == [3.0] * 3
+    assert group.pull("x.item() if rank else 0.0") == [0.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("how", ["tcp://localhost:{port}", "tcp://127.0.0.1:{port}", ""])
+def test_a_function_of_a_tutorial_is_called_with_rank_again_and_again(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    source = GROUP.format(how=how.format(port=free_port()))
+    for _ in range(3):
+        run_bare(group, f"{source}\nwork(rank, world_size)")
+    run_bare(group, f"{TUTORIAL.format(port=free_port())}\ndemo_basic(rank, world_size)")
+    lines = printed(capsys)
+    assert len(lines) == 8
+    assert lines.count("[rank 1] process 1 of 2: 3.0") == 3
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(
+    group: WorkerGroup,
+) -> None:
+    with pytest.raises(CellFailedError, match="rank 0: "):
+        run_bare(
+            group,
+            "from datetime import timedelta\nif rank == 0:\n"
+            "    dist.init_process_group('gloo', timeout=timedelta(seconds=1))",
+        )
+    run_bare(group, "dist.init_process_group('gloo')\ndist.barrier()")
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(
+    group: WorkerGroup,
+) -> None:
+    group.run("if rank == 0: dist.new_group([0])")
+    group.run(
+        "pair = dist.new_group([0, 1])\nx = torch.ones(1)\n"
+        "dist.all_reduce(x, group=pair)\nassert x == 2"
+    )
+
+
+def test_a_second_group_is_refused_with_the_way_out(group: WorkerGroup) -> None:
+    with pytest.raises(CellFailedError) as failure:
+        group.run("dist.init_process_group('gloo')")
+    assert str(failure.value) == (
+        "ranks 0-1: ValueError: trying to initialize the default process group twice! The ranks "
+        "have one already: leave this line out, or run the cell with --no-init, line 1"
+    )
+    run_bare(group, "dist.init_process_group('gloo')\ndist.barrier()")
+    group.run("dist.barrier()\ndist.destroy_process_group()")
+    group.run("dist.barrier()")
+
+
+def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: WorkerGroup) -> None:
+    group.run(
+        "from nbddp.worker import collectives\nfrom datetime import timedelta\n"
+        "form = collectives.ProcessGroup.form\n"
+        "def broken(self, generation): raise OSError('no more ports')\n"
+        "if rank == 1: collectives.ProcessGroup.form = broken\n"
+        "collectives.FORM_TIMEOUT = timedelta(seconds=1)\ndist.destroy_process_group()"
+    )
+    for _ in range(2):
+        with pytest.raises(CellFailedError, match=r"^rank 1: OSError: no more ports"):
+            group.run("dist.barrier()")
+    run_bare(group, "collectives.ProcessGroup.form = form\nalive = True")
+    group.run("assert alive\ndist.barrier()")
+
+
+# ---- in processes that a rank starts
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+@pytest.mark.parametrize("how", ["tcp://localhost:{port}", "env", ""])
+def test_processes_that_one_rank_starts_form_a_group_of_their_own(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], start_method: str, how: str
+) -> None:
+    port = free_port()
+    source = GROUP.format(how="" if how == "env" else how.format(port=port))
+    if how == "env":
+        source += f"import os\nos.environ.update(MASTER_ADDR='localhost', MASTER_PORT='{port}')\n"
+    source += (
+        "import torch.multiprocessing as mp\n"
+        f"mp.start_processes(work, args=(2,), nprocs=2, start_method='{start_method}')"
+    )
+    for _ in range(2):
+        group.run(source, ranks=[0])
+    assert (
+        printed(capsys)
+        == ["[rank 0] process 0 of 2: 3.0"] * 2 + ["[rank 0] process 1 of 2: 3.0"] * 2
+    )
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_a_tutorial_that_launches_itself_runs_in_one_rank(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(f"{TUTORIAL.format(port=free_port())}\nrun_demo(demo_basic, 2)", ranks=[0])
+    assert printed(capsys) == ["[rank 0] process 0 of 2: 1.0", "[rank 0] process 1 of 2: 1.0"]
+
+
+def test_in_every_rank_it_says_what_to_change(group: WorkerGroup) -> None:
+    port = free_port()
+    with pytest.raises(CellFailedError) as failure:
+        group.run(f"{TUTORIAL.format(port=port)}\nrun_demo(demo_basic, 2)")
+    assert (
+        f"RuntimeError: port {port} is taken, perhaps by the processes of another rank: run the "
+        "cell with --ranks 0, or give each rank a port of its own"
+    ) in str(failure.value)
+
+
+def test_processes_started_by_hand_meet_too(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        GROUP.format(how=f"tcp://127.0.0.1:{free_port()}")
+        + "import multiprocessing as mp\nmp.set_start_method('spawn')\nprocesses = []\n"
+        "for index in range(2):\n"
+        "    p = mp.Process(target=work, args=(index, 2))\n    p.start()\n    processes.append(p)\n"
+        "for p in processes:\n    p.join()\nassert not any(p.exitcode for p in processes)"
+    )
+    for _ in range(2):
+        group.run(source, ranks=[0])
+    assert len(printed(capsys)) == 4
+
+
+def test_forked_children_leave_the_ranks_group_alone(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = (
+        GROUP.format(how=f"tcp://127.0.0.1:{free_port()}") + "import os\npids = []\n"
+        "for index in range(2):\n    pid = os.fork()\n    if pid == 0:\n"
+        "        work(index, 2)\n        os._exit(0)\n    pids.append(pid)\n"
+        "assert not any(os.waitpid(pid, 0)[1] for pid in pids)"
+    )
+    group.run(source, ranks=[1])
+    assert len(printed(capsys)) == 2
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_what_cannot_be_sent_says_so_at_once(group: WorkerGroup) -> None:
+    with pytest.raises(CellFailedError) as failure:
+        group.run(
+            "import threading, torch.multiprocessing as mp\nlock = threading.Lock()\n"
+            "def work(index): print(lock)\nmp.spawn(work, nprocs=2)",
+            ranks=[0],
+        )
+    assert str(failure.value).endswith(
+        "the ranks are here already: call it with rank in place of the index, line 4"
+    )
+
+
+def test_shared_tensors_and_queues_reach_what_a_cell_spawns(group: WorkerGroup) -> None:
+    group.run(
+        "import torch.multiprocessing as mp\n"
+        "class Told:\n    pass\n"
+        "def work(index, shared, queue, told):\n"
+        "    shared[index] = told.number\n    queue.put(index)\n"
+        "shared, told = torch.zeros(2).share_memory_(), Told()\ntold.number = 7\n"
+        "queue = mp.get_context('spawn').SimpleQueue()\n"
+        "mp.spawn(work, args=(shared, queue, told), nprocs=2)\n"
+        "assert shared.tolist() == [7, 7] and {queue.get(), queue.get()} == {0, 1}",
+        ranks=[0],
+    )
+
+
+def test_the_torchrun_script_of_a_file_runs_as_it_is(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "script.py").write_text(
+        "import os\nimport torch\nimport torch.distributed as dist\n"
+        "def main():\n    dist.init_process_group('gloo')\n"
+        "    rank, local = int(os.environ['RANK']), int(os.environ['LOCAL_RANK'])\n"
+        "    assert (rank, local) == (dist.get_rank(), dist.get_rank())\n"
+        "    assert dist.is_torchelastic_launched()\n"
+        "    total = torch.ones(1)\n    dist.all_reduce(total)\n"
+        "    print(f'process {rank} of {dist.get_world_size()}: {total.item()}')\n"
+        "    dist.destroy_process_group()\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    for _ in range(2):
+        run_bare(group, "%run script.py")
+    assert (
+        printed(capsys)
+        == ["[rank 0] process 0 of 2: 2.0"] * 2 + ["[rank 1] process 1 of 2: 2.0"] * 2
+    )
+
+
+def test_a_script_in_a_process_of_its_own_meets_those_of_the_other_ranks(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "script.py").write_text(
+        "import torch\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\ntotal = torch.ones(1)\ndist.all_reduce(total)\n"
+        "print(f'process {dist.get_rank()} of {dist.get_world_size()}: {total.item()}')\n"
+        "dist.destroy_process_group()\n"
+    )
+    source = "import subprocess, sys\nsubprocess.run([sys.executable, 'script.py'], check=True)"
+    for _ in range(2):
+        group.run(source)
+    assert len(printed(capsys)) == 4
