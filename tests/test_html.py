@@ -200,6 +200,12 @@ def test_the_shape_is_shown_of_a_collective_that_is_waited_in() -> None:
     assert column(Page(rank_table([waits])), "collective") == ["all_reduce #7 float [8]"]
 
 
+@pytest.mark.parametrize("group", ["[0, 2]", "'tensor parallel'", "c0ffee12"])
+def test_the_group_is_shown_of_a_collective_that_is_not_of_the_default_one(group: str) -> None:
+    each = replace(ONE, collective=f"all_reduce #7 of group {group} float [8]")
+    assert column(Page(rank_table([each])), "collective") == [f"all_reduce #7 of group {group}"]
+
+
 def moods(each: RankSnapshot) -> set[str]:
     return {*Page(rank_table([each])).values("class")} & {"nbddp-wrong", "nbddp-waits"}
 

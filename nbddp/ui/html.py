@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from html import escape as escape_tags
 
@@ -31,6 +32,7 @@ _DOTS = {
     GroupState.INTERRUPTING: "nbddp-warn",
     GroupState.STOPPING: "nbddp-warn",
 }
+_TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")  # of a collective
 _BAD_EVENTS = {"failure", "exit", "start failed"}
 _WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no progress", "fault"}
 
@@ -120,10 +122,9 @@ def _line(each: RankSnapshot) -> str:
 
 
 def _collective(each: RankSnapshot) -> str:
-    """Its name and number; the shape too where that is what the rank waits in."""
-    name, _, shape = each.collective.partition(" #")
-    number, _, shape = shape.partition(" ")
-    short = f"{name} #{number}" if number else name
+    """Its name, number and group; the shape too where that is what the rank waits in."""
+    title = _TITLE.match(each.collective)
+    short = title.group() if title else each.collective
     shown = each.collective if each.state == "waiting" else short
     return f'<span title="{escape(each.collective)}">{escape(shown)}</span>' if shown else ""
 

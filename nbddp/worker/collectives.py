@@ -22,6 +22,7 @@ from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
 
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
 CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
+DEFAULT = "default_pg"  # torch's description of the default group
 GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
 
 
@@ -191,16 +192,33 @@ def choose_backend(asked: str, local_world_size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One entry of torch's flight recorder."""
+    """One entry of torch's flight recorder.
+
+    Attributes:
+        name: the function.
+        number: which one of its group it is; each group counts its own.
+        is_in_flight: whether it is not over.
+        shape: type and sizes of what goes in.
+        began_at: in seconds, as ``time.time()`` has it.
+        group: the group's ranks, as ``[0, 2]``; empty for the default group.
+        record: which one it is of all that this process began.
+    """
 
     name: str
     number: int
     is_in_flight: bool
     shape: str = ""
-    began_at: float = 0.0  # in seconds, as time.time() has it
+    began_at: float = 0.0
+    group: str = ""
+    record: int = 0
+
+    @property
+    def title(self) -> str:
+        """Which one it is, as ``all_reduce #3 of group [0, 2]``."""
+        return f"{self.name} #{self.number}" + (f" of group {self.group}" if self.group else "")
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (f"{self.name} #{self.number}", self.shape)))
+        return " ".join(filter(None, (self.title, self.shape)))
 
 
 def newest_collective() -> Collective | None:
@@ -216,7 +234,19 @@ def newest_collective() -> Collective | None:
         is_in_flight=not newest["retired"],
         shape=_shape(newest),
         began_at=newest["time_created_ns"] / 1e9,
+        group=_group(*newest.get("process_group", ["", DEFAULT])),
+        record=int(newest["record_id"]),
     )
+
+
+def _group(name: str, description: str) -> str:
+    """How a group that is not the default one is called: by its ranks, while it lives."""
+    if description == DEFAULT:
+        return ""
+    for group, known in list(dist.distributed_c10d._world.pg_names.items()):
+        if known == name:
+            return str(dist.get_process_group_ranks(group))
+    return repr(description) if description != "undefined" else name[:8]
 
 
 def _shape(entry: dict[str, Any]) -> str:

@@ -136,7 +136,7 @@ def _collective(stack: list[FrameType], stuck_in: Collective | None) -> str:
     called = next((function_name(frame) for frame in stack if _is_torch_distributed(frame)), "")
     newest = stuck_in or newest_collective()
     if newest is not None and (newest is stuck_in or newest.name in (called, f"_{called}")):
-        return f"{newest.name} #{newest.number}"
+        return newest.title
     return called  # a send or a recv: gloo's flight recorder has none of them
 
 

@@ -72,7 +72,7 @@ class PulseThread:
         frame = main_frame()
         newest = newest_collective() if self._last_cell else None
         # a loop comes by the same place again, and its frame lies where the last one did
-        count = newest.number if newest is not None else 0
+        count = newest.record if newest is not None else 0
         place, now = (cell, id(frame), frame.f_lasti, count), time.monotonic()
         has_stayed = place == self._place
         if not has_stayed:

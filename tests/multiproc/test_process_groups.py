@@ -308,3 +308,21 @@ def test_a_script_in_a_process_of_its_own_meets_those_of_the_other_ranks(
     for _ in range(2):
         group.run(source)
     assert len(printed(capsys)) == 4
+
+
+# ---- what is said of groups
+
+
+def test_a_collective_of_a_part_is_numbered_and_named_with_its_group(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(3)
+    with pytest.raises(CellFailedError) as failure:
+        group.run(
+            "pair = dist.new_group([0, 2])\nx = torch.ones(1)\n"
+            "for _ in range(5): dist.all_reduce(x)\n"
+            "if rank != 1: dist.all_reduce(x, group=pair)\n"
+            "if rank == 0: dist.all_reduce(x, group=pair)\n"
+            "if rank == 2: raise ValueError('on purpose')"
+        )
+    assert "  rank 0: interrupted in all_reduce #2 of group [0, 2], line 5" in failure.value.report
