@@ -184,20 +184,39 @@ class RankShell(InteractiveShell):
         self,
         fname: Any,
         *where: Any,
-        exit_ignore: bool = False,
+        exit_ignore: bool | None = None,
         raise_exceptions: bool = True,
         shell_futures: bool = False,
     ) -> None:
-        """Run a script for ``%run``; what it raises ends the cell, where IPython only shows it."""
+        """Run a script for ``%run``; what it raises ends the cell, where IPython only shows it.
+
+        ``%run -p`` alone does not say ``exit_ignore``, and swallows an exit.
+        """
         __tracebackhide__ = True
         del raise_exceptions
         Path(fname).expanduser().open("rb").close()  # where it cannot be read, IPython only warns
         try:
             super().safe_execfile(fname, *where, raise_exceptions=True, shell_futures=shell_futures)
         except SystemExit as error:
+            if exit_ignore is None:
+                self._swallowed.append(error)
             if not exit_ignore:
-                self._swallowed.append(error)  # `%run -p` would swallow it
                 raise
+
+    def safe_execfile_ipy(
+        self,
+        fname: Any,
+        shell_futures: bool = False,  # noqa: FBT001, FBT002
+        raise_exceptions: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        """Run a notebook for ``%run``, which asks that errors be raised: then none is swallowed."""
+        __tracebackhide__ = True
+        before = len(self._swallowed)
+        try:
+            super().safe_execfile_ipy(fname, shell_futures, raise_exceptions)
+        finally:
+            if raise_exceptions:
+                del self._swallowed[before:]
 
     def safe_run_module(self, mod_name: str, where: dict[str, Any]) -> None:
         """Run a module for ``%run -m``; what it raises ends the cell."""
@@ -206,7 +225,6 @@ class RankShell(InteractiveShell):
             where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
         except SystemExit as error:
             if error.code:
-                self._swallowed.append(error)
                 raise
 
     # ---- tracebacks

@@ -306,3 +306,18 @@ def test_loading_nbddp_in_a_rank_says_that_it_is_loaded(notebook: Notebook) -> N
     reply = notebook.run("%%ddp --nproc 2\n%load_ext nbddp")
     said = "nbddp: it is loaded in the notebook; this is one of its ranks"
     assert (reply.status, reply.lines(0), reply.lines(1)) == ("ok", [said], [said])
+
+
+@pytest.mark.parametrize(
+    ("source", "handled"),
+    [("import sys; sys.exit(3)", "x.py"), ("int('x')", "x.py"), ("int('x')", "x.ipy")],
+)
+def test_what_a_cell_catches_of_a_script_is_no_failure(
+    notebook: Notebook, source: str, handled: str
+) -> None:
+    notebook.run(f"%%writefile {handled}\n{source}")
+    reply = notebook.run(
+        f"%%ddp --nproc 1\ntry:\n    %run {handled}\nexcept (ValueError, SystemExit):\n"
+        "    print('caught')"
+    )
+    assert (reply.status, reply.lines(0)[0]) == ("ok", "caught")
