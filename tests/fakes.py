@@ -50,6 +50,7 @@ class FakeHandle:
         self.is_doomed = False
         self.is_joined = False
         self.kill_fails: Exception | None = None
+        self.was_spared = False
         self._pipe: tuple[int, int] | None = None
 
     @property
@@ -80,6 +81,7 @@ class FakeHandle:
 
     def kill(self) -> None:
         if self.kill_fails is not None:
+            self.was_spared = True
             raise self.kill_fails
         self._obey(-9)
 

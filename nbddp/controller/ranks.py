@@ -90,8 +90,8 @@ class Ranks:
         try:
             self._means.watcher.watch(handle, lambda it: self._tell_exit(rank, it))
         except OSError as error:
-            handle.kill()
             self._owner.note_unlaunched(self.attempt, rank, error)
+            handle.kill()
             return
         if rank in self._given_up:  # it comes late
             handle.kill()

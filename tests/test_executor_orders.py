@@ -1,0 +1,474 @@
+"""No order of events, and no fault at any act, leaves anybody waiting.
+
+Hypothesis plays a user, ranks, a clock and bad luck against a session without a thread: the disk
+is full, a process cannot be started, watched or killed, nothing can be sent. In the end it either
+stops the group or lets every process die, and looks at who still waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from fakes import (
+    FakeHandle,
+    FakeLauncher,
+    FakeLink,
+    HandTurnedActor,
+    hand_turned,
+    ready,
+)
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from nbddp.controller import runs
+from nbddp.controller.cell import CellHandle, CellRequest
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
+from nbddp.controller.states import GroupState
+from nbddp.errors import RequestError, StartError
+from nbddp.wire.mailbox import Letter
+from nbddp.wire.messages import (
+    Answer,
+    CellEnded,
+    Command,
+    Complete,
+    Interrupt,
+    Leave,
+    Message,
+    Noticed,
+    Regroup,
+    RunCell,
+    StartFailed,
+)
+
+RANK = st.integers(0, 2)
+NUMBER = st.integers(0, 9)
+FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
+HELLO = CellRequest(source="hello")
+
+
+class BadLuckError(OSError):
+    """What the test lets go wrong."""
+
+
+NO_LUCK = BadLuckError(5, "no luck")
+
+
+class SilentLink(FakeLink):
+    """Brings no letter by itself: the test reads them to the session one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = threading.Event()
+
+    def collect(self) -> Letter | None:
+        self._closed.wait()
+
+    collect_urgent = collect
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+@dataclass
+class Rank:
+    """One rank as it really is."""
+
+    attempt: int
+    rank: int
+    handle: FakeHandle
+    is_ready: bool = False
+    cell: int = 0
+    commands: deque[Command] = field(default_factory=deque)
+
+    @property
+    def is_dealt_with(self) -> bool:
+        """Whether it was killed, or could not be."""
+        return self.handle.is_doomed or self.handle.was_spared
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can take its next command."""
+        return self.is_ready and not self.cell and bool(self.commands)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Everything that may happen, one thing at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.folder = tempfile.TemporaryDirectory()
+        self.patch.chdir(self.folder.name)
+        self.patch.setattr(runs, "_version", lambda _package: "1")
+        self.launcher = FakeLauncher(obeys=False)
+        self.launcher.on_launch = self.is_born
+        self.session = Session(self.launcher, make_means=self.make_means)
+        self.ranks: dict[tuple[int, int], Rank] = {}
+        self.mail: list[Letter] = []
+        self.futures: list[tuple[str, Future[Any]]] = []
+        self.cells: list[CellHandle] = []
+        self.finished: Counter[int] = Counter()
+        self.cannot_connect = False
+        self.is_stopped_in_the_end = True
+        finish = CellHandle.finish
+
+        def count(handle: CellHandle, *arguments: Any) -> object:
+            self.finished[handle.number] += 1
+            return finish(handle, *arguments)
+
+        self.patch.setattr(CellHandle, "finish", count)
+
+    def make_means(self) -> Any:
+        if self.cannot_connect:
+            raise NO_LUCK
+        self.link = SilentLink()
+        self.link.on_send = self.is_told
+        means = hand_turned(self.link)
+        self.actor, self.launching, self.watcher = means.actor, means.launching, means.watcher
+        return means
+
+    def is_born(self, start: Any) -> None:
+        key = start.attempt, start.topology.rank
+        self.ranks[key] = Rank(*key, self.launcher.handles[key])
+
+    def is_told(self, attempt: int, rank: int, command: Command) -> None:
+        if isinstance(command, Interrupt):
+            self.is_interrupted(self.ranks[attempt, rank])
+        else:
+            self.ranks[attempt, rank].commands.append(command)
+
+    @property
+    def state(self) -> GroupState:
+        return self.session.life.state
+
+    # ---- the session's threads
+
+    def turn(self, actor: HandTurnedActor) -> None:
+        """One thing, after which the real thread goes on whatever happened."""
+        with contextlib.suppress(BadLuckError):
+            actor.turn()
+
+    def is_open(self) -> bool:
+        return self.session._do.means is not None
+
+    @precondition(lambda self: self.is_open() and (self.actor.inbox or self.actor.first))
+    @rule()
+    def the_session_does_something(self) -> None:
+        self.turn(self.actor)
+
+    @precondition(lambda self: self.is_open() and self.launching.inbox)
+    @rule()
+    def a_process_is_started(self) -> None:
+        self.turn(self.launching)
+
+    @precondition(lambda self: self.is_open() and self.watcher.watched)
+    @rule()
+    def an_end_is_seen(self) -> None:
+        self.watcher.notice()
+
+    @precondition(lambda self: self.is_open() and self.actor.due)
+    @rule(number=NUMBER)
+    def an_alarm_rings(self, number: int) -> None:
+        self.actor.ring(number % len(self.actor.due))
+
+    # ---- the user
+
+    @initialize(
+        world_size=st.integers(1, 3),
+        comes_to=st.sampled_from(["a cell", "a group", "a start"]),
+        is_stopped=st.booleans(),
+    )
+    def begins(self, world_size: int, comes_to: str, is_stopped: bool) -> None:
+        self.is_stopped_in_the_end = is_stopped
+        self.asks_for_a_start(world_size)
+        if comes_to != "a start":
+            self.all_goes_well_for_a_while()
+        if comes_to == "a cell":
+            self.asks_for_a_cell(is_for_all=True, needs_group=True)
+            self.all_goes_well_for_a_while()
+
+    def asks(self, what: str, ask: Callable[..., Future[Any]], *arguments: Any) -> None:
+        """Ask as the session's callers do: before it, the session does what it was told earlier."""
+        self.catch_up()
+        with contextlib.suppress(RequestError, StartError):
+            self.futures.append((what, ask(*arguments)))
+
+    def catch_up(self) -> None:
+        """All that was told: else a fault in there would come out of the next call."""
+        while self.is_open() and (self.actor.inbox or self.actor.first):
+            self.turn(self.actor)
+
+    @rule(world_size=st.integers(1, 3))
+    def asks_for_a_start(self, world_size: int) -> None:
+        spec = GroupSpec(nproc=world_size)
+        if self.state is GroupState.OFF:
+            self.asks("start", self.session._begin, spec, spec.start_event())
+        else:
+            self.asks("restart", self.session.begin_restart, spec)
+
+    @precondition(lambda self: self.is_open())
+    @rule()
+    def asks_for_a_stop(self) -> None:
+        self.asks("stop", self.session.begin_stop)
+
+    @precondition(lambda self: self.is_open())
+    @rule(rank=RANK)
+    def asks_for_a_kill(self, rank: int) -> None:
+        self.asks("kill", self.session.begin_kill, rank)
+
+    @precondition(lambda self: self.is_open())
+    @rule(rank=RANK)
+    def asks_a_question(self, rank: int) -> None:
+        ask = lambda number: Complete(request=number, code="", cursor=0)  # noqa: E731
+        self.asks("answer", self.session.send, rank, ask)
+
+    @precondition(lambda self: self.state in (GroupState.IDLE, GroupState.BROKEN))
+    @rule(is_for_all=st.booleans(), needs_group=st.booleans())
+    def asks_for_a_cell(self, is_for_all: bool, needs_group: bool) -> None:
+        ranks = None if is_for_all else tuple(self.session.life.alive)
+        request = CellRequest(source="x", ranks=ranks, needs_group=needs_group)
+        self.catch_up()
+        with contextlib.suppress(RequestError):
+            self.cells.append(self.session.run(request))
+
+    @rule()
+    def interrupts(self) -> None:
+        self.session.interrupt()
+
+    @precondition(lambda self: self.is_open() and self.state is GroupState.OFF)
+    @rule()
+    def closes(self) -> None:
+        self.catch_up()
+        while self.launching.inbox:
+            self.turn(self.launching)
+        if self.state is GroupState.OFF:
+            self.catch_up()
+            self.session.close()
+
+    # ---- the ranks
+
+    def living(self, can: Callable[[Rank], object] = lambda _rank: True) -> list[Rank]:
+        there = [each for each in self.ranks.values() if each.handle.exitcode is None]
+        return [each for each in there if can(each)]
+
+    def posts(self, rank: Rank, message: Message) -> None:
+        self.mail.append(Letter(rank.rank, rank.attempt, 1, message))
+
+    @precondition(lambda self: self.living(lambda each: not each.is_ready))
+    @rule(number=NUMBER, is_able=st.sampled_from([True, True, True, False]))
+    def gets_ready_or_not(self, number: int, is_able: bool) -> None:
+        starting = self.living(lambda each: not each.is_ready)
+        rank = starting[number % len(starting)]
+        rank.is_ready = True
+        self.posts(rank, ready(rank.rank) if is_able else StartFailed(reason="no", traceback=""))
+
+    @precondition(lambda self: self.living(lambda each: each.is_free))
+    @rule(number=NUMBER)
+    def takes_its_next_command(self, number: int) -> None:
+        free = self.living(lambda each: each.is_free)
+        self.takes(free[number % len(free)])
+
+    def takes(self, rank: Rank) -> None:
+        match rank.commands.popleft():
+            case RunCell(cell=cell):
+                rank.cell = cell
+            case Complete(request=request):
+                self.posts(rank, Answer(request=request))
+            case Leave():
+                rank.handle.end(0)
+            case Regroup():
+                pass
+
+    def is_interrupted(self, rank: Rank) -> None:
+        if rank.cell:
+            self.posts(rank, Noticed(cell=rank.cell))
+
+    @precondition(lambda self: self.living(lambda each: each.cell))
+    @rule(number=NUMBER, is_ok=st.booleans())
+    def ends_its_cell(self, number: int, is_ok: bool) -> None:
+        busy = self.living(lambda each: each.cell)
+        rank = busy[number % len(busy)]
+        failure = {} if is_ok else FAILURE
+        self.posts(rank, CellEnded(cell=rank.cell, seconds=0, in_group=is_ok, failure=failure))
+        rank.cell = 0
+
+    @precondition(lambda self: self.living())
+    @rule(number=NUMBER, exitcode=st.sampled_from([-9, 0, 1]))
+    def dies(self, number: int, exitcode: int) -> None:
+        living = self.living()
+        living[number % len(living)].handle.end(exitcode)
+
+    @precondition(lambda self: self.living(lambda each: each.handle.is_doomed))
+    @rule()
+    def dies_as_it_was_told(self) -> None:
+        for rank in self.living(lambda each: each.handle.is_doomed):
+            rank.handle.end(-15)
+
+    @precondition(lambda self: self.is_open() and self.mail)
+    @rule(number=NUMBER, comes_first=st.booleans())
+    def a_letter_arrives(self, number: int, comes_first: bool) -> None:
+        letter = self.mail.pop(number % len(self.mail))
+        tell = self.actor.tell_first if comes_first else self.actor.tell
+        tell(self.session._do.read, letter)
+
+    @rule()
+    def all_goes_well_for_a_while(self) -> None:
+        """Everybody does what there is to do; nobody dies."""
+        for _ in range(3):
+            self.the_session_catches_up()
+            for rank in self.living():
+                if not rank.is_ready:
+                    rank.is_ready = True
+                    self.posts(rank, ready(rank.rank))
+                while rank.is_free:
+                    self.takes(rank)
+            while self.is_open() and self.mail:
+                self.actor.tell(self.session._do.read, self.mail.pop(0))
+
+    def the_session_catches_up(self) -> None:
+        while self.is_open() and any(self.does_something()):
+            pass
+
+    def does_something(self) -> Iterator[bool]:
+        for actor in (self.actor, self.launching):
+            if actor.inbox or actor.first:
+                self.turn(actor)
+                yield True
+        yield self.watcher.notice()
+
+    # ---- bad luck
+
+    @precondition(lambda self: self.is_open())
+    @rule(where=st.sampled_from(["launcher", "watcher", "link"]))
+    def something_will_fail_once(self, where: str) -> None:
+        getattr(self, where).faults.append(NO_LUCK)
+
+    @precondition(lambda self: self.is_open())
+    @rule()
+    def the_link_breaks(self) -> None:
+        self.link.is_broken = True
+
+    @precondition(lambda self: self.is_open())
+    @rule()
+    def the_ranks_cannot_be_heard(self) -> None:
+        self.actor.tell_first(self.session._do.lose_link, NO_LUCK)
+
+    @rule()
+    def the_next_link_cannot_be_made(self) -> None:
+        self.cannot_connect = True
+
+    @rule()
+    def the_disk_is_full(self) -> None:
+        self.patch.setattr(runs, "_begin", self.refuse)
+
+    @rule()
+    def what_ranks_leave_behind_cannot_be_ended(self) -> None:
+        self.launcher.sweep_fails = NO_LUCK
+
+    @precondition(lambda self: self.living())
+    @rule()
+    def the_ranks_cannot_be_killed(self) -> None:
+        for rank in self.living():
+            rank.handle.kill_fails = NO_LUCK
+
+    def refuse(self, *_arguments: object) -> None:
+        raise BadLuckError(28, "No space left on device")
+
+    @rule()
+    def all_is_well_again(self) -> None:
+        self.launcher.faults.clear()
+        self.launcher.sweep_fails = None
+        self.cannot_connect = False
+        self.patch.setattr(runs, "_begin", BEGIN)
+        if self.is_open():
+            self.watcher.faults.clear()
+            self.link.faults.clear()
+            self.link.is_broken = False
+        for rank in self.living():
+            rank.handle.kill_fails = None
+
+    # ---- the end
+
+    def teardown(self) -> None:
+        try:
+            if self.is_stopped_in_the_end:
+                self.a_stop_ends_in_off()
+            else:
+                self.all_die()
+            self.nobody_waits()
+            self.all_is_well_again()
+            self.a_start_works()
+        finally:
+            self.patch.undo()
+            self.folder.cleanup()
+
+    def a_stop_ends_in_off(self) -> None:
+        """Though all that is broken stays broken, and no rank does more than it must."""
+        if self.is_open():
+            self.asks_for_a_stop()
+            self.goes_on_until_all_is_quiet()
+        assert self.state is GroupState.OFF
+        assert not self.living(lambda each: not each.is_dealt_with), "left running"
+
+    def all_die(self) -> None:
+        while self.is_open() and (self.living() or self.launching.inbox):
+            for rank in self.living():
+                rank.handle.end(-9)
+            self.the_session_catches_up()
+        self.goes_on_until_all_is_quiet()
+        assert self.state in (GroupState.OFF, GroupState.BROKEN)
+
+    def goes_on_until_all_is_quiet(self) -> None:
+        for _ in range(100):
+            self.the_session_catches_up()
+            doomed = self.living(lambda each: each.handle.is_doomed)
+            leaving = self.living(lambda each: each.is_free)
+            if not self.is_open() or not (doomed or leaving or self.actor.due):
+                return
+            for rank in doomed:
+                rank.handle.end(-15)
+            for rank in leaving:
+                if rank.handle.exitcode is None:
+                    self.takes(rank)
+            due, self.actor.due = self.actor.due, []
+            for _, act in due:
+                self.actor.tell(act)
+        raise AssertionError("it never comes to rest")
+
+    def nobody_waits(self) -> None:
+        assert [what for what, future in self.futures if not future.done()] == []
+        assert [cell.number for cell in self.cells if cell.result is None] == []
+        assert [number for number, count in self.finished.items() if count > 1] == []
+
+    def a_start_works(self) -> None:
+        """When nothing is broken any more."""
+        self.asks_for_a_start(2)
+        self.all_goes_well_for_a_while()
+        assert self.state is GroupState.IDLE
+        cell = self.session.run(HELLO)
+        self.all_goes_well_for_a_while()
+        for rank in self.living(lambda each: each.cell == cell.number):
+            self.posts(rank, CellEnded(cell=cell.number, seconds=0, in_group=True))
+        self.all_goes_well_for_a_while()
+        assert cell.result is not None
+        assert cell.result.is_ok
+        self.asks_for_a_stop()
+        self.goes_on_until_all_is_quiet()
+        assert self.state is GroupState.OFF
+        self.session.close()
+
+
+BEGIN = runs._begin
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
