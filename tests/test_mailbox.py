@@ -307,6 +307,38 @@ def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
     box.post(Leave())
     assert mailbox.collect().message == Leave()
     assert mailbox.refused == 1
+    assert not box.is_full()
+
+
+def test_a_message_that_could_not_be_sent_to_its_end_fills_no_queue(
+    store: MemoryStore, mailbox: Mailbox, small_pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del small_pieces
+    box = postbox(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "InPieces", lambda **_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            box.post(large())
+    assert beside(store) == {}
+    assert not box.is_full()
+    box.post(large())
+    assert mailbox.collect().message == large()
+
+
+def test_a_large_message_that_comes_twice_fills_no_queue(
+    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+) -> None:
+    del small_pieces
+    box = postbox(store)
+    box.post(large())
+    letter_of_it = store.queues[QUEUE][0]
+    mailbox.collect()
+    store.queue_push(next(key for key in store.queues if "/pieces/" in key), b"again")
+    store.queue_push(QUEUE, letter_of_it)
+    box.post(Leave())
+    assert mailbox.collect().message == Leave()
+    assert mailbox.refused == 1
+    assert not box.is_full()
 
 
 def test_what_a_sender_left_unfinished_is_swept_away(
@@ -319,9 +351,9 @@ def test_what_a_sender_left_unfinished_is_swept_away(
     box.post(large())
     store.queues[QUEUE].clear()  # it died before the letter itself was in
     assert beside(store)
-    mailbox.sweep(2, 1)
+    mailbox.sweep(store, 2, 1)
     assert beside(store) == {}
-    mailbox.sweep(7, 1)  # never heard of
+    mailbox.sweep(store, 7, 1)  # never heard of
 
 
 def test_what_nobody_will_read_is_swept_away(store: MemoryStore, small_pieces: int) -> None:

@@ -174,7 +174,20 @@ def test_who_feeds_waits_for_a_reader_who_takes_none_but_shortly(
     monkeypatch.setattr(room, "PATIENCE", 0.05)
     notices = Notices()
     notices.feed(picture(10))
-    notices.await_room()  # returns
+    notices.feed(picture(10))
+    began = time.monotonic()
+    notices.await_room()
+    assert time.monotonic() - began >= 0.05
+    monkeypatch.setattr(room, "PATIENCE", 60.0)
+    notices.await_room()  # and not again, before he takes one
+    with ThreadPoolExecutor(1) as pool:
+        notices._rich = 100  # two of them, say
+        notices.take(0)
+        waiting = pool.submit(notices.await_room)
+        time.sleep(0.05)
+        assert not waiting.done()
+        notices.abandon()
+        waiting.result(30)
 
 
 def test_nobody_waits_for_a_reader_who_has_left_and_nothing_is_kept_for_him(

@@ -6,6 +6,7 @@ import itertools
 import secrets
 import socket
 import threading
+from collections import deque
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +43,7 @@ class StoreLink:
         self._urgent = Mailbox(urgent, NEWS, secret=self.secret)
         self._commands: list[Postbox] = []
         self._controls: list[Postbox] = []
+        self._ended: deque[tuple[int, int]] = deque()  # attempts, the last of which may live
 
     @property
     def port(self) -> int:
@@ -62,12 +64,22 @@ class StoreLink:
         """Make the postboxes for the ranks of an attempt; those of another are gone."""
         for box in (*self._commands, *self._controls):
             box.sweep()
+        self._sweep()
+        self._ended.append((attempt, world_size))
         self._commands = [
             self._postbox(command_queue(attempt, rank), attempt) for rank in range(world_size)
         ]
         self._controls = [
             self._postbox(control_queue(attempt, rank), attempt) for rank in range(world_size)
         ]
+
+    def _sweep(self) -> None:
+        """What ranks left unfinished when they ended; by now all else of them was read."""
+        while len(self._ended) > 1:
+            attempt, world_size = self._ended.popleft()
+            for rank in range(world_size):
+                for mailbox in (self._mailbox, self._urgent):
+                    mailbox.sweep(self._sender, rank, attempt)
 
     def _postbox(self, queue: str, attempt: int) -> Postbox:
         return Postbox(self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt)

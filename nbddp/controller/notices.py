@@ -7,10 +7,10 @@ which the logs have anyway, or else pictures, and those that are left out are co
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from nbddp.controller.output import Logged, say_bytes
 from nbddp.wire.messages import Display
@@ -65,6 +65,7 @@ class Notices:
         self._rich = 0
         self._left_out: dict[int, int] = {}
         self._taken = 0
+        self._given_up = -1  # how many he had taken when he was not waited for any more
         self._is_ended = False
         self._is_read = True
 
@@ -104,11 +105,13 @@ class Notices:
     def await_room(self) -> None:
         """Wait for who reads pictures, but no longer than he goes on reading."""
         with self._changed:
-            taken, deadline = self._taken, time.monotonic() + PATIENCE
-            while self._rich >= MAX_RICH and self._is_read and time.monotonic() < deadline:
-                self._changed.wait(max(0.0, deadline - time.monotonic()))
-                if self._taken > taken:
-                    taken, deadline = self._taken, time.monotonic() + PATIENCE
+            while self._rich >= MAX_RICH and self._is_read and self._taken != self._given_up:
+                taken = self._taken
+                if not self._changed.wait_for(partial(self._has_moved, taken), PATIENCE):
+                    self._given_up = taken  # until he takes one again
+
+    def _has_moved(self, taken: int) -> bool:
+        return self._taken != taken or not self._is_read
 
     def end(self) -> None:
         """Nothing more will come."""

@@ -106,13 +106,19 @@ class Postbox:
                 self._put(sequence, body)
 
     def _put(self, sequence: int, body: bytes) -> None:
-        if len(body) > PIECE_BYTES:
-            body = encode(self._put_pieces(sequence, body))
-        head = _HEADER.pack(self._sender, self._attempt, sequence)
-        self._store.queue_push(self._queue, _signed(head + body, self._queue, self._secret))
-
-    def _put_pieces(self, sequence: int, body: bytes) -> InPieces:
         beside = _beside(self._queue, self._sender, self._attempt, sequence)
+        try:
+            if len(body) > PIECE_BYTES:
+                body = encode(self._put_pieces(beside, body))
+            head = _HEADER.pack(self._sender, self._attempt, sequence)
+            self._store.queue_push(self._queue, _signed(head + body, self._queue, self._secret))
+        except BaseException:
+            if beside in self._cut:  # nobody will know of them
+                self._cut.remove(beside)
+                _sweep(self._store, beside)
+            raise
+
+    def _put_pieces(self, beside: str, body: bytes) -> InPieces:
         self._cut = [queue for queue in self._cut if self._store.queue_len(queue)] + [beside]
         _sweep(self._store, beside)  # those of a first try
         begins = range(0, len(body), PIECE_BYTES)
@@ -162,6 +168,7 @@ class Mailbox:
         letter = unseal(data, queue=self._queue, secret=self._secret)
         stream = (letter.sender, letter.attempt)
         if letter.sequence <= self._last.get(stream, 0):
+            self._forget_pieces(letter)
             raise ReplayError(f"message {letter.sequence} of rank {letter.sender} came twice")
         self._last[stream] = letter.sequence
         if isinstance(letter.message, InPieces):
@@ -173,15 +180,30 @@ class Mailbox:
         try:  # never waits: whoever can reach the store can take things out of it
             body = b"".join(self._store.queue_pop(beside, block=False) for _ in range(said.pieces))
         except RuntimeError as error:  # torch's QueueEmptyError
+            self._forget_pieces(letter)
             raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
         if not hmac.compare_digest(hashlib.sha256(body).hexdigest(), said.digest):
+            self._forget_pieces(letter)
             raise SignatureError(f"a message in queue {self._queue!r} was changed on its way")
         return body
 
-    def sweep(self, sender: int, attempt: int) -> None:
-        """A sender is gone: free the memory of a message that it was in the middle of."""
+    def _forget_pieces(self, letter: Letter) -> None:
+        """Else their sender would wait until they are read."""
+        if isinstance(letter.message, InPieces):
+            _sweep(
+                self._store, _beside(self._queue, letter.sender, letter.attempt, letter.sequence)
+            )
+
+    def sweep(self, store: Store, sender: int, attempt: int) -> None:
+        """Free the memory of a message that a sender was in the middle of when it ended.
+
+        Args:
+            store: another client than the one that waits for letters.
+            sender: who has ended, and of whom every letter was read.
+            attempt: in which it lived.
+        """
         sequence = self._last.get((sender, attempt), 0) + 1
-        _sweep(self._store, _beside(self._queue, sender, attempt, sequence))
+        _sweep(store, _beside(self._queue, sender, attempt, sequence))
 
 
 def _beside(queue: str, sender: int, attempt: int, sequence: int) -> str:

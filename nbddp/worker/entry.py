@@ -55,7 +55,7 @@ from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell
-from nbddp.worker.shorten import shorten_failure
+from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten, shorten_failure
 from nbddp.worker.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
 from nbddp.worker.usage import Usage
@@ -359,7 +359,8 @@ class Rank:
         except RequestError as error:
             answer = Answer(request=request, error=str(error))
         except Exception as error:  # noqa: BLE001 - it belongs to the answer
-            answer = Answer(request=request, error=f"{type(error).__name__}: {text_of(error)}")
+            what = f"{type(error).__name__}: {text_of(error)}"
+            answer = Answer(request=request, error=shorten(what, TOO_LONG, limit=MAX_MESSAGE))
         self._outbox.post(answer)
 
     def _push(self, command: Push) -> Answer:

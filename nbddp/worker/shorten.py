@@ -15,6 +15,7 @@ MAX_MESSAGE = 10_000  # characters of what an exception says
 
 OF_VALUE = "`%ddp pull _` fetches the value"
 OF_DISPLAY = "print it instead, and the log has all of it"
+TOO_LONG = "too long for a page"
 OF_ERROR = "the rank has it whole, as `sys.last_value`"
 
 

@@ -10,7 +10,7 @@ import pytest
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError, RequestError, WorkerGroup
 from nbddp.controller.cell import CellRequest
 
 pytestmark = pytest.mark.multiproc
@@ -86,6 +86,32 @@ def test_huge_numbers_events_and_expressions_pass(group: WorkerGroup) -> None:
     told = [each for each in group.session.chronicle.since(0.0) if each.kind == "mine"]
     assert sorted(each.facts["rank"] for each in told) == [0, 1]
     assert group.pull("'" + "e" * 9 * MB + "'[-3:]", rank=0) == "eee"
+
+
+def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(group: WorkerGroup) -> None:
+    group.run("def fail():\n    raise ValueError('y' * 9_000_000)")
+    with pytest.raises(RequestError) as caught:
+        group.pull("fail()", rank=1)
+    text = str(caught.value)
+    assert text.startswith("rank 1: ValueError: yyyy")
+    assert text.endswith("yyyy\n… 8,990,012 more characters; too long for a page")
+
+
+def test_what_a_rank_left_unfinished_is_swept_from_the_store(group: WorkerGroup) -> None:
+    store = group.session.require_link()._sender
+    beside = [f"up/pieces/1/{rank}/{number}" for rank in (0, 1) for number in range(1, 200)]
+    with pytest.raises(CellFailedError):
+        group.run(
+            "import os, signal\n"
+            "from nbddp.wire import mailbox\nfrom IPython.display import display\n"
+            "def die(**_): os.kill(os.getpid(), signal.SIGKILL)\n"
+            "mailbox.InPieces = die  # when the pieces are in the store, and the letter is not\n"
+            "display({'image/png': 'A' * 12_000_000}, raw=True)\nimport time\ntime.sleep(60)"
+        )
+    assert sum(store.queue_len(queue) for queue in beside) >= 3
+    group.restart()
+    group.restart()
+    assert sum(store.queue_len(queue) for queue in beside) == 0
 
 
 def test_what_no_letter_can_carry_is_said_and_the_cell_ends(group: WorkerGroup) -> None:
