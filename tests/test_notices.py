@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbddp.controller import notices as room
+from nbddp.controller import output
 from nbddp.controller.notices import Displayed, Notice, Notices, Said, Wrote
 from nbddp.controller.output import Logged
 from nbddp.wire.messages import Display
@@ -128,6 +129,19 @@ def sections(notices: list[Notice]) -> list[tuple[str, str, str]]:
         for part in parts
         if any(isinstance(each, Said) or each.text for each in part)
     ]
+
+
+def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "SHOWN_END", 100)
+    notices = Notices(max_text=0)
+    for number in range(100):
+        notices.feed(log.write(f"line {number}\n"))
+    notices.end(is_urgent=True)
+    said, *lines = text_of(list(iter(lambda: notices.take(0), None))).splitlines()
+    assert said == "… 694 bytes not shown, all in rank0.log"
+    assert lines == [f"line {number}" for number in range(88, 100)]
 
 
 # ---- pictures

@@ -171,6 +171,17 @@ def test_a_flood_without_any_line_is_cut_all_the_same(log: Path) -> None:
 
 
 @pytest.mark.usefixtures("short")
+def test_what_is_said_of_a_flood_stands_on_a_line_of_its_own(log: Path) -> None:
+    log.write_text("begun\n" + "x" * 2000 + "\nend\n")
+    shown = [read(Logged(0, log, start, log.stat().st_size)).split("\n") for start in (6, 9)]
+    assert [lines[:-2] for lines in shown] == [
+        ["… 2.0 kB not shown, all in rank0.log"],
+        ["", "… 2.0 kB not shown, all in rank0.log"],
+    ]
+    assert {tuple(lines[-2:]) for lines in shown} == {("end", "")}
+
+
+@pytest.mark.usefixtures("short")
 def test_what_just_fits_is_shown_whole_and_nothing_beyond_it(log: Path) -> None:
     log.write_text("x" * 5000)
     assert read(Logged(0, log, 7, 1007)) == "x" * 1000

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from processes import wait_until
 
+from nbddp.controller import output
 from nbddp.controller.cell import CellHandle, CellRequest
-from nbddp.controller.notices import Displayed, Notice, Said, Wrote
+from nbddp.controller.notices import Displayed, Notice, Notices, Said, Wrote
+from nbddp.controller.output import Logged
 from nbddp.ui import text as room
 from nbddp.ui.text import StreamScreen, TextView
 from nbddp.wire.messages import CellEnded, Display
@@ -293,3 +297,31 @@ def test_of_a_flood_the_pieces_are_rare(
     TextView(screen).show(handle)
     assert screen.text.count("\n") == 10_000
     assert len(screen.things) <= 3
+
+
+def test_a_screen_that_cannot_follow_gets_the_end_of_a_flood_and_its_cell_ends_at_once(
+    screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(room, "BURST", 5000.0)
+    monkeypatch.setattr(output, "MAX_SHOWN", 5000)
+    monkeypatch.setattr(output, "SHOWN_END", 500)
+    log = tmp_path / "rank0.log"
+    text = "".join(f"line {number}\n" for number in range(10_000))
+    log.write_text(text)
+    handle = CellHandle(1, CellRequest(source=""), (0,), lambda parcel: parcel)
+    handle.told = Notices(max_text=1000)
+    view = TextView(screen, pace=10.0)
+    with ThreadPoolExecutor(1) as pool:
+        showing = pool.submit(view.show, handle)
+        for at in range(0, len(text), 100):
+            piece = text[at : at + 100]
+            handle.feed(Wrote(0, piece, Logged(0, log, at, at + len(piece))))
+            time.sleep(0.0005)
+        assert not wait_until(lambda: "line 9999" in screen.text, timeout=0.2)
+        handle.finish()
+        showing.result(30)
+    lines = screen.text.splitlines()
+    assert lines[0] == "[rank 0] line 0"
+    assert lines[-1] == "[rank 0] line 9999"
+    assert len(screen.text) < 20_000
+    assert sum("not shown, all in rank0.log" in line for line in lines) == 1

@@ -180,7 +180,8 @@ class CellHandle:
         )
         note(result)
         self.result = result
-        self.told.end()
+        verdict = result.verdict
+        self.told.end(is_urgent=verdict is not None and verdict.is_interrupt)
         return result
 
     # ---- the reader's side

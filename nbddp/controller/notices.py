@@ -15,7 +15,7 @@ from functools import partial
 from nbddp.controller.output import Logged, say_bytes
 from nbddp.wire.messages import Display
 
-MAX_TEXT = 8 << 20  # characters of output that wait in memory; the rest waits in the logs
+MAX_TEXT = 2 << 20  # characters of output that wait in memory; the rest waits in the logs
 MAX_RICH = 64 << 20  # characters of pictures and the like that wait
 PATIENCE = 1.0  # seconds in which a reader of pictures has taken none: he is not waited for
 
@@ -113,9 +113,12 @@ class Notices:
     def _has_moved(self, taken: int) -> bool:
         return self._taken != taken or not self._is_read
 
-    def end(self) -> None:
-        """Nothing more will come."""
+    def end(self, *, is_urgent: bool = False) -> None:
+        """Nothing more will come; if it is urgent, of what waits in the logs the end will do."""
         with self._changed:
+            for notice in self._waiting:
+                if isinstance(notice, Logged):
+                    notice.is_urgent = is_urgent
             self._waiting.extend(self._say_left_out())
             self._is_ended = True
             self._changed.notify_all()

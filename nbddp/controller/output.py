@@ -12,8 +12,8 @@ from typing import BinaryIO
 from nbddp.wire.messages import Output
 
 CHUNK_BYTES = 1 << 20
-MAX_SHOWN = 16 << 20  # bytes of one part of a log; of a longer one only the end is shown
-SHOWN_END = 1 << 20  # bytes
+MAX_SHOWN = 4 << 20  # bytes of one part of a log; of a longer one only the end is shown
+SHOWN_END = 256 << 10  # bytes
 LAST_BYTES = 8192
 LAST_LINES = 10
 FATAL = "Fatal Python error: "  # what faulthandler begins with; the stack follows, innermost first
@@ -21,12 +21,16 @@ FATAL = "Fatal Python error: "  # what faulthandler begins with; the stack follo
 
 @dataclass(slots=True)
 class Logged:
-    """Bytes ``start`` to ``end`` of a rank's log, to be read when they are shown."""
+    """Bytes ``start`` to ``end`` of a rank's log, to be read when they are shown.
+
+    ``is_urgent``: the user has ended the cell and waits for its end, not for its output.
+    """
 
     rank: int
     path: Path
     start: int
     end: int
+    is_urgent: bool = False
 
     @property
     def size(self) -> int:
@@ -48,10 +52,13 @@ class Logged:
     def _read(self, file: BinaryIO) -> Iterator[str]:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         begin = self.start
-        if self.size > MAX_SHOWN:
+        if self.size > (SHOWN_END if self.is_urgent else MAX_SHOWN):
+            file.seek(max(0, self.start - 1))
+            is_in_line = self.start > 0 and file.read(1) != b"\n"
             file.seek(self.end - SHOWN_END)
             begin = file.tell() + len(file.readline(SHOWN_END))
-            yield f"… {say_bytes(begin - self.start)} not shown, all in {self.path.name}\n"
+            said = f"… {say_bytes(begin - self.start)} not shown, all in {self.path.name}\n"
+            yield "\n" * is_in_line + said
         file.seek(begin)
         while data := file.read(min(CHUNK_BYTES, self.end - file.tell())):
             yield decode(data)

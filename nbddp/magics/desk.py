@@ -24,7 +24,7 @@ from nbddp.magics.options import check_unchanged
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.screen import IPythonScreen, shows_color
 from nbddp.ui.status import status
-from nbddp.ui.text import TextView, View
+from nbddp.ui.text import PAGE_PACE, TextView, View
 
 
 class ViewChoice(Enum):
@@ -202,7 +202,8 @@ class Desk:
     def _new_view(self, *, quiet: bool) -> View:
         has_color = shows_color(self.shell)
         if quiet or not self._wants_panel():
-            return TextView(IPythonScreen(), is_quiet=quiet, has_color=has_color)
+            screen = IPythonScreen()
+            return TextView(screen, is_quiet=quiet, has_color=has_color, pace=PAGE_PACE)
         from nbddp.ui.live import LiveComms  # they load widgets, which no terminal needs
         from nbddp.ui.panel import PanelView
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ PERIOD_PER_LINE = 60e-6  # seconds more for each line that is shown already
 MAX_PERIOD = 1.0  # seconds
 MAX_HELD = 1 << 20  # characters
 PATIENCE = 1.0  # seconds; news ends the wait
+PAGE_PACE = 1e6  # characters a second that are shown for long: more, Jupyter's server drops
+BURST = 8e6  # characters that may come at once
+PACE_PERIOD = 0.05  # seconds between two looks while the page catches up
 
 
 class Screen(Protocol):
@@ -49,12 +53,30 @@ class View(Protocol):
 
 
 class TextView:
-    """Prints what ranks write, a line at a time, with the rank in front."""
+    """Prints what ranks write, a line at a time, with the rank in front.
+
+    Args:
+        screen: where.
+        is_quiet: whether values and nbddp's own words are all that is shown.
+        has_color: whether ranks have colours.
+        pace: characters a second that the screen can follow. Of what comes faster for long, the
+            end is shown, as a kernel's output queue would grow without end, and the cell's end
+            wait behind it.
+    """
 
     has_record = False
 
-    def __init__(self, screen: Screen, *, is_quiet: bool = False, has_color: bool = False) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        *,
+        is_quiet: bool = False,
+        has_color: bool = False,
+        pace: float = math.inf,
+    ) -> None:
         self._screen = screen
+        self._pace = pace
+        self._followed_at = 0.0  # when the screen has followed
         self._is_quiet = is_quiet
         self._has_color = has_color
         self._lines: dict[int, LineAssembler] = {}
@@ -75,12 +97,21 @@ class TextView:
     def follow(self, handle: CellHandle) -> None:
         """Show what a cell says until it ends; may be called again after an interrupt."""
         while not handle.is_told:
+            if not handle.is_finished and self._await_screen():
+                continue
             left = self._next_flush - time.monotonic() if self._held else PATIENCE
             notice = handle.next_notice(max(0.0, left))
             if notice is not None:
                 self._show_notice(notice)
             if self._held and (time.monotonic() >= self._next_flush or self._held_size > MAX_HELD):
                 self._show_held()
+
+    def _await_screen(self) -> bool:
+        """Wait a moment if the screen cannot follow, and say so."""
+        behind = self._followed_at - time.monotonic()
+        if behind > 0:
+            time.sleep(min(behind, PACE_PERIOD))
+        return behind > 0
 
     def _show_held(self) -> None:
         """Show what is held back: at once after a pause, else less and less often.
@@ -96,6 +127,9 @@ class TextView:
         self._shown += text.count("\n")
         pause = min(MAX_PERIOD, max(FLUSH_PERIOD, PERIOD_PER_LINE * self._shown))
         now = time.monotonic()
+        self._followed_at = (
+            max(self._followed_at, now - BURST / self._pace) + len(text) / self._pace
+        )
         self._paid_until = max(self._paid_until, now - SLACK) + pause
         self._next_flush = max(self._paid_until, now + TOGETHER)
 

@@ -74,6 +74,22 @@ def test_out_and_push_carry_values_of_any_size(notebook: Notebook) -> None:
     )
 
 
+def test_a_flood_is_stopped_like_any_cell_and_the_page_is_told_what_it_does_not_show(
+    notebook: Notebook,
+) -> None:
+    request = notebook.begin("%%ddp --nproc 4\nline = 'x' * 99\nwhile True:\n    print(line)")
+    time.sleep(5)
+    notebook.interrupt()
+    reply = notebook.finish(request)
+    assert reply.seconds < 25  # 7 s on two cores; 30 s and more when the page was sent all of it
+    assert reply.status == "error"
+    assert "CellInterruptedError" in reply.error
+    assert "not shown, all in rank" in reply.text
+    assert is_free_of_traces(reply.text)
+    after = notebook.run("%%ddp\nprint('next')")
+    assert sorted(after.text.splitlines()) == [f"[rank {rank}] next" for rank in range(4)]
+
+
 # ---- in a script
 
 
