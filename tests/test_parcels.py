@@ -180,6 +180,26 @@ def test_a_value_that_is_gone_is_not_waited_for(store: MemoryStore, small_pieces
     )
 
 
+def test_a_value_is_there_before_anybody_is_told_of_it() -> None:
+    class SlowStore(MemoryStore):
+        """Does what was set when it is asked something, as a server does that is behind."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.behind: dict[str, bytes] = {}
+
+        def set(self, key: str, value: bytes) -> None:
+            self.behind[key] = value
+
+        def check(self, keys: list[str]) -> bool:
+            self.keys |= self.behind
+            return super().check(keys)
+
+    store = SlowStore()
+    pack(store, "key", "x")
+    assert list(store.keys) == ["key/0"]
+
+
 def test_discarding_what_is_gone_or_was_never_there_harms_nobody(store: MemoryStore) -> None:
     parcel = pack(store, "key", 1)
     discard(store, parcel)

@@ -48,7 +48,11 @@ def put(store: Store, key: str, data: bytes) -> JsonDict:
     for index in range(pieces):
         piece: Any = data[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]  # typed as str
         store.set(f"{key}/{index}", piece)
-    return {"key": key, "pieces": pieces, "digest": hashlib.sha256(data).hexdigest()}
+    parcel = {"key": key, "pieces": pieces, "digest": hashlib.sha256(data).hexdigest()}
+    # a round trip: the store acknowledges no set, and the message that tells of this value goes
+    # over another connection, so that it might be read before the pieces are there
+    store.check(_piece_keys(parcel))
+    return parcel
 
 
 def unpack(store: Store, parcel: JsonDict) -> Any:
