@@ -48,15 +48,25 @@ class Pile:
 
     def __init__(self, *pieces: Report) -> None:
         self.pieces = deque(pieces)
+        self.taken = 0
 
-    def read(self) -> Report | None:
-        return self.pieces.popleft() if self.pieces else None
+    def mark(self) -> int:
+        return self.taken + len(self.pieces)
+
+    def read(self, upto: int | None = None) -> Report | None:
+        if not self.pieces or (upto is not None and self.taken >= upto):
+            return None
+        self.taken += 1
+        return self.pieces.popleft()
 
 
 class BrokenPile:
     """A source that cannot be read."""
 
-    def read(self) -> Report | None:
+    def mark(self) -> int:
+        return 0
+
+    def read(self, upto: int | None = None) -> Report | None:  # noqa: ARG002 - a source's
         raise OSError("Input/output error")
 
 
@@ -114,6 +124,43 @@ def test_what_a_source_holds_goes_before_the_report_that_followed_it(
     outbox.start()
     outbox.close()
     assert postbox.posted == [wrote("a"), wrote("b"), report(1)]
+
+
+def test_what_a_source_got_after_a_report_comes_after_it(make: Make, postbox: FakePostbox) -> None:
+    pile = Pile(wrote("before"))
+    outbox = make(pile)
+    outbox.post(picture(1))
+    pile.pieces.extend([wrote("between"), wrote("and more")])
+    outbox.post(report(1))
+    pile.pieces.append(wrote("after"))
+    outbox.start()
+    outbox.close()
+    assert postbox.posted == [
+        wrote("before"),
+        picture(1),
+        wrote("between"),
+        wrote("and more"),
+        report(1),
+        wrote("after"),
+    ]
+
+
+def test_what_is_written_while_the_mail_is_busy_does_not_overtake_a_report(
+    make: Make, postbox: FakePostbox
+) -> None:
+    pile = Pile(wrote("first"))
+    outbox = make(pile)
+
+    def post(message: Report) -> None:
+        postbox.posted.append(message)
+        if message == wrote("first"):
+            outbox.post(picture(1))
+            pile.pieces.append(wrote("after"))
+
+    postbox.post = post  # type: ignore[method-assign]
+    outbox.start()
+    assert wait_until(lambda: len(postbox.posted) == 3)
+    assert postbox.posted == [wrote("first"), picture(1), wrote("after")]
 
 
 def test_sources_are_emptied_one_after_the_other(make: Make, postbox: FakePostbox) -> None:
@@ -373,7 +420,10 @@ def test_a_source_that_cannot_be_read_is_said_once_and_the_others_go_on(
 class Flood:
     """A source that always has more."""
 
-    def read(self) -> Report | None:
+    def mark(self) -> int:
+        return 0
+
+    def read(self, upto: int | None = None) -> Report | None:  # noqa: ARG002 - a source's
         return wrote("more")
 
 

@@ -108,3 +108,28 @@ def test_a_flood_without_any_line_ends_with_a_whole_letter(path: Path) -> None:
     rest = log.read()
     assert rest is not None
     assert rest.text == "€!"
+
+
+def test_what_was_written_after_a_mark_is_read_later(path: Path, write: Write) -> None:
+    log = RankLog(path)
+    write("before\n")
+    mark = log.mark()
+    write("after\n")
+    first = log.read(mark)
+    assert first is not None
+    assert (first.start, first.end, first.text) == (0, 7, "before\n")
+    assert log.read(mark) is None
+    second = log.read()
+    assert second is not None
+    assert (second.start, second.text) == (7, "after\n")
+    assert log.read(mark) is None  # behind what was read
+
+
+def test_a_flood_before_a_mark_ends_there(path: Path, write: Write) -> None:
+    log = RankLog(path)
+    write("x" * 99 + "\n" * MAX_UNREAD)
+    mark = log.mark()
+    write("after\n" * MAX_UNREAD)
+    flood = log.read(mark)
+    assert flood is not None
+    assert (flood.end, flood.is_left) == (mark, True)

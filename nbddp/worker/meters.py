@@ -139,7 +139,11 @@ class Meters:
 
     # ---- the outbox's side
 
-    def read(self) -> Report | None:
+    def mark(self) -> int:
+        """Nothing: what is reported later may as well be read."""
+        return 0
+
+    def read(self, upto: int | None = None) -> Report | None:  # noqa: ARG002 - a source's
         """The next piece that was reported since the last call, or None."""
         with self._lock:
             if self._events:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -32,12 +33,15 @@ MAX_HELD = 32 << 20  # characters of pictures that may wait here: beyond that di
 class Source(Protocol):
     """Something that fills up and is mailed in batches, such as the log."""
 
-    def read(self) -> Report | None:
-        """The next piece, None when there is nothing more."""
+    def mark(self) -> int:
+        """How far it is filled now."""
+
+    def read(self, upto: int | None = None) -> Report | None:
+        """The next piece, no further than to a mark; None when there is nothing more."""
 
 
 class Outbox:
-    """Mails what the sources hold before each report, so that order is kept within a rank.
+    """Mails what a source held when a report came before it, so that order is kept within a rank.
 
     Nothing that goes wrong with one message ends the thread, and a cell's end is always mailed.
 
@@ -52,7 +56,7 @@ class Outbox:
         self._urgent_postbox = urgent
         self._sources = sources
         self._failed: set[Source] = set()
-        self._reports: deque[Report] = deque()
+        self._reports: deque[tuple[Report, list[int]]] = deque()
         self._urgent: deque[Report] = deque()
         self._held = 0
         self._wake = threading.Condition()
@@ -85,7 +89,7 @@ class Outbox:
             else:
                 if isinstance(report, Display):
                     self._wake.wait_for(self._has_room)
-                self._reports.append(report)
+                self._reports.append((report, [_mark(source) for source in self._sources]))
                 self._held += _size(report)
             self._wake.notify_all()
 
@@ -144,24 +148,29 @@ class Outbox:
         with self._wake:
             self._has_output = False
             reports, is_last = list(self._reports), self._is_closing
+            now = [_mark(source) for source in self._sources]  # before any report to come
             self._reports.clear()
-        has_mailed = sum(self._mail(source) for source in self._sources) > 0
-        for number, report in enumerate(reports):
+        has_mailed = False
+        for number, (report, marks) in enumerate(reports):
+            for source, mark in zip(self._sources, marks, strict=True):
+                has_mailed = self._mail(source, mark) or has_mailed
             if number:
                 self._await_room()
             self._post(self._postbox, report)
             with self._wake:
                 self._held -= _size(report)
                 self._wake.notify_all()
+        for source, mark in zip(self._sources, now, strict=True):
+            has_mailed = self._mail(source, mark) or has_mailed
         self._post_urgent()
         with self._wake:
             self._rounds += 1
             self._wake.notify_all()
         return has_mailed, is_last
 
-    def _mail(self, source: Source) -> bool:
+    def _mail(self, source: Source, upto: int) -> bool:
         for count in range(MAX_PIECES):
-            piece = self._read(source)
+            piece = self._read(source, upto)
             if piece is None:
                 return count > 0
             if count:
@@ -169,9 +178,9 @@ class Outbox:
             self._post(self._postbox, piece)
         return True
 
-    def _read(self, source: Source) -> Report | None:
+    def _read(self, source: Source, upto: int) -> Report | None:
         try:
-            piece = source.read()
+            piece = source.read(upto)
         except Exception as error:  # noqa: BLE001 - whatever it is, the mail goes on
             if source not in self._failed:
                 self._failed.add(source)
@@ -228,6 +237,13 @@ class Outbox:
             postbox.post(message)
         except Exception:  # the store is gone, and with it whoever would read this
             logger.exception("nbddp could not mail")
+
+
+def _mark(source: Source) -> int:
+    try:
+        return source.mark()
+    except OSError:
+        return sys.maxsize  # to read it fails as well, which is said
 
 
 def _size(report: Report) -> int:

@@ -78,17 +78,21 @@ class RankLog:
             self._has_lost = True
             self._on_lost(error)
 
-    def read(self) -> Output | None:
-        """The next piece that was written since the last call, or None.
+    def mark(self) -> int:
+        """How many bytes are in the file."""
+        return os.fstat(self._read_fd).st_size
+
+    def read(self, upto: int | None = None) -> Output | None:
+        """The next piece that was written since the last call, no further than to a mark, or None.
 
         Of Gloo's own chatter the file has every line, and the piece has none. Of a flood there is
         one piece without text: whoever wants it reads the file, and what is written next is mailed
         as soon as anything else.
         """
-        unread = os.fstat(self._read_fd).st_size - self._offset
+        unread = (self.mark() if upto is None else upto) - self._offset
         if unread > MAX_UNREAD:
             return self._leave(unread)
-        data = os.pread(self._read_fd, CHUNK_BYTES, self._offset)
+        data = os.pread(self._read_fd, max(0, min(CHUNK_BYTES, unread)), self._offset)
         text, used = codecs.utf_8_decode(data, "replace")
         if not used:
             return None
