@@ -47,7 +47,7 @@ class ProcessGroup:
         self._is_store_shut = False
         self._connections = connections
         connections.note_new_groups()
-        self._afterlife = Afterlife(self._close_connections)
+        self._afterlife = Afterlife(connections.close_groups)
         self._afterlife.begin()
         self._topology = topology
         self._timeout = timeout
@@ -143,16 +143,12 @@ class ProcessGroup:
         ends when its connection does, and so does one on the store. So the connections that
         process groups wait on are shut down; with ``others_too`` all but the mail's.
         """
-        self.is_broken = True
+        self.is_broken = self._is_store_shut = True
         newest = newest_collective()
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
         if self.backend == "nccl" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
-        self._close_connections(others_too=others_too)
-
-    def _close_connections(self, *, others_too: bool = False) -> None:
-        self._is_store_shut = True
         self._connections.shut_down(others_too=others_too)
 
     def note_failure(self, error: BaseException | None) -> None:

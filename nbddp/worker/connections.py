@@ -26,6 +26,7 @@ class Connections:
     def __init__(self) -> None:
         self._kept: set[Ends] = set()
         self._noted: set[Ends] = set()
+        self._of_groups: set[Ends] = set()
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -54,10 +55,27 @@ class Connections:
 
         @functools.wraps(make)
         def make_noted(*args: Any, **options: Any) -> Any:
-            with self.noting():
+            with self._noting_group():
                 return make(*args, **options)
 
         setattr(module, name, make_noted)
+
+    @contextmanager
+    def _noting_group(self) -> Iterator[None]:
+        fresh: set[Ends] = set()
+        try:
+            yield from self._collecting(fresh)
+        finally:
+            self._noted |= fresh
+            self._of_groups |= fresh
+
+    def close_groups(self) -> None:
+        """End what process groups have open among the ranks: all of them are destroyed."""
+        for fd, ends in _connected():
+            if ends in self._of_groups:
+                _shut_down(fd, ends)
+        self._noted -= self._of_groups
+        self._of_groups.clear()
 
     def shut_down(self, *, others_too: bool = False) -> None:
         """End what process groups wait on; with ``others_too`` all that does not carry the mail."""

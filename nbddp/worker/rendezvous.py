@@ -1,7 +1,8 @@
 """Where ``init_process_group()`` of a cell meets, as torchrun has it.
 
-Ranks that take their own places meet in our store: no port is needed, and a cell may be run again.
-All others, such as processes that a cell started, meet where torch would have them meet.
+Ranks that take their own places meet in our store, unless somebody serves one where they ask for
+it: no port is needed, and a cell may be run again. All others, such as processes that a cell
+started, meet where torch would have them meet.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from nbddp.topology import Topology
 from nbddp.worker.families import guarded
 
+PATIENCE = 1.0  # seconds for a connection on this machine
 TWICE = (
     "trying to initialize the default process group twice! The ranks have one already: leave this "
     "line out, or run the cell with --no-init"
@@ -63,6 +65,15 @@ class Asked:
         """Whether the address is this machine's."""
         names = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())
         return self.address in names
+
+    @property
+    def is_served(self) -> bool:
+        """Whether somebody listens there already."""
+        try:
+            with socket.create_connection((self.address, self.port), timeout=PATIENCE):
+                return True
+        except OSError:
+            return False
 
 
 class Rendezvous:
@@ -115,7 +126,8 @@ class Rendezvous:
             if asked is None or not self._is_ours(asked, url):
                 yield from elsewhere(url, timeout=timeout, **options)
                 return
-            yield self._our_store(asked, timeout), asked.rank, asked.world_size
+            store = self._store_there(asked, timeout) or self._our_store(asked, timeout)
+            yield store, asked.rank, asked.world_size
             raise RuntimeError("cannot meet a second time")
 
         return meet
@@ -130,6 +142,12 @@ class Rendezvous:
             return True
         is_own_place = (asked.rank, asked.world_size) == (mine.rank, mine.world_size)
         return is_own_place and asked.is_here
+
+    def _store_there(self, asked: Asked, timeout: timedelta) -> dist.Store | None:
+        """The store that somebody serves at the address, such as a notebook; None without one."""
+        if asked.port == self._topology.master_port or not asked.is_served:
+            return None
+        return dist.TCPStore(asked.address, asked.port, asked.world_size, timeout=timeout)
 
     def _our_store(self, asked: Asked, timeout: timedelta) -> dist.Store:
         """Under a prefix that was never used, the same on all ranks that meet.

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from nbddp import CellFailedError, WorkerGroup
 from nbddp.controller.cell import CellRequest, CellResult
 from nbddp.ui.text import StreamScreen, TextView
 
-pytestmark = pytest.mark.multiproc
+# a spawned process imports torch, which takes long on a busy machine
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
 
 # in the shape of the well-known tutorials: every process says its place and where to meet
 TUTORIAL = """
@@ -126,6 +128,27 @@ def test_a_function_of_a_tutorial_is_called_with_rank_again_and_again(
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
 
 
+def test_ranks_meet_in_the_store_of_whoever_serves_one(group: WorkerGroup) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    run_bare(
+        group,
+        f"dist.init_process_group('gloo', init_method='tcp://127.0.0.1:{port}', rank=rank, "
+        "world_size=world_size)\ndist.barrier()\ndist.destroy_process_group()",
+    )
+    assert store.num_keys() >= 2
+    del store
+
+
 def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(
     group: WorkerGroup,
 ) -> None:
@@ -192,12 +215,11 @@ def test_processes_that_one_rank_starts_form_a_group_of_their_own(
         "import torch.multiprocessing as mp\n"
         f"mp.start_processes(work, args=(2,), nprocs=2, start_method='{start_method}')"
     )
-    for _ in range(2):
+    rounds = 2 if start_method == "fork" else 1
+    for _ in range(rounds):
         group.run(source, ranks=[0])
-    assert (
-        printed(capsys)
-        == ["[rank 0] process 0 of 2: 3.0"] * 2 + ["[rank 0] process 1 of 2: 3.0"] * 2
-    )
+    said = ["[rank 0] process 0 of 2: 3.0", "[rank 0] process 1 of 2: 3.0"]
+    assert printed(capsys) == sorted(said * rounds)
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
 
 
@@ -228,9 +250,10 @@ def test_processes_started_by_hand_meet_too(
         "    p = mp.Process(target=work, args=(index, 2))\n    p.start()\n    processes.append(p)\n"
         "for p in processes:\n    p.join()\nassert not any(p.exitcode for p in processes)"
     )
-    for _ in range(2):
-        group.run(source, ranks=[0])
-    assert len(printed(capsys)) == 4
+    group.run("import multiprocessing as mp\nmp.set_start_method('fork')", ranks=[0])
+    group.run(source, ranks=[0])
+    assert len(printed(capsys)) == 2
+    group.run("assert mp.get_start_method() == 'spawn'", ranks=[0])
 
 
 def test_forked_children_leave_the_ranks_group_alone(
@@ -326,3 +349,30 @@ def test_a_collective_of_a_part_is_numbered_and_named_with_its_group(
             "if rank == 2: raise ValueError('on purpose')"
         )
     assert "  rank 0: interrupted in all_reduce #2 of group [0, 2], line 5" in failure.value.report
+
+
+def test_calls_of_other_ranks_outlive_the_process_group(group: WorkerGroup) -> None:
+    group.run(
+        "import torch.distributed.rpc as rpc\n"
+        "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
+        "dist.barrier()\ndist.destroy_process_group()"
+    )
+    group.run(
+        "assert rpc.rpc_sync(f'worker{1 - rank}', max, args=(1, 2)) == 2\n"
+        "dist.barrier()\nrpc.shutdown()"
+    )
+
+
+def test_a_model_that_is_freed_just_after_its_group_stops_nothing(group: WorkerGroup) -> None:
+    source = TUTORIAL.format(port=free_port())
+    for _ in range(5):
+        run_bare(group, f"{source}\nfor _ in range(3): demo_basic(rank, world_size)")
+
+
+def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: WorkerGroup) -> None:
+    with pytest.raises(CellFailedError, match=r"^rank 1: connection to a peer lost in all_reduce"):
+        group.run(
+            "x = torch.ones(1)\ndist.all_reduce(x)\nkept = dist.group.WORLD\n"
+            "if rank == 0: dist.destroy_process_group()\nelse: dist.all_reduce(x)"
+        )
+    group.run("dist.barrier()")
