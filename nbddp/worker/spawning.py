@@ -23,6 +23,7 @@ import torch.multiprocessing
 
 from nbddp.worker.families import Arrival
 
+PATIENCE = 1.0  # seconds to end when asked to
 _UNSENDABLE = (TypeError, AttributeError, pickle.PicklingError)
 
 
@@ -113,6 +114,11 @@ def _nothing_left_behind() -> Any:
     try:
         yield
     except BaseException:
-        for child in set(multiprocessing.active_children()) - before:
+        started = set(multiprocessing.active_children()) - before
+        for child in started:
             child.terminate()
+        for child in started:
+            child.join(PATIENCE)
+            if child.is_alive():
+                child.kill()
         raise

@@ -270,6 +270,17 @@ def test_forked_children_leave_the_ranks_group_alone(
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
 
 
+def test_an_interrupt_ends_what_was_started(group: WorkerGroup) -> None:
+    with pytest.raises(CellFailedError, match="rank 1: ValueError: on purpose"):
+        group.run(
+            "import multiprocessing, time, torch.multiprocessing as mp\n"
+            "if rank == 1: raise ValueError('on purpose')\n"
+            "def work(index): time.sleep(300)\n"
+            "mp.start_processes(work, nprocs=2, start_method='fork')"
+        )
+    group.run("assert not multiprocessing.active_children()", ranks=[0])
+
+
 def test_what_cannot_be_sent_says_so_at_once(group: WorkerGroup) -> None:
     with pytest.raises(CellFailedError) as failure:
         group.run(
