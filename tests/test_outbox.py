@@ -368,13 +368,13 @@ def test_the_end_of_a_cell_is_mailed_whatever_its_value_is(
     failure = {"name": "ValueError", "text": "no", "traceback": object()}
     outbox = make()
     outbox.start()
-    outbox.post(replace(report(1), result={"data": {"text/plain": object()}}))
+    outbox.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
     outbox.post(replace(report(2), failure=failure))
     outbox.close()
     first, bare, second, failed = postbox.posted
     assert "a CellEnded could not be sent" in first.data["text/plain"]
     assert "a CellEnded could not be sent" in second.data["text/plain"]
-    assert bare == report(1)
+    assert bare == replace(report(1), parcel={"key": "k"})
     assert (failed.cell, failed.failure["name"]) == (2, "ValueError")
     assert failed.failure["text"].startswith("it could not be sent: Object of type object")
 

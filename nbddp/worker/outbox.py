@@ -226,7 +226,7 @@ class Outbox:
             "text": reason,
             "traceback": reason,
         }
-        self._try(postbox, replace(report, failure=failure, result={}, parcel={}))
+        self._try(postbox, replace(report, failure=failure, result={}))
 
     def _say(self, text: str) -> None:
         message = Display(cell=0, data={"text/plain": f"nbddp: {text}"}, metadata={})
