@@ -24,7 +24,7 @@ class Afterlife:
 
     Args:
         close: closes what the groups have open: a peer that waits for this rank hears of it, and
-            so does a thread of ours.
+            so does a thread of ours. Before the first collective a peer may still be connecting.
     """
 
     def __init__(self, close: Callable[[], None]) -> None:
@@ -48,8 +48,9 @@ class Afterlife:
 
         @functools.wraps(destroy)
         def destroy_and_close(group: dist.ProcessGroup | None = None) -> None:
+            has_met = _has_met()
             destroy(group)
-            if not dist.is_initialized() and os.getpid() == self._pid:
+            if has_met and not dist.is_initialized() and os.getpid() == self._pid:
                 self._close()
 
         module._new_process_group_helper = make_held
@@ -60,3 +61,11 @@ class Afterlife:
         living = dist.distributed_c10d._world.pg_map
         self._ended.append([each for each in self._groups if each not in living])
         self._groups = [each for each in self._groups if each in living]
+
+
+def _has_met() -> bool:
+    """Whether the default group has begun a collective, for which every rank had to be there."""
+    if not dist.is_initialized():
+        return False
+    group: Any = dist.distributed_c10d._get_default_group()
+    return int(group._get_sequence_number_for_group()) > 0

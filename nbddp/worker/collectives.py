@@ -121,6 +121,7 @@ class ProcessGroup:
         self.is_broken = False
         if dist.is_initialized():
             dist.destroy_process_group()
+            self._connections.close_groups()  # no cell runs: all ranks leave, or may as well
 
     def is_intact(self) -> bool:
         """Whether there is a process group of all ranks, in order, and not broken open."""

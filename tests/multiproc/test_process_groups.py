@@ -149,6 +149,15 @@ def test_ranks_meet_in_the_store_of_whoever_serves_one(group: WorkerGroup) -> No
     del store
 
 
+def test_a_group_may_end_as_soon_as_it_is_there(group: WorkerGroup) -> None:
+    run_bare(
+        group,
+        "for _ in range(20):\n"
+        "    dist.init_process_group('gloo')\n    dist.destroy_process_group()",
+    )
+    group.run("dist.barrier()")
+
+
 def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(
     group: WorkerGroup,
 ) -> None:
