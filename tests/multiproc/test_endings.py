@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import re
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError, RequestError, StartError, WorkerGroup
+from nbddp.controller import forkserver
+from nbddp.controller.states import GroupState
 
 pytestmark = pytest.mark.multiproc
 
@@ -241,6 +246,50 @@ def test_a_start_that_fails_says_which_rank_and_why_and_leaves_nobody(
         assert "init_process_group" in fail.value.details
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     assert make_group(2).life.state.value == "ready"
+
+
+def test_a_start_can_be_stopped_while_its_helper_still_imports(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "slow_disk.py").write_text("import time\ntime.sleep(50)\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(forkserver, "PRELOAD", ["slow_disk", *forkserver.PRELOAD])
+    group = WorkerGroup(nproc=2)
+    said: list[str] = []
+
+    def start() -> None:
+        try:
+            group.start()
+        except StartError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert wait_until(lambda: group.life.state is GroupState.STARTING)
+    began = time.monotonic()
+    group.stop()
+    thread.join(30)
+    assert said == ["stopped while it started"]
+    group.close()
+    assert time.monotonic() - began < 25
+    assert not [each.name for each in threading.enumerate() if each.name.startswith("nbddp")]
+
+
+def test_where_there_is_no_room_for_a_run_the_start_says_so_and_a_later_one_works(
+    make_group: Callable[..., WorkerGroup], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / ".nbddp").write_text("a file in the way")
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.mkdtemp", no_room)
+        with pytest.raises(StartError, match="the run cannot be recorded, neither"):
+            make_group(2)
+    (folder / ".nbddp").unlink()
+    group = make_group(2)
+    group.run("assert world_size == 2")
+
+
+def no_room(*_arguments: object, **_options: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_requests_in_the_wrong_state_are_refused_and_change_nothing(group: WorkerGroup) -> None:
