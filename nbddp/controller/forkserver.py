@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import (
     forkserver,
     popen_forkserver,
@@ -89,12 +89,17 @@ class Forkserver:
         It holds nothing, and would take half a second to say goodbye to torch.
         """
         self._server.is_closing = True
-        if self.pid is not None:
-            os.kill(self.pid, signal.SIGKILL)  # frees whoever holds the lock and waits for it
+        self._kill()  # frees whoever holds the lock and waits for it
         with self._lock:
-            self._server._stop()  # type: ignore[attr-defined]
+            self._kill()  # it was just being started
+            with suppress(FileNotFoundError):  # it has taken its folder away itself
+                self._server._stop()  # type: ignore[attr-defined]
             self._server, self._has_grown = _Server(), False
             shutil.rmtree(self._folder, ignore_errors=True)  # as far as it is still there
+
+    def _kill(self) -> None:
+        if self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)
 
     def _import_next_part(self) -> None:
         self._wait_until_it_serves()  # a signal before it has its handler would end it
@@ -146,9 +151,10 @@ class _Server(forkserver.ForkServer):
 
     def ensure_running(self) -> None:
         """Start it, unless it runs."""
-        if self.is_closing:
+        if not self.is_closing:
+            super().ensure_running()
+        if self.is_closing:  # before, or meanwhile: whoever closes it did not see it then
             raise EOFError("the forkserver is being closed")
-        super().ensure_running()
 
 
 class RankProcess(process.BaseProcess):

@@ -250,9 +250,11 @@ class Session:
             if means is not None:
                 self.stop()
             self._pushes.close()
-            self.launcher.close()  # frees whoever waits for a helper that still imports
-            if means is not None:
-                self._close(means)
+            try:
+                self.launcher.close()  # frees whoever waits for a helper that still imports
+            finally:
+                if means is not None:
+                    self._close(means)
 
     def _close(self, means: Means) -> None:
         """End the threads, those first who bring something to the others."""

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.forkserver import ForkServer
 from pathlib import Path
 
 import psutil
@@ -273,6 +274,44 @@ def test_a_start_can_be_stopped_while_its_helper_still_imports(
     group.close()
     assert time.monotonic() - began < 25
     assert not [each.name for each in threading.enumerate() if each.name.startswith("nbddp")]
+
+
+def test_a_helper_that_is_just_being_started_is_closed_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "slow_disk.py").write_text("import time\ntime.sleep(50)\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(forkserver, "PRELOAD", ["slow_disk", *forkserver.PRELOAD])
+    server, begun, closing = forkserver.Forkserver(), threading.Event(), threading.Event()
+    start_helper = ForkServer.ensure_running
+
+    def start_slowly(helper: ForkServer) -> None:
+        begun.set()
+        closing.wait(20)
+        start_helper(helper)
+
+    monkeypatch.setattr(ForkServer, "ensure_running", start_slowly)
+    said: list[type[BaseException]] = []
+
+    def launch() -> None:
+        try:
+            server.start(print, "hello", "test-rank")
+        except (EOFError, OSError) as error:
+            said.append(type(error))
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    assert begun.wait(20)
+    monkeypatch.setattr(
+        forkserver.Forkserver,
+        "_kill",
+        lambda self, kill=forkserver.Forkserver._kill: (kill(self), closing.set()),
+    )
+    began = time.monotonic()
+    server.close()
+    thread.join(30)
+    assert said == [EOFError]
+    assert time.monotonic() - began < 25
 
 
 def test_where_there_is_no_room_for_a_run_the_start_says_so_and_a_later_one_works(
