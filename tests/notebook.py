@@ -7,11 +7,13 @@ import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty
 from types import TracebackType
 from typing import Any
 
 from jupyter_client.manager import KernelManager
 
+DROPPED_AFTER = 10.0  # seconds that an answer may take once the kernel says that it is idle
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -37,6 +39,8 @@ class Reply:
 
 class Notebook:
     """A kernel with nbddp loaded; a context manager."""
+
+    _is_stopped = False
 
     def __init__(self, folder: Path, *, loads: bool = True) -> None:
         self._manager = KernelManager(kernel_name="python3")
@@ -76,6 +80,14 @@ class Notebook:
         """Send a cell; returns its message's id."""
         return str(self.client.execute(source, store_history=True))
 
+    def await_input(self, request: str) -> None:
+        """Wait until the kernel has taken a cell up: an interrupt before that is for nobody."""
+        while True:
+            message = self.client.get_iopub_msg(timeout=20)
+            is_ours = message["parent_header"].get("msg_id") == request
+            if is_ours and message["msg_type"] == "execute_input":
+                return
+
     def finish(self, request: str, *, timeout: float = 50.0, until: str = "") -> Reply:
         """Collect what a cell says, to its end or until some text was seen."""
         reply, began = Reply(), time.monotonic()
@@ -88,11 +100,24 @@ class Notebook:
                 break
         reply.seconds = time.monotonic() - began
         if not until or until not in reply.text:
-            answer = self.client.get_shell_msg(timeout=timeout)
+            reply.status = self._status(request, timeout=timeout)
+        return reply
+
+    def _status(self, request: str, *, timeout: float) -> str:
+        """What the answer says; "dropped" where an interrupt made ipykernel drop the request.
+
+        It does so when it is interrupted in its own code, before the cell (seen with 7.4).
+        """
+        is_stopped, self._is_stopped = self._is_stopped, False
+        try:
+            answer = self.client.get_shell_msg(timeout=DROPPED_AFTER if is_stopped else timeout)
             while answer["parent_header"].get("msg_id") != request:
                 answer = self.client.get_shell_msg(timeout=timeout)
-            reply.status = answer["content"]["status"]
-        return reply
+        except Empty:
+            if is_stopped:
+                return "dropped"
+            raise
+        return str(answer["content"]["status"])
 
     def _read(self, message: dict[str, Any], reply: Reply) -> bool:
         content = message["content"]
@@ -123,6 +148,7 @@ class Notebook:
 
     def interrupt(self) -> None:
         """Press Jupyter's stop button."""
+        self._is_stopped = True
         self._manager.interrupt_kernel()
 
     def restart(self) -> None:

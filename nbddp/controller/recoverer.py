@@ -14,6 +14,9 @@ from nbddp.errors import CellInterruptedError
 
 ENDED = "you asked to end it"
 
+FAILED = "a cell that had gone well failed when it was replayed"
+INTERRUPTED = "interrupted in the replay: the cells after that one were not run again"
+
 
 class Recoverer:
     """Knows how a cell is shown and values are pushed; the rest it asks of the session.
@@ -37,23 +40,46 @@ class Recoverer:
         self._show = show
         self._push = push
         self._say = say
+        self._times_ended = session.times_ended
 
     def run(self, request: CellRequest, *, max_restarts: int) -> CellResult:
         """Run a cell; after a failure restart the group, replay, and run it again.
 
-        What the user ended, by an interrupt, a restart or a stop, is not started again.
+        What the user ended, by an interrupt, a restart or a stop, is not started again. An
+        interrupt counts whenever it comes: it ends the cell, or the replay, that begins next.
         """
-        before = self._session.times_ended
-        handle = self._session.run(request)
-        return self.follow(handle, max_restarts=max_restarts, times_ended=before)
+        self._times_ended = self._session.times_ended
+        return self._recover(self._run_shown(request), request, max_restarts=max_restarts)
 
-    def follow(
-        self, handle: CellHandle, *, max_restarts: int, times_ended: int | None = None
+    def begin(self, request: CellRequest) -> CellHandle:
+        """Hand a cell to the ranks and return at once; :meth:`follow` shows it."""
+        self._times_ended = self._session.times_ended
+        with self._session.taking_interrupts():
+            return self._hand_over(request)
+
+    def follow(self, handle: CellHandle, *, max_restarts: int) -> CellResult:
+        """The same as :meth:`run` for a cell that was begun."""
+        return self._recover(self._show(handle), handle.request, max_restarts=max_restarts)
+
+    def _run_shown(self, request: CellRequest) -> CellResult:
+        with self._session.taking_interrupts():
+            return self._show(self._hand_over(request))
+
+    def _hand_over(self, request: CellRequest) -> CellHandle:
+        handle = self._session.run(request)
+        if self._is_ended:  # it may have come too early to be heard
+            self._session.interrupt_unless_asked()
+        return handle
+
+    @property
+    def _is_ended(self) -> bool:
+        """Whether the user has asked for an end since this began."""
+        return self._session.times_ended > self._times_ended
+
+    def _recover(
+        self, result: CellResult, request: CellRequest, *, max_restarts: int
     ) -> CellResult:
-        """The same for a cell that was handed to the ranks already."""
-        before = self._session.times_ended if times_ended is None else times_ended
         setbacks: list[Setback] = []
-        result = self._show(handle)
         while (verdict := result.verdict) is not None and not verdict.is_interrupt:
             setbacks.append(
                 Setback(
@@ -63,27 +89,25 @@ class Recoverer:
                     step=self._session.lookout.last_step,
                 )
             )
-            was_ended = self._session.times_ended > before
-            reason = ENDED if was_ended else why_stop(setbacks, max_restarts)
+            reason = ENDED if self._is_ended else why_stop(setbacks, max_restarts)
             if reason:
                 if max_restarts:
                     self._say(f"not started again: {reason}")
                 return result
             self._say(f"{verdict.summary()}; restart {len(setbacks)} of {max_restarts}")
-            failed = self._come_back(setbacks[-1], times_ended=before)
+            failed = self._come_back(setbacks[-1])
             if failed is not None:
                 return failed
-            with self._session.taking_interrupts():
-                result = self._show(self._session.run(replace(handle.request, is_again=True)))
+            result = self._run_shown(replace(request, is_again=True))
         return result
 
-    def _come_back(self, setback: Setback, *, times_ended: int) -> CellResult | None:
+    def _come_back(self, setback: Setback) -> CellResult | None:
         """Restart and replay; what came of a cell that failed this time, else None."""
         detected = time.time() - setback.at
         deeds, began = self._session.deeds, time.monotonic()
         self._session.restart(is_recovery=True)
         ready = time.monotonic()
-        failed = self.replay(deeds, times_ended=times_ended)
+        failed = self._replay(deeds)
         if failed is not None:
             return failed
         comeback = Comeback(
@@ -100,34 +124,32 @@ class Recoverer:
         )
         return None
 
-    def replay(self, deeds: Sequence[Deed], *, times_ended: int | None = None) -> CellResult | None:
+    def replay(self, deeds: Sequence[Deed]) -> CellResult | None:
         """Do again, in order, what was done; what came of the first cell that fails.
-
-        Args:
-            deeds: cells and pushes.
-            times_ended: how often the user had asked for an end when this began; None: up to now.
 
         Raises:
             CellInterruptedError: the user asked for an end between two cells.
         """
-        before = self._session.times_ended if times_ended is None else times_ended
+        self._times_ended = self._session.times_ended
+        return self._replay(deeds)
+
+    def _replay(self, deeds: Sequence[Deed]) -> CellResult | None:
         for number, deed in enumerate(deeds):
-            if self._session.times_ended > before:
+            if self._is_ended:
                 raise _ended(number, len(deeds))
             if isinstance(deed, Pushed):
                 self._push(deed)
                 continue
             result = self._run_unseen(replace(deed, is_again=True, wants_value=False))
             if result.verdict is not None:
-                if not result.verdict.is_interrupt:
-                    self._say("a cell that had gone well failed when it was replayed")
+                self._say(INTERRUPTED if result.verdict.is_interrupt else FAILED)
                 return result
         return None
 
     def _run_unseen(self, request: CellRequest) -> CellResult:
         """It was shown when it ran for the first time."""
         with self._session.taking_interrupts():
-            handle = self._session.run(request)
+            handle = self._hand_over(request)
             for _ in handle.notices():
                 pass
         if handle.result is None:

@@ -28,7 +28,7 @@ from nbddp.controller.pushes import Pushed, Pushes
 from nbddp.controller.recovery import Comeback
 from nbddp.controller.snapshot import Snapshot, take
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import Life
+from nbddp.controller.states import GroupState, Life
 from nbddp.errors import RequestError
 from nbddp.wire.messages import Answer, Command, Display
 
@@ -209,13 +209,35 @@ class Session:
             self.times_ended += 1
             means.actor.tell_first(self._do.step, ev.InterruptAsked())
 
+    def interrupt_unless_asked(self) -> None:
+        """See to it that the running cell has its first interrupt, and no second one."""
+        self._call(self._interrupt_unless_asked)
+
+    def _interrupt_unless_asked(self) -> None:
+        cell = self._do.life.cell
+        if cell is not None and not cell.interrupts:
+            self._do.step(ev.InterruptAsked())
+
     @contextmanager
     def taking_interrupts(self) -> Iterator[None]:
-        """Pass SIGINT on to the ranks: raised here, it would leave their cell running."""
+        """Pass SIGINT on to the ranks: raised here, it would leave their cell running.
+
+        One that finds no cell is for the cell that begins next, and a second one of that kind is
+        raised after all: whatever is waited for here may never come.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, lambda *_: self.interrupt())
+        unheard = 0
+
+        def on_sigint(*_: object) -> None:
+            nonlocal unheard
+            unheard += self.life.state in (GroupState.OFF, GroupState.IDLE, GroupState.BROKEN)
+            self.interrupt()
+            if unheard > 1:
+                raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, on_sigint)
         try:
             yield
         finally:

@@ -97,7 +97,7 @@ class Desk:
         """
         outcome: Future[CellResult] = Future()
         recoverer = self._recoverer(quiet=quiet)
-        handle = self.group.submit(request)
+        handle = recoverer.begin(request)
 
         def run() -> None:
             try:

@@ -1,0 +1,192 @@
+"""A stop at any moment ends what runs, or is about to, and costs nobody a name.
+
+The long walk: ``pytest -m soak``; another one: ``NBDDP_SOAK_SEED=7 NBDDP_SOAK_STEPS=1000``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from notebook import Notebook, Reply
+from processes import wait_until
+
+from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+
+MODEL = """%%ddp --nproc {nproc}
+import os, time
+kept, untouched = rank, torch.arange(4)
+torch.manual_seed(0)
+layers = [torch.nn.Linear({width}, {width}) for _ in range(3)]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+"""
+TRAIN = """%%ddp
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(2, model.module[0].in_features)).sum().backward()
+    optimizer.step()
+"""
+AFTER = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, int(x), untouched.tolist())"
+CELLS = {
+    "train": TRAIN,
+    "wait": "%%ddp\nif rank == 0: time.sleep(60)\ndist.barrier()",
+    "deadlock": "%%ddp\nx = torch.ones(1)\ndist.recv(x, src=(rank + 1) % world_size)",
+    "sleep": "%%ddp\ntime.sleep(60)",
+    "python": "%%ddp\nwhile True: pass",
+    "print": "%%ddp\nwhile True: print('x' * 100)",
+    "group": "%%ddp\nif rank == 0: dist.new_group([0, 1])\ntime.sleep(60)",
+    "await": "%%ddp\nimport asyncio\nawait asyncio.sleep(60)",
+    "gather": "%%ddp\nwhile True: nbddp.gather([rank] * 1000)",
+}
+
+
+def stopped(notebook: Notebook, source: str, seconds: float) -> Reply:
+    """Run a cell and press stop so many seconds after the kernel has taken it up."""
+    while True:
+        request = notebook.begin(source)
+        notebook.await_input(request)
+        time.sleep(seconds)
+        notebook.interrupt()
+        reply = notebook.finish(request)
+        if reply.status != "dropped":  # before nbddp, or any code of a cell, could see it
+            return reply
+
+
+def check_names(notebook: Notebook, nproc: int) -> None:
+    """Every rank has what it had, and they reach each other."""
+    reply = notebook.run(AFTER)
+    expected = [[f"{rank} {nproc} [0, 1, 2, 3]"] for rank in range(nproc)]
+    assert [reply.lines(rank)[-1:] for rank in range(nproc)] == expected, reply.traceback
+
+
+@pytest.mark.parametrize("seconds", [0.002, 0.01, 0.02, 0.1, 0.5])
+def test_stop_rerun_and_stop_again_with_fifty_million_parameters(
+    notebook: Notebook, seconds: float
+) -> None:
+    notebook.run(MODEL.format(nproc=2, width=4096))
+    assert stopped(notebook, TRAIN, 0.7).error.startswith("CellInterruptedError")
+    reply = stopped(notebook, TRAIN, seconds)  # the model is on its way to a new process group
+    assert reply.error.startswith("CellInterruptedError: ")
+    assert "keeps its names" in reply.traceback
+    check_names(notebook, 2)
+
+
+@pytest.mark.parametrize("press", range(12))
+def test_a_stop_in_the_first_milliseconds_leaves_no_cell_running(
+    notebook: Notebook, press: int
+) -> None:
+    if press == 0:
+        notebook.run("%%ddp --nproc 2\nimport time")
+    reply = stopped(notebook, "%%ddp --nproc 2\nimport time\ntime.sleep(30)", press * 0.0007)
+    assert re.match("CellInterruptedError|KeyboardInterrupt", reply.error)
+    assert notebook.run("%%ddp --nproc 2\n1 + 1").text.endswith("Out [ranks 0-1] 2\n")
+
+
+def test_a_stop_ends_a_replay(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nimport os, pathlib, time\nkept = rank")
+    notebook.run(
+        "%%ddp\nmark = pathlib.Path(f'came{rank}')\nif mark.exists():\n"
+        "    pathlib.Path(f'again{rank}').touch()\n    time.sleep(60)\nmark.touch()"
+    )
+    notebook.run("%%ddp\nlast = 1")
+    request = notebook.begin("%ddp restart --replay")
+    folder = Path(notebook.temporary).parent
+    assert wait_until(lambda: (folder / "again0").exists() and (folder / "again1").exists())
+    notebook.interrupt()
+    reply = notebook.finish(request, timeout=30)
+    assert reply.error.startswith("CellInterruptedError: ranks 0-1 interrupted, line 5")
+    assert "interrupted in the replay: the cells after that one were not run again" in reply.text
+    reply = notebook.run("%%ddp\nprint(kept, 'last' in globals())\ndist.barrier()")
+    assert (reply.lines(0), reply.lines(1)) == (["0 False"], ["1 False"])
+
+
+@pytest.mark.parametrize("moment", ["replay", "cell"])
+def test_a_stop_ends_a_recovery(notebook: Notebook, moment: str) -> None:
+    folder = Path(notebook.temporary).parent
+    place = f"pathlib.Path('{moment}' + str(rank))"
+    notebook.run("%%ddp --nproc 2\nimport pathlib, time\nkept = rank")
+    dwell = f"if {place}.exists():\n    {place}.with_suffix('.again').touch()\n    time.sleep(60)\n"
+    notebook.run(f"%%ddp\n{dwell if moment == 'replay' else 'pass'}")
+    request = notebook.begin(
+        f"%%ddp --max-restarts 3\n{dwell if moment == 'cell' else ''}{place}.touch()\n"
+        "dist.barrier()\nraise ValueError('on purpose')"
+    )
+    marks = [folder / f"{moment}{rank}.again" for rank in range(2)]
+    assert wait_until(lambda: all(mark.exists() for mark in marks))
+    notebook.interrupt()
+    reply = notebook.finish(request, timeout=30)
+    assert reply.error.startswith("CellInterruptedError: ranks 0-1 interrupted, line 4")
+    assert reply.text.count("; restart 1 of 3") == 1
+    assert "restart 2 of 3" not in reply.text
+    reply = notebook.run("%%ddp\nprint(kept)\ndist.barrier()")
+    assert (reply.lines(0), reply.lines(1)) == (["0"], ["1"])
+
+
+def walk(notebook: Notebook, *, nproc: int, seed: int, steps: int) -> None:
+    """Stop cells at random moments, one to three in a row; after each row all names are there."""
+    chance = random.Random(seed)
+    notebook.run(MODEL.format(nproc=nproc, width=256))
+    for step in range(steps):
+        for _ in range(chance.choice([1, 1, 2, 3])):
+            name = chance.choice(list(CELLS))
+            seconds = chance.choice([0.0, 0.005, 0.02, chance.random(), chance.random() * 0.3])
+            reply = stopped(notebook, CELLS[name], seconds)
+            where = f"seed {seed}, step {step}: {name} after {seconds:.3f} s: {reply.text[-500:]}"
+            assert re.match("CellInterruptedError|KeyboardInterrupt", reply.error), where
+            assert "killed" not in reply.text, where
+        check_names(notebook, nproc)
+
+
+@pytest.mark.parametrize("nproc", [2, 4])
+def test_stops_at_random_moments_of_random_cells(notebook: Notebook, nproc: int) -> None:
+    walk(notebook, nproc=nproc, seed=nproc, steps=12)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("nproc", [2, 4])
+def test_stops_at_many_random_moments_of_random_cells(notebook: Notebook, nproc: int) -> None:
+    seed = int(os.environ.get("NBDDP_SOAK_SEED", "1"))
+    walk(notebook, nproc=nproc, seed=seed, steps=int(os.environ.get("NBDDP_SOAK_STEPS", "100")))
+
+
+@pytest.mark.timeout(240)
+def test_one_of_64_ranks_dies_in_a_barrier_and_the_others_keep_their_names(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(64)
+    group.run("kept = rank\ndist.barrier()")
+    with pytest.raises(CellFailedError) as caught:
+        group.run("import os\nif rank == 3: os._exit(7)\ndist.barrier()")
+    assert str(caught.value) == "rank 3 exited with code 7"
+    report = caught.value.report.splitlines()
+    assert len(report) < 8  # groups of ranks are named, not each of them
+    assert report[-1].startswith("Rank 3 lost all names, the others keep theirs.")
+    assert re.findall(r"nbddp: .*", capsys.readouterr().out) == ["nbddp: rank 3 exited with code 7"]
+    alive = [rank for rank in range(64) if rank != 3]
+    assert group.life.alive == alive
+    kept = group.run("kept", ranks=alive, quiet=True, wants_value=True).values()
+    assert kept == alive
+
+
+def test_an_interrupt_that_comes_before_a_cell_is_for_that_cell(group: WorkerGroup) -> None:
+    group.run("kept = rank")
+    ask = group.session.run
+
+    def ask_late(request: object) -> object:
+        group.interrupt()  # nothing runs: nobody hears it
+        return ask(request)
+
+    group.session.run = ask_late
+    with pytest.raises(CellInterruptedError, match="interrupted"):
+        group.run("import time\ntime.sleep(60)")
+    group.session.run = ask
+    assert group.pull("kept") == [0, 1]
