@@ -23,10 +23,12 @@ class Watched:
         self.noticed: list[int] = []
         self.cancels = 0
         self.awaits_something = False
+        self.flow: Iterator[bool] = iter(())
         self.on_break: Callable[[], None] = lambda: None
         self.it = Interrupter(
             is_cell_file=lambda name: name == CELL,
             cancel=self.cancel,
+            is_flowing=lambda: next(self.flow, False),
             break_open=self.break_open,
             tell_noticed=self.noticed.append,
         )
@@ -129,6 +131,33 @@ def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     assert watched.broken == [False] * (interrupt.OTHERS_AFTER - 1) + [True]
     assert watched.noticed == []
+
+
+def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(
+    watched: Watched,
+) -> None:
+    asked_of_flow: list[bool] = []
+
+    def flow() -> Iterator[bool]:
+        while len(asked_of_flow) < 6:
+            asked_of_flow.append(not watched.broken)
+            yield True
+
+    watched.flow = flow()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        assert watched.it.begin_cell(1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        asked = watched.soon(1, after=0.0)
+        while not watched.broken:
+            time.sleep(0.01)
+        watched.it.end_cell()
+        asked.join()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    assert asked_of_flow == [True] * 6
+    assert watched.noticed == [1]  # it will answer: it is not killed for being deaf
 
 
 def test_what_the_cell_awaits_is_cancelled(watched: Watched) -> None:

@@ -10,6 +10,7 @@ import functools
 import os
 import socket
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ class Connections:
         self._kept: set[Ends] = set()
         self._noted: set[Ends] = set()
         self._of_groups: set[Ends] = set()
+        self._moved: dict[Ends, bytes] = {}
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
@@ -77,6 +79,19 @@ class Connections:
         self._noted -= self._of_groups
         self._of_groups.clear()
 
+    def have_moved(self) -> bool:
+        """Whether process groups sent or received anything since this was asked last.
+
+        Gloo never wakes who waits for a message of which a part is here when its connection ends
+        (its ``Pair::signalException`` forgets it). So a connection is to be quiet when it is shut.
+        """
+        open_now = {ends: fd for fd, ends in _connected()}
+        before, self._moved = self._moved, {}
+        for ends in self._noted & open_now.keys():
+            with suppress(OSError), _borrowed(open_now[ends]) as connection:
+                self._moved[ends] = _bytes_moved(connection)
+        return any(before.get(ends, count) != count for ends, count in self._moved.items())
+
     def shut_down(self, *, others_too: bool = False) -> None:
         """End what process groups wait on; with ``others_too`` all that does not carry the mail."""
         open_now = _connected()
@@ -106,6 +121,16 @@ def _is_tcp(connection: socket.socket) -> bool:
 
 def _ends(connection: socket.socket) -> Ends:
     return connection.getsockname(), connection.getpeername()
+
+
+def _bytes_moved(connection: socket.socket) -> bytes:
+    """What the kernel counts of both directions; the same always where it does not (macOS).
+
+    In Linux's ``struct tcp_info`` it is ``tcpi_bytes_acked`` and ``tcpi_bytes_received``.
+    """
+    if sys.platform != "linux":
+        return b""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)[120:136]
 
 
 def _shut_down(fd: int, ends: Ends) -> None:

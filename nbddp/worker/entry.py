@@ -185,6 +185,7 @@ class Rank:
         self._interrupter = Interrupter(
             is_cell_file=self._shell.is_cell_file,
             cancel=self._shell.cancel,
+            is_flowing=clients.connections.have_moved,
             break_open=self._group.break_open,
             tell_noticed=lambda cell: self._outbox.post(Noticed(cell=cell)),
         )

@@ -2,8 +2,9 @@
 
 SIGINT does not reach Python while C++ waits in a collective: the handler runs when the main
 thread is back in Python. So if it has not run shortly after the signal, the wait itself is ended:
-first what process groups wait on, then all connections but those of the mail. A cell that catches
-KeyboardInterrupt to clean up is told once and left to it.
+first what process groups wait on, then all connections but those of the mail. As long as they send
+and receive, the wait will end by itself. A cell that catches KeyboardInterrupt to clean up is told
+once and left to it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
-from nbddp.worker.main_thread import main_frame, main_thread_id
+from nbddp.worker.main_thread import main_cpu_time, main_frame, main_thread_id
 
 PATIENCE = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
-INSISTENCE = 4.0  # seconds after which freeing the cell is left to the controller
+INSISTENCE = 4.0  # seconds after which a cell that has heard it is left to itself
+FLOWING = 10.0  # seconds for which a process group may go on to send and receive
+COMPUTING = 0.005  # seconds of CPU in one round of PATIENCE: the main thread does not merely wait
 REGROUPING = 1.0  # seconds that a new process group gets, which stands before the cell
 OTHERS_AFTER = 3  # rounds of PATIENCE after which any wait is ended, not only a process group's
 
@@ -36,6 +39,7 @@ class Interrupter:
     Args:
         is_cell_file: whether code of this file name is a cell's.
         cancel: cancels what an event loop of the cell runs; false where none runs.
+        is_flowing: whether process groups sent or received anything since it was asked last.
         break_open: frees the main thread from what it waits on.
         tell_noticed: tells the controller that this rank has heard.
     """
@@ -45,11 +49,13 @@ class Interrupter:
         *,
         is_cell_file: Callable[[str], bool],
         cancel: Callable[[], bool],
+        is_flowing: Callable[[], bool],
         break_open: BreakOpen,
         tell_noticed: Callable[[int], None],
     ) -> None:
         self._is_cell_file = is_cell_file
         self._cancel = cancel
+        self._is_flowing = is_flowing
         self._break_open = break_open
         self._tell_noticed = tell_noticed
         self._changed = threading.Condition()
@@ -98,30 +104,37 @@ class Interrupter:
     def _await_its_turn(self, cell: int) -> None:
         """The cell is to come: it will not run. A process group that cannot be formed is ended."""
         self._tell_noticed(cell)
-        deadline = time.monotonic() + INSISTENCE
+        self._is_flowing()
+        limit = time.monotonic() + FLOWING
         patience = REGROUPING
         with self._changed:
             while not self._changed.wait_for(lambda: self._cell >= cell, patience):
-                if time.monotonic() > deadline:
-                    return
-                self._break_open(others_too=False)
                 patience = PATIENCE
+                if not self._is_flowing() or time.monotonic() > limit:
+                    self._break_open(others_too=False)
 
     def _free(self) -> None:
         """Send the signal until it arrives in the cell, and end the waits it cannot get through."""
         raised, place, rounds, has_told = self._raised, self._place(), 0, False
-        deadline = time.monotonic() + INSISTENCE
-        while time.monotonic() < deadline:
+        began, used = time.monotonic(), main_cpu_time()
+        self._is_flowing()
+        while True:
             seen = self._seen
             if self._raised == raised:
                 signal.pthread_kill(main_thread_id(), signal.SIGINT)
             if self._is_over(PATIENCE):
                 return
             place, last = self._place(), place
-            is_heard = max(self._seen - seen, self._raised - raised) > 0
-            if is_heard and not has_told:
-                has_told = True
+            used, before = main_cpu_time(), used
+            is_heard = self._seen > seen or self._raised > raised
+            waits_for_bytes = self._is_flowing() and time.monotonic() < began + FLOWING
+            if not has_told and (is_heard or waits_for_bytes or used - before > COMPUTING):
+                has_told = True  # it will answer: nobody needs to kill it for that
                 self._tell_noticed(self._cell)
+            if is_heard and time.monotonic() > began + INSISTENCE:
+                return
+            if waits_for_bytes:
+                continue
             if not is_heard or (place == last and self._waits_in_torch()):
                 rounds += 1
                 self._break_open(others_too=rounds >= OTHERS_AFTER and not is_heard)

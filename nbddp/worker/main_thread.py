@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import FrameType
 
 
@@ -18,3 +19,10 @@ def main_thread_id() -> int:
 def main_frame() -> FrameType:
     """Where the main thread is right now."""
     return sys._current_frames()[main_thread_id()]
+
+
+def main_cpu_time() -> float:
+    """Seconds of CPU that the main thread has used; always 0 where there is no clock (macOS)."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return 0.0
+    return time.clock_gettime(time.pthread_getcpuclockid(main_thread_id()))

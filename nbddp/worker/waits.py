@@ -9,13 +9,12 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from types import FrameType
 
-from nbddp.worker.main_thread import main_thread_id
+from nbddp.worker.main_thread import main_cpu_time
 
 BUSY = 0.005  # seconds of CPU between two looks from which on a thread does not merely wait
 _OURS = Path(__file__).parent
@@ -33,14 +32,8 @@ class Idleness:
 
     def look(self) -> bool:
         """Whether it has used next to nothing since the last look."""
-        before, self._used = self._used, _cpu_time()
+        before, self._used = self._used, main_cpu_time()
         return self._used - before < BUSY
-
-
-def _cpu_time() -> float:
-    if not hasattr(time, "pthread_getcpuclockid"):
-        return 0.0
-    return time.clock_gettime(time.pthread_getcpuclockid(main_thread_id()))
 
 
 def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
