@@ -105,7 +105,7 @@ def test_an_interrupt_in_a_replay_reaches_the_ranks_and_ends_it_there(play: Play
     assert play.sources == ["step 0", "step 1"]
     assert play.session.life.state is GroupState.IDLE
     assert len(play.session.deeds) == 1
-    assert play.said == []
+    assert play.said == ["interrupted in the replay: the cells after that one were not run again"]
     play.hangs_in = ""
     assert play.show(play.session.run(CellRequest(source="next"))).is_ok
 
