@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -74,6 +75,18 @@ def test_what_is_opened_while_a_group_fails_to_form_is_noted_too() -> None:
             form(stack)
         connections.shut_down()
         assert is_shut(half[0])
+
+
+def test_a_noting_that_an_interrupt_tore_notes_nothing_when_it_is_collected() -> None:
+    connections = Connections()
+    with ExitStack() as stack:
+        torn = connections.noting()
+        torn.__enter__()
+        users = stack.enter_context(connected())
+        del torn
+        gc.collect()
+        connections.shut_down()
+        assert not is_shut(users)
 
 
 def test_a_connection_that_takes_a_closed_ones_descriptor_is_left_alone() -> None:

@@ -44,8 +44,14 @@ class Connections:
         before = {each for _, each in _connected()}
         try:
             yield
-        finally:
-            ends |= {each for _, each in _connected()} - before
+        except GeneratorExit:
+            # an interrupt struck within `with` itself, and this comes as late as the garbage is
+            # collected: what was opened meanwhile is somebody else's
+            return
+        except BaseException:
+            ends |= _opened_since(before)
+            raise
+        ends |= _opened_since(before)
 
     def note_new_groups(self) -> None:
         """Note what torch's process groups open from here on, those that a cell makes included."""
@@ -99,6 +105,10 @@ class Connections:
         for fd, ends in open_now:
             if ends in self._noted or (others_too and ends not in self._kept):
                 _shut_down(fd, ends)
+
+
+def _opened_since(before: set[Ends]) -> set[Ends]:
+    return {each for _, each in _connected()} - before
 
 
 def _connected() -> list[tuple[int, Ends]]:

@@ -137,7 +137,13 @@ class Interrupter:
                 continue
             if not is_heard or (place == last and self._waits_in_torch()):
                 rounds += 1
-                self._break_open(others_too=rounds >= OTHERS_AFTER and not is_heard)
+                self._break_open_inside(others_too=rounds >= OTHERS_AFTER and not is_heard)
+
+    def _break_open_inside(self, *, others_too: bool) -> None:
+        """Not when the cell is over: what is opened then is not to be ended."""
+        with self._changed:
+            if self._is_inside:
+                self._break_open(others_too=others_too)
 
     def _is_over(self, patience: float) -> bool:
         with self._changed:
