@@ -78,13 +78,13 @@ def test_a_cell_in_python_gets_its_exception_and_the_next_one_none(watched: Watc
 
 
 def test_an_interrupt_for_a_cell_that_is_about_to_begin_ends_it(watched: Watched) -> None:
+    assert watched.run(2, "pass") == "done"
     asked = watched.soon(3, after=0.0)
-    while not watched.noticed:
+    while not watched.it.was_asked:
         time.sleep(0.001)
     assert watched.run(3, "raise AssertionError('must not run')") == "not begun"
     assert watched.it.was_asked
     asked.join()
-    assert watched.noticed == [3]
     assert watched.run(4, "pass") == "done"
 
 
@@ -94,7 +94,8 @@ def test_an_interrupt_for_a_cell_that_is_over_is_for_nobody(watched: Watched, la
     watched.it.interrupt(late)
     assert not watched.it.was_asked
     assert watched.run(3, "time.sleep(0.1)") == "done"
-    assert watched.noticed == watched.broken == []
+    assert watched.broken == []
+    assert watched.noticed == ([2] if late == 2 else [])  # its result may be on its way
 
 
 def test_before_the_cells_first_line_the_signal_is_sent_again(watched: Watched) -> None:

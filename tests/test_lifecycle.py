@@ -600,8 +600,8 @@ def test_after_a_second_the_user_is_told_which_ranks_clean_up() -> None:
     _, actions = play(noticed(0), noticed(1), rang(Alarm.STUCK), life=INTERRUPTING)
     assert actions == [
         Remark(
-            text="ranks 0-1: interrupted, and still busy (the cell may have caught it); "
-            "interrupt again to kill at once"
+            text="ranks 0-1: interrupted, and still busy (cleaning up, or in C code that "
+            "computes); interrupt again to kill at once"
         )
     ]
 

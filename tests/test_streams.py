@@ -133,3 +133,21 @@ def test_a_flood_before_a_mark_ends_there(path: Path, write: Write) -> None:
     flood = log.read(mark)
     assert flood is not None
     assert (flood.end, flood.is_left) == (mark, True)
+
+
+def test_torchs_own_trace_of_a_lost_connection_is_in_the_file_and_in_no_piece(
+    tmp_path: Path,
+) -> None:
+    trace = (
+        "[rank0]:[W1121 21:44:42.5 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed on it\n"
+        "Exception raised from recvBytes at Utils.hpp:787 (most recent call first):\n"
+        "frame #0: c10::Error::Error(std::string) + 0x9d (0x7f in libc10.so)\n"
+        "<omitting python frames>\nframe #29: __libc_start_main + 0x85\n\n"
+    )
+    path = tmp_path / "rank0.log"
+    log = RankLog(path)
+    path.write_text(f"before\n{trace}frame #1 of the film\n")
+    piece = log.read()
+    assert piece is not None
+    assert piece.text == "before\nframe #1 of the film\n"
+    assert (piece.start, piece.end) == (0, path.stat().st_size)

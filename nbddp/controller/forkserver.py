@@ -127,7 +127,7 @@ class Forkserver:
             yield
         finally:
             config["tempdir"] = before
-            os.environ.pop(FOLDER)
+            os.environ.pop(FOLDER, None)
 
     def _ensure_running(self) -> None:
         # until it has a session of its own, the interrupt button would reach it

@@ -34,8 +34,8 @@ def stuck(waiting: Sequence[int], deaf: Sequence[int], *, killed_in: float) -> s
     """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal."""
     if not deaf:
         return (
-            f"{say_ranks(waiting)}: interrupted, and still busy (the cell may have caught it); "
-            "interrupt again to kill at once"
+            f"{say_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
+            "computes); interrupt again to kill at once"
         )
     return (
         f"{say_ranks(deaf)} did not answer the interrupt yet (in C code that does not return?); "

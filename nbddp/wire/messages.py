@@ -177,7 +177,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noticed:
-    """The cell got its KeyboardInterrupt; if it still runs, it caught it to clean up."""
+    """The rank has heard of an interrupt: it cleans up, computes or sends, and will end."""
 
     cell: int
 

@@ -221,7 +221,10 @@ class Collective:
 def newest_collective() -> Collective | None:
     """The last collective that this process began, as torch's flight recorder has it."""
     recorder: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
-    entries = json.loads(recorder._dump_fr_trace_json()).get("entries", [])
+    try:
+        entries = json.loads(recorder._dump_fr_trace_json()).get("entries", [])
+    except MemoryError:  # a cell has taken it all
+        return None
     if not entries:
         return None
     newest = max(entries, key=lambda entry: int(entry["record_id"]))

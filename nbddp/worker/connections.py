@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import socket
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+MOST = 65_536  # descriptors that are tried where they cannot be listed
 Ends = tuple[Any, Any]  # the addresses of both ends: no two open connections have the same
 
 
@@ -114,8 +115,7 @@ def _opened_since(before: set[Ends]) -> set[Ends]:
 def _connected() -> list[tuple[int, Ends]]:
     """The descriptors of all connected TCP sockets, with both ends of each."""
     found = []
-    for entry in Path("/dev/fd").iterdir():
-        fd = int(entry.name)
+    for fd in _descriptors():
         with suppress(OSError):  # closed meanwhile, or not connected
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
                 with _borrowed(fd) as connection:
@@ -149,7 +149,19 @@ def _shut_down(fd: int, ends: Ends) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def _descriptors() -> Iterable[int]:
+    """Those that are open; where none is left to list them with, all that there may be."""
+    try:
+        return [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208 - names, no paths
+    except OSError:
+        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST))
+
+
 @contextmanager
 def _borrowed(fd: int) -> Iterator[socket.socket]:
-    with socket.socket(fileno=os.dup(fd)) as connection:
+    """The socket of somebody else's descriptor, which stays open; it takes none of its own."""
+    connection = socket.socket(fileno=fd)
+    try:
         yield connection
+    finally:
+        connection.detach()

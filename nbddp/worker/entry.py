@@ -262,15 +262,22 @@ class Rank:
                 continue
             match letter.message:
                 case Interrupt(cell=cell):
-                    self._interrupter.interrupt(cell)
+                    self._interrupt(cell)
+
+    def _interrupt(self, cell: int) -> None:
+        try:
+            self._interrupter.interrupt(cell)
+        except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
+            traceback.print_exc()
 
     # ---- cells
 
     def _run(self, command: RunCell) -> None:
-        if not self._prepare(command):
+        is_called_off = not self._prepare(command)
+        failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
+        if is_called_off:
             self._end_cell(command, seconds=0.0, failure=not_begun())
             return
-        failure = self._regrouper.take_failure(command)
         if failure is not None:
             self._interrupter.end_cell()
             self._pulse.end_cell()

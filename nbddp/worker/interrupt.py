@@ -92,25 +92,32 @@ class Interrupter:
     def interrupt(self, cell: int) -> None:
         """Interrupt this cell unless it is over; called on the control thread."""
         with self._changed:
-            if cell < self._cell or (cell == self._cell and not self._is_inside):
-                return
-            self._asked = cell
+            is_over = cell < self._cell or (cell == self._cell and not self._is_inside)
+            if not is_over:
+                self._asked = cell
             has_begun = cell == self._cell
-        if not has_begun:
+        if is_over:
+            if has_begun:  # its result may be large, and still on its way
+                self._tell_noticed(cell)
+        elif not has_begun:
             self._await_its_turn(cell)
         else:
             self._free()
 
     def _await_its_turn(self, cell: int) -> None:
         """The cell is to come: it will not run. A process group that cannot be formed is ended."""
-        self._tell_noticed(cell)
         self._is_flowing()
-        limit = time.monotonic() + FLOWING
+        limit, used, has_told = time.monotonic() + FLOWING, main_cpu_time(), False
         patience = REGROUPING
         with self._changed:
             while not self._changed.wait_for(lambda: self._cell >= cell, patience):
                 patience = PATIENCE
-                if not self._is_flowing() or time.monotonic() > limit:
+                used, before = main_cpu_time(), used
+                is_flowing = self._is_flowing()
+                if not has_told and (is_flowing or used - before > COMPUTING):
+                    has_told = True
+                    self._tell_noticed(cell)
+                if not is_flowing or time.monotonic() > limit:
                     self._break_open(others_too=False)
 
     def _free(self) -> None:

@@ -25,6 +25,13 @@ _CHATTER = re.compile(
     r"Expected number of connected peer ranks is : \d+\n",
     re.MULTILINE,
 )
+# what torch's store client prints of a connection that ended, as it does when a wait is broken open
+_TRACE_BEGINS = "Exception raised from "
+_TRACE = re.compile(
+    r"^(?:\[rank\d+\]:)?\[W\d{4} [^\n]*\] \[c10d\] [^\n]*\n"
+    rf"{_TRACE_BEGINS}[^\n]*\n(?:(?:frame #|<omitting)[^\n]*\n)*\n?",
+    re.MULTILINE,
+)
 
 
 class RankLog:
@@ -85,7 +92,7 @@ class RankLog:
     def read(self, upto: int | None = None) -> Output | None:
         """The next piece that was written since the last call, no further than to a mark, or None.
 
-        Of Gloo's own chatter the file has every line, and the piece has none. Of a flood there is
+        Of torch's own chatter the file has every line, and the piece has none. Of a flood there is
         one piece without text: whoever wants it reads the file, and what is written next is mailed
         as soon as anything else.
         """
@@ -98,6 +105,8 @@ class RankLog:
             return None
         if _CHATTER_BEGINS in text:
             text = _CHATTER.sub("", text)
+        if _TRACE_BEGINS in text:
+            text = _TRACE.sub("", text)
         start, self._offset = self._offset, self._offset + used
         return Output(start=start, end=self._offset, text=text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -32,17 +33,23 @@ class Usage:
         self._process.cpu_percent()
         self._measured_at = time.monotonic()
         self._cpu = -1.0
+        self._memory = 0
         self._device = device
         self._has_load = True
 
     def read(self) -> Use:
         """What the process uses now; touches no GPU that the cells have not touched."""
-        if time.monotonic() - self._measured_at >= SPAN:
-            self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
-        cpu, memory = self._cpu, self._process.memory_info().rss
+        with suppress(OSError):  # a cell has taken all descriptors: the last figures will do
+            self._measure()
+        cpu, memory = self._cpu, self._memory
         if self._device.type != "cuda" or not torch.cuda.is_initialized():
             return Use(cpu, memory)
         return Use(cpu, memory, self._load(), torch.cuda.memory_allocated(self._device))
+
+    def _measure(self) -> None:
+        if time.monotonic() - self._measured_at >= SPAN:
+            self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
+        self._memory = self._process.memory_info().rss
 
     def _load(self) -> float:
         """How busy the GPU is, as NVML says; below 0 where nvidia-ml-py is not installed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -192,3 +193,61 @@ def test_an_interrupt_that_comes_before_a_cell_is_for_that_cell(group: WorkerGro
         group.run("import time\ntime.sleep(60)")
     group.session.run = ask
     assert group.pull("kept") == [0, 1]
+
+
+def press_soon(group: WorkerGroup, seconds: float) -> threading.Timer:
+    """Interrupt a group a little later."""
+    timer = threading.Timer(seconds, group.interrupt)
+    timer.start()
+    return timer
+
+
+def test_ranks_that_used_up_their_descriptors_can_be_stopped_and_go_on(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(2)
+    group.run(
+        "import resource\nkept, opened = rank, []\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "try:\n    while True: opened.append(open('/dev/null'))\nexcept OSError: pass"
+    )
+    timer = press_soon(group, 0.7)
+    with pytest.raises(CellInterruptedError):
+        group.run("x = torch.ones(1)\ndist.recv(x, src=1 - rank)")
+    timer.join()
+    group.pull("[each.close() for each in opened]")  # a new process group wants some
+    assert group.pull("kept") == [0, 1]
+    group.run("dist.barrier()")
+
+
+def test_a_stop_while_a_large_value_is_on_its_way_costs_no_name(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(2, grace=0.5)
+    group.run("kept = rank\nlarge = torch.ones(40_000_000)")
+    timer = press_soon(group, 0.4)  # the cell's own code is over at once
+    result = group.run("large", wants_value=True, quiet=True)
+    timer.join()
+    assert [len(value) for value in result.values()] == [40_000_000, 40_000_000]
+    assert group.pull("kept") == [0, 1]
+
+
+def test_a_rank_that_dies_while_the_group_forms_again_leaves_the_others_their_names(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(3)
+    group.run("kept = rank")
+    timer = press_soon(group, 0.5)
+    with pytest.raises(CellInterruptedError):
+        group.run("while True: dist.barrier()")
+    timer.join()
+    killer = threading.Timer(0.004, group.kill, [0])
+    killer.start()
+    with pytest.raises(CellFailedError):
+        group.run("import time\nfor _ in range(50):\n    dist.barrier()\n    time.sleep(0.1)")
+    killer.join()
+    assert "frame #" not in capsys.readouterr().out
+    alive = group.life.alive
+    result = group.run("kept", ranks=alive, quiet=True, wants_value=True)
+    assert result.values() == alive
