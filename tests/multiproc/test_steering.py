@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from notebook import Notebook
+from processes import wait_until
 
 pytestmark = pytest.mark.multiproc
 
@@ -59,7 +60,9 @@ def test_status_shows_every_rank(notebook: Notebook) -> None:
     notebook.run("%ddp start --nproc 2")
     text = notebook.run("%ddp status").text
     assert text.startswith("worker group: ready · 2 ranks · gloo · cpu · attempt ")
-    assert re.search(r"^1 +ready +\d+ % +\d+ MiB +\d+$", text, re.MULTILINE)
+    assert re.search(r"^1 +ready +\d+ MiB +\d+$", text, re.MULTILINE)  # no CPU is known yet
+    known = re.compile(r"^1 +ready +\d+ % +\d+ MiB +\d+$", re.MULTILINE)
+    assert wait_until(lambda: known.search(notebook.run("%ddp status").text) is not None)
 
 
 def test_a_killed_rank_is_named_and_restart_helps(notebook: Notebook) -> None:
