@@ -15,6 +15,7 @@ from pages import BARS, EVENTS
 import nbddp
 from nbddp.controller.chronicle import Event
 from nbddp.controller.lookout import Bar
+from nbddp.controller.recovery import Comeback, Setback
 from nbddp.controller.snapshot import RankSnapshot, Snapshot
 from nbddp.controller.states import GroupState
 from nbddp.ui import words
@@ -71,6 +72,15 @@ def _part(part: ast.expr, known: dict[str, ast.expr]) -> str:
     return str(part.value)
 
 
+def facts_of_comeback(call: ast.expr) -> set[str]:
+    """The names of what one of its methods gives for the record."""
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Attribute)
+    setback = Setback(attempt=1, what="it failed", at=0.0, step=3)
+    comeback = Comeback(setback=setback, detected=0.1, restarted=0.1, replayed=0.1, cells=1)
+    return set(getattr(comeback, call.func.attr)(*range(len(call.args))))
+
+
 def recorded() -> dict[str, set[str]]:
     """Every kind of event that the controller records, with the names of its facts."""
     found: dict[str, set[str]] = {}
@@ -79,8 +89,9 @@ def recorded() -> dict[str, set[str]]:
         for call in calls_of(tree, "record"):
             for kind in texts_of(call.args[0], tree, call):
                 found[kind] = {each.arg for each in call.keywords if each.arg}
-                if any(each.arg is None for each in call.keywords):  # **comeback.facts()
-                    found[kind] |= {"detected", "restarted", "replayed", "cells"}
+                for each in call.keywords:
+                    if each.arg is None:  # **comeback.facts()
+                        found[kind] |= facts_of_comeback(each.value)
     return found
 
 
