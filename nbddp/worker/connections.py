@@ -6,6 +6,7 @@ looking at any other process, which would cost the square of their number.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import resource
@@ -159,9 +160,26 @@ def _descriptors() -> Iterable[int]:
 
 @contextmanager
 def _borrowed(fd: int) -> Iterator[socket.socket]:
-    """The socket of somebody else's descriptor, which stays open; it takes none of its own."""
-    connection = socket.socket(fileno=fd)
+    """The socket of somebody else's descriptor, which stays open, through a descriptor of our own.
+
+    An interrupt may strike here too, and a socket that it leaves behind closes its descriptor.
+    """
+    own = _duplicate(fd)
+    connection = socket.socket(fileno=fd if own is None else own)
     try:
         yield connection
     finally:
-        connection.detach()
+        if own is None:
+            connection.detach()
+        else:
+            connection.close()
+
+
+def _duplicate(fd: int) -> int | None:
+    """Another descriptor for the same; None where a cell has used them up."""
+    try:
+        return os.dup(fd)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return None
