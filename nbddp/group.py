@@ -1,29 +1,27 @@
-"""A worker group for scripts and tests, and for the magics."""
+"""A worker group for scripts and tests; the magics steer one that shows more of itself."""
 
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
-from nbddp.controller.launcher import Launcher
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult
 from nbddp.controller.means import NO_GROUP
 from nbddp.controller.pushes import Pushed
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import GroupState, Life
+from nbddp.controller.states import GroupState
 from nbddp.errors import RequestError
 from nbddp.ui.text import StreamScreen, TextView, View
-from nbddp.wire.messages import Answer, Command, Complete, Pull, Push
+from nbddp.wire.messages import Answer, Command, Pull, Push
 
 ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
 
@@ -64,10 +62,8 @@ class WorkerGroup:
         name: str = "",
         grace: float = 5.0,
         init: bool = True,
-        launcher: Launcher | None = None,
-        colors: str = "",
     ) -> None:
-        self.spec = GroupSpec(
+        self._spec = GroupSpec(
             nproc=nproc,
             backend=backend,
             gpus=None if gpus is None else tuple(gpus),
@@ -78,7 +74,7 @@ class WorkerGroup:
             grace=grace,
             joins_group=init,
         )
-        self.session = Session(launcher, colors=colors or _default_colors())
+        self._session = Session(colors=default_colors())
         self._start_lock = threading.Lock()
 
     # ---- life
@@ -96,30 +92,20 @@ class WorkerGroup:
         self.close()
 
     @property
-    def life(self) -> Life:
-        """What is known of the group right now."""
-        return self.session.life
-
-    @property
     def is_live(self) -> bool:
         """Whether there are ranks."""
-        return self.life.state.is_live
+        return self._session.life.state.is_live
 
-    def warm_up(self) -> None:
-        """Prepare in the background, so that the first start is quick."""
-        self.start_helper()
-        threading.Thread(target=self._warm_up, name="nbddp-warm-up", daemon=True).start()
+    @property
+    def alive(self) -> list[int]:
+        """The ranks whose process is there, in order."""
+        return self._session.life.alive
 
-    def _warm_up(self) -> None:
-        importlib.import_module("torch.distributed")
-        with self._start_lock:  # a start that was asked for meanwhile goes first
-            pass
-        self.session.launcher.warm_up_more()
-
-    def start_helper(self) -> None:
-        """Start the process that ranks are forked from; it imports torch by itself."""
-        self._close_at_exit()
-        self.session.launcher.warm_up()
+    @property
+    def folder(self) -> Path | None:
+        """Where the logs, numbers and events of the run are; None while there is no run."""
+        folder = self._session.chronicle.folder
+        return None if folder is None else folder.path
 
     def _close_at_exit(self) -> None:
         """Close before multiprocessing's own hook, which would wait for the ranks to end."""
@@ -135,30 +121,26 @@ class WorkerGroup:
         """
         self._close_at_exit()
         with self._start_lock:
-            self.session.start(self.spec)
+            self._session.start(self._spec)
 
-    def restart(self, *, is_recovery: bool = False) -> None:
+    def restart(self) -> None:
         """End all ranks, whatever they do, and start them anew; their names are gone.
-
-        Args:
-            is_recovery: what was done shall be done again, as by :meth:`replay`; faults that have
-                struck do not strike again then, though they are armed anew.
 
         Raises:
             RequestError: the group cannot be had.
             StartError: a rank could not start.
         """
         self._close_at_exit()
-        self.session.restart(self.spec, is_recovery=is_recovery)
+        self._session.restart(self._spec)
 
     def stop(self) -> None:
         """End all ranks; the next start is still quick."""
-        self.session.stop()
+        self._session.stop()
 
     def close(self) -> None:
         """End all ranks and everything that was started for them."""
         atexit.unregister(self.close)
-        self.session.close()
+        self._session.close()
 
     # ---- cells
 
@@ -193,10 +175,10 @@ class WorkerGroup:
             source=source,
             ranks=None if ranks is None else tuple(ranks),
             wants_value=wants_value,
-            needs_group=self.spec.joins_group,
+            needs_group=self._spec.joins_group,
         )
         screen = StreamScreen()
-        recoverer = self.recoverer(
+        recoverer = self._recoverer(
             lambda: TextView(screen, is_quiet=quiet),
             say=lambda text: screen.write(f"nbddp: {text}\n"),
         )
@@ -204,67 +186,30 @@ class WorkerGroup:
         result.raise_for_failure()
         return result
 
-    def recoverer(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recoverer:
-        """What runs a cell again after a failure, each time in a view of its own.
-
-        Args:
-            make_view: makes the view of one attempt.
-            say: tells the user what happens between two attempts.
-        """
+    def _recoverer(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recoverer:
+        """What runs a cell again after a failure, each time in a view of its own."""
         return Recoverer(
-            self.session,
-            show=lambda handle: self.show(handle, make_view()),
+            self._session,
+            show=lambda handle: self._show(handle, make_view()),
             push=self._push_again,
             say=say,
         )
 
-    def replay(self, deeds: Sequence[Deed], *, say: Callable[[str], None]) -> None:
-        """Do again what was done on an earlier attempt.
-
-        Args:
-            deeds: cells that had gone well and values that were pushed, in their order.
-            say: tells the user how far it got.
-
-        Raises:
-            CellFailedError: a cell failed this time.
-            CellInterruptedError: it was interrupted; what was done again until then stays.
-        """
-        quiet = self.recoverer(lambda: TextView(StreamScreen(), is_quiet=True), say=say)
-        failed = quiet.replay(deeds)
-        if failed is not None:
-            failed.raise_for_failure()
-
-    def submit(self, request: CellRequest) -> CellHandle:
-        """Hand a cell to the ranks and return at once; somebody must read what the handle says.
-
-        Args:
-            request: the source, the ranks, and what is wanted of it.
-
-        Raises:
-            RequestError: it cannot run now; nothing was started, nothing lost.
-        """
-        return self.session.run(request)
-
-    def show(self, handle: CellHandle, view: View) -> CellResult:
-        """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks.
-
-        Args:
-            handle: the cell, as :meth:`submit` returned it.
-            view: where it is shown.
-        """
+    def _show(self, handle: CellHandle, view: View) -> CellResult:
+        """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
         try:
-            with self.session.taking_interrupts():
+            with self._session.taking_interrupts():
                 return view.show(handle)
         finally:
             handle.abandon()
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
-        self.session.interrupt()
+        self._session.interrupt()
 
     def kill(self, rank: int) -> None:
         """Kill one rank."""
-        self.session.kill(rank)
+        self._session.kill(rank)
 
     # ---- values
 
@@ -274,7 +219,7 @@ class WorkerGroup:
         Raises:
             RequestError: one cannot be pickled, or the ranks cannot take it now.
         """
-        self.session.require_link()
+        self._session.require_link()
         self._check_idle()
         self._chosen(ranks)
         from nbddp.wire.parcels import dumps
@@ -283,18 +228,18 @@ class WorkerGroup:
             data = dumps(dict(values))
         except Exception as error:  # whatever a value's own pickling raises
             raise RequestError(f"cannot push {_culprit(values)}: {error}") from error
-        self._send_pushed(self.session.keep_push(tuple(values), ranks, data), data)
+        self._send_pushed(self._session.keep_push(tuple(values), ranks, data), data)
 
     def _push_again(self, pushed: Pushed) -> None:
         """Send what was sent then, whatever became of it here."""
         self._send_pushed(pushed, pushed.data())
 
     def _send_pushed(self, pushed: Pushed, data: bytes) -> None:
-        link = self.session.require_link()
+        link = self._session.require_link()
         parcel = link.put(data)
         try:
             self._ask_all(pushed.ranks, lambda number: Push(request=number, parcel=parcel))
-            self.session.note_push(pushed)
+            self._session.note_push(pushed)
         finally:
             link.discard(parcel)
 
@@ -304,7 +249,7 @@ class WorkerGroup:
         Raises:
             RequestError: it does not exist there, or cannot be pickled.
         """
-        link = self.session.require_link()
+        link = self._session.require_link()
         ranks = None if rank is None else [rank]
         answers = self._ask_all(ranks, lambda number: Pull(request=number, expression=expression))
         for note in dict.fromkeys(each.parcel.get("note", "") for each in answers.values()):
@@ -318,38 +263,15 @@ class WorkerGroup:
                 link.discard(parcel)
         return values if rank is None else values[0]
 
-    def complete(self, code: str, cursor: int, *, timeout: float) -> tuple[str, list[str]]:
-        """What fits at a place of some code, asked of the lowest rank.
-
-        Args:
-            code: Python, or whatever IPython takes.
-            cursor: the place, in characters from the beginning.
-            timeout: seconds to wait for the answer.
-
-        Returns:
-            The text before the cursor that is completed, and what fits there; nothing while the
-            rank is busy or does not answer in time.
-        """
-        if self.life.state is not GroupState.IDLE:
-            return "", []
-        answer = self.session.send(
-            0, lambda number: Complete(request=number, code=code, cursor=cursor)
-        )
-        try:
-            payload = answer.result(timeout).payload
-        except FutureTimeoutError:
-            return "", []
-        return payload.get("text", ""), payload.get("matches", [])
-
     def _check_idle(self) -> None:
-        if self.life.state not in (GroupState.IDLE, GroupState.BROKEN):
-            raise RequestError(f"the worker group is {self.life.state.value}")
+        if self._session.life.state not in (GroupState.IDLE, GroupState.BROKEN):
+            raise RequestError(f"the worker group is {self._session.life.state.value}")
 
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks that are meant, of which there must be some."""
         if ranks is not None and not ranks:
             raise RequestError("values need at least one rank to go to")
-        chosen = self.life.alive if ranks is None else list(ranks)
+        chosen = self._session.life.alive if ranks is None else list(ranks)
         if not chosen:
             raise RequestError(ALL_GONE if self.is_live else NO_GROUP)
         return chosen
@@ -361,7 +283,7 @@ class WorkerGroup:
         futures: dict[int, Future[Answer]] = {}
         try:
             for rank in chosen:
-                futures[rank] = self.session.send(rank, make)
+                futures[rank] = self._session.send(rank, make)
             wait(futures.values())
             return {rank: _worked(rank, future.result()) for rank, future in futures.items()}
         except BaseException:
@@ -371,7 +293,7 @@ class WorkerGroup:
 
     def _discard_answer(self, future: Future[Answer]) -> None:
         if not future.cancelled() and future.exception() is None:
-            self.session.require_link().discard(future.result().parcel)
+            self._session.require_link().discard(future.result().parcel)
 
 
 def _worked(rank: int, answer: Answer) -> Answer:
@@ -380,7 +302,7 @@ def _worked(rank: int, answer: Answer) -> Answer:
     return answer
 
 
-def _default_colors() -> str:
+def default_colors() -> str:
     """IPython's theme for tracebacks: none where escape sequences would be read as they are."""
     return "" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else "nocolor"
 

@@ -10,6 +10,7 @@ from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 
 from nbddp import RequestError, WorkerGroup
 from nbddp.controller.session import Session
+from nbddp.magics.steered import SteeredGroup
 from nbddp.wire.messages import Leave
 
 pytestmark = pytest.mark.timeout(30)
@@ -21,17 +22,34 @@ def link() -> FakeLink:
 
 
 @pytest.fixture
-def group(link: FakeLink, folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG001 - of its run
+def group(link: FakeLink, folder: Path) -> Iterator[SteeredGroup]:  # noqa: ARG001 - of its run
     launcher = FakeLauncher()
     make_willing(launcher, link)
-    group = WorkerGroup(nproc=2, launcher=launcher)
+    group = SteeredGroup(nproc=2, launcher=launcher)
     group.session = Session(launcher, make_means=lambda: with_threads(link))
     group.start()
     yield group
     group.close()
 
 
-def test_no_rank_is_not_every_rank(group: WorkerGroup, link: FakeLink) -> None:
+def test_a_script_sees_what_it_needs_and_none_of_the_magics_plumbing() -> None:
+    assert [name for name in dir(WorkerGroup(nproc=2)) if not name.startswith("_")] == [
+        *("alive", "close", "folder", "interrupt", "is_live", "kill", "pull", "push"),
+        *("restart", "run", "start", "stop"),
+    ]
+
+
+def test_the_ranks_that_live_and_the_runs_folder_are_known(group: SteeredGroup) -> None:
+    assert group.alive == [0, 1]
+    assert group.folder is not None
+    assert (group.folder / "run.json").exists()
+    group.kill(1)
+    assert group.alive == [0]
+    group.stop()
+    assert (group.alive, group.folder) == ([], None)
+
+
+def test_no_rank_is_not_every_rank(group: SteeredGroup, link: FakeLink) -> None:
     with pytest.raises(RequestError) as caught:
         group.run("x = 1", ranks=[])
     assert str(caught.value) == "a cell needs at least one rank, and each only once"
@@ -42,14 +60,14 @@ def test_no_rank_is_not_every_rank(group: WorkerGroup, link: FakeLink) -> None:
     assert group.session.deeds == ()
 
 
-def test_values_of_a_group_that_was_stopped_are_not_an_empty_list(group: WorkerGroup) -> None:
+def test_values_of_a_group_that_was_stopped_are_not_an_empty_list(group: SteeredGroup) -> None:
     group.stop()
     with pytest.raises(RequestError, match="there is no worker group; `%ddp start` or"):
         group.pull("x")
 
 
 def test_values_of_a_group_whose_ranks_are_all_gone_are_not_an_empty_list(
-    group: WorkerGroup, link: FakeLink
+    group: SteeredGroup, link: FakeLink
 ) -> None:
     group.kill(0)
     group.kill(1)

@@ -18,8 +18,8 @@ from nbddp.errors import RequestError
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbddp.group import WorkerGroup
     from nbddp.magics.auto import AutoMode
+    from nbddp.magics.steered import SteeredGroup
 
 PATIENCE = 0.2  # seconds that typing may be held up
 _NOTHING = SimpleMatcherResult(completions=[])
@@ -29,7 +29,7 @@ class Completer:
     """Asks the parsers for options and rank 0 for names; silent while a cell runs."""
 
     def __init__(
-        self, group: WorkerGroup, auto: AutoMode, parsers: Mapping[str, ArgumentParser]
+        self, group: SteeredGroup, auto: AutoMode, parsers: Mapping[str, ArgumentParser]
     ) -> None:
         self._group = group
         self._auto = auto

@@ -18,9 +18,9 @@ from nbddp.controller.cell import CellRequest, CellResult, Deed
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
-from nbddp.group import WorkerGroup
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.options import check_unchanged
+from nbddp.magics.steered import SteeredGroup
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.screen import IPythonScreen, shows_color
 from nbddp.ui.status import status
@@ -41,7 +41,7 @@ class Desk:
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
         self.auto = AutoMode()
-        self.group = WorkerGroup(colors=str(shell.colors))
+        self.group = SteeredGroup(colors=str(shell.colors))
         self.view = ViewChoice.AUTO
         self._background: tuple[Future[CellResult], threading.Thread] | None = None
         self._last_view: View | None = None
@@ -55,8 +55,10 @@ class Desk:
             return
         before, self.group.spec = self.group.spec, spec
         try:
-            if self.group.is_live or is_recovery:
-                self.group.restart(is_recovery=is_recovery)
+            if is_recovery:
+                self.group.recover()
+            elif self.group.is_live:
+                self.group.restart()
             else:
                 self.group.start()
         except RequestError:

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from nbddp import WorkerGroup
+from nbddp.magics.steered import SteeredGroup
 
 SETUP = """
 import json, os, time
@@ -207,7 +208,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="nbddp-bench-") as name:
         folder = Path(name)
         os.chdir(folder)
-        with WorkerGroup(nproc=2, threads=1) as group:
+        with SteeredGroup(nproc=2, threads=1) as group:
             group.session.launcher.warm_up_more()  # as %load_ext does
             group.run(SETUP, quiet=True)
             tell(steps_per_second(group, folder, rounds, steps))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from notebook import Notebook
 
-from nbddp import WorkerGroup
 from nbddp.controller.launcher import LocalLauncher
+from nbddp.magics.steered import SteeredGroup
 
 
 class WarmLauncher(LocalLauncher):
@@ -37,12 +37,12 @@ def launcher() -> Iterator[WarmLauncher]:
 def make_group(
     launcher: WarmLauncher,
     folder: Path,  # noqa: ARG001 - where the runs are recorded
-) -> Iterator[Callable[..., WorkerGroup]]:
+) -> Iterator[Callable[..., SteeredGroup]]:
     """Makes started groups, and closes them."""
-    groups: list[WorkerGroup] = []
+    groups: list[SteeredGroup] = []
 
-    def make(nproc: int = 2, **options: object) -> WorkerGroup:
-        group = WorkerGroup(nproc=nproc, launcher=launcher, **options)
+    def make(nproc: int = 2, **options: object) -> SteeredGroup:
+        group = SteeredGroup(nproc=nproc, launcher=launcher, **options)
         groups.append(group)
         group.start()
         return group
@@ -53,7 +53,7 @@ def make_group(
 
 
 @pytest.fixture
-def group(make_group: Callable[..., WorkerGroup]) -> WorkerGroup:
+def group(make_group: Callable[..., SteeredGroup]) -> SteeredGroup:
     """Two ranks, started."""
     return make_group(2)
 

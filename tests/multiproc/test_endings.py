@@ -21,6 +21,7 @@ from processes import wait_until
 from nbddp import CellFailedError, RequestError, StartError, WorkerGroup
 from nbddp.controller import forkserver
 from nbddp.controller.states import GroupState
+from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
 
@@ -255,7 +256,7 @@ def test_a_start_can_be_stopped_while_its_helper_still_imports(
     (folder / "slow_disk.py").write_text("import time\ntime.sleep(50)\n")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(forkserver, "PRELOAD", ["slow_disk", *forkserver.PRELOAD])
-    group = WorkerGroup(nproc=2)
+    group = SteeredGroup(nproc=2)
     said: list[str] = []
 
     def start() -> None:

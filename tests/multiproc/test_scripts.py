@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nbddp import RequestError, WorkerGroup
+from nbddp import RequestError
 from nbddp.controller.launcher import LocalLauncher
+from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
 
@@ -44,7 +45,7 @@ def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Pa
 
 @pytest.mark.usefixtures("folder")
 def test_spawned_ranks_do_all_that_forked_ones_do(capsys: pytest.CaptureFixture[str]) -> None:
-    with WorkerGroup(nproc=2, launcher=LocalLauncher("spawn")) as group:
+    with SteeredGroup(nproc=2, launcher=LocalLauncher("spawn")) as group:
         group.run("x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()")
         assert capsys.readouterr().out == "Out [ranks 0-1] 3.0\n"
         group.push({"sent": [1, 2]})

@@ -18,8 +18,9 @@ import pytest
 from multiproc.conftest import WarmLauncher
 from processes import wait_until
 
-from nbddp import CellFailedError, RequestError, WorkerGroup
+from nbddp import CellFailedError, RequestError
 from nbddp.controller.states import GroupState
+from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
 
@@ -31,7 +32,7 @@ class Walk:
 
     def __init__(self, launcher: WarmLauncher, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.group = WorkerGroup(nproc=2, launcher=launcher, grace=2.0)
+        self.group = SteeredGroup(nproc=2, launcher=launcher, grace=2.0)
         self.done: list[str] = []
 
     def step(self) -> None:

@@ -1,0 +1,158 @@
+"""The worker group of a notebook: what the magics steer it by, and no script needs."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.controller.launcher import Launcher
+from nbddp.controller.recoverer import Recoverer
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
+from nbddp.controller.states import GroupState, Life
+from nbddp.group import WorkerGroup, default_colors
+from nbddp.ui.text import StreamScreen, TextView, View
+from nbddp.wire.messages import Complete
+
+
+class SteeredGroup(WorkerGroup):
+    """A worker group with its session and spec in the open.
+
+    Args:
+        launcher: starts the processes; None for one of its own.
+        colors: IPython's theme for tracebacks.
+        options: as for :class:`nbddp.WorkerGroup`.
+    """
+
+    def __init__(
+        self, *, launcher: Launcher | None = None, colors: str = "", **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._session = Session(launcher, colors=colors or default_colors())
+
+    @property
+    def session(self) -> Session:
+        """Who acts on the ranks."""
+        return self._session
+
+    @session.setter
+    def session(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def spec(self) -> GroupSpec:
+        """How the next start is to be."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: GroupSpec) -> None:
+        self._spec = spec
+
+    @property
+    def life(self) -> Life:
+        """What is known of the group right now."""
+        return self._session.life
+
+    # ---- life
+
+    def warm_up(self) -> None:
+        """Prepare in the background, so that the first start is quick."""
+        self.start_helper()
+        threading.Thread(target=self._warm_up, name="nbddp-warm-up", daemon=True).start()
+
+    def _warm_up(self) -> None:
+        importlib.import_module("torch.distributed")
+        with self._start_lock:  # a start that was asked for meanwhile goes first
+            pass
+        self._session.launcher.warm_up_more()
+
+    def start_helper(self) -> None:
+        """Start the process that ranks are forked from; it imports torch by itself."""
+        self._close_at_exit()
+        self._session.launcher.warm_up()
+
+    def recover(self) -> None:
+        """Restart, to do again what was done, as by :meth:`replay`.
+
+        Faults that have struck do not strike again then, though they are armed anew.
+
+        Raises:
+            RequestError: the group cannot be had.
+            StartError: a rank could not start.
+        """
+        self._close_at_exit()
+        self._session.restart(self._spec, is_recovery=True)
+
+    # ---- cells
+
+    def submit(self, request: CellRequest) -> CellHandle:
+        """Hand a cell to the ranks and return at once; somebody must read what the handle says.
+
+        Args:
+            request: the source, the ranks, and what is wanted of it.
+
+        Raises:
+            RequestError: it cannot run now; nothing was started, nothing lost.
+        """
+        return self._session.run(request)
+
+    def show(self, handle: CellHandle, view: View) -> CellResult:
+        """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks.
+
+        Args:
+            handle: the cell, as :meth:`submit` returned it.
+            view: where it is shown.
+        """
+        return self._show(handle, view)
+
+    def recoverer(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recoverer:
+        """What runs a cell again after a failure, each time in a view of its own.
+
+        Args:
+            make_view: makes the view of one attempt.
+            say: tells the user what happens between two attempts.
+        """
+        return self._recoverer(make_view, say=say)
+
+    def replay(self, deeds: Sequence[Deed], *, say: Callable[[str], None]) -> None:
+        """Do again what was done on an earlier attempt.
+
+        Args:
+            deeds: cells that had gone well and values that were pushed, in their order.
+            say: tells the user how far it got.
+
+        Raises:
+            CellFailedError: a cell failed this time.
+            CellInterruptedError: it was interrupted; what was done again until then stays.
+        """
+        quiet = self._recoverer(lambda: TextView(StreamScreen(), is_quiet=True), say=say)
+        failed = quiet.replay(deeds)
+        if failed is not None:
+            failed.raise_for_failure()
+
+    def complete(self, code: str, cursor: int, *, timeout: float) -> tuple[str, list[str]]:
+        """What fits at a place of some code, asked of the lowest rank.
+
+        Args:
+            code: Python, or whatever IPython takes.
+            cursor: the place, in characters from the beginning.
+            timeout: seconds to wait for the answer.
+
+        Returns:
+            The text before the cursor that is completed, and what fits there; nothing while the
+            rank is busy or does not answer in time.
+        """
+        if self.life.state is not GroupState.IDLE:
+            return "", []
+        answer = self._session.send(
+            0, lambda number: Complete(request=number, code=code, cursor=cursor)
+        )
+        try:
+            payload = answer.result(timeout).payload
+        except FutureTimeoutError:
+            return "", []
+        return payload.get("text", ""), payload.get("matches", [])
