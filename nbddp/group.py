@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult
 from nbddp.controller.means import NO_GROUP
-from nbddp.controller.pushes import Pushed
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import GroupState
 from nbddp.errors import RequestError
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.pushes import Pushed
 from nbddp.ui.text import StreamScreen, TextView, View
 from nbddp.wire.messages import Answer, Command, Pull, Push
 

@@ -17,9 +17,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from nbddp.controller.actor import Actor
+from nbddp.controller.exits import ExitWatcher
 from nbddp.controller.launcher import RankHandle
 from nbddp.controller.means import Means
-from nbddp.controller.watcher import ExitWatcher
 from nbddp.wire.mailbox import Letter
 from nbddp.wire.messages import (
     URGENT,
@@ -35,7 +35,7 @@ from nbddp.wire.messages import (
     Ready,
     RunCell,
 )
-from nbddp.worker.start import RankStart
+from nbddp.wire.start import RankStart
 
 PIDS = itertools.count(1_000_000_000)  # beyond those of any process
 

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
-from nbddp.controller.chronicle import Event
-from nbddp.controller.lookout import Bar
-from nbddp.controller.snapshot import RankSnapshot, Snapshot
-from nbddp.controller.states import GroupState
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.timeline import Event
+from nbddp.record.whereabouts import Bar
 from nbddp.ui.ansi import strip
 
 _TAGS = {"br", "code", "details", "div", "img", "li", "pre", "small", "span", "style", "summary"}

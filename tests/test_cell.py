@@ -9,10 +9,10 @@ from dataclasses import asdict
 
 import pytest
 
-from nbddp.controller import cell as room
-from nbddp.controller.cell import CellHandle, CellRequest
-from nbddp.controller.notices import Said, Wrote
 from nbddp.errors import CellFailedError, CellInterruptedError, RequestError
+from nbddp.record import cell as room
+from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.record.notices import Said, Wrote
 from nbddp.wire.messages import CellEnded, Failure
 
 

@@ -18,7 +18,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
-from nbddp.controller.metrics import Curve, Metrics
+from nbddp.record.curves import Curve, Metrics
 from nbddp.ui.chart import ALERT, draw
 from nbddp.ui.palette import rank_color
 from nbddp.ui.paper import HEIGHT, INK, SCALE, WIDTH, readable
@@ -269,7 +269,7 @@ def test_letters_that_the_font_does_not_have_are_marked() -> None:
 def test_a_thread_may_draw_and_pyplot_is_not_loaded() -> None:
     program = """
 import sys, threading
-from nbddp.controller.metrics import Metrics
+from nbddp.record.curves import Metrics
 from nbddp.ui.chart import draw
 metrics, drawn = Metrics(), []
 metrics.add(0, 0.0, 0, {"loss": 1.0})
@@ -312,7 +312,7 @@ def test_the_styles_of_users_do_not_reach_the_charts() -> None:
 
 def test_the_metrics_load_neither_numpy_nor_matplotlib() -> None:
     program = (
-        "import sys, nbddp.controller.metrics, nbddp.ui.palette, nbddp.ui.scale\n"
+        "import sys, nbddp.record.curves, nbddp.ui.palette, nbddp.ui.scale\n"
         "assert not {'numpy', 'matplotlib', 'PIL'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

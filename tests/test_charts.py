@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from processes import wait_until
 
-from nbddp.controller.metrics import MAX_NAMES, Curve, Metrics
+from nbddp.record.curves import MAX_NAMES, Curve, Metrics
 from nbddp.ui import charts as room
 from nbddp.ui.charts import MAX_CHARTS, Charts
 

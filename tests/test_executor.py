@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from fakes import FakeLauncher, FakeLink, HandTurnedActor, HandTurnedWatcher, hand_turned, ready
 
-from nbddp.controller.cell import CellHandle, CellRequest
-from nbddp.controller.events import InterruptAsked, RestartAsked
 from nbddp.controller.executor import Executor
-from nbddp.controller.notices import Said
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import GroupState
 from nbddp.errors import RequestError
+from nbddp.lifecycle.events import InterruptAsked, RestartAsked
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.record.notices import Said
 from nbddp.wire.messages import Answer, CellEnded, Complete, Interrupt, Message, RunCell
 
 TWO = GroupSpec(nproc=2)

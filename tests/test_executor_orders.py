@@ -29,12 +29,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from nbddp.controller import runs
-from nbddp.controller.cell import CellHandle, CellRequest
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import GroupState
 from nbddp.errors import RequestError, StartError
+from nbddp.lifecycle.states import GroupState
+from nbddp.record import folder
+from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire.mailbox import Letter
 from nbddp.wire.messages import (
     Answer,
@@ -109,7 +109,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.folder = tempfile.TemporaryDirectory()
         self.patch.chdir(self.folder.name)
-        self.patch.setattr(runs, "_version", lambda _package: "1")
+        self.patch.setattr(folder, "_version", lambda _package: "1")
         self.launcher = FakeLauncher(obeys=False)
         self.launcher.on_launch = self.is_born
         self.session = Session(self.launcher, make_means=self.make_means)
@@ -369,7 +369,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def the_disk_is_full(self) -> None:
-        self.patch.setattr(runs, "_begin", self.refuse)
+        self.patch.setattr(folder, "_begin", self.refuse)
 
     @rule()
     def what_ranks_leave_behind_cannot_be_ended(self) -> None:
@@ -389,7 +389,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.launcher.faults.clear()
         self.launcher.sweep_fails = None
         self.cannot_connect = False
-        self.patch.setattr(runs, "_begin", BEGIN)
+        self.patch.setattr(folder, "_begin", BEGIN)
         if self.is_open():
             self.watcher.faults.clear()
             self.link.faults.clear()
@@ -468,7 +468,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.session.close()
 
 
-BEGIN = runs._begin
+BEGIN = folder._begin
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)

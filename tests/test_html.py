@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page, ranks
 
-from nbddp.controller.chronicle import Event
-from nbddp.controller.lookout import Bar
-from nbddp.controller.snapshot import RankSnapshot, Snapshot
-from nbddp.controller.states import GroupState
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.timeline import Event
+from nbddp.record.whereabouts import Bar
 from nbddp.ui import html
 from nbddp.ui.ansi import to_html
 from nbddp.ui.html import MAX_EVENTS, MAX_ROWS, alarm, card, note, rank_table, state_line, time_line

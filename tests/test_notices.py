@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbddp.controller import notices as room
-from nbddp.controller import output
-from nbddp.controller.notices import Displayed, Notice, Notices, Said, Wrote
-from nbddp.controller.output import Logged
+from nbddp.record import logs
+from nbddp.record import notices as room
+from nbddp.record.logs import Logged
+from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
 from nbddp.wire.messages import Display
 
 
@@ -134,7 +134,7 @@ def sections(notices: list[Notice]) -> list[tuple[str, str, str]]:
 def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "SHOWN_END", 100)
+    monkeypatch.setattr(logs, "SHOWN_END", 100)
     notices = Notices(max_text=0)
     for number in range(100):
         notices.feed(log.write(f"line {number}\n"))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.controller import pushes as room
-from nbddp.controller.pushes import Pushed, Pushes
 from nbddp.errors import RequestError
+from nbddp.record import pushes as room
+from nbddp.record.pushes import Pushed, Pushes
 
 
 @pytest.fixture

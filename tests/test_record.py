@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import BIG, SNAPSHOTS, TEXT, Page
 
-from nbddp.controller.cell import CellResult
-from nbddp.controller.chronicle import Event
-from nbddp.controller.snapshot import RankSnapshot, Snapshot
-from nbddp.controller.states import GroupState
-from nbddp.controller.verdict import Ending, judge
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.cell import CellResult
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.timeline import Event
+from nbddp.record.verdict import Ending, judge
 from nbddp.ui.ansi import strip
 from nbddp.ui.record import Record, charts_html, record_html, record_text
 from nbddp.ui.style import SHEET

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult
-from nbddp.controller.pushes import Pushed
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import GroupState
 from nbddp.errors import CellInterruptedError
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.pushes import Pushed
 from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
 
 pytestmark = pytest.mark.timeout(30)

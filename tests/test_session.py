@@ -11,13 +11,13 @@ import pytest
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 from processes import wait_until
 
-from nbddp.controller.cell import CellRequest
 from nbddp.controller.means import Means
-from nbddp.controller.notices import MAX_RICH
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import GroupState
 from nbddp.errors import RequestError, StartError
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.cell import CellRequest
+from nbddp.record.notices import MAX_RICH
 from nbddp.wire.messages import Display
 
 TWO = GroupSpec(nproc=2)

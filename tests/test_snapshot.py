@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from nbddp.controller.cell import CellHandle, CellRequest
-from nbddp.controller.chronicle import Chronicle
-from nbddp.controller.lookout import Bar, Lookout
-from nbddp.controller.runs import RunFolder
-from nbddp.controller.snapshot import RankSnapshot, Snapshot, take
-from nbddp.controller.states import GroupState, Life, RankLife, RankState
+from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
+from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.record.folder import RunFolder
+from nbddp.record.snapshot import RankSnapshot, Snapshot, take
+from nbddp.record.timeline import Chronicle
+from nbddp.record.whereabouts import Bar, Lookout
 from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, Pulse, Ready
 
 Look = Callable[..., Snapshot]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from pages import BIG, SNAPSHOTS
 
-from nbddp.controller.chronicle import Event
-from nbddp.controller.lookout import Bar
-from nbddp.controller.snapshot import RankSnapshot, Snapshot
-from nbddp.controller.states import GroupState
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.timeline import Event
+from nbddp.record.whereabouts import Bar
 from nbddp.ui.status import NOTHING, SHOWN_EVENTS, status
 from nbddp.ui.words import say_bar, say_cpu, say_event
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from processes import wait_until
 
-from nbddp.controller import output
-from nbddp.controller.cell import CellHandle, CellRequest
-from nbddp.controller.notices import Displayed, Notice, Notices, Said, Wrote
-from nbddp.controller.output import Logged
+from nbddp.record import logs
+from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.record.logs import Logged
+from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
 from nbddp.ui import text as room
 from nbddp.ui.text import StreamScreen, TextView
 from nbddp.wire.messages import CellEnded, Display
@@ -303,8 +303,8 @@ def test_a_screen_that_cannot_follow_gets_the_end_of_a_flood_and_its_cell_ends_a
     screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(room, "BURST", 5000.0)
-    monkeypatch.setattr(output, "MAX_SHOWN", 5000)
-    monkeypatch.setattr(output, "SHOWN_END", 500)
+    monkeypatch.setattr(logs, "MAX_SHOWN", 5000)
+    monkeypatch.setattr(logs, "SHOWN_END", 500)
     log = tmp_path / "rank0.log"
     text = "".join(f"line {number}\n" for number in range(10_000))
     log.write_text(text)

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import pytest
 
-from nbddp.controller.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.errors import CellFailedError, CellInterruptedError
+from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import CellEnded, Failure
 
 CLOSED = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:40310"

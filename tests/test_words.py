@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pages import BARS, EVENTS
 
 import nbddp
-from nbddp.controller.chronicle import Event
-from nbddp.controller.lookout import Bar
-from nbddp.controller.recovery import Comeback, Setback
-from nbddp.controller.snapshot import RankSnapshot, Snapshot
-from nbddp.controller.states import GroupState
+from nbddp.lifecycle.comeback import Comeback, Setback
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.timeline import Event
+from nbddp.record.whereabouts import Bar
 from nbddp.ui import words
 from nbddp.ui.words import (
     say_bar,

@@ -6,8 +6,8 @@ import logging
 import time
 from dataclasses import asdict
 
-from nbddp.controller import events as ev
 from nbddp.errors import StartError
+from nbddp.lifecycle import events as ev
 from nbddp.wire.messages import CellEnded, Failure
 
 logger = logging.getLogger(__name__)

@@ -8,23 +8,23 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from nbddp.controller import events as ev
 from nbddp.controller.acts import complaint, for_all, not_begun, plain, unable
-from nbddp.controller.audience import Audience
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
-from nbddp.controller.chronicle import Chronicle
 from nbddp.controller.launcher import Launcher, RankHandle
-from nbddp.controller.lifecycle import advance
-from nbddp.controller.lookout import LOOK_PERIOD, Lookout
 from nbddp.controller.means import NO_GROUP, Means
 from nbddp.controller.memory import MemoryWatch
-from nbddp.controller.notices import Displayed
-from nbddp.controller.pushes import Pushed
+from nbddp.controller.promises import Waiting
 from nbddp.controller.ranks import Ranks, Told
-from nbddp.controller.recovery import Comeback
-from nbddp.controller.states import GroupState, Life
-from nbddp.controller.waiting import Waiting
 from nbddp.errors import RequestError, StartError, describe_exit
+from nbddp.lifecycle import events as ev
+from nbddp.lifecycle.comeback import Comeback
+from nbddp.lifecycle.states import GroupState, Life
+from nbddp.lifecycle.transitions import advance
+from nbddp.record.audience import Audience
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.notices import Displayed
+from nbddp.record.pushes import Pushed
+from nbddp.record.timeline import Chronicle
+from nbddp.record.whereabouts import LOOK_PERIOD, Lookout
 from nbddp.wire.messages import (
     Answer,
     CellEnded,
@@ -356,7 +356,7 @@ class Executor:
         self.deeds = []
         self.lookout.forget()
         self._ranks = Ranks(action.attempt, self._with, self._launcher, self)
-        link, folder = self._with.link, self.chronicle.open(self.spec)
+        link, folder = self._with.link, self.spec.open(self.chronicle)
         self.chronicle.record("start", attempt=action.attempt, world_size=action.world_size)
         starts = self.spec.starts(
             link, attempt=action.attempt, folder=folder, colors=self._colors, struck=self._struck

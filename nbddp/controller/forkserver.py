@@ -27,7 +27,7 @@ from multiprocessing import (
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
-from nbddp.worker.growth import FOLDER, GROW_SIGNAL, PARTS
+from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL
 
 PRELOAD = ["nbddp.worker.preload", __name__]
 
@@ -61,7 +61,7 @@ class Forkserver:
         """Have the helper import what DDP needs, and wait; ranks can be started in between."""
         with self._growing:
             server = self._server
-            for _ in range(0 if self._has_grown else PARTS):
+            for _ in range(0 if self._has_grown else GROW_PARTS):
                 with self._lock:
                     if self._server is not server:
                         return  # closed meanwhile

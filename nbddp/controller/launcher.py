@@ -12,7 +12,7 @@ import psutil
 
 from nbddp.controller.forkserver import Forkserver
 from nbddp.controller.memory import memory_limit
-from nbddp.worker.start import RankStart, rank_main
+from nbddp.wire.start import RankStart, rank_main
 
 SHORT = 4 << 30  # bytes: a machine or a container with less, such as a Binder, is short of memory
 

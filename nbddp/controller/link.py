@@ -16,7 +16,7 @@ from nbddp.wire import parcels
 from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
 from nbddp.wire.messages import Command, Interrupt, JsonDict, Leave
-from nbddp.worker.start import NEWS, UP, command_queue, control_queue
+from nbddp.wire.start import NEWS, UP, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago

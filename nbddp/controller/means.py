@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nbddp.controller.actor import Actor
-from nbddp.controller.watcher import ExitWatcher
+from nbddp.controller.exits import ExitWatcher
 
 if TYPE_CHECKING:
     from nbddp.wire.mailbox import Letter

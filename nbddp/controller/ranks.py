@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
-from nbddp.controller import events as ev
-from nbddp.controller.cell import CellHandle
 from nbddp.controller.launcher import Launcher, RankHandle
-from nbddp.controller.notices import Wrote
-from nbddp.controller.output import Logged, LogReader
+from nbddp.lifecycle import events as ev
+from nbddp.record.cell import CellHandle
+from nbddp.record.logs import Logged, LogReader
+from nbddp.record.notices import Wrote
 from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
-from nbddp.worker.start import RankStart
+from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.means import Means

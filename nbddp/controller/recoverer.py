@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
-from nbddp.controller.pushes import Pushed
-from nbddp.controller.recovery import Comeback, Setback, why_stop
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError
+from nbddp.lifecycle.comeback import Comeback, Setback, why_stop
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.pushes import Pushed
 
 ENDED = "you asked to end it"
 

@@ -15,21 +15,21 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from nbddp.controller import events as ev
 from nbddp.controller.actor import ClosedError
 from nbddp.controller.acts import unable
-from nbddp.controller.cell import CellHandle, CellRequest, Deed
-from nbddp.controller.chronicle import Chronicle
 from nbddp.controller.executor import Executor
 from nbddp.controller.launcher import Launcher, LocalLauncher
-from nbddp.controller.lookout import Lookout
 from nbddp.controller.means import NO_GROUP, Link, Means, open_means
-from nbddp.controller.pushes import Pushed, Pushes
-from nbddp.controller.recovery import Comeback
-from nbddp.controller.snapshot import Snapshot, take
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import GroupState, Life
 from nbddp.errors import RequestError
+from nbddp.lifecycle import events as ev
+from nbddp.lifecycle.comeback import Comeback
+from nbddp.lifecycle.states import GroupState, Life
+from nbddp.record.cell import CellHandle, CellRequest, Deed
+from nbddp.record.pushes import Pushed, Pushes
+from nbddp.record.snapshot import Snapshot, take
+from nbddp.record.timeline import Chronicle
+from nbddp.record.whereabouts import Lookout
 from nbddp.wire.messages import Answer, Command, Display
 
 logger = logging.getLogger(__name__)

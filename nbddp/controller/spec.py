@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbddp.controller.events import StartAsked
-from nbddp.controller.runs import RunFolder
 from nbddp.errors import RequestError
+from nbddp.lifecycle.events import StartAsked
 from nbddp.topology import Topology
-from nbddp.worker.start import RankStart
+from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.means import Link
+    from nbddp.record.folder import RunFolder
+    from nbddp.record.timeline import Chronicle
 
 MAX_NPROC = 128
 BACKENDS = ("auto", "gloo", "nccl")
@@ -113,6 +114,10 @@ class GroupSpec:
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())}
+
+    def open(self, chronicle: Chronicle) -> RunFolder:
+        """The folder of the run that it belongs to."""
+        return chronicle.open(self.cwd(), self.name, self.facts())
 
     def starts(
         self,

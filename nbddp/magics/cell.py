@@ -8,10 +8,10 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbddp.controller.cell import CellRequest
 from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import asked_spec, count, names, numbers, parse, start_options
+from nbddp.record.cell import CellRequest
 
 
 @magics_class

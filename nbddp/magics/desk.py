@@ -14,13 +14,13 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.controller.cell import CellRequest, CellResult, Deed
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.options import check_unchanged
 from nbddp.magics.steered import SteeredGroup
+from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.screen import IPythonScreen, shows_color
 from nbddp.ui.status import status

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from nbddp.controller.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.controller.launcher import Launcher
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.controller.states import GroupState, Life
 from nbddp.group import WorkerGroup, default_colors
+from nbddp.lifecycle.states import GroupState, Life
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.ui.text import StreamScreen, TextView, View
 from nbddp.wire.messages import Complete
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nbddp.controller.metrics import Curve
+from nbddp.record.curves import Curve
 from nbddp.ui.palette import rank_color
 from nbddp.ui.paper import BOLD, DIGIT, HEIGHT, INK, LARGE, SCALE, SMALL, WIDTH, Paper, readable
 from nbddp.ui.scale import (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from importlib import import_module
 
-from nbddp.controller.metrics import Metrics
+from nbddp.record.curves import Metrics
 from nbddp.ui.record import Chart
 
 logger = logging.getLogger(__name__)

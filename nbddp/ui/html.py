@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from html import escape as escape_tags
 
-from nbddp.controller.chronicle import Event
-from nbddp.controller.lookout import Bar
-from nbddp.controller.snapshot import RankSnapshot, Snapshot
-from nbddp.controller.states import GroupState
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.timeline import Event
+from nbddp.record.whereabouts import Bar
 from nbddp.ui.ansi import strip
 from nbddp.ui.palette import rank_color
 from nbddp.ui.words import (

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from IPython.display import publish_display_data
 
-from nbddp.controller.cell import CellHandle, CellResult
-from nbddp.controller.notices import Displayed, Notice, Said, Wrote
 from nbddp.controller.session import Session
-from nbddp.controller.snapshot import Snapshot
 from nbddp.errors import RequestError
+from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.notices import Displayed, Notice, Said, Wrote
+from nbddp.record.snapshot import Snapshot
 from nbddp.ui.charts import Charts
 from nbddp.ui.html import note
 from nbddp.ui.kernel_stream import Way

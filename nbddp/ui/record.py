@@ -6,9 +6,9 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.controller.cell import CellResult
-from nbddp.controller.snapshot import Snapshot
 from nbddp.errors import say_ranks
+from nbddp.record.cell import CellResult
+from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.html import alarm, card, escape, rank_table, state_line, time_line
 from nbddp.ui.loghtml import log_html, log_text

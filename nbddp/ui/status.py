@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbddp.controller.snapshot import RankSnapshot, Snapshot
+from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.words import (
     say_bar,
     say_bytes,

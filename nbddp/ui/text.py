@@ -8,8 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from nbddp.controller.cell import CellHandle, CellResult
-from nbddp.controller.notices import Displayed, Notice, Said, Wrote
+from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.notices import Displayed, Notice, Said, Wrote
 from nbddp.ui.lines import LineAssembler
 from nbddp.ui.palette import terminal_color
 from nbddp.ui.values import agreeing

@@ -9,8 +9,8 @@ from threading import Event
 
 import ipywidgets as widgets
 
-from nbddp.controller.snapshot import Snapshot
-from nbddp.controller.states import GroupState
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.snapshot import Snapshot
 from nbddp.ui.html import alarm, rank_table, state_line, time_line
 from nbddp.ui.style import SHEET
 

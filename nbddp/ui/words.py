@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.controller.chronicle import Event
-from nbddp.controller.lookout import Bar
-from nbddp.controller.snapshot import RankSnapshot, Snapshot
 from nbddp.errors import say_ranks
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.timeline import Event
+from nbddp.record.whereabouts import Bar
 
 
 def say_seconds(seconds: float) -> str:
@@ -98,7 +98,7 @@ def say_facts(snapshot: Snapshot) -> list[str]:
 def say_devices(snapshot: Snapshot) -> str:
     """The devices that ranks compute on: "cpu", "cuda:0-3".
 
-    >>> from nbddp.controller.states import GroupState
+    >>> from nbddp.lifecycle.states import GroupState
     >>> say_devices(Snapshot(state=GroupState.IDLE, devices=("cuda:0", "cuda:1")))
     'cuda:0,1'
     """

@@ -44,6 +44,7 @@ from nbddp.wire.messages import (
     RunCell,
     StartFailed,
 )
+from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
 from nbddp.worker.collectives import ProcessGroup
 from nbddp.worker.connections import Connections
@@ -51,15 +52,14 @@ from nbddp.worker.failure import describe, not_begun, plain, text_of
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import refuse_typing
 from nbddp.worker.meters import Meters
+from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten, shorten_failure
-from nbddp.worker.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker.streams import RankLog, flush_python_streams
 from nbddp.worker.usage import Usage
-from nbddp.worker.watch import watch_kernel
 
 FOREVER = timedelta(days=365)
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago

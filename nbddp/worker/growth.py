@@ -18,10 +18,7 @@ from multiprocessing import forkserver
 
 import psutil
 
-MODULES = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
-PARTS = 1 + len(MODULES)
-FOLDER = "NBDDP_SOCKETS"  # the environment variable that names it
-GROW_SIGNAL = signal.SIGUSR1
+from nbddp.wire.helper import GROW_SIGNAL, GROWN_BY
 
 
 def take_along(folder: str) -> None:
@@ -56,7 +53,7 @@ def let_go() -> None:
 
 def listen(first: Callable[[], None]) -> None:
     """Do one part at every signal, ``first`` first; called in the forkserver's main thread."""
-    modules = list(MODULES)
+    modules = list(GROWN_BY)
     has_begun = False
 
     def do_next(*_signal: object) -> None:

@@ -12,11 +12,12 @@ from contextlib import suppress
 import torch
 import torch.distributed  # noqa: F401
 
+from nbddp.wire.helper import FOLDER
 from nbddp.worker import entry, growth  # noqa: F401
 from nbddp.worker.shell import make_shell, warm_shell
 
 with suppress(PermissionError):  # already the leader of a session of its own
     os.setsid()  # Jupyter's interrupt goes to the kernel's whole process group
-growth.take_along(os.environ.pop(growth.FOLDER))
+growth.take_along(os.environ.pop(FOLDER))
 shell = make_shell()
 growth.listen(first=lambda: warm_shell(shell))

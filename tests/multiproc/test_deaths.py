@@ -13,9 +13,9 @@ import pytest
 from notebook import Notebook
 
 from nbddp import CellFailedError, WorkerGroup
-from nbddp.controller.cell import CellRequest
 from nbddp.controller.memory import MemoryWatch
-from nbddp.controller.notices import Notice, Said, Wrote
+from nbddp.record.cell import CellRequest
+from nbddp.record.notices import Notice, Said, Wrote
 from nbddp.ui.loghtml import log_text
 from nbddp.ui.record import Record, record_text
 from nbddp.ui.tails import Tails

@@ -20,7 +20,7 @@ from processes import wait_until
 
 from nbddp import CellFailedError, RequestError, StartError, WorkerGroup
 from nbddp.controller import forkserver
-from nbddp.controller.states import GroupState
+from nbddp.lifecycle.states import GroupState
 from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
@@ -200,7 +200,7 @@ def test_the_secret_is_nowhere_to_be_read(group: WorkerGroup) -> None:
 def test_a_forged_command_is_not_obeyed(group: WorkerGroup) -> None:
     from nbddp.wire.mailbox import CONTROLLER, Letter, seal
     from nbddp.wire.messages import Leave
-    from nbddp.worker.start import command_queue
+    from nbddp.wire.start import command_queue
 
     link = group.session.require_link()
     queue = command_queue(group.life.attempt, 0)

@@ -130,8 +130,8 @@ def run_and_interrupt(
     group: WorkerGroup, source: str, *, again_when: Callable[[], bool] | None = None
 ) -> None:
     """Run source, interrupt when a rank has said that it begun, raise what came of it."""
-    from nbddp.controller.cell import CellRequest
-    from nbddp.controller.notices import Wrote
+    from nbddp.record.cell import CellRequest
+    from nbddp.record.notices import Wrote
     from nbddp.ui.text import StreamScreen, TextView
 
     class Interrupting(TextView):

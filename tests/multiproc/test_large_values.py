@@ -11,7 +11,7 @@ from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError, RequestError, WorkerGroup
-from nbddp.controller.cell import CellRequest
+from nbddp.record.cell import CellRequest
 
 pytestmark = pytest.mark.multiproc
 

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from nbddp import CellFailedError, WorkerGroup
-from nbddp.controller.cell import CellRequest, CellResult
+from nbddp.record.cell import CellRequest, CellResult
 from nbddp.ui.text import StreamScreen, TextView
 
 # a spawned process imports torch, which takes long on a busy machine

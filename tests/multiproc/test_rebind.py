@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from nbddp import CellFailedError, WorkerGroup
-from nbddp.controller.cell import CellRequest
+from nbddp.record.cell import CellRequest
 from nbddp.ui.text import StreamScreen, TextView
 
 pytestmark = pytest.mark.multiproc

@@ -19,7 +19,7 @@ from multiproc.conftest import WarmLauncher
 from processes import wait_until
 
 from nbddp import CellFailedError, RequestError
-from nbddp.controller.states import GroupState
+from nbddp.lifecycle.states import GroupState
 from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nbddp.controller.events import GRACE, StartAsked
+from nbddp.lifecycle.events import GRACE, StartAsked
 
 
 class GroupState(Enum):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.controller.lookout import Bar, Lookout
-from nbddp.controller.watchdog import HANG_AFTER
+from nbddp.record.hangs import HANG_AFTER
+from nbddp.record.whereabouts import Bar, Lookout
 from nbddp.wire.messages import Metrics, Progress, Pulse
 
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nbddp.controller.cell import CellHandle
-from nbddp.controller.chronicle import Chronicle, Event
-from nbddp.controller.lookout import Bar, Lookout
-from nbddp.controller.states import GroupState, Life, RankLife, RankState
 from nbddp.errors import describe_exit
+from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
+from nbddp.record.cell import CellHandle
+from nbddp.record.timeline import Chronicle, Event
+from nbddp.record.whereabouts import Bar, Lookout
 from nbddp.wire.messages import Pulse, Ready
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from fakes import FakeHandle
 
-from nbddp.controller import watcher as watcher_module
+from nbddp.controller import exits as watcher_module
+from nbddp.controller.exits import ExitWatcher
 from nbddp.controller.launcher import RankHandle
-from nbddp.controller.watcher import ExitWatcher
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from nbddp.controller.events import (
+from nbddp.lifecycle.events import (
     Action,
     Alarm,
     Event,
@@ -51,8 +51,8 @@ from nbddp.controller.events import (
     Stopped,
     Terminate,
 )
-from nbddp.controller.lifecycle import advance
-from nbddp.controller.states import GroupState, Life, RankState
+from nbddp.lifecycle.states import GroupState, Life, RankState
+from nbddp.lifecycle.transitions import advance
 
 WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)

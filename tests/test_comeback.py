@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.controller.recovery import Comeback, Setback, why_stop
+from nbddp.lifecycle.comeback import Comeback, Setback, why_stop
 
 
 def setback(step: float | None, attempt: int = 1) -> Setback:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.controller.metrics import MAX_BUCKETS, MAX_NAME, MAX_NAMES, Curve, Metrics, Pace
+from nbddp.record.curves import MAX_BUCKETS, MAX_NAME, MAX_NAMES, Curve, Metrics, Pace
 
 
 def reported(points: Iterable[tuple[float, float]], *, rank: int = 0) -> Metrics:

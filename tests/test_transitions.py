@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbddp.controller.events import (
+from nbddp.lifecycle.events import (
     GRACE,
     Action,
     Alarm,
@@ -42,14 +42,14 @@ from nbddp.controller.events import (
     Stopped,
     Terminate,
 )
-from nbddp.controller.lifecycle import (
+from nbddp.lifecycle.states import GroupState, Life, RankState
+from nbddp.lifecycle.transitions import (
     CLEANUP,
     PEERS_PATIENCE,
     START_PATIENCE,
     STUCK_AFTER,
     advance,
 )
-from nbddp.controller.states import GroupState, Life, RankState
 
 START = StartAsked(world_size=2)
 

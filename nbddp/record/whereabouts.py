@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from nbddp.controller.metrics import Metrics as Curves
-from nbddp.controller.watchdog import Sign, Watchdog
+from nbddp.record.curves import Metrics as Curves
+from nbddp.record.hangs import Sign, Watchdog
 from nbddp.wire.messages import Metrics, Progress, Pulse
 
 LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves

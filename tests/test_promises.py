@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbddp.controller.waiting import Waiting
+from nbddp.controller.promises import Waiting
 from nbddp.errors import RequestError, StartError
 from nbddp.wire.messages import Answer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbddp.controller.watchdog import HANG_AFTER, SILENT_AFTER, Sign, Watchdog
+from nbddp.record.hangs import HANG_AFTER, SILENT_AFTER, Sign, Watchdog
 from nbddp.wire.messages import Pulse
 
 

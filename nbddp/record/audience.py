@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nbddp.controller.cell import CellHandle
-from nbddp.controller.notices import Notice, Notices, Said
-from nbddp.controller.output import Logged
+from nbddp.record.cell import CellHandle
+from nbddp.record.logs import Logged
+from nbddp.record.notices import Notice, Notices, Said
 
 MAX_KEPT = 64 << 10  # characters of output kept from between two cells
 

@@ -6,14 +6,12 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from nbddp.controller.runs import RunFolder
-
-if TYPE_CHECKING:
-    from nbddp.controller.spec import GroupSpec
+from nbddp.record.folder import RunFolder
 
 OWN_KINDS = frozenset(
     {
@@ -46,13 +44,16 @@ class Chronicle:
         self._events: dict[str, deque[tuple[int, Event]]] = {}
         self._numbers = itertools.count()
 
-    def open(self, spec: GroupSpec) -> RunFolder:
-        """The folder of the run, made when there is none or somebody deleted it."""
+    def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> RunFolder:
+        """The folder of the run below ``base``, made when there is none or somebody deleted it.
+
+        ``facts`` say what was started; they stand in its ``run.json``.
+        """
         if self.folder is not None and not self.folder.path.exists():
             self.close()
         if self.folder is None:
-            self.folder = RunFolder(spec.cwd(), spec.name)
-            for remark in (self.folder.remark, self.folder.describe(**spec.facts())):
+            self.folder = RunFolder(base, name)
+            for remark in (self.folder.remark, self.folder.describe(**facts)):
                 self._tell(remark)
         return self.folder
 

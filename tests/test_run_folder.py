@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.controller.runs import RunFolder
+from nbddp.record.folder import RunFolder
 
 Begin = Callable[..., RunFolder]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from nbddp.controller.states import GroupState, Life
 from nbddp.errors import describe_exit, say_ranks
+from nbddp.lifecycle.states import GroupState, Life
 
 
 def already(life: Life) -> str:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nbddp.controller import reasons
-from nbddp.controller.events import (
+from nbddp.errors import describe_exit, say_ranks
+from nbddp.lifecycle import reasons
+from nbddp.lifecycle.events import (
     Action,
     Alarm,
     Event,
@@ -43,8 +44,7 @@ from nbddp.controller.events import (
     Stopped,
     Terminate,
 )
-from nbddp.controller.states import CellLife, GroupState, Life, RankLife, RankState
-from nbddp.errors import describe_exit, say_ranks
+from nbddp.lifecycle.states import CellLife, GroupState, Life, RankLife, RankState
 
 START_PATIENCE = 90.0  # seconds for all ranks to get ready (the first may import torch)
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.controller.notices import Notice, Notices
-from nbddp.controller.pushes import Pushed
-from nbddp.controller.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.errors import RequestError
+from nbddp.record.notices import Notice, Notices
+from nbddp.record.pushes import Pushed
+from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import CellEnded, JsonDict, RunCell
 
 

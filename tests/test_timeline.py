@@ -6,30 +6,13 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from nbddp.controller.chronicle import MAX_EVENTS, MAX_FACT, MAX_KINDS, Chronicle, Event
-from nbddp.controller.runs import RunFolder
-from nbddp.controller.spec import GroupSpec
-
-
-@dataclass
-class FakeSpec:
-    """As much of a spec as a chronicle asks for."""
-
-    base: Path
-    name: str = "first"
-    known: dict[str, Any] = field(default_factory=lambda: {"nproc": 2})
-
-    def cwd(self) -> Path:
-        return self.base
-
-    def facts(self) -> dict[str, Any]:
-        return self.known
+from nbddp.record.folder import RunFolder
+from nbddp.record.timeline import MAX_EVENTS, MAX_FACT, MAX_KINDS, Chronicle, Event
 
 
 @pytest.fixture
@@ -44,9 +27,8 @@ def chronicle(said: list[str]) -> Iterator[Chronicle]:
     chronicle.close()
 
 
-@pytest.fixture
-def spec(tmp_path: Path) -> GroupSpec:
-    return cast(GroupSpec, FakeSpec(tmp_path))
+def opened(chronicle: Chronicle, base: Path) -> RunFolder:
+    return chronicle.open(base, "first", {"nproc": 2})
 
 
 def kinds(events: tuple[Event, ...]) -> list[str]:
@@ -67,8 +49,8 @@ def test_what_happened_is_kept_in_order_with_its_time_and_facts(chronicle: Chron
     assert before <= first.at <= second.at <= time.time()
 
 
-def test_a_fact_may_have_any_name(chronicle: Chronicle, spec: GroupSpec) -> None:
-    folder = chronicle.open(spec)
+def test_a_fact_may_have_any_name(chronicle: Chronicle, tmp_path: Path) -> None:
+    folder = opened(chronicle, tmp_path)
     chronicle.record("checkpoint", kind="full", self="x", at=3)
     [event] = chronicle.since(0.0)
     assert event.kind == "checkpoint"
@@ -100,9 +82,9 @@ def test_what_happened_in_an_attempt_is_told_from_its_start_on(
 
 
 def test_the_newest_events_are_kept_and_the_file_has_all(
-    chronicle: Chronicle, spec: GroupSpec
+    chronicle: Chronicle, tmp_path: Path
 ) -> None:
-    folder = chronicle.open(spec)
+    folder = opened(chronicle, tmp_path)
     for number in range(MAX_EVENTS + 5):
         chronicle.record("failure", number=number)
     kept = chronicle.since(0.0)
@@ -141,9 +123,9 @@ def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(chronicle: Chronicle)
 
 
 def test_a_huge_fact_is_whole_in_the_file_and_short_here(
-    chronicle: Chronicle, spec: GroupSpec
+    chronicle: Chronicle, tmp_path: Path
 ) -> None:
-    folder = chronicle.open(spec)
+    folder = opened(chronicle, tmp_path)
     chronicle.note(0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]})
     [event] = chronicle.since(0.0)
     assert event.facts["text"] == "x" * MAX_FACT + " …"
@@ -153,47 +135,47 @@ def test_a_huge_fact_is_whole_in_the_file_and_short_here(
 
 
 def test_what_happened_before_there_was_a_folder_is_told_and_is_not_in_the_file(
-    chronicle: Chronicle, spec: GroupSpec
+    chronicle: Chronicle, tmp_path: Path
 ) -> None:
     chronicle.record("start")
-    folder = chronicle.open(spec)
+    folder = opened(chronicle, tmp_path)
     chronicle.record("ready")
     assert kinds(chronicle.since(0.0)) == ["start", "ready"]
     assert [each["kind"] for each in on_disk(folder)] == ["ready"]
 
 
 def test_a_run_is_opened_once_with_the_facts_of_its_start(
-    chronicle: Chronicle, spec: GroupSpec, tmp_path: Path, said: list[str]
+    chronicle: Chronicle, tmp_path: Path, said: list[str]
 ) -> None:
-    folder = chronicle.open(spec)
-    assert chronicle.open(spec) is folder is chronicle.folder
+    folder = opened(chronicle, tmp_path)
+    assert opened(chronicle, tmp_path) is folder is chronicle.folder
     assert folder.path.is_relative_to(tmp_path)
     assert folder.path.name.endswith("-first")
     assert json.loads((folder.path / "run.json").read_text())["nproc"] == 2
     assert said == []
 
 
-def test_a_run_that_is_over_is_followed_by_another(chronicle: Chronicle, spec: GroupSpec) -> None:
-    first = chronicle.open(spec)
+def test_a_run_that_is_over_is_followed_by_another(chronicle: Chronicle, tmp_path: Path) -> None:
+    first = opened(chronicle, tmp_path)
     chronicle.close()
     assert chronicle.folder is None
     chronicle.close()
-    assert chronicle.open(spec).path != first.path
+    assert opened(chronicle, tmp_path).path != first.path
 
 
-def test_a_folder_that_somebody_deleted_is_replaced(chronicle: Chronicle, spec: GroupSpec) -> None:
-    first = chronicle.open(spec)
+def test_a_folder_that_somebody_deleted_is_replaced(chronicle: Chronicle, tmp_path: Path) -> None:
+    first = opened(chronicle, tmp_path)
     shutil.rmtree(first.path)
-    second = chronicle.open(spec)
+    second = opened(chronicle, tmp_path)
     assert second is not first
     chronicle.record("start")
     assert [each["kind"] for each in on_disk(second)] == ["start"]
 
 
 def test_what_cannot_be_written_is_told_once_and_kept_all_the_same(
-    chronicle: Chronicle, spec: GroupSpec, said: list[str], monkeypatch: pytest.MonkeyPatch
+    chronicle: Chronicle, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = chronicle.open(spec)
+    folder = opened(chronicle, tmp_path)
     answers = iter(["the record is not complete", ""])
     monkeypatch.setattr(folder, "event", lambda _kind, **_: next(answers))
     chronicle.record("exit")
@@ -210,15 +192,15 @@ def test_a_run_that_goes_elsewhere_is_told(
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     base = tmp_path / "a file"
     base.touch()
-    folder = chronicle.open(cast(GroupSpec, FakeSpec(base)))
+    folder = opened(chronicle, base)
     assert said == [f"{base} cannot be written (Not a directory); the logs are in {folder.path}"]
 
 
 def test_last_words_are_those_of_the_ranks_that_are_asked_for(
-    chronicle: Chronicle, spec: GroupSpec
+    chronicle: Chronicle, tmp_path: Path
 ) -> None:
     assert chronicle.last_words([0]) == ""
-    folder = chronicle.open(spec)
+    folder = opened(chronicle, tmp_path)
     for rank in range(3):
         folder.log(rank).write_text(f"words of {rank}")
     assert chronicle.last_words([2, 0]) == "words of 2\nwords of 0"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbddp.controller import output as room
-from nbddp.controller.output import Logged, LogReader
+from nbddp.record import logs as room
+from nbddp.record.logs import Logged, LogReader
 from nbddp.wire.messages import Output
 
 

@@ -1,0 +1,1 @@
+"""What happens next: the life of a worker group, decided by pure functions."""

@@ -1,0 +1,1 @@
+"""What is known of a worker group and its cells, in memory and on disk."""
