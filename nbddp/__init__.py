@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import (
+    ArgumentError,
     CellFailedError,
     CellInterruptedError,
     CheckpointError,
@@ -31,14 +32,16 @@ if TYPE_CHECKING:
     from nbddp.train.checkpoint import Checkpoint
     from nbddp.train.data import loader
     from nbddp.train.digits import digits
-    from nbddp.train.distributed import gather, main_rank_first, on_main, reduce
+    from nbddp.train.distributed import all_gather, main_rank_first, on_main
     from nbddp.train.models import prepare
     from nbddp.train.precision import precision
+    from nbddp.train.reduction import all_reduce
     from nbddp.train.report import log, track
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArgumentError",
     "CellFailedError",
     "CellInterruptedError",
     "Checkpoint",
@@ -48,9 +51,10 @@ __all__ = [
     "StartError",
     "Topology",
     "WorkerGroup",
+    "all_gather",
+    "all_reduce",
     "digits",
     "faults",
-    "gather",
     "load_ipython_extension",
     "loader",
     "log",
@@ -58,7 +62,6 @@ __all__ = [
     "on_main",
     "precision",
     "prepare",
-    "reduce",
     "track",
     "unload_ipython_extension",
 ]
@@ -66,16 +69,16 @@ __all__ = [
 _LAZY = {
     "Checkpoint": "nbddp.train.checkpoint",
     "WorkerGroup": "nbddp.group",
+    "all_gather": "nbddp.train.distributed",
+    "all_reduce": "nbddp.train.reduction",
     "digits": "nbddp.train.digits",
     "faults": "nbddp.train.faults",
-    "gather": "nbddp.train.distributed",
     "loader": "nbddp.train.data",
     "log": "nbddp.train.report",
     "main_rank_first": "nbddp.train.distributed",
     "on_main": "nbddp.train.distributed",
     "precision": "nbddp.train.precision",
     "prepare": "nbddp.train.models",
-    "reduce": "nbddp.train.distributed",
     "track": "nbddp.train.report",
 }
 

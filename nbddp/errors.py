@@ -4,6 +4,7 @@
 
     NbddpError
     ├── RequestError              what was asked cannot be done; nothing was started, nothing lost
+    │   └── ArgumentError         ... because of a bad argument: a ValueError, too
     ├── StartError                the worker group could not start
     ├── CellFailedError           a cell failed on at least one rank
     │   └── CellInterruptedError  ... because the user interrupted it
@@ -26,6 +27,10 @@ class NbddpError(Exception):
 
 class RequestError(NbddpError):
     """What was asked cannot be done; nothing was started and nothing was lost."""
+
+
+class ArgumentError(RequestError, ValueError):
+    """An argument has no meaning here; it is a ValueError, too."""
 
 
 class StartError(NbddpError):

@@ -16,7 +16,7 @@ from nbddp.controller.means import NO_GROUP
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import RequestError
+from nbddp.errors import ArgumentError, RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
@@ -41,7 +41,7 @@ class WorkerGroup:
         init: whether ranks form a process group.
 
     Raises:
-        RequestError: when a value makes no sense.
+        ArgumentError: when a value makes no sense.
 
     >>> with WorkerGroup(nproc=2) as group:
     ...     result = group.run("x = torch.ones(1) * rank; dist.all_reduce(x); x.item()")
@@ -167,10 +167,12 @@ class WorkerGroup:
             What came of it.
 
         Raises:
+            ArgumentError: there is no such rank.
             RequestError: it cannot run now.
             CellFailedError: it failed on some rank.
             CellInterruptedError: it was interrupted.
         """
+        self._check_ranks(ranks)
         request = CellRequest(
             source=source,
             ranks=None if ranks is None else tuple(ranks),
@@ -208,7 +210,16 @@ class WorkerGroup:
         self._session.interrupt()
 
     def kill(self, rank: int) -> None:
-        """Kill one rank."""
+        """Kill one rank, as if it had run out of memory; a cell that runs fails on it.
+
+        Args:
+            rank: which one.
+
+        Raises:
+            ArgumentError: there is no such rank.
+            RequestError: it is gone already, or there is no group.
+        """
+        self._check_ranks([rank])
         self._session.kill(rank)
 
     # ---- values
@@ -216,7 +227,12 @@ class WorkerGroup:
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespace of the ranks.
 
+        Args:
+            values: by their names.
+            ranks: where; None for all.
+
         Raises:
+            ArgumentError: there is no such rank.
             RequestError: one cannot be pickled, or the ranks cannot take it now.
         """
         self._session.require_link()
@@ -246,7 +262,12 @@ class WorkerGroup:
     def pull(self, expression: str, *, rank: int | None = None) -> Any:
         """The value of a name or expression: of one rank, or a list of all ranks'.
 
+        Args:
+            expression: any Python expression; tensors come as they are, on the CPU.
+            rank: whose; None for a list of all that live, in order.
+
         Raises:
+            ArgumentError: there is no such rank.
             RequestError: it does not exist there, or cannot be pickled.
         """
         link = self._session.require_link()
@@ -267,10 +288,19 @@ class WorkerGroup:
         if self._session.life.state not in (GroupState.IDLE, GroupState.BROKEN):
             raise RequestError(f"the worker group is {self._session.life.state.value}")
 
+    def _check_ranks(self, ranks: Sequence[int] | None) -> None:
+        known = len(self._session.life.ranks)
+        for rank in (ranks or ()) if known else ():
+            if not 0 <= rank < known:
+                raise ArgumentError(
+                    f"there is no rank {rank}; the group has ranks 0 to {known - 1}"
+                )
+
     def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks that are meant, of which there must be some."""
         if ranks is not None and not ranks:
-            raise RequestError("values need at least one rank to go to")
+            raise ArgumentError("values need at least one rank to go to")
+        self._check_ranks(ranks)
         chosen = self._session.life.alive if ranks is None else list(ranks)
         if not chosen:
             raise RequestError(ALL_GONE if self.is_live else NO_GROUP)

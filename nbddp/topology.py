@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nbddp.errors import ArgumentError
+
 _NUMBERS = {
     "rank": "RANK",
     "local_rank": "LOCAL_RANK",
@@ -29,7 +31,7 @@ class Topology:
         master_port: its port there.
 
     Raises:
-        ValueError: when the numbers contradict each other.
+        ArgumentError: when the numbers contradict each other.
 
     >>> place = Topology.local(4, master_port=29500)[3]
     >>> place.to_env()["LOCAL_RANK"]
@@ -48,21 +50,21 @@ class Topology:
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
-            raise ValueError(f"world_size must be at least 1, got {self.world_size}")
+            raise ArgumentError(f"world_size must be at least 1, got {self.world_size}")
         if not 1 <= self.local_world_size <= self.world_size:
-            raise ValueError(
+            raise ArgumentError(
                 f"local_world_size must be between 1 and {self.world_size}, "
                 f"got {self.local_world_size}"
             )
         self._check("rank", self.rank, self.world_size)
         self._check("local_rank", self.local_rank, self.local_world_size)
         if not 0 <= self.master_port <= 65535:
-            raise ValueError(f"master_port must be between 0 and 65535, got {self.master_port}")
+            raise ArgumentError(f"master_port must be between 0 and 65535, got {self.master_port}")
 
     @staticmethod
     def _check(name: str, index: int, size: int) -> None:
         if not 0 <= index < size:
-            raise ValueError(f"{name} must be between 0 and {size - 1}, got {index}")
+            raise ArgumentError(f"{name} must be between 0 and {size - 1}, got {index}")
 
     @classmethod
     def local(cls, nproc: int, *, master_port: int = 0) -> list[Topology]:
@@ -91,13 +93,13 @@ class Topology:
         """Read the place that torchrun, or :meth:`to_env`, wrote into ``env``.
 
         Raises:
-            ValueError: a variable is missing, or the numbers do not fit together.
+            ArgumentError: a variable is missing, or the numbers do not fit together.
         """
         try:
             numbers = {field: int(env[name]) for field, name in _NUMBERS.items()}
             master_addr = env["MASTER_ADDR"]
         except KeyError as missing:
-            raise ValueError(
+            raise ArgumentError(
                 f"environment variable {missing.args[0]} is not set; start the ranks with torchrun"
             ) from None
         return cls(**numbers, master_addr=master_addr)

@@ -133,7 +133,9 @@ def _raised_in(function: Any) -> set[str]:
     return set(re.findall(r"^\s+raise (\w+Error)\(", source, re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", ["prepare", "reduce", "gather", "on_main", "track", "precision"])
+@pytest.mark.parametrize(
+    "name", ["prepare", "all_reduce", "all_gather", "on_main", "track", "precision"]
+)
 def test_the_kit_shows_examples_that_run_as_doctests(name: str) -> None:
     assert ">>> " in (inspect.getdoc(getattr(nbddp, name)) or "")
 

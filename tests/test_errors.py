@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nbddp import errors
 from nbddp.errors import (
+    ArgumentError,
     CellFailedError,
     CellInterruptedError,
     NbddpError,
@@ -28,6 +29,7 @@ from nbddp.errors import (
     [
         (NbddpError, Exception),
         (RequestError, NbddpError),
+        (ArgumentError, (RequestError, ValueError)),
         (StartError, NbddpError),
         (CellFailedError, NbddpError),
         (CellInterruptedError, CellFailedError),
@@ -37,9 +39,9 @@ from nbddp.errors import (
     ],
 )
 def test_every_error_hangs_where_the_drawn_tree_has_it(
-    kind: type[Exception], parent: type[Exception]
+    kind: type[Exception], parent: type[Exception] | tuple[type[Exception], ...]
 ) -> None:
-    assert kind.__bases__ == (parent,)
+    assert kind.__bases__ == (parent if isinstance(parent, tuple) else (parent,))
     assert kind.__name__ in (errors.__doc__ or "")
 
 

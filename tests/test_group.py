@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 
-from nbddp import RequestError, WorkerGroup
+from nbddp import ArgumentError, RequestError, WorkerGroup
 from nbddp.controller.session import Session
 from nbddp.magics.steered import SteeredGroup
 from nbddp.wire.messages import Leave
@@ -58,6 +58,20 @@ def test_no_rank_is_not_every_rank(group: SteeredGroup, link: FakeLink) -> None:
     assert str(caught.value) == "values need at least one rank to go to"
     assert not link.sent
     assert group.session.deeds == ()
+
+
+def test_a_rank_that_there_is_not_is_a_bad_argument(group: SteeredGroup, link: FakeLink) -> None:
+    asked = [
+        lambda: group.run("x = 1", ranks=[0, 7]),
+        lambda: group.push({"x": 1}, ranks=[7]),
+        lambda: group.pull("x", rank=7),
+        lambda: group.kill(7),
+    ]
+    for ask in asked:
+        with pytest.raises(ArgumentError) as caught:
+            ask()
+        assert str(caught.value) == "there is no rank 7; the group has ranks 0 to 1"
+    assert not link.sent
 
 
 def test_values_of_a_group_that_was_stopped_are_not_an_empty_list(group: SteeredGroup) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbddp.errors import RequestError
+from nbddp.errors import ArgumentError, RequestError
 from nbddp.lifecycle.events import StartAsked
 from nbddp.topology import Topology
 from nbddp.wire.start import RankStart
@@ -42,7 +42,7 @@ class GroupSpec:
         joins_group: whether ranks form a process group at the start.
 
     Raises:
-        RequestError: when a value makes no sense.
+        ArgumentError: when a value makes no sense.
     """
 
     nproc: int = 2
@@ -57,19 +57,19 @@ class GroupSpec:
 
     def __post_init__(self) -> None:
         if not 1 <= self.nproc <= MAX_NPROC:
-            raise RequestError(f"nproc must be between 1 and {MAX_NPROC}, got {self.nproc}")
+            raise ArgumentError(f"nproc must be between 1 and {MAX_NPROC}, got {self.nproc}")
         if self.backend not in BACKENDS:
             known = ", ".join(BACKENDS)
-            raise RequestError(f"backend must be one of {known}, got {self.backend!r}")
+            raise ArgumentError(f"backend must be one of {known}, got {self.backend!r}")
         if not self.timeout > 0:
-            raise RequestError(f"timeout must be above 0 seconds, got {self.timeout:g}")
+            raise ArgumentError(f"timeout must be above 0 seconds, got {self.timeout:g}")
         if not self.grace > 0:
-            raise RequestError(f"grace must be above 0 seconds, got {self.grace:g}")
+            raise ArgumentError(f"grace must be above 0 seconds, got {self.grace:g}")
         if self.threads < 0:
-            raise RequestError(f"threads must be at least 1, got {self.threads}")
+            raise ArgumentError(f"threads must be at least 1, got {self.threads}")
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
-                raise RequestError(f"{name!r} is no name for an environment variable")
+                raise ArgumentError(f"{name!r} is no name for an environment variable")
 
     def start_event(self) -> StartAsked:
         """What the lifecycle must know of it."""

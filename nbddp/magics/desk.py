@@ -134,10 +134,7 @@ class Desk:
         """
         from nbddp.train.faults import Fault  # loads torch
 
-        try:
-            Fault(kind=kind, rank=rank, step=step, factor=factor)
-        except ValueError as error:
-            raise RequestError(str(error)) from None
+        Fault(kind=kind, rank=rank, step=step, factor=factor)
         options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}, again=True"
         request = CellRequest(source=f"nbddp.faults.at({options})", ranks=(rank,))
         self._raise_for_failure(self._recoverer(quiet=True).run(request, max_restarts=0))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nbddp.errors import CheckpointError
+from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import files, place, report, sharded, state
 from nbddp.train.parts import checked_step, given_parts, load, of_rank, split_off_spread, taken
 from nbddp.train.together import together
@@ -77,12 +77,12 @@ class Checkpoint:
         stall: seconds for which the last ``save`` held the loop.
 
     Raises:
-        ValueError: ``keep`` is below 1.
+        ArgumentError: ``keep`` is below 1.
     """
 
     def __init__(self, folder: str | PathLike[str], *, keep: int = 3) -> None:
         if keep < 1:
-            raise ValueError(f"Checkpoint: keep must be at least 1, got {keep}")
+            raise ArgumentError(f"Checkpoint: keep must be at least 1, got {keep}")
         self.folder = Path(folder).absolute()  # a later chdir does not move it
         self.keep = keep
         self.stall = 0.0
@@ -130,7 +130,7 @@ class Checkpoint:
         Raises:
             CheckpointError: it could not be saved; the checkpoints before it are untouched.
             TypeError: a part has no state, such as a list of optimizers.
-            ValueError: ``step`` is below 0.
+            ArgumentError: ``step`` is below 0.
         """
         began = time.perf_counter()
         self.wait()

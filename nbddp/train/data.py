@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 from torch.utils.data import default_collate as torch_collate
 
+from nbddp.errors import ArgumentError
 from nbddp.train import place, report
 from nbddp.train.warn import warn
 
@@ -36,9 +37,9 @@ def loader(
     For training, all ranks get equally many batches (a few samples are used twice if it does not
     work out, as DistributedSampler does), in a new order each time it is iterated. For evaluation,
     every sample is given to exactly one rank, in the dataset's order, so that ranks may get one
-    sample, or batch, more than others: count, and then ``nbddp.reduce``. With fewer samples than
-    ranks some get no batch at all; call ``model.module`` then, as a DDP model with BatchNorm waits
-    for all ranks in the first forward pass after a training step.
+    sample, or batch, more than others: count, and then ``nbddp.all_reduce``. With fewer samples
+    than ranks some get no batch at all; call ``model.module`` then, as a DDP model with BatchNorm
+    waits for all ranks in the first forward pass after a training step.
 
     What a dataset draws from the generators of torch, numpy and ``random`` depends on seed, epoch,
     rank and batch alone, not on workers or on the training. A generator of the dataset's own, or
@@ -57,7 +58,7 @@ def loader(
 
     Raises:
         TypeError: the dataset has no length or is an IterableDataset.
-        ValueError: a value makes no sense.
+        ArgumentError: a value makes no sense.
 
     >>> batches = loader(range(10), 4, shuffle=False)
     >>> [batch.tolist() for batch in batches]
@@ -73,11 +74,13 @@ def loader(
         )
     for name in _OWN:
         if name in options:
-            raise ValueError(f"nbddp.loader makes its own {name}; use a torch DataLoader for yours")
+            raise ArgumentError(
+                f"nbddp.loader makes its own {name}; use a torch DataLoader for yours"
+            )
     if batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number above 0, got {batch_size!r}")
+        raise ArgumentError(f"batch_size must be a whole number above 0, got {batch_size!r}")
     if evaluation and drop_last:
-        raise ValueError("an evaluation loader leaves nothing out: drop_last must be False")
+        raise ArgumentError("an evaluation loader leaves nothing out: drop_last must be False")
     return Loader(
         dataset,
         batch_size,
@@ -256,7 +259,7 @@ class Loader(Iterable[Any]):
         warning on rank 0. The state's seed replaces the loader's.
 
         Raises:
-            ValueError: it is not a loader's state, or it was another kind of loader's.
+            ArgumentError: it is not a loader's state, or it was another kind of loader's.
         """
         self._check(state)
         self.seed = state["seed"]
@@ -280,10 +283,10 @@ class Loader(Iterable[Any]):
     def _check(self, state: Mapping[str, Any]) -> None:
         missing = [name for name in self.state_dict() if name not in state]
         if missing:
-            raise ValueError(f"this is not a loader's state: it has no {', '.join(missing)}")
+            raise ArgumentError(f"this is not a loader's state: it has no {', '.join(missing)}")
         for name, value in self._fixed().items():
             if state[name] != value:
-                raise ValueError(
+                raise ArgumentError(
                     f"the loader's state was saved with {name}={state[name]}, this loader has "
                     f"{name}={value}: make it as it was"
                 )

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 import torch.distributed as dist
 
+from nbddp.errors import ArgumentError
 from nbddp.train import place, report
 from nbddp.train.strikes import AIMS, FaultError, Strike, aim
 
@@ -34,7 +35,7 @@ class Fault:
         factor: how many times as long every step takes after it; for ``slow`` only.
 
     Raises:
-        ValueError: there is no such kind, or no such rank, step or factor.
+        ArgumentError: there is no such kind, or no such rank, step or factor.
 
     >>> str(Fault(kind="kill", rank=1, step=30))
     'kill@rank=1,step=30'
@@ -49,14 +50,14 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"there is no fault {self.kind!r}; {_suggest(self.kind)}")
+            raise ArgumentError(f"there is no fault {self.kind!r}; {_suggest(self.kind)}")
         for name in ("rank", "step"):
             object.__setattr__(self, name, _whole(name, getattr(self, name)))
         object.__setattr__(self, "factor", _number(self.factor))
         if self.kind != "slow" and self.factor != FACTOR:
-            raise ValueError(f"factor is for a fault of kind 'slow', not for {self.kind!r}")
+            raise ArgumentError(f"factor is for a fault of kind 'slow', not for {self.kind!r}")
         if not 1 < self.factor < math.inf:
-            raise ValueError(f"factor must be a number above 1, got {self.factor:g}")
+            raise ArgumentError(f"factor must be a number above 1, got {self.factor:g}")
 
     def __str__(self) -> str:
         factor = f",factor={self.factor!r}".removesuffix(".0") if self.kind == "slow" else ""
@@ -67,16 +68,16 @@ class Fault:
         """Read what ``str()`` writes.
 
         Raises:
-            ValueError: it is written in another way; the message shows the right one.
+            ArgumentError: it is written in another way; the message shows the right one.
 
         >>> Fault.parse("kil@rank=1,step=30")
         Traceback (most recent call last):
-        ValueError: there is no fault 'kil'; did you mean 'kill'? (kinds: raise, kill, segfault, \
-exit, hang, stop, slow, nan, skip, oom, corrupt)
+        nbddp.errors.ArgumentError: there is no fault 'kil'; did you mean 'kill'? (kinds: raise, \
+kill, segfault, exit, hang, stop, slow, nan, skip, oom, corrupt)
         """
         found = SPELLING.fullmatch("".join(text.split()))
         if found is None:
-            raise ValueError(
+            raise ArgumentError(
                 f"cannot read fault {text!r}; write it like 'kill@rank=1,step=30' or "
                 f"'slow@rank=1,step=30,factor=3' (kinds: {', '.join(KINDS)})"
             )
@@ -88,9 +89,9 @@ def _whole(name: str, value: object) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # the question is whether it can
     except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+        raise ArgumentError(f"{name} must be a whole number, got {value!r}") from None
     if number < 0:
-        raise ValueError(f"{name} must be 0 or more, got {number}")
+        raise ArgumentError(f"{name} must be 0 or more, got {number}")
     return number
 
 
@@ -98,7 +99,7 @@ def _number(value: object) -> float:
     try:
         return float(value)  # type: ignore[arg-type]  # the question is whether it can
     except (TypeError, ValueError):
-        raise ValueError(f"factor must be a number above 1, got {value!r}") from None
+        raise ArgumentError(f"factor must be a number above 1, got {value!r}") from None
 
 
 def _suggest(kind: str) -> str:
@@ -131,7 +132,7 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
         again: also if it has struck in this process, as after :func:`clear`.
 
     Raises:
-        ValueError: there is no such kind, rank, step or factor; the message says which there are.
+        ArgumentError: there is no such kind, rank, step or factor; it says which there are.
 
     >>> at(step=30, rank=0, kind="kill")
     >>> armed()
@@ -141,7 +142,7 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
     fault = Fault(kind=kind, rank=rank, step=step, factor=factor)
     mine, ranks = _place()
     if fault.rank >= ranks:
-        raise ValueError(f"there is no rank {fault.rank}: the ranks are 0 to {ranks - 1}")
+        raise ArgumentError(f"there is no rank {fault.rank}: the ranks are 0 to {ranks - 1}")
     if fault.rank == mine and not _struck_before(fault):
         _drill.arm(fault, again=again)
 

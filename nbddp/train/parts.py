@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from nbddp.errors import CheckpointError
+from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import files, place, sharded, state
 
 
@@ -17,11 +17,11 @@ def checked_step(step: int) -> int:
 
     >>> checked_step(-1)
     Traceback (most recent call last):
-    ValueError: Checkpoint: step must be 0 or above, got -1
+    nbddp.errors.ArgumentError: Checkpoint: step must be 0 or above, got -1
     """
     number = operator.index(step)
     if number < 0:
-        raise ValueError(f"Checkpoint: step must be 0 or above, got {number}")
+        raise ArgumentError(f"Checkpoint: step must be 0 or above, got {number}")
     return number
 
 

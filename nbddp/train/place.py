@@ -13,9 +13,9 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world_size() -> int:
-    """How many ranks there are; 1 when there is no process group."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+def world_size(group: dist.ProcessGroup | None = None) -> int:
+    """How many ranks there are; 1 when there is no process group, -1 when this is not in it."""
+    return dist.get_world_size(group) if dist.is_initialized() else 1
 
 
 def device() -> torch.device:

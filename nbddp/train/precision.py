@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
-from nbddp.errors import RequestError
+from nbddp.errors import ArgumentError, RequestError
 from nbddp.train import place
 
 Kind = Literal["bf16", "fp16", "fp32"]
@@ -44,18 +44,18 @@ def precision(
         max_norm: clip the gradients of a step to this norm.
 
     Raises:
-        ValueError: a value makes no sense.
+        ArgumentError: a value makes no sense.
         RequestError: this rank's device cannot compute so.
 
     >>> precision("fp32", accumulate=4)
     precision('fp32', accumulate=4, max_norm=None)
     """
     if kind not in get_args(Kind):
-        raise ValueError(f"precision: kind must be 'bf16', 'fp16' or 'fp32', got {kind!r}")
+        raise ArgumentError(f"precision: kind must be 'bf16', 'fp16' or 'fp32', got {kind!r}")
     if accumulate < 1:
-        raise ValueError(f"precision: accumulate must be at least 1, got {accumulate}")
+        raise ArgumentError(f"precision: accumulate must be at least 1, got {accumulate}")
     if max_norm is not None and not max_norm > 0:
-        raise ValueError(f"precision: max_norm must be above 0, got {max_norm}")
+        raise ArgumentError(f"precision: max_norm must be above 0, got {max_norm}")
     device = place.device()
     _check_device(kind, device)
     return Precision(kind, device.type, accumulate=accumulate, max_norm=max_norm)
@@ -230,10 +230,10 @@ class Precision:
         """Take up a state; a running accumulation is dropped.
 
         Raises:
-            ValueError: it is of another kind of precision.
+            ArgumentError: it is of another kind of precision.
         """
         if state["kind"] != self.kind:
-            raise ValueError(
+            raise ArgumentError(
                 f"precision: this is {self.kind} and the state is of {state['kind']}; resume "
                 "without it to begin with a new scaler"
             )

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from numbers import Complex, Real
 from typing import Any, Generic, Protocol, TypeVar
 
+from nbddp.errors import ArgumentError
+
 logger = logging.getLogger("nbddp")
 
 T = TypeVar("T")
@@ -118,7 +120,7 @@ def log(*, step: int, **values: Any) -> None:
 
     Raises:
         TypeError: a value is no number; nothing is reported.
-        ValueError: a name is one that every line of the file has anyway.
+        ArgumentError: a name is one that every line of the file has anyway.
 
     >>> log(step=3, loss=0.25, accuracy=0.9)
     >>> log(step=3, loss="low")
@@ -132,7 +134,9 @@ def log(*, step: int, **values: Any) -> None:
         raise TypeError(f"nbddp.log: step must be a whole number, got {step!r}") from None
     for name in values:
         if name in RESERVED:
-            raise ValueError(f"nbddp.log: choose another name for {name!r}: nbddp writes that one")
+            raise ArgumentError(
+                f"nbddp.log: choose another name for {name!r}: nbddp writes that one"
+            )
     _sink.log(number, {name: _number(name, value) for name, value in values.items()})
     reached(number, source="log")
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from nbddp.errors import CheckpointError
 from nbddp.train import place
-from nbddp.train.distributed import gather
+from nbddp.train.distributed import all_gather
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def together(act: Callable[[], T]) -> list[T]:
         mine = act()
     except Exception as error:  # noqa: BLE001 - the others wait, and are to hear of it
         failure = error
-    outcomes = gather((_words(failure), mine))
+    outcomes = all_gather((_words(failure), mine))
     if failure is not None:
         raise failure
     for rank, (words, _) in enumerate(outcomes):

@@ -47,7 +47,7 @@ CELLS = {
     "print": "%%ddp\nwhile True: print('x' * 100)",
     "group": "%%ddp\nif rank == 0: dist.new_group([0, 1])\ntime.sleep(60)",
     "await": "%%ddp\nimport asyncio\nawait asyncio.sleep(60)",
-    "gather": "%%ddp\nwhile True: nbddp.gather([rank] * 1000)",
+    "all_gather": "%%ddp\nwhile True: nbddp.all_gather([rank] * 1000)",
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hangs import said_of_a_hang
 
 from nbddp import WorkerGroup
 
@@ -22,8 +23,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 from torch.nn.parallel import DistributedDataParallel
 from nbddp.train.data import loader
-from nbddp.train.distributed import gather, main_rank_first, on_main, reduce
+from nbddp.train.distributed import all_gather, main_rank_first, on_main
 from nbddp.train.models import prepare, prepared
+from nbddp.train.reduction import all_reduce
 
 def outcome(act, *values):
     try:
@@ -39,7 +41,7 @@ model = prepare(nn.Sequential(
     nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 16), nn.Tanh(), nn.Linear(16, 5)
 ))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-batches = loader(digits, 24 // reduce(1), seed=3)
+batches = loader(digits, 24 // all_reduce(1), seed=3)
 losses = []
 for epoch in range(3):
     for images, labels in batches:
@@ -47,7 +49,7 @@ for epoch in range(3):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(reduce(loss.item(), "mean"))
+        losses.append(all_reduce(loss.item(), "mean"))
 parameters = [each.detach() for each in model.parameters()]
 """
 
@@ -63,7 +65,7 @@ for samples in (1, 2, 3, 7, 10, 101):
         for features, labels in loader(tests, 4, evaluation=True):
             correct += (classifier(features).argmax(1) == labels).sum().item()
             seen += len(labels)
-    counts[samples] = reduce((correct, seen))
+    counts[samples] = all_reduce((correct, seen))
 """
 
 AUGMENTED = """
@@ -254,18 +256,18 @@ def test_synchronized_batch_norm_is_left_out_on_the_cpu_and_rank_0_says_why(
     assert kit.pull("without") == [(["Linear"], [])] * 2
 
 
-# ---- reduce and gather
+# ---- all_reduce and all_gather
 
 
 def test_numbers_of_all_ranks_come_together(kit: WorkerGroup) -> None:
     kit.run(
         "big = 2**53 + 1\n"
-        "ops = {op: reduce({'int': rank + 1, 'float': rank + 0.5}, op)\n"
+        "ops = {op: all_reduce({'int': rank + 1, 'float': rank + 0.5}, op)\n"
         "       for op in ('sum', 'mean', 'min', 'max')}\n"
-        "exact = reduce(big)\n"
-        "mixed = reduce(1 if rank else 0.5)\n"
-        "orders = reduce({'a': 1, 'b': 10} if rank else {'b': 10, 'a': 1})\n"
-        "flags = reduce([rank == 0, True], 'min')\n"
+        "exact = all_reduce(big)\n"
+        "mixed = all_reduce(1 if rank else 0.5)\n"
+        "orders = all_reduce({'a': 1, 'b': 10} if rank else {'b': 10, 'a': 1})\n"
+        "flags = all_reduce([rank == 0, True], 'min')\n"
     )
     assert (
         kit.pull("ops")
@@ -288,7 +290,7 @@ def test_tensors_of_all_ranks_come_together_and_stay_as_they_were(kit: WorkerGro
         "mine = [torch.arange(6.0).view(2, 3).T + rank, torch.tensor([rank == 0, True]),\n"
         "        torch.tensor(rank, dtype=torch.bfloat16), torch.ones(0)]\n"
         "before = [each.clone() for each in mine]\n"
-        "total, most = reduce(mine), reduce(mine, 'max')\n"
+        "total, most = all_reduce(mine), all_reduce(mine, 'max')\n"
     )
     assert kit.pull("all(map(torch.equal, mine, before))") == [True] * 2
     for total, most in kit.pull("(total, most)"):
@@ -303,15 +305,15 @@ def test_what_does_not_fit_together_is_an_error_on_all_ranks_and_they_go_on(
     kit: WorkerGroup,
 ) -> None:
     kit.run(
-        "shapes = outcome(reduce, torch.ones(2 + rank))\n"
-        "kinds = outcome(reduce, {'correct': torch.tensor(1.0) if rank else 0})\n"
-        "keys = outcome(reduce, {'a': 1} if rank else {})\n"
-        "ops = outcome(reduce, 1, 'min' if rank else 'max')\n"
-        "none = outcome(reduce, None if rank else 1)\n"
-        "both = outcome(reduce, None)\n"
-        "after = reduce(1)"
+        "shapes = outcome(all_reduce, torch.ones(2 + rank))\n"
+        "kinds = outcome(all_reduce, {'correct': torch.tensor(1.0) if rank else 0})\n"
+        "keys = outcome(all_reduce, {'a': 1} if rank else {})\n"
+        "ops = outcome(all_reduce, 1, 'min' if rank else 'max')\n"
+        "none = outcome(all_reduce, None if rank else 1)\n"
+        "both = outcome(all_reduce, None)\n"
+        "after = all_reduce(1)"
     )
-    begin = "ValueError: nbddp.reduce: the ranks do not agree on"
+    begin = "ArgumentError: nbddp.all_reduce: the ranks do not agree on"
     for name, words in {
         "shapes": f"{begin} the value: rank 0: float32 tensor of shape [2], "
         "rank 1: float32 tensor of shape [3]",
@@ -319,7 +321,7 @@ def test_what_does_not_fit_together_is_an_error_on_all_ranks_and_they_go_on(
         "keys": f"{begin} value['a']: rank 0: nothing, rank 1: int",
         "ops": f"{begin} op: rank 0: max, rank 1: min",
         "none": f"{begin} the value: rank 0: int, rank 1: NoneType",
-        "both": "TypeError: nbddp.reduce: the value is of type NoneType; it takes numbers, "
+        "both": "TypeError: nbddp.all_reduce: the value is of type NoneType; it takes numbers, "
         "tensors, and dicts, lists and tuples of them",
     }.items():
         assert kit.pull(name) == [words] * 2
@@ -328,14 +330,14 @@ def test_what_does_not_fit_together_is_an_error_on_all_ranks_and_they_go_on(
 
 def test_every_rank_gets_the_objects_of_all(kit: WorkerGroup) -> None:
     kit.run(
-        "all_of_them = gather({'rank': rank, 'text': 'x' * rank * 1000})\n"
-        "bad = outcome(gather, (lambda: 1) if rank else 1)\n"
-        "after = gather(rank)"
+        "all_of_them = all_gather({'rank': rank, 'text': 'x' * rank * 1000})\n"
+        "bad = outcome(all_gather, (lambda: 1) if rank else 1)\n"
+        "after = all_gather(rank)"
     )
     expected = [{"rank": 0, "text": ""}, {"rank": 1, "text": "x" * 1000}]
     assert kit.pull("all_of_them") == [expected] * 2
     for words in kit.pull("bad"):
-        assert words.startswith("ValueError: nbddp.gather: rank 1 cannot pickle it: ")
+        assert words.startswith("ArgumentError: nbddp.all_gather: rank 1 cannot pickle it: ")
         assert "lambda" in words
     assert kit.pull("after") == [[0, 1]] * 2
 
@@ -347,7 +349,7 @@ def test_on_main_runs_once_and_all_have_the_result(kit: WorkerGroup) -> None:
     kit.run(
         "calls = []\n"
         "def load(name, *, size):\n    calls.append(rank)\n    return {name: [rank] * size}\n"
-        "loaded = on_main(load, 'mnist', size=2)"
+        "loaded = on_main(load)('mnist', size=2)"
     )
     assert kit.pull("loaded") == [{"mnist": [0, 0]}] * 2
     assert kit.pull("calls") == [[0], []]
@@ -360,11 +362,11 @@ def test_what_fails_on_rank_0_fails_on_all_ranks_and_they_go_on(kit: WorkerGroup
         "def first():\n    with main_rank_first():\n        ran.append(rank)\n        load()\n"
         "def leave():\n    sys.exit(3)\n"
         "ran = []\n"
-        "alone, ahead = outcome(on_main, load), outcome(first)\n"
-        "unsendable = outcome(on_main, lambda: (each for each in ()))\n"
-        "try:\n    on_main(leave)\nexcept (SystemExit, RuntimeError) as error:\n"
+        "alone, ahead = outcome(on_main(load)), outcome(first)\n"
+        "unsendable = outcome(on_main(lambda: (each for each in ())))\n"
+        "try:\n    on_main(leave)()\nexcept (SystemExit, RuntimeError) as error:\n"
         "    left = f'{type(error).__name__}: {error}'\n"
-        "after = reduce(1)"
+        "after = all_reduce(1)"
     )
     said = "RuntimeError: rank 0 failed in nbddp."
     mine = "FileNotFoundError: no digits"
@@ -376,6 +378,79 @@ def test_what_fails_on_rank_0_fails_on_all_ranks_and_they_go_on(kit: WorkerGroup
     assert first.startswith("TypeError: nbddp.on_main(<lambda>): the result cannot be pickled: ")
     assert second == f"{said}on_main(<lambda>): {first}"
     assert kit.pull("after") == [2, 2]
+
+
+def test_what_is_made_for_rank_0_may_call_what_is_made_so_too(kit: WorkerGroup) -> None:
+    kit.run(
+        "@on_main\ndef inner():\n    return rank\n"
+        "@on_main\ndef outer():\n    with main_rank_first():\n        return [inner(), rank]\n"
+        "both = outer()\nafter = all_reduce(1)"
+    )
+    assert kit.pull("both, after") == [([0, 0], 2)] * 2
+
+
+def test_collectives_where_ranks_are_not_together_are_refused_on_all(kit: WorkerGroup) -> None:
+    kit.run(
+        "count = on_main(lambda: all_reduce(1))\n"
+        "alone = outcome(count)\n"
+        "def first():\n    with main_rank_first():\n        all_gather(1)\n"
+        "in_turns = outcome(first)\n"
+        "after = all_reduce(1)"
+    )
+    words = "the ranks are not together there; call it before or after, on all ranks"
+    mine = f"RequestError: nbddp.all_reduce inside nbddp.on_main(<lambda>): {words}"
+    failed = "RuntimeError: rank 0 failed in nbddp."
+    assert kit.pull("alone") == [mine, f"{failed}on_main(<lambda>): {mine}"]
+    mine = f"RequestError: nbddp.all_gather inside nbddp.main_rank_first(): {words}"
+    assert kit.pull("in_turns") == [mine, f"{failed}main_rank_first(): {mine}"]
+    assert kit.pull("after") == [2, 2]
+
+
+def test_ranks_in_different_calls_are_an_error_on_all_and_they_go_on(kit: WorkerGroup) -> None:
+    kit.run(
+        "def save():\n    ran.append(rank)\nran = []\n"
+        "apart = outcome(on_main(save)) if rank == 0 else outcome(all_reduce, 1)\n"
+        "more = outcome(all_gather, 1) if rank == 0 else outcome(on_main(save))\n"
+        "after = all_reduce(1)"
+    )
+    begin = "RequestError: the ranks are in different calls: rank 0: nbddp."
+    save = "nbddp.on_main(save)"
+    assert kit.pull("apart") == [f"{begin}on_main(save), rank 1: nbddp.all_reduce"] * 2
+    assert kit.pull("more") == [f"{begin}all_gather, rank 1: {save}"] * 2
+    assert kit.pull("ran, after") == [([], 2)] * 2
+
+
+def test_rank_0_alone_does_nothing_and_the_hang_is_explained(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "ran = []\nsave = nbddp.on_main(lambda: ran.append(1))\nif rank == 0:\n    save()"
+    assert said_of_a_hang(group, source, capsys).splitlines()[:3] == [
+        "nbddp: no progress for 10 s:",
+        "  rank 0 waiting in all_reduce #1 long [2], line 4",
+        "  rank 1 done with the cell: will not come",
+    ]
+    group.run("save()")
+    assert group.pull("ran") == [[1], []]
+
+
+def test_some_ranks_may_meet_without_the_others(make_group: Callable[..., WorkerGroup]) -> None:
+    group = make_group(3)
+    group.run(
+        f"{KIT}pair = dist.new_group([0, 2])\n"
+        "total = outcome(lambda: all_reduce(rank + 0.5, 'mean', pair))\n"
+        "names = outcome(lambda: all_gather(f'rank {rank}', pair))\n"
+        "wrong = outcome(lambda: all_reduce(rank or 0.5 if rank else 'x', group=pair))\n"
+        "after = all_reduce(1)"
+    )
+    outside = "ArgumentError: nbddp.{}: rank 1 is not in the group"
+    assert group.pull("total") == [1.5, outside.format("all_reduce"), 1.5]
+    names = ["rank 0", "rank 2"]
+    assert group.pull("names") == [names, outside.format("all_gather"), names]
+    assert group.pull("wrong", rank=2) == (
+        "ArgumentError: nbddp.all_reduce: the ranks do not agree on the value: rank 0: str, "
+        "rank 2: int"
+    )
+    assert group.pull("after") == [3, 3, 3]
 
 
 def test_the_others_come_after_rank_0(make_group: Callable[..., WorkerGroup]) -> None:

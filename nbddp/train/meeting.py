@@ -1,0 +1,121 @@
+"""How ranks meet: they find out whether all are in the same call, and tell each other objects."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from nbddp.errors import ArgumentError, RequestError
+from nbddp.train import place
+
+T = TypeVar("T")
+
+Group = dist.ProcessGroup | None  # None for that of all ranks
+
+apart: ContextVar[str] = ContextVar("nbddp_apart", default="")  # what ranks do one by one
+
+
+def check_member(what: str, group: Group) -> None:
+    """See that this rank is in the group.
+
+    Raises:
+        ArgumentError: it is not.
+    """
+    if place.world_size(group) < 1:
+        raise ArgumentError(f"nbddp.{what}: rank {place.rank()} is not in the group")
+
+
+def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
+    """Meet the other ranks: what each brought, or nothing if all brought the same.
+
+    The usual case is found out with two numbers. Who waits here for a rank that does not come is
+    named after a while, as in any collective.
+
+    Raises:
+        RequestError: they are in something else than ``what``, or cannot come.
+    """
+    if place.world_size(group) == 1:
+        return {}
+    if apart.get():
+        raise RequestError(
+            f"{what} inside {apart.get()}: the ranks are not together there; call it before or "
+            "after, on all ranks"
+        )
+    mark = int.from_bytes(blake2b(repr((what, mine)).encode(), digest_size=7).digest(), "big")
+    marks = torch.tensor([mark, -mark], device=meeting_place(group))
+    dist.all_reduce(marks, dist.ReduceOp.MAX, group)
+    highest, lowest = marks.tolist()
+    if highest == -lowest:
+        return {}
+    everyone = gathered((what, mine), group)
+    doing = {rank: each for rank, (each, _) in everyone.items()}
+    if len(set(doing.values())) > 1:
+        raise RequestError(f"the ranks are in different calls: {by_rank(doing)}")
+    return {rank: theirs for rank, (_, theirs) in everyone.items()}
+
+
+def gathered(value: T, group: Group) -> dict[int, T]:
+    """What each rank has, by its rank in the world."""
+    everyone: list[Any] = [None] * place.world_size(group)
+    with on_device(group):
+        dist.all_gather_object(everyone, value, group)
+    return dict(zip(dist.get_process_group_ranks(group or dist.group.WORLD), everyone, strict=True))
+
+
+def by_rank(found: Mapping[int, str]) -> str:
+    """What each rank has, in words.
+
+    >>> by_rank({0: "int", 2: "float"})
+    'rank 0: int, rank 2: float'
+    """
+    return ", ".join(f"rank {rank}: {each}" for rank, each in found.items())
+
+
+# ---- objects
+
+
+class Said(NamedTuple):
+    """What a rank sends: why it failed, or something pickled."""
+
+    failure: str = ""
+    payload: bytes = b""
+
+
+def packed(value: object) -> Said:
+    """The value pickled, or why that cannot be."""
+    try:
+        return Said(payload=pickle.dumps(value))
+    except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises is told
+        return Said(failure=str(error))
+
+
+def broadcast_said(said: Said) -> Said:
+    """Rank 0's words, on every rank."""
+    if place.world_size() == 1:
+        return said
+    box: list[Any] = [said]
+    with on_device():
+        dist.broadcast_object_list(box, src=0)
+    return cast(Said, box[0])
+
+
+# ---- devices
+
+
+def meeting_place(group: Group = None) -> torch.device:
+    """Where tensors must be for the process group to send them; NCCL knows GPUs only."""
+    meets_on_gpus = dist.is_initialized() and dist.get_backend(group) == "nccl"
+    return place.device() if meets_on_gpus else torch.device("cpu")
+
+
+def on_device(group: Group = None) -> AbstractContextManager[Any]:
+    """Objects travel over the current GPU, which a script may not have set."""
+    device = meeting_place(group)
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
