@@ -12,15 +12,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbddp.controller.means import NO_GROUP
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
-from nbddp.ui.text import StreamScreen, TextView, View
+from nbddp.ui.screen import StreamScreen, View
+from nbddp.ui.text.view import TextView
 from nbddp.wire.messages import Answer, Command, Pull, Push
 
 ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
@@ -104,7 +105,7 @@ class WorkerGroup:
     @property
     def folder(self) -> Path | None:
         """Where the logs, numbers and events of the run are; None while there is no run."""
-        folder = self._session.chronicle.folder
+        folder = self._session.time_line.folder
         return None if folder is None else folder.path
 
     def _close_at_exit(self) -> None:

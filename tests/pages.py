@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Event
-from nbddp.record.whereabouts import Bar
+from nbddp.record.timeline import Happening
+from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import strip
 
 _TAGS = {"br", "code", "details", "div", "img", "li", "pre", "small", "span", "style", "summary"}
@@ -124,7 +124,7 @@ TEXT = st.one_of(
 NAMES = TEXT.map(lambda text: f"x{text}")
 COUNTS = st.integers(0, 10**9)
 SECONDS = st.floats(0, 1e7, allow_subnormal=False)
-BARS = st.builds(Bar, TEXT, COUNTS, COUNTS, SECONDS)
+BARS = st.builds(LoopProgress, TEXT, COUNTS, COUNTS, SECONDS)
 
 
 def ranks(rank: int) -> st.SearchStrategy[RankSnapshot]:
@@ -167,8 +167,8 @@ _FACTS: dict[str, st.SearchStrategy[dict[str, Any]]] = {
 }
 
 
-def _event(kind: str) -> st.SearchStrategy[Event]:
-    return st.builds(Event, st.floats(0, 2e9), st.just(kind), _FACTS[kind])
+def _event(kind: str) -> st.SearchStrategy[Happening]:
+    return st.builds(Happening, st.floats(0, 2e9), st.just(kind), _FACTS[kind])
 
 
 EVENTS = st.sampled_from(sorted(_FACTS)).flatmap(_event)

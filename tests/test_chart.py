@@ -18,10 +18,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
-from nbddp.record.curves import Curve, Metrics
-from nbddp.ui.chart import ALERT, draw
+from nbddp.record.curves import Curve, Curves
 from nbddp.ui.palette import rank_color
-from nbddp.ui.paper import HEIGHT, INK, SCALE, WIDTH, readable
+from nbddp.ui.panel.chart import ALERT, draw
+from nbddp.ui.panel.paper import HEIGHT, INK, SCALE, WIDTH, readable
 
 Picture = NDArray[np.float64]
 Value = Callable[[int, int], float]
@@ -30,7 +30,7 @@ MARGIN = 50 * SCALE  # pixels on the left and the bottom that belong to the axes
 
 
 def curves_of(value: Value, *, ranks: int = 1, steps: int = 100) -> dict[int, Curve]:
-    metrics = Metrics()
+    metrics = Curves()
     for step in range(steps):
         for rank in range(ranks):
             metrics.add(rank, 0.0, step, {"loss": value(rank, step)})
@@ -108,7 +108,7 @@ def test_the_mean_goes_on_without_a_rank_that_was_lost() -> None:
 
 
 def test_the_mean_is_between_ranks_that_report_at_different_steps() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     for step in range(100):
         metrics.add(step % 2, 0.0, step, {"loss": 10.0 * (step % 2)})
     mean = heights(where(plot_of(picture_of(metrics.curves("loss"))), INK))
@@ -198,7 +198,7 @@ def test_a_logarithmic_scale_says_so() -> None:
 
 
 def test_one_value_at_zero_makes_the_scale_linear_whatever_the_mean_is() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     for step in range(100):
         metrics.add(0, 0.0, step, {"loss": 10.0 ** (-step / 20)})
     metrics.add(0, 0.0, 99, {"loss": 0.0})  # the mean of the step stays above it
@@ -220,7 +220,7 @@ def test_one_value_at_zero_makes_the_scale_linear_whatever_the_mean_is() -> None
 def test_no_data_and_no_name_stop_a_chart(
     points: dict[int, list[tuple[int, float]]], name: str
 ) -> None:
-    metrics = Metrics()
+    metrics = Curves()
     for rank, each in points.items():
         for step, value in each:
             metrics.add(rank, 0.0, step, {"loss": value})
@@ -269,9 +269,9 @@ def test_letters_that_the_font_does_not_have_are_marked() -> None:
 def test_a_thread_may_draw_and_pyplot_is_not_loaded() -> None:
     program = """
 import sys, threading
-from nbddp.record.curves import Metrics
-from nbddp.ui.chart import draw
-metrics, drawn = Metrics(), []
+from nbddp.record.curves import Curves
+from nbddp.ui.panel.chart import draw
+metrics, drawn = Curves(), []
 metrics.add(0, 0.0, 0, {"loss": 1.0})
 thread = threading.Thread(target=lambda: drawn.append(draw("loss", metrics.curves("loss"))))
 thread.start()
@@ -312,7 +312,7 @@ def test_the_styles_of_users_do_not_reach_the_charts() -> None:
 
 def test_the_metrics_load_neither_numpy_nor_matplotlib() -> None:
     program = (
-        "import sys, nbddp.record.curves, nbddp.ui.palette, nbddp.ui.scale\n"
+        "import sys, nbddp.record.curves, nbddp.ui.palette, nbddp.ui.panel.scale\n"
         "assert not {'numpy', 'matplotlib', 'PIL'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from processes import wait_until
 
-from nbddp.record.curves import MAX_NAMES, Curve, Metrics
-from nbddp.ui import charts as room
-from nbddp.ui.charts import MAX_CHARTS, Charts
+from nbddp.record.curves import MAX_NAMES, Curve, Curves
+from nbddp.ui.panel import charts as room
+from nbddp.ui.panel.charts import MAX_CHARTS, Charts
 
 Make = Callable[..., Charts]
 
@@ -37,14 +37,14 @@ class FakePencil:
 @pytest.fixture
 def pencil(monkeypatch: pytest.MonkeyPatch) -> FakePencil:
     pencil = FakePencil()
-    monkeypatch.setitem(sys.modules, "nbddp.ui.chart", SimpleNamespace(draw=pencil.draw))
+    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", SimpleNamespace(draw=pencil.draw))
     monkeypatch.setattr(room, "LOOK_PERIOD", 0.005)
     return pencil
 
 
 @pytest.fixture
-def metrics() -> Metrics:
-    return Metrics()
+def metrics() -> Curves:
+    return Curves()
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def shown() -> list[tuple[str, bytes]]:
 
 
 @pytest.fixture
-def make(pencil: FakePencil, metrics: Metrics, shown: list[tuple[str, bytes]]) -> Iterator[Make]:
+def make(pencil: FakePencil, metrics: Curves, shown: list[tuple[str, bytes]]) -> Iterator[Make]:
     """Makes charts; their threads end with the test."""
     made: list[Charts] = []
 
     def build(show: Callable[[str, bytes], None] | None = None) -> Charts:
-        made.append(Charts(metrics, show or (lambda name, png: shown.append((name, png)))))
+        made.append(Charts(metrics.snapshot, show or (lambda name, png: shown.append((name, png)))))
         return made[-1]
 
     yield build
@@ -74,7 +74,7 @@ def charts(make: Make) -> Charts:
     return make()
 
 
-def log(metrics: Metrics, step: int, **values: float) -> None:
+def log(metrics: Curves, step: int, **values: float) -> None:
     metrics.add(0, float(step), step, values)
 
 
@@ -82,7 +82,7 @@ def log(metrics: Metrics, step: int, **values: float) -> None:
 
 
 def test_at_the_end_every_metric_has_its_chart_in_the_order_they_came(
-    charts: Charts, metrics: Metrics
+    charts: Charts, metrics: Curves
 ) -> None:
     log(metrics, 0, loss=0.5, accuracy=0.25)
     log(metrics, 1, loss=0.25, b=1.0)
@@ -96,14 +96,14 @@ def test_at_the_end_every_metric_has_its_chart_in_the_order_they_came(
 def test_without_numbers_there_are_no_charts_and_nothing_is_loaded(
     charts: Charts, pencil: FakePencil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "nbddp.ui.chart", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", None)  # importing it would fail
     charts.start()
     assert charts.finish() == []
     assert pencil.drawn == []
 
 
 def test_what_is_drawn_already_is_not_drawn_again(
-    charts: Charts, metrics: Metrics, pencil: FakePencil
+    charts: Charts, metrics: Curves, pencil: FakePencil
 ) -> None:
     log(metrics, 0, loss=0.5, accuracy=0.25)
     first = charts.finish()
@@ -115,7 +115,7 @@ def test_what_is_drawn_already_is_not_drawn_again(
 
 
 def test_there_are_never_more_than_so_many_and_the_rest_is_said(
-    charts: Charts, metrics: Metrics, pencil: FakePencil
+    charts: Charts, metrics: Curves, pencil: FakePencil
 ) -> None:
     log(metrics, 0, **{f"m{number}": 1.0 for number in range(MAX_CHARTS + 3)})
     names = [f"m{number}" for number in range(MAX_CHARTS)]
@@ -126,14 +126,16 @@ def test_there_are_never_more_than_so_many_and_the_rest_is_said(
 
 @pytest.mark.parametrize("count", [0, 1, MAX_CHARTS])
 def test_where_all_have_a_chart_nothing_is_said(
-    charts: Charts, metrics: Metrics, count: int
+    charts: Charts, metrics: Curves, count: int
 ) -> None:
     log(metrics, 0, **{f"m{number}": 1.0 for number in range(count)})
+    charts.finish()
     assert charts.note() == ""
 
 
-def test_metrics_that_were_not_even_kept_are_counted(charts: Charts, metrics: Metrics) -> None:
+def test_metrics_that_were_not_even_kept_are_counted(charts: Charts, metrics: Curves) -> None:
     log(metrics, 0, **{f"m{number}": 1.0 for number in range(MAX_NAMES + 5)})
+    charts.finish()
     left_out = MAX_NAMES + 5 - MAX_CHARTS
     assert charts.note() == f"{left_out} more metrics are in metrics.jsonl"
 
@@ -142,7 +144,7 @@ def test_metrics_that_were_not_even_kept_are_counted(charts: Charts, metrics: Me
 
 
 def test_what_comes_is_shown_while_it_comes(
-    charts: Charts, metrics: Metrics, shown: list[tuple[str, bytes]]
+    charts: Charts, metrics: Curves, shown: list[tuple[str, bytes]]
 ) -> None:
     charts.start()
     for step in range(3):
@@ -152,7 +154,7 @@ def test_what_comes_is_shown_while_it_comes(
 
 
 def test_only_what_has_changed_is_drawn(
-    charts: Charts, metrics: Metrics, pencil: FakePencil, shown: list[tuple[str, bytes]]
+    charts: Charts, metrics: Curves, pencil: FakePencil, shown: list[tuple[str, bytes]]
 ) -> None:
     log(metrics, 0, loss=0.5, accuracy=0.25)
     charts.start()
@@ -165,7 +167,7 @@ def test_only_what_has_changed_is_drawn(
 
 
 def test_nobody_draws_before_it_is_asked_for(
-    charts: Charts, metrics: Metrics, pencil: FakePencil
+    charts: Charts, metrics: Curves, pencil: FakePencil
 ) -> None:
     log(metrics, 0, loss=0.5)
     assert not charts._thread.is_alive()
@@ -173,7 +175,7 @@ def test_nobody_draws_before_it_is_asked_for(
 
 
 def test_what_is_drawn_at_the_end_is_not_shown_in_what_is_about_to_go(
-    charts: Charts, metrics: Metrics, shown: list[tuple[str, bytes]]
+    charts: Charts, metrics: Curves, shown: list[tuple[str, bytes]]
 ) -> None:
     log(metrics, 0, loss=0.5)
     assert charts.finish() == [("loss", b"loss [0.5]")]
@@ -181,7 +183,7 @@ def test_what_is_drawn_at_the_end_is_not_shown_in_what_is_about_to_go(
 
 
 def test_numbers_that_come_while_one_draws_are_drawn_at_the_end(
-    charts: Charts, metrics: Metrics, pencil: FakePencil
+    charts: Charts, metrics: Curves, pencil: FakePencil
 ) -> None:
     pencil.is_free.clear()
     log(metrics, 0, loss=0.5, accuracy=0.25)
@@ -194,7 +196,7 @@ def test_numbers_that_come_while_one_draws_are_drawn_at_the_end(
 
 
 def test_drawing_gets_its_share_of_the_time_and_a_pause_is_never_long(
-    charts: Charts, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+    charts: Charts, metrics: Curves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
 
@@ -222,7 +224,7 @@ def test_while_there_are_no_numbers_one_looks_now_and_then(
             pauses.append(timeout or 0.0)
             return len(pauses) > 2
 
-    monkeypatch.setitem(sys.modules, "nbddp.ui.chart", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", None)  # importing it would fail
     charts._over = Over()
     charts._run()
     assert pauses == [0.0, room.LOOK_PERIOD, room.LOOK_PERIOD]
@@ -231,7 +233,7 @@ def test_while_there_are_no_numbers_one_looks_now_and_then(
 # ---- the end of the thread
 
 
-def test_the_thread_ends_with_the_last_chart(charts: Charts, metrics: Metrics) -> None:
+def test_the_thread_ends_with_the_last_chart(charts: Charts, metrics: Curves) -> None:
     log(metrics, 0, loss=0.5)
     charts.start()
     charts.finish()
@@ -239,7 +241,7 @@ def test_the_thread_ends_with_the_last_chart(charts: Charts, metrics: Metrics) -
 
 
 def test_a_thread_that_is_stopped_ends_and_draws_no_more(
-    charts: Charts, metrics: Metrics, pencil: FakePencil
+    charts: Charts, metrics: Curves, pencil: FakePencil
 ) -> None:
     pencil.is_free.clear()
     log(metrics, 0, loss=0.5, accuracy=0.25)
@@ -257,7 +259,7 @@ def test_charts_that_were_never_started_can_be_stopped_and_finished(charts: Char
     assert charts.finish() == []
 
 
-def test_pictures_are_shown_where_the_charts_were_made(make: Make, metrics: Metrics) -> None:
+def test_pictures_are_shown_where_the_charts_were_made(make: Make, metrics: Curves) -> None:
     where: ContextVar[str] = ContextVar("where", default="nowhere")
     places: list[str] = []
     token = where.set("under this cell")
@@ -269,14 +271,14 @@ def test_pictures_are_shown_where_the_charts_were_made(make: Make, metrics: Metr
 
 
 def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_come(
-    make: Make, metrics: Metrics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make: Make, metrics: Curves, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def draw(name: str, _curves: Mapping[int, Curve]) -> bytes:
         if name == "bad":
             raise OverflowError("too large")
         return name.encode()
 
-    monkeypatch.setitem(sys.modules, "nbddp.ui.chart", SimpleNamespace(draw=draw))
+    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", SimpleNamespace(draw=draw))
     log(metrics, 0, bad=1.0, good=2.0)
     charts = make()
     assert charts.finish() == [("good", b"good")]

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.record.curves import MAX_BUCKETS, MAX_NAME, MAX_NAMES, Curve, Metrics, Pace
+from nbddp.record.curves import MAX_BUCKETS, MAX_NAME, MAX_NAMES, Curve, Curves, Pace
 
 
-def reported(points: Iterable[tuple[float, float]], *, rank: int = 0) -> Metrics:
-    metrics = Metrics()
+def reported(points: Iterable[tuple[float, float]], *, rank: int = 0) -> Curves:
+    metrics = Curves()
     for step, value in points:
         metrics.add(rank, 0.0, step, {"loss": value})
     return metrics
@@ -29,7 +29,7 @@ def curve_of(points: Iterable[tuple[float, float]]) -> Curve:
 
 
 def test_what_is_reported_is_kept_by_name_and_rank() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     metrics.add(1, 0.0, 0, {"loss": 2.0, "accuracy": 0.1})
     metrics.add(0, 0.0, 0, {"loss": 3.0})
     metrics.add(0, 0.0, 1, {"loss": 1.0})
@@ -42,7 +42,7 @@ def test_what_is_reported_is_kept_by_name_and_rank() -> None:
 
 
 def test_a_metric_that_nobody_reported_has_no_curves() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     assert (metrics.curves("loss"), metrics.last("loss"), metrics.names()) == ({}, {}, [])
 
 
@@ -75,7 +75,7 @@ def test_several_values_of_one_step_are_one_point() -> None:
 
 
 def test_a_curve_in_full_never_has_more_buckets_than_fit() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     for step in range(5 * MAX_BUCKETS):
         metrics.add(0, 0.0, step, {"loss": 1.0})
         if step % 97 == 0 or step in (MAX_BUCKETS - 1, MAX_BUCKETS):
@@ -161,7 +161,7 @@ def test_a_loop_that_begins_again_is_drawn_in_full_detail() -> None:
 
 
 def test_one_rank_that_begins_again_leaves_the_others_alone() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     for rank, step in [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0)]:
         metrics.add(rank, 0.0, step, {"loss": 1.0})
     curves = metrics.curves("loss")
@@ -178,7 +178,7 @@ def test_a_step_may_be_any_whole_number() -> None:
 
 
 def test_names_beyond_the_bound_are_left_out_and_counted_once() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     for _ in range(2):
         metrics.add(0, 0.0, 0, {f"metric {number}": 1.0 for number in range(MAX_NAMES + 3)})
     assert metrics.names() == [f"metric {number}" for number in range(MAX_NAMES)]
@@ -187,7 +187,7 @@ def test_names_beyond_the_bound_are_left_out_and_counted_once() -> None:
 
 
 def test_a_flood_of_names_is_counted_to_a_bound() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     for number in range(3000):
         metrics.add(0, 0.0, number, {f"metric {number}": 1.0})
     assert len(metrics.names()) == MAX_NAMES
@@ -195,7 +195,7 @@ def test_a_flood_of_names_is_counted_to_a_bound() -> None:
 
 
 def test_long_names_are_cut_where_one_sees_it_and_not_mixed_up() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     one, other = "x" * 10_000 + "1", "x" * 10_000 + "\ud800"
     metrics.add(0, 0.0, 0, {one: 1.0, other: 2.0})
     assert [len(name) for name in metrics.names()] == [MAX_NAME, MAX_NAME]
@@ -209,7 +209,7 @@ def test_long_names_are_cut_where_one_sees_it_and_not_mixed_up() -> None:
 
 
 def test_each_report_is_news_of_its_metrics_only() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     metrics.add(0, 0.0, 0, {"loss": 1.0, "accuracy": 1.0})
     before, loss, accuracy = (metrics.version, *map(metrics.version_of, ("loss", "accuracy")))
     metrics.add(0, 0.0, 1, {"loss": 1.0})
@@ -220,7 +220,7 @@ def test_each_report_is_news_of_its_metrics_only() -> None:
 
 
 def test_what_comes_after_clearing_is_news_again() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     metrics.add(0, 1.0, 7, {"loss": 1.0})
     before, loss = metrics.version, metrics.version_of("loss")
     metrics.clear()
@@ -233,15 +233,15 @@ def test_what_comes_after_clearing_is_news_again() -> None:
 # ---- pace
 
 
-def paced(*reports: tuple[float, float], name: str = "loss") -> Metrics:
-    metrics = Metrics()
+def paced(*reports: tuple[float, float], name: str = "loss") -> Curves:
+    metrics = Curves()
     for at, step in reports:
         metrics.add(0, at, step, {name: 1.0})
     return metrics
 
 
 def test_a_rank_that_reported_nothing_has_no_pace() -> None:
-    assert Metrics().pace(0) is None
+    assert Curves().pace(0) is None
 
 
 def test_one_step_says_how_far_but_not_how_fast() -> None:
@@ -285,7 +285,7 @@ def test_a_clock_that_was_put_back_does_not_make_a_pace_negative() -> None:
 
 
 def test_epochs_reported_among_batches_do_not_disturb_their_pace() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     for batch in range(300):
         metrics.add(0, batch / 100, batch, {"loss": 1.0})
         if batch % 100 == 99:
@@ -301,7 +301,7 @@ def test_a_loop_that_ended_long_ago_is_not_the_pace() -> None:
 
 
 def test_a_report_without_values_still_tells_the_step() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     metrics.add(3, 1.0, 8, {})
     assert metrics.pace(3) == Pace(8, 0.0, 1.0)
     assert metrics.names() == []
@@ -311,7 +311,7 @@ def test_a_report_without_values_still_tells_the_step() -> None:
 
 
 def test_a_million_points_need_less_than_a_megabyte() -> None:
-    metrics = Metrics()
+    metrics = Curves()
     values = {f"metric {number}": 0.5 for number in range(10)}
     tracemalloc.start()
     try:
@@ -325,7 +325,7 @@ def test_a_million_points_need_less_than_a_megabyte() -> None:
 
 
 def test_others_may_read_while_one_thread_adds() -> None:
-    metrics = Metrics()
+    metrics = Curves()
 
     def add() -> None:
         for step in range(20_000):

@@ -159,10 +159,10 @@ def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.start()
-    (stage.executor.chronicle.folder.path / "events.jsonl").unlink()
-    for path in stage.executor.chronicle.folder.path.iterdir():
+    (stage.executor.time_line.folder.path / "events.jsonl").unlink()
+    for path in stage.executor.time_line.folder.path.iterdir():
         path.unlink()
-    stage.executor.chronicle.folder.path.rmdir()
+    stage.executor.time_line.folder.path.rmdir()
     with monkeypatch.context() as patch:
         fill_disk(patch)
         started = stage.executor.ask_start(TWO, RestartAsked(start=TWO.start_event()))

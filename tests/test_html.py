@@ -14,12 +14,21 @@ from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page, ranks
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Event
-from nbddp.record.whereabouts import Bar
-from nbddp.ui import html
+from nbddp.record.timeline import Happening
+from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import to_html
-from nbddp.ui.html import MAX_EVENTS, MAX_ROWS, alarm, card, note, rank_table, state_line, time_line
 from nbddp.ui.palette import rank_color
+from nbddp.ui.panel import html
+from nbddp.ui.panel.html import (
+    MAX_EVENTS,
+    MAX_ROWS,
+    alarm,
+    card,
+    note,
+    rank_table,
+    state_line,
+    time_line,
+)
 from nbddp.ui.words import say_bar, say_event
 
 ONE = RankSnapshot(rank=0, state="running")
@@ -29,7 +38,7 @@ def with_alarm(text: str) -> Snapshot:
     return Snapshot(state=GroupState.RUNNING, alarm=text)
 
 
-def line_of(*events: Event, seconds: float = 10.0) -> Page:
+def line_of(*events: Happening, seconds: float = 10.0) -> Page:
     return Page(
         time_line(
             Snapshot(state=GroupState.RUNNING, began=100.0, seconds=seconds, events=tuple(events))
@@ -37,8 +46,8 @@ def line_of(*events: Event, seconds: float = 10.0) -> Page:
     )
 
 
-def failure(at: float = 105.0, rank: int = 1) -> Event:
-    return Event(at, "failure", {"rank": rank, "what": "ValueError: no"})
+def failure(at: float = 105.0, rank: int = 1) -> Happening:
+    return Happening(at, "failure", {"rank": rank, "what": "ValueError: no"})
 
 
 def marks(page: Page) -> list[float]:
@@ -167,7 +176,7 @@ def test_columns_that_are_empty_all_the_way_down_are_left_out() -> None:
         ({"collective": "all_reduce #7 float [8]"}, "collective", ["all_reduce", "7"]),
         ({"step": 0.0}, "step", ["0"]),
         ({"step": 120.0, "steps_per_second": 5.0}, "step", ["120", "5.0/s"]),
-        ({"bars": (Bar("epoch", 1, 4, 2.0),)}, "progress", ["epoch", "1/4"]),
+        ({"bars": (LoopProgress("epoch", 1, 4, 2.0),)}, "progress", ["epoch", "1/4"]),
         ({"cpu": 98.0, "memory": 3 << 30}, "memory", ["98 %", "3.0 GiB"]),
         ({"gpu": 40.0, "gpu_memory": 2 << 30}, "GPU", ["40 %", "2.0 GiB"]),
         ({"gpu": 0.0}, "GPU", ["0 %"]),
@@ -222,18 +231,18 @@ def test_trouble_stands_out_and_a_cause_more_than_a_consequence() -> None:
 @pytest.mark.parametrize(
     ("bar", "width"),
     [
-        (Bar("", 0, 4, 1.0), "width:0.0%"),
-        (Bar("", 1, 4, 1.0), "width:25.0%"),
-        (Bar("", 9, 4, 1.0), "width:100.0%"),
+        (LoopProgress("", 0, 4, 1.0), "width:0.0%"),
+        (LoopProgress("", 1, 4, 1.0), "width:25.0%"),
+        (LoopProgress("", 9, 4, 1.0), "width:100.0%"),
     ],
 )
-def test_a_bar_is_filled_as_far_as_it_is(bar: Bar, width: str) -> None:
+def test_a_bar_is_filled_as_far_as_it_is(bar: LoopProgress, width: str) -> None:
     styles = Page(rank_table([replace(ONE, bars=(bar,))])).values("style")
     assert [style.partition(";")[0] for style in styles if "width" in style] == [width]
 
 
 def test_a_bar_without_a_total_is_a_count() -> None:
-    page = Page(rank_table([replace(ONE, bars=(Bar("batches", 20, 0, 4.0),))]))
+    page = Page(rank_table([replace(ONE, bars=(LoopProgress("batches", 20, 0, 4.0),))]))
     assert not any("width" in style for style in page.values("style"))
     assert column(page, "progress") == ["batches 20 · 5.0/s"]
 
@@ -278,7 +287,7 @@ def test_no_cause_is_left_out_while_there_is_room(causes: set[int], ill: set[int
 
 def test_nothing_that_has_words_is_no_time_line() -> None:
     assert time_line(Snapshot(state=GroupState.RUNNING)) == ""
-    ready = Event(101.0, "ready", {"attempt": 1})
+    ready = Happening(101.0, "ready", {"attempt": 1})
     assert time_line(Snapshot(state=GroupState.RUNNING, events=(ready,))) == ""
 
 
@@ -304,7 +313,7 @@ def test_the_newest_are_listed_and_all_are_on_the_line() -> None:
 
 
 @given(st.lists(EVENTS), st.floats(0, 2e9), st.floats(0, 1e7))
-def test_every_mark_is_on_the_line(events: list[Event], began: float, seconds: float) -> None:
+def test_every_mark_is_on_the_line(events: list[Happening], began: float, seconds: float) -> None:
     snapshot = Snapshot(
         state=GroupState.RUNNING, began=began, seconds=seconds, events=tuple(events)
     )
@@ -322,6 +331,6 @@ def test_later_events_are_never_before_earlier_ones() -> None:
 @pytest.mark.parametrize("kind", sorted(html._BAD_EVENTS | html._WARN_EVENTS))
 def test_a_kind_of_event_that_stands_out_has_a_mood(kind: str) -> None:
     facts = {"rank": 1, **dict.fromkeys(("what", "how", "reason", "text", "fault"), "x")}
-    page = line_of(Event(101.0, kind, facts))
+    page = line_of(Happening(101.0, kind, facts))
     mood = "nbddp-bad" if kind in html._BAD_EVENTS else "nbddp-warn"
     assert mood in page.values("class")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbddp.ui.lines import MAX_LINE, LineAssembler
+from nbddp.record.lines import MAX_LINE, LineAssembler
 
 TEXT = st.text(alphabet="abc \r\n", max_size=60)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbddp.ui.ansi import strip
-from nbddp.ui.loghtml import log_html, log_text
 from nbddp.ui.palette import rank_color
+from nbddp.ui.panel.loghtml import log_html, log_text
 from nbddp.ui.tails import Line
 
 BEGIN = '<div class="jp-RenderedText"><pre class="nbddp-log">'

@@ -14,11 +14,11 @@ from pages import BIG, SNAPSHOTS, TEXT, Page
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellResult
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Event
+from nbddp.record.timeline import Happening
 from nbddp.record.verdict import Ending, judge
 from nbddp.ui.ansi import strip
-from nbddp.ui.record import Record, charts_html, record_html, record_text
-from nbddp.ui.style import SHEET
+from nbddp.ui.panel.record import Record, charts_html, record_html, record_text
+from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
 from nbddp.wire.messages import CellEnded, Failure
 
@@ -187,7 +187,7 @@ def test_notes_are_said() -> None:
 def test_a_cell_that_failed_is_unfolded_with_the_first_cause_on_top() -> None:
     interrupted = badly("KeyboardInterrupt", "", collective="all_reduce #7", is_interrupted=True)
     result = result_of(interrupted, badly())
-    failure = Event(105.0, "failure", {"rank": 1, "what": "the event"})
+    failure = Happening(105.0, "failure", {"rank": 1, "what": "the event"})
     ranks = (RankSnapshot(rank=0, state="the state"),)
     snapshot = replace(SNAPSHOT, ranks=ranks, events=(failure,))
     page = Page(

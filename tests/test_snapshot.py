@@ -15,8 +15,8 @@ from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.folder import RunFolder
 from nbddp.record.snapshot import RankSnapshot, Snapshot, take
-from nbddp.record.timeline import Chronicle
-from nbddp.record.whereabouts import Bar, Lookout
+from nbddp.record.timeline import TimeLine
+from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, Pulse, Ready
 
 Look = Callable[..., Snapshot]
@@ -51,24 +51,24 @@ def cell() -> CellHandle:
 
 
 @pytest.fixture
-def lookout() -> Lookout:
-    lookout = Lookout(is_stopped=lambda _rank: False)
-    lookout.begin_cell([0, 1], now=time.monotonic())
-    return lookout
+def whereabouts() -> Whereabouts:
+    whereabouts = Whereabouts(is_stopped=lambda _rank: False)
+    whereabouts.begin_cell([0, 1], now=time.monotonic())
+    return whereabouts
 
 
 @pytest.fixture
-def chronicle() -> Chronicle:
-    return Chronicle(lambda _text: None)
+def time_line() -> TimeLine:
+    return TimeLine(lambda _text: None)
 
 
 @pytest.fixture
-def look(lookout: Lookout, chronicle: Chronicle) -> Look:
+def look(whereabouts: Whereabouts, time_line: TimeLine) -> Look:
     """Takes a snapshot of a group, with or without a cell."""
 
     def take_one(life: Life, cell: CellHandle | None = None, **more: Any) -> Snapshot:
         more.setdefault("ready", {})
-        return take(life, cell=cell, lookout=lookout, chronicle=chronicle, **more)
+        return take(life, cell=cell, whereabouts=whereabouts, time_line=time_line, **more)
 
     return take_one
 
@@ -110,28 +110,28 @@ def test_a_rank_in_a_cell_is_running_and_well(look: Look, cell: CellHandle) -> N
 
 
 def test_a_rank_that_waits_in_a_collective_is_waiting(
-    look: Look, cell: CellHandle, lookout: Lookout
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
 ) -> None:
-    lookout.note(1, replace(PULSE, collective=PULSE.last, seconds=2.0), time.monotonic())
+    whereabouts.note(1, replace(PULSE, collective=PULSE.last, seconds=2.0), time.monotonic())
     snapshot = look(RUNNING, cell)
     assert state_of(snapshot, 1) == ("waiting", True)
     assert state_of(snapshot, 0) == ("running", True)
 
 
 def test_a_rank_that_waited_in_an_earlier_cell_is_not_waiting(
-    look: Look, cell: CellHandle, lookout: Lookout
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
 ) -> None:
-    lookout.note(1, replace(PULSE, cell=6, collective=PULSE.last), time.monotonic())
+    whereabouts.note(1, replace(PULSE, cell=6, collective=PULSE.last), time.monotonic())
     each = rank_of(look(RUNNING, cell), 1)
     assert (each.state, each.line, each.code) == ("running", 0, "")
 
 
 def test_a_collective_of_an_earlier_cell_is_not_shown_and_one_of_this_cell_stays(
-    look: Look, cell: CellHandle, lookout: Lookout
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
 ) -> None:
-    lookout.note(1, replace(PULSE, cell=0, last_cell=6), time.monotonic())
+    whereabouts.note(1, replace(PULSE, cell=0, last_cell=6), time.monotonic())
     assert rank_of(look(RUNNING, cell), 1).collective == ""
-    lookout.note(1, replace(PULSE, cell=0, last_cell=7), time.monotonic())
+    whereabouts.note(1, replace(PULSE, cell=0, last_cell=7), time.monotonic())
     assert rank_of(look(RUNNING, cell), 1).collective == PULSE.last
 
 
@@ -238,9 +238,9 @@ def test_when_the_group_is_off_the_ranks_are_those_of_the_cell(
 
 
 def test_a_rank_is_shown_as_its_last_sign_of_life_said(
-    look: Look, cell: CellHandle, lookout: Lookout
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
 ) -> None:
-    lookout.note(1, PULSE, time.monotonic())
+    whereabouts.note(1, PULSE, time.monotonic())
     ready = {1: Ready(pid=4711, device="cuda:1", backend="nccl", host="here")}
     each = rank_of(look(RUNNING, cell, ready=ready), 1)
     assert (each.line, each.code) == (3, "loss.backward()")
@@ -251,36 +251,36 @@ def test_a_rank_is_shown_as_its_last_sign_of_life_said(
 
 
 def test_a_rank_that_moves_on_has_been_nowhere_for_long(
-    look: Look, cell: CellHandle, lookout: Lookout
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
 ) -> None:
-    lookout.note(1, PULSE, time.monotonic() - 5.0)
+    whereabouts.note(1, PULSE, time.monotonic() - 5.0)
     assert rank_of(look(RUNNING, cell), 1).seconds == 0.0
 
 
 def test_the_time_at_a_place_goes_on_between_two_signs(
-    look: Look, cell: CellHandle, lookout: Lookout
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
 ) -> None:
-    lookout.note(1, replace(PULSE, seconds=2.0), time.monotonic() - 5.0)
+    whereabouts.note(1, replace(PULSE, seconds=2.0), time.monotonic() - 5.0)
     assert 7.0 <= rank_of(look(RUNNING, cell), 1).seconds < 12.0
 
 
-def test_a_rank_between_two_cells_is_on_no_line(look: Look, lookout: Lookout) -> None:
-    lookout.note(0, replace(PULSE, cell=0), time.monotonic())
+def test_a_rank_between_two_cells_is_on_no_line(look: Look, whereabouts: Whereabouts) -> None:
+    whereabouts.note(0, replace(PULSE, cell=0), time.monotonic())
     each = rank_of(look(IDLE), 0)
     assert (each.state, each.line, each.code, each.seconds) == ("ready", 0, "", 0.0)
     assert each.memory == 5 << 20
 
 
 def test_steps_and_bars_are_those_that_the_rank_reported(
-    look: Look, cell: CellHandle, lookout: Lookout
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
 ) -> None:
     rows = [[100.0 + second, 10 * second, {"loss": 1.0}] for second in range(5)]
-    lookout.note(0, Metrics(rows=rows, missed=3), time.monotonic())
-    lookout.note(0, Progress(bars=[["epoch", 1, 2, 4.0]]), time.monotonic())
+    whereabouts.note(0, Metrics(rows=rows, missed=3), time.monotonic())
+    whereabouts.note(0, Progress(bars=[["epoch", 1, 2, 4.0]]), time.monotonic())
     snapshot = look(RUNNING, cell)
     first, second = snapshot.ranks
     assert (first.step, first.steps_per_second) == (40.0, 10.0)
-    assert first.bars == (Bar("epoch", 1, 2, 4.0),)
+    assert first.bars == (LoopProgress("epoch", 1, 2, 4.0),)
     assert (second.step, second.steps_per_second, second.bars) == (None, 0.0, ())
     assert snapshot.missed == 3
 
@@ -299,27 +299,27 @@ def test_backends_and_devices_are_those_of_the_ranks_in_order(look: Look) -> Non
     assert look(RUNNING).backend == ""
 
 
-def test_refused_messages_and_the_alarm_are_passed_on(look: Look, lookout: Lookout) -> None:
-    lookout._watchdog.alarm = "no progress"
+def test_refused_messages_and_the_alarm_are_passed_on(look: Look, whereabouts: Whereabouts) -> None:
+    whereabouts._hang_watch.alarm = "no progress"
     snapshot = look(RUNNING, refused=3)
     assert (snapshot.refused, snapshot.alarm) == (3, "no progress")
 
 
-def test_the_run_is_named_for_its_folder(look: Look, chronicle: Chronicle) -> None:
-    chronicle.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
+def test_the_run_is_named_for_its_folder(look: Look, time_line: TimeLine) -> None:
+    time_line.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
     snapshot = look(RUNNING)
     assert (snapshot.folder, snapshot.run) == ("/a/b/2025-first", "2025-first")
-    chronicle.folder = None
+    time_line.folder = None
     assert (look(RUNNING).folder, look(RUNNING).run) == ("", "")
 
 
 def test_only_what_happened_since_the_cell_began_is_told(
-    look: Look, chronicle: Chronicle, cell: CellHandle
+    look: Look, time_line: TimeLine, cell: CellHandle
 ) -> None:
-    chronicle.record("exit", rank=0)
+    time_line.record("exit", rank=0)
     time.sleep(0.002)
     cell = CellHandle(8, CellRequest(source="x"), (0, 1), lambda _: None, attempt=2)
-    chronicle.record("failure", rank=1)
+    time_line.record("failure", rank=1)
     snapshot = look(RUNNING, cell)
     assert [event.kind for event in snapshot.events] == ["failure"]
     assert snapshot.began == cell.began_at
@@ -335,13 +335,13 @@ def test_a_cell_has_its_time_to_its_end_and_no_further(look: Look, cell: CellHan
 
 
 def test_without_a_cell_what_happened_is_told_from_the_start_of_this_attempt(
-    look: Look, chronicle: Chronicle
+    look: Look, time_line: TimeLine
 ) -> None:
-    chronicle.record("start", attempt=1)
-    chronicle.record("exit", rank=0)
+    time_line.record("start", attempt=1)
+    time_line.record("exit", rank=0)
     time.sleep(0.002)
-    chronicle.record("start", attempt=2)
-    chronicle.record("exit", rank=1)
+    time_line.record("start", attempt=2)
+    time_line.record("exit", rank=1)
     snapshot = look(IDLE)
     assert [event.kind for event in snapshot.events] == ["start", "exit"]
     assert snapshot.began == snapshot.events[0].at
@@ -356,12 +356,12 @@ def test_without_a_cell_and_a_start_it_all_begins_now(look: Look) -> None:
 
 
 def test_what_a_cell_on_ranks_that_are_gone_reported_is_not_shown_of_those_of_now(
-    look: Look, cell: CellHandle, lookout: Lookout, chronicle: Chronicle
+    look: Look, cell: CellHandle, whereabouts: Whereabouts, time_line: TimeLine
 ) -> None:
     rows = [[100.0 + second, 10 * second, {"loss": 1.0}] for second in range(5)]
-    lookout.note(0, Metrics(rows=rows, missed=3), time.monotonic())
-    lookout.note(0, Progress(bars=[["epoch", 1, 2, 4.0]]), time.monotonic())
-    chronicle.record("start", attempt=3)
+    whereabouts.note(0, Metrics(rows=rows, missed=3), time.monotonic())
+    whereabouts.note(0, Progress(bars=[["epoch", 1, 2, 4.0]]), time.monotonic())
+    time_line.record("start", attempt=3)
     snapshot = look(replace(IDLE, attempt=3), cell, is_for_cell=False)
     first = snapshot.ranks[0]
     assert (first.step, first.bars, snapshot.missed) == (None, (), 0)

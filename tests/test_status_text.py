@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from pages import BIG, SNAPSHOTS
 
+from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Event
-from nbddp.record.whereabouts import Bar
-from nbddp.ui.status import NOTHING, SHOWN_EVENTS, status
+from nbddp.record.timeline import Happening
+from nbddp.record.whereabouts import LoopProgress
+from nbddp.ui.text.status import SHOWN_EVENTS, status
 from nbddp.ui.words import say_bar, say_cpu, say_event
 
 ONE = RankSnapshot(rank=0, state="ready")
@@ -37,13 +38,13 @@ def with_ranks(**change: Any) -> Snapshot:
     return replace(TWO, ranks=(ONE, replace(ONE, rank=1, **change)))
 
 
-def failure(number: int) -> Event:
-    return Event(100.0 + number, "failure", {"rank": 1, "what": f"error {number}"})
+def failure(number: int) -> Happening:
+    return Happening(100.0 + number, "failure", {"rank": 1, "what": f"error {number}"})
 
 
 def test_without_a_group_the_way_to_one_is_said() -> None:
-    assert status(Snapshot(state=GroupState.OFF)) == NOTHING
-    assert NOTHING == "no worker group; `%ddp start` or a `%%ddp` cell starts one"
+    assert status(Snapshot(state=GroupState.OFF)) == NO_GROUP
+    assert NO_GROUP == "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
 
 
 def test_a_group_is_a_line_and_its_ranks_are_a_table() -> None:
@@ -100,8 +101,8 @@ def test_of_a_rank_that_is_gone_only_how_it_went_is_said() -> None:
 
 def test_bars_events_an_alarm_logs_and_refusals_follow() -> None:
     snapshot = replace(
-        with_ranks(bars=(Bar("epoch", 1, 4, 2.0),)),
-        events=(failure(1), Event(102.0, "ready", {}), failure(3)),
+        with_ranks(bars=(LoopProgress("epoch", 1, 4, 2.0),)),
+        events=(failure(1), Happening(102.0, "ready", {}), failure(3)),
         alarm="no progress for 10 s:\n  ranks 0-1 waiting",
         folder="/elsewhere/2025-first",
         refused=3,
@@ -133,7 +134,7 @@ def test_only_the_newest_events_are_told() -> None:
 def test_any_group_can_be_said(snapshot: Snapshot) -> None:
     text = status(snapshot)
     if not snapshot.state.is_live:
-        assert text == NOTHING
+        assert text == NO_GROUP
         return
     for each in snapshot.ranks:
         assert each.state.rstrip() in text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbddp.ui.lines import MAX_KEPT_LINE, LineAssembler
+from nbddp.record.lines import MAX_KEPT_LINE, LineAssembler
 from nbddp.ui.tails import Line, Tails
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab \r\n", max_size=12)))

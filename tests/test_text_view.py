@@ -16,8 +16,9 @@ from nbddp.record import logs
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.logs import Logged
 from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
-from nbddp.ui import text as room
-from nbddp.ui.text import StreamScreen, TextView
+from nbddp.ui.screen import StreamScreen
+from nbddp.ui.text import view as room
+from nbddp.ui.text.view import TextView
 from nbddp.wire.messages import CellEnded, Display
 
 FIGURE = {"image/png": "iVBORw0=", "text/plain": "<Figure>"}

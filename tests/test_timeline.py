@@ -1,4 +1,4 @@
-"""The chronicle: what happened since a moment, and the whole of it in the run's folder."""
+"""The time_line: what happened since a moment, and the whole of it in the run's folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nbddp.record.folder import RunFolder
-from nbddp.record.timeline import MAX_EVENTS, MAX_FACT, MAX_KINDS, Chronicle, Event
+from nbddp.record.timeline import MAX_EVENTS, MAX_FACT, MAX_KINDS, Happening, TimeLine
 
 
 @pytest.fixture
@@ -21,17 +21,17 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def chronicle(said: list[str]) -> Iterator[Chronicle]:
-    chronicle = Chronicle(said.append)
-    yield chronicle
-    chronicle.close()
+def time_line(said: list[str]) -> Iterator[TimeLine]:
+    time_line = TimeLine(said.append)
+    yield time_line
+    time_line.close()
 
 
-def opened(chronicle: Chronicle, base: Path) -> RunFolder:
-    return chronicle.open(base, "first", {"nproc": 2})
+def opened(time_line: TimeLine, base: Path) -> RunFolder:
+    return time_line.open(base, "first", {"nproc": 2})
 
 
-def kinds(events: tuple[Event, ...]) -> list[str]:
+def kinds(events: tuple[Happening, ...]) -> list[str]:
     return [event.kind for event in events]
 
 
@@ -39,95 +39,95 @@ def on_disk(folder: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
 
 
-def test_what_happened_is_kept_in_order_with_its_time_and_facts(chronicle: Chronicle) -> None:
+def test_what_happened_is_kept_in_order_with_its_time_and_facts(time_line: TimeLine) -> None:
     before = time.time()
-    chronicle.record("start", attempt=1)
-    chronicle.record("exit", rank=1, how="was killed by SIGKILL")
-    first, second = chronicle.since(0.0)
+    time_line.record("start", attempt=1)
+    time_line.record("exit", rank=1, how="was killed by SIGKILL")
+    first, second = time_line.since(0.0)
     assert (first.kind, first.facts) == ("start", {"attempt": 1})
     assert (second.kind, second.facts) == ("exit", {"rank": 1, "how": "was killed by SIGKILL"})
     assert before <= first.at <= second.at <= time.time()
 
 
-def test_a_fact_may_have_any_name(chronicle: Chronicle, tmp_path: Path) -> None:
-    folder = opened(chronicle, tmp_path)
-    chronicle.record("checkpoint", kind="full", self="x", at=3)
-    [event] = chronicle.since(0.0)
+def test_a_fact_may_have_any_name(time_line: TimeLine, tmp_path: Path) -> None:
+    folder = opened(time_line, tmp_path)
+    time_line.record("checkpoint", kind="full", self="x", at=3)
+    [event] = time_line.since(0.0)
     assert event.kind == "checkpoint"
     assert event.facts == {"kind": "full", "self": "x", "at": 3}
     assert on_disk(folder)[-1]["self"] == "x"
 
 
 def test_only_what_happened_from_a_moment_on_is_told(
-    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+    time_line: TimeLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for at in (1.0, 2.0, 3.0):
         monkeypatch.setattr(time, "time", lambda at=at: at)
-        chronicle.record(f"at {at:g}")
-    assert kinds(chronicle.since(0.0)) == ["at 1", "at 2", "at 3"]
-    assert kinds(chronicle.since(2.0)) == ["at 2", "at 3"]
-    assert kinds(chronicle.since(3.5)) == []
+        time_line.record(f"at {at:g}")
+    assert kinds(time_line.since(0.0)) == ["at 1", "at 2", "at 3"]
+    assert kinds(time_line.since(2.0)) == ["at 2", "at 3"]
+    assert kinds(time_line.since(3.5)) == []
 
 
 def test_what_happened_in_an_attempt_is_told_from_its_start_on(
-    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+    time_line: TimeLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for at, attempt in ((1.0, 1), (2.0, 2)):
         monkeypatch.setattr(time, "time", lambda at=at: at)
-        chronicle.record("start", attempt=attempt)
-        chronicle.record("ready", attempt=attempt)
-    assert [event.facts["attempt"] for event in chronicle.of_attempt(2)] == [2, 2]
-    assert kinds(chronicle.of_attempt(1)) == ["start", "ready", "start", "ready"]
-    assert chronicle.of_attempt(3) == ()
+        time_line.record("start", attempt=attempt)
+        time_line.record("ready", attempt=attempt)
+    assert [event.facts["attempt"] for event in time_line.of_attempt(2)] == [2, 2]
+    assert kinds(time_line.of_attempt(1)) == ["start", "ready", "start", "ready"]
+    assert time_line.of_attempt(3) == ()
 
 
 def test_the_newest_events_are_kept_and_the_file_has_all(
-    chronicle: Chronicle, tmp_path: Path
+    time_line: TimeLine, tmp_path: Path
 ) -> None:
-    folder = opened(chronicle, tmp_path)
+    folder = opened(time_line, tmp_path)
     for number in range(MAX_EVENTS + 5):
-        chronicle.record("failure", number=number)
-    kept = chronicle.since(0.0)
+        time_line.record("failure", number=number)
+    kept = time_line.since(0.0)
     assert [event.facts["number"] for event in kept] == list(range(5, MAX_EVENTS + 5))
     assert [each["number"] for each in on_disk(folder)] == list(range(MAX_EVENTS + 5))
 
 
-def test_many_events_of_one_kind_do_not_push_out_the_others(chronicle: Chronicle) -> None:
-    chronicle.record("start", attempt=1)
-    chronicle.record("cell", number=1)
+def test_many_events_of_one_kind_do_not_push_out_the_others(time_line: TimeLine) -> None:
+    time_line.record("start", attempt=1)
+    time_line.record("cell", number=1)
     for number in range(MAX_EVENTS + 50):
-        chronicle.note(0, "checkpoint", {"step": number})
-    chronicle.record("cell ended", number=1)
-    kept = chronicle.of_attempt(1)
+        time_line.note(0, "checkpoint", {"step": number})
+    time_line.record("cell ended", number=1)
+    kept = time_line.of_attempt(1)
     assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_EVENTS, "cell ended"]
     assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_EVENTS + 50))
 
 
 def test_events_of_the_same_moment_keep_their_order(
-    chronicle: Chronicle, monkeypatch: pytest.MonkeyPatch
+    time_line: TimeLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 1.0)
     told = ["start", "b", "a", "cell", "a", "b", "exit"]
     for kind in told:
-        chronicle.record(kind)
-    assert kinds(chronicle.since(0.0)) == told
+        time_line.record(kind)
+    assert kinds(time_line.since(0.0)) == told
 
 
-def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(chronicle: Chronicle) -> None:
+def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(time_line: TimeLine) -> None:
     for number in range(5000):
-        chronicle.note(0, f"kind {number}", {})
-    chronicle.record("start", attempt=1)
-    kept = chronicle.since(0.0)
+        time_line.note(0, f"kind {number}", {})
+    time_line.record("start", attempt=1)
+    kept = time_line.since(0.0)
     assert len(kept) <= MAX_KINDS + MAX_EVENTS + 1
     assert kinds(kept)[-2:] == ["kind 4999", "start"]
 
 
 def test_a_huge_fact_is_whole_in_the_file_and_short_here(
-    chronicle: Chronicle, tmp_path: Path
+    time_line: TimeLine, tmp_path: Path
 ) -> None:
-    folder = opened(chronicle, tmp_path)
-    chronicle.note(0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]})
-    [event] = chronicle.since(0.0)
+    folder = opened(time_line, tmp_path)
+    time_line.note(0, "mine", {"text": "x" * 100_000, "list": [1] * 100_000, "fine": [1, 2]})
+    [event] = time_line.since(0.0)
     assert event.facts["text"] == "x" * MAX_FACT + " …"
     assert len(event.facts["list"]) == MAX_FACT + 2
     assert event.facts["fine"] == [1, 2]
@@ -135,72 +135,72 @@ def test_a_huge_fact_is_whole_in_the_file_and_short_here(
 
 
 def test_what_happened_before_there_was_a_folder_is_told_and_is_not_in_the_file(
-    chronicle: Chronicle, tmp_path: Path
+    time_line: TimeLine, tmp_path: Path
 ) -> None:
-    chronicle.record("start")
-    folder = opened(chronicle, tmp_path)
-    chronicle.record("ready")
-    assert kinds(chronicle.since(0.0)) == ["start", "ready"]
+    time_line.record("start")
+    folder = opened(time_line, tmp_path)
+    time_line.record("ready")
+    assert kinds(time_line.since(0.0)) == ["start", "ready"]
     assert [each["kind"] for each in on_disk(folder)] == ["ready"]
 
 
 def test_a_run_is_opened_once_with_the_facts_of_its_start(
-    chronicle: Chronicle, tmp_path: Path, said: list[str]
+    time_line: TimeLine, tmp_path: Path, said: list[str]
 ) -> None:
-    folder = opened(chronicle, tmp_path)
-    assert opened(chronicle, tmp_path) is folder is chronicle.folder
+    folder = opened(time_line, tmp_path)
+    assert opened(time_line, tmp_path) is folder is time_line.folder
     assert folder.path.is_relative_to(tmp_path)
     assert folder.path.name.endswith("-first")
     assert json.loads((folder.path / "run.json").read_text())["nproc"] == 2
     assert said == []
 
 
-def test_a_run_that_is_over_is_followed_by_another(chronicle: Chronicle, tmp_path: Path) -> None:
-    first = opened(chronicle, tmp_path)
-    chronicle.close()
-    assert chronicle.folder is None
-    chronicle.close()
-    assert opened(chronicle, tmp_path).path != first.path
+def test_a_run_that_is_over_is_followed_by_another(time_line: TimeLine, tmp_path: Path) -> None:
+    first = opened(time_line, tmp_path)
+    time_line.close()
+    assert time_line.folder is None
+    time_line.close()
+    assert opened(time_line, tmp_path).path != first.path
 
 
-def test_a_folder_that_somebody_deleted_is_replaced(chronicle: Chronicle, tmp_path: Path) -> None:
-    first = opened(chronicle, tmp_path)
+def test_a_folder_that_somebody_deleted_is_replaced(time_line: TimeLine, tmp_path: Path) -> None:
+    first = opened(time_line, tmp_path)
     shutil.rmtree(first.path)
-    second = opened(chronicle, tmp_path)
+    second = opened(time_line, tmp_path)
     assert second is not first
-    chronicle.record("start")
+    time_line.record("start")
     assert [each["kind"] for each in on_disk(second)] == ["start"]
 
 
 def test_what_cannot_be_written_is_told_once_and_kept_all_the_same(
-    chronicle: Chronicle, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    time_line: TimeLine, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = opened(chronicle, tmp_path)
+    folder = opened(time_line, tmp_path)
     answers = iter(["the record is not complete", ""])
     monkeypatch.setattr(folder, "event", lambda _kind, **_: next(answers))
-    chronicle.record("exit")
-    chronicle.record("stopped")
+    time_line.record("exit")
+    time_line.record("stopped")
     assert said == ["the record is not complete"]
-    assert kinds(chronicle.since(0.0)) == ["exit", "stopped"]
+    assert kinds(time_line.since(0.0)) == ["exit", "stopped"]
 
 
 def test_a_run_that_goes_elsewhere_is_told(
-    chronicle: Chronicle, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    time_line: TimeLine, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
     base = tmp_path / "a file"
     base.touch()
-    folder = opened(chronicle, base)
+    folder = opened(time_line, base)
     assert said == [f"{base} cannot be written (Not a directory); the logs are in {folder.path}"]
 
 
 def test_last_words_are_those_of_the_ranks_that_are_asked_for(
-    chronicle: Chronicle, tmp_path: Path
+    time_line: TimeLine, tmp_path: Path
 ) -> None:
-    assert chronicle.last_words([0]) == ""
-    folder = opened(chronicle, tmp_path)
+    assert time_line.last_words([0]) == ""
+    folder = opened(time_line, tmp_path)
     for rank in range(3):
         folder.log(rank).write_text(f"words of {rank}")
-    assert chronicle.last_words([2, 0]) == "words of 2\nwords of 0"
+    assert time_line.last_words([2, 0]) == "words of 2\nwords of 0"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.ui.widgets import PanelWidgets
+from nbddp.ui.panel.widgets import PanelWidgets
 
 
 def test_a_panel_is_on_the_page_when_its_deepest_parts_are() -> None:

@@ -16,8 +16,8 @@ import nbddp
 from nbddp.lifecycle.comeback import Comeback, Setback
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Event
-from nbddp.record.whereabouts import Bar
+from nbddp.record.timeline import Happening
+from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui import words
 from nbddp.ui.words import (
     say_bar,
@@ -130,7 +130,7 @@ def test_every_kind_of_event_has_words_or_is_left_unsaid_on_purpose() -> None:
 
 @pytest.mark.parametrize("kind", sorted(RECORDED))
 def test_every_event_can_be_said_with_the_facts_that_it_is_recorded_with(kind: str) -> None:
-    text = say_event(Event(1.0, kind, {name: SAMPLES[name] for name in RECORDED[kind]}))
+    text = say_event(Happening(1.0, kind, {name: SAMPLES[name] for name in RECORDED[kind]}))
     assert bool(text) == (kind in words._SAID)
     assert "\n" not in text
 
@@ -162,12 +162,12 @@ def test_every_event_can_be_said_with_the_facts_that_it_is_recorded_with(kind: s
 )
 def test_an_event_in_words(kind: str, facts: dict[str, Any], said: str) -> None:
     before = dict(facts)
-    assert say_event(Event(1.0, kind, facts)) == said
+    assert say_event(Happening(1.0, kind, facts)) == said
     assert facts == before
 
 
 @given(EVENTS)
-def test_any_event_can_be_said(event: Event) -> None:
+def test_any_event_can_be_said(event: Happening) -> None:
     assert bool(say_event(event)) == (event.kind != "ready")
 
 
@@ -242,19 +242,19 @@ def test_a_step_in_words(step: float | None, rate: float, said: str) -> None:
 @pytest.mark.parametrize(
     ("bar", "long", "short"),
     [
-        (Bar("a", 20, 80, 4.0), "a 20/80 · 5.0/s · 12.0 s left", "a 20/80 · 12.0 s left"),
-        (Bar("", 20, 0, 4.0), "20 · 5.0/s", "20 · 5.0/s"),
-        (Bar("", 80, 80, 4.0), "80/80 · 20.0/s", "80/80 · 20.0/s"),
-        (Bar("x", 0, 80, 0.0), "x 0/80", "x 0/80"),
-        (Bar("", 0, 0, 0.0), "0", "0"),
+        (LoopProgress("a", 20, 80, 4.0), "a 20/80 · 5.0/s · 12.0 s left", "a 20/80 · 12.0 s left"),
+        (LoopProgress("", 20, 0, 4.0), "20 · 5.0/s", "20 · 5.0/s"),
+        (LoopProgress("", 80, 80, 4.0), "80/80 · 20.0/s", "80/80 · 20.0/s"),
+        (LoopProgress("x", 0, 80, 0.0), "x 0/80", "x 0/80"),
+        (LoopProgress("", 0, 0, 0.0), "0", "0"),
     ],
 )
-def test_a_bar_in_words(bar: Bar, long: str, short: str) -> None:
+def test_a_bar_in_words(bar: LoopProgress, long: str, short: str) -> None:
     assert (say_bar(bar), say_bar(bar, is_short=True)) == (long, short)
 
 
 @given(BARS, st.booleans())
-def test_any_bar_can_be_said(bar: Bar, is_short: bool) -> None:
+def test_any_bar_can_be_said(bar: LoopProgress, is_short: bool) -> None:
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
     assert say_bar(bar, is_short=is_short).startswith(f"{bar.label} {count}".strip())
 
@@ -317,7 +317,7 @@ def test_a_path_is_whole_where_the_notebooks_folder_is_gone(
 def test_what_ranks_tell_of_has_words_whatever_its_facts(
     kind: str, facts: dict[str, Any], said: str
 ) -> None:
-    assert say_event(Event(1.0, kind, facts | {"rank": 1})) == said
+    assert say_event(Happening(1.0, kind, facts | {"rank": 1})) == said
 
 
 def test_a_recovery_is_told_with_what_it_cost() -> None:
@@ -325,9 +325,9 @@ def test_a_recovery_is_told_with_what_it_cost() -> None:
     words = "noticed after 0.2 s, restarted in 0.1 s, 2 cells replayed in 0.3 s"
     facts = {"step": 31, "lost": 4, "seconds": 0.9} | comeback
     said = "resumed at step 31, 0.9 s after the failure"
-    assert say_event(Event(1.0, "resumed", facts)) == f"{said}, 4 steps lost ({words})"
-    assert say_event(Event(1.0, "resumed", facts | {"lost": None})) == f"{said} ({words})"
-    assert say_event(Event(1.0, "recovery", comeback | {"attempt": 2})) == f"recovery: {words}"
+    assert say_event(Happening(1.0, "resumed", facts)) == f"{said}, 4 steps lost ({words})"
+    assert say_event(Happening(1.0, "resumed", facts | {"lost": None})) == f"{said} ({words})"
+    assert say_event(Happening(1.0, "recovery", comeback | {"attempt": 2})) == f"recovery: {words}"
 
 
 def test_one_message_is_one_message() -> None:

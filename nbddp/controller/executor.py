@@ -10,21 +10,22 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.acts import complaint, for_all, not_begun, plain, unable
 from nbddp.controller.launcher import Launcher, RankHandle
-from nbddp.controller.means import NO_GROUP, Means
+from nbddp.controller.means import Means
 from nbddp.controller.memory import MemoryWatch
-from nbddp.controller.promises import Waiting
+from nbddp.controller.promises import Promises
 from nbddp.controller.ranks import Ranks, Told
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.comeback import Comeback
+from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.audience import Audience
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.record.notices import Displayed
 from nbddp.record.pushes import Pushed
-from nbddp.record.timeline import Chronicle
-from nbddp.record.whereabouts import LOOK_PERIOD, Lookout
+from nbddp.record.timeline import TimeLine
+from nbddp.record.whereabouts import LOOK_PERIOD, Whereabouts
 from nbddp.wire.messages import (
     Answer,
     CellEnded,
@@ -67,8 +68,8 @@ class Executor:
         self.comeback: Comeback | None = None
         self._struck: set[str] = set()
         self._audience = Audience(lambda: self.cell)
-        self.chronicle = Chronicle(self._audience.say)
-        self.lookout = Lookout(
+        self.time_line = TimeLine(self._audience.say)
+        self.whereabouts = Whereabouts(
             lambda rank: self._ranks is not None and self._ranks.is_stopped(rank)
         )
         self._launcher = launcher
@@ -76,7 +77,7 @@ class Executor:
         self._numbers = itertools.count(1)
         self._ranks: Ranks | None = None
         self._start_error: StartError | None = None
-        self._waiting = Waiting()
+        self._waiting = Promises()
         self._memory = MemoryWatch()
 
     def process_ids(self) -> dict[int, int]:
@@ -122,7 +123,7 @@ class Executor:
     def ask_kill(self, rank: int) -> Future[None]:
         """Kill a rank; the future tells when it is gone."""
         self._ask(ev.KillAsked(rank=rank))
-        self.chronicle.record("kill asked", rank=rank)
+        self.time_line.record("kill asked", rank=rank)
         return self._waiting.for_kill(rank)
 
     def ask_stop(self) -> Future[None]:
@@ -138,7 +139,7 @@ class Executor:
         """The user ends the running cell with its ranks: that is then no failure of theirs."""
         if self.cell is not None and self.life.state.is_busy:
             self.cell.end_by(how)
-            self.chronicle.record(f"{how} asked")
+            self.time_line.record(f"{how} asked")
 
     def begun(self) -> Future[None] | None:
         """The start or stop that is under way, if one is."""
@@ -161,8 +162,8 @@ class Executor:
         except RequestError:
             self.cell = before
             raise
-        self.chronicle.record("cell", number=handle.number, ranks=ranks, source=request.source)
-        self.lookout.begin_cell(ranks, time.monotonic())
+        self.time_line.record("cell", number=handle.number, ranks=ranks, source=request.source)
+        self.whereabouts.begin_cell(ranks, time.monotonic())
         self._with.actor.later(LOOK_PERIOD, self._look, handle)
         self._audience.catch_up(handle)
         return handle
@@ -185,10 +186,10 @@ class Executor:
         if cell is None or cell.number != handle.number:
             return
         self._with.actor.later(LOOK_PERIOD, self._look, handle)
-        text = self.lookout.look(cell.number, cell.waiting, handle.ranks, time.monotonic())
+        text = self.whereabouts.look(cell.number, cell.waiting, handle.ranks, time.monotonic())
         if text and self.life.state is GroupState.RUNNING:
             self._audience.say(text)
-            self.chronicle.record("no progress", text=text)
+            self.time_line.record("no progress", text=text)
 
     # ---- news
 
@@ -211,10 +212,10 @@ class Executor:
                 unable = ev.RankUnable(attempt=attempt, rank=rank, reason=reason, details=traceback)
                 self.step(unable)
             case Pulse() | Metrics() | Progress() as sighting:
-                self.lookout.note(rank, sighting, time.monotonic())
+                self.whereabouts.note(rank, sighting, time.monotonic())
                 self._note_comeback()
             case Happened(kind=kind, facts=facts):
-                self.chronicle.note(rank, kind, facts)
+                self.time_line.note(rank, kind, facts)
                 if kind == "fault":
                     self._struck.add(str(facts.get("fault")))
             case Noticed(cell=cell):
@@ -224,10 +225,10 @@ class Executor:
 
     def _note_comeback(self) -> None:
         """Say what a failure cost as soon as the first step after it is reported."""
-        comeback, step = self.comeback, self.lookout.first_step
+        comeback, step = self.comeback, self.whereabouts.first_step
         if comeback is not None and step is not None:
             self.comeback = None
-            self.chronicle.record("resumed", **comeback.resumed(step, time.time()))
+            self.time_line.record("resumed", **comeback.resumed(step, time.time()))
 
     def _read_report(self, rank: int, attempt: int, report: CellEnded) -> None:
         try:
@@ -235,7 +236,7 @@ class Executor:
                 self.cell.note_report(rank, report)
                 trouble = self.cell.trouble(rank)
                 if trouble is not None and not trouble.is_consequence:
-                    self.chronicle.record("failure", rank=rank, what=trouble.headline())
+                    self.time_line.record("failure", rank=rank, what=trouble.headline())
         finally:
             self.step(ev.RankEnded.of(report, attempt=attempt, rank=rank))
 
@@ -251,7 +252,7 @@ class Executor:
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
             if handle.exitcode != 0:
                 how = describe_exit(handle.exitcode)
-                self.chronicle.record("exit", rank=rank, attempt=attempt, how=how)
+                self.time_line.record("exit", rank=rank, attempt=attempt, how=how)
                 self._launcher.sweep(handle)
         finally:
             self._note_gone(attempt, rank, handle.exitcode)
@@ -272,7 +273,7 @@ class Executor:
             if self._ranks is not None and self._ranks.has_process(rank):
                 self._audience.feed(self._ranks.last_output(rank))
                 words, is_ours = self._ranks.last_words(rank), self._ranks.was_killed(rank)
-                hint = "" if is_ours else self._memory.hint_at(exitcode, self.lookout.memory())
+                hint = "" if is_ours else self._memory.hint_at(exitcode, self.whereabouts.memory())
         finally:
             if self.cell is not None:
                 self.cell.note_exit(rank, exitcode, last_words=words, hint=hint)
@@ -291,7 +292,7 @@ class Executor:
         before = self.life.state
         self.life, actions = advance(self.life, event)
         if isinstance(event, ev.InterruptAsked) and before.is_busy:
-            self.chronicle.record("interrupt")
+            self.time_line.record("interrupt")
         refusal = ""
         for action in actions:
             if isinstance(action, ev.Refuse):
@@ -336,7 +337,7 @@ class Executor:
             case ev.Remark(text=text):
                 self._audience.say(text)
             case ev.Started():
-                self.chronicle.record("ready", attempt=self.life.attempt)
+                self.time_line.record("ready", attempt=self.life.attempt)
                 self._waiting.started()
             case ev.NotStarted(reason=reason, details=details):
                 self._start_error = self._start_failure(reason, details)
@@ -354,10 +355,10 @@ class Executor:
         self._start_error = None
         self.ready = {}
         self.deeds = []
-        self.lookout.forget()
+        self.whereabouts.forget()
         self._ranks = Ranks(action.attempt, self._with, self._launcher, self)
-        link, folder = self._with.link, self.spec.open(self.chronicle)
-        self.chronicle.record("start", attempt=action.attempt, world_size=action.world_size)
+        link, folder = self._with.link, self.spec.open(self.time_line)
+        self.time_line.record("start", attempt=action.attempt, world_size=action.world_size)
         starts = self.spec.starts(
             link, attempt=action.attempt, folder=folder, colors=self._colors, struck=self._struck
         )
@@ -372,14 +373,14 @@ class Executor:
 
     def _start_failure(self, reason: str, details: str) -> StartError:
         gone = [each.rank for each in self.life.ranks if not each.is_alive]
-        found = StartError(reason, details=details or self.chronicle.last_words(gone))
+        found = StartError(reason, details=details or self.time_line.last_words(gone))
         error = self._start_error or found
-        self.chronicle.record("start failed", reason=str(error))
+        self.time_line.record("start failed", reason=str(error))
         return error
 
     def _finish(self) -> None:
         if self.cell is not None:
-            self.lookout.end_cell()
+            self.whereabouts.end_cell()
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.parcel:
@@ -387,13 +388,13 @@ class Executor:
 
     def _note_result(self, result: CellResult) -> None:
         outcome = result.verdict.summary() if result.verdict else "ok"
-        self.chronicle.record("cell ended", number=result.number, outcome=outcome)
+        self.time_line.record("cell ended", number=result.number, outcome=outcome)
         if result.is_ok and self.cell is not None and not self.cell.request.once:
             self.deeds.append(self.cell.request)
 
     def _tell_stopped(self) -> None:
-        self.chronicle.record("stopped", attempt=self.life.attempt)
+        self.time_line.record("stopped", attempt=self.life.attempt)
         if not self.life.state.is_live:  # else it is started again at once
             self._waiting.start_failed(self._start_error or StartError("stopped while it started"))
-            self.chronicle.close()
+            self.time_line.close()
         self._waiting.stopped()

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from nbddp.wire.mailbox import Letter
     from nbddp.wire.messages import Command, JsonDict
 
-NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
-
 
 class Link(Protocol):
     """How ranks are told something, and how what they say is collected."""

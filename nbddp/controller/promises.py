@@ -8,7 +8,7 @@ from nbddp.errors import RequestError, StartError
 from nbddp.wire.messages import Answer
 
 
-class Waiting:
+class Promises:
     """The promises a session has made and not kept yet."""
 
     def __init__(self) -> None:

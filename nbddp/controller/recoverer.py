@@ -86,7 +86,7 @@ class Recoverer:
                     attempt=self._session.life.attempt,
                     what=verdict.summary(),
                     at=verdict.first.at,
-                    step=self._session.lookout.last_step,
+                    step=self._session.whereabouts.last_step,
                 )
             )
             reason = ENDED if self._is_ended else why_stop(setbacks, max_restarts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -19,17 +19,19 @@ from nbddp.controller.actor import ClosedError
 from nbddp.controller.acts import unable
 from nbddp.controller.executor import Executor
 from nbddp.controller.launcher import Launcher, LocalLauncher
-from nbddp.controller.means import NO_GROUP, Link, Means, open_means
+from nbddp.controller.means import Link, Means, open_means
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.comeback import Comeback
+from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.record.cell import CellHandle, CellRequest, Deed
+from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.pushes import Pushed, Pushes
 from nbddp.record.snapshot import Snapshot, take
-from nbddp.record.timeline import Chronicle
-from nbddp.record.whereabouts import Lookout
+from nbddp.record.timeline import TimeLine
+from nbddp.record.whereabouts import Whereabouts
 from nbddp.wire.messages import Answer, Command, Display
 
 logger = logging.getLogger(__name__)
@@ -70,26 +72,35 @@ class Session:
         return self._do.life
 
     @property
-    def lookout(self) -> Lookout:
+    def whereabouts(self) -> Whereabouts:
         """What ranks say of themselves."""
-        return self._do.lookout
+        return self._do.whereabouts
 
     @property
-    def chronicle(self) -> Chronicle:
+    def time_line(self) -> TimeLine:
         """What happened."""
-        return self._do.chronicle
+        return self._do.time_line
 
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
         """All that is known right now of the group, and what became of this cell."""
         return take(
             self.life,
             cell=cell or self._do.cell,
-            lookout=self.lookout,
-            chronicle=self.chronicle,
+            whereabouts=self.whereabouts,
+            time_line=self.time_line,
             ready=self._do.ready,
             is_for_cell=cell is not None,
             refused=self._do.means.link.refused if self._do.means else 0,
         )
+
+    def metrics(self, known: Mapping[str, int] | None = None, *, most: int) -> MetricsSnapshot:
+        """The numbers that the ranks reported in the last cell; see :meth:`Curves.snapshot`."""
+        return self.whereabouts.curves.snapshot(known, most=most)
+
+    @property
+    def version(self) -> tuple[object, ...]:
+        """Another value whenever a snapshot would be another, but for times that go on."""
+        return self.whereabouts.version, self.life
 
     @property
     def deeds(self) -> tuple[Deed, ...]:
@@ -98,7 +109,7 @@ class Session:
 
     def keep_push(self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes) -> Pushed:
         """Keep values that are sent, as they are sent."""
-        folder = self.chronicle.folder
+        folder = self.time_line.folder
         return self._pushes.keep(names, ranks, data, folder.path if folder else None)
 
     def note_push(self, pushed: Pushed) -> None:
@@ -111,7 +122,7 @@ class Session:
 
     def _note_expected(self, comeback: Comeback) -> None:
         self._do.comeback = comeback
-        self.chronicle.record("recovery", attempt=self.life.attempt, **comeback.facts())
+        self.time_line.record("recovery", attempt=self.life.attempt, **comeback.facts())
 
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""

@@ -19,7 +19,7 @@ from nbddp.wire.start import RankStart
 if TYPE_CHECKING:
     from nbddp.controller.means import Link
     from nbddp.record.folder import RunFolder
-    from nbddp.record.timeline import Chronicle
+    from nbddp.record.timeline import TimeLine
 
 MAX_NPROC = 128
 BACKENDS = ("auto", "gloo", "nccl")
@@ -115,9 +115,9 @@ class GroupSpec:
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())}
 
-    def open(self, chronicle: Chronicle) -> RunFolder:
+    def open(self, time_line: TimeLine) -> RunFolder:
         """The folder of the run that it belongs to."""
-        return chronicle.open(self.cwd(), self.name, self.facts())
+        return time_line.open(self.cwd(), self.name, self.facts())
 
     def starts(
         self,

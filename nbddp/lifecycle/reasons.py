@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from nbddp.errors import describe_exit, say_ranks
 from nbddp.lifecycle.states import GroupState, Life
 
+NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+
 
 def already(life: Life) -> str:
     """Why a group cannot be started."""
@@ -18,7 +20,7 @@ def already(life: Life) -> str:
 def no_such_rank(life: Life, rank: int) -> str:
     """Why a rank can do nothing."""
     if not life.ranks:
-        return "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+        return NO_GROUP
     if not 0 <= rank < len(life.ranks):
         return f"there is no rank {rank}; the group has ranks 0 to {len(life.ranks) - 1}"
     how = describe_exit(life.ranks[rank].exitcode)

@@ -22,9 +22,9 @@ from nbddp.magics.options import check_unchanged
 from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.ui.frontend import shows_widgets
-from nbddp.ui.screen import IPythonScreen, shows_color
-from nbddp.ui.status import status
-from nbddp.ui.text import PAGE_PACE, TextView, View
+from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, shows_color
+from nbddp.ui.text.status import status
+from nbddp.ui.text.view import TextView
 
 
 class ViewChoice(Enum):
@@ -189,7 +189,7 @@ class Desk:
         if not (snapshot.state.is_live and self._wants_panel()):
             self.say(text)
             return
-        from nbddp.ui.panel import PanelView, display_status
+        from nbddp.ui.panel.view import PanelView, display_status
 
         last = self._last_view if isinstance(self._last_view, PanelView) else None
         display_status(self.group.session, snapshot, last, text=text)
@@ -203,8 +203,8 @@ class Desk:
         if quiet or not self._wants_panel():
             screen = IPythonScreen()
             return TextView(screen, is_quiet=quiet, has_color=has_color, pace=PAGE_PACE)
-        from nbddp.ui.live import LiveComms  # they load widgets, which no terminal needs
-        from nbddp.ui.panel import PanelView
+        from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
+        from nbddp.ui.panel.view import PanelView
 
         live = LiveComms.of(self.shell)
         return PanelView(self.group.session, live, IPythonScreen(), has_color=has_color)

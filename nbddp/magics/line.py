@@ -22,7 +22,7 @@ from nbddp.magics.options import (
     rank_number,
     start_options,
 )
-from nbddp.ui.logs import tail
+from nbddp.record.logs import tail
 
 
 @magics_class
@@ -135,7 +135,7 @@ class LineMagics(Magics):
     def logs(self, line: str) -> None:
         """Show the end of what a rank wrote, C code and child processes included."""
         args = parse(self.logs, line)
-        folder = self._desk.group.session.chronicle.folder
+        folder = self._desk.group.session.time_line.folder
         if folder is None or args.rank >= len(self._desk.group.life.ranks):
             raise RequestError(f"there is no log of rank {args.rank}")
         path = folder.log(args.rank)

@@ -15,7 +15,8 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.group import WorkerGroup, default_colors
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
-from nbddp.ui.text import StreamScreen, TextView, View
+from nbddp.ui.screen import StreamScreen, View
+from nbddp.ui.text.view import TextView
 from nbddp.wire.messages import Complete
 
 

@@ -56,7 +56,22 @@ class Pace:
     at: float
 
 
-class Metrics:
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """The metrics at one moment.
+
+    Attributes:
+        versions: of each metric, in the order in which they came; another after each change.
+        curves: of each rank, for those metrics whose version was not known to who asked.
+        left_out: how many more there are without a curve; beyond 1000 they are not counted.
+    """
+
+    versions: Mapping[str, int]
+    curves: Mapping[str, Mapping[int, Curve]]
+    left_out: int
+
+
+class Curves:
     """Keeps what was reported, a curve for each name and rank; one thread adds, any may read.
 
     A step that falls back says that the loop was begun again, or taken up from a checkpoint: the
@@ -113,6 +128,16 @@ class Metrics:
             self._versions.clear()
             self._tempos.clear()
             self._dropped.clear()
+
+    def snapshot(self, known: Mapping[str, int] | None = None, *, most: int) -> MetricsSnapshot:
+        """The first ``most`` metrics, with the curves of those that are not ``known`` yet."""
+        names, known = self.names(), known or {}
+        shown = {name: self.version_of(name) for name in names[:most]}
+        return MetricsSnapshot(
+            versions=shown,
+            curves={name: self.curves(name) for name, at in shown.items() if known.get(name) != at},
+            left_out=max(0, len(names) - most) + self.dropped_names,
+        )
 
     def names(self) -> list[str]:
         """The metrics that there are, in the order in which they came."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import StartError
+from nbddp.record.logs import end_of
 
 LAST_WORDS = 2000  # characters
 
@@ -82,9 +83,7 @@ class RunFolder:
     def last_words(self, rank: int) -> str:
         """The end of a rank's log, as far as it can be read."""
         try:
-            with self.log(rank).open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 4 * LAST_WORDS))
-                return file.read().decode(errors="replace")[-LAST_WORDS:]
+            return end_of(self.log(rank), 4 * LAST_WORDS)[0][-LAST_WORDS:]
         except OSError:
             return ""
 

@@ -20,7 +20,7 @@ class Sign:
     at: float
 
 
-class Watchdog:
+class HangWatch:
     """Keeps the last sign of life of every rank, and each piece of news once."""
 
     def __init__(self, is_stopped: Callable[[int], bool]) -> None:

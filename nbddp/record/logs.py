@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from nbddp.record.lines import LineAssembler
 from nbddp.wire.messages import Output
 
 CHUNK_BYTES = 1 << 20
@@ -16,6 +18,8 @@ MAX_SHOWN = 4 << 20  # bytes of one part of a log; of a longer one only the end 
 SHOWN_END = 256 << 10  # bytes
 LAST_BYTES = 8192
 LAST_LINES = 10
+BYTES_PER_LINE = 4096  # of a tail, about
+MAX_BYTES = 64 << 20  # of it
 FATAL = "Fatal Python error: "  # what faulthandler begins with; the stack follows, innermost first
 
 
@@ -95,9 +99,9 @@ class LogReader:
 
     def last_words(self) -> str:
         """The last lines of the cell; from a fatal error on, if Python told of one."""
-        with suppress(OSError), self._path.open("rb") as file:
-            file.seek(max(self._cell_began, self._path.stat().st_size - LAST_BYTES))
-            return _last_words(file.read().decode(errors="replace"))
+        with suppress(OSError):
+            text, _ = end_of(self._path, LAST_BYTES, begin=self._cell_began)
+            return _last_words(text)
         return ""
 
     def accept(self, output: Output) -> Logged | None:
@@ -113,6 +117,28 @@ class LogReader:
         with suppress(OSError):
             self._shown = max(start, self._path.stat().st_size)
         return Logged(self._rank, self._path, start, self._shown) if self._shown > start else None
+
+
+def end_of(path: Path, size: int, *, begin: int = 0) -> tuple[str, int]:
+    """The last ``size`` bytes of a log as text, and where they stand; none before ``begin``.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        start = max(begin, os.fstat(file.fileno()).st_size - size)
+        file.seek(start)
+        return file.read().decode(errors="replace"), start
+
+
+def tail(path: Path, lines: int) -> str:
+    """The last lines of a log, progress bars folded, with a word on what comes before."""
+    text, start = end_of(path, min(lines * BYTES_PER_LINE, MAX_BYTES))
+    assembler = LineAssembler(path.name)
+    found = [*assembler.add(text), *assembler.flush()]
+    if start == 0 and len(found) <= lines:
+        return "\n".join(found)
+    return "\n".join([f"... earlier lines in {path}", *found[-lines:]])
 
 
 def _last_words(text: str) -> str:

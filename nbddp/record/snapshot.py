@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from nbddp.errors import describe_exit
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
-from nbddp.record.timeline import Chronicle, Event
-from nbddp.record.whereabouts import Bar, Lookout
+from nbddp.record.timeline import Happening, TimeLine
+from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import Pulse, Ready
 
 
@@ -46,7 +46,7 @@ class RankSnapshot:
     memory: int = 0
     gpu: float = -1.0
     gpu_memory: int = 0
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[LoopProgress, ...] = ()
     is_alive: bool = True
     is_well: bool = True
     is_cause: bool = False
@@ -79,7 +79,7 @@ class Snapshot:
     folder: str = ""
     run: str = ""
     ranks: tuple[RankSnapshot, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[Happening, ...] = ()
     alarm: str = ""
     missed: int = 0
     refused: int = 0
@@ -94,8 +94,8 @@ def take(
     life: Life,
     *,
     cell: CellHandle | None,
-    lookout: Lookout,
-    chronicle: Chronicle,
+    whereabouts: Whereabouts,
+    time_line: TimeLine,
     ready: Mapping[int, Ready],
     refused: int = 0,
     is_for_cell: bool = True,
@@ -107,9 +107,9 @@ def take(
     now, at = time.monotonic(), time.time()
     if cell is not None and not is_for_cell and cell.attempt != life.attempt:
         cell = None  # it ran on ranks that are gone
-    folder = chronicle.folder
+    folder = time_line.folder
     known = sorted(dict(ready).items())
-    events = chronicle.since(cell.began_at) if cell else chronicle.of_attempt(life.attempt)
+    events = time_line.since(cell.began_at) if cell else time_line.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
     return Snapshot(
         state=life.state,
@@ -126,15 +126,15 @@ def take(
                 each,
                 cell=cell,
                 state=_state(each, cell if is_for_cell else None),
-                lookout=lookout,
+                whereabouts=whereabouts,
                 ready=ready.get(each.rank),
                 now=now,
             )
             for each in _ranks(life, cell if is_for_cell else None)
         ),
         events=events,
-        alarm=lookout.alarm,
-        missed=lookout.missed if cell else 0,
+        alarm=whereabouts.alarm,
+        missed=whereabouts.missed if cell else 0,
         refused=refused,
     )
 
@@ -154,15 +154,15 @@ def _rank(
     *,
     cell: CellHandle | None,
     state: _State,
-    lookout: Lookout,
+    whereabouts: Whereabouts,
     ready: Ready | None,
     now: float,
 ) -> RankSnapshot:
-    sign = lookout.sign(each.rank)
+    sign = whereabouts.sign(each.rank)
     pulse = sign.pulse if sign else Pulse(cell=0, line=0, function="")
     age = now - sign.at if sign else 0.0
     is_inside = each.state is RankState.RUNNING and cell is not None and pulse.cell == cell.number
-    pace = lookout.curves.pace(each.rank) if cell else None
+    pace = whereabouts.curves.pace(each.rank) if cell else None
     words, is_well, is_cause = state
     return RankSnapshot(
         rank=each.rank,
@@ -179,7 +179,7 @@ def _rank(
         memory=pulse.memory,
         gpu=pulse.gpu,
         gpu_memory=pulse.gpu_memory,
-        bars=lookout.bars(each.rank) if cell else (),
+        bars=whereabouts.bars(each.rank) if cell else (),
         is_alive=each.is_alive,
         is_well=is_well,
         is_cause=is_cause,

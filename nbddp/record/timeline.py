@@ -26,7 +26,7 @@ MAX_FACT = 4000  # characters of a fact that are kept here
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Happening:
     """Something that happened, at a time of ``time.time()``."""
 
     at: float
@@ -34,14 +34,14 @@ class Event:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class Chronicle:
+class TimeLine:
     """The record of one worker group's runs; ``say`` tells the user what cannot be written."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.folder: RunFolder | None = None
         self._say = say
         # by kind: many checkpoints do not push out the start, which the time line is cut by
-        self._events: dict[str, deque[tuple[int, Event]]] = {}
+        self._events: dict[str, deque[tuple[int, Happening]]] = {}
         self._numbers = itertools.count()
 
     def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> RunFolder:
@@ -65,12 +65,12 @@ class Chronicle:
 
     def record(self, kind: str, /, **facts: Any) -> None:
         """Something happened now."""
-        event = Event(time.time(), kind, {name: _short(fact) for name, fact in facts.items()})
+        event = Happening(time.time(), kind, {name: _short(fact) for name, fact in facts.items()})
         self._of_kind(kind).append((next(self._numbers), event))
         if self.folder is not None:
             self._tell(self.folder.event(kind, **facts))
 
-    def _of_kind(self, kind: str) -> deque[tuple[int, Event]]:
+    def _of_kind(self, kind: str) -> deque[tuple[int, Happening]]:
         if kind not in self._events and kind not in OWN_KINDS and len(self._events) >= MAX_KINDS:
             kind = "and other kinds"
         return self._events.setdefault(kind, deque(maxlen=MAX_EVENTS))
@@ -84,12 +84,12 @@ class Chronicle:
         folder = self.folder
         return "\n".join(folder.last_words(rank) for rank in ranks) if folder else ""
 
-    def since(self, at: float) -> tuple[Event, ...]:
+    def since(self, at: float) -> tuple[Happening, ...]:
         """What happened from then on, as far as it is kept."""
         kept = [pair for events in tuple(self._events.values()) for pair in tuple(events)]
         return tuple(event for _, event in sorted(kept, key=_number) if event.at >= at)
 
-    def of_attempt(self, attempt: int) -> tuple[Event, ...]:
+    def of_attempt(self, attempt: int) -> tuple[Happening, ...]:
         """What happened since this attempt was started, as far as it is kept."""
         starts = [event for _, event in tuple(self._events.get("start", ()))]
         of_it = [event for event in starts if event.facts["attempt"] == attempt]
@@ -100,7 +100,7 @@ class Chronicle:
             self._say(remark)
 
 
-def _number(numbered: tuple[int, Event]) -> int:
+def _number(numbered: tuple[int, Happening]) -> int:
     return numbered[0]
 
 

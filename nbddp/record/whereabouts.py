@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from nbddp.record.curves import Metrics as Curves
-from nbddp.record.hangs import Sign, Watchdog
+from nbddp.record.curves import Curves
+from nbddp.record.hangs import HangWatch, Sign
 from nbddp.wire.messages import Metrics, Progress, Pulse
 
 LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
@@ -14,7 +14,7 @@ Sighting = Pulse | Metrics | Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class LoopProgress:
     """A loop that a rank is in; ``total`` is 0 where it is not known."""
 
     label: str
@@ -35,14 +35,14 @@ class Bar:
         return max(0, self.total - self.done) / self.per_second if self.per_second else None
 
 
-class Lookout:
+class Whereabouts:
     """Keeps what the panel shows of each rank; fed on the session's thread, read from any."""
 
     def __init__(self, is_stopped: Callable[[int], bool]) -> None:
         self.curves = Curves()
         self.missed = 0
-        self._watchdog = Watchdog(is_stopped)
-        self._bars: dict[int, tuple[Bar, ...]] = {}
+        self._hang_watch = HangWatch(is_stopped)
+        self._bars: dict[int, tuple[LoopProgress, ...]] = {}
         self._notes = 0
         self._steps: tuple[float, float] | None = None
 
@@ -64,11 +64,11 @@ class Lookout:
     @property
     def alarm(self) -> str:
         """What is wrong right now: nobody moves, or a rank is silent; empty if nothing is."""
-        return self._watchdog.alarm
+        return self._hang_watch.alarm
 
     def begin_cell(self, ranks: Iterable[int], now: float) -> None:
         """A cell begins: what was seen before says nothing about it."""
-        self._watchdog.begin_cell(ranks, now)
+        self._hang_watch.begin_cell(ranks, now)
         self.curves.clear()
         self.missed = 0
         self._bars = {}
@@ -76,18 +76,18 @@ class Lookout:
 
     def end_cell(self) -> None:
         """It is over: nobody waits any more."""
-        self._watchdog.alarm = ""
+        self._hang_watch.alarm = ""
 
     def forget(self) -> None:
         """The ranks that were seen are gone."""
-        self._watchdog.forget()
+        self._hang_watch.forget()
 
     def note(self, rank: int, message: Sighting, now: float) -> None:
         """A rank said something of itself."""
         self._notes += 1
         match message:
             case Pulse():
-                self._watchdog.note(rank, message, now)
+                self._hang_watch.note(rank, message, now)
             case Metrics(rows=rows, missed=missed):
                 self.missed += missed
                 for at, step, values in rows:
@@ -95,20 +95,20 @@ class Lookout:
                     first, last = self._steps or (step, step)
                     self._steps = first, max(step, last)
             case Progress(bars=bars):
-                self._bars[rank] = tuple(Bar(*each) for each in bars)
+                self._bars[rank] = tuple(LoopProgress(*each) for each in bars)
 
     def look(self, cell: int, waiting: Iterable[int], ranks: Iterable[int], now: float) -> str:
-        """What is new and the user should know; see :meth:`Watchdog.look`."""
-        return self._watchdog.look(cell, waiting, ranks, now)
+        """What is new and the user should know; see :meth:`HangWatch.look`."""
+        return self._hang_watch.look(cell, waiting, ranks, now)
 
     def memory(self) -> int:
         """Bytes that all ranks together used when they were last seen."""
-        return self._watchdog.memory()
+        return self._hang_watch.memory()
 
     def sign(self, rank: int) -> Sign | None:
         """The last sign of life of a rank."""
-        return self._watchdog.sign(rank)
+        return self._hang_watch.sign(rank)
 
-    def bars(self, rank: int) -> tuple[Bar, ...]:
+    def bars(self, rank: int) -> tuple[LoopProgress, ...]:
         """The loops that a rank is in, outermost first."""
         return self._bars.get(rank, ())

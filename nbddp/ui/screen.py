@@ -1,15 +1,66 @@
-"""A notebook cell's output area, or a terminal IPython's screen."""
+"""Where a cell is shown: a stream of text, a notebook cell's output area, a terminal."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from typing import Protocol
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
-from nbddp.ui.text import StreamScreen
-from nbddp.wire.messages import JsonDict
+from nbddp.record.cell import CellHandle, CellResult
+from nbddp.ui.palette import terminal_color
+from nbddp.ui.words import say_tag
+from nbddp.wire.messages import Display, JsonDict
+
+TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces
+PAGE_PACE = 1e6  # characters a second that are shown for long: more, Jupyter's server drops
+
+
+class Screen(Protocol):
+    """Where a view puts things."""
+
+    def write(self, text: str) -> None:
+        """Put text at the end."""
+
+    def flush(self) -> None:
+        """Make it visible now."""
+
+    def display(
+        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
+    ) -> None:
+        """Show a MIME bundle."""
+
+
+class View(Protocol):
+    """Shows one cell; ``has_record`` tells whether that includes why it failed."""
+
+    has_record: bool
+
+    def show(self, handle: CellHandle) -> CellResult:
+        """Show a cell from its beginning to its end."""
+
+
+class StreamScreen:
+    """A screen that is a text stream: rich things are shown as their text."""
+
+    def write(self, text: str) -> None:
+        """Print."""
+        sys.stdout.write(text)
+
+    def flush(self) -> None:
+        """Print now: ipykernel would hold it for 200 ms."""
+        sys.stdout.flush()
+
+    def display(
+        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
+    ) -> None:
+        """Print the text/plain form, if there is one and it is new."""
+        del metadata, display_id  # for screens that can show more
+        if not is_update and "text/plain" in data:
+            sys.stdout.write(f"{data['text/plain']}\n")
 
 
 class IPythonScreen(StreamScreen):
@@ -28,3 +79,41 @@ def shows_color(shell: InteractiveShell) -> bool:
     if os.environ.get("NO_COLOR") or str(shell.colors).lower() == "nocolor":
         return False
     return hasattr(shell, "kernel") or sys.stdout.isatty()
+
+
+def is_text(message: Display) -> bool:
+    """Whether it can as well be printed."""
+    return not message.display_id and set(message.data) == {"text/plain"}
+
+
+def show_rich(screen: Screen, rank: int, message: Display, *, has_color: bool) -> None:
+    """Show what a rank displayed, or change what it displayed before."""
+    if not message.is_update:
+        _caption(screen, [rank], has_color=has_color)
+    screen.display(
+        message.data,
+        message.metadata,
+        display_id=message.display_id and f"nbddp-{rank}-{message.display_id}",
+        is_update=message.is_update,
+    )
+
+
+def show_rich_value(
+    screen: Screen, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
+) -> None:
+    """Show a value that some ranks agree on, which is more than text."""
+    _caption(screen, ranks, has_color=has_color)
+    screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
+
+
+def _caption(screen: Screen, ranks: Sequence[int], *, has_color: bool) -> None:
+    screen.write(f"{tagged(ranks, has_color=has_color)}\n")
+    screen.flush()
+
+
+def tagged(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
+    """The name of some ranks, as it stands before what they wrote, in the colour of the first."""
+    text = say_tag(ranks, mark)
+    if not has_color:
+        return text
+    return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m"

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.ui.lines import MAX_KEPT_LINE, LineAssembler
+from nbddp.record.lines import MAX_KEPT_LINE, LineAssembler
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 from nbddp.errors import say_ranks
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Event
-from nbddp.record.whereabouts import Bar
+from nbddp.record.timeline import Happening
+from nbddp.record.whereabouts import LoopProgress
 
 
 def say_seconds(seconds: float) -> str:
@@ -74,10 +74,10 @@ def say_step(each: RankSnapshot) -> str:
     return f"{each.step:.0f}" + (f" · {rate}" if rate else "")
 
 
-def say_bar(bar: Bar, *, is_short: bool = False) -> str:
+def say_bar(bar: LoopProgress, *, is_short: bool = False) -> str:
     """A loop on its way: count, rate (unless it shall be short), time left.
 
-    >>> say_bar(Bar("epoch 1", 20, 80, 4.0)), say_bar(Bar("", 20, 0, 4.0))
+    >>> say_bar(LoopProgress("epoch 1", 20, 80, 4.0)), say_bar(LoopProgress("", 20, 0, 4.0))
     ('epoch 1 20/80 · 5.0/s · 12.0 s left', '20 · 5.0/s')
     """
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
@@ -152,7 +152,7 @@ def _say_comeback(facts: dict[str, Any]) -> str:
     return f"noticed after {noticed}, restarted in {restarted}, {cells} replayed in {replayed}"
 
 
-def say_event(event: Event) -> str:
+def say_event(event: Happening) -> str:
     """An event in words; empty for one that is shown in another way."""
     if event.kind in _UNSAID:
         return ""

@@ -16,10 +16,10 @@ from nbddp import CellFailedError, WorkerGroup
 from nbddp.controller.memory import MemoryWatch
 from nbddp.record.cell import CellRequest
 from nbddp.record.notices import Notice, Said, Wrote
-from nbddp.ui.loghtml import log_text
-from nbddp.ui.record import Record, record_text
+from nbddp.ui.panel.loghtml import log_text
+from nbddp.ui.panel.record import Record, record_text
 from nbddp.ui.tails import Tails
-from nbddp.ui.text import TextView
+from nbddp.ui.text.view import TextView
 
 pytestmark = pytest.mark.multiproc
 
@@ -168,7 +168,7 @@ def test_fifty_kills_at_random_moments_lose_no_line_and_all_records_agree(
 ) -> None:
     chance, group = random.Random(4), make_group(1)
     for _ in range(50):
-        folder = group.session.chronicle.folder
+        folder = group.session.time_line.folder
         assert folder is not None
         already = folder.log(0).stat().st_size if folder.log(0).exists() else 0
         timer = threading.Timer(chance.uniform(0.0, 0.3), group.kill, (0,))

@@ -115,7 +115,7 @@ def test_a_folder_deleted_under_the_kernel_does_not_break_the_next_start(
     gone.rmdir()
     group = make_group(1, name="after-the-flood")
     assert group.pull("__import__('os').getcwd()", rank=0) == str(Path.home())
-    runs = group.session.chronicle.folder
+    runs = group.session.time_line.folder
     assert runs is not None
     group.stop()
     for path in sorted(runs.path.rglob("*"), reverse=True):
@@ -184,7 +184,7 @@ def test_only_loopback_is_listened_on(group: WorkerGroup) -> None:
 
 def test_the_secret_is_nowhere_to_be_read(group: WorkerGroup) -> None:
     group.run("import os\nprint(dict(os.environ))")
-    link, folder = group.session.require_link(), group.session.chronicle.folder
+    link, folder = group.session.require_link(), group.session.time_line.folder
     assert folder is not None
     forms = {link.secret, link.secret.hex().encode(), repr(link.secret).encode()}
     for pid in [os.getpid(), *group.session.process_ids().values()]:
@@ -228,7 +228,7 @@ def test_a_rank_that_is_killed_while_it_prints_loses_no_line(
                 f"threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGKILL)).start()\n"
                 "i = 0\nwhile True:\n    print(f'{i:09d}')\n    i += 1"
             )
-        folder = group.session.chronicle.folder
+        folder = group.session.time_line.folder
         assert folder is not None
         in_file = folder.log(0).read_text().split("\n")
         shown = re.findall(r"^\[rank 0\] (\d+)$", capsys.readouterr().out, re.MULTILINE)

@@ -49,7 +49,7 @@ def arm(kind: str, more: str = "") -> str:
 
 
 def written(group: WorkerGroup, name: str) -> list[dict[str, Any]]:
-    folder = group.session.chronicle.folder
+    folder = group.session.time_line.folder
     assert folder is not None
     return [json.loads(line) for line in (folder.path / name).read_text().splitlines()]
 
@@ -62,7 +62,7 @@ def steps(group: WorkerGroup, rank: int) -> list[int]:
 def assert_struck_once(group: WorkerGroup, fault: str) -> None:
     """The record has it once, on the time line and in the file, before the rank's exit."""
     expected = {"fault": fault, "at_step": STEP, "rank": 1}
-    events = group.session.chronicle.since(0)
+    events = group.session.time_line.since(0)
     assert [event.facts for event in events if event.kind == "fault"] == [expected]
     kinds = [line["kind"] for line in written(group, "events.jsonl")]
     assert kinds.count("fault") == 1
@@ -184,7 +184,7 @@ def test_nan_reaches_all_ranks_through_one_gradient(group: WorkerGroup) -> None:
 def test_nan_without_a_prepared_model_says_what_to_do(group: WorkerGroup) -> None:
     with pytest.raises(CellFailedError, match=r"finds no prepared model on this rank; call nbddp"):
         group.run(arm("nan") + LOOP)
-    assert [event for event in group.session.chronicle.since(0) if event.kind == "fault"] == []
+    assert [event for event in group.session.time_line.since(0) if event.kind == "fault"] == []
 
 
 def test_skip_of_one_all_reduce_leaves_a_wrong_sum_and_a_rank_that_waits_at_the_end(

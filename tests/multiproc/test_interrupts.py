@@ -132,7 +132,8 @@ def run_and_interrupt(
     """Run source, interrupt when a rank has said that it begun, raise what came of it."""
     from nbddp.record.cell import CellRequest
     from nbddp.record.notices import Wrote
-    from nbddp.ui.text import StreamScreen, TextView
+    from nbddp.ui.screen import StreamScreen
+    from nbddp.ui.text.view import TextView
 
     class Interrupting(TextView):
         def _show_notice(self, notice: object) -> None:

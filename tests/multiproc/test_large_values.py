@@ -98,8 +98,8 @@ def test_huge_numbers_events_and_expressions_pass(group: WorkerGroup) -> None:
         "for step in range(3):\n    nbddp.log(step=step, **{'m' * 9_000_000: step})\n"
         "from nbddp.train import report\nreport.happened('mine', text='h' * 9_000_000)\n"
     )
-    assert group.session.lookout.last_step == 2
-    told = [each for each in group.session.chronicle.since(0.0) if each.kind == "mine"]
+    assert group.session.whereabouts.last_step == 2
+    told = [each for each in group.session.time_line.since(0.0) if each.kind == "mine"]
     assert sorted(each.facts["rank"] for each in told) == [0, 1]
     assert group.pull("'" + "e" * 9 * MB + "'[-3:]", rank=0) == "eee"
 
@@ -177,7 +177,7 @@ def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
     handle = group.submit(CellRequest(source=FLOOD))  # and nobody reads what it says
     memory = psutil.Process().memory_info().rss
     time.sleep(4)
-    signs = [group.session.lookout.sign(rank) for rank in range(4)]
+    signs = [group.session.whereabouts.sign(rank) for rank in range(4)]
     now = time.monotonic()
     assert max(now - sign.at for sign in signs if sign is not None) < 3.0
     assert all(sign is not None and sign.pulse.cell == handle.number for sign in signs)

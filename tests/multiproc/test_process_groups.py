@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from nbddp import CellFailedError, WorkerGroup
 from nbddp.record.cell import CellRequest, CellResult
-from nbddp.ui.text import StreamScreen, TextView
+from nbddp.ui.screen import StreamScreen
+from nbddp.ui.text.view import TextView
 
 # a spawned process imports torch, which takes long on a busy machine
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]

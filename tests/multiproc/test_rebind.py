@@ -8,7 +8,8 @@ import pytest
 
 from nbddp import CellFailedError, WorkerGroup
 from nbddp.record.cell import CellRequest
-from nbddp.ui.text import StreamScreen, TextView
+from nbddp.ui.screen import StreamScreen
+from nbddp.ui.text.view import TextView
 
 pytestmark = pytest.mark.multiproc
 

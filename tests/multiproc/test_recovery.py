@@ -39,7 +39,7 @@ def train(fail: str) -> str:
 
 
 def events(group: WorkerGroup) -> list[dict[str, object]]:
-    folder = group.session.chronicle.folder
+    folder = group.session.time_line.folder
     assert folder is not None
     return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
 

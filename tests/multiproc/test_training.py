@@ -66,7 +66,7 @@ outcome = digest([model.state_dict(), optimizer.state_dict()["state"], scheduler
 
 def metrics(group: WorkerGroup) -> dict[tuple[int, int], tuple[float, float]]:
     """The numbers of each rank and step; those of a step that was done again, the last time."""
-    folder = group.session.chronicle.folder
+    folder = group.session.time_line.folder
     assert folder is not None
     rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
     return {(row["rank"], row["step"]): (row["loss"], row["noise"]) for row in rows}
@@ -101,7 +101,7 @@ def test_a_run_that_loses_a_rank_at_step_30_ends_as_one_that_does_not(
     assert broken == whole
     assert metrics_of_broken == its_metrics
     assert len(its_metrics) == 2 * 60
-    events = {event.kind: event.facts for event in group.session.chronicle.since(0.0)}
+    events = {event.kind: event.facts for event in group.session.time_line.since(0.0)}
     assert events["fault"]["fault"] == "kill@rank=1,step=30"
     assert (events["resume"]["step"], events["resumed"]["step"]) == (22, 23)
     assert events["resumed"]["lost"] == 8

@@ -25,7 +25,7 @@ import multiprocessing.connection, os, queue, signal, threading, time
 import ipykernel
 import ipywidgets as widgets
 from IPython.display import display
-from nbddp.ui.live import LiveComms
+from nbddp.ui.buttons.live import LiveComms
 
 kernel = get_ipython().kernel
 live = LiveComms.of(get_ipython())

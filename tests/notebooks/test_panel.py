@@ -191,8 +191,8 @@ def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page
     page.run("%ddp start --nproc 2")
     sleep = "%%ddp\nimport time\ntime.sleep(0.5)"
     page.run(
-        "from nbddp.ui.live import LiveComms\nlive = LiveComms.of(get_ipython())\n"
-        "from nbddp.ui.kernel_stream import Way\nknown, live._way = live._way, Way.NONE"
+        "from nbddp.ui.buttons.live import LiveComms\nlive = LiveComms.of(get_ipython())\n"
+        "from nbddp.ui.buttons.kernel_stream import Way\nknown, live._way = live._way, Way.NONE"
     )
     said = "The buttons wait for the end of this cell"
     assert any(said in text for text in page.run(sleep).widget_texts)
@@ -214,7 +214,7 @@ def test_redraws_come_ten_times_a_second_at_most(page: Page) -> None:
 
 def test_a_page_that_draws_no_widgets_is_waited_for_once(page: Page) -> None:
     page.run("%ddp start --nproc 2")
-    live = "from nbddp.ui.live import LiveComms; live = LiveComms.of(get_ipython())"
+    live = "from nbddp.ui.buttons.live import LiveComms; live = LiveComms.of(get_ipython())"
     page.run(f"{live}; live.page_draws = True")  # as in a kernel that has shown nothing yet
     for _ in range(2):
         reply = page.run("%%ddp\nimport time; time.sleep(0.3)")

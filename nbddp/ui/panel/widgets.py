@@ -11,8 +11,8 @@ import ipywidgets as widgets
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.html import alarm, rank_table, state_line, time_line
-from nbddp.ui.style import SHEET
+from nbddp.ui.panel.html import alarm, rank_table, state_line, time_line
+from nbddp.ui.panel.style import SHEET
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged

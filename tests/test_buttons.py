@@ -18,9 +18,9 @@ import pytest
 from jupyter_client.session import Session
 from processes import wait_until
 
-from nbddp.ui import live as live_module
-from nbddp.ui.kernel_stream import Way, interrupt_held_back
-from nbddp.ui.live import CONTROL, LiveComms, Serving
+from nbddp.ui.buttons import live as live_module
+from nbddp.ui.buttons.kernel_stream import Way, interrupt_held_back
+from nbddp.ui.buttons.live import CONTROL, LiveComms, Serving
 
 CELL = {"header": {"msg_id": "the cell"}}
 

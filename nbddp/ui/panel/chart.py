@@ -14,8 +14,19 @@ import numpy as np
 
 from nbddp.record.curves import Curve
 from nbddp.ui.palette import rank_color
-from nbddp.ui.paper import BOLD, DIGIT, HEIGHT, INK, LARGE, SCALE, SMALL, WIDTH, Paper, readable
-from nbddp.ui.scale import (
+from nbddp.ui.panel.paper import (
+    BOLD,
+    DIGIT,
+    HEIGHT,
+    INK,
+    LARGE,
+    SCALE,
+    SMALL,
+    WIDTH,
+    Paper,
+    readable,
+)
+from nbddp.ui.panel.scale import (
     log_ticks,
     padded,
     say_number,

@@ -13,16 +13,16 @@ from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.charts import Charts
-from nbddp.ui.html import note
-from nbddp.ui.kernel_stream import Way
-from nbddp.ui.live import LiveComms, Serving
-from nbddp.ui.loghtml import log_html
-from nbddp.ui.record import Chart, Record, record_html, record_text
+from nbddp.ui.buttons.kernel_stream import Way
+from nbddp.ui.buttons.live import LiveComms, Serving
+from nbddp.ui.panel.charts import Charts
+from nbddp.ui.panel.html import note
+from nbddp.ui.panel.loghtml import log_html
+from nbddp.ui.panel.record import Chart, Record, record_html, record_text
+from nbddp.ui.panel.widgets import ALL, PanelWidgets, Press
+from nbddp.ui.screen import TOGETHER, Screen, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
-from nbddp.ui.text import TOGETHER, Screen, is_text, show_rich, show_rich_value
 from nbddp.ui.values import agreeing
-from nbddp.ui.widgets import ALL, PanelWidgets, Press
 from nbddp.wire.messages import Display, JsonDict
 
 DELAY = 0.2  # seconds: a cell that is over by then gets its record at once, and no widgets
@@ -57,7 +57,7 @@ class PanelView:
         self._live = live
         self._screen = screen
         self._has_color = has_color
-        self._charts = Charts(session.lookout.curves, self._show_chart)
+        self._charts = Charts(session.metrics, self._show_chart)
         self._widgets: PanelWidgets | None = None
         self._serving: Serving | None = None
         self._display_id = f"nbddp-{uuid.uuid4().hex}"
@@ -130,7 +130,7 @@ class PanelView:
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         now = time.monotonic()
         log_seen = (self.tails.version, widgets.chosen_log, widgets.is_held)
-        seen = (*log_seen, self._session.lookout.version, self._session.life)
+        seen = (*log_seen, self._session.version)
         if seen == self._seen and now < self._next_tick:
             return
         self._seen, self._next_draw, self._next_tick = seen, now + DRAW_PERIOD, now + TICK
@@ -224,9 +224,10 @@ class PanelView:
         charts: Sequence[Chart],
     ) -> str:
         merged = self.tails.merged()
-        notes = [self._charts.note(), self._missed()]
+        snapshot = self._session.snapshot(handle)
+        notes = [self._charts.note(), _missed(snapshot)]
         record = Record(
-            snapshot=self._session.snapshot(handle),
+            snapshot=snapshot,
             result=result,
             lines=[*merged[-SHOWN:], *values],
             earlier=self._earlier(merged, SHOWN),
@@ -246,10 +247,6 @@ class PanelView:
             if lines:
                 found.append((rank, lines[-SHOWN_OF_RANK:], earlier))
         return found
-
-    def _missed(self) -> str:
-        missed = self._session.lookout.missed
-        return f"{missed:,} more rows of numbers are in metrics.jsonl" if missed else ""
 
     def _publish(self, bundle: JsonDict) -> None:
         """Show something in the panel's place."""
@@ -271,7 +268,12 @@ def display_status(
     charts: list[Chart] = []
     lines: list[Line] = []
     if last is not None and last.attempt == snapshot.attempt:
-        charts = Charts(session.lookout.curves, lambda _name, _png: None).finish()
+        charts = Charts(session.metrics, lambda _name, _png: None).finish()
         lines = last.tails.merged()[-SHOWN:]
     record = Record(snapshot=snapshot, lines=lines, charts=charts)
     publish_display_data({"text/html": record_html(record), "text/plain": text})
+
+
+def _missed(snapshot: Snapshot) -> str:
+    missed = snapshot.missed
+    return f"{missed:,} more rows of numbers are in metrics.jsonl" if missed else ""

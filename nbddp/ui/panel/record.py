@@ -10,9 +10,9 @@ from nbddp.errors import say_ranks
 from nbddp.record.cell import CellResult
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
-from nbddp.ui.html import alarm, card, escape, rank_table, state_line, time_line
-from nbddp.ui.loghtml import log_html, log_text
-from nbddp.ui.style import SHEET
+from nbddp.ui.panel.html import alarm, card, escape, rank_table, state_line, time_line
+from nbddp.ui.panel.loghtml import log_html, log_text
+from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_seconds
 

@@ -8,8 +8,8 @@ from html import escape as escape_tags
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Event
-from nbddp.record.whereabouts import Bar
+from nbddp.record.timeline import Happening
+from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import strip
 from nbddp.ui.palette import rank_color
 from nbddp.ui.words import (
@@ -133,7 +133,7 @@ def _progress(each: RankSnapshot) -> str:
     return "<br>".join(_bar(bar, rank_color(each.rank)) for bar in each.bars)
 
 
-def _bar(bar: Bar, color: str) -> str:
+def _bar(bar: LoopProgress, color: str) -> str:
     share = min(1.0, bar.done / bar.total) if bar.total else 0.0
     drawn = (
         f'<span class="nbddp-bar"><span style="width:{share:.1%};background:{color}"></span></span>'
@@ -183,18 +183,18 @@ def time_line(snapshot: Snapshot) -> str:
     return f'<div class="nbddp-line">{marks}</div><ul class="nbddp-events">{more}{rows}</ul>'
 
 
-def _mark(event: Event, text: str, snapshot: Snapshot) -> str:
+def _mark(event: Happening, text: str, snapshot: Snapshot) -> str:
     span = max(snapshot.seconds, 1e-3)
     place = min(1.0, max(0.0, (event.at - snapshot.began) / span))
     return f'<span class="{_kind(event)}" style="left:{place:.1%}" title="{escape(text)}"></span>'
 
 
-def _event(event: Event, text: str, snapshot: Snapshot) -> str:
+def _event(event: Happening, text: str, snapshot: Snapshot) -> str:
     at = say_seconds(max(0.0, event.at - snapshot.began))
     return f'<li><span class="nbddp-at">{at}</span> {escape(text)}</li>'
 
 
-def _kind(event: Event) -> str:
+def _kind(event: Happening) -> str:
     if event.kind in _BAD_EVENTS:
         return "nbddp-bad"
     return "nbddp-warn" if event.kind in _WARN_EVENTS else ""

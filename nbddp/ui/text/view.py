@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.lines import LineAssembler
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
-from nbddp.ui.lines import LineAssembler
-from nbddp.ui.palette import terminal_color
+from nbddp.ui.screen import TOGETHER, Screen, is_text, show_rich, show_rich_value, tagged
 from nbddp.ui.values import agreeing
-from nbddp.ui.words import say_tag
 from nbddp.wire.messages import Display, JsonDict
 
-TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces
 FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
 SLACK = 0.1  # seconds of pieces not shown that may be made up for at once
 PERIOD_PER_LINE = 60e-6  # seconds more for each line that is shown already
 MAX_PERIOD = 1.0  # seconds
 MAX_HELD = 1 << 20  # characters
 PATIENCE = 1.0  # seconds; news ends the wait
-PAGE_PACE = 1e6  # characters a second that are shown for long: more, Jupyter's server drops
 BURST = 8e6  # characters that may come at once
 PACE_PERIOD = 0.05  # seconds between two looks while the page catches up
-
-
-class Screen(Protocol):
-    """Where a view puts things."""
-
-    def write(self, text: str) -> None:
-        """Put text at the end."""
-
-    def flush(self) -> None:
-        """Make it visible now."""
-
-    def display(
-        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
-    ) -> None:
-        """Show a MIME bundle."""
-
-
-class View(Protocol):
-    """Shows one cell; ``has_record`` tells whether that includes why it failed."""
-
-    has_record: bool
-
-    def show(self, handle: CellHandle) -> CellResult:
-        """Show a cell from its beginning to its end."""
 
 
 class TextView:
@@ -175,62 +146,5 @@ class TextView:
 
     def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
         if lines:
-            tag = _tag(ranks, mark, has_color=self._has_color)
+            tag = tagged(ranks, mark, has_color=self._has_color)
             self._hold("".join(f"{tag} {line}\n" for line in lines))
-
-
-def is_text(message: Display) -> bool:
-    """Whether it can as well be printed."""
-    return not message.display_id and set(message.data) == {"text/plain"}
-
-
-def show_rich(screen: Screen, rank: int, message: Display, *, has_color: bool) -> None:
-    """Show what a rank displayed, or change what it displayed before."""
-    if not message.is_update:
-        _caption(screen, [rank], has_color=has_color)
-    screen.display(
-        message.data,
-        message.metadata,
-        display_id=message.display_id and f"nbddp-{rank}-{message.display_id}",
-        is_update=message.is_update,
-    )
-
-
-def show_rich_value(
-    screen: Screen, ranks: Sequence[int], bundle: JsonDict, *, has_color: bool
-) -> None:
-    """Show a value that some ranks agree on, which is more than text."""
-    _caption(screen, ranks, has_color=has_color)
-    screen.display(bundle["data"], bundle["metadata"], display_id="", is_update=False)
-
-
-def _caption(screen: Screen, ranks: Sequence[int], *, has_color: bool) -> None:
-    screen.write(f"{_tag(ranks, has_color=has_color)}\n")
-    screen.flush()
-
-
-def _tag(ranks: Sequence[int], mark: str = "", *, has_color: bool) -> str:
-    text = say_tag(ranks, mark)
-    if not has_color:
-        return text
-    return f"\x1b[38;5;{terminal_color(ranks[0])}m{text}\x1b[0m"
-
-
-class StreamScreen:
-    """A screen that is a text stream: rich things are shown as their text."""
-
-    def write(self, text: str) -> None:
-        """Print."""
-        sys.stdout.write(text)
-
-    def flush(self) -> None:
-        """Print now: ipykernel would hold it for 200 ms."""
-        sys.stdout.flush()
-
-    def display(
-        self, data: JsonDict, metadata: JsonDict, *, display_id: str, is_update: bool
-    ) -> None:
-        """Print the text/plain form, if there is one and it is new."""
-        del metadata, display_id  # for screens that can show more
-        if not is_update and "text/plain" in data:
-            sys.stdout.write(f"{data['text/plain']}\n")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipywidgets import Widget
 
-from nbddp.ui.kernel_stream import Filter, Incoming, Way, interrupt_held_back, way_to
+from nbddp.ui.buttons.kernel_stream import Filter, Incoming, Way, interrupt_held_back, way_to
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell

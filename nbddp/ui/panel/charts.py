@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from importlib import import_module
+from typing import Protocol
 
-from nbddp.record.curves import Metrics
-from nbddp.ui.record import Chart
+from nbddp.record.curves import Curve, MetricsSnapshot
+from nbddp.ui.panel.record import Chart
 
 logger = logging.getLogger(__name__)
 
@@ -20,12 +21,23 @@ SHARE = 0.2  # of the time goes into drawing: the ranks need the cores
 MAX_PAUSE = 2.0  # seconds; a machine that is busy shows the charts all the same
 
 
-class Charts:
-    """Keeps the newest picture of each metric; ``show`` gets each as it is drawn."""
+class Take(Protocol):
+    """Gives the metrics as they are now."""
 
-    def __init__(self, metrics: Metrics, show: Callable[[str, bytes], None]) -> None:
-        self._metrics = metrics
+    def __call__(self, known: Mapping[str, int], /, *, most: int) -> MetricsSnapshot:
+        """The first ``most``, with the curves of those whose version is not the known one."""
+
+
+class Charts:
+    """Keeps the newest picture of each metric; ``show`` gets each as it is drawn.
+
+    ``take`` is asked for the metrics, with the curves of those that changed since a version.
+    """
+
+    def __init__(self, take: Take, show: Callable[[str, bytes], None]) -> None:
+        self._take = take
         self._show = show
+        self._metrics = MetricsSnapshot({}, {}, 0)
         self._drawn: dict[str, tuple[int, bytes]] = {}
         self._failed: dict[str, str] = {}
         self._over = threading.Event()
@@ -46,8 +58,8 @@ class Charts:
         if self._thread.ident is not None:
             self._thread.join()
         self._refresh()
-        names = self._metrics.names()
-        return [(name, self._drawn[name][1]) for name in names if name in self._drawn]
+        drawn = self._drawn
+        return [(name, drawn[name][1]) for name in self._metrics.versions if name in drawn]
 
     def stop(self) -> None:
         """Draw no more."""
@@ -55,42 +67,47 @@ class Charts:
 
     def note(self) -> str:
         """A word on metrics that have no chart; empty if all have."""
-        left_out = len(self._metrics.names()) - MAX_CHARTS + self._metrics.dropped_names
         said = [f"{name} could not be drawn: {why}" for name, why in self._failed.items()]
-        if left_out > 0:
-            said.append(f"{left_out} more metrics are in metrics.jsonl")
+        if self._metrics.left_out:
+            said.append(f"{self._metrics.left_out} more metrics are in metrics.jsonl")
         return "; ".join(said)
 
     def _run(self) -> None:
         pause = 0.0
         while not self._over.wait(pause):
-            if not self._metrics.names():
+            self._look()
+            if not self._metrics.versions:
                 pause = LOOK_PERIOD
                 continue
-            import_module("nbddp.ui.chart")  # loads matplotlib, once: that is no drawing
+            import_module("nbddp.ui.panel.chart")  # loads matplotlib, once: that is no drawing
             began = time.monotonic()
             self._refresh(is_last=False)
             spent = time.monotonic() - began
             pause = min(MAX_PAUSE, max(LOOK_PERIOD, spent * (1 - SHARE) / SHARE))
 
     def _refresh(self, *, is_last: bool = True) -> None:
-        for name in self._metrics.names()[:MAX_CHARTS]:
+        self._look()
+        for name, curves in self._metrics.curves.items():
             if self._over.is_set() and not is_last:
                 return
-            version = self._metrics.version_of(name)
-            if name not in self._failed and version != self._drawn.get(name, (0, b""))[0]:
-                self._draw(name, version)
-                if not is_last and name in self._drawn:
-                    self._show(name, self._drawn[name][1])
+            if name in self._failed:
+                continue
+            self._draw(name, curves)
+            if not is_last and name in self._drawn:
+                self._show(name, self._drawn[name][1])
 
-    def _draw(self, name: str, version: int) -> None:
+    def _look(self) -> None:
+        known = {name: version for name, (version, _) in self._drawn.items()}
+        self._metrics = self._take(known, most=MAX_CHARTS)
+
+    def _draw(self, name: str, curves: Mapping[int, Curve]) -> None:
         """Draw one metric; where that fails, the others and the record still come."""
-        from nbddp.ui.chart import draw  # loads matplotlib: not before there is a metric
+        from nbddp.ui.panel.chart import draw  # loads matplotlib: not before there is a metric
 
         try:
-            png = draw(name, self._metrics.curves(name))
+            png = draw(name, curves)
         except Exception as error:
             logger.exception("the chart of %r could not be drawn", name)
             self._failed[name] = f"{type(error).__name__}: {error}"
             return
-        self._drawn[name] = version, png
+        self._drawn[name] = self._metrics.versions[name], png

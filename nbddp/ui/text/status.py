@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.words import (
     say_bar,
@@ -17,7 +18,6 @@ from nbddp.ui.words import (
     shorten,
 )
 
-NOTHING = "no worker group; `%ddp start` or a `%%ddp` cell starts one"
 _HEAD = ("rank", "state", "line", "collective", "step", "cpu", "memory", "pid")
 SHOWN_EVENTS = 8
 
@@ -25,7 +25,7 @@ SHOWN_EVENTS = 8
 def status(snapshot: Snapshot) -> str:
     """The state of the group and of every rank."""
     if not snapshot.state.is_live:
-        return NOTHING
+        return NO_GROUP
     facts = [snapshot.state.value, *say_facts(snapshot)]
     lines = ["worker group: " + " · ".join(facts)]
     lines += _table([_HEAD, *(_row(each) for each in snapshot.ranks)])

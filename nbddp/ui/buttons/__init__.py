@@ -1,0 +1,1 @@
+"""Hearing buttons while a cell blocks the kernel."""

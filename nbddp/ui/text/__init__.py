@@ -1,0 +1,1 @@
+"""A cell, or the worker group, as plain text."""
