@@ -721,7 +721,8 @@ def test_a_stop_is_over_when_the_last_process_is_gone() -> None:
 
 def test_what_outlives_the_grace_of_a_stop_is_killed() -> None:
     life, actions = play(died(0, 0), rang(Alarm.STOP, cell=0), life=STOPPING)
-    assert (life.state, actions) == (GroupState.STOPPING, [Kill(ranks=(1,))])
+    text = f"rank 1 did not end in {GRACE:g} s: killed"
+    assert (life.state, actions) == (GroupState.STOPPING, [Remark(text=text), Kill(ranks=(1,))])
 
 
 def test_the_alarm_of_a_stop_rings_for_nobody_when_there_is_none() -> None:

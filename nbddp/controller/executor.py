@@ -253,7 +253,7 @@ class Executor:
             if handle.exitcode != 0:
                 how = describe_exit(handle.exitcode)
                 self.time_line.record("exit", rank=rank, attempt=attempt, how=how)
-                self._launcher.sweep(handle)
+            self._launcher.sweep(handle)
         finally:
             self._note_gone(attempt, rank, handle.exitcode)
 

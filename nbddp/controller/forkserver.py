@@ -27,7 +27,10 @@ from multiprocessing import (
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
+import psutil
+
 from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL
+from nbddp.worker.descendants import children, descendants
 
 PRELOAD = ["nbddp.worker.preload", __name__]
 
@@ -82,6 +85,15 @@ class Forkserver:
                 child = RankProcess(self._server, target, argument, name)
             child.start()
         return child
+
+    def orphans(self) -> list[psutil.Process]:
+        """What ranks that are gone left behind: the helper inherits it, on Linux."""
+        helper, ranks = self.pid, self._server.ranks
+        if helper is None:
+            return []
+        roots = [each for each in children(helper) if _has_left(each.pid, helper)]
+        roots = [each for each in roots if each.pid not in ranks]  # as of now, not of before
+        return [each for root in roots for each in (root, *descendants(root.pid))]
 
     def close(self) -> None:
         """End the helper and wait until it is gone; no rank runs any more.
@@ -148,6 +160,7 @@ class _Server(forkserver.ForkServer):
     def __init__(self) -> None:
         super().__init__()
         self.set_forkserver_preload(PRELOAD)
+        self.ranks: set[int] = set()  # process ids, from before they do anything of their own
 
     def ensure_running(self) -> None:
         """Start it, unless it runs."""
@@ -164,13 +177,13 @@ class RankProcess(process.BaseProcess):
 
     def __init__(
         self,
-        server: forkserver.ForkServer,
+        server: _Server,
         target: Callable[[Any], None],
         argument: Any,
         name: str,
     ) -> None:
         super().__init__(target=target, args=(argument,), name=name, daemon=False)
-        self.server: forkserver.ForkServer | None = server
+        self.server: _Server | None = server
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "server": None}
@@ -194,18 +207,30 @@ class _RankPopen(popen_forkserver.Popen):
         """
         with self._polling:
             exitcode: int | None = super().poll(flag)
+        if exitcode is not None:
+            self._ranks.discard(self.pid)
         return exitcode
 
     def _launch(self, process_obj: RankProcess) -> None:
         if process_obj.server is None:
             raise RuntimeError("a rank cannot be started from within a rank")
+        self._ranks = process_obj.server.ranks
         message = _pickled(self, {"name": process_obj.name}, process_obj)
         self.sentinel, writer = process_obj.server.connect_to_new_process([])
         keep_alive = os.dup(writer)  # closes with the kernel, which tells the rank
         self.finalizer = util.Finalize(self, _close_all, (keep_alive, self.sentinel))
         with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a descriptor, no path
+            self.pid = forkserver.read_signed(self.sentinel)
+            self._ranks.add(self.pid)
             pipe.write(message)
-        self.pid = forkserver.read_signed(self.sentinel)
+
+
+def _has_left(pid: int, helper: int) -> bool:
+    """Whether a process has left the helper's session, as a rank does at once."""
+    try:
+        return os.getsid(pid) != helper
+    except ProcessLookupError:
+        return False
 
 
 def _do_nothing(_argument: None) -> None:

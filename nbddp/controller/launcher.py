@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from contextlib import suppress
 from typing import Protocol
@@ -13,6 +12,7 @@ import psutil
 from nbddp.controller.forkserver import Forkserver
 from nbddp.controller.memory import memory_limit
 from nbddp.wire.start import RankStart, rank_main
+from nbddp.worker.descendants import existing, kill
 
 SHORT = 4 << 30  # bytes: a machine or a container with less, such as a Binder, is short of memory
 
@@ -93,19 +93,26 @@ class LocalLauncher:
         return _spawn(start, name)
 
     def sweep(self, handle: RankHandle) -> None:
-        """Kill the DataLoader workers and other children of a rank that could not do it itself.
+        """Kill the DataLoader workers and other children of a rank that did not do it itself."""
+        kill(lambda: [*_in_session(handle.pid), *self._orphans()])
 
-        A rank leads a session of its own, so whoever is in that session descends from it.
-        """
-        for pid in psutil.pids():
-            with suppress(ProcessLookupError, PermissionError):
-                if os.getsid(pid) == handle.pid:
-                    os.kill(pid, signal.SIGKILL)
+    def _orphans(self) -> list[psutil.Process]:
+        return [] if self.forkserver is None else self.forkserver.orphans()
 
     def close(self) -> None:
         """End the helper."""
         if self.forkserver is not None:
             self.forkserver.close()
+
+
+def _in_session(leader: int | None) -> list[psutil.Process]:
+    """Who is in the session that a rank leads, and so descends from it."""
+    found = []
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                found.append(pid)
+    return existing(found)
 
 
 def _spawn(start: RankStart, name: str) -> RankHandle:

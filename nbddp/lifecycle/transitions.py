@@ -294,7 +294,8 @@ def _on_rang(life: Life, event: Rang) -> Step:
         late = say_ranks(_in_state(life, RankState.STARTING))
         return _give_up_start(life, f"{late} did not get ready in {START_PATIENCE:.0f} s")
     if event.alarm is Alarm.STOP and life.state is GroupState.STOPPING:
-        return life, [Kill(ranks=tuple(life.alive))]
+        text = f"{say_ranks(life.alive)} did not end in {life.grace:g} s: killed"
+        return life, [Remark(text=text), Kill(ranks=tuple(life.alive))]
     cell = life.cell
     if cell is None or cell.number != event.cell or not life.state.is_busy:
         return life, []

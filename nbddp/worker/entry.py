@@ -48,6 +48,7 @@ from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
 from nbddp.worker.collectives import ProcessGroup
 from nbddp.worker.connections import Connections
+from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.failure import describe, not_begun, plain, text_of
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import refuse_typing
@@ -72,6 +73,7 @@ def live(start: RankStart) -> None:
         os.setsid()
     growth.stop_listening()
     growth.let_go()
+    prepare_departure()
     watch_kernel(start.kernel_pid)
     _settle(start)
     log = RankLog(Path(start.log_path))
@@ -96,7 +98,7 @@ def live(start: RankStart) -> None:
         while True:  # the controller ends it: of an exit it might know before it reads why
             signal.pause()
     rank.serve()
-    outbox.close()
+    depart(outbox.close)
 
 
 def _lost_output(error: OSError) -> Display:

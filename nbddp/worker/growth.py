@@ -13,16 +13,14 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing import forkserver
 
-import psutil
-
 from nbddp.wire.helper import GROW_SIGNAL, GROWN_BY
+from nbddp.worker.descendants import descendants, kill
 
 
 def take_along(folder: str) -> None:
-    """When this process ends, for the kernel is gone, end the ranks too, and take this folder away.
+    """When this process ends, for the kernel is gone, end all ranks, and take this folder away.
 
     A rank watches the kernel itself, but one that was stopped (SIGSTOP) cannot.
     """
@@ -31,9 +29,7 @@ def take_along(folder: str) -> None:
     def clear() -> None:
         if os.getpid() != pid:
             return  # a rank that was forked from here
-        for rank in psutil.Process().children():
-            with suppress(ProcessLookupError, PermissionError):  # it has just ended by itself
-                os.killpg(rank.pid, signal.SIGKILL)
+        kill(lambda: descendants(pid))
         shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(clear)

@@ -10,9 +10,11 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import NoReturn
 
+from nbddp.worker.descendants import descendants, kill
+
 
 def watch_kernel(kernel_pid: int) -> None:
-    """End this process's group as soon as the kernel is gone, however it went."""
+    """End this process, and what it started, as soon as the kernel is gone, however it went."""
     sentinels = _sentinels(kernel_pid)
     threading.Thread(target=_follow, args=(sentinels,), name="nbddp-watch", daemon=True).start()
 
@@ -34,6 +36,9 @@ def _sentinels(kernel_pid: int) -> list[int]:
 
 def _follow(sentinels: list[int]) -> NoReturn:
     wait(sentinels)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpgrp(), signal.SIGKILL)  # DataLoader workers too
-    os._exit(1)
+    try:
+        kill(lambda: descendants(os.getpid()))
+    finally:  # a cell may have left no descriptor to look with
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        os._exit(1)

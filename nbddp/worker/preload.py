@@ -7,6 +7,7 @@ Never touches CUDA (a process forked after that cannot use it) and none of the u
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import suppress
 
 import torch
@@ -14,10 +15,14 @@ import torch.distributed  # noqa: F401
 
 from nbddp.wire.helper import FOLDER
 from nbddp.worker import entry, growth  # noqa: F401
+from nbddp.worker.descendants import adopt_orphans
 from nbddp.worker.shell import make_shell, warm_shell
 
 with suppress(PermissionError):  # already the leader of a session of its own
     os.setsid()  # Jupyter's interrupt goes to the kernel's whole process group
+adopt_orphans()
+# multiprocessing's: a child that it has not started, but inherited, has ended
+warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 growth.take_along(os.environ.pop(FOLDER))
 shell = make_shell()
 growth.listen(first=lambda: warm_shell(shell))

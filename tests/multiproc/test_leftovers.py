@@ -1,0 +1,140 @@
+"""Whatever a cell started ends with its rank, and holds up nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from notebook import Notebook
+
+from nbddp import WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+GRACE = 40.0  # seconds: whoever waits for it here is seen to
+IMPORTS = (
+    "import atexit, multiprocessing, os, pathlib, signal, subprocess, sys, threading, time\n"
+    "from concurrent.futures import ThreadPoolExecutor\n"
+)
+CHILDREN = {
+    "process": "multiprocessing.Process(target=time.sleep, args=(600,)).start()",
+    "own session": "subprocess.Popen(['sleep', '600'], start_new_session=True)",
+    "deaf": "subprocess.Popen(['sh', '-c', 'trap \"\" TERM; echo; while :; do sleep 9; done'],"
+    " stdout=subprocess.PIPE).stdout.read(1)",
+    "daemon": "subprocess.run(['sh', '-c', 'setsid sleep 600 & echo'], stdout=subprocess.DEVNULL)",
+    "daemon of a daemon": "subprocess.run(['sh', '-c', 'setsid sh -c \"sleep 600 & sleep 601\" &'],"
+    " stdout=subprocess.DEVNULL)",
+}
+THREADS = {
+    "thread": "threading.Thread(target=time.sleep, args=(600,)).start()",
+    "executor": "ThreadPoolExecutor().submit(time.sleep, 600)",
+    "collective": "wait = lambda: rank or dist.recv(torch.ones(1), src=1)\n"
+    "threading.Thread(target=wait).start()",
+    "printing": "def talk():\n    step = 0\n    while True:\n        print('on and on')\n"
+    "        nbddp.log(step=(step := step + 1), loss=1.0)\n        time.sleep(0.001)\n"
+    "threading.Thread(target=talk).start()",
+}
+
+
+def started_by(rank_pid: int, expected: int = 1) -> list[psutil.Process]:
+    """What a rank's cell has started, a while ago or just now."""
+    rank = psutil.Process(rank_pid)
+    deadline = time.monotonic() + 15
+    while len(found := rank.children(recursive=True)) < expected:
+        assert time.monotonic() < deadline, "the cell started nothing"
+        time.sleep(0.02)
+    return found
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process is there, and has not ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture
+def patient(make_group: Callable[..., WorkerGroup]) -> WorkerGroup:
+    """Two ranks with time to end."""
+    return make_group(2, grace=GRACE)
+
+
+@pytest.mark.parametrize("what", [*THREADS, *CHILDREN])
+@pytest.mark.parametrize("how", ["stop", "restart"])
+def test_what_a_cell_started_holds_up_no_end_and_survives_none(
+    patient: WorkerGroup, what: str, how: str
+) -> None:
+    patient.run(IMPORTS + {**THREADS, **CHILDREN}[what], quiet=True)
+    pids = list(patient.session.process_ids().values())
+    started = [each for pid in pids if what in CHILDREN for each in started_by(pid)]
+    began = time.monotonic()
+    getattr(patient, how)()
+    assert time.monotonic() - began < GRACE / 2
+    assert not [each for each in started if lives(each)]
+    if how == "restart":
+        patient.run("assert 'time' not in globals()\ndist.barrier()")
+
+
+@pytest.mark.parametrize("what", CHILDREN)
+def test_what_a_killed_rank_started_ends_and_what_the_others_started_lives(
+    patient: WorkerGroup, what: str
+) -> None:
+    patient.run(IMPORTS + CHILDREN[what], quiet=True)
+    spared, lost = (started_by(pid) for pid in patient.session.process_ids().values())
+    os.kill(patient.session.process_ids()[1], signal.SIGKILL)
+    assert not psutil.wait_procs(lost, timeout=10)[1]
+    assert all(lives(each) for each in spared)
+    patient.run("pass", ranks=[0])
+    assert all(lives(each) for each in spared)
+
+
+@pytest.mark.parametrize("what", ["own session", "deaf", "daemon of a daemon"])
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_what_ranks_started_ends_with_the_kernel(
+    fresh_notebook: Notebook, what: str, *, is_stopped: bool
+) -> None:
+    assert fresh_notebook.run(f"%%ddp --nproc 2\n{IMPORTS}{CHILDREN[what]}").status == "ok"
+    pids = fresh_notebook.run("%ddp pull __import__('os').getpid()").result
+    started = [each for pid in map(int, pids.strip("[]").split(",")) for each in started_by(pid)]
+    if is_stopped:  # they cannot see to it themselves
+        for pid in map(int, pids.strip("[]").split(",")):
+            psutil.Process(pid).suspend()
+    psutil.Process(fresh_notebook.pid).kill()
+    assert not psutil.wait_procs(started, timeout=10)[1]
+
+
+def test_a_rank_that_ends_does_what_was_to_be_done_at_exit(
+    group: WorkerGroup, folder: Path
+) -> None:
+    group.run(
+        f"{IMPORTS}import tempfile, weakref\n"
+        "class Kept: pass\nkept = Kept()\n"
+        "weakref.finalize(kept, pathlib.Path(f'finalized{rank}').touch)\n"
+        "atexit.register(pathlib.Path(f'hook{rank}').touch)\n"
+        "atexit.register(print, 'goodbye from', rank)\n"
+        "temporary = tempfile.TemporaryDirectory()\n"
+        "pathlib.Path(f'named{rank}').write_text(temporary.name)"
+    )
+    runs = group.session.time_line.folder
+    group.stop()
+    for rank in range(2):
+        assert (folder / f"hook{rank}").exists()
+        assert (folder / f"finalized{rank}").exists()
+        assert not Path((folder / f"named{rank}").read_text()).exists()
+        assert f"goodbye from {rank}" in runs.log(rank).read_text()
+
+
+def test_a_rank_that_does_not_end_is_killed_and_named(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(2, grace=0.5)
+    group.run(f"{IMPORTS}if rank == 1: atexit.register(time.sleep, 600)")
+    group.restart()
+    group.run("dist.barrier()")
+    assert "nbddp: rank 1 did not end in 0.5 s: killed\n" in capsys.readouterr().out
