@@ -33,18 +33,14 @@ class Afterlife:
         self._groups: list[Any] = []
         self._ended: deque[list[Any]] = deque(([] for _ in range(CELLS)), maxlen=CELLS)
 
-    def begin(self) -> None:
-        """Hold all groups that are made from here on."""
-        module: Any = dist.distributed_c10d
-        make = module._new_process_group_helper
-        destroy = module.destroy_process_group
+    def hold(self, group: dist.ProcessGroup) -> None:
+        """Hold a group that was made."""
+        self._groups.append(group)
 
-        @functools.wraps(make)
-        def make_held(*args: Any, **options: Any) -> Any:
-            made = make(*args, **options)
-            if isinstance(made[0], dist.ProcessGroup):
-                self._groups.append(made[0])
-            return made
+    def begin(self) -> None:
+        """Close what the groups have open as soon as all of them are destroyed."""
+        module: Any = dist.distributed_c10d
+        destroy = module.destroy_process_group
 
         @functools.wraps(destroy)
         def destroy_and_close(group: dist.ProcessGroup | None = None) -> None:
@@ -53,7 +49,6 @@ class Afterlife:
             if has_met and not dist.is_initialized() and os.getpid() == self._pid:
                 self._close()
 
-        module._new_process_group_helper = make_held
         module.destroy_process_group = dist.destroy_process_group = destroy_and_close
 
     def begin_cell(self) -> None:

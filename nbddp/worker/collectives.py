@@ -17,6 +17,8 @@ from nbddp.wire.messages import RunCell
 from nbddp.worker.afterlife import Afterlife
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
+from nbddp.worker.dialing import Dialing
+from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.rendezvous import Rendezvous
 from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
 
@@ -46,9 +48,10 @@ class ProcessGroup:
         self._store = store
         self._is_store_shut = False
         self._connections = connections
-        connections.note_new_groups()
+        self._dialing = Dialing()
         self._afterlife = Afterlife(connections.close_groups)
         self._afterlife.begin()
+        watch_new_groups(self._dialing.forming, connections.noting_group, made=self._afterlife.hold)
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
@@ -85,6 +88,8 @@ class ProcessGroup:
             timeout=enough,
             device_id=self.device if self.backend == "nccl" else None,
         )
+        if self.is_broken:  # it only looks as if all ranks were connected
+            raise RuntimeError("an interrupt ended the process group while it formed")
         self._limit(max(enough, FORM_TIMEOUT))
 
     def settle(self) -> None:
@@ -142,7 +147,8 @@ class ProcessGroup:
 
         Gloo has no abort that returns a waiting thread (measured on torch 2.13), but a wait
         ends when its connection does, and so does one on the store. So the connections that
-        process groups wait on are shut down; with ``others_too`` all but the mail's.
+        process groups wait on are shut down; with ``others_too`` all but the mail's. A group that
+        forms waits for connections that are to come: it gets some.
         """
         self.is_broken = self._is_store_shut = True
         newest = newest_collective()
@@ -150,6 +156,7 @@ class ProcessGroup:
             self.stuck_in = newest
         if self.backend == "nccl" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
+        self._dialing.answer_for_absent(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
 
     def note_failure(self, error: BaseException | None) -> None:

@@ -1,0 +1,72 @@
+"""A process group that cannot be formed costs nobody but the rank that it fails on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from nbddp import CellFailedError, WorkerGroup
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+
+# Rank 0 has told its address, which is above the others', so that Gloo leaves it to rank 0 to dial
+# them; then it dies in the moment in which it would look up where they are.
+DIES_BEFORE_IT_DIALS = """
+import os, signal
+c10d = dist.distributed_c10d
+
+class LastStore(dist.Store):
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+    def set(self, key, value):
+        self.store.set(key, value)
+    def wait(self, *args):
+        self.store.set("has told its address", "")
+        os.kill(os.getpid(), signal.SIGKILL)
+    get = multi_get = wait
+
+def die_before_it_dials(store, rank, size, timeout):
+    options = real._Options()
+    options._timeout = timeout
+    options._devices = [real.create_device(hostname="127.0.0.2")]
+    return real(LastStore(store), rank, size, options)
+
+kept, real = rank, c10d.ProcessGroupGloo
+if rank == 0: c10d.ProcessGroupGloo = die_before_it_dials
+"""
+
+
+def check_survivors(group: WorkerGroup, *, dead: int) -> None:
+    """All but one rank live and have their names."""
+    alive = [rank for rank in range(len(group.life.ranks)) if rank != dead]
+    assert group.life.alive == alive
+    kept = group.run("kept", ranks=alive, quiet=True, wants_value=True)
+    assert kept.values() == alive
+
+
+@pytest.mark.parametrize(
+    ("before", "cell"),
+    [
+        pytest.param("dist.destroy_process_group()", "dist.barrier()", id="group of all ranks"),
+        pytest.param("pass", "dist.new_group([0, 1, 2])\ndist.barrier()", id="group of some"),
+    ],
+)
+def test_a_rank_that_dies_before_it_has_connected_costs_the_others_no_name(
+    make_group: Callable[..., WorkerGroup],
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    cell: str,
+) -> None:
+    group = make_group(4)
+    group.run(DIES_BEFORE_IT_DIALS)
+    group.run(before)
+    began = time.monotonic()
+    with pytest.raises(CellFailedError) as caught:
+        group.run(cell)
+    assert time.monotonic() - began < 30  # the process group's timeout is half an hour
+    assert str(caught.value) == "rank 0 was killed by SIGKILL"
+    assert "did not answer" not in capsys.readouterr().out
+    check_survivors(group, dead=0)

@@ -1,0 +1,40 @@
+"""What listens for the ranks of a group that forms gets every connection that may still come."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from nbddp.worker.dialing import Dialing
+
+
+def numbers_at(listener: socket.socket) -> list[int]:
+    """Which pairs the connections that came here are for; each of them has ended."""
+    listener.settimeout(0.2)
+    numbers = []
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            return numbers
+        with connection:
+            numbers += struct.unpack("@n", connection.recv(100))
+            assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_group_that_forms_is_dialled_once_and_nobody_else_is(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    dialing = Dialing()
+    with socket.create_server((address, 0), family=family) as users:
+        with dialing.forming(), socket.create_server((address, 0), family=family) as groups:
+            dialing.answer_for_absent(3)
+            assert numbers_at(groups) == [0, 1, 2]
+            dialing.answer_for_absent(3)
+            assert numbers_at(groups) == []
+        with socket.create_server((address, 0), family=family) as later:
+            dialing.answer_for_absent(3)
+            assert numbers_at(later) == []
+        assert numbers_at(users) == []
