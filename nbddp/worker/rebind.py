@@ -67,14 +67,18 @@ class Rebinding:
             What the user should know, a line for each piece of news; the same on every rank.
         """
         gc.collect()  # one rank may have let go of a model already and another not yet
-        movable = self._movable()
-        if all(self._tell(tries)):
+        movable, others = self._movable(), self._others()
+        has_any = bool(movable or others or self._left or self._sharded_optimizers())
+        told = self._tell([tries, has_any])
+        if not any(has_any for _, has_any in told):
+            return []
+        if all(tries for tries, _ in told):
             self._bind_models(self._agreed(movable))
             self._bind_optimizers()
             self._send_schedules()
         else:
             self._left += [(each, "it failed before", _ANEW) for each in movable]
-        self._note_others()
+        self._left += others
         return self._lines()
 
     def _tell(self, value: Any) -> list[Any]:
@@ -125,7 +129,7 @@ class Rebinding:
 
     def _bind_optimizers(self) -> None:
         owned = {id(each) for model in self._bound for each in model.parameters()}
-        sharded = [each for each in self._registry.optimizers if hasattr(each, "process_group")]
+        sharded = self._sharded_optimizers()
         inner = {id(getattr(each, "optim", None)) for each in sharded}
         mine = [
             each
@@ -136,6 +140,9 @@ class Rebinding:
             self._bind_sharded(each)
         plain = [each for each in mine if each not in sharded and id(each) not in inner]
         self._send_states(self._agreed(plain))
+
+    def _sharded_optimizers(self) -> list[Any]:
+        return [each for each in self._registry.optimizers if hasattr(each, "process_group")]
 
     def _bind_sharded(self, optimizer: Any) -> None:
         """ZeroRedundancyOptimizer: each rank keeps its own part of the state."""
@@ -183,16 +190,17 @@ class Rebinding:
 
     # ---- words
 
-    def _note_others(self) -> None:
+    def _others(self) -> list[tuple[Any, str, str]]:
         """What else of the user's lived on groups that are gone."""
-        for module in sharded_modules():
-            why = "FSDP cannot change its process group"
-            self._left.append((module, why, "make it again and load a checkpoint"))
+        why = "FSDP cannot change its process group"
+        way = "make it again and load a checkpoint"
+        others = [(module, why, way) for module in sharded_modules()]
         living = dist.distributed_c10d._world.pg_map
         for name, value in self._namespace.items():
             is_group = isinstance(value, dist.ProcessGroup) and value not in living
             if is_group and name[:1] != "_" and not _was_default(value):
-                self._left.append((value, "a group ends with the default one", _ANEW))
+                others.append((value, "a group ends with the default one", _ANEW))
+        return others
 
     def _lines(self) -> list[str]:
         names = names_of([*self._bound, *(each for each, *_ in self._left)], self._namespace)

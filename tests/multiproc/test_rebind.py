@@ -238,3 +238,24 @@ def test_a_model_survives_a_cell_without_a_group(
     group.show(group.submit(bare), TextView(StreamScreen())).raise_for_failure()
     group.run("model(torch.ones(1, 4)).sum().backward()")
     assert said(capsys) == ["model: on the new process group, as rank 0 has them"]
+
+
+def test_ranks_with_nothing_to_take_along_tell_each_other_so_once(group: WorkerGroup) -> None:
+    count = "dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()"
+    group.run("from nbddp.worker.exchange import exchange\nbefore = " + count)
+    group.run(f"exchange(None, device)\none_exchange = {count} - before")
+    lose_the_group(group)
+    group.run(f"regroup = {count}")
+    assert group.pull("one_exchange == regroup > 0") == [True, True]
+
+
+def test_what_ranks_tell_each_other_may_be_of_any_length(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(3)
+    group.run(
+        "from nbddp.worker.exchange import exchange\n"
+        "long, none = exchange('ä' * 1000 * (2 - rank), device), exchange(None, device)"
+    )
+    said = ["ä" * 2000, "ä" * 1000, ""]
+    assert group.pull("long, none") == [(said, [None] * 3)] * 3
