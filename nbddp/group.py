@@ -24,6 +24,9 @@ from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
 from nbddp.wire.messages import Answer, Command, Pull, Push
 
+ELSEWHERE = (
+    "this worker group belongs to process {}, which made it; a forked process can make its own"
+)
 ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
 
 
@@ -75,6 +78,7 @@ class WorkerGroup:
             grace=grace,
             joins_group=init,
         )
+        self._pid = os.getpid()
         self._session = Session(colors=default_colors())
         self._start_lock = threading.Lock()
 
@@ -90,7 +94,18 @@ class WorkerGroup:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        self._close_if_ours()
+
+    @property
+    def _session(self) -> Session:
+        """Who acts on the ranks; a forked process has the threads of it no more."""
+        if os.getpid() != self._pid:
+            raise RequestError(ELSEWHERE.format(self._pid))
+        return self.__session
+
+    @_session.setter
+    def _session(self, session: Session) -> None:
+        self.__session = session
 
     @property
     def is_live(self) -> bool:
@@ -110,8 +125,12 @@ class WorkerGroup:
 
     def _close_at_exit(self) -> None:
         """Close before multiprocessing's own hook, which would wait for the ranks to end."""
-        atexit.unregister(self.close)
-        atexit.register(self.close)
+        atexit.unregister(self._close_if_ours)
+        atexit.register(self._close_if_ours)
+
+    def _close_if_ours(self) -> None:
+        if os.getpid() == self._pid:  # in a forked process there is nothing to close
+            self.close()
 
     def start(self) -> None:
         """Start the ranks and wait until all are ready.
@@ -120,9 +139,10 @@ class WorkerGroup:
             RequestError: they run already, or the group cannot be had.
             StartError: a rank could not start.
         """
+        session = self._session
         self._close_at_exit()
         with self._start_lock:
-            self._session.start(self._spec)
+            session.start(self._spec)
 
     def restart(self) -> None:
         """End all ranks, whatever they do, and start them anew; their names are gone.
@@ -140,8 +160,9 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End all ranks and everything that was started for them."""
-        atexit.unregister(self.close)
-        self._session.close()
+        session = self._session
+        atexit.unregister(self._close_if_ours)
+        session.close()
 
     # ---- cells
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,53 @@ def test_values_of_a_group_whose_ranks_are_all_gone_are_not_an_empty_list(
     with pytest.raises(RequestError):
         group.push({"x": 1})
     assert not [command for _, command in link.sent if not isinstance(command, Leave)]
+
+
+USES: dict[str, Callable[[SteeredGroup], object]] = {
+    "alive": lambda group: group.alive,
+    "close": lambda group: group.close(),
+    "enter": lambda group: group.__enter__(),
+    "folder": lambda group: group.folder,
+    "interrupt": lambda group: group.interrupt(),
+    "is_live": lambda group: group.is_live,
+    "kill": lambda group: group.kill(0),
+    "pull": lambda group: group.pull("rank"),
+    "push": lambda group: group.push({"x": 1}),
+    "restart": lambda group: group.restart(),
+    "run": lambda group: group.run("pass"),
+    "start": lambda group: group.start(),
+    "start_helper": lambda group: group.start_helper(),
+    "stop": lambda group: group.stop(),
+}
+
+
+def said_by(use: Callable[[SteeredGroup], object], group: SteeredGroup) -> str:
+    """What comes of it, in words."""
+    try:
+        return repr(use(group))
+    except RequestError as error:
+        return str(error)
+
+
+def test_in_a_forked_process_every_use_says_whose_group_it_is(group: SteeredGroup) -> None:
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads
+        pid = os.fork()
+    if pid == 0:
+        try:
+            group.__exit__(None, None, None)  # closes nothing of the other's
+            said = {name: said_by(use, group) for name, use in USES.items()}
+            os.write(writer, json.dumps(said).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = json.loads(pipe.read())
+    os.waitpid(pid, 0)
+    assert said == dict.fromkeys(
+        USES,
+        f"this worker group belongs to process {os.getpid()}, which made it; a forked process can "
+        "make its own",
+    )
+    assert group.is_live

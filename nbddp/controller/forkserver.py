@@ -33,6 +33,7 @@ from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL
 from nbddp.worker.descendants import children, descendants
 
 PRELOAD = ["nbddp.worker.preload", __name__]
+_naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares
 
 
 class Forkserver:
@@ -84,6 +85,7 @@ class Forkserver:
             with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
                 child = RankProcess(self._server, target, argument, name)
             child.start()
+        _keep_from_multiprocessing(child)
         return child
 
     def orphans(self) -> list[psutil.Process]:
@@ -133,13 +135,14 @@ class Forkserver:
         if not os.path.isdir(self._folder):  # noqa: PTH112 - a name, until there is one
             self._folder = tempfile.mkdtemp(prefix="nbddp-")
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
-        before = config.get("tempdir")
-        config["tempdir"] = os.environ[FOLDER] = self._folder
-        try:
-            yield
-        finally:
-            config["tempdir"] = before
-            os.environ.pop(FOLDER, None)
+        with _naming_folder:
+            before = config.get("tempdir")
+            config["tempdir"] = os.environ[FOLDER] = self._folder
+            try:
+                yield
+            finally:
+                config["tempdir"] = before
+                del os.environ[FOLDER]
 
     def _ensure_running(self) -> None:
         # until it has a session of its own, the interrupt button would reach it
@@ -231,6 +234,11 @@ def _has_left(pid: int, helper: int) -> bool:
         return os.getsid(pid) != helper
     except ProcessLookupError:
         return False
+
+
+def _keep_from_multiprocessing(rank: RankProcess) -> None:
+    """A rank is watched and ended here; in a process that was forked nobody shall ask after it."""
+    process._children.discard(rank)  # type: ignore[attr-defined]
 
 
 def _do_nothing(_argument: None) -> None:

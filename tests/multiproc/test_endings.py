@@ -7,9 +7,11 @@ import json
 import os
 import random
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import process
 from multiprocessing.forkserver import ForkServer
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from nbddp import CellFailedError, RequestError, StartError, WorkerGroup
 from nbddp.controller import forkserver
 from nbddp.lifecycle.states import GroupState
 from nbddp.magics.steered import SteeredGroup
+from nbddp.wire.helper import FOLDER
 
 pytestmark = pytest.mark.multiproc
 
@@ -360,3 +363,34 @@ def test_a_group_that_was_closed_leaves_no_thread_and_no_descriptor(
     left = {thread.name for thread in threading.enumerate()} - threads
     assert not {name for name in left if name.startswith("nbddp")}
     assert wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)
+
+
+def test_groups_that_are_started_at_the_same_time_have_a_folder_each(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("x")  # a short name: a socket's may have 107 characters
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    before = process.current_process()._config.get("tempdir")
+    start_helper = ForkServer.ensure_running
+
+    def start_slowly(helper: ForkServer) -> None:
+        time.sleep(0.1)  # for the others to come in between, if they can
+        start_helper(helper)
+
+    monkeypatch.setattr(ForkServer, "ensure_running", start_slowly)
+    groups = [SteeredGroup(nproc=1) for _ in range(3)]
+    starts = [threading.Thread(target=each.start) for each in groups]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join()
+    folders = {each.pull("__import__('multiprocessing').util.get_temp_dir()")[0] for each in groups}
+    assert len(folders) == 3
+    assert len(list(folder.glob("nbddp-*"))) == 3
+    for each in groups:
+        psutil.Process(each.session.launcher.forkserver.pid).kill()  # its folder is then ours
+        each.close()
+    assert not list(folder.glob("nbddp-*"))
+    assert process.current_process()._config.get("tempdir") == before
+    assert FOLDER not in os.environ

@@ -53,3 +53,41 @@ def test_spawned_ranks_do_all_that_forked_ones_do(capsys: pytest.CaptureFixture[
         group.kill(1)
         with pytest.raises(RequestError, match="rank 1 was killed by SIGKILL"):
             group.run("pass")
+
+
+def test_a_forked_child_of_a_script_leaves_the_group_alone_and_may_have_its_own(
+    folder: Path,
+) -> None:
+    script = folder / "script.py"
+    script.write_text(
+        "import nbddp, os, sys\n"
+        "with nbddp.WorkerGroup(nproc=2) as group:\n"
+        "    group.run('kept = rank')\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        try:\n"
+        "            group.pull('kept')\n"
+        "        except nbddp.RequestError as error:\n"
+        "            print(str(error).replace(str(os.getppid()), 'PARENT'))\n"
+        "        with nbddp.WorkerGroup(nproc=1) as own:\n"
+        "            print(own.pull('world_size'), flush=True)\n"
+        "        sys.exit(3)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), group.pull('kept'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=folder,
+    )
+    assert (done.stdout.splitlines(), done.stderr, done.returncode) == (
+        [
+            "this worker group belongs to process PARENT, which made it; a forked process can make "
+            "its own",
+            "[1]",
+            "3 [0, 1]",
+        ],
+        "",
+        0,
+    )
