@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
+from nbddp.errors import ArgumentError
 from nbddp.train import report
 from nbddp.train.report import Bar, LoggerSink, happened, log, set_sink, track
 
@@ -172,6 +174,40 @@ def test_a_name_that_every_line_of_the_file_has_anyway_is_refused(
     words = f"^nbddp.log: choose another name for '{name}': nbddp writes that one$"
     with pytest.raises(ValueError, match=words):
         log(step=3, **{"loss": 1.0, name: 2.0})
+    assert sink.told == []
+
+
+def test_names_that_are_no_keywords_come_in_a_mapping(sink: Recorder) -> None:
+    log({"train/loss": torch.tensor(0.5), "lr": 0.1}, step=3, accuracy=1)
+    log(MappingProxyType({"train/loss": 0.25}), step=4)
+    log({}, step=5)
+    told = [each for each in sink.told if each[0] == "log"]
+    assert told == [
+        ("log", 3, {"train/loss": 0.5, "lr": 0.1, "accuracy": 1.0}),
+        ("log", 4, {"train/loss": 0.25}),
+        ("log", 5, {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        ({"step": 1}, ArgumentError, "choose another name for 'step': nbddp writes that one"),
+        ({"loss": 1}, ArgumentError, "loss: given twice"),
+        ({3: 1}, TypeError, "a name must be a string, got 3"),
+        (
+            torch.tensor(0.5),
+            TypeError,
+            "numbers need names, as in nbddp.log(step=3, loss=loss) or "
+            'nbddp.log({"train/loss": loss}, step=3); got Tensor',
+        ),
+    ],
+)
+def test_what_is_no_mapping_of_names_is_refused(
+    sink: Recorder, values: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=f"^nbddp.log: {re.escape(words)}$"):
+        log(values, step=3, loss=2.0)
     assert sink.told == []
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from numbers import Complex, Real
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,7 +21,9 @@ logger = logging.getLogger("nbddp")
 T = TypeVar("T")
 
 SHOW_PERIOD = 0.1  # seconds between two reports of the same bar
-RESERVED = frozenset({"time", "rank", "attempt"})  # what each line of metrics.jsonl says anyway
+RESERVED = frozenset(
+    {"time", "rank", "attempt", "step"}
+)  # what each line of metrics.jsonl says anyway
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,21 +110,24 @@ def set_sink(sink: Sink) -> None:
     _sink = sink
 
 
-def log(*, step: int, **values: Any) -> None:
+def log(values: Mapping[str, Any] | None = None, /, *, step: int, **named: Any) -> None:
     """Report named numbers for one step of the training.
 
     They are drawn in the panel, a chart for each name with a line for each rank, and written to
     ``metrics.jsonl`` in the run's folder. Under torchrun they go to the logger ``nbddp``.
 
     Args:
+        values: numbers, or tensors with one element, by name; for names that Python does not take
+            as keywords. A tensor on a GPU is waited for.
         step: the optimizer's update, a whole number from 0.
-        values: numbers, or tensors with one element. A tensor on a GPU is waited for.
+        named: the same, as keywords.
 
     Raises:
-        TypeError: a value is no number; nothing is reported.
-        ArgumentError: a name is one that every line of the file has anyway.
+        TypeError: a value is no number, or a name no string; nothing is reported.
+        ArgumentError: a name is one that every line of the file has anyway, or is there twice.
 
     >>> log(step=3, loss=0.25, accuracy=0.9)
+    >>> log({"train/loss": 0.25, "train/accuracy": 0.9}, step=3)
     >>> log(step=3, loss="low")
     Traceback (most recent call last):
     TypeError: nbddp.log: loss must be a number or a tensor with one element, got 'low'
@@ -132,13 +137,30 @@ def log(*, step: int, **values: Any) -> None:
         number = operator.index(step)
     except TypeError:
         raise TypeError(f"nbddp.log: step must be a whole number, got {step!r}") from None
-    for name in values:
+    everything = _by_name(values, named)
+    _sink.log(number, {name: _number(name, value) for name, value in everything.items()})
+    reached(number, source="log")
+
+
+def _by_name(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str, Any]:
+    """All that is to be logged, under names that the file can have."""
+    if values is None:
+        values = {}
+    elif not isinstance(values, Mapping):
+        raise TypeError(
+            "nbddp.log: numbers need names, as in nbddp.log(step=3, loss=loss) or "
+            f'nbddp.log({{"train/loss": loss}}, step=3); got {type(values).__name__}'
+        )
+    for name in [*values, *named]:
+        if not isinstance(name, str):
+            raise TypeError(f"nbddp.log: a name must be a string, got {name!r}")
         if name in RESERVED:
             raise ArgumentError(
                 f"nbddp.log: choose another name for {name!r}: nbddp writes that one"
             )
-    _sink.log(number, {name: _number(name, value) for name, value in values.items()})
-    reached(number, source="log")
+    if twice := values.keys() & named.keys():
+        raise ArgumentError(f"nbddp.log: {', '.join(sorted(twice))}: given twice")
+    return {**values, **named}
 
 
 def _number(name: str, value: Any) -> float:
