@@ -127,7 +127,7 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
     checkpoint.wait()
     again = run_of(seed=5)
     resumed = Checkpoint(tmp_path).resume(**again)
-    assert resumed == Resumed(29, {"loss": [0.5]}, tmp_path / "step-00000029.pt")
+    assert resumed == Resumed(29, {"extra": {"loss": [0.5]}}, tmp_path / "step-00000029.pt")
     train(again, range(resumed.step + 1, 60))
     assert torch.equal(model_state(again), model_state(unbroken))
     assert str(again["optimizer"].state_dict()) == str(unbroken["optimizer"].state_dict())
@@ -137,7 +137,9 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
 
 def test_an_empty_or_missing_folder_has_nothing_to_resume(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "none")
-    assert checkpoint.resume(**run_of()) is None
+    resumed = checkpoint.resume(**run_of(), best=0.5, history=None)
+    assert not resumed
+    assert resumed == Resumed(0, {"best": 0.5, "history": None}, None)
     assert checkpoint.newest() is None
     assert not checkpoint.folder.exists()
 
@@ -145,7 +147,8 @@ def test_an_empty_or_missing_folder_has_nothing_to_resume(tmp_path: Path) -> Non
 def test_only_what_is_asked_for_is_loaded(tmp_path: Path) -> None:
     run, other = run_of(), run_of(seed=1)
     Checkpoint(tmp_path).save(3, **run)
-    Checkpoint(tmp_path).resume(model=other["model"])
+    left = dict.fromkeys(["optimizer", "scheduler", "loader"])
+    assert Checkpoint(tmp_path).resume(model=other["model"], **left)
     assert torch.equal(model_state(other), model_state(run))
 
 
@@ -157,9 +160,14 @@ def test_what_it_does_not_hold_is_said(tmp_path: Path) -> None:
         checkpoint.resume(**run)
     path = tmp_path / "step-00000003.pt"
     assert str(caught.value) == (f"{path} holds no scheduler and no loader, only model, optimizer")
+    with pytest.raises(CheckpointError, match=r"holds no best, only model, optimizer$"):
+        checkpoint.resume(model=run["model"], optimizer=run["optimizer"], best=0.5)
     checkpoint.save(4)
     with pytest.raises(CheckpointError, match=r"step-00000004.pt holds no model, only its step$"):
         checkpoint.resume(model=run["model"])
+    checkpoint.save(5, scheduler=None, seen=3)
+    with pytest.raises(CheckpointError, match=r"holds no scheduler, only scheduler, seen$"):
+        checkpoint.resume(scheduler=run["scheduler"])
 
 
 def test_torch_reads_the_file_as_it_is(tmp_path: Path) -> None:
@@ -167,7 +175,7 @@ def test_torch_reads_the_file_as_it_is(tmp_path: Path) -> None:
     Checkpoint(tmp_path).save(3, **run, extra="words")
     found = torch.load(tmp_path / "step-00000003.pt", weights_only=True)
     assert found["step"] == 3
-    assert found["extra"] == "words"
+    assert found["values"] == {"extra": "words"}
     assert found["parts"]["model"].keys() == run["model"].state_dict().keys()
 
 
@@ -240,7 +248,7 @@ def test_a_damaged_newest_one_is_skipped_with_a_warning(tmp_path: Path) -> None:
     one.write_bytes(one.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="is damaged") as caught:
         resumed = checkpoint.resume()
-    assert resumed is not None
+    assert resumed
     assert resumed.step == 0
     assert [str(each.message) for each in caught] == [
         f"{two} is damaged: it does not match its checksum; taking step-00000000.pt instead",
@@ -255,7 +263,7 @@ def test_when_all_are_damaged_there_is_nothing_to_resume(tmp_path: Path) -> None
     flip(tmp_path / "step-00000000.pt")
     (tmp_path / "step-00000001.pt").mkdir()
     with pytest.warns(UserWarning, match=r"taking no other instead$") as caught:
-        assert checkpoint.resume() is None
+        assert not checkpoint.resume()
     assert "rest.pt cannot be read: [Errno 2] No such file" in str(caught[0].message)
 
 
@@ -309,7 +317,7 @@ def test_a_full_disk_is_said_and_the_old_one_stays(tmp_path: Path) -> None:
     )
     assert names(tmp_path) == ["step-00000001.pt"]
     resumed = checkpoint.resume(model=model)
-    assert resumed is not None
+    assert resumed
     assert resumed.step == 1
 
 
@@ -347,16 +355,16 @@ LOADABLE = [
 def test_plain_values_come_back_as_they_were(tmp_path: Path, extra: Any) -> None:
     Checkpoint(tmp_path).save(0, extra=extra)
     resumed = Checkpoint(tmp_path).resume()
-    assert resumed is not None
-    assert resumed.extra == extra
+    assert resumed
+    assert resumed["extra"] == extra
 
 
 def test_numbers_of_other_kinds_come_back_as_plain_ones(tmp_path: Path) -> None:
     Checkpoint(tmp_path).save(0, extra=[np.float64(1.5), np.float32(2), np.int64(3), Level.LOW])
     resumed = Checkpoint(tmp_path).resume()
-    assert resumed is not None
-    assert resumed.extra == [1.5, 2.0, 3, 1]
-    assert {type(each) for each in resumed.extra} == {float, int}
+    assert resumed
+    assert resumed["extra"] == [1.5, 2.0, 3, 1]
+    assert {type(each) for each in resumed["extra"]} == {float, int}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -366,8 +374,8 @@ def test_tensors_of_all_kinds_come_back(tmp_path: Path, asynchronous: bool) -> N
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(0, extra=extra, asynchronous=asynchronous)
     resumed = checkpoint.resume()
-    assert resumed is not None
-    for found, expected in zip(resumed.extra, extra, strict=True):
+    assert resumed
+    for found, expected in zip(resumed["extra"], extra, strict=True):
         torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0)
         assert not found.requires_grad
 
@@ -494,14 +502,168 @@ def test_a_writer_killed_a_hundred_times_always_leaves_a_whole_one(tmp_path: Pat
     assert n_saved >= 100
 
 
-@pytest.mark.parametrize("name", ["model", "optimizer", "scheduler", "precision"])
-def test_what_has_no_state_is_refused_with_the_way_out(tmp_path: Path, name: str) -> None:
+# ---- parts by any name
+
+
+class Average:
+    """An average of weights, as many people write it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = [each.detach().clone() for each in model.parameters()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state["shadow"]
+
+
+def gan_of(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    generator, discriminator = nn.Linear(2, 3), nn.Linear(3, 1)
+    return {
+        "generator": generator,
+        "discriminator": discriminator,
+        "ema": Average(generator),
+        "generator_optimizer": torch.optim.Adam(generator.parameters(), lr=0.1 * seed),
+    }
+
+
+def test_parts_of_any_name_come_back_and_values_with_them(tmp_path: Path) -> None:
+    saved, loaded = gan_of(1), gan_of(2)
+    Checkpoint(tmp_path).save(7, **saved, best=0.5, history=[torch.ones(2)], note=None)
+    resumed = Checkpoint(tmp_path).resume(**loaded, best=0.0)
+    assert (bool(resumed), resumed.step, resumed["best"], resumed["note"]) == (True, 7, 0.5, None)
+    assert torch.equal(resumed.values["history"][0], torch.ones(2))
+    assert resumed.get("lr", 0.1) == 0.1
+    assert torch.equal(loaded["generator"].weight, saved["generator"].weight)
+    assert torch.equal(loaded["discriminator"].weight, saved["discriminator"].weight)
+    assert torch.equal(loaded["ema"].shadow[0], saved["ema"].shadow[0])
+    assert loaded["generator_optimizer"].param_groups[0]["lr"] == 0.1
+
+
+def test_a_value_that_there_is_not_is_missed_with_the_way_out(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.resume()["best"]
+    assert str(caught.value) == (
+        "no value 'best', and no other; give resume() one to begin with: best=..."
+    )
+    checkpoint.save(3, seen=1)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.resume()["best"]
+    assert str(caught.value) == (
+        f"{tmp_path / 'step-00000003.pt'} holds no value 'best', only seen; give resume() one to "
+        "begin with: best=..."
+    )
+
+
+def test_a_part_that_is_left_out_is_said_unless_that_is_meant(tmp_path: Path) -> None:
+    run = run_of()
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save(3, **run, seen=1)
+    with pytest.warns(UserWarning, match="holds") as caught:
+        checkpoint.resume(model=run["model"], optimizer=None)
+    assert [str(each.message) for each in caught] == [
+        f"{tmp_path / 'step-00000003.pt'} holds scheduler, loader too, which resume() was not "
+        "given and which was not loaded; write scheduler=None if that is meant"
+    ]
+
+
+def test_a_part_is_not_a_value_and_a_value_is_no_part(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save(3, model=nn.Linear(1, 1), best=0.5)
+    path = tmp_path / "step-00000003.pt"
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.resume(model=3)
+    assert str(caught.value) == (
+        f"{path} holds model as a part with a state, and here it is a plain value: int"
+    )
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.resume(model=None, best=nn.Linear(1, 1))
+    assert str(caught.value) == (
+        f"{path} holds best as a plain value, and here it is a part with a state: Linear"
+    )
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda models: dict(enumerate(models))])
+def test_several_parts_under_one_name_are_refused_with_the_way_out(
+    tmp_path: Path, kind: Callable[[list[nn.Module]], Any]
+) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    models = kind([nn.Linear(1, 1), nn.Linear(1, 1)])
     for act in (checkpoint.resume, lambda **parts: checkpoint.save(0, **parts)):
         with pytest.raises(TypeError) as caught:
-            act(**{name: [nn.Linear(1, 1), nn.Linear(1, 1)]})
+            act(models=models)
         assert str(caught.value) == (
-            f"Checkpoint: {name} must have a state_dict(), got list; of several, each needs a "
-            "Checkpoint in a folder of its own"
+            f"Checkpoint: models is a {type(models).__name__} with a Linear in it: give each part "
+            "by a name of its own, as in models_1=..., models_2=..."
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_the_first_form_is_read(tmp_path: Path) -> None:
+    run, again = run_of(), run_of(seed=1)
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save(3, **run)
+    whole = files.read_whole(tmp_path / "step-00000003.pt")
+    del whole["values"], whole["spread"]
+    whole["extra"] = [0.5]
+    whole["ranks"] = [{"random": whole["ranks"][0]["random"], "loader": {"position": 7}}]
+    files.write_whole(tmp_path / "step-00000003.pt", whole)
+    resumed = Checkpoint(tmp_path).resume(**again)
+    assert (resumed.step, resumed["extra"], again["loader"].position) == (3, [0.5], 7)
+    assert torch.equal(model_state(again), model_state(run))
+
+
+# ---- one run in one folder
+
+
+def lost(path: Path, name: str) -> str:
+    return (
+        f"{path / 'step-00000003.pt'} holds another {name} of the same step, which would be lost: "
+        "use another name, or a folder for each"
+    )
+
+
+def test_two_models_do_not_take_each_others_place(tmp_path: Path) -> None:
+    one, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    first, second = Checkpoint(tmp_path), Checkpoint(tmp_path)
+    first.save(3, model=one)
+    for checkpoint in (first, second):
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.save(3, model=other)
+        assert str(caught.value) == lost(tmp_path, "model")
+    with pytest.raises(CheckpointError) as caught:
+        second.save(3, teacher=other)
+    assert str(caught.value) == (
+        f"{tmp_path / 'step-00000003.pt'} holds model of the same step, which would be lost: give "
+        "one save all parts, or use a folder for each"
+    )
+    second.save(4, model=other)
+    first.save(3, model=one, best=1)
+    first.save(3, model=one, teacher=other)
+    assert names(tmp_path) == ["step-00000003.pt", "step-00000004.pt"]
+
+
+def test_a_model_of_another_shape_does_not_take_the_place_of_one_of_a_run_before(
+    tmp_path: Path,
+) -> None:
+    Checkpoint(tmp_path).save(3, model=nn.Linear(2, 1))
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(tmp_path).save(3, model=nn.Linear(3, 1))
+    assert str(caught.value) == lost(tmp_path, "model")
+    flip(tmp_path / "step-00000003.pt")
+    Checkpoint(tmp_path).save(3, model=nn.Linear(3, 1))
+
+
+def test_the_same_run_done_again_takes_its_own_place(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    for seed in range(2):
+        run = run_of(seed)
+        run["model"].itself = [run["model"]]  # it lives on in a circle
+        checkpoint.save(3, **run)
+    assert torch.equal(
+        torch.load(tmp_path / "step-00000003.pt")["parts"]["model"]["0.weight"],
+        run["model"][0].weight,
+    )

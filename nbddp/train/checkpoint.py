@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -19,7 +18,21 @@ import torch.distributed as dist
 
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import files, place, report, sharded, state
-from nbddp.train.parts import checked_step, given_parts, load, of_rank, split_off_spread, taken
+from nbddp.train.parts import (
+    Given,
+    Held,
+    References,
+    check_alike,
+    check_replaces,
+    checked_step,
+    given_parts,
+    left_out,
+    load,
+    of_rank,
+    references,
+    taken,
+)
+from nbddp.train.resumed import Resumed
 from nbddp.train.together import together
 from nbddp.train.warn import warn
 
@@ -27,21 +40,6 @@ logger = logging.getLogger("nbddp")
 
 _live: weakref.WeakValueDictionary[int, Checkpoint] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """What a run goes on from.
-
-    Attributes:
-        step: the step that was saved; the next one is ``step + 1``.
-        extra: what was saved with it, tensors on the CPU.
-        path: the checkpoint.
-    """
-
-    step: int
-    extra: Any
-    path: Path
 
 
 def checkpoints() -> list[Checkpoint]:
@@ -55,10 +53,12 @@ class Checkpoint:
     ::
 
         checkpoint = nbddp.Checkpoint("runs/first", keep=3)
-        resumed = checkpoint.resume(model=model, optimizer=optimizer, loader=loader)
-        for step in range(resumed.step + 1 if resumed else 0, 1000):
+        parts = dict(model=model, optimizer=optimizer, loader=loader)
+        resumed = checkpoint.resume(**parts, best=0.0)
+        best = resumed["best"]
+        for step in range(resumed.step, 1000):
             ...
-            checkpoint.save(step, model=model, optimizer=optimizer, loader=loader)
+            checkpoint.save(step + 1, **parts, best=best)
 
     A run that is resumed on as many ranks goes on bit for bit as if it had never ended, with one
     exception: DDP arranges its buckets anew after the first backward, so that on more than two
@@ -69,8 +69,7 @@ class Checkpoint:
     several ranks rank 0 writes, and an error anywhere is raised on all of them.
 
     Args:
-        folder: of this run and this model alone (a GAN needs two); made when it is first needed.
-            On several machines, a shared one.
+        folder: of this run alone; made when it is first needed. On several machines, a shared one.
         keep: how many checkpoints stay.
 
     Attributes:
@@ -91,6 +90,7 @@ class Checkpoint:
         self._finish: Callable[[], object] | None = None
         self._group: dist.ProcessGroup | None = None
         self._whole: set[tuple[str, int, int]] = set()
+        self._saved: dict[int, References] = {}
         _live[next(_numbers)] = self
 
     def newest(self) -> Path | None:
@@ -99,46 +99,33 @@ class Checkpoint:
 
     # ---- saving
 
-    def save(
-        self,
-        step: int,
-        *,
-        model: Any = None,
-        optimizer: Any = None,
-        scheduler: Any = None,
-        precision: Any = None,
-        loader: Any = None,
-        extra: Any = None,
-        asynchronous: bool = False,
-    ) -> None:
+    def save(self, step: int, *, asynchronous: bool = False, **parts: Any) -> None:
         """Save a run after a step, with the random numbers' state of every rank.
 
         Args:
-            step: the step that is done, from 0.
-            model: as for ``optimizer``, ``scheduler`` and ``precision``, whatever has a
-                ``state_dict()``; rank 0's is saved. A wrapper such as DDP is left out. Where FSDP2
-                spreads parameters over the ranks, each rank writes its own into a folder.
-            optimizer: see ``model``.
-            scheduler: see ``model``.
-            precision: see ``model``.
-            loader: has a ``state_dict()`` too, and every rank's is saved.
-            extra: tensors, numbers and strings, and lists, dicts and sets of them; rank 0's.
+            step: how many steps are done, as ``loader.step`` counts them.
             asynchronous: only copy now, and write while the loop goes on. The next save waits for
                 it, and so does :meth:`wait`; an error comes up there. One that is spread over
                 the ranks becomes whole there too.
+            parts: by any names. Of what has ``state_dict()`` and ``load_state_dict()``, such as
+                ``model=``, ``generator=``, ``optimizer=``, ``scheduler=``, ``precision=`` or
+                ``ema=``, rank 0's state is saved; of what can be iterated, such as a loader,
+                and of ``loader=``, that of each rank. Wrappers such as DDP are left out. Where
+                FSDP2 spreads parameters over the ranks, each rank writes its own into a folder.
+                All else is a plain value: tensors, numbers and strings, and lists, dicts and
+                sets of them; rank 0's.
 
         Raises:
-            CheckpointError: it could not be saved; the checkpoints before it are untouched.
-            TypeError: a part has no state, such as a list of optimizers.
+            CheckpointError: it could not be saved, or would replace a checkpoint of the same step
+                with other parts; the checkpoints before it are untouched.
+            TypeError: several parts came under one name, as in a list.
             ArgumentError: ``step`` is below 0.
         """
         began = time.perf_counter()
         self.wait()
-        given = given_parts(
-            model=model, optimizer=optimizer, scheduler=scheduler, precision=precision
-        )
-        spread = split_off_spread(given)
-        whole: dict[str, Any] = {"world_size": place.world_size()}
+        given = given_parts(parts)
+        spread = given.spread()
+        whole: dict[str, Any] = {"world_size": place.world_size(), "spread": list(spread)}
 
         def take() -> dict[str, Any]:
             whole["step"] = checked_step(step)
@@ -146,10 +133,12 @@ class Checkpoint:
                 with _told(self.folder / _name(step)):
                     files.make_folder(self.folder)
                     self._tidy()
+                self._check_replaces(whole["step"], given)
                 keep_copy = self._staging if asynchronous else state.as_it_is
-                whole.update(taken(given, extra, keep_copy))
+                rest = {name: each for name, each in given.parts.items() if name not in spread}
+                whole.update(taken(rest, given.values, keep_copy))
                 self._staging.settle()
-            return of_rank(loader)
+            return of_rank(given.own)
 
         whole["ranks"] = together(take)
         if spread:
@@ -176,6 +165,16 @@ class Checkpoint:
         wait([each._in_background for each in others if each._in_background is not None])
         files.clean(self.folder)
 
+    def _check_replaces(self, step: int, given: Given) -> None:
+        """See that it does not take the place of another model's."""
+        for each in checkpoints():
+            if each.folder == self.folder:
+                check_alike(self.folder / _name(step), each._saved.get(step, {}), given)
+        for path in (self.folder / _name(step, is_spread=spread) for spread in (False, True)):
+            if path.exists() and self._is_whole(path):
+                check_replaces(path, given)
+        self._saved = {step: references(given)}
+
     def _write(self, whole: dict[str, Any], began: float) -> None:
         if place.rank() != 0:
             return
@@ -200,7 +199,7 @@ class Checkpoint:
         self, whole: dict[str, Any], spread: dict[str, Any], began: float, *, is_later: bool
     ) -> None:
         draft = files.draft_of(self.folder / _name(whole["step"], is_spread=True))
-        states = sharded.take(**spread)
+        states = sharded.take(spread)
         if not is_later:
             self._commit(whole, draft, began, partial(sharded.save, draft, states))
             return
@@ -231,6 +230,9 @@ class Checkpoint:
     def _written(self, path: Path, step: int, began: float) -> None:
         """A checkpoint is whole: older ones may go, and damaged ones do not count."""
         self._whole.add(_identity(path))
+        twin = self.folder / _name(step, is_spread=not path.is_dir())
+        if twin.exists():  # of the same step, from when the model was not spread, or was
+            files.remove(twin)
         n_whole = 0
         for each in files.newest_first(self.folder):
             if n_whole >= self.keep:
@@ -248,49 +250,42 @@ class Checkpoint:
 
     # ---- resuming
 
-    def resume(
-        self,
-        *,
-        model: Any = None,
-        optimizer: Any = None,
-        scheduler: Any = None,
-        precision: Any = None,
-        loader: Any = None,
-    ) -> Resumed | None:
+    def resume(self, **parts: Any) -> Resumed:
         """Load the newest whole checkpoint into what is given, on every rank.
 
         A damaged one is left out with a warning. Random numbers go on where they were. Another
         number of ranks than at the save is warned of: random numbers are not taken up then, and
-        the loader gets rank 0's state; the rest is the same on all ranks anyway.
+        loaders get rank 0's state; the rest is the same on all ranks anyway.
 
         Args:
-            model: prepared or not, whichever way it was saved; each rank's stays on its device.
-            optimizer: made for that model.
-            scheduler: made for that optimizer.
-            precision: of the same kind.
-            loader: the same data in the same batches.
+            parts: by the names that they were saved under. A model may be prepared or not,
+                whichever way it was saved, and stays on its device. A part of the checkpoint that
+                is not named is left out with a warning; with None it is left out. A plain value
+                is what :class:`Resumed` holds while there is no checkpoint.
 
         Returns:
-            The step and what was saved with it; None when there is no whole checkpoint.
+            The step and the plain values that were saved; true if a checkpoint was loaded. When
+            there is none, a step of 0 and the plain values that were given.
 
         Raises:
             CheckpointError: it does not hold what is asked for, or a rank cannot read it.
+            TypeError: several parts came under one name, as in a list.
         """
         self.wait()
-        given = given_parts(
-            model=model, optimizer=optimizer, scheduler=scheduler, precision=precision
-        )
+        given = given_parts(parts)
         path, damaged = together(self._choose)[0]
-        whole: dict[str, Any] = {}
-        if path is not None:
-            together(lambda: whole.update(load(path, given, loader)))
         if place.rank() == 0:
-            _warn(path, damaged, whole.get("world_size"))
+            _warn_of_damage(path, damaged)
         if path is None:
-            return None
+            return Resumed(values=given.values)
+        found: list[Held] = []
+        together(lambda: found.append(load(path, given)))
+        (held,) = found
         if place.rank() == 0:
-            report.happened("resume", step=whole["step"], path=str(path))
-        return Resumed(whole["step"], whole["extra"], path)
+            _warn(held, left_out(held, given))
+            report.happened("resume", step=held.whole["step"], path=str(path))
+        defaults = {name: each for name, each in given.values.items() if name not in held.parts}
+        return Resumed(held.whole["step"], {**defaults, **held.whole["values"]}, path)
 
     def _choose(self) -> tuple[Path | None, dict[Path, str]]:
         """What rank 0 finds to be the newest whole one, and what is wrong with newer ones."""
@@ -340,13 +335,21 @@ def _logged(write: Callable[[], None]) -> None:
         raise
 
 
-def _warn(path: Path | None, damaged: dict[Path, str], n_ranks: int | None) -> None:
+def _warn_of_damage(path: Path | None, damaged: dict[Path, str]) -> None:
     instead = path.name if path else "no other"
     for each, fault in damaged.items():
         warn(f"{each} is damaged: it {fault}; taking {instead} instead")
-    if n_ranks in (None, place.world_size()):
-        return
-    warn(
-        f"{path} was saved with world size {n_ranks} and this one is {place.world_size()}: random "
-        "numbers are not taken up, so the run is not bit for bit what it would have been"
-    )
+
+
+def _warn(held: Held, left: list[str]) -> None:
+    if left:
+        warn(
+            f"{held.path} holds {', '.join(left)} too, which resume() was not given and which was "
+            f"not loaded; write {left[0]}=None if that is meant"
+        )
+    if not held.is_same_world:
+        warn(
+            f"{held.path} was saved with world size {held.whole['world_size']} and this one is "
+            f"{place.world_size()}: random numbers are not taken up, so the run is not bit for "
+            "bit what it would have been"
+        )

@@ -1,15 +1,23 @@
-"""What a checkpoint holds: model, optimizer, scheduler, precision, and each rank's own."""
+"""What a checkpoint holds, by name: parts with a state, each rank's own ones, and plain values."""
 
 from __future__ import annotations
 
+import gc
 import operator
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import ReferenceType, ref
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import files, place, sharded, state
+
+References = dict[str, ReferenceType[Any]]
 
 
 def checked_step(step: int) -> int:
@@ -25,23 +33,66 @@ def checked_step(step: int) -> int:
     return number
 
 
-def given_parts(**parts: Any) -> dict[str, Any]:
-    """Those that are there, without the wrappers of a model.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What ``save`` or ``resume`` was given, by name.
+
+    Attributes:
+        parts: have a state that is the same on all ranks; without the wrappers of models.
+        own: have a state of their own on each rank, as loaders do.
+        values: all else.
+    """
+
+    parts: dict[str, Any]
+    own: dict[str, Any]
+    values: dict[str, Any]
+
+    def spread(self) -> dict[str, Any]:
+        """The parts of which each rank has a piece."""
+        return {name: part for name, part in self.parts.items() if sharded.is_spread(part)}
+
+
+def given_parts(everything: Mapping[str, Any]) -> Given:
+    """Tell what has a state from what is a value.
 
     Raises:
-        TypeError: one of them has no state to save.
+        TypeError: several parts came under one name.
 
-    >>> given_parts(model=None)
-    {}
+    >>> given_parts({"best": 0.5})
+    Given(parts={}, own={}, values={'best': 0.5})
     """
-    given = {name: _unwrapped(part) for name, part in parts.items() if part is not None}
-    for name, part in given.items():
-        if not hasattr(part, "state_dict"):
-            raise TypeError(
-                f"Checkpoint: {name} must have a state_dict(), got {type(part).__name__}; of "
-                "several, each needs a Checkpoint in a folder of its own"
-            )
+    given = Given({}, {}, {})
+    for name, part in everything.items():
+        _check_single(name, part)
+        if not _has_state(part):
+            given.values[name] = part
+        elif _is_own(name, part):
+            given.own[name] = part
+        else:
+            given.parts[name] = _unwrapped(part)
     return given
+
+
+def _has_state(part: object) -> bool:
+    return all(callable(getattr(part, each, None)) for each in ("state_dict", "load_state_dict"))
+
+
+def _is_own(name: str, part: object) -> bool:
+    """Whether each rank has a state of its own: so do loaders, samplers and other iterables."""
+    is_loader = name == "loader" or isinstance(part, Iterable)
+    return is_loader and not isinstance(part, nn.Module)
+
+
+def _check_single(name: str, part: object) -> None:
+    inside = part.values() if isinstance(part, dict) else part
+    if not isinstance(inside, (list, tuple, type({}.values()))):
+        return
+    found = next((each for each in inside if _has_state(each)), None)
+    if found is not None:
+        raise TypeError(
+            f"Checkpoint: {name} is a {type(part).__name__} with a {type(found).__name__} in it: "
+            f"give each part by a name of its own, as in {name}_1=..., {name}_2=..."
+        )
 
 
 def _unwrapped(part: Any) -> Any:
@@ -55,34 +106,92 @@ def _unwrapped(part: Any) -> Any:
             return part
 
 
-def split_off_spread(parts: dict[str, Any]) -> dict[str, Any]:
-    """Take out what each rank has a piece of; nothing if every rank has the whole model."""
-    if not sharded.is_sharded(parts.get("model")):
-        return {}
-    return _split_off(parts)
+# ---- saving
 
 
-def _split_off(parts: dict[str, Any]) -> dict[str, Any]:
-    return {"model": parts.pop("model"), "optimizer": parts.pop("optimizer", None)}
-
-
-def taken(parts: dict[str, Any], extra: Any, take: state.Take) -> dict[str, Any]:
-    """The states of the parts, and ``extra``, as plain values.
+def taken(parts: dict[str, Any], values: dict[str, Any], take: state.Take) -> dict[str, Any]:
+    """The states of the parts, and the values, as plain values.
 
     Raises:
         CheckpointError: something in them could not be loaded again.
     """
-    states = {name: state.plain(part.state_dict(), name, take) for name, part in parts.items()}
-    return {"parts": states, "extra": state.plain(extra, "extra", take)}
+    return {
+        "parts": {name: state.plain(part.state_dict(), name, take) for name, part in parts.items()},
+        "values": {name: state.plain(value, name, take) for name, value in values.items()},
+    }
 
 
-def of_rank(loader: Any) -> dict[str, Any]:
+def of_rank(own: dict[str, Any]) -> dict[str, Any]:
     """What each rank has of its own: its random numbers, and its place in the data."""
-    own = None if loader is None else state.plain(loader.state_dict(), "loader", state.as_it_is)
-    return {"random": state.random_state(), "loader": own}
+    states = {
+        name: state.plain(part.state_dict(), name, state.as_it_is) for name, part in own.items()
+    }
+    return {"random": state.random_state(), "own": states}
 
 
-def load(path: Path, parts: dict[str, Any], loader: Any) -> dict[str, Any]:
+# ---- resuming
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a checkpoint holds.
+
+    Attributes:
+        path: of the checkpoint.
+        whole: all of it but what is spread: step, world size, and by name parts and values; and
+            for each rank its random numbers and its own parts.
+        spread: names of parts of which each rank wrote a piece.
+    """
+
+    path: Path
+    whole: dict[str, Any]
+    spread: tuple[str, ...]
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """This rank's own parts; rank 0's when there were others than now."""
+        states: dict[str, Any] = self._of_rank["own"]
+        return states
+
+    @property
+    def is_same_world(self) -> bool:
+        """Whether there were as many ranks."""
+        return bool(self.whole["world_size"] == place.world_size())
+
+    @property
+    def _of_rank(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.whole["ranks"][place.rank() if self.is_same_world else 0]
+        return found
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of all that has a state."""
+        return [*self.spread, *self.whole["parts"], *self.own]
+
+    def restore_random(self) -> None:
+        """Go on with this rank's random numbers, if there were as many ranks."""
+        if self.is_same_world:
+            state.restore_random(self._of_rank["random"])
+
+
+def read(path: Path) -> Held:
+    """Read a checkpoint, but for what is spread; also one that nbddp wrote when it began."""
+    whole: dict[str, Any] = files.read_whole(path / sharded.REST if path.is_dir() else path)
+    spread = tuple(whole.get("spread", ("model", "optimizer") if path.is_dir() else ()))
+    if "values" in whole:
+        return Held(path, whole, spread)
+    values = {} if whole["extra"] is None else {"extra": whole["extra"]}
+    return Held(
+        path, whole | {"values": values, "ranks": list(map(_renamed, whole["ranks"]))}, spread
+    )
+
+
+def _renamed(rank: dict[str, Any]) -> dict[str, Any]:
+    own = {} if rank["loader"] is None else {"loader": rank["loader"]}
+    return {"random": rank["random"], "own": own}
+
+
+def load(path: Path, given: Given) -> Held:
     """Give the parts their states, and this rank its own.
 
     Returns:
@@ -91,37 +200,108 @@ def load(path: Path, parts: dict[str, Any], loader: Any) -> dict[str, Any]:
     Raises:
         CheckpointError: it does not hold what is asked for.
     """
-    spread = {}
-    if path.is_dir():
-        spread = _split_off(parts) if "model" in parts else {}
-    elif sharded.is_sharded(parts.get("model")):
-        raise CheckpointError(
-            f"{path} holds a whole model and this one is spread over the ranks: load it first and "
-            "spread it then"
-        )
-    whole: dict[str, Any] = files.read_whole(path / sharded.REST if path.is_dir() else path)
-    held = whole["parts"] | ({"loader": ...} if whole["ranks"][0]["loader"] is not None else {})
-    wanted = [*parts, *(["loader"] if loader is not None else [])]
-    _check(path, [name for name in wanted if name not in held], list(held))
-    if spread:
-        sharded.load(path, **spread)
-    for name, part in parts.items():
-        part.load_state_dict(whole["parts"][name])
-    _give_own(whole, loader)
-    return whole
+    held = read(path)
+    _check(held, given)
+    if spread := {name: part for name, part in given.parts.items() if name in held.spread}:
+        sharded.load(path, spread)
+    for name in given.parts.keys() - spread.keys():
+        given.parts[name].load_state_dict(held.whole["parts"][name])
+    for name, part in given.own.items():
+        part.load_state_dict(held.own[name])  # it divides what is left among the ranks there are
+    held.restore_random()
+    return held
 
 
-def _check(path: Path, missing: list[str], held: list[str]) -> None:
+def left_out(held: Held, given: Given) -> list[str]:
+    """Parts that it holds and nobody asked for, not even to leave them out."""
+    return [name for name in held.parts if name not in {**given.parts, **given.own, **given.values}]
+
+
+def _check(held: Held, given: Given) -> None:
+    values = held.whole["values"]
+    wanted = {**given.parts, **given.own}
+    missing = [name for name in wanted if name not in held.parts and values.get(name) is None]
+    missing += [
+        name
+        for name, value in given.values.items()
+        if value is not None and name not in values and name not in held.parts
+    ]
     if missing:
+        names = ", ".join([*held.parts, *values]) or "its step"
+        raise CheckpointError(f"{held.path} holds no {' and no '.join(missing)}, only {names}")
+    for name, part in {**wanted, **given.values}.items():
+        _check_kind(held, name, part)
+    if whole := [name for name in given.spread() if name not in held.spread]:
         raise CheckpointError(
-            f"{path} holds no {' and no '.join(missing)}, only {', '.join(held) or 'its step'}"
+            f"{held.path} holds a whole {whole[0]} and this one is spread over the ranks: load it "
+            "first and spread it then"
         )
 
 
-def _give_own(whole: dict[str, Any], loader: Any) -> None:
-    is_same = whole["world_size"] == place.world_size()
-    own = whole["ranks"][place.rank() if is_same else 0]
-    if loader is not None:
-        loader.load_state_dict(own["loader"])  # it divides what is left among the ranks there are
-    if is_same:
-        state.restore_random(own["random"])
+def _check_kind(held: Held, name: str, part: object) -> None:
+    if part is not None and name in (held.parts if not _has_state(part) else held.whole["values"]):
+        kinds = ("a part with a state", "a plain value")
+        was, now = kinds if not _has_state(part) else reversed(kinds)
+        raise CheckpointError(
+            f"{held.path} holds {name} as {was}, and here it is {now}: {type(part).__name__}"
+        )
+
+
+# ---- one run in one folder
+
+
+def references(given: Given) -> References:
+    """Who was saved, by name, as long as they live."""
+    found: References = {}
+    for name, part in given.parts.items():
+        with suppress(TypeError):  # it has slots, and none for this
+            found[name] = ref(part)
+    return found
+
+
+def check_alike(path: Path, saved: References, given: Given) -> None:
+    """See that what this process saved for the same step was the very same.
+
+    Raises:
+        CheckpointError: it was another part under the same name, which still lives.
+    """
+    if not _others(saved, given):
+        return
+    gc.collect()  # a DDP model that nobody has any more lives on in a circle
+    if others := _others(saved, given):
+        raise CheckpointError(
+            f"{path} holds another {others[0]} of the same step, which would be lost: use another "
+            "name, or a folder for each"
+        )
+
+
+def _others(saved: References, given: Given) -> list[str]:
+    still = {name: before() for name, before in saved.items() if name in given.parts}
+    return [
+        name for name, part in still.items() if part is not None and part is not given.parts[name]
+    ]
+
+
+def check_replaces(path: Path, given: Given) -> None:
+    """See that a checkpoint of the same step, which is about to be replaced, is of the same run.
+
+    Raises:
+        CheckpointError: it holds a part that would be lost, or the same names for other shapes.
+    """
+    held = read(path)
+    if lost := [name for name in held.parts if name not in {**given.parts, **given.own}]:
+        raise CheckpointError(
+            f"{path} holds {', '.join(lost)} of the same step, which would be lost: give one save "
+            "all parts, or use a folder for each"
+        )
+    for name, before in held.whole["parts"].items():
+        part = given.parts.get(name)
+        if isinstance(part, nn.Module) and _shapes(before) != _shapes(part.state_dict()):
+            raise CheckpointError(
+                f"{path} holds another {name} of the same step, which would be lost: use another "
+                "name, or a folder for each"
+            )
+
+
+def _shapes(states: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: getattr(each, "shape", None) for name, each in states.items()}

@@ -21,9 +21,8 @@ logger = logging.getLogger("nbddp")
 T = TypeVar("T")
 
 SHOW_PERIOD = 0.1  # seconds between two reports of the same bar
-RESERVED = frozenset(
-    {"time", "rank", "attempt", "step"}
-)  # what each line of metrics.jsonl says anyway
+# what each line of metrics.jsonl says anyway
+RESERVED = frozenset({"time", "rank", "attempt", "step"})
 
 
 @dataclass(slots=True, kw_only=True)

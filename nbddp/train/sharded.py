@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -22,16 +23,22 @@ from nbddp.train.files import UNTOUCHED
 REST = "rest.pt"  # what is not spread, and the checksums of what is
 
 
-def is_sharded(model: object) -> bool:
-    """Whether some parameter lies on several ranks, as FSDP2 leaves it.
+def is_spread(part: object) -> bool:
+    """Whether some parameter lies on several ranks, as FSDP2 leaves it; of a model or optimizer.
 
-    >>> is_sharded(nn.Linear(1, 1))
+    >>> is_spread(nn.Linear(1, 1))
     False
     """
     tensors = sys.modules.get("torch.distributed.tensor")  # nothing is spread without it
-    if tensors is None or not isinstance(model, nn.Module):
-        return False
-    return any(isinstance(parameter, tensors.DTensor) for parameter in model.parameters())
+    return tensors is not None and any(isinstance(each, tensors.DTensor) for each in _params(part))
+
+
+def _params(part: Any) -> Iterator[torch.Tensor]:
+    if isinstance(part, nn.Module):
+        yield from part.parameters()
+    elif isinstance(part, torch.optim.Optimizer):
+        for group in part.param_groups:
+            yield from group["params"]
 
 
 def save(draft: Path, state: dict[str, Any]) -> None:
@@ -77,32 +84,58 @@ def _plainly(what: str, end: str = "") -> Iterator[None]:
         raise CheckpointError(f"could not {what} on rank {first}: {cause}{end}") from error
 
 
-def take(model: Any, optimizer: Any) -> dict[str, Any]:
-    """What is spread over the ranks, under names that do not depend on how it is spread."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict
+def take(parts: dict[str, Any]) -> dict[str, Any]:
+    """What is spread over the ranks, under names that do not depend on how it is spread.
 
-    optimizers = [] if optimizer is None else [optimizer]
-    model_state, optimizer_state = get_state_dict(model, optimizers)
-    return {"model": model_state, "optimizer": optimizer_state}
+    Raises:
+        CheckpointError: an optimizer trains what is not one of the models.
+    """
+    from torch.distributed.checkpoint import state_dict as states
+
+    return {
+        name: states.get_model_state_dict(part)
+        if model is None
+        else states.get_optimizer_state_dict(model, part)
+        for name, part, model in _with_models(parts)
+    }
 
 
-def load(folder: Path, model: Any, optimizer: Any) -> None:
+def load(folder: Path, parts: dict[str, Any]) -> None:
     """Give every rank its part, however many ranks there were.
 
     Raises:
         CheckpointError: a rank could not read it, or it is of another model.
     """
     from torch.distributed import checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import set_state_dict
+    from torch.distributed.checkpoint import state_dict as states
 
-    state = take(model, optimizer)
+    state = take(parts)
     with _plainly(f"read {folder}"):
         dcp.load(state, checkpoint_id=folder)
-    set_state_dict(
-        model,
-        [] if optimizer is None else [optimizer],
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
+    for name, part, model in _with_models(parts):
+        if model is None:
+            states.set_model_state_dict(part, state[name])
+        else:
+            states.set_optimizer_state_dict(model, part, state[name])
+
+
+def _with_models(parts: dict[str, Any]) -> list[tuple[str, Any, nn.Module | None]]:
+    """Each part, models first, and the model that it trains if it is an optimizer."""
+    models = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    found: list[tuple[str, Any, nn.Module | None]] = [(*each, None) for each in models.items()]
+    for name in parts.keys() - models.keys():
+        found.append((name, parts[name], _model_of(name, parts[name], models)))
+    return sorted(found, key=lambda each: (each[2] is not None, each[0]))
+
+
+def _model_of(name: str, optimizer: Any, models: dict[str, nn.Module]) -> nn.Module:
+    mine = {id(each) for each in _params(optimizer)}
+    for model in models.values():
+        if mine <= {id(each) for each in model.parameters()}:
+            return model
+    raise CheckpointError(
+        f"{name} trains parameters that are spread over the ranks: it is saved and loaded together "
+        "with the one model that they belong to"
     )
 
 

@@ -65,9 +65,9 @@ if torch.distributed.get_rank() == 0:
 STALL = """
 layers = [nn.Linear(1800, 1800) for _ in range(4)]  # 52 MB with its gradients left out
 big = nbddp.prepare(nn.Sequential(*layers))
-keeper = nbddp.Checkpoint(OUT + "-checkpoints", keep=2)
 stalls = {}
 for name, saved in (("ConvNet", model), ("52 MB", big)):
+    keeper = nbddp.Checkpoint(f"{OUT}-{name}", keep=2)
     for kind in (False, True):
         found = []
         for number in range(SAVES):

@@ -100,7 +100,7 @@ def test_a_killed_and_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
     group.restart()
     group.run(
         f"{RUN}run = Run({options})\ncheckpoint = {checkpoint}\n"
-        "resumed = checkpoint.resume(**run.parts)\nrun.losses = resumed.extra\n"
+        "resumed = checkpoint.resume(**run.parts)\nrun.losses = resumed['extra']\n"
         "run.train(resumed.step + 1, 60, checkpoint)"
     )
     assert group.pull("resumed.step") in ([29, 29], [19, 19])
@@ -314,7 +314,7 @@ def test_a_spread_model_is_killed_and_resumed_bit_for_bit(
     group.restart()
     group.run(
         RUN + SPREAD + "run = Spread()\ncheckpoint = Checkpoint('kept', keep=1)\n"
-        "resumed = checkpoint.resume(**run.parts)\nrun.losses = resumed.extra\n"
+        "resumed = checkpoint.resume(**run.parts)\nrun.losses = resumed['extra']\n"
         "run.train(resumed.step + 1, 40, checkpoint)\nfound = run.result()"
     )
     assert group.pull("resumed.step") in ([19, 19], [9, 9])
@@ -350,6 +350,106 @@ def test_a_damaged_piece_of_a_spread_one_is_noticed_and_a_plain_model_can_load_i
     assert group.pull("resumed.step") == [9, 9]
     (words,) = group.pull("words", rank=0)
     assert words.endswith(f"{piece.name} does not match its checksum; taking step-00000009 instead")
+
+
+GAN = """
+class Sampler:
+    def __init__(self):
+        self.place = 10 * rank
+    def __iter__(self):
+        return iter([self.place])
+    def state_dict(self):
+        return {"place": self.place}
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+def gan(seed, spread=False):
+    torch.manual_seed(seed)
+    wrap = DistributedDataParallel
+    if spread:
+        mesh = init_device_mesh("cpu", (world_size,))
+        wrap = lambda net: fully_shard(net, mesh=mesh)
+    parts = {"generator": wrap(nn.Linear(4, 4)), "discriminator": wrap(nn.Linear(4, 2))}
+    for name, net in list(parts.items()):
+        parts[f"{name}_optimizer"] = torch.optim.Adam(net.parameters(), lr=0.01)
+        net(torch.ones(1, 4)).sum().backward()
+        parts[f"{name}_optimizer"].step()
+    return {**parts, "average": nn.Linear(4, 1), "sampler": Sampler()}
+
+def state_of(parts):
+    from torch.distributed.tensor import DTensor
+    found = []
+    for name, part in parts.items():
+        states = getattr(part, "module", part).state_dict()
+        states = states.get("state", states)
+        for each in [states] if name != "sampler" else []:
+            flat = [value for inner in each.values()
+                    for value in (inner.values() if isinstance(inner, dict) else [inner])]
+            found += [(each.full_tensor() if isinstance(each, DTensor) else each).tolist()
+                      for each in flat]
+    return found
+"""
+
+
+@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_several_models_with_their_optimizers_come_back_by_their_names(
+    make_group: Callable[..., WorkerGroup], spread: bool, asynchronous: bool
+) -> None:
+    group = make_group(2)
+    group.run(
+        f"{RUN}{SPREAD}{GAN}saved, again = gan(1, {spread}), gan(2, {spread})\n"
+        "saved['sampler'].place += 3\n"
+        "checkpoint = Checkpoint('kept')\n"
+        f"checkpoint.save(7, **saved, best=0.5, asynchronous={asynchronous})\n"
+        "checkpoint.wait()\n"
+        "differs = state_of(again) != state_of(saved)\n"
+        "resumed = checkpoint.resume(**again, best=0.0)\n"
+    )
+    assert group.pull("differs and state_of(again) == state_of(saved)") == [True, True]
+    assert group.pull("resumed.step, resumed['best'], again['sampler'].place") == [
+        (7, 0.5, 3),
+        (7, 0.5, 13),
+    ]
+    group.run(
+        "alone = {name: again[name] for name in ('generator_optimizer',)}\n"
+        "rest = dict.fromkeys(again.keys() - alone.keys())\n"
+        + ATTEMPT.format(attempt="checkpoint.resume(**alone, **rest)")
+    )
+    words = (
+        "CheckpointError: generator_optimizer trains parameters that are spread over the ranks: it "
+        "is saved and loaded together with the one model that they belong to"
+    )
+    assert group.pull("words") == [words if spread else ""] * 2
+
+
+def test_another_model_at_the_same_step_is_refused_on_all(group: WorkerGroup, folder: Path) -> None:
+    group.run(
+        f"{RUN}one, other = Run(), Run()\n"
+        "Checkpoint('kept').save(3, model=one.model)\ncheckpoint = Checkpoint('kept')\n"
+        + ATTEMPT.format(attempt="checkpoint.save(3, teacher=other.model)")
+    )
+    message = (
+        f"{folder / 'kept' / 'step-00000003.pt'} holds model of the same step, which would be "
+        "lost: give one save all parts, or use a folder for each"
+    )
+    assert group.pull("words") == [
+        f"CheckpointError: {message}",
+        f"CheckpointError: rank 0: {message}",
+    ]
+
+
+def test_what_is_spread_and_what_is_whole_of_one_step_are_one_checkpoint(
+    group: WorkerGroup, folder: Path
+) -> None:
+    group.run(
+        f"{RUN}{SPREAD}run, plain = Spread(), Run()\ncheckpoint = Checkpoint('kept')\n"
+        "checkpoint.save(3, model=run.net)\nmodel = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), "
+        "nn.Linear(16, 1))\ndel run\ncheckpoint.save(3, model=model)\n"
+    )
+    assert [each.name for each in (folder / "kept").iterdir()] == ["step-00000003.pt"]
+    group.run("del model\ncheckpoint.save(3, model=Spread().net)")
+    assert [each.name for each in (folder / "kept").iterdir()] == ["step-00000003"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
