@@ -333,12 +333,16 @@ class WorkerGroup:
     ) -> dict[int, Answer]:
         chosen = self._chosen(ranks)
         futures: dict[int, Future[Answer]] = {}
+        numbers: dict[int, int] = {}
         try:
             for rank in chosen:
-                futures[rank] = self._session.send(rank, make)
+                futures[rank] = self._session.send(rank, _noting(numbers, rank, make))
             wait(futures.values())
             return {rank: _worked(rank, future.result()) for rank, future in futures.items()}
         except BaseException:
+            for rank, number in numbers.items():
+                if rank not in futures or not futures[rank].done():
+                    self._session.drop(rank, number)
             for future in futures.values():  # also of one that is still to come
                 future.add_done_callback(self._discard_answer)
             raise
@@ -346,6 +350,16 @@ class WorkerGroup:
     def _discard_answer(self, future: Future[Answer]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._session.require_link().discard(future.result().parcel)
+
+
+def _noting(
+    numbers: dict[int, int], rank: int, make: Callable[[int], Command]
+) -> Callable[[int], Command]:
+    def make_noted(number: int) -> Command:
+        numbers[rank] = number
+        return make(number)
+
+    return make_noted
 
 
 def _worked(rank: int, answer: Answer) -> Answer:

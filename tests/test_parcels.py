@@ -206,3 +206,15 @@ def test_discarding_what_is_gone_or_was_never_there_harms_nobody(store: MemorySt
     discard(store, parcel)
     discard(store, {})
     assert store.keys == {}
+
+
+def test_a_value_that_is_not_wanted_any_more_leaves_nothing(
+    store: MemoryStore, small_pieces: int
+) -> None:
+    def check() -> None:
+        if len(store.keys) == 3:
+            raise RequestError("not wanted")
+
+    with pytest.raises(RequestError, match="not wanted"):
+        parcels.put(store, "key", bytes(10 * small_pieces), check=check)
+    assert store.keys == {}

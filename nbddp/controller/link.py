@@ -15,7 +15,7 @@ import torch.distributed as dist
 from nbddp.wire import parcels
 from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
-from nbddp.wire.messages import Command, Interrupt, JsonDict, Leave
+from nbddp.wire.messages import Command, Drop, Interrupt, JsonDict, Leave
 from nbddp.wire.start import NEWS, UP, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
@@ -85,8 +85,8 @@ class StoreLink:
         return Postbox(self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt)
 
     def send(self, rank: int, command: Command) -> None:
-        """Hand a command to a rank: at once for an Interrupt, else in its turn."""
-        boxes = self._controls if isinstance(command, Interrupt) else self._commands
+        """Hand a command to a rank: at once if it ends something, else in its turn."""
+        boxes = self._controls if isinstance(command, (Interrupt, Drop)) else self._commands
         boxes[rank].post(command)
 
     def collect(self) -> Letter | None:

@@ -32,7 +32,7 @@ from nbddp.record.pushes import Pushed, Pushes
 from nbddp.record.snapshot import Snapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import Whereabouts
-from nbddp.wire.messages import Answer, Command, Display
+from nbddp.wire.messages import Answer, Command, Display, Drop
 
 logger = logging.getLogger(__name__)
 
@@ -275,6 +275,12 @@ class Session:
     def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
         """Send ``make(number)`` to an idle rank; the future will hold what it answers."""
         return self._call(self._do.send, rank, make)
+
+    def drop(self, rank: int, number: int) -> None:
+        """Tell a rank that nobody waits any more for the answer to this request."""
+        means = self._do.means
+        if means is not None:
+            means.actor.tell(means.link.send, rank, Drop(request=number))
 
     def close(self) -> None:
         """Stop the group and end all threads and helpers; a later start opens it again."""

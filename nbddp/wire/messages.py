@@ -79,6 +79,13 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Nobody waits for the answer to this request any more."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The rank has its shell and, unless told otherwise, its process group."""
 
@@ -228,7 +235,7 @@ class Answer:
     payload: JsonDict = field(default_factory=dict)
 
 
-Command = RunCell | Regroup | Push | Pull | Complete | Leave | Interrupt
+Command = RunCell | Regroup | Push | Pull | Complete | Leave | Interrupt | Drop
 Report = (
     Ready
     | StartFailed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import pickle
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -42,13 +43,30 @@ def pack(store: Store, key: str, value: Any) -> JsonDict:
     return put(store, key, dumps(value))
 
 
-def put(store: Store, key: str, data: bytes) -> JsonDict:
-    """Put a pickled value into the store and return what a signed message must say about it."""
-    pieces = -(-len(data) // PIECE_BYTES)
-    for index in range(pieces):
-        piece: Any = data[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]  # typed as str
-        store.set(f"{key}/{index}", piece)
-    parcel = {"key": key, "pieces": pieces, "digest": hashlib.sha256(data).hexdigest()}
+def put(
+    store: Store, key: str, data: bytes, *, check: Callable[[], None] = lambda: None
+) -> JsonDict:
+    """Put a pickled value into the store and return what a signed message must say about it.
+
+    Args:
+        store: what it travels through.
+        key: where it goes in there.
+        data: the value.
+        check: asked before each piece; what it raises ends this, and nothing is left in the store.
+    """
+    digest = hashlib.sha256()
+    parcel: JsonDict = {"key": key, "pieces": 0, "digest": ""}
+    try:
+        for begin in range(0, len(data), PIECE_BYTES):
+            check()
+            piece: Any = data[begin : begin + PIECE_BYTES]  # typed as str
+            store.set(f"{key}/{parcel['pieces']}", piece)
+            parcel["pieces"] += 1
+            digest.update(piece)
+    except BaseException:
+        discard(store, parcel)
+        raise
+    parcel["digest"] = digest.hexdigest()
     # a round trip: the store acknowledges no set, and the message that tells of this value goes
     # over another connection, so that it might be read before the pieces are there
     store.check(_piece_keys(parcel))

@@ -21,17 +21,15 @@ import torch
 import torch.distributed as dist
 
 import nbddp
-from nbddp.errors import RequestError
 from nbddp.train import faults
 from nbddp.train.report import set_sink
-from nbddp.wire import parcels
 from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
 from nbddp.wire.messages import (
-    Answer,
     CellEnded,
     Complete,
     Display,
+    Drop,
     Failure,
     Interrupt,
     JsonDict,
@@ -46,10 +44,11 @@ from nbddp.wire.messages import (
 )
 from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
+from nbddp.worker.answers import Answers
 from nbddp.worker.collectives import ProcessGroup
 from nbddp.worker.connections import Connections
 from nbddp.worker.departure import depart, prepare_departure
-from nbddp.worker.failure import describe, not_begun, plain, text_of
+from nbddp.worker.failure import describe, not_begun, plain
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import refuse_typing
 from nbddp.worker.meters import Meters
@@ -58,7 +57,7 @@ from nbddp.worker.outbox import Outbox
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell
-from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten, shorten_failure
+from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.streams import RankLog, flush_python_streams
 from nbddp.worker.usage import Usage
 
@@ -182,6 +181,7 @@ class Rank:
             attempt=start.attempt,
         )
         self._shell = self._make_shell(start.colors)
+        self._answers = Answers(self._shell, self._parcels, self._key, outbox.post)
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._pulse = PulseThread(outbox.post, self._shell.is_cell_file, Usage(self._group.device))
         self._interrupter = Interrupter(
@@ -232,7 +232,7 @@ class Rank:
         shell.push(self._names, interactive=False)
         return shell
 
-    def serve(self) -> None:  # noqa: C901 - a table, a line or two a case
+    def serve(self) -> None:
         """Do what the commands say, one after the other, until told to leave."""
         while True:
             letter = self._commands.collect()
@@ -245,12 +245,8 @@ class Rank:
                     self._run(command)
                 case Regroup() as command:
                     self._regrouper.regroup(command)
-                case Push() as command:
-                    self._answer(command.request, self._push, command)
-                case Pull() as command:
-                    self._answer(command.request, self._pull, command)
-                case Complete() as command:
-                    self._answer(command.request, self._complete, command)
+                case Push() | Pull() | Complete() as command:
+                    self._answers.give(command)
         if self._group.backend == "nccl":
             self._group.leave()  # NCCL warns when its communicators are left to the end
 
@@ -265,6 +261,8 @@ class Rank:
             match letter.message:
                 case Interrupt(cell=cell):
                     self._interrupt(cell)
+                case Drop(request=request):
+                    self._answers.drop(request)
 
     def _interrupt(self, cell: int) -> None:
         try:
@@ -361,39 +359,5 @@ class Rank:
             text = f"nbddp: {line}"
             self._outbox.post(Display(cell=0, data={"text/plain": text}, metadata={}))
 
-    # ---- values and names
-
-    def _answer(self, request: int, act: Any, command: Any) -> None:
-        try:
-            answer = act(command)
-        except RequestError as error:
-            answer = Answer(request=request, error=str(error))
-        except Exception as error:  # noqa: BLE001 - it belongs to the answer
-            what = f"{type(error).__name__}: {text_of(error)}"
-            answer = Answer(request=request, error=shorten(what, TOO_LONG, limit=MAX_MESSAGE))
-        self._outbox.post(answer)
-
-    def _push(self, command: Push) -> Answer:
-        names = parcels.unpack(self._parcels, command.parcel)
-        self._shell.push(names)
-        return Answer(request=command.request)
-
-    def _pull(self, command: Pull) -> Answer:
-        value = eval(command.expression, self._shell.user_ns)  # the user's own code
-        key = self._key(f"request{command.request}")
-        parcel = values.pack(self._parcels, key, value, name=command.expression)
-        return Answer(request=command.request, parcel=parcel)
-
-    def _complete(self, command: Complete) -> Answer:
-        text, matches = self._shell.complete(None, *_line_at(command.code, command.cursor))
-        return Answer(
-            request=command.request, payload={"text": text, "matches": list(matches)[:200]}
-        )
-
     def _key(self, name: str) -> str:
         return f"a{self._attempt}/parcel/{self._place.rank}/{name}"
-
-
-def _line_at(code: str, cursor: int) -> tuple[str, int]:
-    begin = code.rfind("\n", 0, cursor) + 1
-    return code[begin:].partition("\n")[0], cursor - begin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nbddp.errors import RequestError
 from nbddp.wire import parcels
 from nbddp.wire.messages import JsonDict
 from nbddp.worker.failure import text_of
@@ -41,29 +42,51 @@ def _itself(value: T) -> T:
     return value
 
 
-def pack(store: dist.Store, key: str, value: Any, *, name: str) -> JsonDict:
+def pack(
+    store: dist.Store,
+    key: str,
+    value: Any,
+    *,
+    name: str,
+    check: Callable[[], None] = lambda: None,
+) -> JsonDict:
     """Put a value into the store and return what a signed message must say about it.
 
-    Its ``note``, if it has one, is for the user to read.
+    Its ``note``, if it has one, is for the user to read. What ``check`` raises, which is asked
+    again and again meanwhile, ends this.
 
     Raises:
         pickle.PicklingError: it cannot be pickled; says which part, and the way out.
     """
-    data, note = dumps(value, name=name)
-    parcel = parcels.put(store, key, data)
+    data, note = dumps(value, name=name, check=check)
+    parcel = parcels.put(store, key, data, check=check)
     return {**parcel, "note": note} if note else parcel
 
 
-def dumps(value: Any, *, name: str) -> tuple[bytes, str]:
+class _Buffer(io.BytesIO):
+    """Bytes in memory; before more of them come, somebody is asked whether they are wanted."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def write(self, data: Any, /) -> int:
+        self._check()
+        return super().write(data)
+
+
+def dumps(value: Any, *, name: str, check: Callable[[], None] = lambda: None) -> tuple[bytes, str]:
     """Pickle a value, and say what was left out of it, if anything was.
 
     Raises:
         pickle.PicklingError: it cannot be pickled; says which part, and the way out.
     """
-    buffer = io.BytesIO()
+    buffer = _Buffer(check)
     pickler = ValuePickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
     try:
         pickler.dump(value)
+    except RequestError:  # of the check
+        raise
     except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises
         raise pickle.PicklingError(_way_out(*_culprit(name, value, DEPTH), error)) from None
     note = f"{name}: without its DistributedDataParallel, which stays with the ranks"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -21,6 +25,12 @@ MB = 1_000_000
 def is_free_of_traces(text: str) -> bool:
     """Whether there is nothing that torch's store prints when it is asked too much."""
     return not any(word in text for word in ("TCPStore", "c10d", "frame #", "Exception raised"))
+
+
+def stop_when(condition: Callable[[], bool]) -> None:
+    """Press Ctrl+C here as soon as something is the case."""
+    assert wait_until(condition)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 # ---- on a page
@@ -217,3 +227,22 @@ def test_a_flood_before_a_picture_is_shown_before_it(group: WorkerGroup) -> None
         after += getattr(notice, "text", "") if has_come else ""
     assert before == "".join(f"flood {number}\n" for number in range(50_000))
     assert after == "after\n"
+
+
+def test_a_value_that_nobody_waits_for_any_more_holds_up_no_cell(group: WorkerGroup) -> None:
+    group.run(
+        "import pathlib, time\nclass Slow:\n    def __reduce__(self):\n"
+        "        pathlib.Path(f'begun{rank}').touch()\n        time.sleep(0.1)\n"
+        "        return bytes, (bytes(100_000),)\n"
+        "kept, value = rank, [Slow() for _ in range(600)]"  # a minute
+    )
+    begun = [Path(f"begun{rank}") for rank in range(2)]
+    stopper = threading.Thread(target=stop_when, args=[lambda: all(map(Path.exists, begun))])
+    stopper.start()
+    with pytest.raises(KeyboardInterrupt):
+        group.pull("value")
+    stopper.join()
+    began = time.monotonic()
+    assert group.pull("kept") == [0, 1]
+    group.run("dist.barrier()")
+    assert time.monotonic() - began < 20

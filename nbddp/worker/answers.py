@@ -1,0 +1,99 @@
+"""What a rank is asked between cells: to take values, to send one, which names fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nbddp.errors import RequestError
+from nbddp.wire import parcels
+from nbddp.wire.messages import Answer, Complete, Pull, Push
+from nbddp.worker import values
+from nbddp.worker.failure import text_of
+from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from nbddp.worker.shell import RankShell
+
+Asked = Push | Pull | Complete
+
+
+class Answers:
+    """Answers one request after the other, unless nobody waits for the answer any more.
+
+    Args:
+        shell: where the names live.
+        store: what values travel through.
+        key: where in it this rank may put what is called so.
+        post: sends an answer.
+    """
+
+    def __init__(
+        self,
+        shell: RankShell,
+        store: Store,
+        key: Callable[[str], str],
+        post: Callable[[Answer], None],
+    ) -> None:
+        self._shell = shell
+        self._store = store
+        self._key = key
+        self._post = post
+        self._unwanted: frozenset[int] = frozenset()  # replaced as a whole: two threads look at it
+
+    def drop(self, request: int) -> None:
+        """Nobody waits for this one any more: the next cell shall not either."""
+        self._unwanted |= {request}
+
+    def give(self, command: Asked) -> None:
+        """Do what was asked and say what came of it; an error belongs to the answer."""
+        request = command.request
+        try:
+            answer = self._act(command)
+        except RequestError as error:
+            answer = Answer(request=request, error=str(error))
+        except Exception as error:  # noqa: BLE001 - the user's own code, for one
+            what = f"{type(error).__name__}: {text_of(error)}"
+            answer = Answer(request=request, error=shorten(what, TOO_LONG, limit=MAX_MESSAGE))
+        self._unwanted = frozenset(each for each in self._unwanted if each > request)
+        self._post(answer)
+
+    def _act(self, command: Asked) -> Answer:
+        match command:
+            case Push():
+                return self._push(command)
+            case Pull():
+                return self._pull(command)
+            case Complete():
+                return self._complete(command)
+
+    def _push(self, command: Push) -> Answer:
+        names = parcels.unpack(self._store, command.parcel)
+        self._shell.push(names)
+        return Answer(request=command.request)
+
+    def _pull(self, command: Pull) -> Answer:
+        def check() -> None:
+            if command.request in self._unwanted:
+                raise RequestError("nobody waits for this value any more")
+
+        check()
+        value = eval(command.expression, self._shell.user_ns)  # the user's own code
+        key, name = self._key(f"request{command.request}"), command.expression
+        return Answer(
+            request=command.request,
+            parcel=values.pack(self._store, key, value, name=name, check=check),
+        )
+
+    def _complete(self, command: Complete) -> Answer:
+        text, matches = self._shell.complete(None, *_line_at(command.code, command.cursor))
+        return Answer(
+            request=command.request, payload={"text": text, "matches": list(matches)[:200]}
+        )
+
+
+def _line_at(code: str, cursor: int) -> tuple[str, int]:
+    begin = code.rfind("\n", 0, cursor) + 1
+    return code[begin:].partition("\n")[0], cursor - begin
