@@ -218,7 +218,7 @@ class Rank:
         shell = RankShell.instance() if RankShell.initialized() else make_shell()
         if colors:
             shell.wear(colors)
-        shell.display_pub.mail = self._outbox.post
+        shell.begin(self._outbox.post)
         refuse_typing()
         self._names = {
             "rank": self._place.rank,

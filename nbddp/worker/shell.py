@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,10 +20,11 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type, default
 from traitlets.config import Config
 
-from nbddp.wire.messages import RunCell
+from nbddp.wire.messages import Display, RunCell
 from nbddp.worker.backend_errors import is_backends
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format, text_of
+from nbddp.worker.handlers import CellHandlers
 from nbddp.worker.keyboard import refuse_debugger
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
@@ -98,6 +100,7 @@ class RankShell(InteractiveShell):
     shown_traceback: str = ""
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
+    handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
     _awaited: asyncio.Task[Any] | None = None
 
     def __init__(self, **options: Any) -> None:
@@ -156,6 +159,17 @@ class RankShell(InteractiveShell):
         if error is not None:
             self._swallowed.append(error)
         return result
+
+    def begin(self, mail: Callable[[Display], None]) -> None:
+        """Be the shell of a rank, in its own process; pictures are handed to ``mail``."""
+        self.display_pub.mail = mail
+        self.handlers_acting = CellHandlers().acting
+
+    async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
+        """Run a part of a cell; what a signal's handler raises ends it, and not the rank."""
+        __tracebackhide__ = True
+        with self.handlers_acting():
+            return bool(await super().run_code(code_obj, *more, **options))
 
     def is_cell_file(self, filename: str) -> bool:
         """Whether a code object's file is one of the cells run here."""

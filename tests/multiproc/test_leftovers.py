@@ -12,7 +12,8 @@ import psutil
 import pytest
 from notebook import Notebook
 
-from nbddp import WorkerGroup
+from nbddp import CellFailedError, WorkerGroup
+from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
 
@@ -138,3 +139,35 @@ def test_a_rank_that_does_not_end_is_killed_and_named(
     group.restart()
     group.run("dist.barrier()")
     assert "nbddp: rank 1 did not end in 0.5 s: killed\n" in capsys.readouterr().out
+
+
+def test_what_a_handler_raises_between_two_cells_ends_the_next_one_and_costs_no_name(
+    group: SteeredGroup,
+) -> None:
+    group.run(
+        f"{IMPORTS}kept = rank\n"
+        "def on_alarm(*_):\n    raise TimeoutError('the time is over')\n"
+        "_ = signal.signal(signal.SIGALRM, on_alarm)"
+    )
+    for _ in range(3):
+        os.kill(group.session.process_ids()[1], signal.SIGALRM)
+        with pytest.raises(CellFailedError, match="rank 1: TimeoutError: the time is over"):
+            group.run("if rank == 1: time.sleep(50)\ndist.barrier()")
+        assert group.pull("kept") == [0, 1]
+    group.run("assert signal.getsignal(signal.SIGALRM) is on_alarm")
+
+
+@pytest.mark.parametrize("is_persistent", [True, False])
+def test_a_loaders_worker_that_is_killed_between_two_cells_costs_no_name(
+    group: SteeredGroup, *, is_persistent: bool
+) -> None:
+    group.run(
+        "from torch.utils.data import DataLoader\nkept = rank\n"
+        f"loader = DataLoader(range(99), num_workers=2, persistent_workers={is_persistent})\n"
+        "it = iter(loader)\n_ = next(it)"
+    )
+    started_by(group.session.process_ids()[1], 2)[0].kill()
+    with pytest.raises(CellFailedError, match=r"rank 1: RuntimeError: DataLoader worker .* killed"):
+        group.run("import time\nif rank == 1: time.sleep(50)\ndist.barrier()")
+    assert group.pull("kept") == [0, 1]
+    group.run("it = loader = None\ndist.barrier()")

@@ -1,0 +1,53 @@
+"""Signal handlers that cells set, kept for cells.
+
+Between two cells there is nothing that an exception of theirs could end but the rank: a time limit
+that ends late, or torch's word that a DataLoader's worker was killed. It waits for the next cell.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class CellHandlers:
+    """Takes the handlers of signals away while no cell runs; SIGINT is the interrupter's."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Any] = {}
+        self._came: set[int] = set()
+        self._depth = 0
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Within it they act, also on the signals that came before; a cell may run another."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # the cell's own thread, while it runs or after it
+            return
+        self._depth += 1
+        try:
+            self._give_back()
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._take()
+
+    def _give_back(self) -> None:
+        while self._held:
+            signal.signal(*self._held.popitem())
+        while self._came:
+            signal.raise_signal(self._came.pop())
+
+    def _take(self) -> None:
+        for number in signal.valid_signals() - {signal.SIGINT}:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._held[number] = handler
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: object) -> None:
+        self._came.add(number)
