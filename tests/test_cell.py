@@ -11,7 +11,7 @@ import pytest
 
 from nbddp.errors import CellFailedError, CellInterruptedError, RequestError
 from nbddp.record import cell as room
-from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.notices import Said, Wrote
 from nbddp.wire.messages import CellEnded, Failure
 
@@ -300,3 +300,16 @@ def test_a_result_is_noted_before_anybody_learns_of_the_end() -> None:
     handle.finish(lambda result: seen.append((result.is_ok, handle.is_finished)))
     assert seen == [(True, False)]
     assert handle.is_finished
+
+
+def test_a_record_that_cannot_be_written_keeps_nobody_waiting() -> None:
+    def note(result: CellResult) -> None:
+        raise OSError(f"no room for cell {result.number}")
+
+    handle = handle_for(0)
+    handle.note_report(0, well())
+    with pytest.raises(OSError, match="no room for cell"):
+        handle.finish(note)
+    assert handle.result is not None
+    assert list(handle.notices()) == []
+    assert handle.is_told

@@ -387,8 +387,7 @@ class Executor:
                     self._with.link.discard(report.parcel)  # nobody asks for a part of the values
 
     def _note_result(self, result: CellResult) -> None:
-        outcome = result.verdict.summary() if result.verdict else "ok"
-        self.time_line.record("cell ended", number=result.number, outcome=outcome)
+        self.time_line.record("cell ended", number=result.number, **result.facts())
         if result.is_ok and self.cell is not None and not self.cell.request.once:
             self.deeds.append(self.cell.request)
 

@@ -72,6 +72,12 @@ class CellResult:
         """The MIME bundle of the last expression, for each rank that has one."""
         return {rank: each.result for rank, each in sorted(self.reports.items()) if each.result}
 
+    def facts(self) -> dict[str, str]:
+        """What the record of a run says of it."""
+        if self.verdict is None:
+            return {"outcome": "ok"}
+        return {"outcome": self.verdict.summary(), "report": self.verdict.report()}
+
     def values(self) -> list[Any]:
         """The last expression's value of every rank, in order of rank; the same when asked again.
 
@@ -178,10 +184,12 @@ class CellHandle:
             ),
             fetch=self._fetch,
         )
-        note(result)
-        self.result = result
-        verdict = result.verdict
-        self.told.end(is_urgent=verdict is not None and verdict.is_interrupt)
+        try:
+            note(result)
+        finally:  # whatever becomes of the record, nobody waits for a cell that is over
+            self.result = result
+            verdict = result.verdict
+            self.told.end(is_urgent=verdict is not None and verdict.is_interrupt)
         return result
 
     # ---- the reader's side

@@ -1,0 +1,186 @@
+"""A run opened from its folder: no ranks, no kernel and no torch are needed to read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbddp.errors import RequestError
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.curves import Curves
+from nbddp.record.logs import tail
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.timeline import Happening
+
+NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCell:
+    """A cell that ran.
+
+    Attributes:
+        ranks: those that it was run on.
+        began_at: in ``time.time()``; ``ended_at`` is None where the record ends before the cell.
+        outcome: ``ok``, or what ended it, in a line; empty where the record ends before.
+        report: for a failure, all that was said of it.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    source: str
+    began_at: float
+    ended_at: float | None = None
+    outcome: str = ""
+    report: str = ""
+
+
+class RecordedRun:
+    """What ``.nbddp/runs/<time>-<name>/`` holds, read when it is asked for.
+
+    Args:
+        path: the folder of the run.
+
+    Raises:
+        RequestError: there is no run in that folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.unreadable = 0  # lines that a full disk or a killed process left torn
+        try:
+            self.events = tuple(self._read_events())
+        except OSError as error:
+            raise RequestError(f"there is no run in {path}: {error.strerror}") from None
+        self.facts = self._read_facts()
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.path.name
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether its end was recorded; else its kernel was ended before it, or it still runs."""
+        return bool(self.events) and self.events[-1].kind == "stopped"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All that there were in its last attempt."""
+        sizes = [each.facts["world_size"] for each in self.events if each.kind == "start"]
+        return tuple(range(sizes[-1] if sizes else 0))
+
+    @property
+    def cells(self) -> tuple[RecordedCell, ...]:
+        """Its cells, in the order in which they ran."""
+        ended = {each.facts["number"]: each for each in self.events if each.kind == "cell ended"}
+        begun = (each for each in self.events if each.kind == "cell")
+        return tuple(_cell(each, ended.get(each.facts["number"])) for each in begun)
+
+    def log(self, rank: int) -> Path:
+        """The file of a rank's output, which may not exist."""
+        return self.path / f"rank{rank}.log"
+
+    def tail(self, rank: int, lines: int) -> str:
+        """The last lines of a rank's log; see :func:`nbddp.record.logs.tail`."""
+        return tail(self.log(rank), lines) if self.log(rank).exists() else ""
+
+    def metrics(self, cell: RecordedCell | None = None) -> Curves:
+        """The numbers that its ranks reported, in all cells or in one."""
+        curves = Curves()
+        path = self.path / "metrics.jsonl"
+        for row in self._rows(path, "rank", "step") if path.exists() else ():
+            if cell is None or _is_in(cell, row.get("time", 0.0)):
+                values = {name: row[name] for name in row if name not in NOT_NUMBERS}
+                curves.add(row["rank"], row["time"], row["step"], values)
+        return curves
+
+    def snapshot(self, cell: RecordedCell | None = None) -> Snapshot:
+        """The whole run, or one cell, as a panel draws it."""
+        events = self._events_of(cell)
+        began = events[0].at if events else 0.0
+        ended = events[-1].at if events else 0.0
+        curves = self.metrics(cell)
+        attempts = [each.facts["attempt"] for each in events if "attempt" in each.facts]
+        return Snapshot(
+            state=GroupState.OFF,
+            at=ended,
+            began=began,
+            seconds=ended - began,
+            attempt=max(attempts, default=0),
+            backend=str(self.facts.get("backend", "")),
+            folder=str(self.path),
+            run=self.name,
+            ranks=tuple(
+                _rank(rank, events, curves) for rank in (cell.ranks if cell else self.ranks)
+            ),
+            events=events,
+        )
+
+    def _events_of(self, cell: RecordedCell | None) -> tuple[Happening, ...]:
+        if cell is None:
+            return self.events
+        return tuple(each for each in self.events if _is_in(cell, each.at))
+
+    def _read_facts(self) -> dict[str, Any]:
+        """What was started; nothing where that could not be written."""
+        try:
+            facts = json.loads((self.path / "run.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def _read_events(self) -> Iterator[Happening]:
+        for row in self._rows(self.path / "events.jsonl", "kind"):
+            yield Happening(row.pop("time"), row.pop("kind"), row)
+
+    def _rows(self, path: Path, *needed: str) -> Iterator[dict[str, Any]]:
+        """Each line with a time and what else is ``needed``; others are counted."""
+        with path.open(errors="replace") as lines:
+            for line in filter(str.strip, lines):
+                try:
+                    row = json.loads(line)
+                    is_whole = isinstance(row["time"], float | int) and row.keys() >= {*needed}
+                except (ValueError, TypeError, KeyError):
+                    is_whole = False
+                if is_whole:
+                    yield row
+                else:
+                    self.unreadable += 1
+
+
+def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
+    facts = begun.facts
+    return RecordedCell(
+        number=facts["number"],
+        ranks=tuple(facts["ranks"]),
+        source=facts["source"],
+        began_at=begun.at,
+        ended_at=ended.at if ended else None,
+        outcome=ended.facts["outcome"] if ended else "",
+        report=ended.facts.get("report", "") if ended else "",
+    )
+
+
+def _is_in(cell: RecordedCell, at: float) -> bool:
+    return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at)
+
+
+def _rank(rank: int, events: tuple[Happening, ...], curves: Curves) -> RankSnapshot:
+    of_rank = [each for each in events if each.facts.get("rank") == rank]
+    exits = [each.facts["how"] for each in of_rank if each.kind == "exit"]
+    failures = [each.facts["what"] for each in of_rank if each.kind == "failure"]
+    pace = curves.pace(rank)
+    wrong = [*exits, *failures]
+    return RankSnapshot(
+        rank=rank,
+        state=wrong[-1] if wrong else "done",
+        step=pace.step if pace else None,
+        steps_per_second=pace.per_second if pace else 0.0,
+        is_alive=False,
+        is_well=not wrong,
+        is_cause=bool(failures),
+    )

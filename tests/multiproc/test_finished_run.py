@@ -1,0 +1,55 @@
+"""A run that real ranks left is opened by a process that has no torch and no kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nbddp.errors import CellFailedError
+from nbddp.group import WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+OPEN = """
+import sys
+
+for name in ("torch", "IPython", "ipykernel", "ipywidgets", "psutil", "multiprocessing"):
+    sys.modules[name] = None  # importing it is an error
+
+from pathlib import Path
+from nbddp.record.finished import RecordedRun
+
+[path] = Path(sys.argv[1]).glob(".nbddp/runs/*")
+run = RecordedRun(path)
+good, bad = run.cells
+print(good.outcome, "|", bad.outcome)
+print("division by zero" in bad.report, bad.source)
+print({rank: curve.last for rank, curve in run.metrics(good).curves("loss").items()})
+print([(each.rank, each.is_well) for each in run.snapshot(bad).ranks])
+print(run.tail(0, 1), run.was_stopped, run.unreadable, run.facts["nproc"])
+"""
+
+
+def test_a_run_is_opened_without_torch_ranks_or_a_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with WorkerGroup(2) as group:
+        group.run("for step in range(3):\n    nbddp.log(step=step, loss=step + rank)\nprint(1)")
+        with pytest.raises(CellFailedError):
+            group.run("if rank == 1:\n    1 / 0")
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "ok | rank 1: ZeroDivisionError: division by zero, line 2",
+        "True if rank == 1:",
+        "    1 / 0",
+        "{0: 2.0, 1: 3.0}",
+        "[(0, True), (1, False)]",
+        "1 True 0 2",
+    ]
