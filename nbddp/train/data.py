@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
-from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 from torch.utils.data import default_collate as torch_collate
 
 from nbddp.errors import ArgumentError
 from nbddp.train import place, report
+from nbddp.train.order import Order, Plan, Position
+from nbddp.train.reading import Batches, Rounds
+from nbddp.train.seeds import mix
 from nbddp.train.warn import warn
 
-_OWN = ("sampler", "batch_sampler", "generator", "in_order")
+_OWN = ("generator", "in_order")
 
 
 def loader(
     dataset: Dataset[Any],
-    batch_size: int,
+    batch_size: int | None = None,
     *,
-    shuffle: bool = True,
+    shuffle: bool | None = None,
+    sampler: Iterable[Any] | None = None,
+    batch_sampler: Iterable[Any] | None = None,
     drop_last: bool = False,
     num_workers: int = 0,
     seed: int = 0,
@@ -42,13 +42,19 @@ def loader(
     waits for all ranks in the first forward pass after a training step.
 
     What a dataset draws from the generators of torch, numpy and ``random`` depends on seed, epoch,
-    rank and batch alone, not on workers or on the training. A generator of the dataset's own, or
-    one on a GPU, is not under the loader's control.
+    rank and batch alone, not on workers or on the training; what a sampler or a stream draws, on
+    seed and epoch, so that it is the same on all ranks. A generator of the dataset's own, or one
+    on a GPU, is not under the loader's control.
 
     Args:
-        dataset: anything with ``len()`` and ``[index]``.
-        batch_size: samples in a batch of one rank.
-        shuffle: whether each epoch has an order of its own; evaluation is never shuffled.
+        dataset: anything with ``len()`` and ``[index]``; or an IterableDataset, which each rank
+            reads from its beginning, keeping its part: it must give the same on all ranks.
+        batch_size: samples in a batch of one rank; 1 if not given, as torch has it.
+        shuffle: whether each epoch has an order of its own. That is so unless it is said
+            otherwise, for training without a sampler; a stream is never shuffled.
+        sampler: gives an epoch's indices for all ranks together, such as a WeightedRandomSampler;
+            each rank gets its part of them.
+        batch_sampler: gives an epoch's batches of indices, each of which goes to one rank.
         drop_last: whether to leave out what does not fill a batch on all ranks.
         num_workers: processes of each rank that load; 0 to load in the rank itself.
         seed: of the order and of the generators; the same on all ranks.
@@ -57,96 +63,97 @@ def loader(
             ``worker_init_fn``, the dataset is ``get_worker_info().dataset.dataset``.
 
     Raises:
-        TypeError: the dataset has no length or is an IterableDataset.
-        ArgumentError: a value makes no sense.
+        TypeError: the dataset has no length and is no IterableDataset.
+        ArgumentError: a value makes no sense, or does not go with another.
 
     >>> batches = loader(range(10), 4, shuffle=False)
     >>> [batch.tolist() for batch in batches]
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     >>> batches.epoch, batches.step
     (1, 3)
+    >>> [batch.tolist() for batch in loader(range(10), 2, sampler=[9, 3, 5])]
+    [[9, 3], [5]]
     """
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+    is_stream = isinstance(dataset, IterableDataset)
+    if not is_stream and not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")):
         raise TypeError(
-            f"nbddp.loader needs a dataset with len() and [index], got {type(dataset).__name__}; "
-            "an IterableDataset must divide its samples among the ranks by itself: give it to a "
-            "torch DataLoader"
+            "nbddp.loader needs a dataset with len() and [index], or an IterableDataset, got "
+            f"{type(dataset).__name__}"
         )
+    options |= {"num_workers": num_workers}
+    given = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+    _check_alone(sampler=sampler, batch_sampler=batch_sampler, **given)
+    _check_sampler(sampler, batch_sampler)
+    if is_stream:
+        _check_stream(shuffle=shuffle, sampler=sampler, batch_sampler=batch_sampler, **options)
     for name in _OWN:
         if name in options:
             raise ArgumentError(
                 f"nbddp.loader makes its own {name}; use a torch DataLoader for yours"
             )
-    if batch_size < 1:
+    size = 1 if batch_size is None else batch_size
+    if size < 1:
         raise ArgumentError(f"batch_size must be a whole number above 0, got {batch_size!r}")
     if evaluation and drop_last:
         raise ArgumentError("an evaluation loader leaves nothing out: drop_last must be False")
+    drawn = sampler if batch_sampler is None else batch_sampler
+    can_shuffle = not evaluation and not is_stream and drawn is None
+    order = Order(
+        _length(dataset if drawn is None else drawn),
+        can_shuffle if shuffle is None else shuffle and can_shuffle,
+        drop_last,
+        evaluation,
+        drawn,
+    )
     return Loader(
-        dataset,
-        batch_size,
-        order=_Order(len(dataset), shuffle and not evaluation, drop_last, evaluation),
-        seed=seed,
-        options={"num_workers": num_workers, **options},
+        dataset, size if batch_sampler is None else None, order=order, seed=seed, options=options
     )
 
 
-@dataclass(slots=True)
-class _Position:
-    """Where a loader is.
-
-    Attributes:
-        epoch: from 0.
-        start: samples of this epoch that another number of ranks has had.
-        batches: batches of this epoch that this rank has had since.
-        step: batches that this rank has had in all epochs.
-    """
-
-    epoch: int = 0
-    start: int = 0
-    batches: int = 0
-    step: int = 0
-    is_begun: bool = False
+def _length(source: object) -> int | None:
+    try:
+        return len(source) if isinstance(source, Sized) else None
+    except TypeError:  # it has the method, and no length
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """Which samples come in which order, on which rank."""
+def _check_alone(*, sampler: object, batch_sampler: object, **said: object) -> None:
+    """As torch has it: what a sampler decides is not said twice."""
+    if batch_sampler is not None:
+        for name in [name for name, each in {"sampler": sampler, **said}.items() if each]:
+            raise ArgumentError(
+                f"nbddp.loader: batch_sampler makes the batches: leave {name} out, or batch_sampler"
+            )
+    if sampler is not None and said["shuffle"]:
+        raise ArgumentError("nbddp.loader: sampler gives the order: leave shuffle out, or sampler")
 
-    samples: int
-    shuffle: bool
-    drop_last: bool
-    evaluation: bool
 
-    def mine(self, seed: int, epoch: int, start: int) -> list[int]:
-        """This rank's samples of an epoch, from its ``start``-th sample of all ranks on."""
-        everything: DistributedSampler[Any] = DistributedSampler(
-            cast("Dataset[Any]", range(self.samples)),
-            num_replicas=1,
-            rank=0,
-            shuffle=self.shuffle,
-            seed=seed,
+def _check_sampler(*samplers: Any) -> None:
+    for each in samplers:
+        if isinstance(each, DistributedSampler) or isinstance(
+            getattr(each, "sampler", None), DistributedSampler
+        ):
+            raise ArgumentError(
+                "nbddp.loader divides the samples among the ranks by itself: leave the "
+                "DistributedSampler out"
+            )
+
+
+def _check_stream(
+    *, shuffle: object, sampler: object, batch_sampler: object, **options: Any
+) -> None:
+    if shuffle:
+        raise ArgumentError(
+            "nbddp.loader: an IterableDataset has its own order: shuffle in its __iter__, which "
+            "draws the same random numbers on all ranks"
         )
-        everything.set_epoch(epoch)
-        rest = list(everything)[start:]
-        return [rest[index] for index in self._share(len(rest))]
-
-    def _share(self, samples: int) -> range | DistributedSampler[Any]:
-        """This rank's places in a row of samples: without padding, or equally many on all ranks."""
-        rank, world_size = place.rank(), place.world_size()
-        if self.evaluation:
-            return range(rank, samples, world_size)
-        return DistributedSampler(
-            cast("Dataset[Any]", range(samples)),
-            num_replicas=world_size,
-            rank=rank,
-            shuffle=False,
-            drop_last=self.drop_last,
+    if sampler is not None or batch_sampler is not None:
+        raise ArgumentError("nbddp.loader: an IterableDataset has no indices to sample")
+    if options["num_workers"] > 1 or options.get("persistent_workers"):
+        raise ArgumentError(
+            "nbddp.loader: every worker would read all of an IterableDataset, from the beginning "
+            "in each epoch: take num_workers=1 and no persistent_workers"
         )
-
-    def batches(self, batch_size: int) -> int:
-        """How many batches of a whole epoch are this rank's."""
-        samples = len(self._share(self.samples))
-        return samples // batch_size if self.drop_last else -(-samples // batch_size)
 
 
 class Loader(Iterable[Any]):
@@ -157,16 +164,16 @@ class Loader(Iterable[Any]):
 
     Attributes:
         dataset: what it loads from.
-        batch_size: samples in a batch of one rank.
+        batch_size: samples in a batch of one rank; None where a ``batch_sampler`` makes them.
         seed: of the order and of the generators.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any],
-        batch_size: int,
+        batch_size: int | None,
         *,
-        order: _Order,
+        order: Order,
         seed: int,
         options: Mapping[str, Any],
     ) -> None:
@@ -174,17 +181,18 @@ class Loader(Iterable[Any]):
         self.batch_size = batch_size
         self.seed = seed
         self._order = order
-        self._position = _Position()
-        self._plan = _Plan()
-        self._generator = torch.Generator()
+        self._position = Position()
+        self._generator = torch.Generator()  # else each epoch would draw from the training's
         collate = options.get("collate_fn") or torch_collate
-        self._loader = DataLoader(
-            _Batches(dataset, collate),
-            batch_size=None,  # an index of ours is a whole batch
-            sampler=self._plan,
-            generator=self._generator,  # else each epoch would draw from the training's
-            **{**options, "collate_fn": _as_it_is},
-        )
+        self._reader: Plan | Rounds
+        options = {**options, "collate_fn": _as_it_is, "generator": self._generator}
+        if isinstance(dataset, IterableDataset):
+            self._reader = Rounds(dataset, collate, order, batch_size or 1)
+            self._loader = DataLoader(self._reader, batch_size=None, **options)
+        else:
+            self._reader = Plan(order, batch_size)
+            batches = Batches(dataset, collate)  # an index of ours is a whole batch
+            self._loader = DataLoader(batches, batch_size=None, sampler=self._reader, **options)
 
     @property
     def epoch(self) -> int:
@@ -196,14 +204,48 @@ class Loader(Iterable[Any]):
         """How many batches it has given, over all epochs."""
         return self._position.step
 
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, from its beginning.
+
+        There is no need to: each iteration is the next epoch. In a loop that does it anyway, an
+        epoch that a loaded state is in the middle of goes on there.
+
+        Args:
+            epoch: from 0; it decides the order.
+
+        Raises:
+            ArgumentError: it is below 0.
+
+        >>> batches = loader(range(8), 4)
+        >>> for epoch in range(3):
+        ...     batches.set_epoch(epoch)
+        ...     for batch in batches:
+        ...         pass
+        >>> batches.epoch, batches.step
+        (3, 6)
+        """
+        if epoch < 0:
+            raise ArgumentError(f"set_epoch: epoch must be 0 or above, got {epoch}")
+        if epoch != self.epoch or self._position.is_begun:
+            self._position = Position(epoch=int(epoch), step=self.step)
+
+    @property
+    def sampler(self) -> Loader:
+        """The loader itself, for loops that say ``loader.sampler.set_epoch(epoch)``."""
+        return self
+
     def __len__(self) -> int:
-        """How many batches of a whole epoch are this rank's."""
-        return self._order.batches(self.batch_size)
+        """How many batches of a whole epoch are this rank's.
+
+        Raises:
+            TypeError: it is not known, as of a stream without ``len()``.
+        """
+        return self._order.batches(self.batch_size or 1)
 
     def __iter__(self) -> Iterator[Any]:
         position = self._begin()
-        self._plan.batches = self._batches(position)
-        self._generator.manual_seed(_mix(self.seed, position.epoch, place.rank()))
+        self._reader.begin(self.seed, position)
+        self._generator.manual_seed(mix(self.seed, position.epoch, place.rank()))
         for batch in self._loader:
             if not self._order.evaluation:
                 report.reached(position.step, source="loader")
@@ -211,27 +253,14 @@ class Loader(Iterable[Any]):
             position.step += 1
             yield batch
         if position is self._position:
-            self._position = _Position(epoch=position.epoch + 1, step=position.step)
+            self._position = Position(epoch=position.epoch + 1, step=position.step)
 
-    def _begin(self) -> _Position:
+    def _begin(self) -> Position:
         """The place to go on from; an iteration that is still open does not move it any more."""
         if self._position.is_begun:
-            self._position = _Position(epoch=self.epoch + 1, step=self.step)
+            self._position = Position(epoch=self.epoch + 1, step=self.step)
         self._position.is_begun = True
         return self._position
-
-    def _batches(self, position: _Position) -> list[_Batch]:
-        """What is left of the epoch."""
-        mine = self._order.mine(self.seed, position.epoch, position.start)
-        end = len(mine)
-        if self._order.drop_last:
-            end -= end % self.batch_size
-        epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
-        origin = (self.seed, epoch, place.rank(), position.start)
-        return [
-            _Batch(mine[begin : min(begin + self.batch_size, end)], _mix(*origin, begin))
-            for begin in range(position.batches * self.batch_size, end, self.batch_size)
-        ]
 
     # ---- resuming
 
@@ -263,11 +292,13 @@ class Loader(Iterable[Any]):
         """
         self._check(state)
         self.seed = state["seed"]
-        position = _Position(state["epoch"], state["start"], state["batches"], state["step"])
+        position = Position(state["epoch"], state["start"], state["batches"], state["step"])
         before, now = _ranks_and_batch(state), _ranks_and_batch(self.state_dict())
         if before != now:
-            had = state["batches"] * state["batch_size"] * state["world_size"]
-            position.start = min(position.start + had, self._order.samples)
+            had = state["batches"] * (state["batch_size"] or 1) * state["world_size"]
+            position.start += had
+            if self._order.samples is not None:
+                position.start = min(position.start, self._order.samples)
             position.batches = 0
             self._warn(position, f"saved on {before}, resumed on {now}")
         self._position = position
@@ -291,7 +322,7 @@ class Loader(Iterable[Any]):
                     f"{name}={value}: make it as it was"
                 )
 
-    def _warn(self, position: _Position, change: str) -> None:
+    def _warn(self, position: Position, change: str) -> None:
         if place.rank() == 0:
             warn(
                 f"the loader goes on at sample {position.start} of epoch {position.epoch}, {change}"
@@ -301,66 +332,9 @@ class Loader(Iterable[Any]):
 
 
 def _ranks_and_batch(state: Mapping[str, Any]) -> str:
-    return f"world size {state['world_size']} with batches of {state['batch_size']}"
-
-
-# ---- what the DataLoader handles
-
-
-class _Batch(NamedTuple):
-    """An order to load a batch: its samples, and what its generators begin with."""
-
-    indices: list[int]
-    seed: int
-
-
-class _Plan:
-    """The DataLoader's sampler: the batches of the epoch that begins."""
-
-    def __init__(self) -> None:
-        self.batches: Sequence[_Batch] = ()
-
-    def __iter__(self) -> Iterator[_Batch]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-
-class _Batches(Dataset[Any]):
-    """A dataset of whole batches, each loaded with generators of its own."""
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self.dataset = dataset
-        self._collate = collate
-
-    def __getitem__(self, batch: _Batch) -> Any:
-        with _seeded(batch.seed):
-            if callable(getattr(self.dataset, "__getitems__", None)):
-                return self._collate(self.dataset.__getitems__(batch.indices))
-            return self._collate([self.dataset[index] for index in batch.indices])
+    size = state["batch_size"]
+    return f"world size {state['world_size']} with batches of {size or 'its own'}"
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Random numbers that depend on the seed alone; the training's own go on as if nothing was."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
-
-
-def _mix(*numbers: int) -> int:
-    """One seed out of several numbers, another for others."""
-    digest = blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1  # torch takes 63 bits

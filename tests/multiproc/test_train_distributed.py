@@ -515,3 +515,27 @@ def test_a_loader_with_workers_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
     group.run(f"{play}batches = make()\nbatches.load_state_dict(state)\nrest, _ = play(batches)")
     assert group.pull("rest") == [each[8:] for each in unbroken]
     assert [len(each) for each in group.pull("rest")] == [4, 4]
+
+
+def test_samplers_and_streams_are_divided_among_ranks_that_draw_apart(
+    group: WorkerGroup,
+) -> None:
+    group.run(
+        f"{KIT}from torch.utils.data import IterableDataset, SubsetRandomSampler\n"
+        "class Stream(IterableDataset):\n"
+        "    def __iter__(self):\n        yield from torch.randperm(22).tolist()\n"
+        "torch.manual_seed(rank)\n"
+        "def samples(*args, **options):\n"
+        "    batches = loader(*args, seed=3, evaluation=True, **options)\n"
+        "    return [torch.cat(list(batches)).tolist() for _ in range(2)]\n"
+        "drawn = samples(range(40), 4, sampler=SubsetRandomSampler(range(20)))\n"
+        "streamed = [samples(Stream(), 3, num_workers=workers) for workers in (0, 1)]"
+    )
+    for epoch in range(2):
+        found = [part[epoch] for part in group.pull("drawn")]
+        assert sorted(found[0] + found[1]) == list(range(20))
+    for here, in_a_worker in group.pull("streamed"):
+        assert here == in_a_worker
+    for epoch in range(2):
+        found = [part[0][epoch] for part in group.pull("streamed")]
+        assert sorted(found[0] + found[1]) == list(range(22))

@@ -1,0 +1,147 @@
+"""Which samples come in which order on which rank, and where a loader is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.utils.data import Dataset, DistributedSampler
+
+from nbddp.train import place
+from nbddp.train.seeds import mix, seeded
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a loader is.
+
+    Attributes:
+        epoch: from 0.
+        start: samples of this epoch that another number of ranks has had.
+        batches: batches of this epoch that this rank has had since.
+        step: batches that this rank has had in all epochs.
+    """
+
+    epoch: int = 0
+    start: int = 0
+    batches: int = 0
+    step: int = 0
+    is_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which samples come in which order, on which rank.
+
+    Attributes:
+        samples: of an epoch, on all ranks together; None if that is not known.
+        sampler: gives an epoch's samples, or its batches; None for the dataset's order, shuffled
+            or not.
+    """
+
+    samples: int | None
+    shuffle: bool
+    drop_last: bool
+    evaluation: bool
+    sampler: Iterable[Any] | None = None
+
+    def mine(self, seed: int, epoch: int, start: int) -> list[Any]:
+        """This rank's samples of an epoch, from its ``start``-th sample of all ranks on."""
+        rest = self._everything(seed, epoch)[start:]
+        return [rest[index] for index in self._share(len(rest))]
+
+    def _everything(self, seed: int, epoch: int) -> list[Any]:
+        """An epoch's samples, the same on all ranks."""
+        if self.sampler is not None:
+            return _drawn(self.sampler, seed, epoch)
+        everything: DistributedSampler[Any] = DistributedSampler(
+            cast("Dataset[Any]", range(self.samples or 0)),
+            num_replicas=1,
+            rank=0,
+            shuffle=self.shuffle,
+            seed=seed,
+        )
+        everything.set_epoch(epoch)
+        return list(everything)
+
+    def _share(self, samples: int) -> range | DistributedSampler[Any]:
+        """This rank's places in a row of samples: without padding, or equally many on all ranks."""
+        rank, world_size = place.rank(), place.world_size()
+        if self.evaluation:
+            return range(rank, samples, world_size)
+        return DistributedSampler(
+            cast("Dataset[Any]", range(samples)),
+            num_replicas=world_size,
+            rank=rank,
+            shuffle=False,
+            drop_last=self.drop_last,
+        )
+
+    def batches(self, batch_size: int) -> int:
+        """How many batches of a whole epoch are this rank's.
+
+        Raises:
+            TypeError: that is not known.
+        """
+        if self.samples is None:
+            raise TypeError("how many batches there are is not known: the samples have no len()")
+        samples = len(self._share(self.samples))
+        return samples // batch_size if self.drop_last else -(-samples // batch_size)
+
+
+def _drawn(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
+    """What a sampler gives in an epoch; its random numbers are the same on all ranks."""
+    drawn_from = mix(seed, epoch)
+    for each in (sampler, getattr(sampler, "sampler", None)):
+        if isinstance(generator := getattr(each, "generator", None), torch.Generator):
+            generator.manual_seed(drawn_from)
+        if callable(set_epoch := getattr(each, "set_epoch", None)):
+            set_epoch(epoch)
+    with seeded(drawn_from):
+        return list(sampler)
+
+
+class Batch(NamedTuple):
+    """An order to load a batch: its samples, and what its generators begin with."""
+
+    indices: list[Any]
+    seed: int
+
+
+class Plan:
+    """The DataLoader's sampler: the batches of the epoch that begins.
+
+    Args:
+        order: of what the sampler gives: samples, or whole batches.
+        batch_size: samples in a batch; None if the sampler gives batches.
+    """
+
+    def __init__(self, order: Order, batch_size: int | None) -> None:
+        self._order = order
+        self._batch_size = batch_size
+        self._batches: Sequence[Batch] = ()
+
+    def begin(self, seed: int, position: Position) -> None:
+        """Find out what is left of the epoch."""
+        mine = self._order.mine(seed, position.epoch, position.start)
+        size = self._batch_size or 1
+        end = len(mine)
+        if self._order.drop_last:
+            end -= end % size
+        epoch = 0 if self._order.evaluation else position.epoch  # the same at every evaluation
+        origin = (seed, epoch, place.rank(), position.start)
+        self._batches = [
+            Batch(
+                mine[begin : min(begin + size, end)] if self._batch_size else list(mine[begin]),
+                mix(*origin, begin),
+            )
+            for begin in range(position.batches * size, end, size)
+        ]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
