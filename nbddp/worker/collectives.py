@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,10 +21,12 @@ from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
 from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.rendezvous import Rendezvous
+from nbddp.worker.sockets import have_room_for
 from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
 
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
 CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
+BESIDE_PAIRS = 10  # descriptors that a group takes, besides one for each rank
 DEFAULT = "default_pg"  # torch's description of the default group
 GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
 
@@ -75,6 +78,7 @@ class ProcessGroup:
         to come, meet before.
         """
         self.leave()
+        _check_room(self._topology.world_size)
         _number_groups_from(0)
         store = dist.PrefixStore(f"a{self._attempt}/group/{generation}", self._open_store())
         world = self._topology.world_size
@@ -176,6 +180,16 @@ class ProcessGroup:
         store = self._open_store()
         with names_from_files(), self._connections.noting():
             return clone(store)
+
+
+def _check_room(world_size: int) -> None:
+    """See to it that who cannot take part says why, before the others wait for it."""
+    if not have_room_for(world_size + BESIDE_PAIRS):
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise RuntimeError(
+            f"this rank has no file descriptors left for a process group (its limit is {limit}): "
+            "close files in a cell with --no-init, which needs none"
+        )
 
 
 def _number_groups_from(number: int) -> None:

@@ -62,6 +62,22 @@ def descriptors() -> Iterable[int]:
         return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST))
 
 
+def have_room_for(count: int) -> bool:
+    """Whether this process may open so many more files and sockets."""
+    taken: list[int] = []
+    try:
+        for _ in range(count):
+            taken.append(os.dup(2))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        return False
+    finally:
+        for fd in taken:
+            os.close(fd)
+    return True
+
+
 def _ends(connection: socket.socket) -> Ends:
     return connection.getsockname(), connection.getpeername()
 

@@ -8,6 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from nbddp import CellFailedError, WorkerGroup
+from nbddp.record.cell import CellRequest
+from nbddp.ui.screen import StreamScreen
+from nbddp.ui.text.view import TextView
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
 
@@ -70,3 +73,34 @@ def test_a_rank_that_dies_before_it_has_connected_costs_the_others_no_name(
     assert str(caught.value) == "rank 0 was killed by SIGKILL"
     assert "did not answer" not in capsys.readouterr().out
     check_survivors(group, dead=0)
+
+
+NO_ROOM = (
+    "this rank has no file descriptors left for a process group (its limit is 256): close files "
+    "in a cell with --no-init, which needs none"
+)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "who"), [("(0,)", "rank 0"), ("(1,)", "rank 1"), ("(0, 1)", "ranks 0-1")]
+)
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_cell_without_descriptors_for_a_process_group_says_how_to_get_some(
+    group: WorkerGroup, ranks: str, who: str, left: int
+) -> None:
+    group.run(
+        "import resource\nkept, opened = rank, []\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\ndist.destroy_process_group()\n"
+        f"if rank in {ranks}:\n"
+        "    try:\n        while True: opened.append(open('/dev/null'))\n"
+        f"    except OSError: del opened[:{left}]"
+    )
+    for _ in range(2):
+        with pytest.raises(CellFailedError) as caught:
+            group.run("dist.barrier()")
+        assert str(caught.value) == f"{who}: RuntimeError: {NO_ROOM}"
+    without_group = CellRequest(source="for each in opened: each.close()", needs_group=False)
+    group.show(group.submit(without_group), TextView(StreamScreen())).raise_for_failure()
+    group.run("dist.barrier()")
+    assert group.pull("kept") == [0, 1]
