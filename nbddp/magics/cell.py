@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import SUPPRESS, Namespace
+from dataclasses import replace
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
@@ -11,6 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import asked_spec, count, names, numbers, parse, start_options
+from nbddp.magics.syntax import check_syntax
 from nbddp.record.cell import CellRequest
 
 
@@ -76,10 +78,10 @@ class CellMagics(Magics):
 
     def _run(self, args: Namespace, cell: str, first_line: int) -> None:
         desk = self._desk
-        desk.check_syntax(cell, first_line)
+        check_syntax(desk.shell, cell, first_line)
         self._check(args)
         values = desk.values(args.push or ())
-        spec = desk.with_init(asked_spec(args, desk.group.spec), init=not args.no_init)
+        spec = replace(asked_spec(args, desk.group.spec), joins_group=not args.no_init)
         desk.make_ready(spec, fresh=args.fresh)
         if values:
             desk.group.push(values)

@@ -1,14 +1,8 @@
-"""What the magics share: the group, the auto mode, and the cell that runs in the background."""
+"""What the magics share: the group, how it is shown, the auto mode, the cell in the background."""
 
 from __future__ import annotations
 
-import ast
-import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
-from contextvars import copy_context
-from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -18,21 +12,11 @@ from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.magics.auto import AutoMode
+from nbddp.magics.background import Background
 from nbddp.magics.options import check_unchanged
 from nbddp.magics.steered import SteeredGroup
+from nbddp.magics.views import Views
 from nbddp.record.cell import CellRequest, CellResult, Deed
-from nbddp.ui.frontend import shows_widgets
-from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, shows_color
-from nbddp.ui.text.status import status
-from nbddp.ui.text.view import TextView
-
-
-class ViewChoice(Enum):
-    """How cells are shown."""
-
-    AUTO = "auto"
-    PANEL = "panel"
-    TEXT = "text"
 
 
 class Desk:
@@ -42,9 +26,8 @@ class Desk:
         self.shell = shell
         self.auto = AutoMode()
         self.group = SteeredGroup(colors=str(shell.colors))
-        self.view = ViewChoice.AUTO
-        self._background: tuple[Future[CellResult], threading.Thread] | None = None
-        self._last_view: View | None = None
+        self.views = Views(shell)
+        self._background: Background | None = None
 
     def make_ready(self, spec: GroupSpec, *, fresh: bool, is_recovery: bool = False) -> None:
         """See to it that the group runs as asked: start it, restart it, or find it so."""
@@ -72,22 +55,19 @@ class Desk:
         return result
 
     def _recoverer(self, *, quiet: bool) -> Recoverer:
-        return self.group.recoverer(lambda: self._view(quiet=quiet), say=self._remark)
+        return self.group.recoverer(
+            lambda: self.views.view(self.group.session, quiet=quiet), say=self._remark
+        )
 
     def _remark(self, text: str) -> None:
-        self.say(f"nbddp: {text}")
+        self.views.say(f"nbddp: {text}")
 
     def _raise_for_failure(self, result: CellResult) -> None:
         try:
             result.raise_for_failure()
         except CellFailedError as error:
-            error.is_shown = self._has_record
+            error.is_shown = self.views.has_record
             raise
-
-    @property
-    def _has_record(self) -> bool:
-        """Whether the last cell's view has told already why it failed."""
-        return self._last_view is not None and self._last_view.has_record
 
     def run_in_background(
         self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
@@ -97,34 +77,25 @@ class Desk:
         Raises:
             RequestError: it cannot run now.
         """
-        outcome: Future[CellResult] = Future()
         recoverer = self._recoverer(quiet=quiet)
         handle = recoverer.begin(request)
 
-        def run() -> None:
-            try:
-                result = recoverer.follow(handle, max_restarts=max_restarts)
-                if result.verdict is not None and not self._has_record:
-                    self.say(result.verdict.report())
-                outcome.set_result(result)
-            except BaseException as error:  # noqa: BLE001 - it is raised in `%ddp wait`
-                outcome.set_exception(error)
+        def follow() -> CellResult:
+            result = recoverer.follow(handle, max_restarts=max_restarts)
+            if result.verdict is not None and not self.views.has_record:
+                self.views.say(result.verdict.report())
+            return result
 
-        thread = threading.Thread(
-            target=copy_context().run, args=(run,), name="nbddp-view", daemon=True
-        )
-        thread.start()
-        self._background = outcome, thread
+        self._background = Background(follow)
 
     def wait(self) -> None:
         """Wait for the cell in the background; raises what it raised."""
         if self._background is None:
             return
-        outcome, thread = self._background
         with self.group.session.taking_interrupts():
-            thread.join()
-        self._background = None
-        self._raise_for_failure(outcome.result())
+            self._background.wait()
+        background, self._background = self._background, None
+        self._raise_for_failure(background.result())
 
     def arm(self, kind: str, *, rank: int, step: int, factor: float) -> None:
         """Tell a rank to let something go wrong at a step.
@@ -154,68 +125,6 @@ class Desk:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
         return {name: self.shell.user_ns[name] for name in names}
 
-    def check_syntax(self, cell: str, first_line: int) -> None:
-        """Find out before anything is started.
-
-        Raises:
-            UsageError: with the line and what is wrong in it.
-        """
-        if not cell.strip():
-            raise UsageError("the cell is empty: nothing to run")
-        source = "\n" * (first_line - 1) + self.shell.transform_cell(cell)
-        try:
-            compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
-        except SyntaxError as error:
-            raise UsageError(_explain(error)) from None
-
-    def with_init(self, spec: GroupSpec, *, init: bool) -> GroupSpec:
-        """The spec for a start by a cell that does, or does not, want a process group."""
-        return replace(spec, joins_group=init)
-
-    def say(self, text: str) -> None:
-        """Tell the user something."""
-        screen = IPythonScreen()
-        screen.write(f"{text}\n")
-        screen.flush()
-
     def close(self) -> None:
         """End the group."""
         self.group.close()
-
-    def show_status(self) -> None:
-        """Show the group and the output of the last cell as they are right now."""
-        snapshot = self.group.session.snapshot()
-        text = status(snapshot)
-        if not (snapshot.state.is_live and self._wants_panel()):
-            self.say(text)
-            return
-        from nbddp.ui.panel.view import PanelView, display_status
-
-        last = self._last_view if isinstance(self._last_view, PanelView) else None
-        display_status(self.group.session, snapshot, last, text=text)
-
-    def _view(self, *, quiet: bool) -> View:
-        self._last_view = view = self._new_view(quiet=quiet)
-        return view
-
-    def _new_view(self, *, quiet: bool) -> View:
-        has_color = shows_color(self.shell)
-        if quiet or not self._wants_panel():
-            screen = IPythonScreen()
-            return TextView(screen, is_quiet=quiet, has_color=has_color, pace=PAGE_PACE)
-        from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
-        from nbddp.ui.panel.view import PanelView
-
-        live = LiveComms.of(self.shell)
-        return PanelView(self.group.session, live, IPythonScreen(), has_color=has_color)
-
-    def _wants_panel(self) -> bool:
-        if self.view is ViewChoice.AUTO:
-            return shows_widgets(self.shell)
-        return self.view is ViewChoice.PANEL and hasattr(self.shell, "kernel")
-
-
-def _explain(error: SyntaxError) -> str:
-    text = (error.text or "").rstrip("\n")
-    pointer = " " * max(0, (error.offset or 1) - 1) + "^"
-    return f"syntax error in line {error.lineno}: {error.msg}\n    {text}\n    {pointer}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -12,7 +13,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import RequestError
-from nbddp.magics.desk import Desk, ViewChoice
+from nbddp.magics.desk import Desk
 from nbddp.magics.options import (
     asked_spec,
     count,
@@ -22,6 +23,7 @@ from nbddp.magics.options import (
     rank_number,
     start_options,
 )
+from nbddp.magics.views import ViewChoice
 from nbddp.record.logs import tail
 
 
@@ -73,7 +75,7 @@ class LineMagics(Magics):
     def status(self, line: str) -> None:
         """Show what the group and every rank are doing."""
         parse(self.status, line)
-        self._desk.show_status()
+        self._desk.views.show_status(self._desk.group.session)
 
     @magic_arguments("ddp start")
     @start_options
@@ -81,9 +83,9 @@ class LineMagics(Magics):
         """Start the ranks, so that the next cell need not."""
         args = parse(self.start, line)
         desk = self._desk
-        spec = desk.with_init(asked_spec(args, desk.group.spec), init=True)
+        spec = replace(asked_spec(args, desk.group.spec), joins_group=True)
         desk.make_ready(spec, fresh=False)
-        desk.show_status()
+        desk.views.show_status(desk.group.session)
 
     @magic_arguments("ddp restart")
     @start_options
@@ -97,7 +99,7 @@ class LineMagics(Magics):
         desk.make_ready(spec, fresh=True, is_recovery=args.replay)
         if args.replay:
             desk.replay(deeds)
-        desk.show_status()
+        desk.views.show_status(desk.group.session)
 
     @magic_arguments("ddp stop")
     def stop(self, line: str) -> None:
@@ -139,7 +141,7 @@ class LineMagics(Magics):
         if folder is None or args.rank >= len(self._desk.group.life.ranks):
             raise RequestError(f"there is no log of rank {args.rank}")
         path = folder.log(args.rank)
-        self._desk.say(tail(path, args.lines))
+        self._desk.views.say(tail(path, args.lines))
 
     @magic_arguments("ddp push")
     @argument("names", nargs="+", help="names of the notebook")
@@ -184,7 +186,7 @@ class LineMagics(Magics):
     )
     def view(self, line: str) -> None:
         """Choose how later cells are shown: as a live panel, or as plain text."""
-        self._desk.view = ViewChoice(parse(self.view, line).choice)
+        self._desk.views.choice = ViewChoice(parse(self.view, line).choice)
 
     @magic_arguments("ddp help")
     @argument("command", nargs="?", help="more about this command")
@@ -192,9 +194,9 @@ class LineMagics(Magics):
         """Show the commands, or more about one."""
         command = parse(self.help, line).command
         if command is None:
-            self._desk.say(_overview(self.commands()))
+            self._desk.views.say(_overview(self.commands()))
         elif command in self.commands():
-            self._desk.say(
+            self._desk.views.say(
                 _parser(self.commands()[command]).format_help().replace("::", "").strip()
             )
         else:

@@ -1,0 +1,36 @@
+"""A cell that runs while the notebook goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextvars import copy_context
+
+from nbddp.record.cell import CellResult
+
+
+class Background:
+    """Follows one cell on a thread whose output stays in the notebook cell that began it."""
+
+    def __init__(self, follow: Callable[[], CellResult]) -> None:
+        self._outcome: Future[CellResult] = Future()
+        self._follow = follow
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._run,), name="nbddp-view", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._outcome.set_result(self._follow())
+        except BaseException as error:  # noqa: BLE001 - it is raised for whoever waits
+            self._outcome.set_exception(error)
+
+    def wait(self) -> None:
+        """Until it is over."""
+        self._thread.join()
+
+    def result(self) -> CellResult:
+        """What came of it; raises what following it raised."""
+        return self._outcome.result()

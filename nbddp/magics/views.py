@@ -1,0 +1,72 @@
+"""How cells and the group are shown: as a panel or as text, as the user chose or the page can."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from nbddp.controller.session import Session
+from nbddp.ui.frontend import shows_widgets
+from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, shows_color
+from nbddp.ui.text.status import status
+from nbddp.ui.text.view import TextView
+
+
+class ViewChoice(Enum):
+    """How cells are shown."""
+
+    AUTO = "auto"
+    PANEL = "panel"
+    TEXT = "text"
+
+
+class Views:
+    """Makes the views of one shell, and knows the one that was made last."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self.choice = ViewChoice.AUTO
+        self._shell = shell
+        self._last: View | None = None
+
+    @property
+    def has_record(self) -> bool:
+        """Whether the last cell's view has told already why it failed."""
+        return self._last is not None and self._last.has_record
+
+    def view(self, session: Session, *, quiet: bool) -> View:
+        """A new one, for a cell that begins."""
+        self._last = view = self._new(session, quiet=quiet)
+        return view
+
+    def _new(self, session: Session, *, quiet: bool) -> View:
+        screen, has_color = IPythonScreen(), shows_color(self._shell)
+        if quiet or not self._wants_panel():
+            return TextView(screen, is_quiet=quiet, has_color=has_color, pace=PAGE_PACE)
+        from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
+        from nbddp.ui.panel.view import PanelView
+
+        return PanelView(session, LiveComms.of(self._shell), screen, has_color=has_color)
+
+    def _wants_panel(self) -> bool:
+        if self.choice is ViewChoice.AUTO:
+            return shows_widgets(self._shell)
+        return self.choice is ViewChoice.PANEL and hasattr(self._shell, "kernel")
+
+    def show_status(self, session: Session) -> None:
+        """Show the group and the output of the last cell as they are right now."""
+        snapshot = session.snapshot()
+        text = status(snapshot)
+        if not (snapshot.state.is_live and self._wants_panel()):
+            self.say(text)
+            return
+        from nbddp.ui.panel.view import PanelView, display_status
+
+        last = self._last if isinstance(self._last, PanelView) else None
+        display_status(session, snapshot, last, text=text)
+
+    def say(self, text: str) -> None:
+        """Tell the user something."""
+        screen = IPythonScreen()
+        screen.write(f"{text}\n")
+        screen.flush()
