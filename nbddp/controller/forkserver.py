@@ -32,7 +32,7 @@ import psutil
 from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL
 from nbddp.worker.descendants import children, descendants
 
-PRELOAD = ["nbddp.worker.preload", __name__]
+PRELOAD = ["nbddp.worker.apart", "nbddp.worker.preload", __name__]
 _naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import suppress
 
 import torch
 import torch.distributed  # noqa: F401
@@ -18,8 +17,6 @@ from nbddp.worker import entry, growth  # noqa: F401
 from nbddp.worker.descendants import adopt_orphans
 from nbddp.worker.shell import make_shell, warm_shell
 
-with suppress(PermissionError):  # already the leader of a session of its own
-    os.setsid()  # Jupyter's interrupt goes to the kernel's whole process group
 adopt_orphans()
 # multiprocessing's: a child that it has not started, but inherited, has ended
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")

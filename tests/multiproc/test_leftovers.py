@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from notebook import Notebook
+from processes import wait_until
 
 from nbddp import CellFailedError, WorkerGroup
 from nbddp.magics.steered import SteeredGroup
@@ -171,3 +172,13 @@ def test_a_loaders_worker_that_is_killed_between_two_cells_costs_no_name(
         group.run("import time\nif rank == 1: time.sleep(50)\ndist.barrier()")
     assert group.pull("kept") == [0, 1]
     group.run("it = loader = None\ndist.barrier()")
+
+
+def test_a_helper_that_still_imports_survives_its_kernels_group_and_leaves_no_folder(
+    fresh_notebook: Notebook,
+) -> None:
+    assert fresh_notebook.run("%load_ext nbddp\n%ddp status").status == "ok"
+    helpers = psutil.Process(fresh_notebook.pid).children(recursive=True)
+    os.killpg(fresh_notebook.pid, signal.SIGKILL)
+    assert not psutil.wait_procs(helpers, timeout=20)[1]
+    assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp-*")))
