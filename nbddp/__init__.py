@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from nbddp.group import WorkerGroup
+    from nbddp.record.cell import CellResult
     from nbddp.train import faults
     from nbddp.train.checkpoint import Checkpoint
-    from nbddp.train.data import loader
-    from nbddp.train.digits import digits
+    from nbddp.train.data import Loader, loader
+    from nbddp.train.digits import Digits, digits
     from nbddp.train.distributed import all_gather, main_rank_first, on_main
     from nbddp.train.models import prepare
-    from nbddp.train.precision import precision
+    from nbddp.train.precision import Precision, precision
     from nbddp.train.reduction import all_reduce
-    from nbddp.train.report import log, track
+    from nbddp.train.report import Track, log, track
+    from nbddp.train.resumed import Resumed
 
 __version__ = "0.1.0"
 
@@ -44,12 +46,18 @@ __all__ = [
     "ArgumentError",
     "CellFailedError",
     "CellInterruptedError",
+    "CellResult",
     "Checkpoint",
     "CheckpointError",
+    "Digits",
+    "Loader",
     "NbddpError",
+    "Precision",
     "RequestError",
+    "Resumed",
     "StartError",
     "Topology",
+    "Track",
     "WorkerGroup",
     "all_gather",
     "all_reduce",
@@ -67,7 +75,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CellResult": "nbddp.record.cell",
     "Checkpoint": "nbddp.train.checkpoint",
+    "Digits": "nbddp.train.digits",
+    "Loader": "nbddp.train.data",
+    "Precision": "nbddp.train.precision",
+    "Resumed": "nbddp.train.resumed",
+    "Track": "nbddp.train.report",
     "WorkerGroup": "nbddp.group",
     "all_gather": "nbddp.train.distributed",
     "all_reduce": "nbddp.train.reduction",

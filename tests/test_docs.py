@@ -133,11 +133,27 @@ def _raised_in(function: Any) -> set[str]:
     return set(re.findall(r"^\s+raise (\w+Error)\(", source, re.MULTILINE))
 
 
-@pytest.mark.parametrize(
-    "name", ["prepare", "all_reduce", "all_gather", "on_main", "track", "precision"]
+KIT = sorted(
+    name
+    for name in nbddp.__all__
+    if getattr(getattr(nbddp, name), "__module__", "").startswith("nbddp.train")
+    and inspect.isfunction(getattr(nbddp, name))
 )
-def test_the_kit_shows_examples_that_run_as_doctests(name: str) -> None:
+
+
+@pytest.mark.parametrize("name", [*KIT, "Checkpoint", "Resumed", "WorkerGroup", "Topology"])
+def test_it_shows_examples_that_run_as_doctests(name: str) -> None:
     assert ">>> " in (inspect.getdoc(getattr(nbddp, name)) or "")
+
+
+@pytest.mark.parametrize("function", public_functions(), ids=lambda each: each.__qualname__)
+def test_what_a_public_function_returns_is_public_and_told_of(function: Any) -> None:
+    returned = str(inspect.signature(function).return_annotation)
+    for name in re.findall(r"\w+", returned):
+        found = inspect.unwrap(function).__globals__.get(name)
+        if inspect.isclass(found) and found.__module__.startswith("nbddp"):
+            assert name in [*nbddp.__all__, *nbddp.faults.__all__]
+            assert len(inspect.getdoc(found) or "") > 60
 
 
 def test_every_module_says_what_it_is_for() -> None:

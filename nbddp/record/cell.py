@@ -47,10 +47,13 @@ class CellResult:
     """What came of a cell.
 
     Attributes:
+        number: of the cell, from 1, through all attempts of a group.
+        ranks: where it ran, in order.
         reports: what each rank said at its end; a rank whose process died is missing.
         exits: exit codes of ranks whose process died in this cell.
         seconds: from the moment it was handed to the ranks.
-        verdict: first cause and consequences.
+        verdict: first cause and consequences; None if all went well.
+        fetch: collects a value that a rank has sent, for :meth:`values`.
     """
 
     number: int
@@ -98,7 +101,12 @@ class CellResult:
         return report.parcel
 
     def raise_for_failure(self) -> None:
-        """Raise CellFailedError, or CellInterruptedError, unless all went well."""
+        """Do nothing if all went well.
+
+        Raises:
+            CellFailedError: it failed on some rank.
+            CellInterruptedError: it was interrupted.
+        """
         if self.verdict is not None:
             raise self.verdict.error()
 

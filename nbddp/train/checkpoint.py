@@ -77,6 +77,14 @@ class Checkpoint:
 
     Raises:
         ArgumentError: ``keep`` is below 1.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from torch import nn
+    >>> with TemporaryDirectory() as folder:
+    ...     Checkpoint(folder).save(30, generator=nn.Linear(2, 1), best=0.97)
+    ...     resumed = Checkpoint(folder).resume(generator=nn.Linear(2, 1), best=0.0)
+    >>> bool(resumed), resumed.step, resumed["best"]
+    (True, 30, 0.97)
     """
 
     def __init__(self, folder: str | PathLike[str], *, keep: int = 3) -> None:

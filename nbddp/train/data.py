@@ -62,6 +62,10 @@ def loader(
         options: more for DataLoader, such as ``collate_fn`` or ``pin_memory=True``. In a
             ``worker_init_fn``, the dataset is ``get_worker_info().dataset.dataset``.
 
+    Returns:
+        Batches as torch's DataLoader gives them, on the CPU; each iteration is an epoch. It has a
+        ``len()``, the ``epoch`` and ``step`` that it is at, and a state for :class:`Checkpoint`.
+
     Raises:
         TypeError: the dataset has no length and is no IterableDataset.
         ArgumentError: a value makes no sense, or does not go with another.

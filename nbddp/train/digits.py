@@ -26,7 +26,14 @@ TIMEOUT = 30.0  # seconds without an answer
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Images (float, [N, 1, 28, 28], 0 to 1) with their labels (long, [N]), and where from."""
+    """Handwritten digits; see :func:`digits`.
+
+    Attributes:
+        train: images (float32, [N, 1, 28, 28], 0 for white to 1) with their labels (int64, [N], 0
+            to 9), to train on; on the CPU.
+        test: the same, others, to test with.
+        source: where they are from, and how many, in words.
+    """
 
     train: TensorDataset
     test: TensorDataset
@@ -41,10 +48,17 @@ def digits(folder: str | Path = "data", *, download: bool = False) -> Digits:
         download: get them if they are not there; call it on one rank first
             (:func:`nbddp.main_rank_first`).
 
+    Returns:
+        Two datasets, which are the same in every process.
+
     Raises:
         ConnectionError: they cannot be downloaded; nothing is left half written.
         ModuleNotFoundError: there are no files of MNIST, and no scikit-learn.
         ValueError: a file is not the one that it should be.
+
+    >>> images, labels = digits().train.tensors
+    >>> images.dtype, tuple(images.shape[1:]), labels.dtype
+    (torch.float32, (1, 28, 28), torch.int64)
     """
     folder = Path(folder)
     if download:

@@ -41,14 +41,25 @@ def precision(
     Args:
         kind: ``fp32`` as ever; ``bf16``, on CPUs too; ``fp16`` with a GradScaler, on GPUs only.
         accumulate: micro-steps that make one step, the loss being divided by as many.
-        max_norm: clip the gradients of a step to this norm.
+        max_norm: clip the gradients of a step to this 2-norm over all of the optimizer's
+            parameters; None for no clipping.
+
+    Returns:
+        What computes, steps and is saved so: one for each optimizer.
 
     Raises:
         ArgumentError: a value makes no sense.
         RequestError: this rank's device cannot compute so.
 
-    >>> precision("fp32", accumulate=4)
-    precision('fp32', accumulate=4, max_norm=None)
+    >>> amp = precision("bf16", accumulate=2)
+    >>> model = nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> for inputs in torch.ones(2, 8, 4):
+    ...     with amp.autocast(model):
+    ...         loss = model(inputs).mean()
+    ...     print(amp.step(loss, optimizer))
+    False
+    True
     """
     if kind not in get_args(Kind):
         raise ArgumentError(f"precision: kind must be 'bf16', 'fp16' or 'fp32', got {kind!r}")

@@ -213,6 +213,9 @@ def track(iterable: Iterable[T], *, total: int | None = None, label: str = "") -
         total: how many there are; found out by itself where ``len()`` works.
         label: shown beside the bar, such as ``"epoch 3"``.
 
+    Returns:
+        The same items; it has a ``len()`` if that is known.
+
     >>> [item * item for item in track([1, 2, 3], label="squares")]
     [1, 4, 9]
     """
