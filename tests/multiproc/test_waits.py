@@ -164,3 +164,23 @@ def test_a_wait_in_c_on_another_connection_is_ended_too(group: WorkerGroup) -> N
     seconds = interrupted_after(group, source, seconds=0.7)
     assert seconds < 10
     assert group.pull("kept") == [0, 1]
+
+
+def test_a_rank_whose_memory_is_used_up_asks_for_its_newest_collective_in_vain(
+    group: WorkerGroup,
+) -> None:
+    group.run(
+        "import resource\nfrom nbddp.worker.collectives import newest_collective\n"
+        "for _ in range(300): dist.barrier()\n"
+        "assert newest_collective().number\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "limits, held = resource.getrlimit(resource.RLIMIT_AS), []\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 1_000_000, limits[1]))\n"
+        "try:\n"
+        "    for size in (1 << 16, 1 << 14):\n"
+        "        try:\n            while True: held.append(bytearray(size))\n"
+        "        except MemoryError: pass\n"
+        "    found = newest_collective()\n"  # the record of 200 of them does not fit
+        "finally:\n    held.clear()\n    resource.setrlimit(resource.RLIMIT_AS, limits)"
+    )
+    assert group.pull("found") == [None, None]
