@@ -8,6 +8,7 @@
     ├── StartError                the worker group could not start
     ├── CellFailedError           a cell failed on at least one rank
     │   └── CellInterruptedError  ... because the user interrupted it
+    ├── CommandInterruptedError   the user interrupted a magic, which says what is so now
     ├── CheckpointError           a checkpoint could not be written, or does not hold what is asked
     └── WireError                 a message that is not one of ours
         ├── SignatureError        its signature does not hold
@@ -78,6 +79,14 @@ class CellInterruptedError(CellFailedError):
     """A cell ended because the user interrupted it; every surviving rank keeps its names."""
 
 
+class CommandInterruptedError(NbddpError):
+    """The user interrupted a magic while no cell of it ran; says what is so now."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of the controller's own traceback."""
+        return [str(self)]
+
+
 class CheckpointError(NbddpError):
     """A checkpoint could not be written or read; the ones before it are untouched."""
 
@@ -121,14 +130,19 @@ def say_ranks(ranks: Sequence[int]) -> str:
     ('rank 1', 'ranks 0-3', 'ranks 0,2-3')
     """
     word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {','.join(_runs(sorted(ranks)))}"
+    return f"{word} {fold(ranks)}"
 
 
-def _runs(ranks: Sequence[int]) -> list[str]:
+def fold(numbers: Sequence[int]) -> str:
+    """Numbers in order, runs of them folded.
+
+    >>> fold([3, 1, 2, 7])
+    '1-3,7'
+    """
     runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
         else:
-            runs.append([rank])
-    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

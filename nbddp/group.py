@@ -7,27 +7,24 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from nbddp.controller.asking import Asking
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import ArgumentError, RequestError
-from nbddp.lifecycle.reasons import NO_GROUP
-from nbddp.lifecycle.states import GroupState
+from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
 from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
-from nbddp.wire.messages import Answer, Command, Pull, Push
+from nbddp.wire.messages import Pull, Push
 
 ELSEWHERE = (
     "this worker group belongs to process {}, which made it; a forked process can make its own"
 )
-ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
 
 
 class WorkerGroup:
@@ -53,6 +50,8 @@ class WorkerGroup:
     Out [ranks 0-1] 1.0
     [1.0, 2.0]
     """
+
+    _not_started = "the worker group is not started: call its start(), or use it in a `with` block"
 
     def __init__(
         self,
@@ -194,7 +193,8 @@ class WorkerGroup:
             CellFailedError: it failed on some rank.
             CellInterruptedError: it was interrupted.
         """
-        self._check_ranks(ranks)
+        self._check_started()
+        self._asking.check_ranks(ranks)
         request = CellRequest(
             source=source,
             ranks=None if ranks is None else tuple(ranks),
@@ -241,10 +241,19 @@ class WorkerGroup:
             ArgumentError: there is no such rank.
             RequestError: it is gone already, or there is no group.
         """
-        self._check_ranks([rank])
+        self._check_started()
+        self._asking.check_ranks([rank])
         self._session.kill(rank)
 
     # ---- values
+
+    def _check_started(self) -> None:
+        if not self.is_live:
+            raise RequestError(self._not_started)
+
+    @property
+    def _asking(self) -> Asking:
+        return Asking(self._session)
 
     def push(self, values: Mapping[str, Any], *, ranks: Sequence[int] | None = None) -> None:
         """Put values into the namespace of the ranks.
@@ -257,26 +266,27 @@ class WorkerGroup:
             ArgumentError: there is no such rank.
             RequestError: one cannot be pickled, or the ranks cannot take it now.
         """
-        self._session.require_link()
-        self._check_idle()
-        self._chosen(ranks)
+        self._check_started()
+        self._asking.check_idle()
+        chosen = self._asking.chosen(ranks)  # who dies from now on is missed
         from nbddp.wire.parcels import dumps
 
         try:
             data = dumps(dict(values))
         except Exception as error:  # whatever a value's own pickling raises
             raise RequestError(f"cannot push {_culprit(values)}: {error}") from error
-        self._send_pushed(self._session.keep_push(tuple(values), ranks, data), data)
+        self._send_pushed(self._session.keep_push(tuple(values), ranks, data), data, chosen)
 
     def _push_again(self, pushed: Pushed) -> None:
         """Send what was sent then, whatever became of it here."""
-        self._send_pushed(pushed, pushed.data())
+        self._send_pushed(pushed, pushed.data(), self._asking.chosen(pushed.ranks))
 
-    def _send_pushed(self, pushed: Pushed, data: bytes) -> None:
+    def _send_pushed(self, pushed: Pushed, data: bytes, ranks: Sequence[int]) -> None:
         link = self._session.require_link()
         parcel = link.put(data)
+        what = ", ".join(pushed.names)
         try:
-            self._ask_all(pushed.ranks, lambda number: Push(request=number, parcel=parcel))
+            self._asking.ask(ranks, lambda number: Push(request=number, parcel=parcel), what=what)
             self._session.note_push(pushed)
         finally:
             link.discard(parcel)
@@ -292,9 +302,12 @@ class WorkerGroup:
             ArgumentError: there is no such rank.
             RequestError: it does not exist there, or cannot be pickled.
         """
+        self._check_started()
         link = self._session.require_link()
-        ranks = None if rank is None else [rank]
-        answers = self._ask_all(ranks, lambda number: Pull(request=number, expression=expression))
+        ranks = self._asking.chosen(None if rank is None else [rank])
+        answers = self._asking.ask(
+            ranks, lambda number: Pull(request=number, expression=expression)
+        )
         for note in dict.fromkeys(each.parcel.get("note", "") for each in answers.values()):
             StreamScreen().write(f"nbddp: {note}\n" if note else "")
         left, values = [answer.parcel for answer in answers.values()], []
@@ -305,67 +318,6 @@ class WorkerGroup:
             for parcel in left:  # one of them could not be opened
                 link.discard(parcel)
         return values if rank is None else values[0]
-
-    def _check_idle(self) -> None:
-        if self._session.life.state not in (GroupState.IDLE, GroupState.BROKEN):
-            raise RequestError(f"the worker group is {self._session.life.state.value}")
-
-    def _check_ranks(self, ranks: Sequence[int] | None) -> None:
-        known = len(self._session.life.ranks)
-        for rank in (ranks or ()) if known else ():
-            if not 0 <= rank < known:
-                raise ArgumentError(
-                    f"there is no rank {rank}; the group has ranks 0 to {known - 1}"
-                )
-
-    def _chosen(self, ranks: Sequence[int] | None) -> list[int]:
-        """The ranks that are meant, of which there must be some."""
-        if ranks is not None and not ranks:
-            raise ArgumentError("values need at least one rank to go to")
-        self._check_ranks(ranks)
-        chosen = self._session.life.alive if ranks is None else list(ranks)
-        if not chosen:
-            raise RequestError(ALL_GONE if self.is_live else NO_GROUP)
-        return chosen
-
-    def _ask_all(
-        self, ranks: Sequence[int] | None, make: Callable[[int], Command]
-    ) -> dict[int, Answer]:
-        chosen = self._chosen(ranks)
-        futures: dict[int, Future[Answer]] = {}
-        numbers: dict[int, int] = {}
-        try:
-            for rank in chosen:
-                futures[rank] = self._session.send(rank, _noting(numbers, rank, make))
-            wait(futures.values())
-            return {rank: _worked(rank, future.result()) for rank, future in futures.items()}
-        except BaseException:
-            for rank, number in numbers.items():
-                if rank not in futures or not futures[rank].done():
-                    self._session.drop(rank, number)
-            for future in futures.values():  # also of one that is still to come
-                future.add_done_callback(self._discard_answer)
-            raise
-
-    def _discard_answer(self, future: Future[Answer]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            self._session.require_link().discard(future.result().parcel)
-
-
-def _noting(
-    numbers: dict[int, int], rank: int, make: Callable[[int], Command]
-) -> Callable[[int], Command]:
-    def make_noted(number: int) -> Command:
-        numbers[rank] = number
-        return make(number)
-
-    return make_noted
-
-
-def _worked(rank: int, answer: Answer) -> Answer:
-    if answer.error:
-        raise RequestError(f"rank {rank}: {answer.error}")
-    return answer
 
 
 def default_colors() -> str:

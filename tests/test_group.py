@@ -144,3 +144,18 @@ def test_in_a_forked_process_every_use_says_whose_group_it_is(group: SteeredGrou
         "make its own",
     )
     assert group.is_live
+
+
+def test_a_group_that_was_not_started_names_the_way_that_a_script_has() -> None:
+    group = WorkerGroup(nproc=2)
+    for ask in (
+        lambda: group.run("x = 1"),
+        lambda: group.push({"x": 1}),
+        lambda: group.pull("x"),
+        lambda: group.kill(0),
+    ):
+        with pytest.raises(RequestError) as caught:
+            ask()
+        assert str(caught.value) == (
+            "the worker group is not started: call its start(), or use it in a `with` block"
+        )

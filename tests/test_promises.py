@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from concurrent.futures._base import DoneAndNotDoneFutures
+
 import pytest
 
+from nbddp.controller import promises
 from nbddp.controller.promises import Promises
 from nbddp.errors import RequestError, StartError
+from nbddp.record.cell import HEARING
 from nbddp.wire.messages import Answer
 
 
@@ -64,7 +69,7 @@ def test_everybody_who_waits_for_a_rank_to_be_gone_hears_of_that_rank_only(
     waiting: Promises,
 ) -> None:
     one, again, other = waiting.for_kill(1), waiting.for_kill(1), waiting.for_kill(2)
-    waiting.gone(1)
+    waiting.gone(1, "rank 1 was killed by SIGKILL before it could answer")
     assert one.done()
     assert again.done()
     assert not other.done()
@@ -87,8 +92,27 @@ def test_an_answer_that_nobody_waits_for_is_dropped(waiting: Promises) -> None:
 
 def test_who_waits_for_an_answer_of_a_rank_that_ends_is_told_so(waiting: Promises) -> None:
     future, other = waiting.for_answer(1, 0), waiting.for_answer(2, 1)
-    waiting.gone(0)
+    waiting.gone(0, "rank 0 was killed by SIGKILL before it could answer")
     error = future.exception(0)
     assert isinstance(error, RequestError)
-    assert str(error) == "rank 0 ended before it could answer"
+    assert str(error) == "rank 0 was killed by SIGKILL before it could answer"
     assert not other.done()
+
+
+def test_whoever_waits_for_a_promise_looks_up_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal that comes as a wait begins does not end it: it is seen when the wait ends."""
+    promise: Future[int] = Future()
+    waits: list[float | None] = []
+
+    def wait(left: set[Future[int]], timeout: float | None) -> DoneAndNotDoneFutures[int]:
+        waits.append(timeout)
+        if len(waits) == 3:
+            promise.set_result(7)
+            return DoneAndNotDoneFutures(left, set())
+        return DoneAndNotDoneFutures(set(), left)
+
+    monkeypatch.setattr(promises, "wait", wait)
+    assert promises.kept(promise) == 7
+    assert waits == [HEARING] * 3

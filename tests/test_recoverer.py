@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import CellInterruptedError
+from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
@@ -22,8 +23,18 @@ from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
 pytestmark = pytest.mark.timeout(30)
 
 TWO = GroupSpec(nproc=2)
-DEEDS = [CellRequest(source=f"step {number}") for number in range(3)]
+DEEDS = tuple(
+    CellRequest(source=f"step {number}", execution_count=number + 4) for number in range(3)
+)
+ENDED_EARLY = (
+    "the replay did not come to its end; done again: {}; not done again: {}; "
+    "`%ddp restart --replay` does all of it again"
+)
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
+
+
+def again(deeds: tuple[CellRequest, ...]) -> tuple[CellRequest, ...]:
+    return tuple(replace(deed, is_again=True) for deed in deeds)
 
 
 class Play:
@@ -105,7 +116,8 @@ def test_an_interrupt_in_a_replay_reaches_the_ranks_and_ends_it_there(play: Play
     assert play.sources == ["step 0", "step 1"]
     assert play.session.life.state is GroupState.IDLE
     assert len(play.session.deeds) == 1
-    assert play.said == ["interrupted in the replay: the cells after that one were not run again"]
+    assert play.said == [ENDED_EARLY.format("cell 4", "cells 5-6")]
+    assert play.session.undone == DEEDS[1:]
     play.hangs_in = ""
     assert play.show(play.session.run(CellRequest(source="next"))).is_ok
 
@@ -146,7 +158,47 @@ def test_a_cell_that_fails_in_a_replay_ends_it_and_is_said(play: Play) -> None:
     assert result is not None
     assert not result.is_ok
     assert play.sources == ["step 0", "step 1"]
-    assert play.said == ["a cell that had gone well failed when it was replayed"]
+    assert play.said == [
+        "a cell that had gone well failed when it was replayed",
+        ENDED_EARLY.format("cell 4", "cells 5-6"),
+    ]
+
+
+def test_what_a_replay_left_undone_is_done_by_the_next_one_unless_other_things_were(
+    play: Play,
+) -> None:
+    play.fails_in = "step 1"
+    play.recoverer.replay(DEEDS, restart=play.session.restart)
+    assert (play.session.deeds, play.session.undone) == (again(DEEDS[:1]), DEEDS[1:])
+    play.fails_in = ""
+    play.recoverer.replay((*play.session.deeds, *play.session.undone), restart=play.session.restart)
+    assert (play.session.deeds, play.session.undone) == (again(DEEDS), ())
+    play.fails_in = "step 1"
+    play.recoverer.replay(DEEDS, restart=play.session.restart)
+    assert play.show(play.session.run(CellRequest(source="other"))).is_ok
+    assert play.session.undone == ()
+
+
+def test_a_restart_that_is_stopped_before_its_replay_leaves_all_to_do(play: Play) -> None:
+    def stopped() -> None:
+        play.session.restart()
+        play.session.stop()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play.recoverer.replay(DEEDS, restart=stopped)
+    assert play.said == [ENDED_EARLY.format("nothing", "cells 4-6")]
+    assert (play.session.deeds, play.session.undone) == ((), DEEDS)
+
+
+def test_a_restart_that_is_refused_says_nothing_of_a_replay(play: Play) -> None:
+    def refused() -> None:
+        raise RequestError("no")
+
+    with pytest.raises(RequestError):
+        play.recoverer.replay(DEEDS, restart=refused)
+    assert play.said == []
+    assert play.session.undone == ()
 
 
 def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: Play) -> None:

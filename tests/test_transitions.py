@@ -93,8 +93,10 @@ def noticed(rank: int, cell: int = 1, attempt: int = 1) -> RankNoticed:
     return RankNoticed(attempt=attempt, rank=rank, cell=cell)
 
 
-def rang(alarm: Alarm, cell: int = 1, attempt: int = 1) -> Rang:
-    return Rang(alarm=alarm, attempt=attempt, cell=cell)
+def rang(
+    alarm: Alarm, cell: int = 1, attempt: int = 1, stopped: tuple[tuple[int, int], ...] = ()
+) -> Rang:
+    return Rang(alarm=alarm, attempt=attempt, cell=cell, stopped=stopped)
 
 
 def alarm(kind: Alarm, seconds: float, cell: int = 1, attempt: int = 1) -> SetAlarm:
@@ -593,6 +595,34 @@ def test_after_a_second_the_user_is_told_which_ranks_are_deaf() -> None:
             text="rank 1 did not answer the interrupt yet (in C code that does not return?); "
             "killed in 4 s, or at once if you interrupt again"
         )
+    ]
+
+
+def test_after_a_second_a_rank_that_was_stopped_by_hand_is_told_from_a_deaf_one() -> None:
+    _, actions = play(noticed(0), rang(Alarm.STUCK, stopped=((1, 4321),)), life=INTERRUPTING)
+    assert actions == [
+        Remark(
+            text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); killed in 4 s, or at once "
+            "if you interrupt again"
+        )
+    ]
+    _, actions = play(rang(Alarm.STUCK, stopped=((1, 4321),)), life=INTERRUPTING)
+    assert actions == [
+        Remark(
+            text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); rank 0 did not answer the "
+            "interrupt yet (in C code that does not return?); killed in 4 s, or at once if you "
+            "interrupt again"
+        )
+    ]
+
+
+def test_at_the_end_of_the_grace_it_is_said_who_was_stopped_by_hand() -> None:
+    _, actions = play(rang(Alarm.GRACE, stopped=((1, 4321),)), life=INTERRUPTING)
+    assert actions == [
+        Remark(
+            text="ranks 0-1 did not answer the interrupt in 5 s (rank 1 stopped by SIGSTOP): killed"
+        ),
+        Kill(ranks=(0, 1)),
     ]
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
+from nbddp.controller.promises import kept
+
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -62,7 +64,7 @@ class Actor:
 
         if not self._put(work):
             raise ClosedError("this actor was closed")
-        return done.result()
+        return kept(done)
 
     def tell(self, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Have the thread do something in its turn; do not wait. Whether it will be done."""

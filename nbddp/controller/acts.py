@@ -8,6 +8,8 @@ from dataclasses import asdict
 
 from nbddp.errors import StartError
 from nbddp.lifecycle import events as ev
+from nbddp.lifecycle.states import Life
+from nbddp.record.timeline import TimeLine
 from nbddp.wire.messages import CellEnded, Failure
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,12 @@ def unable(who: str, error: Exception) -> StartError:
     if isinstance(error, StartError):
         return error
     return StartError(f"{who} could not be started: {plain(error)}")
+
+
+def start_failure(life: Life, reason: str, details: str, time_line: TimeLine) -> StartError:
+    """Why a start did not come to its end, with what was said or written last."""
+    gone = [each.rank for each in life.ranks if not each.is_alive]
+    return StartError(reason, details=details or time_line.last_words(gone))
 
 
 def complaint(action: ev.Action, rank: int, error: Exception) -> str:

@@ -6,9 +6,10 @@ import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nbddp.controller.acts import complaint, for_all, not_begun, plain, unable
+from nbddp.controller.acts import complaint, for_all, not_begun, plain, start_failure, unable
 from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.means import Means
 from nbddp.controller.memory import MemoryWatch
@@ -16,12 +17,14 @@ from nbddp.controller.promises import Promises
 from nbddp.controller.ranks import Ranks, Told
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.lifecycle import events as ev
+from nbddp.lifecycle import reasons
 from nbddp.lifecycle.comeback import Comeback
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.audience import Audience
-from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.deeds import Deeds
 from nbddp.record.notices import Displayed
 from nbddp.record.pushes import Pushed
 from nbddp.record.timeline import TimeLine
@@ -51,11 +54,9 @@ class Executor:
 
     Attributes:
         life: the lifecycle's own view.
-        spec: how the group was started last.
-        cell: the cell that runs, or ran last.
+        spec, cell: how the group was started last; the cell that runs, or ran last.
         ready: what each rank said of itself when it was ready.
-        deeds: what was done to the namespaces of this attempt, and went well, in order.
-        comeback: what this attempt came back from, until it has taken up the work.
+        deeds, comeback: what this attempt has done; what it came back from, until it works again.
     """
 
     def __init__(self, launcher: Launcher, *, colors: str) -> None:
@@ -64,7 +65,7 @@ class Executor:
         self.cell: CellHandle | None = None
         self.ready: dict[int, Ready] = {}
         self.means: Means | None = None
-        self.deeds: list[Deed] = []
+        self.deeds = Deeds()
         self.comeback: Comeback | None = None
         self._struck: set[str] = set()
         self._audience = Audience(lambda: self.cell)
@@ -173,7 +174,7 @@ class Executor:
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN):
             raise RequestError(f"the worker group is {self.life.state.value}")
         if rank not in self.life.alive:
-            raise RequestError(f"there is no rank {rank} that could answer")
+            raise RequestError(reasons.no_such_rank(self.life, rank))
         number = next(self._numbers)
         try:
             self._with.link.send(rank, make(number))
@@ -265,7 +266,7 @@ class Executor:
             self._read_last(rank, exitcode)
         finally:
             self.step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
-            self._waiting.gone(rank)
+            self._waiting.gone(rank, reasons.unanswered(self.life, rank, exitcode))
 
     def _read_last(self, rank: int, exitcode: int | None) -> None:
         words = hint = ""
@@ -333,14 +334,16 @@ class Executor:
                 self._spawn(action)
             case ev.SetAlarm(alarm=alarm, attempt=attempt, cell=cell, seconds=seconds):
                 rang = ev.Rang(alarm=alarm, attempt=attempt, cell=cell)
-                self._with.actor.later(seconds, self.step, rang)
+                self._with.actor.later(seconds, self._ring, rang)
             case ev.Remark(text=text):
                 self._audience.say(text)
             case ev.Started():
                 self.time_line.record("ready", attempt=self.life.attempt)
                 self._waiting.started()
             case ev.NotStarted(reason=reason, details=details):
-                self._start_error = self._start_failure(reason, details)
+                failed = start_failure(self.life, reason, details, self.time_line)
+                self._start_error = self._start_error or failed
+                self.time_line.record("start failed", reason=str(self._start_error))
             case ev.Finished():
                 self._finish()
             case ev.Stopped():
@@ -349,12 +352,16 @@ class Executor:
                 return self._ranks.perform(action, cell=self.cell)
         return {}
 
+    def _ring(self, rang: ev.Rang) -> None:
+        stopped = self._ranks.stopped(self.life.alive) if self._ranks else ()
+        self.step(replace(rang, stopped=stopped))
+
     def _spawn(self, action: ev.Spawn) -> None:
         if self.spec is None:
             raise RuntimeError("a group was to be started and nobody said how")
         self._start_error = None
         self.ready = {}
-        self.deeds = []
+        self.deeds.forget()
         self.whereabouts.forget()
         self._ranks = Ranks(action.attempt, self._with, self._launcher, self)
         link, folder = self._with.link, self.spec.open(self.time_line)
@@ -366,17 +373,10 @@ class Executor:
 
     def note_push(self, pushed: Pushed) -> None:
         """Values were sent to ranks."""
-        self.deeds.append(pushed)
+        self.deeds.note(pushed)
         self._audience.say(pushed.remark)
 
     # ---- telling those who wait
-
-    def _start_failure(self, reason: str, details: str) -> StartError:
-        gone = [each.rank for each in self.life.ranks if not each.is_alive]
-        found = StartError(reason, details=details or self.time_line.last_words(gone))
-        error = self._start_error or found
-        self.time_line.record("start failed", reason=str(error))
-        return error
 
     def _finish(self) -> None:
         if self.cell is not None:
@@ -389,7 +389,7 @@ class Executor:
     def _note_result(self, result: CellResult) -> None:
         self.time_line.record("cell ended", number=result.number, **result.facts())
         if result.is_ok and self.cell is not None and not self.cell.request.once:
-            self.deeds.append(self.cell.request)
+            self.deeds.note(self.cell.request)
 
     def _tell_stopped(self) -> None:
         self.time_line.record("stopped", attempt=self.life.attempt)

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from nbddp.errors import RequestError, StartError
+from nbddp.record.cell import HEARING
 from nbddp.wire.messages import Answer
+
+T = TypeVar("T")
+
+
+def kept(promise: Future[T]) -> T:
+    """What was promised, once it is there; a signal is heard while it is waited for.
+
+    One that comes after Python's last look and before the system's wait is seen when that wait
+    ends: so none is long.
+    """
+    await_all([promise])
+    return promise.result()
+
+
+def await_all(promises: Iterable[Future[Any]]) -> None:
+    """Wait until all are kept or broken; a signal is heard, as by :func:`kept`."""
+    left = set(promises)
+    while left:
+        left = wait(left, HEARING).not_done
 
 
 class Promises:
@@ -61,14 +83,14 @@ class Promises:
         for future in waiting:
             future.set_result(None)
 
-    def gone(self, rank: int) -> None:
-        """One process is gone, and with it what it would have answered."""
+    def gone(self, rank: int, why: str) -> None:
+        """One process is gone, and with it what it would have answered: ``why`` is said then."""
         for future in self._kills.pop(rank, ()):
             future.set_result(None)
         for request, (asked, answer) in list(self._answers.items()):
             if asked == rank:
                 del self._answers[request]
-                answer.set_exception(RequestError(f"rank {rank} ended before it could answer"))
+                answer.set_exception(RequestError(why))
 
     def answered(self, answer: Answer) -> None:
         """A rank said something that was asked."""

@@ -152,8 +152,12 @@ class Ranks:
         """Whether somebody sent it SIGSTOP."""
         try:
             return bool(psutil.Process(self._handles[rank].pid).status() == psutil.STATUS_STOPPED)
-        except psutil.Error:
+        except (psutil.Error, KeyError):
             return False
+
+    def stopped(self, ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Those that somebody sent a SIGSTOP, with their process ids."""
+        return tuple(self.pids([rank for rank in ranks if self.is_stopped(rank)]).items())
 
     def pids(self, ranks: Sequence[int]) -> dict[int, int]:
         """The process ids of some ranks."""

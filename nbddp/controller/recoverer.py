@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError
 from nbddp.lifecycle.comeback import Comeback, Setback, why_stop
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.deeds import say_deeds
 from nbddp.record.pushes import Pushed
 
 ENDED = "you asked to end it"
 
 FAILED = "a cell that had gone well failed when it was replayed"
-INTERRUPTED = "interrupted in the replay: the cells after that one were not run again"
+ENDED_EARLY = "the replay did not come to its end"
+WAY_OUT = "`%ddp restart --replay` does all of it again"
 
 
 class Recoverer:
@@ -41,6 +44,7 @@ class Recoverer:
         self._push = push
         self._say = say
         self._times_ended = session.times_ended
+        self._done: int | None = None  # by the replay that goes on, or was the last
 
     def run(self, request: CellRequest, *, max_restarts: int) -> CellResult:
         """Run a cell; after a failure restart the group, replay, and run it again.
@@ -105,9 +109,10 @@ class Recoverer:
         """Restart and replay; what came of a cell that failed this time, else None."""
         detected = time.time() - setback.at
         deeds, began = self._session.deeds, time.monotonic()
-        self._session.restart(is_recovery=True)
-        ready = time.monotonic()
-        failed = self._replay(deeds)
+        with self._accounting_for(deeds):
+            self._session.restart(is_recovery=True)
+            ready = time.monotonic()
+            failed = self._replay(deeds)
         if failed is not None:
             return failed
         comeback = Comeback(
@@ -124,17 +129,46 @@ class Recoverer:
         )
         return None
 
-    def replay(self, deeds: Sequence[Deed]) -> CellResult | None:
+    def replay(
+        self, deeds: Sequence[Deed], *, restart: Callable[[], None] = lambda: None
+    ) -> CellResult | None:
         """Do again, in order, what was done; what came of the first cell that fails.
+
+        Args:
+            deeds: what was done.
+            restart: makes the ranks for it, before.
 
         Raises:
             CellInterruptedError: the user asked for an end between two cells.
         """
-        self._times_ended = self._session.times_ended
-        return self._replay(deeds)
+        with self._accounting_for(deeds):
+            restart()
+            self._times_ended = self._session.times_ended
+            return self._replay(deeds)
+
+    @contextmanager
+    def _accounting_for(self, deeds: Sequence[Deed]) -> Iterator[None]:
+        """However a restart and a replay end: what is not done again is kept, and said."""
+        attempt, self._done = self._session.life.attempt, None
+        try:
+            yield
+        finally:
+            self._account(deeds, self._done, is_new=self._session.life.attempt > attempt)
+
+    def _account(self, deeds: Sequence[Deed], done: int | None, *, is_new: bool) -> None:
+        if done is None and not is_new and self._session.life.state.is_ready:
+            return  # the restart was refused: all is as it was
+        again, left = deeds[: done or 0], deeds[done or 0 :]
+        if not left:
+            return
+        if is_new or done is not None:
+            self._session.leave_undone(left)
+        said = f"done again: {say_deeds(again)}; not done again: {say_deeds(left)}"
+        self._say(f"{ENDED_EARLY}; {said}; {WAY_OUT}")
 
     def _replay(self, deeds: Sequence[Deed]) -> CellResult | None:
         for number, deed in enumerate(deeds):
+            self._done = number
             if self._is_ended:
                 raise _ended(number, len(deeds))
             if isinstance(deed, Pushed):
@@ -142,8 +176,10 @@ class Recoverer:
                 continue
             result = self._run_unseen(replace(deed, is_again=True, wants_value=False))
             if result.verdict is not None:
-                self._say(INTERRUPTED if result.verdict.is_interrupt else FAILED)
+                if not result.verdict.is_interrupt:
+                    self._say(FAILED)
                 return result
+        self._done = len(deeds)
         return None
 
     def _run_unseen(self, request: CellRequest) -> CellResult:

@@ -20,6 +20,7 @@ from nbddp.controller.acts import unable
 from nbddp.controller.executor import Executor
 from nbddp.controller.launcher import Launcher, LocalLauncher
 from nbddp.controller.means import Link, Means, open_means
+from nbddp.controller.promises import kept
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.lifecycle import events as ev
@@ -72,6 +73,11 @@ class Session:
         return self._do.life
 
     @property
+    def spec(self) -> GroupSpec | None:
+        """How the group was started last."""
+        return self._do.spec
+
+    @property
     def whereabouts(self) -> Whereabouts:
         """What ranks say of themselves."""
         return self._do.whereabouts
@@ -105,7 +111,16 @@ class Session:
     @property
     def deeds(self) -> tuple[Deed, ...]:
         """What was done to the namespaces of this attempt, and went well, in order."""
-        return tuple(self._do.deeds)
+        return self._do.deeds.done
+
+    @property
+    def undone(self) -> tuple[Deed, ...]:
+        """What a replay that ended too early has left to do, unless something else was done."""
+        return self._do.deeds.undone
+
+    def leave_undone(self, deeds: Sequence[Deed]) -> None:
+        """A replay has ended before it came to these."""
+        self._do.deeds.leave(deeds)
 
     def keep_push(self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes) -> Pushed:
         """Keep values that are sent, as they are sent."""
@@ -152,7 +167,7 @@ class Session:
             StartError: a rank could not start.
         """
         with self._stopping_if_interrupted():
-            self._begin(spec, spec.start_event()).result()
+            kept(self._begin(spec, spec.start_event()))
 
     def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
         """End the group, whatever it does, and start it anew as the next attempt.
@@ -160,7 +175,7 @@ class Session:
         In a recovery, faults that have struck do not strike again.
         """
         with self._stopping_if_interrupted():
-            self.begin_restart(spec, is_recovery=is_recovery).result()
+            kept(self.begin_restart(spec, is_recovery=is_recovery))
 
     def begin_restart(
         self, spec: GroupSpec | None = None, *, is_recovery: bool = False
@@ -203,7 +218,7 @@ class Session:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
         if self._do.means is not None and (begun := self._call(self._do.begun)):
             with self._stopping_if_interrupted():
-                begun.result()
+                kept(begun)
 
     def run(self, request: CellRequest) -> CellHandle:
         """Hand a cell to the ranks and return at once.
@@ -256,7 +271,7 @@ class Session:
 
     def kill(self, rank: int) -> None:
         """Kill one rank and wait until it is gone."""
-        self.begin_kill(rank).result()
+        kept(self.begin_kill(rank))
 
     def begin_kill(self, rank: int) -> Future[None]:
         """Kill one rank and do not wait until it is gone."""
@@ -265,7 +280,7 @@ class Session:
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""
         if self._do.means is not None:
-            self.begin_stop().result()
+            kept(self.begin_stop())
 
     def begin_stop(self) -> Future[None]:
         """End all ranks and do not wait until they are gone."""

@@ -132,11 +132,12 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rang:
-    """A deadline passed."""
+    """A deadline passed; ``stopped`` are ranks that got a SIGSTOP, with their process ids."""
 
     alarm: Alarm
     attempt: int
     cell: int
+    stopped: tuple[tuple[int, int], ...] = ()
 
 
 News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | Rang

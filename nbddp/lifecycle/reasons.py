@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nbddp.errors import describe_exit, say_ranks
 from nbddp.lifecycle.states import GroupState, Life
@@ -23,23 +23,55 @@ def no_such_rank(life: Life, rank: int) -> str:
         return NO_GROUP
     if not 0 <= rank < len(life.ranks):
         return f"there is no rank {rank}; the group has ranks 0 to {len(life.ranks) - 1}"
-    how = describe_exit(life.ranks[rank].exitcode)
+    return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {_way_on(life)}"
+
+
+def unanswered(life: Life, rank: int, exitcode: int | None) -> str:
+    """What became of a rank that was asked something, in the place of its answer."""
+    said = f"rank {rank} {describe_exit(exitcode)} before it could answer"
+    return f"{said}; {_way_on(life)}" if life.state is GroupState.BROKEN else said
+
+
+def _way_on(life: Life) -> str:
     others = f", `%%ddp --ranks {_option(life.alive)}` uses the others" if life.alive else ""
-    return f"rank {rank} {how}; `%ddp restart` starts the group anew{others}"
+    return f"`%ddp restart` starts the group anew{others}"
 
 
 def _option(ranks: Iterable[int]) -> str:
     return ",".join(str(rank) for rank in ranks)
 
 
-def stuck(waiting: Sequence[int], deaf: Sequence[int], *, killed_in: float) -> str:
-    """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal."""
+def stuck(
+    waiting: Sequence[int],
+    deaf: Sequence[int],
+    *,
+    killed_in: float,
+    stopped: Mapping[int, int],
+) -> str:
+    """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal.
+
+    ``stopped`` are ranks that got a SIGSTOP, with their process ids.
+    """
     if not deaf:
         return (
             f"{say_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
             "computes); interrupt again to kill at once"
         )
-    return (
-        f"{say_ranks(deaf)} did not answer the interrupt yet (in C code that does not return?); "
-        f"killed in {killed_in:.0f} s, or at once if you interrupt again"
-    )
+    asleep = [rank for rank in deaf if rank in stopped]
+    awake = [rank for rank in deaf if rank not in stopped]
+    words = []
+    if asleep:
+        pids = " ".join(str(stopped[rank]) for rank in asleep)
+        words.append(f"{say_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
+    if awake:
+        who = say_ranks(awake)
+        words.append(f"{who} did not answer the interrupt yet (in C code that does not return?)")
+    words.append(f"killed in {killed_in:.0f} s, or at once if you interrupt again")
+    return "; ".join(words)
+
+
+def unheard(deaf: Sequence[int], *, seconds: float, stopped: Mapping[int, int]) -> str:
+    """Why ranks are killed that did not answer an interrupt."""
+    asleep = [rank for rank in deaf if rank in stopped]
+    why = f" ({say_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""
+    return f"{say_ranks(deaf)} did not answer the interrupt in {seconds:.0f} s{why}: killed"

@@ -25,6 +25,11 @@ class GroupState(Enum):
         return self is not GroupState.OFF
 
     @property
+    def is_ready(self) -> bool:
+        """Whether those ranks that live wait for something to do."""
+        return self in (GroupState.IDLE, GroupState.BROKEN)
+
+    @property
     def is_busy(self) -> bool:
         """Whether a cell runs."""
         return self in (GroupState.RUNNING, GroupState.INTERRUPTING)

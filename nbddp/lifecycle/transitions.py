@@ -299,10 +299,10 @@ def _on_rang(life: Life, event: Rang) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell or not life.state.is_busy:
         return life, []
-    return _on_cell_alarm(life, cell, event.alarm)
+    return _on_cell_alarm(life, cell, event.alarm, dict(event.stopped))
 
 
-def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm) -> Step:
+def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm, stopped: dict[int, int]) -> Step:
     waiting = tuple(sorted(cell.waiting))
     deaf = tuple(sorted(cell.waiting - cell.noticed))
     match alarm:
@@ -317,10 +317,11 @@ def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm) -> Step:
             cell = replace(cell, is_stuck=True)
             if cell.interrupts > 1:
                 return _kill(life, cell, waiting)
-            text = reasons.stuck(waiting, deaf, killed_in=life.grace - STUCK_AFTER)
+            killed_in = life.grace - STUCK_AFTER
+            text = reasons.stuck(waiting, deaf, killed_in=killed_in, stopped=stopped)
             return replace(life, cell=cell), [Remark(text=text)]
         case Alarm.GRACE if deaf:
-            text = f"{say_ranks(deaf)} did not answer the interrupt in {life.grace:.0f} s: killed"
+            text = reasons.unheard(deaf, seconds=life.grace, stopped=stopped)
             return _kill(life, cell, deaf, text)
         case Alarm.CLEANUP:
             text = f"{say_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"

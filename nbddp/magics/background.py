@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
 
-from nbddp.record.cell import CellResult
+from nbddp.record.cell import HEARING, CellResult
 
 
 class Background:
@@ -29,7 +29,8 @@ class Background:
 
     def wait(self) -> None:
         """Until it is over."""
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(HEARING)
 
     def result(self) -> CellResult:
         """What came of it; raises what following it raised."""

@@ -12,6 +12,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import asked_spec, count, names, numbers, parse, start_options
+from nbddp.magics.stopped import interrupted
 from nbddp.magics.syntax import check_syntax
 from nbddp.record.cell import CellRequest
 
@@ -69,12 +70,14 @@ class CellMagics(Magics):
 
             %%ddp --ranks 0 --push config --out report
         """
-        args = parse(self.ddp, line)
-        first_line = 1 if args.auto else 2
+        before = self._desk.group.life
         try:
-            self._run(args, cell, first_line)
+            args = parse(self.ddp, line)
+            self._run(args, cell, first_line=1 if args.auto else 2)
         except RequestError as error:
             raise UsageError(str(error)) from None
+        except KeyboardInterrupt:
+            raise interrupted("%%ddp", before, self._desk.group.life) from None
 
     def _run(self, args: Namespace, cell: str, first_line: int) -> None:
         desk = self._desk

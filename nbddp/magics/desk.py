@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -16,7 +16,7 @@ from nbddp.magics.background import Background
 from nbddp.magics.options import check_unchanged
 from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
-from nbddp.record.cell import CellRequest, CellResult, Deed
+from nbddp.record.cell import CellRequest, CellResult
 
 
 class Desk:
@@ -34,7 +34,8 @@ class Desk:
         if not fresh:
             self.group.session.settle()
         if self.group.is_live and not fresh:
-            check_unchanged(spec, self.group.spec)
+            gone = [each.rank for each in self.group.life.ranks if not each.is_alive]
+            check_unchanged(spec, self.group.spec, gone=gone)
             return
         before, self.group.spec = self.group.spec, spec
         try:
@@ -44,8 +45,9 @@ class Desk:
                 self.group.restart()
             else:
                 self.group.start()
-        except RequestError:
-            self.group.spec = before
+        except (RequestError, KeyboardInterrupt):
+            started = self.group.session.spec if self.group.is_live else None
+            self.group.spec = started or before
             raise
 
     def run(self, request: CellRequest, *, quiet: bool, max_restarts: int = 0) -> CellResult:
@@ -107,12 +109,21 @@ class Desk:
 
         Fault(kind=kind, rank=rank, step=step, factor=factor)
         options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}, again=True"
-        request = CellRequest(source=f"nbddp.faults.at({options})", ranks=(rank,))
+        request = CellRequest(
+            source=f"nbddp.faults.at({options})",
+            ranks=(rank,),
+            execution_count=self.shell.execution_count,
+        )
         self._raise_for_failure(self._recoverer(quiet=True).run(request, max_restarts=0))
 
-    def replay(self, deeds: Sequence[Deed]) -> None:
-        """Do again what was done before a restart."""
-        self.group.replay(deeds, say=self._remark)
+    def restart_and_replay(self, spec: GroupSpec) -> None:
+        """Start the ranks anew and do again what was done, or an earlier replay left to do."""
+        session = self.group.session
+        self.group.replay(
+            (*session.deeds, *session.undone),
+            restart=lambda: self.make_ready(spec, fresh=True, is_recovery=True),
+            say=self._remark,
+        )
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
         """Names of the notebook, with their values.

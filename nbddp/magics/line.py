@@ -23,6 +23,7 @@ from nbddp.magics.options import (
     rank_number,
     start_options,
 )
+from nbddp.magics.stopped import interrupted
 from nbddp.magics.views import ViewChoice
 from nbddp.record.logs import tail
 
@@ -38,15 +39,22 @@ class LineMagics(Magics):
     @line_magic
     def ddp(self, line: str) -> Any:
         """Steer the worker group: `%ddp COMMAND`; `%ddp help` lists the commands."""
-        command, _, rest = line.strip().partition(" ")
+        before, command = self._desk.group.life, ""
+        try:
+            command, _, rest = line.strip().partition(" ")
+            return self._act(command)(rest)
+        except RequestError as error:
+            raise UsageError(str(error)) from None
+        except KeyboardInterrupt:
+            magic = f"%ddp {command}".rstrip()
+            raise interrupted(magic, before, self._desk.group.life) from None
+
+    def _act(self, command: str) -> Callable[[str], Any]:
         act = self.commands().get(command or "status")
         if act is None:
             allowed = ", ".join(self.commands())
             raise UsageError(f"there is no `%ddp {command}`; the commands are: {allowed}")
-        try:
-            return act(rest)
-        except RequestError as error:
-            raise UsageError(str(error)) from None
+        return act
 
     def commands(self) -> dict[str, Callable[[str], Any]]:
         """The commands, in the order that help shows them."""
@@ -94,11 +102,11 @@ class LineMagics(Magics):
         """End all ranks, whatever they do, and start them anew; their names are lost."""
         args = parse(self.restart, line)
         desk = self._desk
-        deeds = desk.group.session.deeds
         spec = asked_spec(args, desk.group.spec)
-        desk.make_ready(spec, fresh=True, is_recovery=args.replay)
         if args.replay:
-            desk.replay(deeds)
+            desk.restart_and_replay(spec)
+        else:
+            desk.make_ready(spec, fresh=True)
         desk.views.show_status(desk.group.session)
 
     @magic_arguments("ddp stop")

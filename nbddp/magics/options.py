@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import argument
 
 from nbddp.controller.spec import BACKENDS, GroupSpec
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, say_ranks
 
 YEAR = 365 * 86400
 MAX_NUMBER = 9999  # a typing error must not make a list of a billion
@@ -139,8 +139,8 @@ def asked_spec(args: Namespace, base: GroupSpec) -> GroupSpec:
     return replace(base, **changes)
 
 
-def check_unchanged(asked: GroupSpec, current: GroupSpec) -> None:
-    """Refuse options that only a new start could bring about.
+def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int] = ()) -> None:
+    """Refuse options that only a new start could bring about; say first which ranks are gone.
 
     Raises:
         RequestError: which differ, and how to restart.
@@ -153,8 +153,9 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec) -> None:
     if changed:
         said = ", ".join(f"{name} {_shown(getattr(current, name))}" for name in changed)
         flags = " ".join(f"--{name} {_shown(getattr(asked, name))}" for name in changed)
+        first = f"{say_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
-            f"the worker group runs with {said}; `%ddp restart {flags}` starts it anew "
+            f"{first}the worker group runs with {said}; `%ddp restart {flags}` starts it anew "
             "(its names are lost), so does --fresh in the cell"
         )
 

@@ -13,6 +13,7 @@ from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.group import WorkerGroup, default_colors
+from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.ui.screen import StreamScreen, View
@@ -28,6 +29,8 @@ class SteeredGroup(WorkerGroup):
         colors: IPython's theme for tracebacks.
         options: as for :class:`nbddp.WorkerGroup`.
     """
+
+    _not_started = NO_GROUP
 
     def __init__(
         self, *, launcher: Launcher | None = None, colors: str = "", **options: Any
@@ -119,11 +122,18 @@ class SteeredGroup(WorkerGroup):
         """
         return self._recoverer(make_view, say=say)
 
-    def replay(self, deeds: Sequence[Deed], *, say: Callable[[str], None]) -> None:
+    def replay(
+        self,
+        deeds: Sequence[Deed],
+        *,
+        say: Callable[[str], None],
+        restart: Callable[[], None] = lambda: None,
+    ) -> None:
         """Do again what was done on an earlier attempt.
 
         Args:
             deeds: cells that had gone well and values that were pushed, in their order.
+            restart: makes the ranks for it, before.
             say: tells the user how far it got.
 
         Raises:
@@ -131,7 +141,7 @@ class SteeredGroup(WorkerGroup):
             CellInterruptedError: it was interrupted; what was done again until then stays.
         """
         quiet = self._recoverer(lambda: TextView(StreamScreen(), is_quiet=True), say=say)
-        failed = quiet.replay(deeds)
+        failed = quiet.replay(deeds, restart=restart)
         if failed is not None:
             failed.raise_for_failure()
 

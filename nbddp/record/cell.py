@@ -13,6 +13,8 @@ from nbddp.record.pushes import Pushed
 from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import CellEnded, JsonDict, RunCell
 
+HEARING = 0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRequest:
@@ -242,8 +244,10 @@ class CellHandle:
 
     def notices(self) -> Iterator[Notice]:
         """What the cell says, as it says it, until it ends; for one reader."""
-        while (notice := self.told.take()) is not None:
-            yield notice
+        while not self.told.is_told:
+            notice = self.told.take(HEARING)
+            if notice is not None:
+                yield notice
 
     def next_notice(self, timeout: float) -> Notice | None:
         """The next thing it says, for one reader; None when nothing came, or it is over.

@@ -58,7 +58,7 @@ from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
-from nbddp.worker.streams import RankLog, flush_python_streams
+from nbddp.worker.streams import RankLog, flush_python_streams, say_lost
 from nbddp.worker.usage import Usage
 
 FOREVER = timedelta(days=365)
@@ -101,8 +101,7 @@ def live(start: RankStart) -> None:
 
 
 def _lost_output(error: OSError) -> Display:
-    text = f"nbddp: what this rank prints is lost from here on, its log: {error.strerror}"
-    return Display(cell=0, data={"text/plain": text}, metadata={})
+    return Display(cell=0, data={"text/plain": f"nbddp: {say_lost(error)}"}, metadata={})
 
 
 def _lost_numbers(error: OSError) -> Display:

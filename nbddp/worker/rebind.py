@@ -32,6 +32,8 @@ from nbddp.worker.optimizer_state import (
 
 _OF_THE_GROUP = ("process_group", "reducer", "logger")
 _ANEW = "make it again"
+_TAKEN_ALONG = "on the new process group, as rank 0 has them"
+_ALL_ELSE = "; all else (an EMA copy, a counter) is as each rank left it"
 _DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
 
 
@@ -209,7 +211,8 @@ class Rebinding:
         lines = []
         if self._bound:
             bound = ", ".join(dict.fromkeys(_name(each, names) for each in self._bound))
-            lines.append(f"{bound}: on the new process group, as rank 0 has them")
+            trained = any(hasattr(each, "param_groups") for each in self._bound)
+            lines.append(f"{bound}: {_TAKEN_ALONG}{_ALL_ELSE if trained else ''}")
         for said in dict.fromkeys(line for each in everyone for line in each):
             ranks = [rank for rank, each in enumerate(everyone) if said in each]
             who = "" if len(ranks) == len(everyone) else f" ({say_ranks(ranks)})"

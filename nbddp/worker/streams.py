@@ -6,6 +6,7 @@ File descriptors 1 and 2 *are* the log, so what C code and child processes write
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 import re
@@ -61,6 +62,7 @@ class RankLog:
         for fd in (1, 2):
             if not _is_open(fd):
                 os.dup2(self._write_fd, fd)
+                self._has_lost = False  # what is lost later is lost for another reason
         if not self._is_ours(sys.stdout):
             sys.stdout = sys.__stdout__ = self._text_stream(1)  # type: ignore[misc]
         if not self._is_ours(sys.stderr):
@@ -117,6 +119,19 @@ class RankLog:
         used = data.rfind(b"\n") + 1 or codecs.utf_8_decode(data, "replace")[1]
         start, self._offset = self._offset, begin + used
         return Output(start=start, end=self._offset, text="", is_left=True)
+
+
+def say_lost(error: OSError) -> str:
+    """What becomes of a rank's output when it cannot be written.
+
+    >>> say_lost(OSError(errno.ENOSPC, "No space left on device"))
+    'what this rank prints is lost from here on, its log: No space left on device'
+    >>> say_lost(OSError(errno.EBADF, "Bad file descriptor"))
+    'what this rank prints is lost until its cell ends: it closed its own output'
+    """
+    if error.errno == errno.EBADF:  # it is opened again after the cell
+        return "what this rank prints is lost until its cell ends: it closed its own output"
+    return f"what this rank prints is lost from here on, its log: {error.strerror}"
 
 
 def _is_open(fd: int) -> bool:

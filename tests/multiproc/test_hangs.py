@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
 from hangs import act_when_said, said_of_a_hang
 
-from nbddp import CellFailedError, RequestError, WorkerGroup
+from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
 
@@ -56,7 +57,7 @@ def test_a_rank_that_is_stopped_is_named_and_kill_works(
 
 
 def test_a_pull_from_a_rank_that_dies_comes_back(group: WorkerGroup) -> None:
-    with pytest.raises(RequestError, match="rank 1 ended before it could answer"):
+    with pytest.raises(RequestError, match="rank 1 exited with code 3 before it could answer; "):
         group.pull("__import__('os')._exit(3) if rank == 1 else 0")
     assert group.pull("rank", rank=0) == 0
 
@@ -139,3 +140,33 @@ def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
         group.run("dist.all_reduce(torch.ones(2 if rank == 1 else 4))")
     group.run("dist.barrier()")
     assert "Warning" not in capsys.readouterr().out
+
+
+def test_an_interrupt_says_of_a_rank_that_was_stopped_that_it_is_and_what_wakes_it(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pid = group.session.process_ids()[1]
+    os.kill(pid, signal.SIGSTOP)
+    timer = threading.Timer(0.3, group.interrupt)
+    timer.start()
+    waker = threading.Timer(2.5, os.kill, [pid, signal.SIGCONT])
+    waker.start()
+    with pytest.raises(CellInterruptedError):
+        group.run("import time\ntime.sleep(60)")
+    timer.join()
+    waker.join()
+    text = capsys.readouterr().out
+    assert f"nbddp: rank 1 stopped by SIGSTOP (`kill -CONT {pid}` wakes); killed in 4 s, or" in text
+    assert group.life.alive == [0, 1]
+
+
+def test_output_that_a_cell_closed_is_said_to_be_lost_until_its_end_and_is(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run("import os\nif rank == 0: os.close(1)\nprint('not seen' if rank == 0 else 'seen')")
+    text = capsys.readouterr().out
+    lost = "what this rank prints is lost until its cell ends: it closed its own output"
+    assert text.count(lost) == 1
+    assert ("[rank 1] seen" in text, "not seen" in text) == (True, False)
+    group.run("print('seen again')")
+    assert capsys.readouterr().out.count("seen again") == 2

@@ -20,6 +20,8 @@ STEP = (
     "    model(torch.randn(8, 4)).square().sum().backward()\n"
     "    optimizer.step()\n"
 )
+TAKEN_ALONG = "on the new process group, as rank 0 has them"
+ALL_ELSE = "all else (an EMA copy, a counter) is as each rank left it"
 
 
 def lose_the_group(group: WorkerGroup) -> None:
@@ -84,7 +86,7 @@ def test_a_model_is_found_wherever_it_lives(
     group.run(
         f"o = torch.optim.SGD({model}.parameters(), lr=1e-2)\nfor _ in range(3): step({model}, o)"
     )
-    assert said(capsys) == [f"{name}: on the new process group, as rank 0 has them"]
+    assert said(capsys) == [f"{name}: {TAKEN_ALONG}; {ALL_ELSE}"]
     assert agree(group, f"[p.tolist() for p in {model}.parameters()]")
 
 
@@ -117,7 +119,7 @@ def test_no_optimizer_stops_the_next_cell(
     )
     lose_the_group(group)
     group.run("optimizer.step(closure)")
-    assert said(capsys) == ["model, optimizer: on the new process group, as rank 0 has them"]
+    assert said(capsys) == [f"model, optimizer: {TAKEN_ALONG}; {ALL_ELSE}"]
     assert agree(group, "[p.tolist() for p in model.parameters()]")
 
 
@@ -259,3 +261,21 @@ def test_what_ranks_tell_each_other_may_be_of_any_length(
     )
     said = ["ä" * 2000, "ä" * 1000, ""]
     assert group.pull("long, none") == [(said, [None] * 3)] * 3
+
+
+def test_what_is_not_taken_along_stays_as_each_rank_left_it_and_that_is_said(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(
+        f"{DDP}{STEP}model = DDP(torch.nn.Linear(4, 4))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)\n"
+        "averaged = torch.optim.swa_utils.AveragedModel(model.module)\nstep(model, optimizer)\n"
+        "torch.nn.init.constant_(averaged.module.weight, rank)\ncount = 10 + rank"
+    )
+    lose_the_group(group)
+    capsys.readouterr()
+    group.run("pass")
+    assert said(capsys) == [f"model, optimizer: {TAKEN_ALONG}; {ALL_ELSE}"]
+    assert group.pull("count") == [10, 11]
+    assert group.pull("averaged.module.weight[0, 0].item()") == [0.0, 1.0]
+    assert agree(group, "model.module.weight.tolist()")

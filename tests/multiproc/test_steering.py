@@ -56,6 +56,18 @@ def test_another_number_of_ranks_does_not_throw_state_away(notebook: Notebook) -
     assert notebook.run("%%ddp --nproc 3 --fresh\nworld_size").text == "Out [ranks 0-2] 3\n"
 
 
+def test_other_options_for_a_group_with_a_dead_rank_name_the_dead_rank_first(
+    notebook: Notebook,
+) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = 1")
+    notebook.run("%ddp kill 1")
+    reply = notebook.run("%%ddp --timeout 3\npass")
+    assert reply.text == (
+        "UsageError: rank 1 of the group died; the worker group runs with timeout 1800.0; `%ddp "
+        "restart --timeout 3.0` starts it anew (its names are lost), so does --fresh in the cell\n"
+    )
+
+
 def test_status_shows_every_rank(notebook: Notebook) -> None:
     notebook.run("%ddp start --nproc 2")
     text = notebook.run("%ddp status").text

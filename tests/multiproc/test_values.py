@@ -130,3 +130,52 @@ def test_a_push_that_cannot_be_kept_is_said_in_the_next_cell(
     assert replayed.status == "error"
     assert "the replay ends here: x was pushed and is not kept" in replayed.text
     assert notebook.run("pushes.MAX_KEPT = before").status == "ok"
+
+
+class Deadly:
+    """A value during whose pickling a rank dies."""
+
+    def __init__(self, group: WorkerGroup, rank: int) -> None:
+        self._group = group
+        self._rank = rank
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        self._group.kill(self._rank)
+        return int, (7,)
+
+
+def test_a_push_says_which_rank_died_before_it_was_sent_and_who_has_the_value(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(3)
+    with pytest.raises(RequestError) as caught:
+        group.push({"x": Deadly(group, 1)})
+    assert str(caught.value) == (
+        "x came to ranks 0,2 only: rank 1 was killed by SIGKILL; `%ddp restart` starts the group "
+        "anew, `%%ddp --ranks 0,2` uses the others"
+    )
+    assert [group.pull("x", rank=rank) for rank in (0, 2)] == [7, 7]
+    group.push({"y": 8})  # a rank that was gone before is no news
+    assert group.pull("y") == [8, 8]
+    assert len(group.session.deeds) == 1
+
+
+class Opened:
+    """A value that rank 1 does not survive."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return eval, ("__import__('os').environ['RANK'] == '1' and __import__('os')._exit(3)",)
+
+
+def test_a_push_says_which_rank_died_of_it_and_who_has_the_value(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(3)
+    with pytest.raises(RequestError) as caught:
+        group.push({"x": Opened()})
+    assert str(caught.value) == (
+        "x came to ranks 0,2 only: rank 1 exited with code 3 before it could answer; `%ddp "
+        "restart` starts the group anew, `%%ddp --ranks 0,2` uses the others"
+    )
+    assert group.pull("x") == [False, False]
+    assert group.session.deeds == ()

@@ -1,0 +1,130 @@
+"""Asks ranks something and waits for all their answers; what they cannot say is said for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+from nbddp.controller.promises import await_all
+from nbddp.controller.session import Session
+from nbddp.errors import ArgumentError, RequestError, say_ranks
+from nbddp.lifecycle.reasons import NO_GROUP
+from nbddp.wire.messages import Answer, Command
+
+ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
+
+
+class Asking:
+    """Questions to the ranks of a session that run no cell.
+
+    Args:
+        session: whose ranks they are.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def chosen(self, ranks: Sequence[int] | None) -> list[int]:
+        """The ranks that are meant, of which there must be some; None for all that live.
+
+        Raises:
+            RequestError: there is none.
+        """
+        life = self._session.life
+        if ranks is not None and not ranks:
+            raise ArgumentError("values need at least one rank to go to")
+        self.check_ranks(ranks)
+        chosen = life.alive if ranks is None else list(ranks)
+        if not chosen:
+            raise RequestError(ALL_GONE if life.state.is_live else NO_GROUP)
+        return chosen
+
+    def check_ranks(self, ranks: Sequence[int] | None) -> None:
+        """Refuse ranks that no group of this size has.
+
+        Raises:
+            ArgumentError: there is no such rank.
+        """
+        known = len(self._session.life.ranks)
+        for rank in (ranks or ()) if known else ():
+            if not 0 <= rank < known:
+                raise ArgumentError(
+                    f"there is no rank {rank}; the group has ranks 0 to {known - 1}"
+                )
+
+    def check_idle(self) -> None:
+        """Refuse what would have to wait for a cell.
+
+        Raises:
+            RequestError: a cell runs, or there are no ranks yet.
+        """
+        state = self._session.life.state
+        if not state.is_ready:
+            raise RequestError(f"the worker group is {state.value}")
+
+    def ask(
+        self, ranks: Sequence[int], make: Callable[[int], Command], *, what: str = ""
+    ) -> dict[int, Answer]:
+        """What each of these ranks answers to ``make(number)``.
+
+        Args:
+            ranks: whom to ask; one that dies meanwhile keeps the others from nothing.
+            make: makes the question of its number.
+            what: what the ranks get by it: where it has come is said if one did not get it.
+
+        Raises:
+            RequestError: a rank could not answer, or its answer is an error.
+        """
+        futures: dict[int, Future[Answer]] = {}
+        numbers: dict[int, int] = {}
+        try:
+            for rank in ranks:
+                futures[rank] = self._send(rank, _noting(numbers, rank, make))
+            await_all(futures.values())
+            return _answers(futures, what)
+        except BaseException:
+            for rank, number in numbers.items():
+                if rank not in futures or not futures[rank].done():
+                    self._session.drop(rank, number)
+            for future in futures.values():  # also of one that is still to come
+                future.add_done_callback(self._discard_answer)
+            raise
+
+    def _send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
+        try:
+            return self._session.send(rank, make)
+        except RequestError as error:
+            refused: Future[Answer] = Future()
+            refused.set_exception(error)
+            return refused
+
+    def _discard_answer(self, future: Future[Answer]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._session.require_link().discard(future.result().parcel)
+
+
+def _noting(
+    numbers: dict[int, int], rank: int, make: Callable[[int], Command]
+) -> Callable[[int], Command]:
+    def make_noted(number: int) -> Command:
+        numbers[rank] = number
+        return make(number)
+
+    return make_noted
+
+
+def _answers(futures: dict[int, Future[Answer]], what: str) -> dict[int, Answer]:
+    complaints = {rank: why for rank, each in futures.items() if (why := _complaint(rank, each))}
+    if complaints:
+        reached = [rank for rank in futures if rank not in complaints]
+        where = f"{what} came to {say_ranks(reached)} only: " if what and reached else ""
+        raise RequestError(where + next(iter(complaints.values())))
+    return {rank: future.result() for rank, future in futures.items()}
+
+
+def _complaint(rank: int, future: Future[Answer]) -> str:
+    error = future.exception()
+    if error is not None:
+        return str(error)
+    said = future.result().error
+    return f"rank {rank}: {said}" if said else ""

@@ -1,0 +1,57 @@
+"""What was done to the ranks' namespaces, to do it again: cells that went well, values pushed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbddp.errors import fold
+from nbddp.record.cell import CellRequest, Deed
+from nbddp.record.pushes import Pushed
+
+
+class Deeds:
+    """What was done on one attempt, in order, and what a replay has left to do.
+
+    Attributes:
+        done: what went well.
+        undone: what a replay that ended too early did not come to; another replay does it, until
+            something else is done.
+    """
+
+    def __init__(self) -> None:
+        self.done: tuple[Deed, ...] = ()
+        self.undone: tuple[Deed, ...] = ()
+
+    def note(self, deed: Deed) -> None:
+        """Something was done."""
+        self.done += (deed,)
+        self.undone = ()
+
+    def leave(self, undone: Sequence[Deed]) -> None:
+        """A replay has ended before all was done."""
+        self.undone = tuple(undone)
+
+    def forget(self) -> None:
+        """The namespaces are empty again."""
+        self.done = self.undone = ()
+
+
+def say_deeds(deeds: Sequence[Deed]) -> str:
+    """Name some deeds in a few words: cells by the numbers of their prompts.
+
+    >>> cells = [CellRequest(source="", execution_count=number) for number in (2, 3, 5)]
+    >>> say_deeds([*cells, Pushed(("x", "y"), None, None)])
+    'cells 2-3,5, the push of x, y'
+    >>> say_deeds([CellRequest(source="") for _ in range(3)]), say_deeds([])
+    ('3 cells', 'nothing')
+    """
+    numbers = [deed.execution_count for deed in deeds if isinstance(deed, CellRequest)]
+    names = [name for deed in deeds if isinstance(deed, Pushed) for name in deed.names]
+    words = []
+    if len(numbers) > len(set(numbers)):  # a script's cells have no numbers of their own
+        words.append(f"{len(numbers)} cells")
+    elif numbers:
+        words.append(f"cell{'s' if len(numbers) > 1 else ''} {fold(numbers)}")
+    if names:
+        words.append(f"the push of {', '.join(dict.fromkeys(names))}")
+    return ", ".join(words) or "nothing"

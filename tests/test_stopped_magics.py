@@ -1,0 +1,75 @@
+"""A magic that was interrupted says in one line what is so now."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
+from nbddp.magics.stopped import interrupted
+
+
+def life(state: GroupState, *, attempt: int = 1, gone: int | None = None) -> Life:
+    ranks = tuple(
+        RankLife(rank, RankState.GONE if rank == gone else RankState.IDLE) for rank in range(3)
+    )
+    return Life(state=state, attempt=attempt, ranks=ranks if state.is_live else ())
+
+
+OFF, IDLE = life(GroupState.OFF), life(GroupState.IDLE)
+
+
+@pytest.mark.parametrize(
+    ("magic", "before", "now", "words"),
+    [
+        ("%ddp start", OFF, OFF, "there are no ranks; the next cell starts them"),
+        (
+            "%ddp restart",
+            IDLE,
+            OFF,
+            "all ranks are stopped, their names are gone; the next cell starts new ones",
+        ),
+        ("%ddp status", IDLE, IDLE, "every rank keeps its names; the next cell works"),
+        (
+            "%ddp restart",
+            IDLE,
+            life(GroupState.IDLE, attempt=2),
+            "the ranks were started anew; the next cell works",
+        ),
+        (
+            "%ddp kill",
+            IDLE,
+            life(GroupState.BROKEN, gone=1),
+            "of rank 1 all names are gone; `%ddp restart` starts the group anew",
+        ),
+        (
+            "%ddp stop",
+            IDLE,
+            life(GroupState.STOPPING),
+            "the ranks are stopping; `%ddp status` shows how far they are",
+        ),
+        (
+            "%ddp logs",
+            life(GroupState.RUNNING),
+            life(GroupState.RUNNING),
+            "a cell is running: `%ddp wait` waits for it, `%ddp interrupt` ends it",
+        ),
+        (
+            "%ddp push",
+            IDLE,
+            IDLE,
+            "the values may have come to some ranks only: push them again; every rank keeps its "
+            "names; the next cell works",
+        ),
+        (
+            "%ddp pull",
+            IDLE,
+            IDLE,
+            "nothing was fetched; every rank keeps its names; the next cell works",
+        ),
+    ],
+)
+def test_what_is_so_now_is_said_in_one_line(
+    magic: str, before: Life, now: Life, words: str
+) -> None:
+    error = interrupted(magic, before, now)
+    assert error._render_traceback_() == [f"`{magic}` was interrupted; {words}"]
