@@ -118,7 +118,7 @@ def test_a_push_that_cannot_be_kept_is_said_in_the_next_cell(
 ) -> None:
     assert notebook.run("%ddp start --nproc 2").status == "ok"
     limit = (
-        "from nbddp.controller import pushes\nbefore, pushes.MAX_KEPT = pushes.MAX_KEPT, 10\n"
+        "from nbddp.record import pushes\nbefore, pushes.MAX_KEPT = pushes.MAX_KEPT, 10\n"
         "x = 'x' * 100"
     )
     assert notebook.run(limit).status == "ok"
