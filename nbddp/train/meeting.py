@@ -35,8 +35,9 @@ def check_member(what: str, group: Group) -> None:
 def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
     """Meet the other ranks: what each brought, or nothing if all brought the same.
 
-    The usual case is found out with two numbers. Who waits here for a rank that does not come is
-    named after a while, as in any collective.
+    The usual case is found out with a number from each. Who waits here for a rank that does not
+    come is named after a while, as in any collective. An all_gather, as it never meets the
+    all_reduce of a rank that is in its backward(): of two of these with other sizes Gloo aborts.
 
     Raises:
         RequestError: they are in something else than ``what``, or cannot come.
@@ -49,10 +50,10 @@ def differing(what: str, mine: T, group: Group = None) -> dict[int, T]:
             "after, on all ranks"
         )
     mark = int.from_bytes(blake2b(repr((what, mine)).encode(), digest_size=7).digest(), "big")
-    marks = torch.tensor([mark, -mark], device=meeting_place(group))
-    dist.all_reduce(marks, dist.ReduceOp.MAX, group)
-    highest, lowest = marks.tolist()
-    if highest == -lowest:
+    my_mark = torch.tensor([mark], device=meeting_place(group))
+    marks = [torch.empty_like(my_mark) for _ in range(place.world_size(group))]
+    dist.all_gather(marks, my_mark, group)
+    if len(set(torch.cat(marks).tolist())) == 1:
         return {}
     everyone = gathered((what, mine), group)
     doing = {rank: each for rank, (each, _) in everyone.items()}

@@ -426,11 +426,27 @@ def test_rank_0_alone_does_nothing_and_the_hang_is_explained(
     source = "ran = []\nsave = nbddp.on_main(lambda: ran.append(1))\nif rank == 0:\n    save()"
     assert said_of_a_hang(group, source, capsys).splitlines()[:3] == [
         "nbddp: no progress for 10 s:",
-        "  rank 0 waiting in all_reduce #1 long [2], line 4",
+        "  rank 0 waiting in all_gather #1 long [1], line 4",
         "  rank 1 done with the cell: will not come",
     ]
     group.run("save()")
     assert group.pull("ran") == [[1], []]
+
+
+@pytest.mark.parametrize(
+    "call", ["save()", "nbddp.all_reduce(1)", "nbddp.Checkpoint('kept').save(1)"]
+)
+def test_a_rank_in_its_backward_is_waited_for_and_nobody_is_aborted(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], call: str
+) -> None:
+    group.run(
+        f"{KIT}save = on_main(lambda: 1)\nmodel = prepare(nn.Linear(50, 50))\nkept = 1\n"
+        "def backward():\n    model(torch.ones(1, 50)).sum().backward()"
+    )
+    text = said_of_a_hang(group, f"if rank == 0:\n    {call}\nelse:\n    backward()", capsys)
+    assert "  rank 0 waiting in all_gather #" in text
+    assert "  rank 1 waiting in all_reduce #" in text
+    assert group.pull("kept") == [1, 1]
 
 
 def test_some_ranks_may_meet_without_the_others(make_group: Callable[..., WorkerGroup]) -> None:
