@@ -103,7 +103,7 @@ class Desk:
         """Tell a rank to let something go wrong at a step.
 
         Raises:
-            RequestError: there is no such kind, or no such rank.
+            ArgumentError: there is no such kind, or no such rank.
         """
         from nbddp.train.faults import Fault  # loads torch
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbddp.errors import RequestError
+from nbddp.errors import ArgumentError
 from nbddp.train import place
 from nbddp.train.warn import warn
 
@@ -46,7 +46,7 @@ def prepare(
         The DistributedDataParallel model, or the model itself where nothing was to be wrapped.
 
     Raises:
-        RequestError: the model averages gradients in its own way already, or a part of it does.
+        ArgumentError: the model averages gradients in its own way already, or a part of it does.
         TypeError: it is no module.
 
     >>> prepare(nn.Linear(4, 2))
@@ -84,18 +84,18 @@ def _check_can_be_prepared(model: object) -> None:
     parts = list(model.named_modules())
     sharded = _loaded("FSDPModule", "FullyShardedDataParallel", module="torch.distributed.fsdp")
     if any(isinstance(each, sharded) for _, each in parts):
-        raise RequestError(
+        raise ArgumentError(
             "prepare: the model is sharded (FSDP) and averages gradients by itself; use it as it is"
         )
     spread = _loaded("DTensor", module="torch.distributed.tensor")
     if any(isinstance(each, spread) for each in model.parameters()):
-        raise RequestError(
+        raise ArgumentError(
             "prepare: the model has parameters that are spread over ranks (DTensor); prepare it "
             "before it is spread, or use it as it is"
         )
     wrapped = [name for name, each in parts if isinstance(each, DistributedDataParallel)]
     if wrapped and not _is_ddp(model):
-        raise RequestError(
+        raise ArgumentError(
             f"prepare: {wrapped[0]} in the model is wrapped in DistributedDataParallel already; "
             "prepare the model before its parts, or the parts alone"
         )

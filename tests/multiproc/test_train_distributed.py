@@ -190,17 +190,17 @@ def test_what_has_nothing_to_learn_is_not_wrapped(kit: WorkerGroup) -> None:
     [
         (
             "fully_shard(nn.Linear(2, 2), mesh=mesh)",
-            "RequestError: prepare: the model is sharded (FSDP) and averages gradients by itself; "
+            "ArgumentError: prepare: the model is sharded (FSDP) and averages gradients by itself; "
             "use it as it is",
         ),
         (
             "distribute_module(nn.Linear(2, 2), mesh)",
-            "RequestError: prepare: the model has parameters that are spread over ranks (DTensor); "
-            "prepare it before it is spread, or use it as it is",
+            "ArgumentError: prepare: the model has parameters that are spread over ranks "
+            "(DTensor); prepare it before it is spread, or use it as it is",
         ),
         (
             "nn.Sequential(nn.Linear(2, 2), DistributedDataParallel(nn.Linear(2, 2)))",
-            "RequestError: prepare: 1 in the model is wrapped in DistributedDataParallel already; "
+            "ArgumentError: prepare: 1 in the model is wrapped in DistributedDataParallel already; "
             "prepare the model before its parts, or the parts alone",
         ),
         ("[nn.Linear(2, 2)]", "TypeError: prepare: expected a model, got list"),
