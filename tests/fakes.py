@@ -20,7 +20,7 @@ from nbddp.controller.actor import Actor
 from nbddp.controller.exits import ExitWatcher
 from nbddp.controller.launcher import RankHandle
 from nbddp.controller.means import Means
-from nbddp.wire.mailbox import Letter
+from nbddp.wire.letters import Letter
 from nbddp.wire.messages import (
     URGENT,
     Answer,

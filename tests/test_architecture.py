@@ -72,7 +72,7 @@ def test_importing_what_the_kernel_needs_does_not_import_torch(module: str) -> N
     assert loaded & {"torch", "numpy"} == set()
 
 
-@pytest.mark.parametrize("module", ["nbddp.wire.mailbox", "nbddp.wire.parcels", "nbddp.wire.start"])
+@pytest.mark.parametrize("module", ["nbddp.wire.queues", "nbddp.wire.parcels", "nbddp.wire.start"])
 def test_what_every_rank_needs_reaches_neither_ipython_nor_widgets(module: str) -> None:
     loaded = modules_after(f"import {module}")
     assert loaded & {"torch", "IPython", "ipywidgets", "ipykernel"} == set()

@@ -35,7 +35,7 @@ from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record import folder
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.wire.mailbox import Letter
+from nbddp.wire.letters import Letter
 from nbddp.wire.messages import (
     Answer,
     CellEnded,

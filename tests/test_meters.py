@@ -213,7 +213,7 @@ def test_everything_that_is_read_can_be_mailed(meters: Meters) -> None:
     assert [decode(encode(each)) for each in found] == found
 
 
-def test_every_report_is_said_to_the_outbox(meters: Meters) -> None:
+def test_every_report_is_said_to_the_mailer(meters: Meters) -> None:
     pokes: list[str] = []
     what = ""
     meters.capture(lambda: pokes.append(what), lambda _: None)

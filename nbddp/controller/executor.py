@@ -46,7 +46,7 @@ from nbddp.wire.messages import (
 
 if TYPE_CHECKING:
     from nbddp.controller.spec import GroupSpec
-    from nbddp.wire.mailbox import Letter
+    from nbddp.wire.letters import Letter
 
 
 class Executor:

@@ -13,9 +13,10 @@ from typing import Any
 import torch.distributed as dist
 
 from nbddp.wire import parcels
+from nbddp.wire.letters import CONTROLLER, Letter
 from nbddp.wire.loopback import clone, names_from_files
-from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
 from nbddp.wire.messages import Command, Drop, Interrupt, JsonDict, Leave
+from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, command_queue, control_queue
 
 FOREVER = timedelta(days=365)
@@ -39,10 +40,10 @@ class StoreLink:
         self._parcels.set_timeout(PATIENCE)
         self._parcel_lock = threading.Lock()
         self._numbers = itertools.count()
-        self._mailbox = Mailbox(inbox, UP, secret=self.secret)
-        self._urgent = Mailbox(urgent, NEWS, secret=self.secret)
-        self._commands: list[Postbox] = []
-        self._controls: list[Postbox] = []
+        self._reader = QueueReader(inbox, UP, secret=self.secret)
+        self._urgent = QueueReader(urgent, NEWS, secret=self.secret)
+        self._commands: list[QueueWriter] = []
+        self._controls: list[QueueWriter] = []
         self._ended: deque[tuple[int, int]] = deque()  # attempts, the last of which may live
 
     @property
@@ -58,19 +59,19 @@ class StoreLink:
     @property
     def refused(self) -> int:
         """How many messages came that were not ours."""
-        return self._mailbox.refused + self._urgent.refused
+        return self._reader.refused + self._urgent.refused
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
-        """Make the postboxes for the ranks of an attempt; those of another are gone."""
+        """Make the writers for the ranks of an attempt; those of another are gone."""
         for box in (*self._commands, *self._controls):
             box.sweep()
         self._sweep()
         self._ended.append((attempt, world_size))
         self._commands = [
-            self._postbox(command_queue(attempt, rank), attempt) for rank in range(world_size)
+            self._writer(command_queue(attempt, rank), attempt) for rank in range(world_size)
         ]
         self._controls = [
-            self._postbox(control_queue(attempt, rank), attempt) for rank in range(world_size)
+            self._writer(control_queue(attempt, rank), attempt) for rank in range(world_size)
         ]
 
     def _sweep(self) -> None:
@@ -78,11 +79,13 @@ class StoreLink:
         while len(self._ended) > 1:
             attempt, world_size = self._ended.popleft()
             for rank in range(world_size):
-                for mailbox in (self._mailbox, self._urgent):
-                    mailbox.sweep(self._sender, rank, attempt)
+                for reader in (self._reader, self._urgent):
+                    reader.sweep(self._sender, rank, attempt)
 
-    def _postbox(self, queue: str, attempt: int) -> Postbox:
-        return Postbox(self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt)
+    def _writer(self, queue: str, attempt: int) -> QueueWriter:
+        return QueueWriter(
+            self._sender, queue, secret=self.secret, sender=CONTROLLER, attempt=attempt
+        )
 
     def send(self, rank: int, command: Command) -> None:
         """Hand a command to a rank: at once if it ends something, else in its turn."""
@@ -91,7 +94,7 @@ class StoreLink:
 
     def collect(self) -> Letter | None:
         """Wait for what a cell says next, in its order; None when the link is closed."""
-        return _from_rank(self._mailbox.collect())
+        return _from_rank(self._reader.collect())
 
     def collect_urgent(self) -> Letter | None:
         """Wait for the next news that do not wait for output; None when the link is closed."""
@@ -123,7 +126,7 @@ class StoreLink:
     def close(self) -> None:
         """Wake whoever collects, for the last time."""
         for queue in (UP, NEWS):
-            self._postbox(queue, attempt=0).post(Leave())
+            self._writer(queue, attempt=0).post(Leave())
         self._reserved.close()
 
 

@@ -9,7 +9,7 @@ from nbddp.controller.actor import Actor
 from nbddp.controller.exits import ExitWatcher
 
 if TYPE_CHECKING:
-    from nbddp.wire.mailbox import Letter
+    from nbddp.wire.letters import Letter
     from nbddp.wire.messages import Command, JsonDict
 
 

@@ -22,7 +22,7 @@ from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.means import Means
-    from nbddp.wire.mailbox import Letter
+    from nbddp.wire.letters import Letter
 
 Told = dict[int, Exception]  # the ranks that could not be told, and why
 

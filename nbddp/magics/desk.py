@@ -8,9 +8,9 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
+from nbddp.group.recovery import Recovery
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
 from nbddp.magics.options import check_unchanged
@@ -52,12 +52,12 @@ class Desk:
 
     def run(self, request: CellRequest, *, quiet: bool, max_restarts: int = 0) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
-        result = self._recoverer(quiet=quiet).run(request, max_restarts=max_restarts)
+        result = self._recovery(quiet=quiet).run(request, max_restarts=max_restarts)
         self._raise_for_failure(result)
         return result
 
-    def _recoverer(self, *, quiet: bool) -> Recoverer:
-        return self.group.recoverer(
+    def _recovery(self, *, quiet: bool) -> Recovery:
+        return self.group.recovery(
             lambda: self.views.view(self.group.session, quiet=quiet), say=self._remark
         )
 
@@ -79,11 +79,11 @@ class Desk:
         Raises:
             RequestError: it cannot run now.
         """
-        recoverer = self._recoverer(quiet=quiet)
-        handle = recoverer.begin(request)
+        recovery = self._recovery(quiet=quiet)
+        handle = recovery.begin(request)
 
         def follow() -> CellResult:
-            result = recoverer.follow(handle, max_restarts=max_restarts)
+            result = recovery.follow(handle, max_restarts=max_restarts)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
             return result
@@ -114,7 +114,7 @@ class Desk:
             ranks=(rank,),
             execution_count=self.shell.execution_count,
         )
-        self._raise_for_failure(self._recoverer(quiet=True).run(request, max_restarts=0))
+        self._raise_for_failure(self._recovery(quiet=True).run(request, max_restarts=0))
 
     def restart_and_replay(self, spec: GroupSpec) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""

@@ -9,10 +9,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from nbddp.controller.launcher import Launcher
-from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.group import WorkerGroup, default_colors
+from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
@@ -113,14 +113,14 @@ class SteeredGroup(WorkerGroup):
         """
         return self._show(handle, view)
 
-    def recoverer(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recoverer:
+    def recovery(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recovery:
         """What runs a cell again after a failure, each time in a view of its own.
 
         Args:
             make_view: makes the view of one attempt.
             say: tells the user what happens between two attempts.
         """
-        return self._recoverer(make_view, say=say)
+        return self._recovery(make_view, say=say)
 
     def replay(
         self,
@@ -140,7 +140,7 @@ class SteeredGroup(WorkerGroup):
             CellFailedError: a cell failed this time.
             CellInterruptedError: it was interrupted; what was done again until then stays.
         """
-        quiet = self._recoverer(lambda: TextView(StreamScreen(), is_quiet=True), say=say)
+        quiet = self._recovery(lambda: TextView(StreamScreen(), is_quiet=True), say=say)
         failed = quiet.replay(deeds, restart=restart)
         if failed is not None:
             failed.raise_for_failure()

@@ -23,8 +23,8 @@ import torch.distributed as dist
 import nbddp
 from nbddp.train import faults
 from nbddp.train.report import set_sink
+from nbddp.wire.letters import CONTROLLER, Letter
 from nbddp.wire.loopback import clone, names_from_files
-from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox
 from nbddp.wire.messages import (
     CellEnded,
     Complete,
@@ -42,18 +42,19 @@ from nbddp.wire.messages import (
     RunCell,
     StartFailed,
 )
+from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
 from nbddp.worker.answers import Answers
-from nbddp.worker.collectives import ProcessGroup
 from nbddp.worker.connections import Connections
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.failure import describe, not_begun, plain
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import refuse_typing
+from nbddp.worker.mailing import Mailer
 from nbddp.worker.meters import Meters
 from nbddp.worker.orphans import watch_kernel
-from nbddp.worker.outbox import Outbox
+from nbddp.worker.process_group import ProcessGroup
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell
@@ -78,26 +79,26 @@ def live(start: RankStart) -> None:
     log = RankLog(Path(start.log_path))
     clients = Clients.connect(start.topology.master_addr, start.store_port)
     sender, attempt = start.topology.rank, start.attempt
-    postbox, urgent = (
-        Postbox(clients.reports, queue, secret=start.secret, sender=sender, attempt=attempt)
+    writer, urgent = (
+        QueueWriter(clients.reports, queue, secret=start.secret, sender=sender, attempt=attempt)
         for queue in (UP, NEWS)
     )
     meters = Meters(Path(start.log_path).with_name("metrics.jsonl"), rank=sender, attempt=attempt)
-    outbox = Outbox(postbox, urgent, log, meters)
-    log.capture(outbox.poke, lambda error: outbox.post(_lost_output(error)))
-    meters.capture(outbox.poke, lambda error: outbox.post(_lost_numbers(error)), outbox.flush)
+    mailer = Mailer(writer, urgent, log, meters)
+    log.capture(mailer.poke, lambda error: mailer.post(_lost_output(error)))
+    meters.capture(mailer.poke, lambda error: mailer.post(_lost_numbers(error)), mailer.flush)
     faulthandler.enable(file=2, all_threads=False)  # a SIGSEGV leaves its Python stack in the log
-    outbox.start()
+    mailer.start()
     try:
-        rank = Rank(start, clients, outbox, log, meters)
+        rank = Rank(start, clients, mailer, log, meters)
     except Exception as error:  # noqa: BLE001 - the controller must hear of any
         reason = f"{type(error).__name__}: {error}"
-        outbox.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
-        outbox.close()
+        mailer.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
+        mailer.close()
         while True:  # the controller ends it: of an exit it might know before it reads why
             signal.pause()
     rank.serve()
-    depart(outbox.close)
+    depart(mailer.close)
 
 
 def _lost_output(error: OSError) -> Display:
@@ -161,13 +162,13 @@ class Rank:
     """One rank: a shell, a process group, and the two queues it listens to."""
 
     def __init__(
-        self, start: RankStart, clients: Clients, outbox: Outbox, log: RankLog, meters: Meters
+        self, start: RankStart, clients: Clients, mailer: Mailer, log: RankLog, meters: Meters
     ) -> None:
         self._place = start.topology
         self._attempt = start.attempt
         self._parcels = clients.parcels
         self._parcels.set_timeout(PATIENCE)
-        self._outbox = outbox
+        self._mailer = mailer
         self._log = log
         self._meters = meters
         set_sink(meters)
@@ -180,31 +181,31 @@ class Rank:
             attempt=start.attempt,
         )
         self._shell = self._make_shell(start.colors)
-        self._answers = Answers(self._shell, self._parcels, self._key, outbox.post)
+        self._answers = Answers(self._shell, self._parcels, self._key, mailer.post)
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
-        self._pulse = PulseThread(outbox.post, self._shell.is_cell_file, Usage(self._group.device))
+        self._pulse = PulseThread(mailer.post, self._shell.is_cell_file, Usage(self._group.device))
         self._interrupter = Interrupter(
             is_cell_file=self._shell.is_cell_file,
             cancel=self._shell.cancel,
             is_flowing=clients.connections.have_moved,
             break_open=self._group.break_open,
-            tell_noticed=lambda cell: self._outbox.post(Noticed(cell=cell)),
+            tell_noticed=lambda cell: self._mailer.post(Noticed(cell=cell)),
         )
         self._shell.is_interrupted = lambda: self._interrupter.was_asked
         rank = start.topology.rank
-        self._commands = Mailbox(
+        self._commands = QueueReader(
             clients.commands, command_queue(start.attempt, rank), secret=start.secret
         )
-        self._control = Mailbox(
+        self._control = QueueReader(
             clients.control, control_queue(start.attempt, rank), secret=start.secret
         )
         if start.joins_group:
             self._group.form(0)
             self._group.settle()
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
-        self._outbox.post(self._pulse.look())
+        self._mailer.post(self._pulse.look())
         self._pulse.start()
-        self._outbox.post(
+        self._mailer.post(
             Ready(
                 pid=os.getpid(),
                 device=str(self._group.device),
@@ -217,7 +218,7 @@ class Rank:
         shell = RankShell.instance() if RankShell.initialized() else make_shell()
         if colors:
             shell.wear(colors)
-        shell.begin(self._outbox.post)
+        shell.begin(self._mailer.post)
         refuse_typing()
         self._names = {
             "rank": self._place.rank,
@@ -332,7 +333,7 @@ class Rank:
                 failure = plain(error.with_traceback(None))  # it says all, and whose part it is
             except Exception as error:  # noqa: BLE001 - the store's
                 failure = plain(error)
-        self._outbox.post(
+        self._mailer.post(
             CellEnded(
                 cell=command.cell,
                 seconds=seconds,
@@ -349,14 +350,14 @@ class Rank:
         parcel = values.pack(self._parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE)
         if note := parcel.get("note"):
             text = {"text/plain": f"nbddp: {note}"}
-            self._outbox.post(Display(cell=cell, data=text, metadata={}))
+            self._mailer.post(Display(cell=cell, data=text, metadata={}))
         return parcel
 
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""
         if self._place.rank == 0:
             text = f"nbddp: {line}"
-            self._outbox.post(Display(cell=0, data={"text/plain": text}, metadata={}))
+            self._mailer.post(Display(cell=0, data={"text/plain": text}, metadata={}))
 
     def _key(self, name: str) -> str:
         return f"a{self._attempt}/parcel/{self._place.rank}/{name}"

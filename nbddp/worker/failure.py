@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 
 from nbddp.wire.messages import Failure
 from nbddp.worker import interrupt
-from nbddp.worker.collectives import Collective, newest_collective
+from nbddp.worker.flight_recorder import Collective, newest_collective
 from nbddp.worker.waits import function_name
 
 MAX_DEPTH = 200  # calls

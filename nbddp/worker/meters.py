@@ -21,7 +21,7 @@ MAX_BARS = 8  # loops inside each other that are shown
 
 
 class Meters:
-    """The sink of a rank: what the main thread reports, the outbox's thread mails."""
+    """The sink of a rank: what the main thread reports, the mailer's thread mails."""
 
     def __init__(self, path: Path, *, rank: int, attempt: int) -> None:
         self._head = {"rank": rank, "attempt": attempt}
@@ -137,7 +137,7 @@ class Meters:
             self._has_lost = True
             self._on_lost(error)
 
-    # ---- the outbox's side
+    # ---- the mailer's side
 
     def mark(self) -> int:
         """Nothing: what is reported later may as well be read."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from nbddp.wire.messages import Pulse
-from nbddp.worker.collectives import newest_collective
+from nbddp.worker.flight_recorder import newest_collective
 from nbddp.worker.main_thread import main_frame
 from nbddp.worker.usage import Usage
 from nbddp.worker.waits import Idleness, waited_in

@@ -201,7 +201,7 @@ def test_the_secret_is_nowhere_to_be_read(group: WorkerGroup) -> None:
 
 
 def test_a_forged_command_is_not_obeyed(group: WorkerGroup) -> None:
-    from nbddp.wire.mailbox import CONTROLLER, Letter, seal
+    from nbddp.wire.letters import CONTROLLER, Letter, seal
     from nbddp.wire.messages import Leave
     from nbddp.wire.start import command_queue
 

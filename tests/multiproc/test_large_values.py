@@ -129,9 +129,9 @@ def test_what_a_rank_left_unfinished_is_swept_from_the_store(group: WorkerGroup)
     with pytest.raises(CellFailedError):
         group.run(
             "import os, signal\n"
-            "from nbddp.wire import mailbox\nfrom IPython.display import display\n"
+            "from nbddp.wire import queues\nfrom IPython.display import display\n"
             "def die(**_): os.kill(os.getpid(), signal.SIGKILL)\n"
-            "mailbox.InPieces = die  # when the pieces are in the store, and the letter is not\n"
+            "queues.InPieces = die  # when the pieces are in the store, and the letter is not\n"
             "display({'image/png': 'A' * 12_000_000}, raw=True)\nimport time\ntime.sleep(60)"
         )
     assert sum(store.queue_len(queue) for queue in beside) >= 3

@@ -170,7 +170,7 @@ def test_a_rank_whose_memory_is_used_up_asks_for_its_newest_collective_in_vain(
     group: WorkerGroup,
 ) -> None:
     group.run(
-        "import resource\nfrom nbddp.worker.collectives import newest_collective\n"
+        "import resource\nfrom nbddp.worker.process_group import newest_collective\n"
         "for _ in range(300): dist.barrier()\n"
         "assert newest_collective().number\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from strategies import any_message
 
 from nbddp.errors import ReplayError, SignatureError, WireError
-from nbddp.wire import mailbox as room
-from nbddp.wire.mailbox import CONTROLLER, Letter, Mailbox, Postbox, seal, unseal
+from nbddp.wire import queues as room
+from nbddp.wire.letters import CONTROLLER, Letter, seal, unseal
 from nbddp.wire.messages import Leave, Message, Noticed, Output, encode
+from nbddp.wire.queues import QueueReader, QueueWriter
 
 SECRET = b"s" * 32
 QUEUE = "up"
@@ -49,12 +50,12 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def mailbox(store: MemoryStore) -> Mailbox:
-    return Mailbox(store, QUEUE, secret=SECRET)
+def reader(store: MemoryStore) -> QueueReader:
+    return QueueReader(store, QUEUE, secret=SECRET)
 
 
-def postbox(store: MemoryStore, *, sender: int = 0, attempt: int = 1) -> Postbox:
-    return Postbox(store, QUEUE, secret=SECRET, sender=sender, attempt=attempt)
+def writer(store: MemoryStore, *, sender: int = 0, attempt: int = 1) -> QueueWriter:
+    return QueueWriter(store, QUEUE, secret=SECRET, sender=sender, attempt=attempt)
 
 
 def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Letter:
@@ -158,74 +159,76 @@ def test_what_is_signed_and_yet_no_message_is_a_wire_error(body: bytes) -> None:
     assert not isinstance(caught.value, SignatureError)
 
 
-# ---- postbox and mailbox
+# ---- writer and reader
 
 
-def test_letters_come_out_in_the_order_they_went_in(store: MemoryStore, mailbox: Mailbox) -> None:
-    box = postbox(store, sender=3, attempt=2)
+def test_letters_come_out_in_the_order_they_went_in(
+    store: MemoryStore, reader: QueueReader
+) -> None:
+    box = writer(store, sender=3, attempt=2)
     for number in range(5):
         box.post(Noticed(cell=number))
-    found = [mailbox.collect() for _ in range(5)]
+    found = [reader.collect() for _ in range(5)]
     assert [each.message for each in found] == [Noticed(cell=number) for number in range(5)]
     assert [each.sequence for each in found] == [1, 2, 3, 4, 5]
     assert {(each.sender, each.attempt) for each in found} == {(3, 2)}
-    assert mailbox.refused == 0
+    assert reader.refused == 0
 
 
 def test_a_queue_is_full_when_too_much_of_it_was_not_collected(
-    store: MemoryStore, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_BACKLOG", 1)
-    box = postbox(store)
+    box = writer(store)
     box.post(Leave())
     assert not box.is_full()
     box.post(Leave())
     assert box.is_full()
-    mailbox.collect()
+    reader.collect()
     assert not box.is_full()
 
 
-def test_a_letter_that_comes_twice_is_refused_the_second_time(mailbox: Mailbox) -> None:
+def test_a_letter_that_comes_twice_is_refused_the_second_time(reader: QueueReader) -> None:
     data = sealed(7)
-    assert mailbox.open(data) == letter(7)
+    assert reader.open(data) == letter(7)
     with pytest.raises(ReplayError) as caught:
-        mailbox.open(data)
+        reader.open(data)
     assert str(caught.value) == "message 7 of rank 0 came twice"
 
 
-def test_a_letter_older_than_the_last_one_is_refused(mailbox: Mailbox) -> None:
-    mailbox.open(sealed(2))
+def test_a_letter_older_than_the_last_one_is_refused(reader: QueueReader) -> None:
+    reader.open(sealed(2))
     with pytest.raises(ReplayError):
-        mailbox.open(sealed(1))
-    assert mailbox.open(sealed(3)) == letter(3)
+        reader.open(sealed(1))
+    assert reader.open(sealed(3)) == letter(3)
 
 
-def test_a_letter_numbered_nought_is_refused(mailbox: Mailbox) -> None:
+def test_a_letter_numbered_nought_is_refused(reader: QueueReader) -> None:
     with pytest.raises(ReplayError):
-        mailbox.open(sealed(0))
+        reader.open(sealed(0))
 
 
-def test_every_sender_and_every_attempt_counts_for_itself(mailbox: Mailbox) -> None:
+def test_every_sender_and_every_attempt_counts_for_itself(reader: QueueReader) -> None:
     for sender in (CONTROLLER, 0, 1):
         for attempt in (1, 2):
             one = letter(1, sender=sender, attempt=attempt)
-            assert mailbox.open(seal(one, queue=QUEUE, secret=SECRET)) == one
+            assert reader.open(seal(one, queue=QUEUE, secret=SECRET)) == one
 
 
-def test_a_refused_letter_does_not_use_up_its_number(mailbox: Mailbox) -> None:
+def test_a_refused_letter_does_not_use_up_its_number(reader: QueueReader) -> None:
     with pytest.raises(SignatureError):
-        mailbox.open(sealed(1, secret=b"wrong"))
-    assert mailbox.open(sealed(1)) == letter(1)
+        reader.open(sealed(1, secret=b"wrong"))
+    assert reader.open(sealed(1)) == letter(1)
 
 
 def test_a_signed_body_that_is_no_message_is_refused_and_the_next_letter_comes(
-    store: MemoryStore, mailbox: Mailbox
+    store: MemoryStore, reader: QueueReader
 ) -> None:
     for body in (b"", HEADER[:15], HEADER, HEADER + b"[]", HEADER + b"[" * 100_000):
         store.queue_push(QUEUE, signed(body))
-    postbox(store).post(Leave())
-    assert mailbox.collect().message == Leave()
-    assert mailbox.refused == 5
+    writer(store).post(Leave())
+    assert reader.collect().message == Leave()
+    assert reader.refused == 5
 
 
 # ---- messages too large for the store
@@ -251,9 +254,9 @@ def test_a_piece_is_smaller_than_what_the_stores_server_refuses() -> None:
 
 
 def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(
-    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+    store: MemoryStore, reader: QueueReader, small_pieces: int
 ) -> None:
-    box = postbox(store)
+    box = writer(store)
     messages: list[Message] = [Leave(), large(), large(2000), Leave()]
     for message in messages:
         box.post(message)
@@ -261,37 +264,37 @@ def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(
     assert max(sizes) <= small_pieces
     assert sum(sizes) > 3000
     assert max(map(len, store.queues[QUEUE])) < 2 * small_pieces + 150
-    assert [mailbox.collect().message for _ in messages] == messages
+    assert [reader.collect().message for _ in messages] == messages
     assert beside(store) == {}
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
 def test_a_message_that_just_fits_comes_out_whole(
-    store: MemoryStore, mailbox: Mailbox, monkeypatch: pytest.MonkeyPatch, surplus: int
+    store: MemoryStore, reader: QueueReader, monkeypatch: pytest.MonkeyPatch, surplus: int
 ) -> None:
     monkeypatch.setattr(room, "PIECE_BYTES", len(encode(large())) + surplus)
-    postbox(store).post(large())
+    writer(store).post(large())
     assert bool(beside(store)) == (surplus < 0)
-    assert mailbox.collect().message == large()
+    assert reader.collect().message == large()
 
 
 def test_a_queue_is_full_while_a_large_message_lies_in_it(
-    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+    store: MemoryStore, reader: QueueReader, small_pieces: int
 ) -> None:
     del small_pieces
-    box = postbox(store)
+    box = writer(store)
     box.post(large())
     assert box.is_full()
-    mailbox.collect()
+    reader.collect()
     assert not box.is_full()
 
 
 @pytest.mark.parametrize("change", ["changed", "gone", "swapped", "another's"])
 def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
-    store: MemoryStore, mailbox: Mailbox, small_pieces: int, change: str
+    store: MemoryStore, reader: QueueReader, small_pieces: int, change: str
 ) -> None:
     del small_pieces
-    box = postbox(store)
+    box = writer(store)
     box.post(large())
     [pieces] = [store.queues[key] for key in beside(store)]
     match change:
@@ -305,16 +308,16 @@ def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
             pieces.clear()
             pieces.extend(encode(Leave()) for _ in range(50))
     box.post(Leave())
-    assert mailbox.collect().message == Leave()
-    assert mailbox.refused == 1
+    assert reader.collect().message == Leave()
+    assert reader.refused == 1
     assert not box.is_full()
 
 
 def test_a_message_that_could_not_be_sent_to_its_end_fills_no_queue(
-    store: MemoryStore, mailbox: Mailbox, small_pieces: int, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, reader: QueueReader, small_pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del small_pieces
-    box = postbox(store)
+    box = writer(store)
     with monkeypatch.context() as patch:
         patch.setattr(room, "InPieces", lambda **_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -322,43 +325,43 @@ def test_a_message_that_could_not_be_sent_to_its_end_fills_no_queue(
     assert beside(store) == {}
     assert not box.is_full()
     box.post(large())
-    assert mailbox.collect().message == large()
+    assert reader.collect().message == large()
 
 
 def test_a_large_message_that_comes_twice_fills_no_queue(
-    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+    store: MemoryStore, reader: QueueReader, small_pieces: int
 ) -> None:
     del small_pieces
-    box = postbox(store)
+    box = writer(store)
     box.post(large())
     letter_of_it = store.queues[QUEUE][0]
-    mailbox.collect()
+    reader.collect()
     store.queue_push(next(key for key in store.queues if "/pieces/" in key), b"again")
     store.queue_push(QUEUE, letter_of_it)
     box.post(Leave())
-    assert mailbox.collect().message == Leave()
-    assert mailbox.refused == 1
+    assert reader.collect().message == Leave()
+    assert reader.refused == 1
     assert not box.is_full()
 
 
 def test_what_a_sender_left_unfinished_is_swept_away(
-    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+    store: MemoryStore, reader: QueueReader, small_pieces: int
 ) -> None:
     del small_pieces
-    box = postbox(store, sender=2)
+    box = writer(store, sender=2)
     box.post(Leave())
-    mailbox.collect()
+    reader.collect()
     box.post(large())
     store.queues[QUEUE].clear()  # it died before the letter itself was in
     assert beside(store)
-    mailbox.sweep(store, 2, 1)
+    reader.sweep(store, 2, 1)
     assert beside(store) == {}
-    mailbox.sweep(store, 7, 1)  # never heard of
+    reader.sweep(store, 7, 1)  # never heard of
 
 
 def test_what_nobody_will_read_is_swept_away(store: MemoryStore, small_pieces: int) -> None:
     del small_pieces
-    box = postbox(store)
+    box = writer(store)
     box.post(large())
     box.post(large(2000))
     box.sweep()
@@ -366,7 +369,7 @@ def test_what_nobody_will_read_is_swept_away(store: MemoryStore, small_pieces: i
 
 
 def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twice(
-    store: MemoryStore, mailbox: Mailbox, small_pieces: int
+    store: MemoryStore, reader: QueueReader, small_pieces: int
 ) -> None:
     del small_pieces
 
@@ -385,11 +388,11 @@ def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twi
         def clone(self) -> MemoryStore:
             return store
 
-    box = Postbox(LostStore(), QUEUE, secret=SECRET, sender=0, attempt=1)
+    box = QueueWriter(LostStore(), QUEUE, secret=SECRET, sender=0, attempt=1)
     for message in (Leave(), large(), Leave()):
         box.post(message)
-    assert [mailbox.collect().message for _ in range(3)] == [Leave(), large(), Leave()]
-    assert mailbox.refused == 0
+    assert [reader.collect().message for _ in range(3)] == [Leave(), large(), Leave()]
+    assert reader.refused == 0
     assert beside(store) == {}
 
 
@@ -427,7 +430,7 @@ def strangers(chance: random.Random) -> Iterator[bytes]:
 
 
 def test_of_thousands_of_bad_letters_none_is_returned_and_a_good_one_still_comes(
-    store: MemoryStore, mailbox: Mailbox, caplog: pytest.LogCaptureFixture
+    store: MemoryStore, reader: QueueReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     chance = random.Random(20)
     good = [sealed(number) for number in range(1, 101)]
@@ -439,22 +442,22 @@ def test_of_thousands_of_bad_letters_none_is_returned_and_a_good_one_still_comes
         store.queue_push(QUEUE, data)
 
     with caplog.at_level(logging.DEBUG):
-        found = [mailbox.collect() for _ in range(101)]
+        found = [reader.collect() for _ in range(101)]
 
     assert found == [letter(number) for number in range(1, 102)]
-    assert mailbox.refused == len(bad)
+    assert reader.refused == len(bad)
     assert store.queue_len(QUEUE) == 0
     assert len(caplog.records) == 1
     assert caplog.records[0].levelname == "WARNING"
 
 
 def test_the_first_refusal_is_logged_with_its_reason(
-    store: MemoryStore, mailbox: Mailbox, caplog: pytest.LogCaptureFixture
+    store: MemoryStore, reader: QueueReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.queue_push(QUEUE, b"forged")
     store.queue_push(QUEUE, b"forged again")
-    postbox(store).post(Output(start=0, end=1, text="x"))
-    mailbox.collect()
+    writer(store).post(Output(start=0, end=1, text="x"))
+    reader.collect()
     assert caplog.messages == [
         "refused a message: a message in queue 'up' has no valid signature",
     ]

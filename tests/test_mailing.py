@@ -1,4 +1,4 @@
-"""The outbox: what sources hold goes before each report, in order, and nothing is left behind."""
+"""The mailer: what sources hold goes before each report, in order, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from nbddp.wire.messages import (
     StartFailed,
     encode,
 )
-from nbddp.worker import outbox as room
-from nbddp.worker.outbox import Outbox
+from nbddp.worker import mailing as room
+from nbddp.worker.mailing import Mailer
 
 
-class FakePostbox:
+class FakeWriter:
     """Keeps what is posted; its backlog is whatever a test says."""
 
     def __init__(self) -> None:
@@ -70,34 +70,34 @@ class BrokenPile:
         raise OSError("Input/output error")
 
 
-Make = Callable[..., Outbox]
+Make = Callable[..., Mailer]
 
 
 @pytest.fixture
-def postbox() -> FakePostbox:
-    return FakePostbox()
+def writer() -> FakeWriter:
+    return FakeWriter()
 
 
 @pytest.fixture
-def urgent() -> FakePostbox:
-    return FakePostbox()
+def urgent() -> FakeWriter:
+    return FakeWriter()
 
 
 @pytest.fixture
-def make(postbox: FakePostbox, urgent: FakePostbox) -> Iterator[Make]:
-    """Makes outboxes on the postbox; their threads end with the test."""
-    made: list[Outbox] = []
+def make(writer: FakeWriter, urgent: FakeWriter) -> Iterator[Make]:
+    """Makes mailers on the writer; their threads end with the test."""
+    made: list[Mailer] = []
 
-    def build(*sources: Pile) -> Outbox:
-        made.append(Outbox(postbox, urgent, *sources))  # type: ignore[arg-type]
+    def build(*sources: Pile) -> Mailer:
+        made.append(Mailer(writer, urgent, *sources))  # type: ignore[arg-type]
         return made[-1]
 
     yield build
-    postbox.waiting = 0
-    for outbox in made:
-        if outbox._thread.ident is not None:
-            outbox.close()
-    assert not any(each.name == "nbddp-outbox" for each in threading.enumerate())
+    writer.waiting = 0
+    for mailer in made:
+        if mailer._thread.ident is not None:
+            mailer.close()
+    assert not any(each.name == "nbddp-mailer" for each in threading.enumerate())
 
 
 def wrote(text: str) -> Output:
@@ -117,25 +117,25 @@ def happened(kind: str) -> Happened:
 
 
 def test_what_a_source_holds_goes_before_the_report_that_followed_it(
-    make: Make, postbox: FakePostbox
+    make: Make, writer: FakeWriter
 ) -> None:
-    outbox = make(Pile(wrote("a"), wrote("b")))
-    outbox.post(report(1))
-    outbox.start()
-    outbox.close()
-    assert postbox.posted == [wrote("a"), wrote("b"), report(1)]
+    mailer = make(Pile(wrote("a"), wrote("b")))
+    mailer.post(report(1))
+    mailer.start()
+    mailer.close()
+    assert writer.posted == [wrote("a"), wrote("b"), report(1)]
 
 
-def test_what_a_source_got_after_a_report_comes_after_it(make: Make, postbox: FakePostbox) -> None:
+def test_what_a_source_got_after_a_report_comes_after_it(make: Make, writer: FakeWriter) -> None:
     pile = Pile(wrote("before"))
-    outbox = make(pile)
-    outbox.post(picture(1))
+    mailer = make(pile)
+    mailer.post(picture(1))
     pile.pieces.extend([wrote("between"), wrote("and more")])
-    outbox.post(report(1))
+    mailer.post(report(1))
     pile.pieces.append(wrote("after"))
-    outbox.start()
-    outbox.close()
-    assert postbox.posted == [
+    mailer.start()
+    mailer.close()
+    assert writer.posted == [
         wrote("before"),
         picture(1),
         wrote("between"),
@@ -146,51 +146,51 @@ def test_what_a_source_got_after_a_report_comes_after_it(make: Make, postbox: Fa
 
 
 def test_what_is_written_while_the_mail_is_busy_does_not_overtake_a_report(
-    make: Make, postbox: FakePostbox
+    make: Make, writer: FakeWriter
 ) -> None:
     pile = Pile(wrote("first"))
-    outbox = make(pile)
+    mailer = make(pile)
 
     def post(message: Report) -> None:
-        postbox.posted.append(message)
+        writer.posted.append(message)
         if message == wrote("first"):
-            outbox.post(picture(1))
+            mailer.post(picture(1))
             pile.pieces.append(wrote("after"))
 
-    postbox.post = post  # type: ignore[method-assign]
-    outbox.start()
-    assert wait_until(lambda: len(postbox.posted) == 3)
-    assert postbox.posted == [wrote("first"), picture(1), wrote("after")]
+    writer.post = post  # type: ignore[method-assign]
+    mailer.start()
+    assert wait_until(lambda: len(writer.posted) == 3)
+    assert writer.posted == [wrote("first"), picture(1), wrote("after")]
 
 
-def test_sources_are_emptied_one_after_the_other(make: Make, postbox: FakePostbox) -> None:
-    outbox = make(Pile(wrote("a"), wrote("b")), Pile(), Pile(happened("c"), happened("d")))
-    outbox.post(report(1))
-    outbox.start()
-    outbox.close()
-    assert postbox.posted == [wrote("a"), wrote("b"), happened("c"), happened("d"), report(1)]
+def test_sources_are_emptied_one_after_the_other(make: Make, writer: FakeWriter) -> None:
+    mailer = make(Pile(wrote("a"), wrote("b")), Pile(), Pile(happened("c"), happened("d")))
+    mailer.post(report(1))
+    mailer.start()
+    mailer.close()
+    assert writer.posted == [wrote("a"), wrote("b"), happened("c"), happened("d"), report(1)]
 
 
-def test_reports_keep_their_order(make: Make, postbox: FakePostbox) -> None:
-    outbox = make(Pile())
-    outbox.start()
+def test_reports_keep_their_order(make: Make, writer: FakeWriter) -> None:
+    mailer = make(Pile())
+    mailer.start()
     for number in range(100):
-        outbox.post(report(number))
-    outbox.close()
-    assert postbox.posted == [report(number) for number in range(100)]
+        mailer.post(report(number))
+    mailer.close()
+    assert writer.posted == [report(number) for number in range(100)]
 
 
-def test_order_is_kept_while_everything_comes_at_once(make: Make, postbox: FakePostbox) -> None:
+def test_order_is_kept_while_everything_comes_at_once(make: Make, writer: FakeWriter) -> None:
     log, numbers = Pile(), Pile()
-    outbox = make(log, numbers)
-    outbox.start()
+    mailer = make(log, numbers)
+    mailer.start()
     for number in range(200):
         log.pieces.append(wrote(f"{number}"))
         numbers.pieces.append(happened(f"{number}"))
-        outbox.poke()
-        outbox.post(report(number))
-    outbox.close()
-    place = {each: at for at, each in enumerate(map(repr, postbox.posted))}
+        mailer.poke()
+        mailer.post(report(number))
+    mailer.close()
+    place = {each: at for at, each in enumerate(map(repr, writer.posted))}
     assert len(place) == 600
     for number in range(200):
         at = place[repr(report(number))]
@@ -202,131 +202,131 @@ def test_order_is_kept_while_everything_comes_at_once(make: Make, postbox: FakeP
 
 
 def test_a_poke_is_enough_for_a_source_to_be_mailed(
-    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "POLL", 1000.0)
     pile = Pile()
-    outbox = make(pile)
-    outbox.start()
+    mailer = make(pile)
+    mailer.start()
     for count in range(1, 4):
         pile.pieces.append(wrote(f"{count}"))
-        outbox.poke()
-        assert wait_until(lambda count=count: len(postbox.posted) == count)
+        mailer.poke()
+        assert wait_until(lambda count=count: len(writer.posted) == count)
 
 
-def test_what_a_source_got_without_a_poke_is_found_soon(make: Make, postbox: FakePostbox) -> None:
+def test_what_a_source_got_without_a_poke_is_found_soon(make: Make, writer: FakeWriter) -> None:
     pile = Pile()
     make(pile).start()
     pile.pieces.append(wrote("from C"))
-    assert wait_until(lambda: postbox.posted == [wrote("from C")])
+    assert wait_until(lambda: writer.posted == [wrote("from C")])
 
 
 def test_a_report_does_not_wait_for_the_next_batch(
-    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "PERIOD", 1000.0)
     pile = Pile()
-    outbox = make(pile)
-    outbox.start()
+    mailer = make(pile)
+    mailer.start()
     for number in range(3):
         pile.pieces.append(wrote(f"{number}"))
-        outbox.post(report(number))
-        assert wait_until(lambda number=number: postbox.posted[-1:] == [report(number)])
-    assert [each for each in postbox.posted if isinstance(each, Output)] == [
+        mailer.post(report(number))
+        assert wait_until(lambda number=number: writer.posted[-1:] == [report(number)])
+    assert [each for each in writer.posted if isinstance(each, Output)] == [
         wrote(f"{number}") for number in range(3)
     ]
 
 
 def test_pokes_in_quick_succession_are_one_batch(
-    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "PERIOD", 1000.0)
     monkeypatch.setattr(room, "SLACK", 0.0)
     pile = Pile()
-    outbox = make(pile)
-    outbox.start()
+    mailer = make(pile)
+    mailer.start()
     pile.pieces.append(wrote("first"))
-    outbox.poke()
-    assert wait_until(lambda: len(postbox.posted) == 1)
+    mailer.poke()
+    assert wait_until(lambda: len(writer.posted) == 1)
     pile.pieces.append(wrote("second"))
-    outbox.poke()
-    assert not wait_until(lambda: len(postbox.posted) == 2, timeout=0.1)
-    outbox.close()
-    assert postbox.posted == [wrote("first"), wrote("second")]
+    mailer.poke()
+    assert not wait_until(lambda: len(writer.posted) == 2, timeout=0.1)
+    mailer.close()
+    assert writer.posted == [wrote("first"), wrote("second")]
 
 
-def test_closing_mails_what_is_left_and_ends_the_thread(make: Make, postbox: FakePostbox) -> None:
+def test_closing_mails_what_is_left_and_ends_the_thread(make: Make, writer: FakeWriter) -> None:
     pile = Pile()
-    outbox = make(pile)
-    outbox.start()
+    mailer = make(pile)
+    mailer.start()
     pile.pieces.extend([wrote("a"), wrote("b")])
-    outbox.post(report(1))
-    outbox.close()
-    assert postbox.posted == [wrote("a"), wrote("b"), report(1)]
-    assert not outbox._thread.is_alive()
+    mailer.post(report(1))
+    mailer.close()
+    assert writer.posted == [wrote("a"), wrote("b"), report(1)]
+    assert not mailer._thread.is_alive()
 
 
-def test_while_nobody_reads_the_rest_of_a_source_waits(make: Make, postbox: FakePostbox) -> None:
-    postbox.waiting = 1
-    outbox = make(Pile(wrote("a"), wrote("b"), wrote("c")))
-    outbox.post(report(1))
-    outbox.start()
-    assert wait_until(lambda: postbox.asked > 3)
-    assert postbox.posted == [wrote("a")]
-    postbox.waiting = 0
-    outbox.close()
-    assert postbox.posted == [wrote("a"), wrote("b"), wrote("c"), report(1)]
+def test_while_nobody_reads_the_rest_of_a_source_waits(make: Make, writer: FakeWriter) -> None:
+    writer.waiting = 1
+    mailer = make(Pile(wrote("a"), wrote("b"), wrote("c")))
+    mailer.post(report(1))
+    mailer.start()
+    assert wait_until(lambda: writer.asked > 3)
+    assert writer.posted == [wrote("a")]
+    writer.waiting = 0
+    mailer.close()
+    assert writer.posted == [wrote("a"), wrote("b"), wrote("c"), report(1)]
 
 
-def test_a_single_piece_never_asks_for_room(make: Make, postbox: FakePostbox) -> None:
-    postbox.waiting = 1
-    outbox = make(Pile(wrote("a")))
-    outbox.post(report(1))
-    outbox.start()
-    outbox.close()
-    assert postbox.posted == [wrote("a"), report(1)]
-    assert postbox.asked == 0
+def test_a_single_piece_never_asks_for_room(make: Make, writer: FakeWriter) -> None:
+    writer.waiting = 1
+    mailer = make(Pile(wrote("a")))
+    mailer.post(report(1))
+    mailer.start()
+    mailer.close()
+    assert writer.posted == [wrote("a"), report(1)]
+    assert writer.asked == 0
 
 
-def test_a_flush_waits_until_everything_was_mailed(make: Make, postbox: FakePostbox) -> None:
+def test_a_flush_waits_until_everything_was_mailed(make: Make, writer: FakeWriter) -> None:
     pile = Pile()
-    outbox = make(pile)
-    outbox.start()
+    mailer = make(pile)
+    mailer.start()
     for number in range(50):
         pile.pieces.append(wrote(str(number)))
-        outbox.post(report(number))
-        outbox.flush()
-        assert len(postbox.posted) == 2 * (number + 1)
+        mailer.post(report(number))
+        mailer.flush()
+        assert len(writer.posted) == 2 * (number + 1)
 
 
 def test_a_flush_of_mail_that_is_stuck_gives_up_and_leaves_the_thread_at_rest(
-    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "FLUSH_PATIENCE", 0.1)
-    postbox.waiting = 1
-    outbox = make(Pile(*(wrote(str(number)) for number in range(3))))
-    outbox.start()
-    outbox.flush()
-    postbox.waiting = 0
-    assert wait_until(lambda: len(postbox.posted) == 3)
-    before = outbox._rounds
-    assert not wait_until(lambda: outbox._rounds > before + 20, timeout=0.3)
+    writer.waiting = 1
+    mailer = make(Pile(*(wrote(str(number)) for number in range(3))))
+    mailer.start()
+    mailer.flush()
+    writer.waiting = 0
+    assert wait_until(lambda: len(writer.posted) == 3)
+    before = mailer._rounds
+    assert not wait_until(lambda: mailer._rounds > before + 20, timeout=0.3)
 
 
 def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
-    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def post(message: Report) -> None:
         encode(message)
-        postbox.posted.append(message)
+        writer.posted.append(message)
 
-    monkeypatch.setattr(postbox, "post", post)
-    outbox = make()
-    outbox.start()
-    outbox.post(Happened(kind="mine", facts={"path": object()}))
-    outbox.post(report(7))
-    assert wait_until(lambda: len(postbox.posted) == 2)
-    said, after = postbox.posted
+    monkeypatch.setattr(writer, "post", post)
+    mailer = make()
+    mailer.start()
+    mailer.post(Happened(kind="mine", facts={"path": object()}))
+    mailer.post(report(7))
+    assert wait_until(lambda: len(writer.posted) == 2)
+    said, after = writer.posted
     assert isinstance(said, Display)
     assert said.data["text/plain"].startswith("nbddp: a Happened could not be sent: Object of type")
     assert after == report(7)
@@ -336,21 +336,21 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
     "error", [MemoryError(), RecursionError("too deep"), RuntimeError("Broken pipe"), KeyError(1)]
 )
 def test_no_error_of_one_message_ends_the_mail(
-    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch, error: Exception
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def post(message: Report) -> None:
         if isinstance(message, Display) and "image/png" in message.data:
             raise error
-        postbox.posted.append(message)
+        writer.posted.append(message)
 
-    monkeypatch.setattr(postbox, "post", post)
-    outbox = make(Pile(wrote("a")))
-    outbox.start()
-    outbox.post(picture(5))
-    outbox.post(report(1))
-    outbox.close()
+    monkeypatch.setattr(writer, "post", post)
+    mailer = make(Pile(wrote("a")))
+    mailer.start()
+    mailer.post(picture(5))
+    mailer.post(report(1))
+    mailer.close()
     said = f"nbddp: a Display could not be sent: {error}"
-    assert postbox.posted == [
+    assert writer.posted == [
         wrote("a"),
         Display(cell=0, data={"text/plain": said}, metadata={}),
         report(1),
@@ -358,20 +358,20 @@ def test_no_error_of_one_message_ends_the_mail(
 
 
 def test_the_end_of_a_cell_is_mailed_whatever_its_value_is(
-    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def post(message: Report) -> None:
         encode(message)
-        postbox.posted.append(message)
+        writer.posted.append(message)
 
-    monkeypatch.setattr(postbox, "post", post)
+    monkeypatch.setattr(writer, "post", post)
     failure = {"name": "ValueError", "text": "no", "traceback": object()}
-    outbox = make()
-    outbox.start()
-    outbox.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
-    outbox.post(replace(report(2), failure=failure))
-    outbox.close()
-    first, bare, second, failed = postbox.posted
+    mailer = make()
+    mailer.start()
+    mailer.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
+    mailer.post(replace(report(2), failure=failure))
+    mailer.close()
+    first, bare, second, failed = writer.posted
     assert "a CellEnded could not be sent" in first.data["text/plain"]
     assert "a CellEnded could not be sent" in second.data["text/plain"]
     assert bare == replace(report(1), parcel={"key": "k"})
@@ -380,33 +380,33 @@ def test_the_end_of_a_cell_is_mailed_whatever_its_value_is(
 
 
 def test_an_answer_is_mailed_whatever_is_in_it(
-    make: Make, urgent: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, urgent: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def post(message: Report) -> None:
         encode(message)
         urgent.posted.append(message)
 
     monkeypatch.setattr(urgent, "post", post)
-    outbox = make()
-    outbox.start()
-    outbox.post(Answer(request=3, payload={"matches": [object()]}))
-    outbox.close()
+    mailer = make()
+    mailer.start()
+    mailer.post(Answer(request=3, payload={"matches": [object()]}))
+    mailer.close()
     [answer] = urgent.posted
     assert answer.request == 3
     assert answer.error.startswith("it could not be sent: Object of type object")
 
 
 def test_a_source_that_cannot_be_read_is_said_once_and_the_others_go_on(
-    make: Make, postbox: FakePostbox
+    make: Make, writer: FakeWriter
 ) -> None:
     pile = Pile()
-    outbox = make(BrokenPile(), pile)
-    outbox.start()
+    mailer = make(BrokenPile(), pile)
+    mailer.start()
     for number in range(3):
         pile.pieces.append(wrote(str(number)))
-        outbox.post(report(number))
-        outbox.flush()
-    said, *others = postbox.posted
+        mailer.post(report(number))
+        mailer.flush()
+    said, *others = writer.posted
     assert said.data["text/plain"] == (
         "nbddp: what this rank writes cannot be read back to be shown: "
         "OSError('Input/output error')"
@@ -437,64 +437,64 @@ NEWS = [
 
 @pytest.mark.parametrize("news", NEWS, ids=lambda it: type(it).__name__)
 def test_news_go_a_way_of_their_own_while_output_floods_and_nobody_reads_it(
-    make: Make, postbox: FakePostbox, urgent: FakePostbox, news: Report
+    make: Make, writer: FakeWriter, urgent: FakeWriter, news: Report
 ) -> None:
-    postbox.waiting = 1
-    outbox = make(Flood())
-    outbox.start()
-    assert wait_until(lambda: postbox.asked > 3)
-    outbox.post(news)
+    writer.waiting = 1
+    mailer = make(Flood())
+    mailer.start()
+    assert wait_until(lambda: writer.asked > 3)
+    mailer.post(news)
     assert wait_until(lambda: urgent.posted == [news])
-    assert postbox.posted == [wrote("more")]
+    assert writer.posted == [wrote("more")]
 
 
 def test_a_source_that_never_ends_does_not_hold_up_the_end_of_a_cell(
-    make: Make, postbox: FakePostbox
+    make: Make, writer: FakeWriter
 ) -> None:
-    outbox = make(Flood())
-    outbox.start()
-    outbox.post(report(1))
-    assert wait_until(lambda: report(1) in postbox.posted)
+    mailer = make(Flood())
+    mailer.start()
+    mailer.post(report(1))
+    assert wait_until(lambda: report(1) in writer.posted)
 
 
 def test_news_make_no_batch_of_what_may_wait(
-    make: Make, postbox: FakePostbox, urgent: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, writer: FakeWriter, urgent: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "PERIOD", 1000.0)
     monkeypatch.setattr(room, "SLACK", 0.0)
     pile = Pile(wrote("first"))
-    outbox = make(pile)
-    outbox.start()
-    assert wait_until(lambda: postbox.posted == [wrote("first")])
+    mailer = make(pile)
+    mailer.start()
+    assert wait_until(lambda: writer.posted == [wrote("first")])
     pile.pieces.append(wrote("second"))
-    outbox.poke()
-    outbox.post(Noticed(cell=1))
+    mailer.poke()
+    mailer.post(Noticed(cell=1))
     assert wait_until(lambda: urgent.posted == [Noticed(cell=1)])
-    assert postbox.posted == [wrote("first")]
+    assert writer.posted == [wrote("first")]
 
 
 # ---- pictures
 
 
 def test_who_displays_waits_while_too_many_pictures_wait(
-    make: Make, postbox: FakePostbox, monkeypatch: pytest.MonkeyPatch
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_HELD", 100)
-    postbox.waiting = 1
-    outbox = make()
-    outbox.start()
+    writer.waiting = 1
+    mailer = make()
+    mailer.start()
     shown: list[int] = []
 
     def display() -> None:
         for number in range(10):
-            outbox.post(picture(50))
+            mailer.post(picture(50))
             shown.append(number)
 
     thread = threading.Thread(target=display)
     thread.start()
     assert not wait_until(lambda: len(shown) > 4, timeout=0.3)
-    postbox.waiting = 0
+    writer.waiting = 0
     thread.join(30)
-    outbox.close()
-    assert len(postbox.posted) == 10
-    assert outbox._held == 0
+    mailer.close()
+    assert len(writer.posted) == 10
+    assert mailer._held == 0

@@ -1,8 +1,4 @@
-"""Signed queues over a TCPStore: what goes in comes out whole, once and in order, or is refused.
-
-As Jupyter's own messages, every letter carries an HMAC-SHA256 made with a secret that both ends
-were given beforehand. The signature covers the queue's name too, so a letter cannot be moved from
-one queue to another, and a number that only grows, so it cannot be sent twice.
+"""Queues of signed letters over a TCPStore: what goes in comes out whole, once and in order.
 
 The store's server ends the connection of whoever sends it more than 8 MiB at once. A larger message
 lies in pieces in a queue of its own, and the letter says how many there are and what their digest
@@ -15,13 +11,13 @@ import hashlib
 import hmac
 import itertools
 import logging
-import struct
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nbddp.errors import ReplayError, SignatureError, WireError
+from nbddp.wire.letters import HEADER, Letter, signed, unseal
 from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.messages import InPieces, Message, decode, encode
 
@@ -30,55 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SIGNATURE_BYTES = hashlib.sha256().digest_size
-_HEADER = struct.Struct("!iIQ")  # sender's rank (-1: the controller), attempt, sequence number
 
-CONTROLLER = -1
 PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
 MAX_BACKLOG = 128  # letters nobody has read: who has more to say should wait
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """A message with who sent it, in which attempt, and as which of its letters."""
-
-    sender: int
-    attempt: int
-    sequence: int
-    message: Message
-
-
-def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:
-    """Turn a letter into signed bytes for one queue."""
-    head = _HEADER.pack(letter.sender, letter.attempt, letter.sequence)
-    return _signed(head + encode(letter.message), queue, secret)
-
-
-def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
-    """Check the signature, then read.
-
-    Raises:
-        SignatureError: the bytes were not sealed for this queue with this secret.
-        WireError: they were, and yet are no message.
-    """
-    signature, body = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
-    if not hmac.compare_digest(signature, _sign(body, queue, secret)):
-        raise SignatureError(f"a message in queue {queue!r} has no valid signature")
-    if len(body) < _HEADER.size:
-        raise WireError(f"a message in queue {queue!r} has no header")
-    sender, attempt, sequence = _HEADER.unpack_from(body)
-    return Letter(sender, attempt, sequence, decode(body[_HEADER.size :]))
-
-
-def _signed(body: bytes, queue: str, secret: bytes) -> bytes:
-    return _sign(body, queue, secret) + body
-
-
-def _sign(body: bytes, queue: str, secret: bytes) -> bytes:
-    return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256")
-
-
-class Postbox:
+class QueueWriter:
     """The end of a queue that letters go into; may be used from several threads."""
 
     def __init__(
@@ -94,7 +47,7 @@ class Postbox:
         self._cut: list[str] = []  # the queues of messages in pieces
 
     def post(self, message: Message) -> None:
-        """Put a message into the queue; letters of one postbox stay in order."""
+        """Put a message into the queue; those of one writer stay in order."""
         body = encode(message)
         with self._lock:
             sequence = next(self._sequence)
@@ -110,8 +63,8 @@ class Postbox:
         try:
             if len(body) > PIECE_BYTES:
                 body = encode(self._put_pieces(beside, body))
-            head = _HEADER.pack(self._sender, self._attempt, sequence)
-            self._store.queue_push(self._queue, _signed(head + body, self._queue, self._secret))
+            head = HEADER.pack(self._sender, self._attempt, sequence)
+            self._store.queue_push(self._queue, signed(head + body, self._queue, self._secret))
         except BaseException:
             if beside in self._cut:  # nobody will know of them
                 self._cut.remove(beside)
@@ -142,7 +95,7 @@ class Postbox:
             self._cut.clear()
 
 
-class Mailbox:
+class QueueReader:
     """The end that letters come out of; refuses and counts what is not ours."""
 
     def __init__(self, store: Store, queue: str, *, secret: bytes) -> None:

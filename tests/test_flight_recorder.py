@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbddp.worker.collectives import Collective, newest_collective
+from nbddp.worker.flight_recorder import Collective, newest_collective
 
 
 def entry(**facts: Any) -> dict[str, Any]:

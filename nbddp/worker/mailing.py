@@ -17,8 +17,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
-from nbddp.wire.mailbox import Postbox
 from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Report
+from nbddp.wire.queues import QueueWriter
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +40,20 @@ class Source(Protocol):
         """The next piece, no further than to a mark; None when there is nothing more."""
 
 
-class Outbox:
+class Mailer:
     """Mails what a source held when a report came before it, so that order is kept within a rank.
 
     Nothing that goes wrong with one message ends the thread, and a cell's end is always mailed.
 
     Args:
-        postbox: for output, numbers, and the end of a cell.
+        writer: for output, numbers, and the end of a cell.
         urgent: for what does not wait for those.
         sources: what is mailed in batches.
     """
 
-    def __init__(self, postbox: Postbox, urgent: Postbox, *sources: Source) -> None:
-        self._postbox = postbox
-        self._urgent_postbox = urgent
+    def __init__(self, writer: QueueWriter, urgent: QueueWriter, *sources: Source) -> None:
+        self._writer = writer
+        self._urgent_writer = urgent
         self._sources = sources
         self._failed: set[Source] = set()
         self._reports: deque[tuple[Report, list[int]]] = deque()
@@ -65,7 +65,7 @@ class Outbox:
         self._is_asked = False
         self._rounds = 0
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="nbddp-outbox", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="nbddp-mailer", daemon=True)
 
     def start(self) -> None:
         """Begin to mail."""
@@ -156,7 +156,7 @@ class Outbox:
                 has_mailed = self._mail(source, mark) or has_mailed
             if number:
                 self._await_room()
-            self._post(self._postbox, report)
+            self._post(self._writer, report)
             with self._wake:
                 self._held -= _size(report)
                 self._wake.notify_all()
@@ -175,7 +175,7 @@ class Outbox:
                 return count > 0
             if count:
                 self._await_room()
-            self._post(self._postbox, piece)
+            self._post(self._writer, piece)
         return True
 
     def _read(self, source: Source, upto: int) -> Report | None:
@@ -198,43 +198,43 @@ class Outbox:
 
     def _is_full(self) -> bool:
         try:
-            return self._postbox.is_full()
+            return self._writer.is_full()
         except RuntimeError:  # torch's: posting connects anew
             return False
 
     def _post_urgent(self) -> None:
         while self._urgent:
-            self._post(self._urgent_postbox, self._urgent.popleft())
+            self._post(self._urgent_writer, self._urgent.popleft())
 
-    def _post(self, postbox: Postbox, report: Report) -> None:
+    def _post(self, writer: QueueWriter, report: Report) -> None:
         """Post it; what cannot be sent is said instead, and the mail goes on."""
         try:
-            postbox.post(report)
+            writer.post(report)
         except Exception as error:  # noqa: BLE001 - whatever it is, the mail goes on
             self._say(f"a {type(report).__name__} could not be sent: {error}")
             if isinstance(report, CellEnded | Answer):
-                self._post_bare(postbox, report, error)
+                self._post_bare(writer, report, error)
 
-    def _post_bare(self, postbox: Postbox, report: CellEnded | Answer, error: Exception) -> None:
+    def _post_bare(self, writer: QueueWriter, report: CellEnded | Answer, error: Exception) -> None:
         """Post the end without what made it impossible to send: somebody waits for it."""
         reason = f"it could not be sent: {error}"
         if isinstance(report, Answer):
-            self._try(postbox, Answer(request=report.request, error=reason))
+            self._try(writer, Answer(request=report.request, error=reason))
             return
         failure = report.failure and {
             "name": str(report.failure.get("name", "")),
             "text": reason,
             "traceback": reason,
         }
-        self._try(postbox, replace(report, failure=failure, result={}))
+        self._try(writer, replace(report, failure=failure, result={}))
 
     def _say(self, text: str) -> None:
         message = Display(cell=0, data={"text/plain": f"nbddp: {text}"}, metadata={})
-        self._try(self._postbox, message)
+        self._try(self._writer, message)
 
-    def _try(self, postbox: Postbox, message: Report) -> None:
+    def _try(self, writer: QueueWriter, message: Report) -> None:
         try:
-            postbox.post(message)
+            writer.post(message)
         except Exception:  # the store is gone, and with it whoever would read this
             logger.exception("nbddp could not mail")
 

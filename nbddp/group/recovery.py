@@ -21,7 +21,7 @@ ENDED_EARLY = "the replay did not come to its end"
 WAY_OUT = "`%ddp restart --replay` does all of it again"
 
 
-class Recoverer:
+class Recovery:
     """Knows how a cell is shown and values are pushed; the rest it asks of the session.
 
     Args:

@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from nbddp.controller.asking import Asking
-from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.group.recovery import Recovery
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
 from nbddp.ui.screen import StreamScreen, View
@@ -202,17 +202,17 @@ class WorkerGroup:
             needs_group=self._spec.joins_group,
         )
         screen = StreamScreen()
-        recoverer = self._recoverer(
+        recovery = self._recovery(
             lambda: TextView(screen, is_quiet=quiet),
             say=lambda text: screen.write(f"nbddp: {text}\n"),
         )
-        result = recoverer.run(request, max_restarts=max_restarts)
+        result = recovery.run(request, max_restarts=max_restarts)
         result.raise_for_failure()
         return result
 
-    def _recoverer(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recoverer:
+    def _recovery(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recovery:
         """What runs a cell again after a failure, each time in a view of its own."""
-        return Recoverer(
+        return Recovery(
             self._session,
             show=lambda handle: self._show(handle, make_view()),
             push=self._push_again,

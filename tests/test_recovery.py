@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
 
-from nbddp.controller.recoverer import Recoverer
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellInterruptedError, RequestError
+from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
@@ -50,9 +50,7 @@ class Play:
         self.hangs_in = self.fails_in = ""
         self.on_cell: Callable[[str], None] = lambda _source: None
         self.obey, self.link.on_send = self.link.on_send, self.receive
-        self.recoverer = Recoverer(
-            self.session, show=self.show, push=self.push, say=self.said.append
-        )
+        self.recovery = Recovery(self.session, show=self.show, push=self.push, say=self.said.append)
 
     def receive(self, attempt: int, rank: int, command: Command) -> None:
         if isinstance(command, RunCell):
@@ -102,14 +100,14 @@ def play(folder: Path) -> Iterator[Play]:  # noqa: ARG001 - where the run is rec
 
 
 def test_a_replay_does_again_what_was_done_in_its_order(play: Play) -> None:
-    assert play.recoverer.replay(DEEDS) is None
+    assert play.recovery.replay(DEEDS) is None
     assert play.sources == ["step 0", "step 1", "step 2"]
 
 
 def test_an_interrupt_in_a_replay_reaches_the_ranks_and_ends_it_there(play: Play) -> None:
     play.hangs_in = "step 1"
     play.interrupt_when_it_hangs()
-    result = play.recoverer.replay(DEEDS)
+    result = play.recovery.replay(DEEDS)
     assert result is not None
     with pytest.raises(CellInterruptedError):
         result.raise_for_failure()
@@ -126,7 +124,7 @@ def test_an_interrupt_between_two_cells_of_a_replay_is_not_lost(play: Play) -> N
     play.on_cell = lambda source: play.session.interrupt() if source == "step 1" else None
     # too late for the cell itself, whose ranks have ended it when the interrupt is read
     with pytest.raises(CellInterruptedError) as caught:
-        play.recoverer.replay(DEEDS)
+        play.recovery.replay(DEEDS)
     assert str(caught.value) == "the replay was ended when 2 of 3 cells and pushes were done"
     assert caught.value.report.splitlines()[1] == (
         "Every rank that lives keeps its names; the next cell works."
@@ -143,7 +141,7 @@ def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
 
     thread = threading.Thread(target=stop)
     thread.start()
-    result = play.recoverer.replay(DEEDS)
+    result = play.recovery.replay(DEEDS)
     thread.join()
     assert result is not None
     assert result.verdict is not None
@@ -154,7 +152,7 @@ def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
 
 def test_a_cell_that_fails_in_a_replay_ends_it_and_is_said(play: Play) -> None:
     play.fails_in = "step 1"
-    result = play.recoverer.replay(DEEDS)
+    result = play.recovery.replay(DEEDS)
     assert result is not None
     assert not result.is_ok
     assert play.sources == ["step 0", "step 1"]
@@ -168,13 +166,13 @@ def test_what_a_replay_left_undone_is_done_by_the_next_one_unless_other_things_w
     play: Play,
 ) -> None:
     play.fails_in = "step 1"
-    play.recoverer.replay(DEEDS, restart=play.session.restart)
+    play.recovery.replay(DEEDS, restart=play.session.restart)
     assert (play.session.deeds, play.session.undone) == (again(DEEDS[:1]), DEEDS[1:])
     play.fails_in = ""
-    play.recoverer.replay((*play.session.deeds, *play.session.undone), restart=play.session.restart)
+    play.recovery.replay((*play.session.deeds, *play.session.undone), restart=play.session.restart)
     assert (play.session.deeds, play.session.undone) == (again(DEEDS), ())
     play.fails_in = "step 1"
-    play.recoverer.replay(DEEDS, restart=play.session.restart)
+    play.recovery.replay(DEEDS, restart=play.session.restart)
     assert play.show(play.session.run(CellRequest(source="other"))).is_ok
     assert play.session.undone == ()
 
@@ -186,7 +184,7 @@ def test_a_restart_that_is_stopped_before_its_replay_leaves_all_to_do(play: Play
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play.recoverer.replay(DEEDS, restart=stopped)
+        play.recovery.replay(DEEDS, restart=stopped)
     assert play.said == [ENDED_EARLY.format("nothing", "cells 4-6")]
     assert (play.session.deeds, play.session.undone) == ((), DEEDS)
 
@@ -196,7 +194,7 @@ def test_a_restart_that_is_refused_says_nothing_of_a_replay(play: Play) -> None:
         raise RequestError("no")
 
     with pytest.raises(RequestError):
-        play.recoverer.replay(DEEDS, restart=refused)
+        play.recovery.replay(DEEDS, restart=refused)
     assert play.said == []
     assert play.session.undone == ()
 
@@ -211,7 +209,7 @@ def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: P
 
     play.on_cell = hang_from_now_on
     play.interrupt_when_it_hangs()
-    result = play.recoverer.run(CellRequest(source="fails"), max_restarts=3)
+    result = play.recovery.run(CellRequest(source="fails"), max_restarts=3)
     with pytest.raises(CellInterruptedError):
         result.raise_for_failure()
     assert play.session.life.attempt == 2
@@ -224,7 +222,7 @@ def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(
 ) -> None:
     play.fails_in = "fails"
     play.on_cell = lambda _source: play.session.interrupt()
-    result = play.recoverer.run(CellRequest(source="fails"), max_restarts=3)
+    result = play.recovery.run(CellRequest(source="fails"), max_restarts=3)
     assert not result.is_ok
     assert play.said == ["not started again: you asked to end it"]
     assert play.session.life.attempt == 1

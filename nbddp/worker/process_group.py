@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import resource
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +17,7 @@ from nbddp.worker.afterlife import Afterlife
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
+from nbddp.worker.flight_recorder import Collective, newest_collective
 from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.rendezvous import Rendezvous
 from nbddp.worker.sockets import have_room_for
@@ -27,7 +26,6 @@ from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
 CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
 BESIDE_PAIRS = 10  # descriptors that a group takes, besides one for each rank
-DEFAULT = "default_pg"  # torch's description of the default group
 GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
 
 
@@ -206,72 +204,3 @@ def choose_backend(asked: str, local_world_size: int) -> str:
     if asked != "auto":
         return asked
     return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One entry of torch's flight recorder.
-
-    Attributes:
-        name: the function.
-        number: which one of its group it is; each group counts its own.
-        is_in_flight: whether it is not over.
-        shape: type and sizes of what goes in.
-        began_at: in seconds, as ``time.time()`` has it.
-        group: the group's ranks, as ``[0, 2]``; empty for the default group.
-        record: which one it is of all that this process began.
-    """
-
-    name: str
-    number: int
-    is_in_flight: bool
-    shape: str = ""
-    began_at: float = 0.0
-    group: str = ""
-    record: int = 0
-
-    @property
-    def title(self) -> str:
-        """Which one it is, as ``all_reduce #3 of group [0, 2]``."""
-        return f"{self.name} #{self.number}" + (f" of group {self.group}" if self.group else "")
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, (self.title, self.shape)))
-
-
-def newest_collective() -> Collective | None:
-    """The last collective that this process began, as torch's flight recorder has it."""
-    recorder: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
-    try:
-        entries = json.loads(recorder._dump_fr_trace_json()).get("entries", [])
-    except MemoryError:  # a cell has taken it all
-        return None
-    if not entries:
-        return None
-    newest = max(entries, key=lambda entry: int(entry["record_id"]))
-    return Collective(
-        name=newest["profiling_name"].partition(":")[2],
-        number=newest["collective_seq_id"],
-        is_in_flight=not newest["retired"],
-        shape=_shape(newest),
-        began_at=newest["time_created_ns"] / 1e9,
-        group=_group(*newest.get("process_group", ["", DEFAULT])),
-        record=int(newest["record_id"]),
-    )
-
-
-def _group(name: str, description: str) -> str:
-    """How a group that is not the default one is called: by its ranks, while it lives."""
-    if description == DEFAULT:
-        return ""
-    for group, known in list(dist.distributed_c10d._world.pg_names.items()):
-        if known == name:
-            return str(dist.get_process_group_ranks(group))
-    return repr(description) if description != "undefined" else name[:8]
-
-
-def _shape(entry: dict[str, Any]) -> str:
-    """Type and sizes of what goes in, as ``float [3, 4]``."""
-    kinds, sizes = entry.get("input_dtypes", []), entry.get("input_sizes", [])
-    parts = [f"{kind.lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)]
-    return ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")

@@ -1,0 +1,5 @@
+"""A worker group for scripts and tests, and what does cells again after a failure."""
+
+from nbddp.group.worker_group import WorkerGroup, default_colors
+
+__all__ = ["WorkerGroup", "default_colors"]

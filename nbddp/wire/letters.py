@@ -1,0 +1,62 @@
+"""A message with its sender and number, signed for one queue.
+
+As Jupyter's own messages, every letter carries an HMAC-SHA256 made with a secret that both ends
+were given beforehand. The signature covers the queue's name too, so a letter cannot be moved from
+one queue to another, and a number that only grows, so it cannot be sent twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+
+from nbddp.errors import SignatureError, WireError
+from nbddp.wire.messages import Message, decode, encode
+
+CONTROLLER = -1
+_SIGNATURE_BYTES = hashlib.sha256().digest_size
+HEADER = struct.Struct("!iIQ")  # sender's rank (-1: the controller), attempt, sequence number
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message with who sent it, in which attempt, and as which of its letters."""
+
+    sender: int
+    attempt: int
+    sequence: int
+    message: Message
+
+
+def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:
+    """Turn a letter into signed bytes for one queue."""
+    head = HEADER.pack(letter.sender, letter.attempt, letter.sequence)
+    return signed(head + encode(letter.message), queue, secret)
+
+
+def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
+    """Check the signature, then read.
+
+    Raises:
+        SignatureError: the bytes were not sealed for this queue with this secret.
+        WireError: they were, and yet are no message.
+    """
+    signature, body = data[:_SIGNATURE_BYTES], data[_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(signature, sign(body, queue, secret)):
+        raise SignatureError(f"a message in queue {queue!r} has no valid signature")
+    if len(body) < HEADER.size:
+        raise WireError(f"a message in queue {queue!r} has no header")
+    sender, attempt, sequence = HEADER.unpack_from(body)
+    return Letter(sender, attempt, sequence, decode(body[HEADER.size :]))
+
+
+def signed(body: bytes, queue: str, secret: bytes) -> bytes:
+    """A body with its signature before it."""
+    return sign(body, queue, secret) + body
+
+
+def sign(body: bytes, queue: str, secret: bytes) -> bytes:
+    """HMAC-SHA256 over the name of the queue and the body."""
+    return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256")
