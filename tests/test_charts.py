@@ -97,7 +97,7 @@ def test_without_numbers_there_are_no_charts_and_nothing_is_loaded(
     charts: Charts, pencil: FakePencil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", None)  # importing it would fail
-    charts.start()
+    charts.draw_on_thread()
     assert charts.finish() == []
     assert pencil.drawn == []
 
@@ -146,7 +146,7 @@ def test_metrics_that_were_not_even_kept_are_counted(charts: Charts, metrics: Cu
 def test_what_comes_is_shown_while_it_comes(
     charts: Charts, metrics: Curves, shown: list[tuple[str, bytes]]
 ) -> None:
-    charts.start()
+    charts.draw_on_thread()
     for step in range(3):
         log(metrics, step, loss=float(step))
         newest = ("loss", f"loss [{float(step)}]".encode())
@@ -157,7 +157,7 @@ def test_only_what_has_changed_is_drawn(
     charts: Charts, metrics: Curves, pencil: FakePencil, shown: list[tuple[str, bytes]]
 ) -> None:
     log(metrics, 0, loss=0.5, accuracy=0.25)
-    charts.start()
+    charts.draw_on_thread()
     assert wait_until(lambda: len(shown) == 2)
     log(metrics, 1, accuracy=0.5)
     assert wait_until(lambda: len(shown) == 3)
@@ -187,7 +187,7 @@ def test_numbers_that_come_while_one_draws_are_drawn_at_the_end(
 ) -> None:
     pencil.is_free.clear()
     log(metrics, 0, loss=0.5, accuracy=0.25)
-    charts.start()
+    charts.draw_on_thread()
     assert pencil.is_held.wait(30)
     log(metrics, 1, loss=0.25)
     pencil.is_free.set()
@@ -209,7 +209,7 @@ def test_drawing_gets_its_share_of_the_time_and_a_pause_is_never_long(
     now = iter([0.0, 0.25, 10.0, 10.0001, 20.0, 120.0])
     monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
     charts._over = Over()
-    charts._run()
+    charts._draw_news()
     share = room.SHARE
     assert pauses == [0.0, 0.25 * (1 - share) / share, room.LOOK_PERIOD, room.MAX_PAUSE]
 
@@ -226,7 +226,7 @@ def test_while_there_are_no_numbers_one_looks_now_and_then(
 
     monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", None)  # importing it would fail
     charts._over = Over()
-    charts._run()
+    charts._draw_news()
     assert pauses == [0.0, room.LOOK_PERIOD, room.LOOK_PERIOD]
 
 
@@ -235,7 +235,7 @@ def test_while_there_are_no_numbers_one_looks_now_and_then(
 
 def test_the_thread_ends_with_the_last_chart(charts: Charts, metrics: Curves) -> None:
     log(metrics, 0, loss=0.5)
-    charts.start()
+    charts.draw_on_thread()
     charts.finish()
     assert not charts._thread.is_alive()
 
@@ -245,7 +245,7 @@ def test_a_thread_that_is_stopped_ends_and_draws_no_more(
 ) -> None:
     pencil.is_free.clear()
     log(metrics, 0, loss=0.5, accuracy=0.25)
-    charts.start()
+    charts.draw_on_thread()
     assert pencil.is_held.wait(30)
     charts.stop()
     pencil.is_free.set()
@@ -266,7 +266,7 @@ def test_pictures_are_shown_where_the_charts_were_made(make: Make, metrics: Curv
     charts = make(lambda _name, _png: places.append(where.get()))
     where.reset(token)
     log(metrics, 0, loss=0.5)
-    charts.start()
+    charts.draw_on_thread()
     assert wait_until(lambda: places == ["under this cell"])
 
 

@@ -74,7 +74,7 @@ class Stage:
         assert started.result(0) is None
 
     def run(self, request: CellRequest = HELLO) -> CellHandle:
-        handle = self.executor.run(request)
+        handle = self.executor.begin_cell(request)
         self.turn()
         return handle
 

@@ -239,7 +239,7 @@ class AnyOrder(RuleBasedStateMachine):
         request = CellRequest(source="x", ranks=ranks, needs_group=needs_group)
         self.catch_up()
         with contextlib.suppress(RequestError):
-            self.cells.append(self.session.run(request))
+            self.cells.append(self.session.submit(request))
 
     @rule()
     def interrupts(self) -> None:
@@ -455,7 +455,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.asks_for_a_start(2)
         self.all_goes_well_for_a_while()
         assert self.state is GroupState.IDLE
-        cell = self.session.run(HELLO)
+        cell = self.session.submit(HELLO)
         self.all_goes_well_for_a_while()
         for rank in self.living(lambda each: each.cell == cell.number):
             self.posts(rank, CellEnded(cell=cell.number, seconds=0, in_group=True))

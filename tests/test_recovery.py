@@ -117,7 +117,7 @@ def test_an_interrupt_in_a_replay_reaches_the_ranks_and_ends_it_there(play: Play
     assert play.said == [ENDED_EARLY.format("cell 4", "cells 5-6")]
     assert play.session.undone == DEEDS[1:]
     play.hangs_in = ""
-    assert play.show(play.session.run(CellRequest(source="next"))).is_ok
+    assert play.show(play.session.submit(CellRequest(source="next"))).is_ok
 
 
 def test_an_interrupt_between_two_cells_of_a_replay_is_not_lost(play: Play) -> None:
@@ -173,7 +173,7 @@ def test_what_a_replay_left_undone_is_done_by_the_next_one_unless_other_things_w
     assert (play.session.deeds, play.session.undone) == (again(DEEDS), ())
     play.fails_in = "step 1"
     play.recovery.replay(DEEDS, restart=play.session.restart)
-    assert play.show(play.session.run(CellRequest(source="other"))).is_ok
+    assert play.show(play.session.submit(CellRequest(source="other"))).is_ok
     assert play.session.undone == ()
 
 
@@ -200,7 +200,7 @@ def test_a_restart_that_is_refused_says_nothing_of_a_replay(play: Play) -> None:
 
 
 def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: Play) -> None:
-    assert play.show(play.session.run(DEEDS[0])).is_ok
+    assert play.show(play.session.submit(DEEDS[0])).is_ok
     play.fails_in, play.hangs_in = "fails", ""
 
     def hang_from_now_on(source: str) -> None:
@@ -209,7 +209,7 @@ def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: P
 
     play.on_cell = hang_from_now_on
     play.interrupt_when_it_hangs()
-    result = play.recovery.run(CellRequest(source="fails"), max_restarts=3)
+    result = play.recovery.run_with_restarts(CellRequest(source="fails"), max_restarts=3)
     with pytest.raises(CellInterruptedError):
         result.raise_for_failure()
     assert play.session.life.attempt == 2
@@ -222,7 +222,7 @@ def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(
 ) -> None:
     play.fails_in = "fails"
     play.on_cell = lambda _source: play.session.interrupt()
-    result = play.recovery.run(CellRequest(source="fails"), max_restarts=3)
+    result = play.recovery.run_with_restarts(CellRequest(source="fails"), max_restarts=3)
     assert not result.is_ok
     assert play.said == ["not started again: you asked to end it"]
     assert play.session.life.attempt == 1

@@ -47,7 +47,7 @@ def session(launcher: FakeLauncher, link: FakeLink, folder: Path) -> Iterator[Se
 
 def run(session: Session, request: CellRequest = HELLO) -> bool:
     """Run a cell to its end; whether all went well."""
-    handle = session.run(request)
+    handle = session.submit(request)
     for _ in handle.notices():
         pass
     return handle.result is not None and handle.result.is_ok
@@ -132,7 +132,7 @@ def test_a_session_can_be_closed_though_nobody_reads_what_a_cell_displayed(
 ) -> None:
     session.start(TWO)
     link.on_send = lambda *_sent: None
-    session.run(HELLO)
+    session.submit(HELLO)
     picture = Display(cell=1, data={"image/png": "x" * MAX_RICH}, metadata={})
     link.say(0, picture)
     link.say(0, picture)
@@ -160,7 +160,7 @@ def test_who_asks_a_session_that_is_being_closed_is_refused(session: Session) ->
     session.start(TWO)
     session._means().actor.close()
     with pytest.raises(RequestError, match="there is no worker group"):
-        session.run(HELLO)
+        session.submit(HELLO)
     session._do.forget()
 
 

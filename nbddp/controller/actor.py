@@ -43,7 +43,7 @@ class Actor:
         self._order = itertools.count()
         self._is_closed = False
         self._closing = threading.RLock()  # of a signal's handler too, which may come in between
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._do_in_turn, name=name, daemon=True)
         self._thread.start()
 
     def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -95,7 +95,7 @@ class Actor:
                 self._inbox.put((False, None))
         self._thread.join(patience)
 
-    def _run(self) -> None:
+    def _do_in_turn(self) -> None:
         while (work := self._next()) is not None:
             try:
                 work()

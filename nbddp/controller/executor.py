@@ -78,7 +78,7 @@ class Executor:
         self._numbers = itertools.count(1)
         self._ranks: Ranks | None = None
         self._start_error: StartError | None = None
-        self._waiting = Promises()
+        self._promises = Promises()
         self._memory = MemoryWatch()
 
     def process_ids(self) -> dict[int, int]:
@@ -119,21 +119,21 @@ class Executor:
         except RequestError:
             self.spec = before
             raise
-        return self._waiting.for_start()
+        return self._promises.for_start()
 
     def ask_kill(self, rank: int) -> Future[None]:
         """Kill a rank; the future tells when it is gone."""
         self._ask(ev.KillAsked(rank=rank))
         self.time_line.record("kill asked", rank=rank)
-        return self._waiting.for_kill(rank)
+        return self._promises.for_kill(rank)
 
     def ask_stop(self) -> Future[None]:
         """End all ranks; the future tells when they are gone."""
-        stopped = self._waiting.for_stop()
+        stopped = self._promises.for_stop()
         self._mark_end("stop")
         self.step(ev.StopAsked())
         if not self.life.state.is_live:
-            self._waiting.stopped()
+            self._promises.stopped()
         return stopped
 
     def _mark_end(self, how: str) -> None:
@@ -145,10 +145,10 @@ class Executor:
     def begun(self) -> Future[None] | None:
         """The start or stop that is under way, if one is."""
         if self.life.state is GroupState.STARTING or self.life.next_start:
-            return self._waiting.start
-        return self._waiting.for_stop() if self.life.state is GroupState.STOPPING else None
+            return self._promises.pending_start
+        return self._promises.for_stop() if self.life.state is GroupState.STOPPING else None
 
-    def run(self, request: CellRequest) -> CellHandle:
+    def begin_cell(self, request: CellRequest) -> CellHandle:
         """Hand a cell to the ranks."""
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
@@ -180,7 +180,7 @@ class Executor:
             self._with.link.send(rank, make(number))
         except Exception as error:  # whatever the link's own end says
             raise RequestError(f"rank {rank} cannot be asked: {plain(error)}") from error
-        return self._waiting.for_answer(number, rank)
+        return self._promises.for_answer(number, rank)
 
     def _look(self, handle: CellHandle) -> None:
         cell = self.life.cell
@@ -205,7 +205,7 @@ class Executor:
             case Display() as display:
                 self._audience.feed(Displayed(rank, display))
             case Answer() as answer:
-                self._waiting.answered(answer)
+                self._promises.answered(answer)
             case Ready() as ready:
                 self.ready[rank] = ready
                 self.step(ev.RankReady(attempt=attempt, rank=rank))
@@ -266,7 +266,7 @@ class Executor:
             self._read_last(rank, exitcode)
         finally:
             self.step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
-            self._waiting.gone(rank, reasons.unanswered(self.life, rank, exitcode))
+            self._promises.gone(rank, reasons.unanswered(self.life, rank, exitcode))
 
     def _read_last(self, rank: int, exitcode: int | None) -> None:
         words = hint = ""
@@ -339,7 +339,7 @@ class Executor:
                 self._audience.say(text)
             case ev.Started():
                 self.time_line.record("ready", attempt=self.life.attempt)
-                self._waiting.started()
+                self._promises.started()
             case ev.NotStarted(reason=reason, details=details):
                 failed = start_failure(self.life, reason, details, self.time_line)
                 self._start_error = self._start_error or failed
@@ -394,6 +394,6 @@ class Executor:
     def _tell_stopped(self) -> None:
         self.time_line.record("stopped", attempt=self.life.attempt)
         if not self.life.state.is_live:  # else it is started again at once
-            self._waiting.start_failed(self._start_error or StartError("stopped while it started"))
+            self._promises.start_failed(self._start_error or StartError("stopped while it started"))
             self.time_line.close()
-        self._waiting.stopped()
+        self._promises.stopped()

@@ -23,7 +23,7 @@ class ExitWatcher:
     def __init__(self) -> None:
         self._reader, self._writer = multiprocessing.Pipe(duplex=False)
         self._watched: dict[int, tuple[RankHandle, Callable[[RankHandle], Any]]] = {}
-        self._thread = threading.Thread(target=self._run, name="nbddp-exits", daemon=True)
+        self._thread = threading.Thread(target=self._watch_all, name="nbddp-exits", daemon=True)
         self._thread.start()
 
     def watch(self, handle: RankHandle, on_exit: Callable[[RankHandle], Any]) -> None:
@@ -38,7 +38,7 @@ class ExitWatcher:
         self._reader.close()
         self._writer.close()
 
-    def _run(self) -> None:
+    def _watch_all(self) -> None:
         closes_at: float | None = None
         while closes_at is None or (self._watched and time.monotonic() < closes_at):
             left = None if closes_at is None else max(0.0, closes_at - time.monotonic())

@@ -78,7 +78,7 @@ class Forkserver:
                         raise
             self._has_grown = True
 
-    def start(self, target: Callable[[Any], None], argument: Any, name: str) -> RankProcess:
+    def fork(self, target: Callable[[Any], None], argument: Any, name: str) -> RankProcess:
         """Fork a process from the helper that runs ``target(argument)``."""
         with self._lock:
             self._ensure_running()

@@ -89,7 +89,7 @@ class LocalLauncher:
         if self.forkserver is not None:
             if memory_limit() < SHORT:
                 self.forkserver.grow()
-            return self.forkserver.start(rank_main, start, name)
+            return self.forkserver.fork(rank_main, start, name)
         return _spawn(start, name)
 
     def sweep(self, handle: RankHandle) -> None:

@@ -46,7 +46,7 @@ class Promises:
         return self._start
 
     @property
-    def start(self) -> Future[None] | None:
+    def pending_start(self) -> Future[None] | None:
         """The start that was asked for last."""
         return self._start
 

@@ -220,13 +220,13 @@ class Session:
             with self._stopping_if_interrupted():
                 kept(begun)
 
-    def run(self, request: CellRequest) -> CellHandle:
+    def submit(self, request: CellRequest) -> CellHandle:
         """Hand a cell to the ranks and return at once.
 
         Raises:
             RequestError: the group cannot run it now; nothing was started, nothing lost.
         """
-        return self._call(self._do.run, request)
+        return self._call(self._do.begin_cell, request)
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""

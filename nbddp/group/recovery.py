@@ -46,7 +46,7 @@ class Recovery:
         self._times_ended = session.times_ended
         self._done: int | None = None  # by the replay that goes on, or was the last
 
-    def run(self, request: CellRequest, *, max_restarts: int) -> CellResult:
+    def run_with_restarts(self, request: CellRequest, *, max_restarts: int) -> CellResult:
         """Run a cell; after a failure restart the group, replay, and run it again.
 
         What the user ended, by an interrupt, a restart or a stop, is not started again. An
@@ -62,7 +62,7 @@ class Recovery:
             return self._hand_over(request)
 
     def follow(self, handle: CellHandle, *, max_restarts: int) -> CellResult:
-        """The same as :meth:`run` for a cell that was begun."""
+        """The same as :meth:`run_with_restarts` for a cell that was begun."""
         return self._recover(self._show(handle), handle.request, max_restarts=max_restarts)
 
     def _run_shown(self, request: CellRequest) -> CellResult:
@@ -70,7 +70,7 @@ class Recovery:
             return self._show(self._hand_over(request))
 
     def _hand_over(self, request: CellRequest) -> CellHandle:
-        handle = self._session.run(request)
+        handle = self._session.submit(request)
         if self._is_ended:  # it may have come too early to be heard
             self._session.interrupt_unless_asked()
         return handle

@@ -206,7 +206,7 @@ class WorkerGroup:
             lambda: TextView(screen, is_quiet=quiet),
             say=lambda text: screen.write(f"nbddp: {text}\n"),
         )
-        result = recovery.run(request, max_restarts=max_restarts)
+        result = recovery.run_with_restarts(request, max_restarts=max_restarts)
         result.raise_for_failure()
         return result
 

@@ -17,11 +17,11 @@ class Background:
         self._outcome: Future[CellResult] = Future()
         self._follow = follow
         self._thread = threading.Thread(
-            target=copy_context().run, args=(self._run,), name="nbddp-view", daemon=True
+            target=copy_context().run, args=(self._follow_to_end,), name="nbddp-view", daemon=True
         )
         self._thread.start()
 
-    def _run(self) -> None:
+    def _follow_to_end(self) -> None:
         try:
             self._outcome.set_result(self._follow())
         except BaseException as error:  # noqa: BLE001 - it is raised for whoever waits

@@ -73,13 +73,13 @@ class CellMagics(Magics):
         before = self._desk.group.life
         try:
             args = parse(self.ddp, line)
-            self._run(args, cell, first_line=1 if args.auto else 2)
+            self._run_cell(args, cell, first_line=1 if args.auto else 2)
         except RequestError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
             raise interrupted("%%ddp", before, self._desk.group.life) from None
 
-    def _run(self, args: Namespace, cell: str, first_line: int) -> None:
+    def _run_cell(self, args: Namespace, cell: str, first_line: int) -> None:
         desk = self._desk
         check_syntax(desk.shell, cell, first_line)
         self._check(args)
@@ -100,7 +100,7 @@ class CellMagics(Magics):
         if args.no_wait:
             desk.run_in_background(request, quiet=args.quiet, max_restarts=args.max_restarts)
             return
-        result = desk.run(request, quiet=args.quiet, max_restarts=args.max_restarts)
+        result = desk.run_in_foreground(request, quiet=args.quiet, max_restarts=args.max_restarts)
         if args.out:
             desk.shell.user_ns[args.out] = result.values()
 

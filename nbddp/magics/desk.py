@@ -50,9 +50,11 @@ class Desk:
             self.group.spec = started or before
             raise
 
-    def run(self, request: CellRequest, *, quiet: bool, max_restarts: int = 0) -> CellResult:
+    def run_in_foreground(
+        self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
+    ) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
-        result = self._recovery(quiet=quiet).run(request, max_restarts=max_restarts)
+        result = self._recovery(quiet=quiet).run_with_restarts(request, max_restarts=max_restarts)
         self._raise_for_failure(result)
         return result
 
@@ -114,7 +116,9 @@ class Desk:
             ranks=(rank,),
             execution_count=self.shell.execution_count,
         )
-        self._raise_for_failure(self._recovery(quiet=True).run(request, max_restarts=0))
+        self._raise_for_failure(
+            self._recovery(quiet=True).run_with_restarts(request, max_restarts=0)
+        )
 
     def restart_and_replay(self, spec: GroupSpec) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""

@@ -102,7 +102,7 @@ class SteeredGroup(WorkerGroup):
         Raises:
             RequestError: it cannot run now; nothing was started, nothing lost.
         """
-        return self._session.run(request)
+        return self._session.submit(request)
 
     def show(self, handle: CellHandle, view: View) -> CellResult:
         """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks.

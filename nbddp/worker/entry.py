@@ -242,7 +242,7 @@ class Rank:
                 case Leave():
                     break
                 case RunCell() as command:
-                    self._run(command)
+                    self._run_cell(command)
                 case Regroup() as command:
                     self._regrouper.regroup(command)
                 case Push() | Pull() | Complete() as command:
@@ -272,7 +272,7 @@ class Rank:
 
     # ---- cells
 
-    def _run(self, command: RunCell) -> None:
+    def _run_cell(self, command: RunCell) -> None:
         is_called_off = not self._prepare(command)
         failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
         if is_called_off:

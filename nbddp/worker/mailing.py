@@ -65,7 +65,7 @@ class Mailer:
         self._is_asked = False
         self._rounds = 0
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="nbddp-mailer", daemon=True)
+        self._thread = threading.Thread(target=self._mail_in_turn, name="nbddp-mailer", daemon=True)
 
     def start(self) -> None:
         """Begin to mail."""
@@ -119,7 +119,7 @@ class Mailer:
 
     # ---- the thread
 
-    def _run(self) -> None:
+    def _mail_in_turn(self) -> None:
         next_batch = 0.0
         is_last = False
         while not is_last:

@@ -40,7 +40,7 @@ class PulseThread:
 
     def start(self) -> None:
         """Begin to look."""
-        threading.Thread(target=self._run, name="nbddp-pulse", daemon=True).start()
+        threading.Thread(target=self._sample, name="nbddp-pulse", daemon=True).start()
 
     def begin_cell(self, cell: int) -> None:
         """A cell begins."""
@@ -55,7 +55,7 @@ class PulseThread:
             self._post(self.look(self._cell))
         self._cell = 0
 
-    def _run(self) -> None:
+    def _sample(self) -> None:
         looks = 0
         while True:
             if self._begun.wait(PERIOD):

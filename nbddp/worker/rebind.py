@@ -62,7 +62,7 @@ class Rebinding:
         self._bound: list[Any] = []
         self._left: list[tuple[Any, str, str]] = []
 
-    def run(self, *, tries: bool = True) -> list[str]:
+    def rebind(self, *, tries: bool = True) -> list[str]:
         """Do it; without ``tries`` on any rank, only say what is left behind.
 
         Returns:

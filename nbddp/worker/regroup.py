@@ -55,7 +55,9 @@ class Regrouper:
         """
         tries, self._tries = self._tries, True
         try:
-            lines = Rebinding(self._registry, self._namespace, self._group.device).run(tries=tries)
+            lines = Rebinding(self._registry, self._namespace, self._group.device).rebind(
+                tries=tries
+            )
         except Exception as error:
             self._tries = self._group.is_broken or comes_from_backend(error)
             raise

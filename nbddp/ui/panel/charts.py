@@ -42,10 +42,10 @@ class Charts:
         self._failed: dict[str, str] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(
-            target=copy_context().run, args=(self._run,), name="nbddp-charts", daemon=True
+            target=copy_context().run, args=(self._draw_news,), name="nbddp-charts", daemon=True
         )
 
-    def start(self) -> None:
+    def draw_on_thread(self) -> None:
         """Begin to draw what comes."""
         self._thread.start()
 
@@ -72,7 +72,7 @@ class Charts:
             said.append(f"{self._metrics.left_out} more metrics are in metrics.jsonl")
         return "; ".join(said)
 
-    def _run(self) -> None:
+    def _draw_news(self) -> None:
         pause = 0.0
         while not self._over.wait(pause):
             self._look()

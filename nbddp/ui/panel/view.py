@@ -144,7 +144,7 @@ class PanelView:
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
         self._publish(widgets.root._repr_mimebundle_() | {"text/plain": NO_WIDGETS})
-        self._charts.start()
+        self._charts.draw_on_thread()
 
     def _note(self) -> str:
         return note(WAITING_BUTTONS) if self._live.how is Way.NONE else ""
