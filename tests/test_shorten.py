@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.ui.values import agreeing
+from nbddp.ui.agreement import agreeing
 from nbddp.wire.messages import Failure
 from nbddp.worker.shorten import (
     MAX_MESSAGE,

@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from nbddp.errors import say_ranks
 from nbddp.worker.exchange import exchange, take_from_main
-from nbddp.worker.models import Registry, names_of, sharded_modules
 from nbddp.worker.optimizer_state import (
     layout_of,
     make_room,
@@ -29,6 +28,7 @@ from nbddp.worker.optimizer_state import (
     take_values,
     unsendable,
 )
+from nbddp.worker.registry import Registry, names_of, sharded_modules
 
 _OF_THE_GROUP = ("process_group", "reducer", "logger")
 _ANEW = "make it again"

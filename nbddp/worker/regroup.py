@@ -9,9 +9,9 @@ from typing import Any
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.failure import plain
-from nbddp.worker.models import Registry
 from nbddp.worker.process_group import ProcessGroup
 from nbddp.worker.rebind import Rebinding, unbind
+from nbddp.worker.registry import Registry
 
 
 class Regrouper:

@@ -13,6 +13,7 @@ from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui.agreement import agreeing
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.panel.charts import Charts
@@ -22,7 +23,6 @@ from nbddp.ui.panel.record import Chart, Record, record_html, record_text
 from nbddp.ui.panel.widgets import ALL, PanelWidgets, Press
 from nbddp.ui.screen import TOGETHER, Screen, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
-from nbddp.ui.values import agreeing
 from nbddp.wire.messages import Display, JsonDict
 
 DELAY = 0.2  # seconds: a cell that is over by then gets its record at once, and no widgets

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.lines import LineAssembler
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
+from nbddp.ui.agreement import agreeing
 from nbddp.ui.screen import TOGETHER, Screen, is_text, show_rich, show_rich_value, tagged
-from nbddp.ui.values import agreeing
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed

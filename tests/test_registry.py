@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from nbddp.worker.models import Roll, names_of, sharded_modules
 from nbddp.worker.rebind import pair
+from nbddp.worker.registry import Roll, names_of, sharded_modules
 
 
 class Thing:
