@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -195,3 +196,43 @@ def test_a_process_group_that_cannot_be_formed_is_ended_before_the_cell(
     assert watched.run(1, "pass") == "not begun"
     asked.join()
     assert set(watched.broken) == {False}
+
+
+def test_an_interrupt_that_python_throws_away_comes_again(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complaints: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", complaints.append)
+    watched.it.listen()
+    source = (
+        "class Slow:\n    def __del__(self):\n        while True: time.sleep(0.01)\n"
+        "Slow()\nwhile True: time.sleep(0.01)"
+    )
+    asked = watched.soon(1)
+    assert watched.run(1, source) == "KeyboardInterrupt"
+    asked.join()
+    assert complaints == []  # nobody reads of a line of ours
+    broken = "class Broken:\n    def __del__(self): raise ValueError\nBroken()"
+    assert watched.run(2, broken) == "done"
+    assert len(complaints) == 1
+
+
+def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) -> None:
+    ended: list[str] = []
+    forks: list[Watched] = [watched]
+
+    def hold() -> None:  # as logging does with its lock: what it has taken it must give back
+        deadline = time.monotonic() + 0.3
+        while forks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        ended.append("whole")
+
+    os.register_at_fork(after_in_parent=hold)
+    watched.it.listen()
+    asked = watched.soon(1)
+    source = "if not fork(): leave(0)\nwhile True: time.sleep(0.01)"
+    assert watched.run(1, source, fork=os.fork, leave=os._exit) == "KeyboardInterrupt"
+    forks.clear()
+    asked.join()
+    os.wait()
+    assert ended == ["whole"]

@@ -191,6 +191,7 @@ class Rank:
             break_open=self._group.break_open,
             tell_noticed=lambda cell: self._mailer.post(Noticed(cell=cell)),
         )
+        self._interrupter.listen()
         self._shell.is_interrupted = lambda: self._interrupter.was_asked
         rank = start.topology.rank
         self._commands = QueueReader(

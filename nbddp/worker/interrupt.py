@@ -4,17 +4,20 @@ SIGINT does not reach Python while C++ waits in a collective: the handler runs w
 thread is back in Python. So if it has not run shortly after the signal, the wait itself is ended:
 first what process groups wait on, then all connections but those of the mail. As long as they send
 and receive, the wait will end by itself. A cell that catches KeyboardInterrupt to clean up is told
-once and left to it.
+once and left to it; one in which Python throws the interrupt away, as it does where an object is
+freed, gets it again.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Protocol
+from types import FrameType, TracebackType
+from typing import Any, Protocol
 
 from nbddp.worker.main_thread import main_cpu_time, main_frame, main_thread_id
 
@@ -64,6 +67,33 @@ class Interrupter:
         self._is_inside = False
         self._seen = 0  # times that the signal came through to Python
         self._raised = 0  # times that it became an exception in the cell
+        self._is_forking = False
+
+    def listen(self) -> None:
+        """From here on no interrupt is lost, nor breaks off what is done around a fork.
+
+        Of what is raised where an object is freed, Python only says that it was ignored. So it
+        does around a fork, where logging gives its lock back, without which threads stand still.
+        """
+        before = sys.unraisablehook
+
+        def note(unraisable: Any) -> None:
+            if self._is_inside and _is_ours(unraisable.exc_traceback):
+                self._raised -= 1
+            else:
+                before(unraisable)
+
+        sys.unraisablehook = note
+        # registered last: before the others when a fork begins, and after them when it ends
+        os.register_at_fork(
+            before=self._begin_fork, after_in_parent=self._end_fork, after_in_child=self._end_fork
+        )
+
+    def _begin_fork(self) -> None:
+        self._is_forking = True
+
+    def _end_fork(self) -> None:
+        self._is_forking = False
 
     @property
     def was_asked(self) -> bool:
@@ -158,7 +188,7 @@ class Interrupter:
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
         self._seen += 1
-        if not self._is_inside:
+        if not self._is_inside or self._is_forking:
             return
         if self._is_in_cell(frame):
             self._raised += 1
@@ -179,3 +209,10 @@ class Interrupter:
 
     def _waits_in_torch(self) -> bool:
         return "torch/distributed" in main_frame().f_code.co_filename
+
+
+def _is_ours(step: TracebackType | None) -> bool:
+    """Whether what was raised is an interrupt of ours."""
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step is not None and step.tb_frame.f_code is Interrupter._on_sigint.__code__

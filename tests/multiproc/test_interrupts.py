@@ -48,12 +48,16 @@ def interrupted(notebook: Notebook, body: str, *, nproc: int = 3) -> Reply:
             r"interrupted in barrier #\d+, line 7",
         ),
         (
+            "class Slow:\n    def __del__(self): time.sleep(60)\nSlow()\ntime.sleep(60)",
+            "ranks 0-2 interrupted, line 7",
+        ),
+        (
             "w = dist.all_reduce(torch.ones(3), async_op=True) if rank else None\n"
             "w.wait() if w else time.sleep(60)",
             r"ranks 1-2:? interrupted in all_reduce #\d+, line 5",
         ),
     ],
-    ids=["sleep", "python", "waiting", "deadlock", "subgroup", "async"],
+    ids=["sleep", "python", "waiting", "deadlock", "subgroup", "swallowed", "async"],
 )
 def test_the_stop_button_ends_the_cell_and_keeps_the_names(
     notebook: Notebook, body: str, place: str
