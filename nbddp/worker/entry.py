@@ -51,6 +51,7 @@ from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.failure import describe, not_begun, plain
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import refuse_typing
+from nbddp.worker.loaders import let_loaders_begin_anew
 from nbddp.worker.mailing import Mailer
 from nbddp.worker.meters import Meters
 from nbddp.worker.orphans import watch_kernel
@@ -192,6 +193,7 @@ class Rank:
             tell_noticed=lambda cell: self._mailer.post(Noticed(cell=cell)),
         )
         self._interrupter.listen()
+        let_loaders_begin_anew()
         self._shell.is_interrupted = lambda: self._interrupter.was_asked
         rank = start.topology.rank
         self._commands = QueueReader(
@@ -295,6 +297,8 @@ class Rank:
         self._log.restore_python_streams()
         flush_python_streams()
         error = result.error_before_exec or result.error_in_exec
+        # the error knows its frames, and one of them this: what they hold is freed without it
+        result.error_before_exec = result.error_in_exec = None
         if isinstance(error, SystemExit) and not error.code:
             error = None  # a script that says sys.exit() at its end has done its work
         self._group.note_failure(error)

@@ -69,7 +69,10 @@ class PulseThread:
 
     def look(self, cell: int = 0) -> Pulse:
         """Where the main thread is right now, in this cell or outside any."""
-        frame = main_frame()
+        # a call of its own: a frame that held itself would hold what the cell has left, too
+        return self._look_at(main_frame(), cell)
+
+    def _look_at(self, frame: FrameType, cell: int) -> Pulse:
         newest = newest_collective() if self._last_cell else None
         # a loop comes by the same place again, and its frame lies where the last one did
         count = newest.record if newest is not None else 0

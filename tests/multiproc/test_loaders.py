@@ -1,0 +1,71 @@
+"""A stop in a loop over a DataLoader leaves a loader that works, and nothing to wait for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from processes import wait_until
+
+from nbddp import CellInterruptedError
+from nbddp.magics.steered import SteeredGroup
+
+pytestmark = pytest.mark.multiproc
+
+
+def stopped(group: SteeredGroup, source: str) -> None:
+    """Run source that never ends, and interrupt it."""
+
+    def interrupt() -> None:
+        wait_until(lambda: group.life.cell is not None, timeout=20)
+        time.sleep(0.5)
+        group.interrupt()
+
+    presser = threading.Thread(target=interrupt)
+    presser.start()
+    with pytest.raises(CellInterruptedError):
+        group.run(source)
+    presser.join()
+
+
+def test_what_a_stopped_cell_held_is_freed_without_a_collector(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(2, init=False)
+    group.run("import gc, time, weakref\nclass Big: pass\ngc.disable()")
+    stopped(
+        group,
+        "def work():\n    global seen\n    big = Big()\n    seen = weakref.ref(big)\n"
+        "    time.sleep(60)\nwork()",
+    )
+    assert group.pull("seen() is None") == [True, True]
+
+
+def test_workers_of_a_stopped_loop_hold_up_no_cell(group: SteeredGroup) -> None:
+    group.run("import multiprocessing\nfrom torch.utils.data import DataLoader")
+    stopped(group, "for _ in DataLoader(range(10**9), num_workers=3): pass")
+    began = time.monotonic()
+    group.run("assert not multiprocessing.active_children()")
+    assert time.monotonic() - began < 10  # it was 15 s
+
+
+def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
+    group: SteeredGroup,
+) -> None:
+    group.run(
+        "import os, signal\nfrom torch.utils.data import DataLoader\n"
+        "loader = DataLoader(range(8), batch_size=2, num_workers=2, persistent_workers=True)\n"
+        "assert len(list(loader)) == 4\n"
+        "workers = [each.pid for each in loader._iterator._workers]"
+    )
+    stopped(
+        group,  # one worker answers too late
+        "os.kill(workers[1], signal.SIGSTOP)\n"
+        "try: list(loader)\nfinally: os.kill(workers[1], signal.SIGCONT)",
+    )
+    group.run(
+        "for _ in range(3):\n"
+        "    assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]"
+    )
