@@ -18,9 +18,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
-from nbddp.record.curves import Curve, Curves
+from nbddp.record.curves import Curves
+from nbddp.record.series import Curve
 from nbddp.ui.palette import rank_color
-from nbddp.ui.panel.chart import ALERT, draw
+from nbddp.ui.panel.chart import ALERT, RESTART, draw
 from nbddp.ui.panel.paper import HEIGHT, INK, SCALE, WIDTH, readable
 
 Picture = NDArray[np.float64]
@@ -143,6 +144,48 @@ def test_no_curves_are_an_empty_chart() -> None:
     picture = picture_of({})
     assert picture.shape == (HEIGHT * SCALE, WIDTH * SCALE, 4)
     assert not plot_of(picture)[..., 3].any()
+
+
+# ---- loops that begin again, attempts that go on
+
+
+def loops(count: int, *, steps: int = 20) -> Curves:
+    metrics = Curves()
+    for number in range(count):
+        for step in range(steps):
+            metrics.add(0, 0.0, step, {"loss": 1.0 + number})
+    return metrics
+
+
+def test_loops_that_begin_again_stand_side_by_side_and_all_stay_visible() -> None:
+    line = heights(where(plot_of(picture_of(loops(3).curves("loss"))), rank_color(0)))
+    assert len(line) > 280 * SCALE
+    third = len(line) // 3
+    means = [float(np.mean(line[at + 20 : at + third - 20])) for at in (0, third, 2 * third)]
+    assert means[0] < means[1] - 50 < means[2] - 100
+
+
+def columns(marks: NDArray[np.bool_], *, least: int) -> int:
+    """How many upright lines there are among the marks."""
+    is_line = marks.sum(axis=0) >= least
+    return int(np.count_nonzero(np.diff(is_line.astype(int), prepend=0) == 1))
+
+
+def test_where_a_loop_begins_again_is_a_mark_unless_there_are_too_many() -> None:
+    for count, marks in ((1, 0), (3, 2), (60, 0)):
+        plot = plot_of(picture_of(loops(count, steps=10).curves("loss")))
+        faint = where(plot, INK, alpha=0.7)
+        assert columns(faint, least=60) == marks
+
+
+def test_where_an_attempt_went_on_is_a_mark_of_its_own() -> None:
+    metrics = loops(1, steps=50)
+    metrics.take_up()
+    for step in range(30, 100):
+        metrics.add(0, 0.0, step, {"loss": 1.0})
+    plot = plot_of(picture_of(metrics.curves("loss")))
+    assert columns(where(plot, RESTART, alpha=0.8), least=200) == 1
+    assert len(heights(where(plot, rank_color(0)))) > 270 * SCALE
 
 
 # ---- values that are not finite

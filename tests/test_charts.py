@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 from processes import wait_until
 
-from nbddp.record.curves import MAX_NAMES, Curve, Curves
+from nbddp.record.curves import MAX_NAMES, Curves
+from nbddp.record.series import Curve
 from nbddp.ui.panel import charts as room
 from nbddp.ui.panel.charts import MAX_CHARTS, Charts
 
@@ -131,6 +132,23 @@ def test_where_all_have_a_chart_nothing_is_said(
     log(metrics, 0, **{f"m{number}": 1.0 for number in range(count)})
     charts.finish()
     assert charts.note() == ""
+
+
+def test_a_step_that_fell_back_is_said_once(charts: Charts, metrics: Curves) -> None:
+    for step in (0, 1, 0, 1, 0):
+        log(metrics, step, loss=1.0)
+    charts.finish()
+    assert charts.note() == "the step of loss fell back 2 times: its chart counts on from there"
+
+
+def test_steps_of_several_metrics_that_fell_back_are_said_together(
+    charts: Charts, metrics: Curves
+) -> None:
+    for step in (0, 1, 0):
+        log(metrics, step, loss=1.0, accuracy=1.0)
+    charts.finish()
+    said = "the steps of loss, accuracy fell back (once): their charts count on from there"
+    assert charts.note() == said
 
 
 def test_metrics_that_were_not_even_kept_are_counted(charts: Charts, metrics: Curves) -> None:

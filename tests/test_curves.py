@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import tracemalloc
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.record.curves import MAX_BUCKETS, MAX_NAME, MAX_NAMES, Curve, Curves, Pace
+from nbddp.record.curves import MAX_NAME, MAX_NAMES, Curves, Pace
+from nbddp.record.series import MAX_BUCKETS, MAX_MARKS, Curve
 
 
 def reported(points: Iterable[tuple[float, float]], *, rank: int = 0) -> Curves:
@@ -102,11 +104,15 @@ def test_whatever_is_reported_lowest_highest_and_lost_are_right(
 
 
 @given(st.lists(st.tuples(st.integers(-30, 30), st.integers(1, 200)), min_size=1, max_size=30))
-def test_steps_ascend_however_often_a_loop_begins_again(loops: list[tuple[int, int]]) -> None:
-    curve = curve_of((step, 1.0) for first, count in loops for step in range(first, first + count))
+def test_steps_ascend_and_every_value_is_kept_however_often_a_loop_begins_again(
+    loops: list[tuple[int, int]],
+) -> None:
+    steps = [step for first, count in loops for step in range(first, first + count)]
+    curve = curve_of((step, float(number)) for number, step in enumerate(steps))
     assert all(a < b for a, b in zip(curve.steps, curve.steps[1:], strict=False))
-    first, count = loops[-1]
-    assert curve.steps[-1] == first + count - 1
+    assert (min(curve.low), max(curve.high)) == (0.0, len(steps) - 1.0)
+    assert curve.falls == sum(a > b for a, b in itertools.pairwise(steps))
+    assert len(curve.steps) <= MAX_BUCKETS
 
 
 # ---- values that are not finite
@@ -142,30 +148,147 @@ def test_the_newest_value_is_told_as_it_came() -> None:
 # ---- steps that fall back
 
 
-def test_a_loop_that_begins_again_replaces_what_it_drew() -> None:
-    curve = curve_of([(0, 5.0), (1, 4.0), (2, 3.0), (0, 9.0), (1, 8.0)])
-    assert (curve.steps, curve.values) == ((0.0, 1.0), (9.0, 8.0))
+def test_a_loop_that_begins_again_is_counted_on_and_nothing_is_wiped() -> None:
+    curve = curve_of([(0, 5.0), (1, 4.0), (2, 3.0), (0, 9.0), (1, 8.0), (0, 7.0)])
+    assert curve.steps == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
+    assert curve.values == (5.0, 4.0, 3.0, 9.0, 8.0, 7.0)
+    assert (curve.begins, curve.falls, curve.restarts) == ((3.0, 5.0), 2, ())
 
 
-def test_a_loop_that_is_taken_up_again_replaces_what_comes_after() -> None:
-    points = [(0, 5.0), (1, 4.0), (2, math.nan), (3, 2.0), (2, 9.0), (3, 8.0)]
-    curve = curve_of(points)
-    assert (curve.steps, curve.values) == ((0.0, 1.0, 2.0, 3.0), (5.0, 4.0, 9.0, 8.0))
-    assert curve.lost == (0, 0, 0, 0)
+def test_steps_that_are_far_apart_stay_so_where_a_loop_begins_again() -> None:
+    curve = curve_of([(step, 1.0) for _ in range(3) for step in (0, 10, 20)])
+    assert curve.steps == tuple(10.0 * count for count in range(9))
+    assert curve.begins == (30.0, 60.0)
 
 
-def test_a_loop_that_begins_again_is_drawn_in_full_detail() -> None:
-    long, short = range(10 * MAX_BUCKETS), range(10)
-    curve = curve_of((step, float(step)) for steps in (long, short) for step in steps)
-    assert curve.steps == tuple(map(float, short))
+def test_a_step_that_counts_down_is_a_line_and_not_a_dot() -> None:
+    curve = curve_of((step, float(step)) for step in range(5, 0, -1))
+    assert curve.steps == (5.0, 6.0, 7.0, 8.0, 9.0)
+    assert curve.values == (5.0, 4.0, 3.0, 2.0, 1.0)
+    assert curve.falls == 4
 
 
-def test_one_rank_that_begins_again_leaves_the_others_alone() -> None:
+def test_steps_that_fall_back_a_hundred_thousand_times_are_bounded() -> None:
     metrics = Curves()
-    for rank, step in [(0, 0), (1, 0), (0, 1), (1, 1), (0, 0)]:
+    tracemalloc.start()
+    try:
+        for step in range(100_000, 0, -1):
+            metrics.add(step % 4, 0.0, step, {"loss": 1.0})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+    curve = metrics.curves("loss")[0]
+    assert (len(curve.begins), curve.falls) == (MAX_MARKS, 24_999)
+    assert len(curve.steps) <= MAX_BUCKETS
+
+
+def test_all_ranks_begin_a_loop_at_the_same_place_also_where_one_had_fewer_steps() -> None:
+    metrics = Curves()
+    for _ in range(3):
+        for rank, count in ((1, 4), (0, 5), (2, 3)):
+            for step in range(count):
+                metrics.add(rank, 0.0, step, {"loss": 1.0})
+    curves = metrics.curves("loss")
+    assert curves[0].begins == curves[1].begins == curves[2].begins == (5.0, 10.0)
+    assert curves[2].steps == (0.0, 1.0, 2.0, 5.0, 6.0, 7.0, 10.0, 11.0, 12.0)
+
+
+def test_a_rank_that_was_not_through_when_another_began_again_loses_nothing() -> None:
+    metrics = Curves()
+    for rank, step in [(0, 0), (1, 0), (0, 1), (0, 0), (1, 1), (1, 2), (1, 3), (1, 0)]:
         metrics.add(rank, 0.0, step, {"loss": 1.0})
     curves = metrics.curves("loss")
-    assert (curves[0].steps, curves[1].steps) == ((0.0,), (0.0, 1.0))
+    assert curves[0].begins == (2.0,)
+    assert (curves[1].steps, curves[1].begins) == ((0.0, 1.0, 2.0, 3.0, 4.0), (4.0,))
+
+
+def test_metrics_whose_step_fell_back_are_told_with_how_often_it_did() -> None:
+    metrics = Curves()
+    for step in (0, 1, 0, 1, 0):
+        metrics.add(0, 0.0, step, {"loss": 1.0})
+        metrics.add(0, 0.0, 7, {"accuracy": 1.0})
+    assert metrics.snapshot(most=12).falls == {"loss": 2}
+
+
+# ---- another attempt
+
+
+def taken_up(before: Iterable[tuple[float, float]], after: Iterable[tuple[float, float]]) -> Curve:
+    metrics = reported(before)
+    metrics.take_up()
+    for step, value in after:
+        metrics.add(0, 0.0, step, {"loss": value})
+    return metrics.curves("loss")[0]
+
+
+def test_an_attempt_that_goes_on_from_a_checkpoint_replaces_what_it_does_again() -> None:
+    points = [(0, 5.0), (1, 4.0), (2, math.nan), (3, 2.0)]
+    curve = taken_up(points, [(2, 9.0), (3, 8.0)])
+    assert (curve.steps, curve.values) == ((0.0, 1.0, 2.0, 3.0), (5.0, 4.0, 9.0, 8.0))
+    assert curve.lost == (0, 0, 0, 0)
+    assert (curve.restarts, curve.begins, curve.falls) == ((2.0,), (), 0)
+
+
+def test_an_attempt_that_begins_anew_is_drawn_in_full_detail() -> None:
+    long, short = range(10 * MAX_BUCKETS), range(10)
+    curve = taken_up(((step, 1.0) for step in long), ((step, 2.0) for step in short))
+    assert curve.steps == tuple(map(float, short))
+    assert curve.restarts == (0.0,)
+
+
+def test_each_restart_has_a_mark_unless_a_later_one_went_further_back() -> None:
+    metrics = Curves()
+    for steps in ((0, 1, 2, 3, 4, 5), (4, 5, 6, 7), (7, 8), (6, 7)):
+        for step in steps:
+            metrics.add(0, 0.0, step, {"loss": 1.0})
+        metrics.take_up()
+    curve = metrics.curves("loss")[0]
+    assert curve.steps == tuple(map(float, range(8)))
+    assert curve.restarts == (4.0, 6.0)
+
+
+def test_an_attempt_at_loops_that_begin_again_is_counted_on_as_one_more() -> None:
+    curve = taken_up([(0, 5.0), (1, 4.0), (0, 3.0), (1, 2.0)], [(0, 9.0), (1, 8.0), (0, 7.0)])
+    assert curve.steps == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    assert curve.values == (5.0, 4.0, 3.0, 2.0, 9.0, 8.0, 7.0)
+    assert (curve.begins, curve.restarts) == ((2.0, 6.0), (4.0,))
+
+
+def test_an_attempt_that_does_no_step_again_has_its_mark_all_the_same() -> None:
+    curve = taken_up([(0, 5.0), (1, 4.0)], [(2, 3.0), (3, 2.0)])
+    assert (curve.steps, curve.restarts) == ((0.0, 1.0, 2.0, 3.0), (2.0,))
+
+
+# ---- values without a step
+
+
+def test_without_a_step_each_name_of_each_rank_counts_by_itself() -> None:
+    metrics = Curves()
+    for batch in range(4):
+        metrics.add(0, 0.0, None, {"loss": float(batch)})
+        if batch % 2:
+            metrics.add(0, 0.0, None, {"accuracy": 1.0})
+            metrics.add(1, 0.0, None, {"loss": 1.0})
+    assert metrics.curves("loss")[0].steps == (0.0, 1.0, 2.0, 3.0)
+    assert metrics.curves("loss")[1].steps == (0.0, 1.0)
+    assert metrics.curves("accuracy")[0].steps == (0.0, 1.0)
+
+
+def test_a_count_goes_on_from_a_step_that_was_given_and_through_a_restart() -> None:
+    metrics = reported([(7, 1.0)])
+    metrics.add(0, 0.0, None, {"loss": 2.0})
+    metrics.take_up()
+    metrics.add(0, 0.0, None, {"loss": 3.0})
+    curve = metrics.curves("loss")[0]
+    assert (curve.steps, curve.restarts, curve.falls) == ((7.0, 8.0, 9.0), (9.0,), 0)
+
+
+def test_what_counts_by_itself_has_a_pace() -> None:
+    metrics = Curves()
+    for count in range(101):
+        metrics.add(0, count / 50, None, {"loss": 1.0})
+    assert metrics.pace(0) == Pace(100, pytest.approx(50.0), 2.0)
 
 
 def test_a_step_may_be_any_whole_number() -> None:

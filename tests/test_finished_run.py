@@ -88,6 +88,27 @@ def test_a_number_that_is_none_is_kept_as_it_was_written(write: Write) -> None:
     assert math.isnan(RecordedRun(path).metrics().curves("loss")[0].last)
 
 
+def test_the_numbers_of_a_recovery_go_on_where_those_before_it_failed(write: Write) -> None:
+    path = write([*EVENTS, {"attempt": 2, "time": 102.95, "kind": "recovery"}])
+    with (path / "metrics.jsonl").open("a") as file:
+        for step in (3, 4, 5):
+            row = {"time": 102.96, "rank": 0, "attempt": 2, "step": step, "loss": 9.0}
+            file.write(f"{json.dumps(row)}\n")
+    curve = RecordedRun(path).metrics().curves("loss")[0]
+    assert curve.steps == tuple(map(float, range(6)))
+    assert curve.values[2:] == (1 / 3, 9.0, 9.0, 9.0)
+    assert curve.restarts == (3.0,)
+
+
+def test_numbers_without_a_step_are_counted(write: Write) -> None:
+    path = write()
+    row = {"time": 102.9, "rank": 0, "attempt": 1, "grad": 0.5}
+    (path / "metrics.jsonl").write_text(f"{json.dumps(row)}\n" * 3)
+    run = RecordedRun(path)
+    assert run.metrics().curves("grad")[0].steps == (0.0, 1.0, 2.0)
+    assert run.unreadable == 0
+
+
 def test_its_logs_are_there_to_be_read(write: Write) -> None:
     run = RecordedRun(write())
     assert run.tail(0, 2).splitlines()[-2:] == ["two", "three"]

@@ -79,6 +79,15 @@ def test_every_line_says_when_by_whom_and_what(make: Make, path: Path) -> None:
     assert line == {"rank": 3, "attempt": 2, "step": 7, "loss": 0.5, "accuracy": 1.0}
 
 
+def test_a_line_without_a_step_has_none_and_its_mail_says_so(meters: Meters, path: Path) -> None:
+    meters.log(None, {"loss": 0.5})
+    [line] = lines(path)
+    assert line.keys() == {"time", "rank", "attempt", "loss"}
+    [mailed] = read_all(meters)
+    assert isinstance(mailed, Metrics)
+    assert mailed.rows == [[line["time"], None, {"loss": 0.5}]]
+
+
 def test_lines_are_there_at_once_and_in_order(meters: Meters, path: Path) -> None:
     for step in range(50):
         meters.log(step, {"loss": float(step)})

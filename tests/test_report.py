@@ -30,7 +30,7 @@ class Recorder:
         self.told: list[tuple[Any, ...]] = []
         self.bars: list[Bar] = []
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, step: int | None, values: dict[str, float]) -> None:
         self.told.append(("log", step, values))
 
     def begin(self, bar: Bar) -> None:
@@ -116,6 +116,31 @@ def test_a_step_is_any_whole_number(sink: Recorder, step: Any, number: int) -> N
     assert type(sink.told[0][1]) is int
 
 
+def test_a_step_may_be_left_out(sink: Recorder) -> None:
+    log(loss=1)
+    log({"train/loss": 0.5})
+    log(loss=2, step=None)
+    values = [{"loss": 1.0}, {"train/loss": 0.5}, {"loss": 2.0}]
+    assert sink.told == [("log", None, each) for each in values]
+
+
+def test_without_a_step_the_loop_is_where_the_count_of_its_values_is(sink: Recorder) -> None:
+    reached: list[tuple[int, str]] = []
+    end = report.on_step(lambda step, source: reached.append((step, source)))
+    try:
+        report.begin_cell()
+        for _ in range(3):
+            log(loss=1)
+        log(accuracy=1)
+        log(loss=1, accuracy=1)
+        report.begin_cell()
+        log(accuracy=1)
+    finally:
+        end()
+    assert reached == [(step, "log") for step in (0, 1, 2, 0, 3, 0)]
+    assert len(sink.told) == 6
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -159,7 +184,7 @@ def test_of_a_big_thing_that_is_no_number_only_the_beginning_is_shown(sink: Reco
     assert sink.told == []
 
 
-@pytest.mark.parametrize("step", [1.0, "1", None, torch.tensor(1.0)], ids=repr)
+@pytest.mark.parametrize("step", [1.0, "1", torch.tensor(1.0)], ids=repr)
 def test_a_step_that_is_no_whole_number_is_refused(sink: Recorder, step: Any) -> None:
     words = re.escape(f"nbddp.log: step must be a whole number, got {step!r}")
     with pytest.raises(TypeError, match=f"^{words}$"):
@@ -244,6 +269,13 @@ def logged(
 def test_without_a_panel_numbers_are_a_line_of_the_log(logged: pytest.LogCaptureFixture) -> None:
     log(step=3, loss=0.25, accuracy=1 / 3)
     assert logged.record_tuples == [("nbddp", logging.INFO, "step 3: loss=0.25 accuracy=0.333333")]
+
+
+def test_without_a_panel_numbers_without_a_step_are_a_line_too(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    log(loss=0.25, accuracy=1 / 3)
+    assert logged.messages == ["loss=0.25 accuracy=0.333333"]
 
 
 def test_without_a_panel_events_are_a_line_of_the_log(logged: pytest.LogCaptureFixture) -> None:

@@ -163,7 +163,7 @@ class Executor:
         except RequestError:
             self.cell = before
             raise
-        self.time_line.record("cell", number=handle.number, ranks=ranks, source=request.source)
+        self.time_line.record("cell", **handle.facts())
         self.whereabouts.begin_cell(ranks, time.monotonic())
         self._with.actor.later(LOOK_PERIOD, self._look, handle)
         self._audience.catch_up(handle)

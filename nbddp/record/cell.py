@@ -154,6 +154,11 @@ class CellHandle:
             ranks=list(self.ranks),
         )
 
+    def facts(self) -> dict[str, Any]:
+        """What the record of a run says of its beginning."""
+        began, source = round(self.began_at, 6), self.request.source
+        return {"number": self.number, "ranks": self.ranks, "source": source, "began": began}
+
     def feed(self, notice: Notice) -> None:
         """Hand a notice to the reader; never waits."""
         self.told.feed(notice)

@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import math
-import operator
 import threading
 import zlib
-from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-MAX_BUCKETS = 1000  # of one metric of one rank: more than a chart has pixels for
+from nbddp.record.series import Curve, Loops, Series
+
 MAX_NAMES = 64
 MAX_NAME = 200  # characters
 MAX_DROPPED = 1000  # names that are left out are counted no further
 MAX_STEP = 2.0**53  # beyond it there are whole numbers that a float does not have
-HUGE = 1e300  # a million values below it can be added up; above it, they count as infinite
 PACE_WINDOW = 10.0  # seconds that are the recent past
 MARK_PERIOD = 0.25  # seconds between two marks in it
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One metric of one rank, in buckets of neighbouring steps; the steps ascend.
-
-    A bucket is one step until there are more than fit. Then it is several, but nothing that stood
-    out is lost: its lowest and highest value are kept, and how many values were not finite.
-
-    Attributes:
-        steps: mean step of each bucket.
-        values: mean of its finite values, NaN if it has none.
-        low: the lowest of them, ``high`` the highest, NaN if it has none.
-        lost: how many of its values were NaN, infinite or beyond 1e300.
-        last: the newest value as it came, whatever it was.
-    """
-
-    steps: tuple[float, ...]
-    values: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    lost: tuple[int, ...]
-    last: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +39,21 @@ class MetricsSnapshot:
         versions: of each metric, in the order in which they came; another after each change.
         curves: of each rank, for those metrics whose version was not known to who asked.
         left_out: how many more there are without a curve; beyond 1000 they are not counted.
+        falls: of those metrics whose step fell back, how often it did.
     """
 
     versions: Mapping[str, int]
     curves: Mapping[str, Mapping[int, Curve]]
     left_out: int
+    falls: Mapping[str, int] = field(default_factory=dict)
 
 
 class Curves:
     """Keeps what was reported, a curve for each name and rank; one thread adds, any may read.
 
-    A step that falls back says that the loop was begun again, or taken up from a checkpoint: the
-    points from there on are replaced, as TensorBoard does it, to within a bucket. Several values
-    of one step are one point.
+    A step that falls back says that the loop was begun again: the count goes on, for all ranks
+    from the same place, and nothing is lost. Where another attempt takes up the work, it replaces
+    what is done a second time, to within a bucket. Several values of one step are one point.
 
     A name with more than 200 characters is cut, and ends in "…" and its checksum, so that two of
     them are not taken for one. Names that come when there are 64 are left out and counted.
@@ -85,7 +62,7 @@ class Curves:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._version = 0
-        self._series: dict[str, dict[int, _Series]] = {}
+        self._metrics: dict[str, Loops] = {}
         self._versions: dict[str, int] = {}
         self._tempos: dict[int, dict[str, _Tempo]] = {}
         self._dropped: set[int] = set()
@@ -104,27 +81,42 @@ class Curves:
         """Another number after each change of this metric; 0 if there is none of this name."""
         return self._versions.get(_bounded(name), 0)
 
-    def add(self, rank: int, at: float, step: float, values: Mapping[str, float]) -> None:
-        """A rank reported numbers for a step, at its ``time.time()``."""
-        step = float(min(MAX_STEP, max(-MAX_STEP, step)))  # a step may be any whole number
+    def add(self, rank: int, at: float, step: float | None, values: Mapping[str, float]) -> None:
+        """A rank reported numbers for a step, at its ``time.time()``.
+
+        Where it gave no step, each name counts on by itself.
+        """
+        if step is not None:  # it may be any whole number
+            step = float(min(MAX_STEP, max(-MAX_STEP, step)))
         with self._lock:
             self._version += 1
+            reached = 0.0 if step is None else step
             for full_name, value in values.items():
                 name = _bounded(full_name)
-                found = self._series.get(name) or self._find(name)
-                if found is None:
+                metric = self._metrics.get(name) or self._find(name)
+                if metric is None:
                     continue
-                if rank not in found:
-                    found[rank] = _Series()
-                found[rank].add(step, value)
+                series = metric.series.get(rank)
+                if series is None:
+                    series = metric.series[rank] = Series()
+                here = series.next_step if step is None else step
+                series.add(here, value, metric)
+                reached = max(reached, here)
                 self._versions[name] = self._version
-            self._tempo(rank, values).note(at, step)
+            self._tempo(rank, values).note(at, reached)
+
+    def take_up(self) -> None:
+        """What comes next is from another attempt at the same work."""
+        with self._lock:
+            for metric in self._metrics.values():
+                for series in metric.series.values():
+                    series.take_up()
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._version += 1
-            self._series.clear()
+            self._metrics.clear()
             self._versions.clear()
             self._tempos.clear()
             self._dropped.clear()
@@ -137,25 +129,30 @@ class Curves:
             versions=shown,
             curves={name: self.curves(name) for name, at in shown.items() if known.get(name) != at},
             left_out=max(0, len(names) - most) + self.dropped_names,
+            falls={name: count for name in shown if (count := self.falls(name))},
         )
 
     def names(self) -> list[str]:
         """The metrics that there are, in the order in which they came."""
         with self._lock:
-            return list(self._series)
+            return list(self._metrics)
 
     def curves(self, name: str) -> dict[int, Curve]:
         """The curve of each rank that reported this metric."""
         with self._lock:
-            found = self._series.get(_bounded(name), {})
-            copies = {rank: (series.columns(), series.last) for rank, series in found.items()}
-        return {rank: _curve(*copies[rank]) for rank in sorted(copies)}
+            copies = {rank: each.columns() for rank, each in self._of(name).items()}
+        return {rank: copies[rank].curve() for rank in sorted(copies)}
 
     def last(self, name: str) -> dict[int, float]:
         """The newest value of each rank that reported this metric."""
         with self._lock:
-            found = self._series.get(_bounded(name), {})
+            found = self._of(name)
             return {rank: found[rank].last for rank in sorted(found)}
+
+    def falls(self, name: str) -> int:
+        """How often the step of this metric fell back, on the rank where it did so most."""
+        with self._lock:
+            return max((each.falls for each in self._of(name).values()), default=0)
 
     def pace(self, rank: int) -> Pace | None:
         """How far a rank is and how fast, None if it reported nothing.
@@ -169,10 +166,14 @@ class Curves:
         recent = [each for each in paces if newest - each.at <= PACE_WINDOW]
         return max(recent, key=lambda each: each.per_second, default=None)
 
-    def _find(self, name: str) -> dict[int, _Series] | None:
-        """The series of a name that is new, None if it is one too many."""
-        if len(self._series) < MAX_NAMES:
-            return self._series.setdefault(name, {})
+    def _of(self, name: str) -> dict[int, Series]:
+        metric = self._metrics.get(_bounded(name))
+        return metric.series if metric else {}
+
+    def _find(self, name: str) -> Loops | None:
+        """A metric of a name that is new, None if it is one too many."""
+        if len(self._metrics) < MAX_NAMES:
+            return self._metrics.setdefault(name, Loops())
         if len(self._dropped) < MAX_DROPPED:
             self._dropped.add(hash(name))
         return None
@@ -181,7 +182,7 @@ class Curves:
         """The first name stands for the loop that reports it: each may count steps of its own."""
         name = _bounded(next(iter(values), ""))
         tempos = self._tempos.setdefault(rank, {})
-        key = name if name in self._series else ""
+        key = name if name in self._metrics else ""
         if key not in tempos:
             tempos[key] = _Tempo()
         return tempos[key]
@@ -192,112 +193,6 @@ def _bounded(name: str) -> str:
         return name
     ending = f"…{zlib.crc32(name.encode(errors='surrogatepass')):08x}"
     return name[: MAX_NAME - len(ending)] + ending
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """Values of one step, or of several."""
-
-    steps: float = 0.0  # their sum
-    total: float = 0.0  # of the finite values
-    low: float = math.inf
-    high: float = -math.inf
-    count: int = 0  # of the finite values
-    lost: int = 0
-
-    def add(self, step: float, value: float) -> None:
-        """Take in a value."""
-        self.steps += step
-        if not -HUGE < value < HUGE:  # true for NaN
-            self.lost += 1
-            return
-        self.total += value
-        self.count += 1
-        if value < self.low:
-            self.low = value
-        if value > self.high:
-            self.high = value
-
-    def row(self) -> tuple[float, ...]:
-        """Its fields in their order."""
-        return self.steps, self.total, self.low, self.high, self.count, self.lost
-
-
-# how each field of two buckets becomes that of one
-_MERGES: tuple[Callable[[float, float], float], ...] = (
-    operator.add,
-    operator.add,
-    min,
-    max,
-    operator.add,
-    operator.add,
-)
-
-
-class _Series:
-    """One metric of one rank: a column for each field of the buckets, and the open bucket."""
-
-    __slots__ = ("_columns", "_open", "_step", "_width", "last")
-
-    def __init__(self) -> None:
-        self.last = math.nan
-        self._columns = [array("d") for _ in _MERGES]
-        self._open = _Bucket()
-        self._width = 1  # how many values a bucket takes before the next step opens another
-        self._step = math.nan
-
-    def add(self, step: float, value: float) -> None:
-        """Put a value into the bucket where it belongs."""
-        if step != self._step:
-            if step < self._step:
-                self._go_back(step)
-            elif self._open.count + self._open.lost >= self._width:
-                self._close()
-            self._step = step
-        self._open.add(step, value)
-        self.last = value
-
-    def columns(self) -> list[array[float]]:
-        """A copy, the open bucket included."""
-        fields = zip(self._columns, self._open.row(), strict=True)
-        return [column + array("d", (field,)) for column, field in fields]
-
-    def _close(self) -> None:
-        for column, field in zip(self._columns, self._open.row(), strict=True):
-            column.append(field)
-        self._open = _Bucket()
-        if len(self._columns[0]) >= MAX_BUCKETS:
-            self._columns = [
-                array("d", map(merge, column[::2], column[1::2]))
-                for merge, column in zip(_MERGES, self._columns, strict=True)
-            ]
-            self._width *= 2
-
-    def _go_back(self, step: float) -> None:
-        """Drop the buckets from this step on."""
-        self._close()
-        steps, _, _, _, counts, lost = self._columns
-        while steps and steps[-1] / (counts[-1] + lost[-1]) >= step:
-            for column in self._columns:
-                column.pop()
-        if not steps:
-            self._width = 1
-
-
-def _curve(columns: list[array[float]], last: float) -> Curve:
-    steps, sums, lows, highs, counts, lost = columns
-    return Curve(
-        steps=tuple(step / (n + bad) for step, n, bad in zip(steps, counts, lost, strict=True)),
-        values=tuple(
-            # rounding, and sums that overflow, must not take a mean out of its bucket
-            min(max(total / n, low), high) if n else math.nan
-            for total, low, high, n in zip(sums, lows, highs, counts, strict=True)
-        ),
-        low=tuple(low if n else math.nan for low, n in zip(lows, counts, strict=True)),
-        high=tuple(high if n else math.nan for high, n in zip(highs, counts, strict=True)),
-        lost=tuple(map(int, lost)),
-        last=last,
-    )
 
 
 class _Tempo:

@@ -17,6 +17,8 @@ from nbddp.record.timeline import Happening
 
 NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
 
+ROUNDED = 0.001  # seconds: the times of events are, those of numbers are not
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCell:
@@ -90,12 +92,17 @@ class RecordedRun:
 
     def metrics(self, cell: RecordedCell | None = None) -> Curves:
         """The numbers that its ranks reported, in all cells or in one."""
-        curves = Curves()
+        curves, attempt = Curves(), 0
+        taken_up = {each.facts.get("attempt") for each in self.events if each.kind == "recovery"}
         path = self.path / "metrics.jsonl"
-        for row in self._rows(path, "rank", "step") if path.exists() else ():
-            if cell is None or _is_in(cell, row.get("time", 0.0)):
+        for row in self._rows(path, "rank", "attempt") if path.exists() else ():
+            if cell is None or _is_in(cell, row["time"]):
+                if row["attempt"] != attempt:
+                    attempt = row["attempt"]
+                    if attempt in taken_up:
+                        curves.take_up()
                 values = {name: row[name] for name in row if name not in NOT_NUMBERS}
-                curves.add(row["rank"], row["time"], row["step"], values)
+                curves.add(row["rank"], row["time"], row.get("step"), values)
         return curves
 
     def snapshot(self, cell: RecordedCell | None = None) -> Snapshot:
@@ -158,7 +165,7 @@ def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
         number=facts["number"],
         ranks=tuple(facts["ranks"]),
         source=facts["source"],
-        began_at=begun.at,
+        began_at=facts.get("began", begun.at),  # its ranks may report before it is written down
         ended_at=ended.at if ended else None,
         outcome=ended.facts["outcome"] if ended else "",
         report=ended.facts.get("report", "") if ended else "",
@@ -166,7 +173,7 @@ def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
 
 
 def _is_in(cell: RecordedCell, at: float) -> bool:
-    return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at)
+    return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at + ROUNDED)
 
 
 def _rank(rank: int, events: tuple[Happening, ...], curves: Curves) -> RankSnapshot:

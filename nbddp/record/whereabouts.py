@@ -92,8 +92,9 @@ class Whereabouts:
                 self.missed += missed
                 for at, step, values in rows:
                     self.curves.add(rank, at, step, values)
-                    first, last = self._steps or (step, step)
-                    self._steps = first, max(step, last)
+                    if step is not None:
+                        first, last = self._steps or (step, step)
+                        self._steps = first, max(step, last)
             case Progress(bars=bars):
                 self._bars[rank] = tuple(LoopProgress(*each) for each in bars)
 

@@ -53,8 +53,8 @@ class Bar:
 class Sink(Protocol):
     """Where it all goes."""
 
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Numbers of one step."""
+    def log(self, step: int | None, values: dict[str, float]) -> None:
+        """Numbers of one step; None if each name counts by itself."""
 
     def begin(self, bar: Bar) -> None:
         """A loop begins."""
@@ -75,10 +75,13 @@ class Sink(Protocol):
 class LoggerSink:
     """For a rank that nobody watches: numbers and events are logged at level INFO."""
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, step: int | None, values: dict[str, float]) -> None:
         """Log the numbers in one line."""
         shown = " ".join(f"{name}={value:.6g}" for name, value in values.items())
-        logger.info("step %d: %s", step, shown)
+        if step is None:
+            logger.info("%s", shown)
+        else:
+            logger.info("step %d: %s", step, shown)
 
     def begin(self, bar: Bar) -> None:
         """Nobody sees the bar."""
@@ -101,6 +104,7 @@ OnStep = Callable[[int, str], None]
 
 _sink: Sink = LoggerSink()
 _on_step: list[OnStep] = []
+_counts: dict[str, int] = {}  # of values without a step, by name
 
 
 def set_sink(sink: Sink) -> None:
@@ -109,23 +113,35 @@ def set_sink(sink: Sink) -> None:
     _sink = sink
 
 
-def log(values: Mapping[str, Any] | None = None, /, *, step: int, **named: Any) -> None:
+def begin_cell() -> None:
+    """What counts by itself counts from 0 again."""
+    _counts.clear()
+
+
+def log(
+    values: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any
+) -> None:
     """Report named numbers for one step of the training.
 
     They are drawn in the panel, a chart for each name with a line for each rank, and written to
     ``metrics.jsonl`` in the run's folder. Under torchrun they go to the logger ``nbddp``.
 
+    A step that falls back, as where each epoch counts from 0, begins the loop again: its chart
+    counts on, with a mark there, and no value is lost.
+
     Args:
         values: numbers, or tensors with one element, by name; for names that Python does not take
             as keywords. A tensor on a GPU is waited for.
-        step: the optimizer's update, a whole number from 0.
-        named: the same, as keywords.
+        step: the optimizer's update, a whole number from 0. Without it each name counts its own
+            values, from 0 in each cell, on each rank; its lines in the file have no step.
+        named: numbers, as ``values``, by keyword.
 
     Raises:
         TypeError: a value is no number, or a name no string; nothing is reported.
         ArgumentError: a name is one that every line of the file has anyway, or is there twice.
 
     >>> log(step=3, loss=0.25, accuracy=0.9)
+    >>> log(loss=0.25)
     >>> log({"train/loss": 0.25, "train/accuracy": 0.9}, step=3)
     >>> log(step=3, loss="low")
     Traceback (most recent call last):
@@ -133,12 +149,22 @@ def log(values: Mapping[str, Any] | None = None, /, *, step: int, **named: Any) 
     """
     __tracebackhide__ = True  # what goes wrong in here is said of the user's line
     try:
-        number = operator.index(step)
+        number = None if step is None else operator.index(step)
     except TypeError:
         raise TypeError(f"nbddp.log: step must be a whole number, got {step!r}") from None
     everything = _by_name(values, named)
     _sink.log(number, {name: _number(name, value) for name, value in everything.items()})
-    reached(number, source="log")
+    reached(_count(everything) if number is None else number, source="log")
+
+
+def _count(names: Iterable[str]) -> int:
+    """Count a value of each name; the highest of their counts before."""
+    highest = 0
+    for name in names:
+        count = _counts.get(name, 0)
+        highest = max(highest, count)
+        _counts[name] = count + 1
+    return highest
 
 
 def _by_name(values: Mapping[str, Any] | None, named: dict[str, Any]) -> dict[str, Any]:

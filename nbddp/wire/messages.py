@@ -157,7 +157,8 @@ class Pulse:
 class Metrics:
     """Numbers that a cell reported: rows of ``[time, step, {name: value}]``.
 
-    ``missed`` counts rows that were left out here for being too many; the file has them.
+    The step is None where none was given: each name counts by itself. ``missed`` counts rows that
+    were left out here for being too many; the file has them.
     """
 
     rows: list[Any]

@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 
 import nbddp
-from nbddp.train import faults
-from nbddp.train.report import set_sink
+from nbddp.train import faults, report
 from nbddp.wire.letters import CONTROLLER, Letter
 from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.messages import (
@@ -172,7 +171,7 @@ class Rank:
         self._mailer = mailer
         self._log = log
         self._meters = meters
-        set_sink(meters)
+        report.set_sink(meters)
         self._group = ProcessGroup(
             clients.groups,
             clients.connections,
@@ -321,6 +320,7 @@ class Rank:
             self._shell.user_ns.setdefault(name, value)
         self._group.begin_cell(command)
         self._meters.begin_cell()
+        report.begin_cell()
         faults.begin_cell(is_again=command.is_again)
         may_begin = self._interrupter.begin_cell(command.cell)
         if may_begin:

@@ -60,10 +60,11 @@ class Meters:
 
     # ---- the cell's side
 
-    def log(self, step: int, values: dict[str, float]) -> None:
+    def log(self, step: int | None, values: dict[str, float]) -> None:
         """Write the numbers down, and keep them for the mail."""
         at = round(time.time(), 6)
-        line = json.dumps({"time": at, **self._head, "step": step, **values})
+        of_step = {} if step is None else {"step": step}
+        line = json.dumps({"time": at, **self._head, **of_step, **values})
         self._write(f"{line}\n".encode())
         if self._is_elsewhere():
             return

@@ -10,6 +10,8 @@ import pytest
 
 from nbddp.errors import CellFailedError
 from nbddp.group import WorkerGroup
+from nbddp.magics.steered import SteeredGroup
+from nbddp.record.finished import RecordedRun
 
 pytestmark = pytest.mark.multiproc
 
@@ -53,3 +55,27 @@ def test_a_run_is_opened_without_torch_ranks_or_a_kernel(
         "[(0, True), (1, False)]",
         "1 True 0 2",
     ]
+
+
+def test_values_without_a_step_count_by_themselves_in_each_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with SteeredGroup(nproc=2) as group:
+        for _ in range(2):
+            group.run(
+                "for _ in range(2):\n    for i in range(3 + rank):\n        nbddp.log(loss=i)"
+            )
+        live = group.session.metrics(most=12)
+        assert {rank: curve.steps for rank, curve in live.curves["loss"].items()} == {
+            rank: tuple(map(float, range(6 + 2 * rank))) for rank in range(2)
+        }
+        with pytest.raises(CellFailedError, match="FaultError"):
+            group.run("nbddp.faults.at(step=2, rank=1, kind='raise')\nwhile True: nbddp.log(x=1)")
+        group.run("for _ in range(2):\n    for i in range(4): nbddp.log(step=i, loss=i)")
+        again = group.session.metrics(most=12)
+        assert again.falls == {"loss": 1}
+        assert again.curves["loss"][0].steps == tuple(map(float, range(8)))
+    [path] = tmp_path.glob(".nbddp/runs/*")
+    run = RecordedRun(path)
+    assert run.metrics(run.cells[1]).curves("loss") == live.curves["loss"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nbddp.record.curves import Curve
+from nbddp.record.series import Curve
 from nbddp.ui.palette import rank_color
 from nbddp.ui.panel.paper import (
     BOLD,
@@ -42,10 +42,12 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
 
 ALERT = "#dd4444"
+RESTART = "#d9822b"
 FINE, COARSE = 320, 160  # points of a thin line, and of a strong one
 MAX_STEPS = 2000  # that a mean is taken at
 MAX_DOTS = 25  # a line of more points goes without
 MANY_RANKS = 8
+MAX_BEGINS = 16  # marks where a loop was begun again; more would be a fence
 LAG = 0.05  # of the steps: a rank that is further behind is not waited for
 
 
@@ -55,12 +57,14 @@ def draw(name: str, curves: Mapping[int, Curve]) -> bytes:
     The mean is over the ranks that have values at a step. Values that are not finite are gaps with
     a red mark on top, and are counted in words. Where values of many magnitudes would otherwise
     lie on one another, the scale is logarithmic, and says so. Where there are more values than
-    pixels, a line is the mean of neighbours, and a band goes from the lowest to the highest.
+    pixels, a line is the mean of neighbours, and a band goes from the lowest to the highest. Where
+    a loop was begun again is a grey mark, where another attempt took the work up an orange one.
     """
     lines = {rank: _Line.of(curve) for rank, curve in sorted(curves.items()) if curve.steps}
     known = list(lines.values())
     frame, paper = _Frame(known), Paper()
     _draw_axes(paper, frame)
+    _draw_marks(paper, frame)
     _draw_lost(paper, frame, known)
     if len(lines) == 1:
         [(rank, line)] = lines.items()
@@ -86,12 +90,17 @@ class _Line:
     high: Numbers
     lost: Numbers
     last: float
+    begins: tuple[float, ...] = ()
+    falls: int = 0
+    restarts: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, curve: Curve) -> _Line:
         fields = (curve.steps, curve.values, curve.low, curve.high, curve.lost)
         steps, values, low, high, lost = (np.array(field, dtype=np.float64) for field in fields)
-        return cls(steps, values, low, high, lost, curve.last)
+        begins = curve.begins if curve.falls <= MAX_BEGINS else ()
+        marks = begins, curve.falls, curve.restarts
+        return cls(steps, values, low, high, lost, curve.last, *marks)
 
     def thinned(self, grid: Numbers) -> _Line:
         """With the points put together that lie between two steps of a grid."""
@@ -170,6 +179,9 @@ class _Frame:
         self.y_ticks = self._value_ticks() if ends else []
         widest = max((len(text) for _, text in self.y_ticks), default=0)
         self.left = 14 + SMALL * DIGIT * max(4, widest)
+        self.is_counted = any(line.falls for line in lines)
+        self.begins = sorted({at for line in lines for at in line.begins})
+        self.restarts = sorted({at for line in lines for at in line.restarts})
         self.right, self.bottom = WIDTH - 8.0, 24.0
         self.top = HEIGHT - (46.0 if self.lost else 30.0)
 
@@ -228,7 +240,22 @@ def _draw_axes(paper: Paper, frame: _Frame) -> None:
         furthest = WIDTH - 2 - SMALL * DIGIT * len(text) / 2
         paper.text(min(x[0], furthest), 9, text, align="center")
     if frame.x_ticks:
-        paper.text(frame.left - 6, 9, "step", align="right")
+        paper.text(frame.left - 6, 9, "count" if frame.is_counted else "step", align="right")
+
+
+def _draw_marks(paper: Paper, frame: _Frame) -> None:
+    """Mark where a loop was begun again, and where an attempt took it up."""
+    dashes = np.arange(frame.bottom, frame.top, 3.0)
+    dashes[2::3] = np.nan
+    for at in frame.begins:
+        paper.line(frame.across(np.full_like(dashes, at)), dashes, width=1.0, alpha=0.8)
+    heights = np.array([frame.bottom, frame.top])
+    for at in frame.restarts:
+        [x] = frame.across(np.array([at]))
+        paper.line(np.full(2, x), heights, color=RESTART, width=1.4, alpha=0.9)
+        y = frame.top + 5
+        foot = np.array([[x - 4, y], [x + 4, y], [x, y - 6]])
+        paper.shapes([foot], color=RESTART, alpha=1.0)
 
 
 def _draw_lost(paper: Paper, frame: _Frame, lines: Sequence[_Line]) -> None:

@@ -10,7 +10,8 @@ from contextvars import copy_context
 from importlib import import_module
 from typing import Protocol
 
-from nbddp.record.curves import Curve, MetricsSnapshot
+from nbddp.record.curves import MetricsSnapshot
+from nbddp.record.series import Curve
 from nbddp.ui.panel.record import Chart
 
 logger = logging.getLogger(__name__)
@@ -66,8 +67,10 @@ class Charts:
         self._over.set()
 
     def note(self) -> str:
-        """A word on metrics that have no chart; empty if all have."""
+        """A word on metrics that have no chart, or count on; empty if there is none."""
         said = [f"{name} could not be drawn: {why}" for name, why in self._failed.items()]
+        if self._metrics.falls:
+            said.append(_say_falls(self._metrics.falls))
         if self._metrics.left_out:
             said.append(f"{self._metrics.left_out} more metrics are in metrics.jsonl")
         return "; ".join(said)
@@ -111,3 +114,12 @@ class Charts:
             self._failed[name] = f"{type(error).__name__}: {error}"
             return
         self._drawn[name] = self._metrics.versions[name], png
+
+
+def _say_falls(falls: Mapping[str, int]) -> str:
+    times = max(falls.values())
+    often = "once" if times == 1 else f"{times:,} times"
+    if len(falls) == 1:
+        return f"the step of {next(iter(falls))} fell back {often}: its chart counts on from there"
+    names = ", ".join(falls)
+    return f"the steps of {names} fell back ({often}): their charts count on from there"
