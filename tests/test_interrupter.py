@@ -236,3 +236,17 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
     asked.join()
     os.wait()
     assert ended == ["whole"]
+
+
+def test_an_answer_that_nobody_waits_for_is_ended_and_no_other(watched: Watched) -> None:
+    source = compile("while True: time.sleep(0.01)", CELL, "exec")
+    asked = threading.Timer(0.05, watched.it.give_up, [7])
+    asked.start()
+    with pytest.raises(KeyboardInterrupt), watched.it.answering(7):
+        exec(source, {"time": time})
+    asked.join()
+    with watched.it.answering(8):
+        watched.it.give_up(7)
+        exec(compile("time.sleep(0.3)", CELL, "exec"), {"time": time})
+    assert watched.run(9, "time.sleep(0.3)") == "done"
+    assert not watched.broken

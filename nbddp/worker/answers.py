@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from nbddp.errors import RequestError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from nbddp.worker.shell import RankShell
 
 Asked = Push | Pull | Complete
+EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
+UNWANTED = "nobody waits for this value any more"
 
 
 class Answers:
@@ -28,6 +31,7 @@ class Answers:
         store: what values travel through.
         key: where in it this rank may put what is called so.
         post: sends an answer.
+        answering: within it the answer to this request is made, and may be interrupted.
     """
 
     def __init__(
@@ -36,25 +40,28 @@ class Answers:
         store: Store,
         key: Callable[[str], str],
         post: Callable[[Answer], None],
+        answering: Callable[[int], AbstractContextManager[None]],
     ) -> None:
         self._shell = shell
         self._store = store
         self._key = key
         self._post = post
+        self._answering = answering
         self._unwanted: frozenset[int] = frozenset()  # replaced as a whole: two threads look at it
 
     def drop(self, request: int) -> None:
-        """Nobody waits for this one any more: the next cell shall not either."""
+        """Nobody waits for this one any more, which may be under way, or still to come."""
         self._unwanted |= {request}
 
     def give(self, command: Asked) -> None:
         """Do what was asked and say what came of it; an error belongs to the answer."""
         request = command.request
         try:
-            answer = self._act(command)
+            with self._answering(request):
+                answer = self._act(command)
         except RequestError as error:
             answer = Answer(request=request, error=str(error))
-        except Exception as error:  # noqa: BLE001 - the user's own code, for one
+        except BaseException as error:  # noqa: BLE001 - the user's own code may even exit
             what = f"{type(error).__name__}: {text_of(error)}"
             answer = Answer(request=request, error=shorten(what, TOO_LONG, limit=MAX_MESSAGE))
         self._unwanted = frozenset(each for each in self._unwanted if each > request)
@@ -77,10 +84,11 @@ class Answers:
     def _pull(self, command: Pull) -> Answer:
         def check() -> None:
             if command.request in self._unwanted:
-                raise RequestError("nobody waits for this value any more")
+                raise RequestError(UNWANTED)
 
         check()
-        value = eval(command.expression, self._shell.user_ns)  # the user's own code
+        code = compile(command.expression.strip(), EXPRESSION, "eval", dont_inherit=True)
+        value = eval(code, self._shell.user_ns)  # the user's own code
         key, name = self._key(f"request{command.request}"), command.expression
         return Answer(
             request=command.request,

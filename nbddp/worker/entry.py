@@ -44,7 +44,7 @@ from nbddp.wire.messages import (
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
-from nbddp.worker.answers import Answers
+from nbddp.worker.answers import EXPRESSION, Answers
 from nbddp.worker.connections import Connections
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.failure import describe, not_begun, plain
@@ -181,17 +181,19 @@ class Rank:
             attempt=start.attempt,
         )
         self._shell = self._make_shell(start.colors)
-        self._answers = Answers(self._shell, self._parcels, self._key, mailer.post)
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._pulse = PulseThread(mailer.post, self._shell.is_cell_file, Usage(self._group.device))
         self._interrupter = Interrupter(
-            is_cell_file=self._shell.is_cell_file,
+            is_cell_file=lambda name: name == EXPRESSION or self._shell.is_cell_file(name),
             cancel=self._shell.cancel,
             is_flowing=clients.connections.have_moved,
             break_open=self._group.break_open,
             tell_noticed=lambda cell: self._mailer.post(Noticed(cell=cell)),
         )
         self._interrupter.listen()
+        self._answers = Answers(
+            self._shell, self._parcels, self._key, mailer.post, self._interrupter.answering
+        )
         let_loaders_begin_anew()
         self._shell.is_interrupted = lambda: self._interrupter.was_asked
         rank = start.topology.rank
@@ -265,6 +267,7 @@ class Rank:
                     self._interrupt(cell)
                 case Drop(request=request):
                     self._answers.drop(request)
+                    self._interrupter.give_up(request)
 
     def _interrupt(self, cell: int) -> None:
         try:

@@ -15,7 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
@@ -68,6 +69,7 @@ class Interrupter:
         self._seen = 0  # times that the signal came through to Python
         self._raised = 0  # times that it became an exception in the cell
         self._is_forking = False
+        self._request = 0  # the one that is being answered
 
     def listen(self) -> None:
         """From here on no interrupt is lost, nor breaks off what is done around a fork.
@@ -78,7 +80,7 @@ class Interrupter:
         before = sys.unraisablehook
 
         def note(unraisable: Any) -> None:
-            if self._is_inside and _is_ours(unraisable.exc_traceback):
+            if self._is_doing and _is_ours(unraisable.exc_traceback):
                 self._raised -= 1
             else:
                 before(unraisable)
@@ -105,13 +107,16 @@ class Interrupter:
 
         Whatever handler an earlier one installed is replaced.
         """
-        signal.signal(signal.SIGINT, self._on_sigint)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self._hear()
         with self._changed:
             self._cell = cell
             self._is_inside = not self.was_asked
             self._changed.notify_all()
             return self._is_inside
+
+    def _hear(self) -> None:
+        signal.signal(signal.SIGINT, self._on_sigint)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def end_cell(self) -> None:
         """The cell is over: later signals and messages are for nobody."""
@@ -133,6 +138,42 @@ class Interrupter:
             self._await_its_turn(cell)
         else:
             self._free()
+
+    # ---- what is asked between cells
+
+    @contextmanager
+    def answering(self, request: int) -> Iterator[None]:
+        """Within it an answer is made, which :meth:`give_up` may end."""
+        self._hear()
+        self._answer(request)
+        try:
+            yield
+        finally:
+            self._answer(0)
+
+    def _answer(self, request: int) -> None:
+        with self._changed:
+            self._request = request
+            self._changed.notify_all()
+
+    def give_up(self, request: int) -> None:
+        """Interrupt whoever makes the answer to this request; called on the control thread.
+
+        It waits for nothing: a wait is broken open for a cell only, which is told of it.
+        """
+        insisting = threading.Thread(target=self._insist, args=[request], name="nbddp-drop")
+        insisting.daemon = True
+        insisting.start()
+
+    def _insist(self, request: int) -> None:
+        raised = self._raised
+        with self._changed:
+            while self._request == request:
+                if self._raised == raised:
+                    signal.pthread_kill(main_thread_id(), signal.SIGINT)
+                self._changed.wait(PATIENCE)
+
+    # ---- the cell that is to be interrupted
 
     def _await_its_turn(self, cell: int) -> None:
         """The cell is to come: it will not run. A process group that cannot be formed is ended."""
@@ -188,13 +229,17 @@ class Interrupter:
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
         self._seen += 1
-        if not self._is_inside or self._is_forking:
+        if not self._is_doing or self._is_forking:
             return
         if self._is_in_cell(frame):
             self._raised += 1
             raise KeyboardInterrupt
         if self._cancel():
             self._raised += 1
+
+    @property
+    def _is_doing(self) -> bool:
+        return self._is_inside or self._request > 0
 
     def _is_in_cell(self, frame: FrameType | None) -> bool:
         while frame is not None:

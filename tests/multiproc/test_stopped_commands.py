@@ -134,3 +134,17 @@ def test_a_replay_whose_restart_is_stopped_says_that_nothing_was_done_again(
     assert notebook.run("%%ddp\nkept, words").text == (
         "Out [rank 0] (0, ['a'])\nOut [rank 1] (1, ['a'])\n"
     )
+
+
+def test_a_pull_that_never_ends_is_stopped_in_the_ranks_too(notebook: Notebook) -> None:
+    notebook.run(f"{READY}\nimport time")
+    reply = stopped(notebook, "%ddp pull [time.sleep(0.1) for _ in iter(int, 1)]", 0.5)
+    assert reply.error.startswith("CommandInterruptedError: `%ddp pull` was interrupted")
+    after = notebook.run("%%ddp\nprint(kept)", timeout=20)
+    assert [after.lines(rank) for rank in range(2)] == [["0"], ["1"]]
+
+
+def test_a_pull_that_exits_costs_no_name(notebook: Notebook) -> None:
+    notebook.run(READY)
+    assert "rank 0: SystemExit" in notebook.run("%ddp pull exit()").text
+    assert notebook.run("%ddp pull kept").result == "[0, 1]"
