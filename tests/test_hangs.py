@@ -48,6 +48,26 @@ def test_a_hang_names_who_waits_and_who_never_came(dog: HangWatch) -> None:
     ]
 
 
+def test_a_rank_that_holds_pythons_lock_and_computes_is_left_alone() -> None:
+    busy = [2]
+    dog = HangWatch(is_stopped=lambda _rank: False, is_working=lambda rank: rank in busy)
+    dog.begin_cell([0, 1, 2], now=0.0)
+    late = SILENT_AFTER + 1
+    dog.note(0, elsewhere(seconds=0.0), late)
+    dog.note(1, elsewhere(seconds=0.0), late)
+    assert dog.look(5, [0, 1, 2], [0, 1, 2], now=late) == dog.alarm == ""
+    busy.clear()
+    assert "from rank 2: in code that holds" in dog.look(5, [0, 1, 2], [0, 1, 2], now=late)
+
+
+def test_how_long_nothing_may_move_can_be_said(dog: HangWatch) -> None:
+    dog.hang_after = 3.0
+    note_all(dog, waiting(seconds=3.0), waiting(seconds=3.0), elsewhere(seconds=3.0), now=4.0)
+    text = dog.look(5, [0, 1, 2], [0, 1, 2], now=4.0)
+    first = "no progress for 3 s: ranks 0-1 called all_reduce #7, rank 2 never came"
+    assert text.splitlines()[0] == first
+
+
 def test_a_rank_that_is_through_will_not_come(dog: HangWatch) -> None:
     note_all(dog, waiting(), waiting(), now=20.0)
     text = dog.look(5, [0, 1], [0, 1, 2], now=20.0)

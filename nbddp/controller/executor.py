@@ -71,7 +71,8 @@ class Executor:
         self._audience = Audience(lambda: self.cell)
         self.time_line = TimeLine(self._audience.say)
         self.whereabouts = Whereabouts(
-            lambda rank: self._ranks is not None and self._ranks.is_stopped(rank)
+            lambda rank: self._ranks is not None and self._ranks.is_stopped(rank),
+            lambda rank: self._ranks is not None and self._ranks.is_working(rank),
         )
         self._launcher = launcher
         self._colors = colors

@@ -6,6 +6,7 @@ given up: so whoever waits for a rank waits for something that will happen.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,8 @@ from nbddp.wire.start import RankStart
 if TYPE_CHECKING:
     from nbddp.controller.means import Means
     from nbddp.wire.letters import Letter
+
+WORKING = 0.05  # of a core; threads that wait for Python's lock take turns asking, with 1 percent
 
 Told = dict[int, Exception]  # the ranks that could not be told, and why
 
@@ -60,6 +63,7 @@ class Ranks:
         self._early: dict[int, list[Letter]] = {}
         self._killed: set[int] = set()
         self._given_up: set[int] = set()
+        self._cpu: dict[int, tuple[float, float]] = {}
 
     # ---- how they begin
 
@@ -154,6 +158,17 @@ class Ranks:
             return bool(psutil.Process(self._handles[rank].pid).status() == psutil.STATUS_STOPPED)
         except (psutil.Error, KeyError):
             return False
+
+    def is_working(self, rank: int) -> bool:
+        """Whether it has used the CPU since the last time that this was asked; at first, yes."""
+        try:
+            used = psutil.Process(self._handles[rank].pid).cpu_times()
+        except (psutil.Error, KeyError):
+            return False
+        now, cpu = time.monotonic(), used.user + used.system
+        at, before = self._cpu.get(rank, (now, cpu))
+        self._cpu[rank] = now, cpu
+        return bool(at == now or cpu - before >= WORKING * (now - at))
 
     def stopped(self, ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Those that somebody sent a SIGSTOP, with their process ids."""

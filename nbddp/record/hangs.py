@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from nbddp.errors import say_ranks
+from nbddp.record.mismatch import why
 from nbddp.wire.messages import Pulse
 
 HANG_AFTER = 10.0  # seconds without progress on any rank
@@ -21,10 +22,24 @@ class Sign:
 
 
 class HangWatch:
-    """Keeps the last sign of life of every rank, and each piece of news once."""
+    """Keeps the last sign of life of every rank, and each piece of news once.
 
-    def __init__(self, is_stopped: Callable[[int], bool]) -> None:
+    Args:
+        is_stopped: whether somebody stopped this rank's process.
+        is_working: whether it has used the CPU since this was asked last: a rank whose C code holds
+            Python's lock gives no sign of life, and may compute all the same.
+        hang_after: seconds without progress on any rank that make a hang.
+    """
+
+    def __init__(
+        self,
+        is_stopped: Callable[[int], bool],
+        is_working: Callable[[int], bool] = lambda _rank: False,
+        hang_after: float = HANG_AFTER,
+    ) -> None:
         self._is_stopped = is_stopped
+        self._is_working = is_working
+        self.hang_after = hang_after
         self._signs: dict[int, Sign] = {}
         self._told: set[object] = set()
         self.alarm = ""
@@ -63,7 +78,8 @@ class HangWatch:
             now: the time, in the seconds of ``note``.
         """
         running = sorted(waiting)
-        silent = [rank for rank in running if now - self._signs[rank].at > SILENT_AFTER]
+        late = [rank for rank in running if now - self._signs[rank].at > SILENT_AFTER]
+        silent = [rank for rank in late if not self._is_working(rank)]
         text = self._say_silent(silent) if silent else self._say_hang(cell, running, ranks)
         self.alarm = text
         news = tuple(silent) or text
@@ -86,15 +102,15 @@ class HangWatch:
     def _say_hang(self, cell: int, running: list[int], ranks: Iterable[int]) -> str:
         pulses = {rank: self._signs[rank].pulse for rank in running}
         is_stuck = all(
-            pulse.cell == cell and pulse.seconds >= HANG_AFTER for pulse in pulses.values()
+            pulse.cell == cell and pulse.seconds >= self.hang_after for pulse in pulses.values()
         )
         if not is_stuck or not any(pulse.collective for pulse in pulses.values()):
             return ""
-        lines = [f"no progress for {HANG_AFTER:.0f} s:"]
+        ended = {rank: self._signs[rank].pulse for rank in ranks if rank not in pulses}
+        lines = [f"no progress for {self.hang_after:.0f} s: {why(cell, pulses, ended)}"]
         lines += [f"  {who} {what}" for what, who in _grouped(pulses)]
-        ended = [rank for rank in ranks if rank not in pulses]
         if ended:
-            lines.append(f"  {say_ranks(ended)} done with the cell: will not come")
+            lines.append(f"  {say_ranks(list(ended))} done with the cell: will not come")
         lines.append("  the cell goes on waiting; interrupt it to end it and keep all names")
         return "\n".join(lines)
 
@@ -108,6 +124,7 @@ def _grouped(pulses: Mapping[int, Pulse]) -> list[tuple[str, str]]:
 
 def _where(pulse: Pulse) -> str:
     if pulse.collective:
-        return f"waiting in {pulse.collective}, line {pulse.line}"
+        called = " ".join(filter(None, (pulse.collective, pulse.shape)))
+        return f"waiting in {called}, line {pulse.line}"
     inside = f" in {pulse.function}()" if pulse.function else ""
     return f"never came: line {pulse.line}{inside}"

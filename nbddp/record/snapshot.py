@@ -21,7 +21,7 @@ class RankSnapshot:
     Attributes:
         state: what it does, in words.
         line: the cell's line that it is on, 0 for none; ``code`` stands there.
-        seconds: how long it has been at this very place, 0 if it moves on.
+        seconds: how long it has stayed where it is, 0 if anything of it moves.
         collective: its newest collective, with number and shape.
         step: the last step that it reported, None if none.
         steps_per_second: 0 where that is not known.

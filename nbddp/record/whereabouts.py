@@ -36,12 +36,20 @@ class LoopProgress:
 
 
 class Whereabouts:
-    """Keeps what the panel shows of each rank; fed on the session's thread, read from any."""
+    """Keeps what the panel shows of each rank; fed on the session's thread, read from any.
 
-    def __init__(self, is_stopped: Callable[[int], bool]) -> None:
+    Args:
+        is_stopped, is_working: see :class:`nbddp.record.hangs.HangWatch`.
+    """
+
+    def __init__(
+        self,
+        is_stopped: Callable[[int], bool],
+        is_working: Callable[[int], bool] = lambda _rank: False,
+    ) -> None:
         self.curves = Curves()
         self.missed = 0
-        self._hang_watch = HangWatch(is_stopped)
+        self._hang_watch = HangWatch(is_stopped, is_working)
         self._bars: dict[int, tuple[LoopProgress, ...]] = {}
         self._notes = 0
         self._steps: tuple[float, float] | None = None
@@ -60,6 +68,15 @@ class Whereabouts:
     def version(self) -> int:
         """Another number whenever a rank said something of itself."""
         return self._notes
+
+    @property
+    def hang_after(self) -> float:
+        """Seconds without progress on any rank that make a hang."""
+        return self._hang_watch.hang_after
+
+    @hang_after.setter
+    def hang_after(self, seconds: float) -> None:
+        self._hang_watch.hang_after = seconds
 
     @property
     def alarm(self) -> str:

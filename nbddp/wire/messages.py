@@ -132,11 +132,12 @@ class Pulse:
     """A sign of life: where the main thread is, and what the process uses.
 
     ``line`` is the innermost line in the cell (0: none runs), ``code`` what stands there and
-    ``function`` what it is in there. ``collective`` is what it waits in, such as "all_reduce #7
-    float [4]", empty if it waits in none; ``last`` is the newest collective of ``last_cell``, which
-    is this cell or, between cells, the one before.
-    ``seconds`` is how long it has been at this very place. ``cpu`` is in percent of one core, below
-    0 while it is not known; memory in bytes; ``gpu`` in percent, below 0 where there is none.
+    ``function`` what it is in there. ``collective`` is what it waits in, such as "all_reduce #7",
+    empty if it waits in none, and ``shape`` what it gave to it, such as "float [4]"; ``last`` is
+    the newest collective of ``last_cell``, which is this cell or, between cells, the one before.
+    ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
+    percent of one core, below 0 while it is not known; memory in bytes; ``gpu`` in percent, below
+    0 where there is none.
     """
 
     cell: int
@@ -144,6 +145,7 @@ class Pulse:
     function: str
     code: str = ""
     collective: str = ""
+    shape: str = ""
     last: str = ""
     last_cell: int = 0
     seconds: float = 0.0

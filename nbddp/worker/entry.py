@@ -182,7 +182,9 @@ class Rank:
         )
         self._shell = self._make_shell(start.colors)
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
-        self._pulse = PulseThread(mailer.post, self._shell.is_cell_file, Usage(self._group.device))
+        self._pulse = PulseThread(
+            mailer.post, self._shell.is_cell_file, Usage(self._group.device), self._said
+        )
         self._interrupter = Interrupter(
             is_cell_file=lambda name: name == EXPRESSION or self._shell.is_cell_file(name),
             cancel=self._shell.cancel,
@@ -360,6 +362,14 @@ class Rank:
             text = {"text/plain": f"nbddp: {note}"}
             self._mailer.post(Display(cell=cell, data=text, metadata={}))
         return parcel
+
+    def _said(self) -> tuple[int, int]:
+        """How often the cell reported or printed something; how many bytes the log has."""
+        try:
+            written = self._log.mark()
+        except OSError:  # a cell has closed it
+            written = 0
+        return self._meters.reports + self._log.prints, written
 
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""

@@ -24,6 +24,7 @@ class Collective:
         began_at: in seconds, as ``time.time()`` has it.
         group: the group's ranks, as ``[0, 2]``; empty for the default group.
         record: which one it is of all that this process began.
+        backend: whose it is, such as "gloo".
     """
 
     name: str
@@ -33,6 +34,7 @@ class Collective:
     began_at: float = 0.0
     group: str = ""
     record: int = 0
+    backend: str = ""
 
     @property
     def title(self) -> str:
@@ -53,14 +55,16 @@ def newest_collective() -> Collective | None:
     if not entries:
         return None
     newest = max(entries, key=lambda entry: int(entry["record_id"]))
+    backend, _, name = newest["profiling_name"].partition(":")
     return Collective(
-        name=newest["profiling_name"].partition(":")[2],
+        name=name,
         number=newest["collective_seq_id"],
         is_in_flight=not newest["retired"],
         shape=_shape(newest),
         began_at=newest["time_created_ns"] / 1e9,
         group=_group(*newest.get("process_group", ["", DEFAULT])),
         record=int(newest["record_id"]),
+        backend=backend,
     )
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import threading
 import time
+from pathlib import Path
 from types import FrameType
+
+_STATUS = re.compile(r"^(State|voluntary_ctxt_switches):\s+(\w+)", re.MULTILINE)
 
 
 def main_thread_id() -> int:
@@ -26,3 +31,16 @@ def main_cpu_time() -> float:
     if not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
     return time.clock_gettime(time.pthread_getcpuclockid(main_thread_id()))
+
+
+def main_status() -> tuple[int, str]:
+    """How often the main thread gave up the CPU by itself, and its state, such as "S" or "D".
+
+    0 and "" where the system does not tell (macOS).
+    """
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/status").read_text()
+    except OSError:  # no Linux, or a cell has taken all descriptors
+        return 0, ""
+    told = dict(_STATUS.findall(text))
+    return int(told.get("voluntary_ctxt_switches", 0)), told.get("State", "")

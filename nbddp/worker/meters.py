@@ -21,7 +21,10 @@ MAX_BARS = 8  # loops inside each other that are shown
 
 
 class Meters:
-    """The sink of a rank: what the main thread reports, the mailer's thread mails."""
+    """The sink of a rank: what the main thread reports, the mailer's thread mails.
+
+    ``reports`` counts what was reported: a step, a bar that moved, something that happened.
+    """
 
     def __init__(self, path: Path, *, rank: int, attempt: int) -> None:
         self._head = {"rank": rank, "attempt": attempt}
@@ -38,6 +41,7 @@ class Meters:
         self._on_lost: Callable[[OSError], None] = lambda _error: None
         self._has_lost = False
         self._is_torn = False
+        self.reports = 0
 
     def capture(
         self,
@@ -69,6 +73,7 @@ class Meters:
         if self._is_elsewhere():
             return
         with self._lock:
+            self.reports += 1
             self._rows.append([at, step, values])
             if len(self._rows) > MAX_WAITING:
                 self._rows.popleft()
@@ -81,6 +86,7 @@ class Meters:
             return
         with self._lock:
             self._bars = [each for each in self._bars if each.is_open]
+            self.reports += 1
             self._bars.append(bar)
             self._has_moved = True
         self._poke()
@@ -90,6 +96,7 @@ class Meters:
         if self._is_elsewhere():
             return
         self._has_moved = True
+        self.reports += 1
         self._poke()
 
     def end(self, bar: Bar) -> None:
@@ -98,6 +105,7 @@ class Meters:
             return
         with self._lock:
             bar.close()
+            self.reports += 1
             if not self._bars or bar is not self._bars[0]:  # begun in an earlier cell: no bar
                 self._bars = [each for each in self._bars if each is not bar]
             self._has_moved = True
@@ -109,6 +117,7 @@ class Meters:
             return
         with self._lock:
             plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
+            self.reports += 1
             self._events.append(Happened(kind=kind, facts=plain))
             is_full = len(self._events) >= MAX_EVENTS
         self._poke()

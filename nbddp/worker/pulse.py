@@ -9,10 +9,11 @@ from collections.abc import Callable
 from types import FrameType
 
 from nbddp.wire.messages import Pulse
-from nbddp.worker.flight_recorder import newest_collective
-from nbddp.worker.main_thread import main_frame
-from nbddp.worker.usage import Usage
-from nbddp.worker.waits import Idleness, waited_in
+from nbddp.worker.flight_recorder import Collective, newest_collective
+from nbddp.worker.main_thread import main_cpu_time, main_frame, main_status
+from nbddp.worker.stillness import SETTLED, Closer, Stillness, Trace, Wait
+from nbddp.worker.usage import Usage, Use, children_cpu_time
+from nbddp.worker.waits import waited_in
 
 PERIOD = 1.0  # seconds between two looks
 FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
@@ -21,21 +22,31 @@ MAX_CODE = 100  # characters of the line that are shown
 
 
 class PulseThread:
-    """Sends a Pulse at every look while a cell runs, and now and then between cells."""
+    """Sends a Pulse at every look while a cell runs, and now and then between cells.
+
+    Args:
+        post: sends it.
+        is_cell_file: whether code of this file name is a cell's.
+        usage: reads what the process uses.
+        said: how often the cell reported or printed something, and how many bytes are written.
+    """
 
     def __init__(
-        self, post: Callable[[Pulse], None], is_cell_file: Callable[[str], bool], usage: Usage
+        self,
+        post: Callable[[Pulse], None],
+        is_cell_file: Callable[[str], bool],
+        usage: Usage,
+        said: Callable[[], tuple[int, int]] = lambda: (0, 0),
     ) -> None:
         self._post = post
+        self._said = said
         self._is_cell_file = is_cell_file
         self._usage = usage
-        self._idleness = Idleness()
+        self._stillness = Stillness()
         self._cell = 0
         self._began_at = 0.0
         self._has_looked = False
         self._last_cell = 0
-        self._place: tuple[int, ...] = ()
-        self._since = time.monotonic()
         self._begun = threading.Event()
 
     def start(self) -> None:
@@ -74,34 +85,58 @@ class PulseThread:
 
     def _look_at(self, frame: FrameType, cell: int) -> Pulse:
         newest = newest_collective() if self._last_cell else None
-        # a loop comes by the same place again, and its frame lies where the last one did
-        count = newest.record if newest is not None else 0
-        place, now = (cell, id(frame), frame.f_lasti, count), time.monotonic()
-        has_stayed = place == self._place
-        if not has_stayed:
-            self._place, self._since = place, now
-        line, code, function = self._in_cell(frame) if cell else (0, "", "")
-        is_idle = self._idleness.look()
-        is_waited_in = newest is not None and newest.is_in_flight and has_stayed
-        wait = str(newest) if is_waited_in else ""
-        if cell and has_stayed and is_idle and not wait:
-            wait = waited_in(frame, self._is_cell_file)
-        is_recent = newest is not None and newest.began_at >= self._began_at
         use = self._usage.read()
+        kind, wait = self._wait(cell, frame, newest)
+        seconds = self._stay(cell, frame, newest, kind, use)
+        is_waited_in = bool(wait) and seconds > 0
+        is_recent = newest is not None and newest.began_at >= self._began_at
+        line, code, function = self._in_cell(frame) if cell else (0, "", "")
         return Pulse(
             cell=cell,
             line=line,
             code=code,
             function=function,
-            collective=wait if cell else "",
-            last=str(newest) if is_recent or is_waited_in else "",
+            collective=wait if is_waited_in else "",
+            shape=newest.shape if newest and is_waited_in and kind is not Wait.SEEN else "",
+            last=str(newest) if is_recent or (is_waited_in and kind is not Wait.SEEN) else "",
             last_cell=self._last_cell,
-            seconds=now - self._since if has_stayed else 0.0,
+            seconds=seconds,
             cpu=use.cpu,
             memory=use.memory,
             gpu=use.gpu,
             gpu_memory=use.gpu_memory,
         )
+
+    def _wait(self, cell: int, frame: FrameType, newest: Collective | None) -> tuple[Wait, str]:
+        """What a cell seems to wait in: the kind of wait, and its name."""
+        if not cell:
+            return Wait.NONE, ""
+        if newest is not None and newest.is_in_flight:
+            spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
+            return Wait.SPINNING if spins else Wait.RECORDED, newest.title
+        name = waited_in(frame, self._is_cell_file)
+        return Wait.SEEN if name else Wait.NONE, name
+
+    def _stay(
+        self, cell: int, frame: FrameType, newest: Collective | None, kind: Wait, use: Use
+    ) -> float:
+        """For how long the main thread has stayed here; 0 if it moves."""
+        now = time.monotonic()
+        switches, state = main_status()
+        said, written = self._said()
+        trace = Trace(
+            place=(cell, id(frame), frame.f_lasti),
+            collectives=newest.record if newest is not None else 0,
+            said=said,
+            written=written,
+            cpu=main_cpu_time(),
+            switches=switches,
+        )
+        seconds = self._stillness.look(trace, kind, now)
+        if not cell or kind is not Wait.NONE or seconds < SETTLED:
+            return seconds
+        closer = Closer(state=state, cpu=use.cpu, children=children_cpu_time())
+        return self._stillness.look_closer(closer, now)
 
     def _in_cell(self, frame: FrameType) -> tuple[int, str, str]:
         """The innermost line of a cell, its code, and the function that it has called."""

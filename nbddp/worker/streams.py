@@ -11,6 +11,7 @@ import io
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,12 +37,16 @@ _TRACE = re.compile(
 
 
 class RankLog:
-    """The log file of one rank, written through its file descriptors and read back by offset."""
+    """The log file of one rank, written through its file descriptors and read back by offset.
+
+    ``prints`` counts what Python has written to it in the main thread.
+    """
 
     def __init__(self, path: Path) -> None:
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._read_fd = os.open(path, os.O_RDONLY)
         self._has_lost = False
+        self.prints = 0
         self._offset = os.fstat(self._write_fd).st_size  # an earlier attempt wrote up to here
 
     def capture(self, on_write: Callable[[], None], on_lost: Callable[[OSError], None]) -> None:
@@ -74,13 +79,18 @@ class RankLog:
 
     def _text_stream(self, fd: int) -> io.TextIOWrapper:
         stream = _LogStream(
-            io.BufferedWriter(_LogWriter(fd, self._on_write, self._lose)),  # type: ignore[type-var]
+            io.BufferedWriter(_LogWriter(fd, self._note_write, self._lose)),  # type: ignore[type-var]
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,  # a line is in the file before the next statement runs
         )
         stream.nbddp_log = self
         return stream
+
+    def _note_write(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.prints += 1
+        self._on_write()
 
     def _lose(self, error: OSError) -> None:
         if not self._has_lost:

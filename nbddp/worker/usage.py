@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
 import torch
+
+from nbddp.worker.descendants import descendants
 
 SPAN = 0.2  # seconds; over less, as right after the start, the system's ticks make any figure
 
@@ -60,3 +63,15 @@ class Usage:
         except (ImportError, RuntimeError):
             self._has_load = False
             return -1.0
+
+
+def children_cpu_time() -> float:
+    """Seconds of CPU that the children of this process have used, those that ended included."""
+    ended = os.times()
+    seconds = ended.children_user + ended.children_system
+    with suppress(OSError):  # no descriptors are left to look with
+        for each in descendants(os.getpid()):
+            with suppress(psutil.Error):  # it has just ended
+                used = each.cpu_times()
+                seconds += used.user + used.system
+    return seconds

@@ -14,26 +14,11 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
-from nbddp.worker.main_thread import main_cpu_time
-
-BUSY = 0.005  # seconds of CPU between two looks from which on a thread does not merely wait
 _OURS = Path(__file__).parent
 MAX_CALL = 60  # characters of a call that are shown
 _TORCHS = re.compile(r"torch[/\\](distributed|futures)[/\\]")
 # methods of torch's works, futures and stores: C++ that a cell calls without a frame in between
 _WAITS = re.compile(r"\.(wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?")
-
-
-class Idleness:
-    """Tells whether the main thread computes; without a clock for it (macOS) it never does."""
-
-    def __init__(self) -> None:
-        self._used = 0.0
-
-    def look(self) -> bool:
-        """Whether it has used next to nothing since the last look."""
-        before, self._used = self._used, main_cpu_time()
-        return self._used - before < BUSY
 
 
 def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:

@@ -25,7 +25,8 @@ def test_mismatched_collectives_and_a_rank_that_never_came_are_shown(
         "elif rank == 1:\n    dist.broadcast(x, src=2)\nelse:\n    time.sleep(80)"
     )
     assert said_of_a_hang(group, source, capsys).splitlines()[:5] == [
-        "nbddp: no progress for 10 s:",
+        "nbddp: no progress for 10 s: rank 0 called all_reduce #1, rank 1 broadcast #1, "
+        "rank 2 never came",
         "  rank 0 waiting in all_reduce #1 float [4], line 4",
         "  rank 1 waiting in broadcast #1 float [4], line 6",
         "  rank 2 never came: line 8",

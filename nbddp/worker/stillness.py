@@ -1,0 +1,117 @@
+"""How long the main thread has stayed where it is. Pure: it is told what was seen, and the time.
+
+A loop comes by the same place again and again: the same frame, instruction and collective prove
+nothing. Who stays somewhere says nothing either, reports no step, begins no collective, computes
+nothing and does not even go to sleep anew. Measured once a second with Gloo, a rank that waits for
+others makes no context switch and uses no CPU, in whatever it waits; one that sleeps, reads or
+writes in a loop makes one switch a round, and one that waits for the workers of a DataLoader wakes
+every five seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+BUSY = 0.005  # seconds of CPU between two looks from which on a thread does not merely wait
+WAKES = 2  # switches between two looks that a wait for others may make: it looks at its deadline
+HARD_AT_WORK = 20.0  # percent of a core from which on other threads work for the main one
+WORKED = 0.05  # seconds of CPU between two looks: more than workers use that look for work
+SETTLED = 2.0  # seconds in one place after which it is worth a closer look
+
+
+class Wait(Enum):
+    """What the main thread seems to wait in."""
+
+    NONE = auto()
+    SEEN = auto()  # its frames are those of a wait for others
+    RECORDED = auto()  # torch has begun a collective and not ended it
+    SPINNING = auto()  # the same, of a backend that waits with the CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What is seen of the main thread at one look.
+
+    Attributes:
+        place: cell, frame and instruction.
+        collectives: how many this process has begun.
+        said: how many steps and bars it reported, and how often the main thread printed.
+        written: bytes of output, from threads, C code and children too.
+        cpu: seconds of CPU that it has used; ``switches`` counts how often it went to sleep.
+    """
+
+    place: tuple[int, ...] = ()
+    collectives: int = 0
+    said: int = 0
+    written: int = 0
+    cpu: float = 0.0
+    switches: int = 0
+
+    def has_moved(self, before: Trace, wait: Wait) -> bool:
+        """Whether the thread did anything since an earlier look."""
+        if self._did(before):
+            return True
+        is_computing = self.cpu - before.cpu >= BUSY
+        switches = self.switches - before.switches
+        match wait:
+            case Wait.SPINNING:
+                return False
+            case Wait.RECORDED:  # switches: it may ask in a loop whether the work is done
+                return is_computing
+            case Wait.SEEN:
+                return is_computing or switches > WAKES
+            case Wait.NONE:
+                return is_computing or switches > 0 or self.written != before.written
+
+    def _did(self, before: Trace) -> bool:
+        """Whether it went on, by what it has done itself."""
+        done = (self.place, self.collectives, self.said)
+        return done != (before.place, before.collectives, before.said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closer:
+    """What a closer look shows of a thread that seems to stay where it is.
+
+    Attributes:
+        state: the thread's, such as "D" while it waits for a disk.
+        cpu: percent of one core that the whole process uses.
+        children: seconds of CPU that its children have used.
+    """
+
+    state: str = ""
+    cpu: float = 0.0
+    children: float = 0.0
+
+    def is_at_work(self, before: Closer | None) -> bool:
+        """Whether a disk, other threads or children are at work for it."""
+        have_worked = before is not None and self.children - before.children >= WORKED
+        return self.state in ("D", "R") or self.cpu >= HARD_AT_WORK or have_worked
+
+
+class Stillness:
+    """Remembers since when nothing has moved."""
+
+    def __init__(self) -> None:
+        self._trace = Trace()
+        self._closer: Closer | None = None
+        self._since = 0.0
+
+    def look(self, trace: Trace, wait: Wait, now: float) -> float:
+        """How long the thread has stayed where it is, in seconds; 0 if it moves."""
+        before, self._trace = self._trace, trace
+        if trace.has_moved(before, wait):
+            self.moved(now)
+        return now - self._since
+
+    def look_closer(self, closer: Closer, now: float) -> float:
+        """The same, when it was found to stay somewhere and to wait for nobody."""
+        before, self._closer = self._closer, closer
+        if closer.is_at_work(before):
+            self._since = now
+        return now - self._since
+
+    def moved(self, now: float) -> None:
+        """It has."""
+        self._since, self._closer = now, None

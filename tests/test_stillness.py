@@ -1,0 +1,81 @@
+"""Whether the main thread has stayed where it is, told what was seen of it and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nbddp.worker.stillness import BUSY, WAKES, Closer, Stillness, Trace, Wait
+
+HERE = Trace(place=(5, 1, 8), collectives=3, said=2, written=100, cpu=1.0, switches=40)
+DONE = {"place": (5, 1, 9), "collectives": 4, "said": 3}
+SIGNS = {"written": 101, "switches": 41, "cpu": 1.0 + 2 * BUSY}
+
+
+def stay(after: Trace, wait: Wait) -> float:
+    """How long it seems to have stayed, after 10 s here and one more look."""
+    still = Stillness()
+    still.look(HERE, wait, 0.0)
+    assert still.look(HERE, wait, 10.0) == 10.0
+    return still.look(after, wait, 11.0)
+
+
+@pytest.mark.parametrize("wait", Wait)
+def test_who_does_nothing_stays(wait: Wait) -> None:
+    assert stay(HERE, wait) == 11.0
+
+
+@pytest.mark.parametrize("wait", Wait)
+@pytest.mark.parametrize("name", DONE)
+def test_what_a_thread_does_itself_is_a_move_in_any_wait(wait: Wait, name: str) -> None:
+    assert stay(replace(HERE, **{name: DONE[name]}), wait) == 0.0
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_output_a_switch_or_cpu_time_is_a_move_of_who_waits_for_nobody(name: str) -> None:
+    assert stay(replace(HERE, **{name: SIGNS[name]}), Wait.NONE) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("wait", "moves"),
+    [(Wait.SEEN, {"cpu"}), (Wait.RECORDED, {"cpu"}), (Wait.SPINNING, set())],
+)
+def test_a_thread_that_prints_beside_it_is_no_move_of_who_waits(
+    wait: Wait, moves: set[str]
+) -> None:
+    moved = {name for name in SIGNS if not stay(replace(HERE, **{name: SIGNS[name]}), wait)}
+    assert moved == moves
+
+
+def test_a_wait_without_a_record_may_be_a_loop_of_waits_that_end() -> None:
+    assert stay(replace(HERE, switches=40 + WAKES), Wait.SEEN) == 11.0
+    assert stay(replace(HERE, switches=41 + WAKES), Wait.SEEN) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("closer", "is_at_work"),
+    [
+        (Closer(state="S", cpu=2.0, children=5.01), False),
+        (Closer(state="D", children=5.0), True),
+        (Closer(state="R", children=5.0), True),
+        (Closer(state="S", cpu=90.0, children=5.0), True),
+        (Closer(state="S", children=5.1), True),
+        (Closer(children=5.0), False),
+    ],
+    ids=["idle", "disk", "runs", "other threads", "children", "no such system"],
+)
+def test_a_closer_look_finds_who_works_for_a_thread_that_sleeps(
+    closer: Closer, is_at_work: bool
+) -> None:
+    still = Stillness()
+    still.look(HERE, Wait.NONE, 0.0)
+    assert still.look_closer(Closer(children=5.0), 3.0) == 3.0
+    assert still.look_closer(closer, 4.0) == (0.0 if is_at_work else 4.0)
+
+
+def test_children_are_compared_only_within_one_stay() -> None:
+    still = Stillness()
+    still.look_closer(Closer(children=1.0), 1.0)
+    still.moved(2.0)
+    assert still.look_closer(Closer(children=9.0), 5.0) == 3.0
