@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.errors import StartError
 from nbddp.record.folder import RunFolder
 
 Begin = Callable[..., RunFolder]
@@ -266,3 +267,15 @@ def test_a_full_disk_does_not_stop_the_run(base: Path, begin: Begin) -> None:
     fill_disk(folder.path / "events.jsonl")
     folder.event("exit", rank=1)
     folder.event("stopped")
+
+
+def test_of_a_run_that_can_be_recorded_nowhere_nothing_stays(
+    base: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    with pytest.raises(StartError, match=r"neither in .* nor in a temporary folder"):
+        RunFolder(base)
+    assert not list(temporary.iterdir())

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +27,7 @@ from typing import Any
 
 import psutil
 
+from nbddp.controller.sockets_folder import SocketsFolder
 from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL
 from nbddp.worker.descendants import children, descendants
 
@@ -48,7 +47,7 @@ class Forkserver:
         self._growing = threading.Lock()
         self._server = _Server()
         self._has_grown = False
-        self._folder = ""
+        self._folder = SocketsFolder()
 
     @property
     def pid(self) -> int | None:
@@ -109,7 +108,7 @@ class Forkserver:
             with suppress(FileNotFoundError):  # it has taken its folder away itself
                 self._server._stop()  # type: ignore[attr-defined]
             self._server, self._has_grown = _Server(), False
-            shutil.rmtree(self._folder, ignore_errors=True)  # as far as it is still there
+            self._folder.close()
 
     def _kill(self) -> None:
         if self.pid is not None:
@@ -132,12 +131,11 @@ class Forkserver:
 
         Its own folders are taken away by whoever made them, and stay if that one is killed.
         """
-        if not os.path.isdir(self._folder):  # noqa: PTH112 - a name, until there is one
-            self._folder = tempfile.mkdtemp(prefix="nbddp-")
+        folder = self._folder.ensure()
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
         with _naming_folder:
             before = config.get("tempdir")
-            config["tempdir"] = os.environ[FOLDER] = self._folder
+            config["tempdir"] = os.environ[FOLDER] = folder
             try:
                 yield
             finally:

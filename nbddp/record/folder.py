@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import tempfile
 import time
 from contextlib import suppress
@@ -93,7 +94,7 @@ class RunFolder:
         except OSError as error:
             refused = error.strerror
         try:
-            path, events = _begin(Path(tempfile.mkdtemp(prefix="nbddp-")), name)
+            path, events = _begin_elsewhere(name)
         except OSError as error:
             raise StartError(
                 f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
@@ -101,6 +102,16 @@ class RunFolder:
             ) from None
         self.remark = f"{base} cannot be written ({refused}); the logs are in {path}"
         return path, events
+
+
+def _begin_elsewhere(name: str) -> tuple[Path, int]:
+    """In a temporary folder, of which nothing stays if that cannot be."""
+    runs = Path(tempfile.mkdtemp(prefix="nbddp-runs-"))
+    try:
+        return _begin(runs, name)
+    except OSError:
+        shutil.rmtree(runs, ignore_errors=True)
+        raise
 
 
 def _begin(runs: Path, name: str) -> tuple[Path, int]:

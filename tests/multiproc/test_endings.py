@@ -299,7 +299,7 @@ def test_a_helper_that_is_just_being_started_is_closed_at_once(
 
     def launch() -> None:
         try:
-            server.start(print, "hello", "test-rank")
+            server.fork(print, "hello", "test-rank")
         except (EOFError, OSError) as error:
             said.append(type(error))
 
@@ -387,10 +387,10 @@ def test_groups_that_are_started_at_the_same_time_have_a_folder_each(
         start.join()
     folders = {each.pull("__import__('multiprocessing').util.get_temp_dir()")[0] for each in groups}
     assert len(folders) == 3
-    assert len(list(folder.glob("nbddp-*"))) == 3
+    assert len(list(folder.glob("nbddp_*"))) == 3
     for each in groups:
         psutil.Process(each.session.launcher.forkserver.pid).kill()  # its folder is then ours
         each.close()
-    assert not list(folder.glob("nbddp-*"))
+    assert not list(folder.glob("nbddp_*"))
     assert process.current_process()._config.get("tempdir") == before
     assert FOLDER not in os.environ

@@ -181,4 +181,4 @@ def test_a_helper_that_still_imports_survives_its_kernels_group_and_leaves_no_fo
     helpers = psutil.Process(fresh_notebook.pid).children(recursive=True)
     os.killpg(fresh_notebook.pid, signal.SIGKILL)
     assert not psutil.wait_procs(helpers, timeout=20)[1]
-    assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp-*")))
+    assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp_*")))

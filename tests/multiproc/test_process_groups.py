@@ -196,16 +196,16 @@ def test_a_second_group_is_refused_with_the_way_out(group: WorkerGroup) -> None:
 
 def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: WorkerGroup) -> None:
     group.run(
-        "from nbddp.worker import collectives\nfrom datetime import timedelta\n"
-        "form = collectives.ProcessGroup.form\n"
+        "from nbddp.worker import process_group\nfrom datetime import timedelta\n"
+        "form = process_group.ProcessGroup.form\n"
         "def broken(self, generation): raise OSError('no more ports')\n"
-        "if rank == 1: collectives.ProcessGroup.form = broken\n"
-        "collectives.FORM_TIMEOUT = timedelta(seconds=1)\ndist.destroy_process_group()"
+        "if rank == 1: process_group.ProcessGroup.form = broken\n"
+        "process_group.FORM_TIMEOUT = timedelta(seconds=1)\ndist.destroy_process_group()"
     )
     for _ in range(2):
         with pytest.raises(CellFailedError, match=r"^rank 1: OSError: no more ports"):
             group.run("dist.barrier()")
-    run_bare(group, "collectives.ProcessGroup.form = form\nalive = True")
+    run_bare(group, "process_group.ProcessGroup.form = form\nalive = True")
     group.run("assert alive\ndist.barrier()")
 
 
