@@ -164,7 +164,7 @@ class Executor:
         except RequestError:
             self.cell = before
             raise
-        self.time_line.record("cell", **handle.facts())
+        self.time_line.record_cell("cell", ranks, **handle.facts())
         self.whereabouts.begin_cell(ranks, time.monotonic())
         self._with.actor.later(LOOK_PERIOD, self._look, handle)
         self._audience.catch_up(handle)
@@ -388,7 +388,7 @@ class Executor:
                     self._with.link.discard(report.parcel)  # nobody asks for a part of the values
 
     def _note_result(self, result: CellResult) -> None:
-        self.time_line.record("cell ended", number=result.number, **result.facts())
+        self.time_line.record_cell("cell ended", result.ranks, **result.facts())
         if result.is_ok and self.cell is not None and not self.cell.request.once:
             self.deeds.note(self.cell.request)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.completer import (
@@ -14,6 +15,7 @@ from IPython.core.completer import (
 )
 
 from nbddp.errors import RequestError
+from nbddp.record.runs import runs_below
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -67,6 +69,8 @@ class Completer:
         if words[0] == "%%ddp":
             return _flags(self._parsers["%%ddp"], words, token)
         chosen = words[1] if len(words) > 1 and words[1] != token else ""
+        if chosen == "show" and not token.startswith("-") and "--cell" not in words[-2:]:
+            return [each.name for each in runs_below(Path.cwd()) if each.name.startswith(token)]
         if chosen in self._parsers:
             return _flags(self._parsers[chosen], words, token)
         return [name for name in self._parsers if name != "%%ddp" and name.startswith(token)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -28,6 +29,12 @@ class Desk:
         self.group = SteeredGroup(colors=str(shell.colors))
         self.views = Views(shell)
         self._background: Background | None = None
+
+    @property
+    def current_run(self) -> Path | None:
+        """The folder of the run that goes on, if one does."""
+        folder = self.group.session.time_line.folder
+        return folder.path if folder and self.group.is_live else None
 
     def make_ready(self, spec: GroupSpec, *, fresh: bool, is_recovery: bool = False) -> None:
         """See to it that the group runs as asked: start it, restart it, or find it so."""

@@ -6,6 +6,7 @@ import re
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -23,9 +24,12 @@ from nbddp.magics.options import (
     rank_number,
     start_options,
 )
+from nbddp.magics.show import say_ending
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.views import ViewChoice
+from nbddp.record.finished import RecordedRun
 from nbddp.record.logs import tail
+from nbddp.record.runs import find_run
 
 
 @magics_class
@@ -67,6 +71,7 @@ class LineMagics(Magics):
             "kill": self.kill,
             "fault": self.fault,
             "logs": self.logs,
+            "show": self.show,
             "push": self.push,
             "pull": self.pull,
             "wait": self.wait,
@@ -150,6 +155,17 @@ class LineMagics(Magics):
             raise RequestError(f"there is no log of rank {args.rank}")
         path = folder.log(args.rank)
         self._desk.views.say(tail(path, args.lines))
+
+    @magic_arguments("ddp show")
+    @argument("run", nargs="?", default="", help="a name, a part of one, or a path (default: last)")
+    @argument("--cell", type=positive_int, metavar="N", help="one of its cells")
+    def show(self, line: str) -> None:
+        """Draw a run again from its folder: cells, charts, failures, the last lines of ranks."""
+        args = parse(self.show, line)
+        current = self._desk.current_run
+        run = RecordedRun(find_run(args.run, Path.cwd(), current=current))
+        cell = None if args.cell is None else run.cell(args.cell)
+        self._desk.views.show_run(run, cell, ending=say_ending(run, current=current))
 
     @magic_arguments("ddp push")
     @argument("names", nargs="+", help="names of the notebook")

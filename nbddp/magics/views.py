@@ -5,10 +5,13 @@ from __future__ import annotations
 from enum import Enum
 
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import publish_display_data
 
 from nbddp.controller.session import Session
+from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, shows_color
+from nbddp.ui.text.run import run_text
 from nbddp.ui.text.status import status
 from nbddp.ui.text.view import TextView
 
@@ -64,6 +67,17 @@ class Views:
 
         last = self._last if isinstance(self._last, PanelView) else None
         display_status(session, snapshot, last, text=text)
+
+    def show_run(self, run: RecordedRun, cell: RecordedCell | None, *, ending: str) -> None:
+        """Show a run that was opened from its folder, or one of its cells."""
+        text = run_text(run, cell, ending=ending)
+        if not self._wants_panel():
+            self.say(text)
+            return
+        from nbddp.ui.panel.run import run_html
+
+        html = run_html(run, cell, ending=ending)
+        publish_display_data({"text/html": html, "text/plain": text})
 
     def say(self, text: str) -> None:
         """Tell the user something."""

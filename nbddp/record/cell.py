@@ -77,11 +77,12 @@ class CellResult:
         """The MIME bundle of the last expression, for each rank that has one."""
         return {rank: each.result for rank, each in sorted(self.reports.items()) if each.result}
 
-    def facts(self) -> dict[str, str]:
+    def facts(self) -> dict[str, Any]:
         """What the record of a run says of it."""
         if self.verdict is None:
-            return {"outcome": "ok"}
-        return {"outcome": self.verdict.summary(), "report": self.verdict.report()}
+            return {"number": self.number, "outcome": "ok"}
+        summary, report = self.verdict.summary(), self.verdict.report()
+        return {"number": self.number, "outcome": summary, "report": report}
 
     def values(self) -> list[Any]:
         """The last expression's value of every rank, in order of rank; the same when asked again.
@@ -156,8 +157,9 @@ class CellHandle:
 
     def facts(self) -> dict[str, Any]:
         """What the record of a run says of its beginning."""
-        began, source = round(self.began_at, 6), self.request.source
-        return {"number": self.number, "ranks": self.ranks, "source": source, "began": began}
+        facts = {"number": self.number, "ranks": self.ranks, "source": self.request.source}
+        again = {"again": True} if self.request.is_again else {}
+        return facts | {"began": round(self.began_at, 6)} | again
 
     def feed(self, notice: Notice) -> None:
         """Hand a notice to the reader; never waits."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nbddp.record.timeline import Happening
 
 NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
 
+SHOWN_NUMBERS = 20  # of cells, in a message
 ROUNDED = 0.001  # seconds: the times of events are, those of numbers are not
 
 
@@ -29,6 +30,8 @@ class RecordedCell:
         began_at: in ``time.time()``; ``ended_at`` is None where the record ends before the cell.
         outcome: ``ok``, or what ended it, in a line; empty where the record ends before.
         report: for a failure, all that was said of it.
+        is_again: whether it was run again by itself, in a recovery or a replay.
+        logs: which part of the log of each rank is its own, in bytes; None where the record ends.
     """
 
     number: int
@@ -38,6 +41,18 @@ class RecordedCell:
     ended_at: float | None = None
     outcome: str = ""
     report: str = ""
+    is_again: bool = False
+    logs: Mapping[int, tuple[int, int | None]] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end was recorded."""
+        return self.ended_at is not None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None where the record ends before."""
+        return None if self.ended_at is None else max(0.0, self.ended_at - self.began_at)
 
 
 class RecordedRun:
@@ -86,9 +101,25 @@ class RecordedRun:
         """The file of a rank's output, which may not exist."""
         return self.path / f"rank{rank}.log"
 
-    def tail(self, rank: int, lines: int) -> str:
-        """The last lines of a rank's log; see :func:`nbddp.record.logs.tail`."""
-        return tail(self.log(rank), lines) if self.log(rank).exists() else ""
+    def tail(self, rank: int, lines: int, cell: RecordedCell | None = None) -> str:
+        """The last lines of a rank's log, or of a cell's part of it.
+
+        See :func:`nbddp.record.logs.tail`.
+        """
+        begin, end = cell.logs.get(rank, (0, None)) if cell else (0, None)
+        return tail(self.log(rank), lines, begin=begin, end=end) if self.log(rank).exists() else ""
+
+    def cell(self, number: int) -> RecordedCell:
+        """One of its cells.
+
+        Raises:
+            RequestError: there is none of this number.
+        """
+        for each in self.cells:
+            if each.number == number:
+                return each
+        numbers = ", ".join(str(each.number) for each in self.cells[-SHOWN_NUMBERS:]) or "none"
+        raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
     def metrics(self, cell: RecordedCell | None = None) -> Curves:
         """The numbers that its ranks reported, in all cells or in one."""
@@ -118,7 +149,7 @@ class RecordedRun:
             began=began,
             seconds=ended - began,
             attempt=max(attempts, default=0),
-            backend=str(self.facts.get("backend", "")),
+            backend=str(self.facts.get("backend", "")).replace("auto", ""),
             folder=str(self.path),
             run=self.name,
             ranks=tuple(
@@ -161,6 +192,7 @@ class RecordedRun:
 
 def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
     facts = begun.facts
+    begins, ends = facts.get("logs", {}), ended.facts.get("logs", {}) if ended else {}
     return RecordedCell(
         number=facts["number"],
         ranks=tuple(facts["ranks"]),
@@ -169,6 +201,8 @@ def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
         ended_at=ended.at if ended else None,
         outcome=ended.facts["outcome"] if ended else "",
         report=ended.facts.get("report", "") if ended else "",
+        is_again=facts.get("again", False),
+        logs={int(rank): (begin, ends.get(rank)) for rank, begin in begins.items()},
     )
 
 

@@ -41,10 +41,19 @@ class RunFolder:
         """The file of a rank's output."""
         return self.path / f"rank{rank}.log"
 
+    def size_of_log(self, rank: int) -> int:
+        """How many bytes a rank has written."""
+        try:
+            return self.log(rank).stat().st_size
+        except OSError:  # it has written nothing, or somebody deleted it
+            return 0
+
     def describe(self, **facts: Any) -> str:
         """Write ``run.json``: the facts of the start, and the versions it ran with."""
         facts |= {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "host": platform.node(),
+            "pid": os.getpid(),
             "python": platform.python_version(),
             "versions": {name: _version(name) for name in ("nbddp", "torch", "ipykernel")},
         }

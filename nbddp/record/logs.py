@@ -119,24 +119,34 @@ class LogReader:
         return Logged(self._rank, self._path, start, self._shown) if self._shown > start else None
 
 
-def end_of(path: Path, size: int, *, begin: int = 0) -> tuple[str, int]:
+def end_of(path: Path, size: int, *, begin: int = 0, end: int | None = None) -> tuple[str, int]:
     """The last ``size`` bytes of a log as text, and where they stand; none before ``begin``.
+
+    Args:
+        path: the log.
+        size: at most.
+        begin: where the part of the log begins that is asked for.
+        end: where it ends; None for the end of the file.
 
     Raises:
         OSError: it cannot be read.
     """
     with path.open("rb") as file:
-        start = max(begin, os.fstat(file.fileno()).st_size - size)
+        end = os.fstat(file.fileno()).st_size if end is None else end
+        start = max(begin, end - size)
         file.seek(start)
-        return file.read().decode(errors="replace"), start
+        return file.read(max(0, end - start)).decode(errors="replace"), start
 
 
-def tail(path: Path, lines: int) -> str:
-    """The last lines of a log, progress bars folded, with a word on what comes before."""
-    text, start = end_of(path, min(lines * BYTES_PER_LINE, MAX_BYTES))
+def tail(path: Path, lines: int, *, begin: int = 0, end: int | None = None) -> str:
+    """The last lines of a log, progress bars folded, with a word on what comes before.
+
+    ``begin`` and ``end`` say which part of the log is meant, in bytes.
+    """
+    text, start = end_of(path, min(lines * BYTES_PER_LINE, MAX_BYTES), begin=begin, end=end)
     assembler = LineAssembler(path.name)
     found = [*assembler.add(text), *assembler.flush()]
-    if start == 0 and len(found) <= lines:
+    if start == begin and len(found) <= lines:
         return "\n".join(found)
     return "\n".join([f"... earlier lines in {path}", *found[-lines:]])
 

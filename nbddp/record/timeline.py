@@ -70,6 +70,12 @@ class TimeLine:
         if self.folder is not None:
             self._tell(self.folder.event(kind, **facts))
 
+    def record_cell(self, kind: str, ranks: Iterable[int], /, **facts: Any) -> None:
+        """A cell begins or ends now, and with it its part of the ranks' logs."""
+        folder = self.folder
+        sizes = {str(rank): folder.size_of_log(rank) for rank in ranks} if folder else {}
+        self.record(kind, **facts, logs=sizes)
+
     def _of_kind(self, kind: str) -> deque[tuple[int, Happening]]:
         if kind not in self._events and kind not in OWN_KINDS and len(self._events) >= MAX_KINDS:
             kind = "and other kinds"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from notebook import Notebook
 
 from nbddp.errors import CellFailedError
 from nbddp.group import WorkerGroup
@@ -79,3 +82,30 @@ def test_values_without_a_step_count_by_themselves_in_each_cell(
     [path] = tmp_path.glob(".nbddp/runs/*")
     run = RecordedRun(path)
     assert run.metrics(run.cells[1]).curves("loss") == live.curves["loss"]
+
+
+def test_a_run_whose_kernel_was_killed_is_shown_by_the_next_and_says_so(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    with Notebook(tmp_path / "one") as killed:
+        killed.run("%%ddp --nproc 2 --name lost\nprint('in the first cell')")
+        request = killed.begin(
+            "%%ddp\nimport time\nfor i in range(500):\n    nbddp.log(loss=i)\n"
+            "    print('at', i)\n    time.sleep(0.1)"
+        )
+        killed.finish(request, until="at 3")
+        psutil.Process(killed.pid).kill()
+    with Notebook(tmp_path / "other") as notebook:
+        assert notebook.run("%ddp show").text == (
+            f"UsageError: there is no run below {tmp_path / 'other'}: a `%%ddp` cell makes one\n"
+        )
+        notebook.run(f"%cd -q {tmp_path / 'one'}")
+        reply = notebook.run("%ddp show lost")
+        assert reply.status == "ok"
+        assert "its kernel ended before it could record the end" in reply.text.splitlines()[0]
+        assert "cell 2 · its end is not recorded · ranks 0-1" in reply.text
+        assert re.search(r"^loss: \d+, \d+ at last \(ranks 0-1\)$", reply.text, re.MULTILINE)
+        reply = notebook.run("%ddp show lost --cell 1")
+        assert reply.text.startswith("cell 1 of run ")
+        assert "[rank 0] in the first cell\n" in reply.text
+        assert "at 3" not in reply.text
