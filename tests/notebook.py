@@ -29,6 +29,7 @@ class Reply:
     updates: list[dict[str, Any]] = field(default_factory=list)
     widget_texts: list[str] = field(default_factory=list)
     result: str = ""
+    counts: set[int] = field(default_factory=set)  # the prompt's number, as it was said
     seconds: float = 0.0
 
     def lines(self, rank: int) -> list[str]:
@@ -100,10 +101,10 @@ class Notebook:
                 break
         reply.seconds = time.monotonic() - began
         if not until or until not in reply.text:
-            reply.status = self._status(request, timeout=timeout)
+            reply.status = self._status(request, reply, timeout=timeout)
         return reply
 
-    def _status(self, request: str, *, timeout: float) -> str:
+    def _status(self, request: str, reply: Reply, *, timeout: float) -> str:
         """What the answer says; "dropped" where an interrupt made ipykernel drop the request.
 
         It does so when it is interrupted in its own code, before the cell (seen with 7.4).
@@ -117,11 +118,15 @@ class Notebook:
             if is_stopped:
                 return "dropped"
             raise
+        if "execution_count" in answer["content"]:
+            reply.counts.add(answer["content"]["execution_count"])
         return str(answer["content"]["status"])
 
-    def _read(self, message: dict[str, Any], reply: Reply) -> bool:
+    def _read(self, message: dict[str, Any], reply: Reply) -> bool:  # noqa: C901 - a table
         content = message["content"]
         match message["msg_type"]:
+            case "execute_input":
+                reply.counts.add(content["execution_count"])
             case "stream":
                 reply.text += _ANSI.sub("", content["text"])
             case "error":

@@ -92,7 +92,7 @@ class CellMagics(Magics):
             source=cell,
             ranks=args.ranks,
             first_line=first_line,
-            execution_count=desk.shell.execution_count,
+            execution_count=desk.prompt_number,
             wants_value=bool(args.out),
             needs_group=not args.no_init,
             once=args.once,

@@ -36,6 +36,14 @@ class Desk:
         folder = self.group.session.time_line.folder
         return folder.path if folder and self.group.is_live else None
 
+    @property
+    def prompt_number(self) -> int:
+        """The number in the prompt of the cell that runs.
+
+        In newer versions IPython's own counter is one ahead of it; its display hook knows.
+        """
+        return int(self.shell.displayhook.prompt_count)
+
     def make_ready(self, spec: GroupSpec, *, fresh: bool, is_recovery: bool = False) -> None:
         """See to it that the group runs as asked: start it, restart it, or find it so."""
         if not fresh:
@@ -121,7 +129,7 @@ class Desk:
         request = CellRequest(
             source=f"nbddp.faults.at({options})",
             ranks=(rank,),
-            execution_count=self.shell.execution_count,
+            execution_count=self.prompt_number,
         )
         self._raise_for_failure(
             self._recovery(quiet=True).run_with_restarts(request, max_restarts=0)

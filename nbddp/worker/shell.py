@@ -48,9 +48,10 @@ class NotebookLines(CachingCompiler):
     _number = 0
     _timed = ""
 
-    def begin_cell(self, source: str, first_line: int) -> None:
+    def begin_cell(self, source: str, first_line: int, number: int) -> None:
         """From now on this cell is compiled, or parts of it."""
         self._cell, self._first_line = source.rstrip("\n"), first_line
+        self._number = number
 
     def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
         """Parse as if the lines that stayed behind were there."""
@@ -64,9 +65,12 @@ class NotebookLines(CachingCompiler):
         return super().__call__(source, name, symbol, *more, **options)
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        """Keep the source for tracebacks under the same line numbers."""
-        self._number = number
-        return super().cache(self._pad(transformed_code), number, raw_code)
+        """Keep the source for tracebacks under the same line numbers, and the prompt's number.
+
+        For a cell within the cell some versions of IPython have the next number here.
+        """
+        del number
+        return super().cache(self._pad(transformed_code), self._number, raw_code)
 
     def _pad(self, source: str) -> str:
         above = self._lines_above(source)
@@ -122,7 +126,7 @@ class RankShell(InteractiveShell):
         # `%reset -f` takes it away, and multiprocessing cannot do without
         self.user_module.__dict__.setdefault("__spec__", None)
         self.execution_count = command.execution_count
-        self.compile.begin_cell(command.source, command.first_line)
+        self.compile.begin_cell(command.source, command.first_line, command.execution_count)
         self.display_pub.cell = command.cell
         self.displayhook.bundle = {}
         self._kept.clear()
