@@ -24,10 +24,17 @@ def report(
     is_interrupted: bool = False,
     sequence: int = 7,
     traceback: str = TRACEBACK,
+    lasts: bool = False,
 ) -> CellEnded:
     """How a cell ended on a rank: well, unless an error is named."""
     failure = Failure(
-        name=name, text=text, traceback=traceback, line=line, collective=collective, at=at
+        name=name,
+        text=text,
+        traceback=traceback,
+        line=line,
+        collective=collective,
+        at=at,
+        lasts=lasts,
     )
     return CellEnded(
         cell=1,
@@ -487,3 +494,9 @@ def test_a_timeout_of_another_kind_is_what_it_is() -> None:
         {0: report("RuntimeError", "timeout of the file server"), 1: interrupted("", at=13.0)}
     )
     assert verdict.summary() == "rank 0: RuntimeError: timeout of the file server, line 9"
+
+
+def test_where_the_next_cell_fails_as_this_one_did_it_is_not_said_to_work() -> None:
+    lasting = report("NoDescriptorsError", "none left", lasts=True)
+    for reports in ({0: lasting, 1: lasting}, {0: report("ValueError", "no"), 1: lasting}):
+        assert verdict_on(reports).report().endswith("\nEvery rank keeps its names.")

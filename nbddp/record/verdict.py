@@ -170,16 +170,24 @@ class Verdict:
         begin = "first cause: " if is_chain else ""
         return begin + self.summary()
 
+    @property
+    def _lasts(self) -> bool:
+        return any(map(_lasting, [self.first, *(each for _, each in self.others)]))
+
     def _way_out(self) -> str:
         if self.ended_by:
             return "All names are gone with the ranks; the next cell finds, or starts, new ones."
         if not self.lost:
-            return "Every rank keeps its names; the next cell works."
+            return f"Every rank keeps its names{'' if self._lasts else '; the next cell works'}."
         others = ", the others keep theirs" if self.has_survivors else ""
         return (
             f"{say_ranks(self.lost).capitalize()} lost all names{others}. "
             "`%ddp restart` starts the group anew."
         )
+
+
+def _lasting(trouble: Trouble) -> bool:
+    return trouble.failure is not None and trouble.failure.lasts
 
 
 def judge(

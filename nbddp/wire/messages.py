@@ -194,7 +194,10 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An exception that ended a cell, or a collective it waited in, on one rank."""
+    """An exception that ended a cell, or a collective it waited in, on one rank.
+
+    ``lasts`` tells that the next cell fails for the same reason, unless something is done.
+    """
 
     name: str
     text: str
@@ -202,6 +205,7 @@ class Failure:
     line: int = 0
     collective: str = ""
     at: float = 0.0
+    lasts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,10 @@ BESIDE_PAIRS = 10  # descriptors that a group takes, besides one for each rank
 GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
 
 
+class NoDescriptorsError(RuntimeError):
+    """No process group can be formed until a cell has closed what it opened."""
+
+
 class ProcessGroup:
     """The default process group of a rank, over one store, under a fresh prefix each time.
 
@@ -184,7 +188,7 @@ def _check_room(world_size: int) -> None:
     """See to it that who cannot take part says why, before the others wait for it."""
     if not have_room_for(world_size + BESIDE_PAIRS):
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise RuntimeError(
+        raise NoDescriptorsError(
             f"this rank has no file descriptors left for a process group (its limit is {limit}): "
             "close files in a cell with --no-init, which needs none"
         )

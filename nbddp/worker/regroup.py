@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.failure import plain
-from nbddp.worker.process_group import ProcessGroup
+from nbddp.worker.process_group import NoDescriptorsError, ProcessGroup
 from nbddp.worker.rebind import Rebinding, unbind
 from nbddp.worker.registry import Registry
 
@@ -39,7 +40,8 @@ class Regrouper:
             else:
                 self._group.leave()
         except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
-            self._failure = plain(error)
+            lasts = isinstance(error, NoDescriptorsError)
+            self._failure = replace(plain(error), lasts=lasts)
         if self._failure is not None:
             self._give_up()
 

@@ -99,7 +99,8 @@ def test_a_cell_without_descriptors_for_a_process_group_says_how_to_get_some(
     for _ in range(2):
         with pytest.raises(CellFailedError) as caught:
             group.run("dist.barrier()")
-        assert str(caught.value) == f"{who}: RuntimeError: {NO_ROOM}"
+        assert str(caught.value) == f"{who}: NoDescriptorsError: {NO_ROOM}"
+        assert "Every rank keeps its names." in caught.value.report
     without_group = CellRequest(source="for each in opened: each.close()", needs_group=False)
     group.show(group.submit(without_group), TextView(StreamScreen())).raise_for_failure()
     group.run("dist.barrier()")
