@@ -41,10 +41,21 @@ class Arrival:
 
 def _arrive(process: Any, family: str) -> Any:
     if "torch" in sys.modules:  # what the process needs was loaded with it
+        _keep_groups()
         handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
         for scheme in ("env", "tcp"):
             handlers[scheme] = guarded(handlers[scheme], lambda: family)
     return process
+
+
+def _keep_groups() -> None:
+    """Hold every process group of this process to its end, which comes without freeing any.
+
+    Whoever frees one just after it was destroyed, as a tutorial does when its model goes out of
+    scope, may stand still for ever with torch 2.13: a rank's own are held for the same reason.
+    """
+    kept: list[Any] = []
+    importlib.import_module("nbddp.worker.new_groups").watch_new_groups(made=kept.append)
 
 
 def guarded(handler: Handler, family: Callable[[], str]) -> Handler:

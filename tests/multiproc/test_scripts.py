@@ -91,3 +91,21 @@ def test_a_forked_child_of_a_script_leaves_the_group_alone_and_may_have_its_own(
         "",
         0,
     )
+
+
+def test_a_process_that_a_rank_spawned_frees_no_process_group_just_after_its_end(
+    group: SteeredGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it did, as its DDP model went out of scope, it could stand still for ever."""
+    group.run(
+        "import torch.multiprocessing as mp\n"
+        "def work(index):\n"
+        "    import weakref\n"
+        "    dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())\n"
+        "    seen = weakref.ref(dist.group.WORLD)\n"
+        "    dist.destroy_process_group()\n"
+        "    print('kept' if seen() is not None else 'freed', flush=True)\n"
+        "mp.spawn(work, nprocs=1)",
+        ranks=[0],
+    )
+    assert capsys.readouterr().out.splitlines() == ["[rank 0] kept"]
