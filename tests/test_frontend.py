@@ -31,10 +31,17 @@ def test_a_page_that_names_its_cell_and_takes_input_shows_widgets() -> None:
     assert shows({**PAGE, "header": {"msg_type": "execute_request"}})
 
 
+def test_a_page_that_names_no_cell_is_known_by_its_protocol() -> None:
+    classic = {"content": PAGE["content"], "metadata": {}, "header": {"version": "5.2"}}
+    assert shows(classic)
+    assert not shows({**classic, "content": {"allow_stdin": False}})
+
+
 @pytest.mark.parametrize(
     "request_",
     [
         {**PAGE, "metadata": {}},
+        {**PAGE, "metadata": {}, "header": {"version": "5.3"}},
         {**PAGE, "metadata": {"cellId": ""}},
         {**PAGE, "metadata": {"deletedCells": []}},
         {"content": PAGE["content"]},

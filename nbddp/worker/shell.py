@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import runpy
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import IPython
 from IPython.core import interactiveshell
-from IPython.core.async_helpers import get_asyncio_loop
 from IPython.core.autocall import ExitAutocall
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
@@ -29,9 +29,6 @@ from nbddp.worker.keyboard import refuse_debugger
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
 
-if TYPE_CHECKING:
-    import asyncio
-
 _MAGICS = "IPython.core.magics"
 _PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
 
@@ -47,6 +44,10 @@ class NotebookLines(CachingCompiler):
     _first_line = 1
     _number = 0
     _timed = ""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()  # the names that cells have in code objects
+        super().__init__()
 
     def begin_cell(self, source: str, first_line: int, number: int) -> None:
         """From now on this cell is compiled, or parts of it."""
@@ -70,7 +71,9 @@ class NotebookLines(CachingCompiler):
         For a cell within the cell some versions of IPython have the next number here.
         """
         del number
-        return super().cache(self._pad(transformed_code), self._number, raw_code)
+        name = super().cache(self._pad(transformed_code), self._number, raw_code)
+        self.files.add(name)
+        return name
 
     def _pad(self, source: str) -> str:
         above = self._lines_above(source)
@@ -105,6 +108,7 @@ class RankShell(InteractiveShell):
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
     handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
+    _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: what they began goes on
     _awaited: asyncio.Task[Any] | None = None
 
     def __init__(self, **options: Any) -> None:
@@ -177,11 +181,13 @@ class RankShell(InteractiveShell):
 
     def is_cell_file(self, filename: str) -> bool:
         """Whether a code object's file is one of the cells run here."""
-        return self.compile.format_code_name(filename) is not None
+        return filename in self.compile.files
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell with top-level ``await``, so that :meth:`cancel` ends it in good order."""
-        loop = get_asyncio_loop()
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+        loop = self._loop
         self._awaited = loop.create_task(coroutine)
         try:
             return loop.run_until_complete(self._awaited)

@@ -23,6 +23,8 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 def make_quick(formatter: Any) -> None:
     """Have one of IPython's formatters show frames of long library files as they stand there."""
+    if not hasattr(ultratb, "FrameInfo"):  # IPython 7 takes nothing apart
+        return
     records: Callable[..., list[Any]] = formatter.get_records
 
     def quick_records(traceback: TracebackType, context: int, offset: int) -> list[Any]:

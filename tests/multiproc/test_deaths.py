@@ -60,7 +60,8 @@ def test_after_a_fatal_error_the_python_stack_is_told(group: WorkerGroup, source
     report = caught.value.report
     assert "  | Fatal Python error: " in report
     assert re.search(
-        r'  \|   File ".*", line 3 in die\n  \|   File ".*", line 4 in <module>', report
+        r'  \|   File ".*", line 3 in die\n  \|   File ".*", line 4 in <(module|cell line: 0)>',
+        report,
     )
     assert "interactiveshell.py" not in report
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import IPython
 import pytest
 from notebook import Notebook
 from processes import wait_until
@@ -155,11 +156,17 @@ def test_help_and_question_mark_are_good_reading(notebook: Notebook) -> None:
     assert "%ddp pull [--rank R] expression" in notebook.run("%ddp help pull").text
 
 
-def test_tab_completes_options_commands_and_names_of_the_ranks(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 2\nlearning_rate = 0.1")
+def test_tab_completes_options_and_commands(notebook: Notebook) -> None:
+    notebook.run("%load_ext nbddp")
     assert "--nproc" in notebook.complete("%%ddp --np")
-    assert notebook.complete("%%ddp --backend g") == ["gloo"]
+    found = notebook.complete("%%ddp --backend g")
+    assert [each for each in found if not each.startswith("%")] == ["gloo"]  # IPython 7 adds magics
     assert notebook.complete("%ddp rest") == ["restart"]
+
+
+@pytest.mark.skipif(IPython.version_info[0] < 8, reason="IPython 7 tells only one line of a cell")
+def test_tab_completes_names_of_the_ranks(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nlearning_rate = 0.1")
     assert "learning_rate" in notebook.complete("%%ddp\nx = learning_")
     assert "dist.all_reduce" in notebook.complete("%%ddp\ndist.all_re")
     assert "learning_rate" not in notebook.complete("learning_")

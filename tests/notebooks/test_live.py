@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import ipywidgets
 import pytest
 from jupyter_client.manager import KernelManager
 
@@ -390,7 +391,8 @@ def test_a_changed_value_arrives_and_is_echoed(page: Page) -> None:
     page.send("comm_msg", {"comm_id": model, "data": data})
     page.has(cell, "idle")
     sent = [each["data"] for each in page.of(cell, "comm_msg") if each["comm_id"] == model]
-    assert [each["state"] for each in sent if each["method"] == "echo_update"] == [{"value": 7}]
+    echoes = [{"value": 7}] if ipywidgets.version_info[0] >= 8 else []  # 7 has no echoes
+    assert [each["state"] for each in sent if each["method"] == "echo_update"] == echoes
 
 
 def test_children_layout_and_style_are_served_and_what_is_added_later(page: Page) -> None:

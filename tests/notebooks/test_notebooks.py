@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import nbformat
-import papermill
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
@@ -97,6 +96,8 @@ def test_the_output_of_ranks_is_stored_as_plain_text(folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # papermill's own
 def test_papermill_runs_it_too(folder: Path) -> None:
+    import papermill  # absent where hosted notebooks are tried
+
     source, target = folder / "in.ipynb", folder / "out.ipynb"
     nbformat.write(of_cells("%load_ext nbddp", "%%ddp --nproc 2\nworld_size"), source)
     papermill.execute_notebook(source, target, kernel_name="python3", progress_bar=False)

@@ -14,6 +14,10 @@ from notebook import Notebook
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+ALL_WIDGETS = """
+from ipywidgets.widgets import widget
+all_widgets = widget._instances if hasattr(widget, "_instances") else widget.Widget.widgets
+"""
 FLOOD = """%%ddp
 for step in range(20_000):
     print(f"{step:05} " + "x" * 60)
@@ -79,14 +83,12 @@ def test_a_short_cell_gets_its_record_at_once_and_no_widgets(page: Page) -> None
 
 def test_a_longer_cell_shows_widgets_and_leaves_none_behind(page: Page) -> None:
     page.run("%ddp start --nproc 2")
-    page.run("import ipywidgets\ndef count(): return len(ipywidgets.Widget.widgets)", timeout=20)
+    page.run(ALL_WIDGETS, timeout=20)
     reply = page.run("%%ddp\nimport time\ntime.sleep(0.6)\nprint('late')")
     assert WIDGET in reply.displays[0]
     assert "`%ddp view text`" in reply.displays[0]["text/plain"]
     assert "late" in reply.updates[-1]["text/html"]
-    assert (
-        page.run("from ipywidgets.widgets.widget import _instances\nlen(_instances)").result == "0"
-    )
+    assert page.run("len(all_widgets)").result == "0"
 
 
 def test_what_is_rich_comes_under_the_panel(page: Page) -> None:

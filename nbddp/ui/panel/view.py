@@ -143,7 +143,7 @@ class PanelView:
         self._widgets = widgets = PanelWidgets(handle.ranks, lambda *it: self._press(handle, *it))
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
-        self._publish(widgets.root._repr_mimebundle_() | {"text/plain": NO_WIDGETS})
+        self._publish({**widgets.bundle(), "text/plain": NO_WIDGETS})
         self._charts.draw_on_thread()
 
     def _note(self) -> str:

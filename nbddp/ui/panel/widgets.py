@@ -76,6 +76,11 @@ class PanelWidgets:
         for each in (self._buttons[Press.KILL], self._pause, self._log, self._line):
             self._await(each)
 
+    def bundle(self) -> dict[str, object]:
+        """What a page shows it by; ipywidgets 7 has no bundles, and 8 makes the same."""
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.root.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view}
+
     def _await(self, part: widgets.DOMWidget) -> None:
         """From here on the panel is on the page when this part is, too."""
         part._view_count = 0  # from None: the page then counts how often it shows it

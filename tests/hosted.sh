@@ -1,0 +1,39 @@
+#!/bin/bash
+# nbddp's own wheel in an environment such as Colab's or Kaggle's: bash tests/hosted.sh [colab|kaggle]
+#
+# Installing it must bring nothing but nbddp: a package that is replaced under a running kernel
+# breaks the page. Then a chosen part of the tests runs with the wheel, not with the clone.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+list=tests/platforms/${1:-colab}.txt
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+here="$scratch/venv/bin"
+
+python3 -m venv "$scratch/venv"
+there=(cloudpickle ipykernel ipython ipywidgets jupyter_client matplotlib nbclient nbconvert
+    nbformat notebook numpy psutil scikit-learn tqdm)
+"$here/pip" install -qq --disable-pip-version-check -c "$list" "${there[@]}"
+"$here/python" -c 'import sys; sys.path.insert(0, "binder"); import install; install.ensure_torch()'
+"$here/pip" install -qq --disable-pip-version-check -c "$list" "torch==$("$here/python" -c \
+    'from importlib.metadata import version; print(version("torch"))')"
+
+"$here/pip" wheel -qq --disable-pip-version-check --no-deps -w "$scratch" .
+"$here/pip" freeze >"$scratch/before"
+"$here/pip" install -qq --disable-pip-version-check "$scratch"/nbddp-*.whl
+"$here/pip" freeze >"$scratch/after"
+changed=$(diff "$scratch/before" "$scratch/after" | grep '^[<>]' | grep -v '^> nbddp @' || true)
+[ -z "$changed" ] || { printf 'installing nbddp has changed:\n%s\n' "$changed"; exit 1; }
+echo "nbddp came alone, beside the packages of $list"
+
+"$here/pip" install -qq --disable-pip-version-check -c "$list" hypothesis pytest pytest-timeout
+mkdir "$scratch/clone" # all but the package: so it is the wheel that is tested
+cp -r binder notebooks pyproject.toml README.md tests "$scratch/clone"
+cd "$scratch/clone"
+# -W default: packages of that age warn of newer ones
+"$here/pytest" -q -W default -p no:cacheprovider \
+    tests/test_frontend.py tests/multiproc/test_cells.py tests/multiproc/test_deaths.py \
+    tests/multiproc/test_interrupts.py tests/multiproc/test_steering.py \
+    tests/notebooks/test_panel.py \
+    "tests/notebooks/test_notebooks.py::test_a_notebook_runs_from_start_to_end[00_quickstart]"
