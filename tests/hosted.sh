@@ -27,7 +27,8 @@ changed=$(diff "$scratch/before" "$scratch/after" | grep '^[<>]' | grep -v '^> n
 [ -z "$changed" ] || { printf 'installing nbddp has changed:\n%s\n' "$changed"; exit 1; }
 echo "nbddp came alone, beside the packages of $list"
 
-"$here/pip" install -qq --disable-pip-version-check -c "$list" hypothesis pytest pytest-timeout
+"$here/pip" install -qq --disable-pip-version-check -c "$list" hypothesis playwright pytest \
+    pytest-timeout
 mkdir "$scratch/clone" # all but the package: so it is the wheel that is tested
 cp -r binder notebooks pyproject.toml README.md tests "$scratch/clone"
 cd "$scratch/clone"
@@ -35,5 +36,5 @@ cd "$scratch/clone"
 "$here/pytest" -q -W default -p no:cacheprovider \
     tests/test_frontend.py tests/multiproc/test_cells.py tests/multiproc/test_deaths.py \
     tests/multiproc/test_interrupts.py tests/multiproc/test_steering.py \
-    tests/notebooks/test_panel.py \
+    tests/notebooks/test_panel.py tests/platforms/classic_notebook.py \
     "tests/notebooks/test_notebooks.py::test_a_notebook_runs_from_start_to_end[00_quickstart]"

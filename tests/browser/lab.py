@@ -21,7 +21,7 @@ import psutil
 from playwright.sync_api import Browser, Locator, Page, Playwright, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
-_CHROMIUM_ARGS = [
+CHROMIUM_ARGS = [
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -154,7 +154,7 @@ class Lab:
         if self._playwright is None:
             self._playwright = sync_playwright().start()
             self._chromium = self._playwright.chromium.launch(
-                executable_path=CHROMIUM, args=_CHROMIUM_ARGS
+                executable_path=CHROMIUM, args=CHROMIUM_ARGS
             )
         return self._chromium
 

@@ -1,0 +1,100 @@
+"""A panel in the classic Notebook 6.5, its button pressed while the cell runs; for tests/hosted.sh.
+
+It is the nearest to Colab's page that can be tried here: both speak ipywidgets 7 with a kernel
+that handles one message after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import CHROMIUM, CHROMIUM_ARGS
+from playwright.sync_api import Page, sync_playwright
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180), NEEDS_CHROMIUM]
+
+LOOP = """%%ddp --nproc 2
+import time
+for step in nbddp.track(range(2000)):
+    nbddp.log(step=step, loss=1 / (step + 1))
+    time.sleep(0.05)"""
+READY = "window.Jupyter?.notebook?.kernel?.is_connected()"
+OUTPUTS = "Jupyter.notebook.get_cells().map(cell => cell.output_area.element.text())"
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        return int(taken.getsockname()[1])
+
+
+def await_server(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        with suppress(OSError):
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        time.sleep(0.1)
+    raise RuntimeError("the classic Notebook did not start")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    """A classic Notebook's page with one notebook, its kernel connected."""
+    write_notebook(tmp_path / "cells.ipynb", "%load_ext nbddp", LOOP, "%%ddp\nstep > 0")
+    port, token = free_port(), secrets.token_hex(16)
+    command = [
+        *(sys.executable, "-m", "notebook", "--no-browser", "--allow-root", "--ip=127.0.0.1"),
+        *(f"--port={port}", f"--NotebookApp.token={token}", f"--notebook-dir={tmp_path}"),
+    ]
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await_server(f"{url}/api", server)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+            page = browser.new_page(viewport={"width": 1200, "height": 1000})
+            page.goto(f"{url}/notebooks/cells.ipynb?token={token}")
+            page.wait_for_function(READY, timeout=60_000)
+            yield page
+            page.evaluate("() => new Promise(ended => Jupyter.notebook.kernel.kill(ended))")
+            browser.close()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(30)
+
+
+def await_text(page: Page, cell: int, pattern: str) -> None:
+    deadline = time.monotonic() + 60
+    while not re.search(pattern, text := page.evaluate(OUTPUTS)[cell]):
+        assert time.monotonic() < deadline, f"{pattern!r} is not in:\n{text}"
+        time.sleep(0.1)
+
+
+def picture(page: Page, name: str) -> None:
+    if "PICTURES" in os.environ:
+        page.screenshot(path=Path(os.environ["PICTURES"]) / f"{name}.png")
+
+
+def test_the_panel_is_there_and_its_button_works_while_the_cell_runs(page: Page) -> None:
+    page.evaluate("Jupyter.notebook.execute_cell_range(0, 2)")
+    await_text(page, 1, r"running a cell(.|\n)*/2000")
+    page.wait_for_selector("img[alt], .nbddp-shots img", timeout=30_000)
+    picture(page, "classic-running")
+    page.get_by_role("button", name="Interrupt").first.click()
+    await_text(page, 1, r"ranks 0-1 interrupted, line 5")
+    picture(page, "classic-record")
+    page.evaluate("Jupyter.notebook.execute_cell_range(2, 3)")
+    await_text(page, 2, r"Out \[ranks 0-1\]\s*True|\[ranks 0-1\]\s*True")
