@@ -21,7 +21,19 @@ def test_when_the_panel_is_about_to_go_the_page_counts_no_more() -> None:
     panel = PanelWidgets([0], lambda _press, _rank: None)
     panel.show_chart("loss", b"")
     panel.count_no_more()
-    assert {part._view_count for part in panel._deepest} == {None}
+    counted = [part for part in panel._deepest if part._view_count is not None]
+    assert counted == [panel._line]  # which tells when the panel is gone
+
+
+def test_a_panel_is_gone_when_the_page_that_showed_it_does_so_no_more() -> None:
+    panel = PanelWidgets([0], lambda _press, _rank: None)
+    assert not panel.is_gone.is_set()
+    panel._line._view_count = 1
+    panel._line._view_count = 0
+    assert panel.is_gone.is_set()
+    panel._line._view_count = 1  # its cell was moved: it is drawn anew
+    assert not panel.is_gone.is_set()
+    assert panel.is_shown
     panel.close()
 
 

@@ -49,7 +49,23 @@ class Views:
         from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
         from nbddp.ui.panel.view import PanelView
 
-        return PanelView(session, LiveComms.of(self._shell), screen, has_color=has_color)
+        return PanelView(
+            session,
+            LiveComms.of(self._shell),
+            screen,
+            has_color=has_color,
+            tell_later=self._tell_in_next_cell,
+        )
+
+    def _tell_in_next_cell(self, text: str) -> None:
+        """Tell a page that was loaded again while a cell ran, and may have lost its output."""
+        events = self._shell.events
+
+        def tell(*_info: object) -> None:
+            events.unregister("pre_run_cell", tell)
+            self.say(f"nbddp: the page was loaded again while a cell ran; {text}")
+
+        events.register("pre_run_cell", tell)
 
     def _wants_panel(self) -> bool:
         if self.choice is ViewChoice.AUTO:

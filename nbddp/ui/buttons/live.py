@@ -13,6 +13,8 @@ import contextvars
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,7 @@ CONTROL = "jupyter.widget.control"  # over it a page asks for all widgets, when 
 BUSY_PERIOD = 1.0  # seconds between two words to the page that the cell still runs
 PATIENCE = 5.0  # seconds for the kernel's reading thread, and for a handler that still runs
 
+MAX_KEPT = 32  # panels that stay after their cells, for pages that saw no record
 _ATTRIBUTE = "_nbddp_live"
 _KINDS = ("comm_open", "comm_msg", "comm_close")
 
@@ -104,6 +107,7 @@ class LiveComms:
         self._thread: threading.Thread | None = None
         self._calls: SimpleQueue[tuple[Incoming, Serving] | None] = SimpleQueue()
         self._control_ids: set[str] = set()
+        self._kept: deque[Callable[[], None]] = deque()
 
     @classmethod
     def of(cls, shell: InteractiveShell | None) -> LiveComms:
@@ -146,6 +150,12 @@ class LiveComms:
                 call = self._calls.get()
                 if call is not None:
                     self._answer(*call)
+
+    def keep(self, close: Callable[[], None]) -> None:
+        """Leave widgets on the page; when there are too many, ``close`` takes the oldest away."""
+        self._kept.append(close)
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popleft()()
 
     # -- who is served
 

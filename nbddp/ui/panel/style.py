@@ -15,6 +15,7 @@ SHEET = f"""<style>
 .nbddp {{ font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: 13px;
   line-height: 1.45; color: inherit; overflow-x: auto; }}
 .nbddp .widget-html-content, .nbddp.widget-html > .widget-html-content {{ line-height: 1.45; }}
+.jp-OutputArea-child:has(.nbddp) + .jp-OutputArea-child:has(.nbddp-fallback) {{ display: none; }}
 .nbddp-muted {{ opacity: .65; }}
 .nbddp-state {{ font-weight: 600; }}
 .nbddp-dot {{ display: inline-block; width: .6em; height: .6em; border-radius: 50%;

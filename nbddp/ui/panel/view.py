@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from IPython.display import publish_display_data
 
@@ -17,6 +17,7 @@ from nbddp.ui.agreement import agreeing
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.panel.charts import Charts
+from nbddp.ui.panel.fallback import Fallback
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.loghtml import log_html
 from nbddp.ui.panel.record import Chart, Record, record_html, record_text
@@ -44,12 +45,21 @@ NO_WIDGETS = (
 
 
 class PanelView:
-    """Shows one cell, from its beginning to its end, on the thread that calls ``show``."""
+    """Shows one cell, from its beginning to its end, on the thread that calls ``show``.
+
+    ``tell_later`` is given what a page shall be told that has lost the cell's output.
+    """
 
     has_record = True
 
     def __init__(
-        self, session: Session, live: LiveComms, screen: Screen, *, has_color: bool
+        self,
+        session: Session,
+        live: LiveComms,
+        screen: Screen,
+        *,
+        has_color: bool,
+        tell_later: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.tails = Tails()
         self.attempt = 0
@@ -60,8 +70,10 @@ class PanelView:
         self._charts = Charts(session.metrics, self._show_chart)
         self._widgets: PanelWidgets | None = None
         self._serving: Serving | None = None
+        self._tell_later = tell_later
         self._display_id = f"nbddp-{uuid.uuid4().hex}"
         self._is_published = False
+        self._fallback = Fallback()
         self._seen: tuple[object, ...] = ()
         self._seen_log: tuple[object, ...] = ()
         self._next_draw = 0.0
@@ -144,6 +156,7 @@ class PanelView:
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
         self._publish({**widgets.bundle(), "text/plain": NO_WIDGETS})
+        self._fallback.publish(self._session.snapshot(handle).run, handle.number)
         self._charts.draw_on_thread()
 
     def _note(self) -> str:
@@ -199,9 +212,8 @@ class PanelView:
         html = self._publish_record(handle, result, values, charts)
         for ranks, bundle in rich:
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
-        if self._widgets is not None and self._serving is not None and self._serving.reloads:
-            self._widgets.become(html)  # a page that was loaded again is not told of the record
-            self._widgets = None
+        if self._widgets is not None:
+            self._let_go(self._widgets, html)
 
     def _await_page(self, widgets: PanelWidgets) -> None:
         """Let the page draw the panel to the end: what is taken away half drawn is an error there.
@@ -215,6 +227,25 @@ class PanelView:
                     break
         self._live.page_draws = widgets.is_on_page.is_set()
         widgets.count_no_more()
+
+    def _let_go(self, widgets: PanelWidgets, html: str) -> None:
+        """See to it that the record is in the panel's place.
+
+        A page that was loaded again, or whose cell was moved, is not told of what replaces the
+        panel: there the panel itself becomes the record, as long as the kernel lives.
+        """
+        deadline = time.monotonic() + SETTLING
+        while widgets.is_shown and time.monotonic() < deadline:
+            widgets.is_gone.wait(PUMP_PERIOD)
+            self._live.pump()
+        if widgets.is_shown:
+            widgets.become(html)
+            self._live.keep(widgets.close)
+            self._widgets = None
+        else:
+            self._fallback.withdraw()
+        if self._serving is not None and self._serving.reloads:
+            self._tell_later(self._fallback.text)
 
     def _publish_record(
         self,
@@ -236,6 +267,8 @@ class PanelView:
             notes=[each for each in notes if each],
         )
         html = record_html(record)
+        if self._widgets is not None and self._widgets.is_gone.is_set():
+            self._is_published = False  # the output was cleared: there is nothing to replace
         self._publish({"text/html": html, "text/plain": record_text(record)})
         return html
 

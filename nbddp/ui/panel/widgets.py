@@ -72,6 +72,8 @@ class PanelWidgets:
         parts = [head, self._note, self._table, self._shots, self._logs, self._line]
         self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
         self.is_on_page = Event()  # the page has drawn all of it
+        self.was_shown = False  # on some page, once
+        self.is_gone = Event()  # from every page that shows what becomes of it
         self._deepest: list[widgets.DOMWidget] = []
         for each in (self._buttons[Press.KILL], self._pause, self._log, self._line):
             self._await(each)
@@ -89,14 +91,25 @@ class PanelWidgets:
         self.is_on_page.clear()
         self.grew_at = time.monotonic()
 
+    @property
+    def is_shown(self) -> bool:
+        """Whether a page shows the panel, or had it when it was closed or loaded again."""
+        return bool(self._line._view_count)
+
     def count_no_more(self) -> None:
-        """The panel is about to go: the page would still tell of it when nobody is there."""
+        """The panel is about to go: all that the page shall still tell is when it is gone."""
         for each in self._deepest:
-            each._view_count = None
+            if each is not self._line:
+                each._view_count = None
 
     def _note_shown(self, _change: object) -> None:
         if all(each._view_count for each in self._deepest):
             self.is_on_page.set()
+        if self.is_shown:
+            self.was_shown = True
+            self.is_gone.clear()
+        elif self.was_shown:
+            self.is_gone.set()
 
     def _button(self, press: Press) -> widgets.Button:
         button = widgets.Button(
@@ -162,8 +175,11 @@ class PanelWidgets:
         self._shots.children = (*self._shots.children, self._charts[name])
 
     def become(self, html: str) -> None:
-        """Turn into a record, for a page that was reloaded and will not be told of another."""
-        self.root.children = [widgets.HTML(html)]
+        """Turn into a record, for a page that is not told of another: it was loaded again, say."""
+        self._line._view_count = None
+        before, self.root.children = self.root.children, [widgets.HTML(html)]
+        for each in before:
+            _close(each)
 
     def close(self) -> None:
         """Take everything off the page and out of the kernel's memory."""

@@ -1,0 +1,123 @@
+"""Whatever JupyterLab does to a cell that runs, a record is left, or the way to get it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import expect
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import Lab, LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+Picture = Callable[[LabNotebook, str], None]
+
+START = "%load_ext nbddp\n%ddp start --nproc 2"
+TRAIN = """%%ddp
+import time
+from pathlib import Path
+for step in range(1000):
+    time.sleep(0.05)
+    nbddp.log(step=step, loss=2 / (step + 1))
+    if step % 10 == 0:
+        print("step", step)
+    if Path("enough").exists() and step % 10 == 0:
+        break
+"""
+GET = r"`%ddp show \S+ --cell 1` draws its record"
+
+
+@pytest.fixture
+def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+    """A page with a cell in which step 10 is done; it goes on until :func:`end` is called."""
+    (lab.notebooks / "enough").unlink(missing_ok=True)
+    name = f"{request.node.name}.ipynb"
+    write_notebook(lab.notebooks / name, START, TRAIN, "1 + 1")
+    with lab.open(name) as notebook:
+        notebook.run(0)
+        notebook.begin(1)
+        notebook.await_text(1, r"step 10$")
+        yield notebook
+
+
+def end(lab: Lab) -> None:
+    """Let the cell come to its end."""
+    (lab.notebooks / "enough").touch()
+
+
+def command(notebook: LabNotebook, name: str) -> None:
+    """Do something with the cell that runs, as a menu does."""
+    notebook.js(
+        f"panel.content.activeCellIndex = 1; await window.jupyterapp.commands.execute('{name}')"
+    )
+
+
+def test_a_cell_that_was_moved_while_it_ran_shows_its_record(
+    lab: Lab, notebook: LabNotebook, picture: Picture
+) -> None:
+    command(notebook, "notebook:move-cell-down")
+    notebook.await_text(2, r"step [3-9]0$")
+    end(lab)
+    notebook.await_text(2, r"^done on ranks 0-1 · [\s\S]*step \d+$")
+    assert not re.search(GET, notebook.text(2))
+    expect(notebook.code_cell(2).locator("img[alt=loss]")).to_be_visible()
+    assert notebook.problems == []
+    picture(notebook, "moved")
+
+
+def test_a_cell_whose_outputs_were_cleared_while_it_ran_ends_with_its_record_once(
+    lab: Lab, notebook: LabNotebook, picture: Picture
+) -> None:
+    command(notebook, "notebook:clear-cell-output")
+    expect(notebook.code_cell(1).locator(".nbddp-panel")).to_have_count(0)
+    end(lab)
+    notebook.await_idle()
+    text = notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$").string
+    assert text.count("done on ranks 0-1") == 1
+    assert notebook.problems == []
+    picture(notebook, "cleared")
+
+
+def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_it(
+    lab: Lab, notebook: LabNotebook, picture: Picture, request: pytest.FixtureRequest
+) -> None:
+    notebook.save()
+    notebook.reload()
+    notebook.await_text(1, r"running a cell · [\s\S]* step [4-9]0$")
+    assert not re.search(GET, notebook.text(1))  # the panel is there
+    end(lab)
+    notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$")
+    assert not re.search(GET, notebook.text(1))
+    notebook.await_idle()
+    notebook.run(2)
+    said = r"^nbddp: the page was loaded again while a cell ran; "
+    notebook.await_text(2, said + GET)
+    notebook.save()
+    notebook.shut_down_kernel()
+    with lab.open(f"{request.node.name}.ipynb") as again:
+        found = again.await_text(1, GET).group()
+        picture(again, "reopened-without-its-kernel")
+        show = found.partition("`")[2].partition("`")[0]
+        again.js(
+            "const cell = panel.content.widgets[2]; "
+            f"cell.model.sharedModel.setSource('%load_ext nbddp\\n{show}')"
+        )
+        again.run(2)
+        again.await_text(2, r"^cell 1 of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$")
+        expect(again.code_cell(2).locator("img[alt=loss]")).to_be_visible()
+        picture(again, "shown-again")
+
+
+def test_a_cell_that_nothing_was_done_to_leaves_no_line_and_no_empty_room(
+    lab: Lab, notebook: LabNotebook
+) -> None:
+    end(lab)
+    notebook.await_idle()
+    notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$")
+    assert not re.search(GET, notebook.text(1))
+    fallback = notebook.code_cell(1).locator(".jp-OutputArea-child:has(.nbddp-fallback)")
+    expect(fallback).to_be_hidden()
+    assert notebook.problems == []
