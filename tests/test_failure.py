@@ -13,8 +13,8 @@ from nbddp.worker.failure import (
     needs_pythons_format,
     plain,
     pythons_format,
-    text_of,
 )
+from nbddp.worker.headline import text_of
 
 
 class OddError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,3 +152,51 @@ def test_torchs_own_trace_of_a_lost_connection_is_in_the_file_and_in_no_piece(
     assert piece is not None
     assert piece.text == "before\nframe #1 of the film\n"
     assert (piece.start, piece.end) == (0, path.stat().st_size)
+
+
+# ---- what is for the file alone
+
+
+def test_what_is_kept_is_in_the_file_and_in_no_piece(path: Path, write: Write) -> None:
+    log = RankLog(path)
+    write("before\n")
+    log.keep("a whole traceback\nof 2 lines")
+    write("between\n")
+    log.keep("grüße")
+    write("after\n")
+    pieces = list(iter(log.read, None))
+    assert [piece.text for piece in pieces] == ["before\n", "", "between\n", "", "after\n"]
+    assert [piece.start for piece in pieces] == [0, *(piece.end for piece in pieces[:-1])]
+    assert pieces[-1].end == path.stat().st_size
+    assert "before\na whole traceback\nof 2 lines\nbetween\ngrüße\n" in path.read_text()
+
+
+def test_what_is_kept_is_passed_over_once_it_is_whole(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, write = RankLog(path), os.write
+    seen: list[object] = []
+
+    def write_and_look(fd: int, data: bytes) -> int:
+        written = write(fd, data)
+        seen.append(log.read())  # as the mailer may at any moment
+        return written
+
+    monkeypatch.setattr("os.write", write_and_look)
+    log.keep("whole")
+    monkeypatch.undo()
+    assert seen == [None]
+    piece = log.read()
+    assert piece is not None
+    assert (piece.text, piece.end) == ("", path.stat().st_size)
+
+
+def test_a_mark_before_what_is_kept_is_read_up_to(path: Path, write: Write) -> None:
+    log = RankLog(path)
+    write("before\n")
+    mark = log.mark()
+    log.keep("whole")
+    first = log.read(mark)
+    assert first is not None
+    assert first.text == "before\n"
+    assert log.read(mark) is None

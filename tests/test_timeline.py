@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from nbddp.record.folder import RunFolder
-from nbddp.record.timeline import MAX_EVENTS, MAX_FACT, MAX_KINDS, Happening, TimeLine
+from nbddp.record.timeline import (
+    MAX_EVENTS,
+    MAX_FACT,
+    MAX_KINDS,
+    Happening,
+    TimeLine,
+    with_failures_once,
+)
 
 
 @pytest.fixture
@@ -204,3 +211,24 @@ def test_last_words_are_those_of_the_ranks_that_are_asked_for(
     for rank in range(3):
         folder.log(rank).write_text(f"words of {rank}")
     assert time_line.last_words([2, 0]) == "words of 2\nwords of 0"
+
+
+# ---- failures that several ranks have
+
+
+def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> Happening:
+    return Happening(at, "failure", {"rank": rank, "what": what})
+
+
+def test_a_failure_of_several_ranks_is_one_event() -> None:
+    other = failure(3, "KeyError: 'x'", at=1.5)
+    events = [failure(2), other, failure(0, at=2.0), Happening(3.0, "cell ended"), failure(1)]
+    joined = Happening(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
+    assert with_failures_once(events) == (joined, other, *events[3:])
+
+
+def test_what_was_told_as_the_first_cause_is_not_told_again() -> None:
+    events = [failure(0), failure(1)]
+    (joined,) = with_failures_once(events, told="ValueError: no")
+    assert joined.facts == {"ranks": [0, 1], "what": "failed"}
+    assert with_failures_once(events[:1], told="ValueError: no") == (failure(0),)

@@ -244,6 +244,17 @@ class CellHandle:
             return self.result.verdict.of(rank)
         return trouble_of(rank, self._reports.get(rank), self._exits.get(rank))
 
+    def is_shared(self, rank: int) -> bool:
+        """Whether its failure is the cause, and others have the same: then it is told once."""
+        verdict = self.result.verdict if self.result else None
+        return verdict is not None and verdict.is_shared_by(rank)
+
+    @property
+    def first_cause(self) -> str:
+        """What went wrong first, in one line; empty while that is not known, or if nothing did."""
+        verdict = self.result.verdict if self.result else None
+        return verdict.first.headline() if verdict else ""
+
     @property
     def is_told(self) -> bool:
         """Whether the reader knows that it is over."""

@@ -13,7 +13,7 @@ from nbddp.lifecycle.states import GroupState
 from nbddp.record.curves import Curves
 from nbddp.record.logs import tail
 from nbddp.record.snapshot import RankSnapshot, Snapshot
-from nbddp.record.timeline import Happening
+from nbddp.record.timeline import Happening, with_failures_once
 
 NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
 
@@ -155,7 +155,7 @@ class RecordedRun:
             ranks=tuple(
                 _rank(rank, events, curves) for rank in (cell.ranks if cell else self.ranks)
             ),
-            events=events,
+            events=with_failures_once(events),
         )
 
     def _events_of(self, cell: RecordedCell | None) -> tuple[Happening, ...]:
@@ -215,7 +215,12 @@ def _rank(rank: int, events: tuple[Happening, ...], curves: Curves) -> RankSnaps
     exits = [each.facts["how"] for each in of_rank if each.kind == "exit"]
     failures = [each.facts["what"] for each in of_rank if each.kind == "failure"]
     pace = curves.pace(rank)
-    wrong = [*exits, *failures]
+    of_others = {
+        each.facts["what"]
+        for each in events
+        if each.kind == "failure" and each.facts.get("rank") != rank
+    }
+    wrong = [*exits, *("failed" if what in of_others else what for what in failures)]
     return RankSnapshot(
         rank=rank,
         state=wrong[-1] if wrong else "done",

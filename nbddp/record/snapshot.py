@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nbddp.errors import describe_exit
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
-from nbddp.record.timeline import Happening, TimeLine
+from nbddp.record.timeline import Happening, TimeLine, with_failures_once
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import Pulse, Ready
 
@@ -132,7 +132,7 @@ def take(
             )
             for each in _ranks(life, cell if is_for_cell else None)
         ),
-        events=events,
+        events=with_failures_once(events, told=cell.first_cause if cell else ""),
         alarm=whereabouts.alarm,
         missed=whereabouts.missed if cell else 0,
         refused=refused,
@@ -197,4 +197,6 @@ def _state(each: RankLife, cell: CellHandle | None) -> _State:
     trouble = cell.trouble(each.rank)
     if trouble is None:
         return "done", True, False
+    if cell.is_shared(each.rank):
+        return "failed", False, True
     return trouble.headline(), False, not trouble.is_consequence

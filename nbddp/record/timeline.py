@@ -34,6 +34,33 @@ class Happening:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+def with_failures_once(events: Iterable[Happening], *, told: str = "") -> tuple[Happening, ...]:
+    """The same events, but a failure that several ranks had one after the other is one event.
+
+    What is ``told`` already, as the first cause, is not told again.
+    """
+    shown: list[Happening] = []
+    for is_failure, run in itertools.groupby(events, lambda event: event.kind == "failure"):
+        if not is_failure:
+            shown += run
+            continue
+        by_news: dict[str, list[Happening]] = {}
+        for event in run:
+            by_news.setdefault(str(event.facts.get("what", "")), []).append(event)
+        shown += (_joined(what, of_ranks, told) for what, of_ranks in by_news.items())
+    return tuple(shown)
+
+
+def _joined(what: str, events: list[Happening], told: str) -> Happening:
+    if len(events) == 1:
+        return events[0]
+    facts = {
+        "ranks": sorted(event.facts["rank"] for event in events),
+        "what": "failed" if what == told else what,
+    }
+    return Happening(events[0].at, "failure", facts)
+
+
 class TimeLine:
     """The record of one worker group's runs; ``say`` tells the user what cannot be written."""
 

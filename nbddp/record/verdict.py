@@ -113,7 +113,8 @@ class Trouble:
         if self._has_lost_peer:
             return f"connection to a peer lost{inside}{where}"
         text = _shortened(_SOURCE.sub("", self.failure.text.strip().partition("\n")[0], count=1))
-        return f"{self.failure.name}{': ' if text else ''}{text}{inside}{where}"
+        because = f" ({_shortened(self.failure.because)})" if self.failure.because else ""
+        return f"{self.failure.name}{': ' if text else ''}{text}{because}{inside}{where}"
 
     def same_as(self, other: Trouble) -> bool:
         """Whether both are one piece of news that several ranks have."""
@@ -137,6 +138,11 @@ class Verdict:
         if rank in self.causes:
             return self.first
         return next((each for ranks, each in self.others if rank in ranks), None)
+
+    def is_shared_by(self, rank: int) -> bool:
+        """Whether this rank raised what others raised too, and that is the first cause."""
+        is_error = self.first.failure is not None and not self.is_interrupt
+        return is_error and rank in self.causes and len(self.causes) > 1
 
     def error(self) -> CellFailedError:
         """The exception that carries it all to the user."""

@@ -197,6 +197,7 @@ class Failure:
     """An exception that ended a cell, or a collective it waited in, on one rank.
 
     ``lasts`` tells that the next cell fails for the same reason, unless something is done.
+    ``because`` is what else belongs to it: the error that it came from, the process it was in.
     """
 
     name: str
@@ -206,6 +207,7 @@ class Failure:
     collective: str = ""
     at: float = 0.0
     lasts: bool = False
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from nbddp.errors import RequestError
 from nbddp.wire import parcels
 from nbddp.wire.messages import Answer, Complete, Pull, Push
 from nbddp.worker import values
-from nbddp.worker.failure import text_of
+from nbddp.worker.headline import text_of
 from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten
 
 if TYPE_CHECKING:

@@ -224,7 +224,7 @@ class Rank:
         shell = RankShell.instance() if RankShell.initialized() else make_shell()
         if colors:
             shell.wear(colors)
-        shell.begin(self._mailer.post)
+        shell.begin(self._mailer.post, self._log.keep)
         refuse_typing()
         self._names = {
             "rank": self._place.rank,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from collections.abc import Callable
+from types import FrameType
 
 from nbddp.wire.messages import Failure
 from nbddp.worker import interrupt
 from nbddp.worker.flight_recorder import Collective, newest_collective
+from nbddp.worker.folding import folded
+from nbddp.worker.headline import headline_of, text_of
+from nbddp.worker.tracebacks import walk
 from nbddp.worker.waits import function_name
 
 MAX_DEPTH = 200  # calls
@@ -26,14 +29,15 @@ def describe(
     at: float,
 ) -> Failure:
     """Say what ended a cell, with the place in it that the user can look at."""
-    stack = [place for place in _walk(error.__traceback__) if not _is_ours(place[0])]
-    inside = [place for place in stack if is_cell_file(place[0].f_code.co_filename)]
+    stack = [frame for frame, _ in walk(error.__traceback__) if not _is_ours(frame)]
+    headline = headline_of(error, is_cell_file)
     return Failure(
-        name=type(error).__name__,
-        text=text_of(error),
-        traceback=shown or pythons_format(error, is_cell_file=is_cell_file),
-        line=inside[-1][1] if inside else 0,
-        collective=_collective([frame for frame, _ in stack], stuck_in),
+        name=headline.name,
+        text=headline.text,
+        because=headline.because,
+        traceback=shown or folded(pythons_format(error, is_cell_file=is_cell_file)),
+        line=headline.line,
+        collective=_collective(stack, stuck_in),
         at=at,
     )
 
@@ -51,18 +55,6 @@ def plain(error: BaseException) -> Failure:
 def not_begun() -> Failure:
     """The cell was interrupted while it waited for its turn."""
     return Failure(name=KeyboardInterrupt.__name__, text="", traceback="", at=time.time())
-
-
-def text_of(error: BaseException) -> str:
-    """What an exception says, also of one that cannot even do that.
-
-    >>> text_of(ValueError("too low"))
-    'too low'
-    """
-    try:
-        return str(error)
-    except Exception as inner:  # noqa: BLE001 - whatever the user's own __str__ raises
-        return f"its text cannot be had: __str__() raised {type(inner).__name__}"
 
 
 def needs_pythons_format(error: BaseException) -> bool:
@@ -85,7 +77,7 @@ def needs_pythons_format(error: BaseException) -> bool:
 
 
 def _depth(error: BaseException) -> int:
-    return sum(1 for _ in _walk(error.__traceback__))
+    return sum(1 for _ in walk(error.__traceback__))
 
 
 def _has_text(error: BaseException) -> bool:
@@ -99,7 +91,7 @@ def _has_text(error: BaseException) -> bool:
 def pythons_format(error: BaseException, *, is_cell_file: Callable[[str], bool]) -> str:
     """A traceback as Python writes it, from the cell on: for what IPython does not show."""
     told = traceback.TracebackException.from_exception(error)
-    stack = [place for place in _walk(error.__traceback__) if not _is_ours(place[0])]
+    stack = [place for place in walk(error.__traceback__) if not _is_ours(place[0])]
     files = [is_cell_file(frame.f_code.co_filename) for frame, _ in stack]
     if any(files):
         told.stack = traceback.StackSummary.extract(iter(stack[files.index(True) :]))
@@ -118,12 +110,6 @@ def hide_end(error: BaseException) -> None:
         step = step.tb_next
     if last is not None:
         last.tb_next = None
-
-
-def _walk(step: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while step is not None:
-        yield step.tb_frame, step.tb_lineno
-        step = step.tb_next
 
 
 def _is_ours(frame: FrameType) -> bool:

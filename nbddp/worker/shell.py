@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import IPython
 from IPython.core import interactiveshell
 from IPython.core.autocall import ExitAutocall
-from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type, default
@@ -23,70 +22,17 @@ from traitlets.config import Config
 from nbddp.wire.messages import Display, RunCell
 from nbddp.worker.backend_errors import is_backends
 from nbddp.worker.displays import MailingPublisher, ResultHook
-from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format, text_of
+from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format
+from nbddp.worker.folding import folded
 from nbddp.worker.handlers import CellHandlers
+from nbddp.worker.headline import text_of
 from nbddp.worker.keyboard import refuse_debugger
+from nbddp.worker.notebook_lines import NotebookLines
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
 
 _MAGICS = "IPython.core.magics"
 _PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
-
-
-class NotebookLines(CachingCompiler):
-    """Compiles a cell so that its line numbers are those of the notebook's editor.
-
-    A ``%%ddp`` cell's first line stays in the kernel, so what a rank compiles begins on line 2;
-    what a cell magic such as ``%%capture`` gets to run begins one line below it.
-    """
-
-    _cell = ""
-    _first_line = 1
-    _number = 0
-    _timed = ""
-
-    def __init__(self) -> None:
-        self.files: set[str] = set()  # the names that cells have in code objects
-        super().__init__()
-
-    def begin_cell(self, source: str, first_line: int, number: int) -> None:
-        """From now on this cell is compiled, or parts of it."""
-        self._cell, self._first_line = source.rstrip("\n"), first_line
-        self._number = number
-
-    def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
-        """Parse as if the lines that stayed behind were there."""
-        self._timed = source if filename == "<unknown>" else ""
-        return super().ast_parse(self._pad(source), filename, symbol)
-
-    def __call__(self, source: Any, filename: str, symbol: str, *more: Any, **options: Any) -> Any:
-        """Compile; what ``%%time`` calls ``<timed exec>`` is a part of the cell, and has lines."""
-        is_part = filename.startswith("<timed ") and self._lines_above(self._timed) is not None
-        name = self.cache(self._timed, self._number) if is_part else filename
-        return super().__call__(source, name, symbol, *more, **options)
-
-    def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        """Keep the source for tracebacks under the same line numbers, and the prompt's number.
-
-        For a cell within the cell some versions of IPython have the next number here.
-        """
-        del number
-        name = super().cache(self._pad(transformed_code), self._number, raw_code)
-        self.files.add(name)
-        return name
-
-    def _pad(self, source: str) -> str:
-        above = self._lines_above(source)
-        # of the whole, IPython has stripped the blank lines at the beginning
-        skipped = _leading_blank_lines(self._cell) if above is None else above
-        return "\n" * (self._first_line - 1 + skipped) + source
-
-    def _lines_above(self, source: str) -> int | None:
-        """How much of the cell stands above this, if it is the last part of it as it was typed."""
-        part = source.rstrip("\n")
-        above = self._cell.removesuffix(part)
-        is_part = part and len(above) < len(self._cell) and (not above or above.endswith("\n"))
-        return above.count("\n") if is_part else None
 
 
 class CellExit(ExitAutocall):
@@ -107,6 +53,7 @@ class RankShell(InteractiveShell):
     shown_traceback: str = ""
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
+    keep: Callable[[str], None] = staticmethod(lambda _text: None)
     handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
     _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: what they began goes on
     _awaited: asyncio.Task[Any] | None = None
@@ -146,7 +93,9 @@ class RankShell(InteractiveShell):
         self.shown_traceback = ""
         for each, text in self._kept:
             if each is error:
-                self.shown_traceback = text
+                self.shown_traceback = folded(text)
+                if self.shown_traceback != text:
+                    self.keep(text)
             else:
                 print(text)  # noqa: T201 - as IPython does
         self._kept.clear()  # what it holds of the cell's frames
@@ -168,9 +117,15 @@ class RankShell(InteractiveShell):
             self._swallowed.append(error)
         return result
 
-    def begin(self, mail: Callable[[Display], None]) -> None:
-        """Be the shell of a rank, in its own process; pictures are handed to ``mail``."""
+    def begin(self, mail: Callable[[Display], None], keep: Callable[[str], None]) -> None:
+        """Be the shell of a rank, in its own process.
+
+        Args:
+            mail: is handed pictures.
+            keep: is handed what the log has and nobody is shown: a traceback with all its frames.
+        """
         self.display_pub.mail = mail
+        self.keep = keep
         self.handlers_acting = CellHandlers().acting
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
@@ -365,12 +320,6 @@ class RankShell(InteractiveShell):
 def _has_error(exc_tuple: Any) -> bool:
     """Whether there is an exception that IPython could show."""
     return bool(exc_tuple) or sys.exc_info()[1] is not None or hasattr(sys, "last_value")
-
-
-def _leading_blank_lines(source: str) -> int:
-    """IPython strips these before it compiles."""
-    lines = source.splitlines()
-    return next((count for count, line in enumerate(lines) if line.strip()), 0)
 
 
 def make_shell() -> RankShell:

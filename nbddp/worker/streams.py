@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,7 @@ class RankLog:
         self._read_fd = os.open(path, os.O_RDONLY)
         self._has_lost = False
         self.prints = 0
+        self._kept: deque[tuple[int, int]] = deque()
         self._offset = os.fstat(self._write_fd).st_size  # an earlier attempt wrote up to here
 
     def capture(self, on_write: Callable[[], None], on_lost: Callable[[OSError], None]) -> None:
@@ -101,6 +103,17 @@ class RankLog:
         """How many bytes are in the file."""
         return os.fstat(self._read_fd).st_size
 
+    def keep(self, text: str) -> None:
+        """Write it to the file alone: what is written here is not mailed."""
+        flush_python_streams()
+        begin = self.mark()
+        self._kept.append((begin, sys.maxsize))  # first: the mailer may read at any moment
+        try:
+            os.write(self._write_fd, f"{text}\n".encode(errors="backslashreplace"))
+        except OSError as error:
+            self._lose(error)
+        self._kept[-1] = (begin, self.mark())
+
     def read(self, upto: int | None = None) -> Output | None:
         """The next piece that was written since the last call, no further than to a mark, or None.
 
@@ -108,7 +121,13 @@ class RankLog:
         one piece without text: whoever wants it reads the file, and what is written next is mailed
         as soon as anything else.
         """
-        unread = (self.mark() if upto is None else upto) - self._offset
+        end = self.mark() if upto is None else upto
+        if self._kept and end > self._kept[0][0]:
+            begin, past = self._kept[0]
+            if self._offset >= begin:
+                return self._pass_over(past)
+            end = begin
+        unread = end - self._offset
         if unread > MAX_UNREAD:
             return self._leave(unread)
         data = os.pread(self._read_fd, max(0, min(CHUNK_BYTES, unread)), self._offset)
@@ -121,6 +140,14 @@ class RankLog:
             text = _TRACE.sub("", text)
         start, self._offset = self._offset, self._offset + used
         return Output(start=start, end=self._offset, text=text)
+
+    def _pass_over(self, past: int) -> Output | None:
+        """Go on behind what is kept; not before all of it is written."""
+        if past == sys.maxsize:
+            return None
+        start, self._offset = self._offset, past
+        self._kept.popleft()
+        return Output(start=start, end=past, text="")
 
     def _leave(self, unread: int) -> Output:
         """Pass over what is unread, to the end of a line if there is one near, else of a letter."""

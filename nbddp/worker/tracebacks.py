@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from IPython.core import ultratb
@@ -37,6 +37,13 @@ def make_quick(formatter: Any) -> None:
         return found
 
     formatter.get_records = quick_records
+
+
+def walk(step: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    """The frames of a traceback, outermost first, each with the line that it was on."""
+    while step is not None:
+        yield step.tb_frame, step.tb_lineno
+        step = step.tb_next
 
 
 def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.errors import RequestError
 from nbddp.wire import parcels
 from nbddp.wire.messages import JsonDict
-from nbddp.worker.failure import text_of
+from nbddp.worker.headline import text_of
 
 T = TypeVar("T")
 

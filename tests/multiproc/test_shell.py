@@ -236,7 +236,9 @@ def test_the_members_of_an_exception_group_are_in_the_report(
     group = make_group(1)
     with pytest.raises(CellFailedError) as caught:
         group.run("raise ExceptionGroup('several', [ValueError('one'), TypeError('two')])")
-    assert str(caught.value) == "rank 0: ExceptionGroup: several (2 sub-exceptions), line 1"
+    assert str(caught.value) == (
+        "rank 0: ExceptionGroup: several: ValueError: one; TypeError: two, line 1"
+    )
     assert "ValueError: one" in caught.value.report
     assert "TypeError: two" in caught.value.report
     assert "ValueError: one" not in capsys.readouterr().out

@@ -1,0 +1,131 @@
+"""What is said of an error in one line: the user's own words, and the user's own line."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nbddp.worker.tracebacks import walk
+
+MAX_LEAVES = 3  # of a group that are named
+MAX_WORDS = 120  # characters of an error that stands beside another
+_WRAPPED = "Traceback (most recent call last):\n"
+# what torch says of the process, or the thread, in which the error was
+_WHERE = re.compile(r"(?:Caught \S+ in |-- )(.+?)(?:\.| terminated with .*)$", re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)', re.MULTILINE)
+_LAST = re.compile(r"^([\w.]+)(?:: (.*))?$", re.DOTALL)
+
+IsCellFile = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What the line is made of.
+
+    Attributes:
+        name: the exception's.
+        text: what it says.
+        line: the cell's, 0 if it is in none.
+        because: what else belongs to it: the error that it came from, the process that it was in.
+    """
+
+    name: str
+    text: str
+    line: int = 0
+    because: str = ""
+
+
+def headline_of(error: BaseException, is_cell_file: IsCellFile) -> Headline:
+    """Find it: within what a library has wrapped around it, and with what it came from."""
+    line, name, text = line_of(error, is_cell_file), type(error).__name__, text_of(error)
+    wrapped = _unwrapped(text, is_cell_file)
+    if wrapped is not None:
+        return Headline(wrapped.name, wrapped.text, wrapped.line or line, wrapped.because)
+    leaves = list(_leaves(error))
+    if leaves != [error]:
+        said = str(getattr(error, "message", text))
+        return Headline(name, f"{said}: {_say_leaves(leaves, is_cell_file)}", line)
+    if not text and isinstance(error, AssertionError):
+        text = _code_of(error, is_cell_file)
+    return Headline(name, text, line, _cause(error))
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, also of one that cannot even do that.
+
+    >>> text_of(ValueError("too low"))
+    'too low'
+    """
+    try:
+        return str(error)
+    except Exception as inner:  # noqa: BLE001 - whatever the user's own __str__ raises
+        return f"its text cannot be had: __str__() raised {type(inner).__name__}"
+
+
+def line_of(error: BaseException, is_cell_file: IsCellFile) -> int:
+    """The innermost line of a cell that it came through, 0 for none."""
+    return _place(error, is_cell_file)[1]
+
+
+def _place(error: BaseException, is_cell_file: IsCellFile) -> tuple[str, int]:
+    places = [(frame.f_code.co_filename, line) for frame, line in walk(error.__traceback__)]
+    inside = [place for place in places if is_cell_file(place[0])]
+    return inside[-1] if inside else ("", 0)
+
+
+def _unwrapped(text: str, is_cell_file: IsCellFile) -> Headline | None:
+    """The error whose traceback another one's text has, as that of a DataLoader's worker."""
+    before, has_one, last = text.rpartition(_WRAPPED)
+    if not has_one:
+        return None
+    said = re.search(r"^\S.*", last, re.MULTILINE | re.DOTALL)
+    parts = _LAST.match(said.group().strip()) if said else None
+    if parts is None:
+        return None
+    lines = [int(line) for file, line in _FRAME.findall(last) if is_cell_file(file)]
+    where = _WHERE.search(before)
+    name = parts[1].rpartition(".")[2]
+    place = f"in {where[1]}" if where else ""
+    return Headline(name, parts[2] or "", lines[-1] if lines else 0, place)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a group, and in its groups; of any other error itself."""
+    inner = getattr(error, "exceptions", None)
+    if not isinstance(inner, tuple):
+        yield error
+        return
+    for each in inner:
+        if isinstance(each, BaseException):
+            yield from _leaves(each)
+
+
+def _say_leaves(leaves: list[BaseException], is_cell_file: IsCellFile) -> str:
+    told = []
+    for each in leaves[:MAX_LEAVES]:
+        line = line_of(each, is_cell_file)
+        told.append(_in_short(each) + (f" (line {line})" if line else ""))
+    left = len(leaves) - MAX_LEAVES
+    return "; ".join(told) + (f"; and {left} more" if left > 0 else "")
+
+
+def _in_short(error: BaseException) -> str:
+    text = text_of(error).strip().partition("\n")[0]
+    text = text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 4] + " ..."
+    return f"{type(error).__name__}{': ' if text else ''}{text}"
+
+
+def _cause(error: BaseException) -> str:
+    """What it was raised from; the traceback of another process is no such error."""
+    cause = error.__cause__
+    if cause is None or type(cause).__name__ in ("_RemoteTraceback", "RemoteTraceback"):
+        return ""
+    return f"from {_in_short(cause)}"
+
+
+def _code_of(error: BaseException, is_cell_file: IsCellFile) -> str:
+    """The code of the line, for an assertion that says nothing."""
+    filename, line = _place(error, is_cell_file)
+    return linecache.getline(filename, line).strip() if line else ""

@@ -1,0 +1,101 @@
+"""The one line that is said of an error: the user's own words, and the user's own line."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from nbddp.worker.headline import Headline, headline_of
+
+LOADER = """Caught KeyError in DataLoader worker process 3.
+Original Traceback (most recent call last):
+  File "/lib/torch/utils/data/_utils/worker.py", line 374, in _worker_loop
+    data = fetcher.fetch(index)
+  File "cell", line 5, in __getitem__
+    return self.load(i)
+  File "cell", line 7, in load
+    raise mine.BadImage(f"image {i}:\\nbroken")
+mine.BadImage: image 3:
+broken
+"""
+SPAWNED = """
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/lib/torch/multiprocessing/spawn.py", line 90, in _wrap
+    fn(i, *args)
+AssertionError
+"""
+
+
+def is_cell(filename: str) -> bool:
+    return filename == "cell"
+
+
+def error_of(source: str) -> BaseException:
+    """What a cell of this source raises."""
+    try:
+        exec(compile(source, "cell", "exec"), {"LOADER": LOADER, "SPAWNED": SPAWNED})
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return error
+    raise AssertionError("it raised nothing")
+
+
+@pytest.mark.parametrize(
+    ("source", "headline"),
+    [
+        ("\nraise ValueError('too low')", Headline("ValueError", "too low", 2)),
+        (
+            "raise ValueError('a') from KeyError('b')",
+            Headline("ValueError", "a", 1, "from KeyError: 'b'"),
+        ),
+        (
+            "try:\n    1/0\nexcept ZeroDivisionError:\n    raise ValueError('a')",
+            Headline("ValueError", "a", 4),
+        ),
+        ("raise ValueError('a') from None", Headline("ValueError", "a", 1)),
+        (
+            "raise RuntimeError(LOADER)",
+            Headline("BadImage", "image 3:\nbroken", 7, "in DataLoader worker process 3"),
+        ),
+        ("raise RuntimeError(SPAWNED)", Headline("AssertionError", "", 1, "in Process 1")),
+        ("raise NotImplementedError", Headline("NotImplementedError", "", 1)),
+        (
+            "raise ValueError('see the Traceback (most recent call last):\\n')",
+            Headline("ValueError", "see the Traceback (most recent call last):\n", 1),
+        ),
+    ],
+    ids=["plain", "cause", "context", "from None", "loader", "spawned", "no text", "no traceback"],
+)
+def test_the_users_message_and_line_come_first(source: str, headline: Headline) -> None:
+    assert headline_of(error_of(source), is_cell) == headline
+
+
+def test_the_traceback_of_another_process_is_no_cause() -> None:
+    source = (
+        "class _RemoteTraceback(Exception): pass\nraise ValueError('a') from _RemoteTraceback('b')"
+    )
+    assert headline_of(error_of(source), is_cell) == Headline("ValueError", "a", 2)
+
+
+def test_an_assertion_without_a_text_shows_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("linecache.getline", lambda _file, line: f"    assert x == {line}\n")
+    said = headline_of(error_of("\n\nassert 1 == 2"), is_cell)
+    assert said == Headline("AssertionError", "assert x == 3", 3)
+    assert headline_of(error_of("assert 1 == 2, 'why'"), is_cell).text == "why"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
+def test_a_group_names_what_is_in_it() -> None:
+    source = (
+        "def fail(n):\n    try: [][n]\n    except IndexError as error: return error\n"
+        "inner = ExceptionGroup('b', [fail(1), ValueError('x' * 200)])\n"
+        "raise ExceptionGroup('a', [inner, KeyError('c'), TypeError('d')])"
+    )
+    long = "x" * 104 + " ..."
+    said = headline_of(error_of(source), is_cell)
+    assert said.text.startswith("a: IndexError: list index out of range (line 2); ValueError: xxx")
+    assert said.text.endswith("x ...; KeyError: 'c'; and 1 more")
+    assert long in said.text
+    assert (said.name, said.line) == ("ExceptionGroup", 5)
