@@ -7,9 +7,12 @@ processes that a rank spawned, so it imports no torch before the script does.
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlparse
@@ -42,6 +45,7 @@ class Arrival:
 def _arrive(process: Any, family: str) -> Any:
     if "torch" in sys.modules:  # what the process needs was loaded with it
         _keep_groups()
+        process._bootstrap = _ending_whole(process._bootstrap)
         handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
         for scheme in ("env", "tcp"):
             handlers[scheme] = guarded(handlers[scheme], lambda: family)
@@ -49,13 +53,31 @@ def _arrive(process: Any, family: str) -> Any:
 
 
 def _keep_groups() -> None:
-    """Hold every process group of this process to its end, which comes without freeing any.
+    """Hold every process group of this process to its end, which frees none.
 
     Whoever frees one just after it was destroyed, as a tutorial does when its model goes out of
     scope, may stand still for ever with torch 2.13: a rank's own are held for the same reason.
     """
     kept: list[Any] = []
     importlib.import_module("nbddp.worker.new_groups").watch_new_groups(made=kept.append)
+
+
+def _ending_whole(bootstrap: Callable[..., int]) -> Callable[..., int]:
+    """End the process when its function has returned, as forked ones end, with Python whole.
+
+    A spawned one is else taken apart: that frees the groups after all, and a thread of Gloo's that
+    wants Python's lock then aborts the process.
+    """
+
+    def run(*arguments: Any, **options: Any) -> int:
+        exitcode = bootstrap(*arguments, **options)
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # closed by whoever ran in this process
+                stream.flush()
+        os._exit(exitcode)
+
+    return run
 
 
 def guarded(handler: Handler, family: Callable[[], str]) -> Handler:
@@ -97,6 +119,4 @@ def _stay_apart(store: Any, rank: int, family: str) -> None:
 
 
 def _port(url: str) -> object:
-    import os
-
     return urlparse(url).port or os.environ.get("MASTER_PORT", "")

@@ -109,3 +109,23 @@ def test_a_process_that_a_rank_spawned_frees_no_process_group_just_after_its_end
         ranks=[0],
     )
     assert capsys.readouterr().out.splitlines() == ["[rank 0] kept"]
+
+
+def test_a_process_that_a_rank_spawned_ends_in_order_and_with_python_whole(
+    group: SteeredGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python taken apart frees what is held: a thread of Gloo's then aborts the process."""
+    group.run(
+        "import torch.multiprocessing as mp\n"
+        "import os\n"
+        "class Held:\n"
+        "    def __del__(self, write=os.write): write(1, b'freed')\n"
+        "def work(index):\n"
+        "    import atexit, sys\n"
+        "    sys.held = Held()\n"
+        "    atexit.register(print, 'at its exit')\n"
+        "    sys.stdout.write('no line')\n"
+        "mp.spawn(work, nprocs=1)",
+        ranks=[0],
+    )
+    assert capsys.readouterr().out.splitlines() == ["[rank 0] no lineat its exit"]
