@@ -86,7 +86,7 @@ def recorded() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted(CONTROLLER.glob("*.py")):
         tree = ast.parse(path.read_text())
-        for call in calls_of(tree, "record"):
+        for call in (*calls_of(tree, "record"), *calls_of(tree, "record_cell")):
             for kind in texts_of(call.args[0], tree, call):
                 found[kind] = {each.arg for each in call.keywords if each.arg}
                 for each in call.keywords:
