@@ -165,3 +165,36 @@ def test_numbers_outlast_their_cell_and_signs_do_not_outlast_their_ranks(
     whereabouts.forget()
     assert whereabouts.sign(0) is None
     assert whereabouts.curves.names() == ["loss"]
+
+
+# ---- a recovery
+
+
+def reported(whereabouts: Whereabouts, *steps: int) -> None:
+    rows = [[float(step), step, {"loss": 1.0}] for step in steps]
+    whereabouts.note(0, Metrics(rows=rows), 0.0)
+
+
+def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing() -> None:
+    whereabouts = Whereabouts(lambda _pid: False)
+    whereabouts.begin_cell([0], 0.0)
+    reported(whereabouts, 0, 1, 2)
+    whereabouts.begin_recovery()
+    whereabouts.begin_cell([0], 1.0)
+    reported(whereabouts, 100, 101)
+    whereabouts.end_recovery(is_taken_up=True)
+    whereabouts.begin_cell([0], 2.0)
+    reported(whereabouts, 1, 2, 3)
+    curve = whereabouts.curves.curves("loss")[0]
+    assert (curve.steps, curve.restarts) == ((0.0, 1.0, 2.0, 3.0), (1.0,))
+
+
+def test_after_a_recovery_that_failed_the_next_cell_has_curves_of_its_own() -> None:
+    whereabouts = Whereabouts(lambda _pid: False)
+    whereabouts.begin_cell([0], 0.0)
+    reported(whereabouts, 0, 1, 2)
+    whereabouts.begin_recovery()
+    whereabouts.end_recovery(is_taken_up=False)
+    whereabouts.begin_cell([0], 1.0)
+    reported(whereabouts, 7)
+    assert whereabouts.curves.curves("loss")[0].steps == (7.0,)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError
-from nbddp.lifecycle.comeback import Comeback, Setback, why_stop
+from nbddp.lifecycle.comeback import Comeback, Setback, say_restarts, why_stop
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
 from nbddp.record.pushes import Pushed
@@ -29,6 +29,7 @@ class Recovery:
         show: shows a cell from its beginning to its end, and returns what came of it.
         push: sends values to the ranks.
         say: tells the user something between two attempts.
+        note: the same where the view of the next attempt tells all of it; None: ``say`` does.
     """
 
     def __init__(
@@ -38,8 +39,11 @@ class Recovery:
         show: Callable[[CellHandle], CellResult],
         push: Callable[[Pushed], None],
         say: Callable[[str], None],
+        note: Callable[[str], None] | None = None,
     ) -> None:
         self._session = session
+        self._tells_end = note is None
+        self._note = note or say
         self._show = show
         self._push = push
         self._say = say
@@ -84,6 +88,7 @@ class Recovery:
         self, result: CellResult, request: CellRequest, *, max_restarts: int
     ) -> CellResult:
         setbacks: list[Setback] = []
+        self._seconds_lost = 0.0
         while (verdict := result.verdict) is not None and not verdict.is_interrupt:
             setbacks.append(
                 Setback(
@@ -98,22 +103,25 @@ class Recovery:
                 if max_restarts:
                     self._say(f"not started again: {reason}")
                 return result
-            self._say(f"{verdict.summary()}; restart {len(setbacks)} of {max_restarts}")
+            self._note(f"{verdict.summary()}; restart {len(setbacks)} of {max_restarts}")
             failed = self._come_back(setbacks[-1])
             if failed is not None:
                 return failed
             result = self._run_shown(replace(request, is_again=True))
+        if setbacks and result.is_ok and self._tells_end:
+            self._say(f"done {say_restarts(len(setbacks), self._seconds_lost)}")
         return result
 
     def _come_back(self, setback: Setback) -> CellResult | None:
         """Restart and replay; what came of a cell that failed this time, else None."""
         detected = time.time() - setback.at
         deeds, began = self._session.deeds, time.monotonic()
-        with self._accounting_for(deeds):
+        with self._accounting_for(deeds), self._keeping_curves():
             self._session.restart(is_recovery=True)
             ready = time.monotonic()
             failed = self._replay(deeds)
         if failed is not None:
+            self._session.whereabouts.end_recovery(is_taken_up=False)
             return failed
         comeback = Comeback(
             setback=setback,
@@ -123,9 +131,11 @@ class Recovery:
             cells=sum(isinstance(deed, CellRequest) for deed in deeds),
         )
         self._session.expect(comeback)
-        self._say(
+        self._session.whereabouts.end_recovery(is_taken_up=True)
+        self._seconds_lost += comeback.detected + comeback.restarted + comeback.replayed
+        self._note(
             f"noticed after {comeback.detected:.2f} s, restarted in {comeback.restarted:.2f} s, "
-            f"{comeback.cells} cells replayed in {comeback.replayed:.2f} s"
+            f"{_say_cells(comeback.cells)} replayed in {comeback.replayed:.2f} s"
         )
         return None
 
@@ -145,6 +155,16 @@ class Recovery:
             restart()
             self._times_ended = self._session.times_ended
             return self._replay(deeds)
+
+    @contextmanager
+    def _keeping_curves(self) -> Iterator[None]:
+        """What the cell had reported stays, whatever the cells report that are replayed."""
+        self._session.whereabouts.begin_recovery()
+        try:
+            yield
+        except BaseException:
+            self._session.whereabouts.end_recovery(is_taken_up=False)
+            raise
 
     @contextmanager
     def _accounting_for(self, deeds: Sequence[Deed]) -> Iterator[None]:
@@ -191,6 +211,10 @@ class Recovery:
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         return handle.result
+
+
+def _say_cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def _ended(done: int, count: int) -> CellInterruptedError:

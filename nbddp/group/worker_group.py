@@ -210,14 +210,24 @@ class WorkerGroup:
         result.raise_for_failure()
         return result
 
-    def _recovery(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recovery:
-        """What runs a cell again after a failure, each time in a view of its own."""
-        return Recovery(
-            self._session,
-            show=lambda handle: self._show(handle, make_view()),
-            push=self._push_again,
-            say=say,
-        )
+    def _recovery(
+        self,
+        make_view: Callable[[], View],
+        *,
+        say: Callable[[str], None],
+        note: Callable[[str], None] | None = None,
+    ) -> Recovery:
+        """What runs a cell again after a failure, in views that follow each other."""
+        views: list[View] = []
+
+        def show(handle: CellHandle) -> CellResult:
+            view = make_view()
+            if views and handle.request.is_again:
+                view.take_over(views[-1])
+            views[:] = [view]
+            return self._show(handle, view)
+
+        return Recovery(self._session, show=show, push=self._push_again, say=say, note=note)
 
     def _show(self, handle: CellHandle, view: View) -> CellResult:
         """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""

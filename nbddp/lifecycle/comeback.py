@@ -61,6 +61,15 @@ class Comeback:
         return max(0, int(self.setback.step - resumed_at) + 1)
 
 
+def say_restarts(count: int, seconds: float) -> str:
+    """How often a cell was begun again, and what that cost.
+
+    >>> say_restarts(1, 0.84), say_restarts(2, 1.36)
+    ('after 1 restart, 0.8 s lost', 'after 2 restarts, 1.4 s lost')
+    """
+    return f"after {count} restart{'' if count == 1 else 's'}, {seconds:.1f} s lost"
+
+
 def why_stop(setbacks: Sequence[Setback], max_restarts: int) -> str:
     """Why it is not worth, or not allowed, to start again; empty if it is.
 

@@ -75,7 +75,9 @@ class Desk:
 
     def _recovery(self, *, quiet: bool) -> Recovery:
         return self.group.recovery(
-            lambda: self.views.view(self.group.session, quiet=quiet), say=self._remark
+            lambda: self.views.view(self.group.session, quiet=quiet),
+            say=self._remark,
+            note=None if quiet or not self.views.shows_panels else self.views.note,
         )
 
     def _remark(self, text: str) -> None:

@@ -113,14 +113,21 @@ class SteeredGroup(WorkerGroup):
         """
         return self._show(handle, view)
 
-    def recovery(self, make_view: Callable[[], View], *, say: Callable[[str], None]) -> Recovery:
+    def recovery(
+        self,
+        make_view: Callable[[], View],
+        *,
+        say: Callable[[str], None],
+        note: Callable[[str], None] | None = None,
+    ) -> Recovery:
         """What runs a cell again after a failure, each time in a view of its own.
 
         Args:
             make_view: makes the view of one attempt.
             say: tells the user what happens between two attempts.
+            note: the same where the next view shows it; None: ``say`` does.
         """
-        return self._recovery(make_view, say=say)
+        return self._recovery(make_view, say=say, note=note)
 
     def replay(
         self,

@@ -67,6 +67,16 @@ class Views:
 
         events.register("pre_run_cell", tell)
 
+    @property
+    def shows_panels(self) -> bool:
+        """Whether the cell that runs now is shown as a panel, unless it is quiet."""
+        return self._wants_panel()
+
+    def note(self, text: str) -> None:
+        """Tell the user, in the panel of the attempt that failed, what is done about it."""
+        if self._last is not None:
+            self._last.note(text)
+
     def _wants_panel(self) -> bool:
         if self.choice is ViewChoice.AUTO:
             return shows_widgets(self._shell)

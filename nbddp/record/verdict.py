@@ -160,7 +160,7 @@ class Verdict:
             what = "were " + what.removeprefix("was ")
         return f"{say_ranks(self.causes)}{joint}{what}"
 
-    def report(self) -> str:
+    def report(self, *, advises: bool = True) -> str:
         """What the user reads: the cause, its traceback, what followed, what can be done."""
         lines = [self._title()]
         if self.first.failure is not None and not self.is_interrupt:
@@ -169,7 +169,7 @@ class Verdict:
             lines += _of_ending(self.first.ending)
         if not self.ended_by:
             lines += [f"  {say_ranks(ranks)}: {_in_passing(each)}" for ranks, each in self.others]
-        return "\n".join([*lines, self._way_out()])
+        return "\n".join([*lines, self._way_out()] if advises else lines)
 
     def _title(self) -> str:
         is_chain = self.others and not self.is_interrupt and not self.ended_by

@@ -53,6 +53,8 @@ class Whereabouts:
         self._bars: dict[int, tuple[LoopProgress, ...]] = {}
         self._notes = 0
         self._steps: tuple[float, float] | None = None
+        self._aside: Curves | None = None  # what is reported between two attempts at a cell
+        self._is_next_taken_up = False
 
     @property
     def first_step(self) -> float | None:
@@ -86,10 +88,29 @@ class Whereabouts:
     def begin_cell(self, ranks: Iterable[int], now: float) -> None:
         """A cell begins: what was seen before says nothing about it."""
         self._hang_watch.begin_cell(ranks, now)
-        self.curves.clear()
+        self._begin_curves()
         self.missed = 0
         self._bars = {}
         self._steps = None
+
+    def _begin_curves(self) -> None:
+        if self._is_next_taken_up:
+            self._aside, self._is_next_taken_up = None, False
+            self.curves.take_up()
+        elif self._aside is not None:
+            self._aside.clear()
+        else:
+            self.curves.clear()
+
+    def begin_recovery(self) -> None:
+        """Keep the curves: the cells that run now are not the one that they are of."""
+        self._aside = Curves()
+
+    def end_recovery(self, *, is_taken_up: bool) -> None:
+        """The next cell takes the work up, or else is another one."""
+        self._is_next_taken_up = is_taken_up
+        if not is_taken_up:
+            self._aside = None
 
     def end_cell(self) -> None:
         """It is over: nobody waits any more."""
@@ -107,8 +128,9 @@ class Whereabouts:
                 self._hang_watch.note(rank, message, now)
             case Metrics(rows=rows, missed=missed):
                 self.missed += missed
+                curves = self.curves if self._aside is None else self._aside
                 for at, step, values in rows:
-                    self.curves.add(rank, at, step, values)
+                    curves.add(rank, at, step, values)
                     if step is not None:
                         first, last = self._steps or (step, step)
                         self._steps = first, max(step, last)

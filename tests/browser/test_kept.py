@@ -27,6 +27,19 @@ for step in range(1000):
     if Path("enough").exists() and step % 10 == 0:
         break
 """
+AGAIN = """%%ddp --max-restarts 2
+import time
+from pathlib import Path
+saved = Path("saved")
+begin = int(saved.read_text()) if saved.exists() else 0
+for step in range(begin, 24):
+    nbddp.log(step=step, loss=2 / (step + 1))
+    time.sleep(0.1)
+    dist.barrier()
+    if step in (8, 16) and begin < step - 2 and rank == 1:
+        saved.write_text(str(step - 2))
+        raise ValueError(step)
+"""
 GET = r"`%ddp show \S+ --cell 1` draws its record"
 
 
@@ -109,6 +122,26 @@ def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_
         again.await_text(2, r"^cell 1 of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$")
         expect(again.code_cell(2).locator("img[alt=loss]")).to_be_visible()
         picture(again, "shown-again")
+
+
+def test_a_cell_that_was_started_again_has_one_record_and_one_curve(
+    lab: Lab, picture: Picture
+) -> None:
+    write_notebook(lab.notebooks / "again.ipynb", START, AGAIN)
+    with lab.open("again.ipynb") as notebook:
+        notebook.run(0)
+        notebook.run(1)
+        text = notebook.text(1)
+        assert re.match(r"done on ranks 0-1 after 2 restarts, \d+\.\d s lost · ", text)
+        assert len(re.findall("^attempt [12]: rank 1: ValueError: ", text, re.MULTILINE)) == 2
+        assert "%ddp restart" not in text
+        output = notebook.code_cell(1).locator(".jp-OutputArea-child:visible")
+        expect(output).to_have_count(1)
+        expect(output.locator("img[alt=loss]")).to_have_count(1)
+        output.locator("summary", has_text="attempt 1").click()
+        notebook.await_text(1, "^ValueError: 8$")
+        assert notebook.problems == []
+        picture(notebook, "started-again")
 
 
 def test_a_cell_that_nothing_was_done_to_leaves_no_line_and_no_empty_room(

@@ -64,6 +64,10 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
     recovery = next(event for event in events(group) if event["kind"] == "recovery")
     assert recovery["cells"] == 2
     assert 0 <= recovery["detected"] < 30
+    assert re.search(r"nbddp: done after 1 restart, \d+\.\d s lost\n$", said)
+    curve = group.session.metrics(most=1).curves["loss"][0]
+    assert curve.steps == tuple(map(float, range(20)))  # one curve, through both attempts
+    assert curve.restarts == (10.0,)
 
 
 def test_a_failure_at_the_same_step_twice_ends_it_early_and_says_so(
@@ -152,7 +156,9 @@ def test_a_cell_recovers_in_the_notebook_and_the_cells_around_it_work(notebook: 
     )
     assert reply.status == "ok"
     assert "restart 1 of 1" in reply.text
-    assert reply.text.endswith("Out [ranks 0-1] 2.0\n")
+    assert "\nOut [ranks 0-1] 2.0\n" in reply.text
+    assert re.search(r"\nnbddp: done after 1 restart, \d+\.\d s lost\n$", reply.text)
+    assert "%ddp restart" not in reply.text
 
 
 def test_an_interrupt_is_no_failure_to_recover_from(notebook: Notebook) -> None:

@@ -132,6 +132,27 @@ def test_a_failure_is_told_in_the_record_and_in_one_line_below(page: Page) -> No
     assert "<b>" not in html
 
 
+def test_a_cell_that_was_started_again_has_one_record_with_its_outcome_first(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    reply = page.run(
+        "%%ddp --max-restarts 2\nimport time\nfrom pathlib import Path\n"
+        "saved = Path('saved')\nbegin = int(saved.read_text()) if saved.exists() else 0\n"
+        "for step in range(begin, 6):\n"
+        "    nbddp.log(step=step, loss=step)\n    time.sleep(0.2)\n    dist.barrier()\n"
+        "    if step in (2, 4) and begin < step and rank == 1:\n"
+        "        saved.write_text(str(step)); raise ValueError(step)"
+    )
+    assert (reply.status, reply.text) == ("ok", "")
+    html = final(reply)["text/html"]
+    assert re.search(r"done on ranks 0-1 after 2 restarts, \d+\.\d s lost</span>", html)
+    for step in (2, 4):
+        folded = rf"<details><summary>[^/]*</span>attempt \d+: rank 1: ValueError: {step}, "
+        assert re.search(folded, html)
+    assert html.count('<img alt="loss"') == 1
+    assert "%ddp restart" not in html
+    assert "rank 1: ValueError: 4, line 11; restart 2 of 2" in html
+
+
 def test_text_can_be_chosen_and_the_panel_again(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run("%ddp view text")

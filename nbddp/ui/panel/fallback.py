@@ -23,6 +23,7 @@ class Fallback:
 
     def __init__(self) -> None:
         self.text = ""
+        self._is_there = False
         self._display_id = f"nbddp-{uuid.uuid4().hex}"
 
     def publish(self, run: str, cell: int) -> None:
@@ -30,7 +31,8 @@ class Fallback:
         if run:
             self.text = f"`%ddp show {run} --cell {cell}` draws its record"
             html = f'<div class="nbddp-fallback">{escape(self.text)}</div>'
-            self._publish({"text/html": html, "text/plain": self.text}, is_update=False)
+            self._publish({"text/html": html, "text/plain": self.text}, is_update=self._is_there)
+            self._is_there = True
 
     def withdraw(self) -> None:
         """The record is in its place."""

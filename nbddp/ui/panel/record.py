@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import say_ranks
+from nbddp.lifecycle.comeback import say_restarts
 from nbddp.record.cell import CellResult
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
@@ -29,6 +30,7 @@ class Record:
         earlier: a word on the lines before those.
         rank_lines: the tail of each rank whose lines are not all among ``lines``.
         charts: names and PNGs.
+        attempts: those before this one, as HTML each; ``seconds_lost`` between them.
         notes: what else should be said, such as metrics that are not drawn.
     """
 
@@ -38,6 +40,8 @@ class Record:
     earlier: str = ""
     rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
     charts: Sequence[Chart] = ()
+    attempts: Sequence[str] = ()
+    seconds_lost: float = 0.0
     notes: Sequence[str] = ()
 
 
@@ -53,6 +57,7 @@ def record_html(record: Record) -> str:
         alarm(record.snapshot),
         table,
         "</details>",
+        *record.attempts,
         charts_html(record.charts),
         *(f'<div class="nbddp-muted">{escape(note)}</div>' for note in record.notes),
         log_html(record.lines, earlier=record.earlier) if record.lines else "",
@@ -68,6 +73,25 @@ def record_text(record: Record) -> str:
     if record.result is not None and record.result.verdict is not None:
         parts.append(strip(record.result.verdict.summary()))
     return "\n".join([*parts, *map(strip, record.notes)])
+
+
+def attempt_html(number: int, result: CellResult) -> str:
+    """An attempt that failed and was followed by another, folded: its failure, and no advice."""
+    verdict = result.verdict
+    if verdict is None:
+        return ""
+    said = f"attempt {number}: {verdict.summary()} ({say_seconds(result.seconds)})"
+    report = card(to_html(verdict.report(advises=False)), is_error=True)
+    return (
+        f'<details><summary><span class="nbddp-dot nbddp-bad"></span>{escape(said)}</summary>'
+        f"{report}</details>"
+    )
+
+
+def going_on_html(text: str) -> str:
+    """A word in the panel's place between two attempts."""
+    said = f'<span class="nbddp-dot nbddp-warn"></span><span>{escape(text)}</span>'
+    return f'{SHEET}<div class="nbddp nbddp-running">{said}</div>'
 
 
 def charts_html(charts: Sequence[Chart]) -> str:
@@ -87,9 +111,13 @@ def _title(record: Record) -> str:
         return state_line(snapshot)
     facts = " · ".join(map(escape, [*say_facts(snapshot)[1:], *filter(None, [snapshot.run])]))
     dot, said = _outcome(result)
+    seconds = result.seconds
+    if record.attempts:
+        said += f" {say_restarts(len(record.attempts), record.seconds_lost)}"
+        seconds = snapshot.seconds
     return (
         f'<span class="nbddp-dot {dot}"></span><span class="nbddp-state">{escape(said)}</span> '
-        f'<span class="nbddp-muted">· {say_seconds(result.seconds)} · {facts}</span>'
+        f'<span class="nbddp-muted">· {say_seconds(seconds)} · {facts}</span>'
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from IPython.display import publish_display_data
 
@@ -20,9 +21,16 @@ from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.fallback import Fallback
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.loghtml import log_html
-from nbddp.ui.panel.record import Chart, Record, record_html, record_text
+from nbddp.ui.panel.record import (
+    Chart,
+    Record,
+    attempt_html,
+    going_on_html,
+    record_html,
+    record_text,
+)
 from nbddp.ui.panel.widgets import ALL, PanelWidgets, Press
-from nbddp.ui.screen import TOGETHER, Screen, is_text, show_rich, show_rich_value
+from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
 from nbddp.wire.messages import Display, JsonDict
 
@@ -42,6 +50,25 @@ NO_WIDGETS = (
     "nbddp: this page cannot show the live panel; the record comes when the cell is over, "
     "and `%ddp view text` prints everything as it comes"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """An attempt that failed; the next one began at ``over_at``."""
+
+    handle: CellHandle
+    over_at: float
+
+    @property
+    def seconds_lost(self) -> float:
+        """From the failure until the next attempt."""
+        verdict = self.handle.result.verdict if self.handle.result else None
+        return self.over_at - verdict.first.at if verdict else 0.0
+
+    def html(self) -> str:
+        """The attempt, folded."""
+        result = self.handle.result
+        return attempt_html(self.handle.attempt, result) if result else ""
 
 
 class PanelView:
@@ -74,14 +101,30 @@ class PanelView:
         self._display_id = f"nbddp-{uuid.uuid4().hex}"
         self._is_published = False
         self._fallback = Fallback()
+        self._before: list[_Attempt] = []
+        self._stale: list[PanelWidgets] = []  # on pages that see no other output
+        self._shown: CellHandle | None = None
         self._seen: tuple[object, ...] = ()
         self._seen_log: tuple[object, ...] = ()
         self._next_draw = 0.0
         self._next_tick = 0.0
 
+    def take_over(self, before: View) -> None:
+        """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
+        if isinstance(before, PanelView) and before._shown is not None:
+            self._before = [*before._before, _Attempt(before._shown, time.time())]
+            self.tails = before.tails
+            self._display_id, self._is_published = before._display_id, before._is_published
+            self._fallback, self._stale = before._fallback, before._stale
+
+    def note(self, text: str) -> None:
+        """Say in the place of the panel, which is over, what is done about its failure."""
+        self.tails.say(text)
+        self._publish({"text/html": going_on_html(text), "text/plain": f"nbddp: {text}"})
+
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it is over; the panel then is its record."""
-        self.attempt = handle.attempt
+        self.attempt, self._shown = handle.attempt, handle
         self._next_draw = time.monotonic() + DELAY
         try:
             while not handle.is_told:
@@ -149,7 +192,7 @@ class PanelView:
         log = None
         if log_seen != self._seen_log and not widgets.is_held:
             self._seen_log, log = log_seen, self._log_of(widgets.chosen_log)
-        widgets.draw(self._session.snapshot(handle), log=log, note=self._note())
+        widgets.draw(self._snapshot(handle), log=log, note=self._note())
 
     def _open(self, handle: CellHandle) -> None:
         self._widgets = widgets = PanelWidgets(handle.ranks, lambda *it: self._press(handle, *it))
@@ -238,9 +281,12 @@ class PanelView:
         while widgets.is_shown and time.monotonic() < deadline:
             widgets.is_gone.wait(PUMP_PERIOD)
             self._live.pump()
+        for each in self._stale:
+            each.become(html)
         if widgets.is_shown:
             widgets.become(html)
             self._live.keep(widgets.close)
+            self._stale.append(widgets)
             self._widgets = None
         else:
             self._fallback.withdraw()
@@ -255,7 +301,7 @@ class PanelView:
         charts: Sequence[Chart],
     ) -> str:
         merged = self.tails.merged()
-        snapshot = self._session.snapshot(handle)
+        snapshot = self._snapshot(handle)
         notes = [self._charts.note(), _missed(snapshot)]
         record = Record(
             snapshot=snapshot,
@@ -264,6 +310,8 @@ class PanelView:
             earlier=self._earlier(merged, SHOWN),
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
             charts=charts,
+            attempts=[each.html() for each in self._before],
+            seconds_lost=sum(each.seconds_lost for each in self._before),
             notes=[each for each in notes if each],
         )
         html = record_html(record)
@@ -271,6 +319,16 @@ class PanelView:
             self._is_published = False  # the output was cleared: there is nothing to replace
         self._publish({"text/html": html, "text/plain": record_text(record)})
         return html
+
+    def _snapshot(self, handle: CellHandle) -> Snapshot:
+        """Of the cell from its first attempt on."""
+        snapshot = self._session.snapshot(handle)
+        if not self._before:
+            return snapshot
+        began = self._before[0].handle.began_at
+        seconds = snapshot.seconds + handle.began_at - began
+        events = self._session.time_line.since(began)
+        return replace(snapshot, began=began, seconds=seconds, events=events)
 
     def _rank_lines(self, handle: CellHandle) -> list[tuple[int, Sequence[Line], str]]:
         found: list[tuple[int, Sequence[Line], str]] = []

@@ -10,7 +10,7 @@ from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.lines import LineAssembler
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
 from nbddp.ui.agreement import agreeing
-from nbddp.ui.screen import TOGETHER, Screen, is_text, show_rich, show_rich_value, tagged
+from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value, tagged
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
@@ -56,6 +56,14 @@ class TextView:
         self._shown = 0
         self._paid_until = 0.0  # when the pieces shown so far are made up for
         self._next_flush = 0.0
+
+    def take_over(self, before: View) -> None:
+        """Go on below what the earlier attempt printed."""
+
+    def note(self, text: str) -> None:
+        """Print it below."""
+        self._screen.write(f"nbddp: {text}\n")
+        self._screen.flush()
 
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell from its beginning to its end."""
