@@ -79,3 +79,13 @@ def test_children_are_compared_only_within_one_stay() -> None:
     still.look_closer(Closer(children=1.0), 1.0)
     still.moved(2.0)
     assert still.look_closer(Closer(children=9.0), 5.0) == 3.0
+
+
+def test_who_has_others_at_work_for_it_is_looked_at_closely_every_time() -> None:
+    still = Stillness()
+    still.moved(0.0)
+    assert [still.wants_closer_look(now) for now in (1.0, 2.0)] == [False, True]
+    still.look_closer(Closer(cpu=90.0), 2.0)
+    assert still.wants_closer_look(3.0), "the next look may be one at which they were starved"
+    still.moved(4.0)
+    assert not still.wants_closer_look(5.0)

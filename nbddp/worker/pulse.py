@@ -11,7 +11,7 @@ from types import FrameType
 from nbddp.wire.messages import Pulse
 from nbddp.worker.flight_recorder import Collective, newest_collective
 from nbddp.worker.main_thread import main_cpu_time, main_frame, main_status
-from nbddp.worker.stillness import SETTLED, Closer, Stillness, Trace, Wait
+from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_cpu_time
 from nbddp.worker.waits import waited_in
 
@@ -133,7 +133,7 @@ class PulseThread:
             switches=switches,
         )
         seconds = self._stillness.look(trace, kind, now)
-        if not cell or kind is not Wait.NONE or seconds < SETTLED:
+        if not cell or kind is not Wait.NONE or not self._stillness.wants_closer_look(now):
             return seconds
         closer = Closer(state=state, cpu=use.cpu, children=children_cpu_time())
         return self._stillness.look_closer(closer, now)

@@ -15,7 +15,7 @@ from enum import Enum, auto
 
 BUSY = 0.005  # seconds of CPU between two looks from which on a thread does not merely wait
 WAKES = 2  # switches between two looks that a wait for others may make: it looks at its deadline
-HARD_AT_WORK = 20.0  # percent of a core from which on other threads work for the main one
+HARD_AT_WORK = 10.0  # percent of a core from which on other threads work for the main one
 WORKED = 0.05  # seconds of CPU between two looks: more than workers use that look for work
 SETTLED = 2.0  # seconds in one place after which it is worth a closer look
 
@@ -104,6 +104,10 @@ class Stillness:
         if trace.has_moved(before, wait):
             self.moved(now)
         return now - self._since
+
+    def wants_closer_look(self, now: float) -> bool:
+        """Whether it has been still for long, or others were at work for it a moment ago."""
+        return self._closer is not None or now - self._since >= SETTLED
 
     def look_closer(self, closer: Closer, now: float) -> float:
         """The same, when it was found to stay somewhere and to wait for nobody."""
