@@ -28,8 +28,8 @@ from typing import Any
 import psutil
 
 from nbddp.controller.sockets_folder import SocketsFolder
+from nbddp.descendants import children, descendants
 from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL
-from nbddp.worker.descendants import children, descendants
 
 PRELOAD = ["nbddp.worker.apart", "nbddp.worker.preload", __name__]
 _naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares

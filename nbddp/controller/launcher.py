@@ -11,8 +11,8 @@ import psutil
 
 from nbddp.controller.forkserver import Forkserver
 from nbddp.controller.memory import memory_limit
+from nbddp.descendants import existing, kill
 from nbddp.wire.start import RankStart, rank_main
-from nbddp.worker.descendants import existing, kill
 
 SHORT = 4 << 30  # bytes: a machine or a container with less, such as a Binder, is short of memory
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing import util
 from typing import Any, NoReturn
 
-from nbddp.worker.descendants import adopt_orphans, descendants, end
+from nbddp.descendants import adopt_orphans, descendants, end
 from nbddp.worker.streams import flush_python_streams
 
 

@@ -15,8 +15,8 @@ import signal
 from collections.abc import Callable
 from multiprocessing import forkserver
 
+from nbddp.descendants import descendants, kill
 from nbddp.wire.helper import GROW_SIGNAL, GROWN_BY
-from nbddp.worker.descendants import descendants, kill
 
 
 def take_along(folder: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import NoReturn
 
-from nbddp.worker.descendants import descendants, kill
+from nbddp.descendants import descendants, kill
 
 
 def watch_kernel(kernel_pid: int) -> None:

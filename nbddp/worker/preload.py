@@ -12,9 +12,9 @@ import warnings
 import torch
 import torch.distributed  # noqa: F401
 
+from nbddp.descendants import adopt_orphans
 from nbddp.wire.helper import FOLDER
 from nbddp.worker import entry, growth  # noqa: F401
-from nbddp.worker.descendants import adopt_orphans
 from nbddp.worker.shell import make_shell, warm_shell
 
 adopt_orphans()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from nbddp.worker.descendants import descendants
+from nbddp.descendants import descendants
 
 SPAN = 0.2  # seconds; over less, as right after the start, the system's ticks make any figure
 
