@@ -13,9 +13,9 @@ from nbddp.errors import ArgumentError
 from nbddp.train import place
 from nbddp.train.meeting import (
     Group,
-    Said,
+    Outcome,
     apart,
-    broadcast_said,
+    broadcast_outcome,
     check_member,
     differing,
     gathered,
@@ -51,9 +51,9 @@ def all_gather(value: T, group: Group = None) -> list[T]:
         return [value]
     differing("nbddp.all_gather", None, group)
     everyone = gathered(packed(value), group)
-    for rank, said in everyone.items():
-        if said.failure:
-            raise ArgumentError(f"nbddp.all_gather: rank {rank} cannot pickle it: {said.failure}")
+    for rank, told in everyone.items():
+        if told.failure:
+            raise ArgumentError(f"nbddp.all_gather: rank {rank} cannot pickle it: {told.failure}")
     return [pickle.loads(said.payload) for said in everyone.values()]
 
 
@@ -106,10 +106,10 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
             return cast(T, pickle.loads(_hear_main()))
         with _failing_together(what), _being_apart(what):
             result = fn(*args, **kwargs)
-            said = packed(result) if place.world_size() > 1 else Said()
-            if said.failure:
-                raise TypeError(f"{what}: the result cannot be pickled: {said.failure}")
-        broadcast_said(said)
+            outcome = packed(result) if place.world_size() > 1 else Outcome()
+            if outcome.failure:
+                raise TypeError(f"{what}: the result cannot be pickled: {outcome.failure}")
+        broadcast_outcome(outcome)
         return result
 
     return on_rank_0
@@ -165,7 +165,7 @@ def main_rank_first() -> Iterator[None]:
         return
     with _failing_together(what), _being_apart(what):
         yield
-    broadcast_said(Said())
+    broadcast_outcome(Outcome())
 
 
 @contextmanager
@@ -187,12 +187,12 @@ def _failing_together(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        broadcast_said(Said(failure=f"rank 0 failed in {what}: {reason}"))
+        broadcast_outcome(Outcome(failure=f"rank 0 failed in {what}: {reason}"))
         raise
 
 
 def _hear_main() -> bytes:
-    said = broadcast_said(Said())
-    if said.failure:
-        raise RuntimeError(said.failure)
-    return said.payload
+    outcome = broadcast_outcome(Outcome())
+    if outcome.failure:
+        raise RuntimeError(outcome.failure)
+    return outcome.payload

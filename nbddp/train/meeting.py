@@ -82,29 +82,29 @@ def by_rank(found: Mapping[int, str]) -> str:
 # ---- objects
 
 
-class Said(NamedTuple):
+class Outcome(NamedTuple):
     """What a rank sends: why it failed, or something pickled."""
 
     failure: str = ""
     payload: bytes = b""
 
 
-def packed(value: object) -> Said:
+def packed(value: object) -> Outcome:
     """The value pickled, or why that cannot be."""
     try:
-        return Said(payload=pickle.dumps(value))
+        return Outcome(payload=pickle.dumps(value))
     except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises is told
-        return Said(failure=str(error))
+        return Outcome(failure=str(error))
 
 
-def broadcast_said(said: Said) -> Said:
-    """Rank 0's words, on every rank."""
+def broadcast_outcome(outcome: Outcome) -> Outcome:
+    """That of rank 0, on every rank."""
     if place.world_size() == 1:
-        return said
-    box: list[Any] = [said]
+        return outcome
+    box: list[Any] = [outcome]
     with on_device():
         dist.broadcast_object_list(box, src=0)
-    return cast(Said, box[0])
+    return cast(Outcome, box[0])
 
 
 # ---- devices
