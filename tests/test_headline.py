@@ -99,3 +99,11 @@ def test_a_group_names_what_is_in_it() -> None:
     assert said.text.endswith("x ...; KeyError: 'c'; and 1 more")
     assert long in said.text
     assert (said.name, said.line) == ("ExceptionGroup", 5)
+
+
+def test_what_the_users_words_say_already_is_not_said_again() -> None:
+    error = RuntimeError("work cannot be sent (no lock); call it with rank")
+    error.__cause__ = TypeError("no lock")
+    assert headline_of(error, lambda _name: False).because == ""
+    error.__cause__ = TypeError("another reason")
+    assert headline_of(error, lambda _name: False).because == "from TypeError: another reason"

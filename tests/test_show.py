@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-from IPython.core.completer import CompletionContext
 
 from nbddp.errors import RequestError
 from nbddp.magics.auto import AutoMode
@@ -218,10 +217,7 @@ def test_tab_completes_the_names_of_runs(
 
     def fitting(line: str) -> list[str]:
         token = line.rpartition(" ")[2]
-        context = CompletionContext(
-            token=token, full_text=line, cursor_position=len(line), cursor_line=0, limit=None
-        )
-        return [each.text for each in completer.match(context)["completions"]]
+        return completer.fits(line, 0, len(line), token)[0]
 
     assert fitting("%ddp show ") == [STAMP, "20250102-030405"]
     assert fitting("%ddp show 2026") == [STAMP]

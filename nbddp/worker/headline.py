@@ -49,7 +49,7 @@ def headline_of(error: BaseException, is_cell_file: IsCellFile) -> Headline:
         return Headline(name, f"{said}: {_say_leaves(leaves, is_cell_file)}", line)
     if not text and isinstance(error, AssertionError):
         text = _code_of(error, is_cell_file)
-    return Headline(name, text, line, _cause(error))
+    return Headline(name, text, line, _cause(error, text))
 
 
 def text_of(error: BaseException) -> str:
@@ -117,10 +117,15 @@ def _in_short(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if text else ''}{text}"
 
 
-def _cause(error: BaseException) -> str:
-    """What it was raised from; the traceback of another process is no such error."""
+def _cause(error: BaseException, text: str) -> str:
+    """What it was raised from, unless its own ``text`` says it already.
+
+    The traceback of another process is no such error.
+    """
     cause = error.__cause__
     if cause is None or type(cause).__name__ in ("_RemoteTraceback", "RemoteTraceback"):
+        return ""
+    if (words := text_of(cause)) and words in text:
         return ""
     return f"from {_in_short(cause)}"
 
