@@ -192,16 +192,16 @@ def test_one_of_64_ranks_dies_in_a_barrier_and_the_others_keep_their_names(
 
 def test_an_interrupt_that_comes_before_a_cell_is_for_that_cell(group: WorkerGroup) -> None:
     group.run("kept = rank")
-    ask = group.session.run
+    ask = group.session.submit
 
     def ask_late(request: object) -> object:
         group.interrupt()  # nothing runs: nobody hears it
         return ask(request)
 
-    group.session.run = ask_late
+    group.session.submit = ask_late
     with pytest.raises(CellInterruptedError, match="interrupted"):
         group.run("import time\ntime.sleep(60)")
-    group.session.run = ask
+    group.session.submit = ask
     assert group.pull("kept") == [0, 1]
 
 
