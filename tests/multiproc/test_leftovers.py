@@ -178,7 +178,10 @@ def test_a_helper_that_still_imports_survives_its_kernels_group_and_leaves_no_fo
     fresh_notebook: Notebook,
 ) -> None:
     assert fresh_notebook.run("%load_ext nbddp\n%ddp status").status == "ok"
-    helpers = psutil.Process(fresh_notebook.pid).children(recursive=True)
-    os.killpg(fresh_notebook.pid, signal.SIGKILL)
+    kernel = fresh_notebook.pid
+    helpers = psutil.Process(kernel).children(recursive=True)
+    # it leaves the group as its first act; killed before that, its folder goes at the next start
+    assert wait_until(lambda: all(os.getpgid(each.pid) != kernel for each in helpers))
+    os.killpg(kernel, signal.SIGKILL)
     assert not psutil.wait_procs(helpers, timeout=20)[1]
     assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp_*")))
