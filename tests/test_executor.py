@@ -18,8 +18,9 @@ from nbddp.errors import RequestError
 from nbddp.lifecycle.events import InterruptAsked, RestartAsked
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.record.finished import RecordedRun
 from nbddp.record.notices import Said
-from nbddp.wire.messages import Answer, CellEnded, Complete, Interrupt, Message, RunCell
+from nbddp.wire.messages import Answer, CellEnded, Command, Complete, Interrupt, Message, RunCell
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
@@ -101,6 +102,23 @@ def test_a_cell_goes_to_all_ranks_and_is_over_when_all_have_ended_it(stage: Stag
     stage.end(handle, 1)
     assert handle.result is not None
     assert handle.result.is_ok
+
+
+def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Stage) -> None:
+    stage.start()
+    folder = stage.executor.time_line.folder
+    assert folder is not None
+
+    def write(_attempt: int, rank: int, _command: Command) -> None:
+        with folder.log(rank).open("a") as log:
+            log.write(f"hello from {rank}\n")
+
+    stage.link.on_send = write
+    stage.end(stage.run(), 0, 1)
+    stage.end(stage.run(), 0, 1)
+    run = RecordedRun(folder.path)
+    for cell in run.cells:
+        assert [run.tail(rank, 10, cell) for rank in (0, 1)] == ["hello from 0", "hello from 1"]
 
 
 # ---- the disk fails

@@ -86,7 +86,7 @@ def recorded() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted(CONTROLLER.glob("*.py")):
         tree = ast.parse(path.read_text())
-        for call in (*calls_of(tree, "record"), *calls_of(tree, "record_cell")):
+        for call in calls_of(tree, "record"):
             for kind in texts_of(call.args[0], tree, call):
                 found[kind] = {each.arg for each in call.keywords if each.arg}
                 for each in call.keywords:
@@ -97,6 +97,7 @@ def recorded() -> dict[str, set[str]]:
 
 RECORDED = recorded()
 SAMPLES: dict[str, Any] = {
+    "logs": {"0": 3},
     "attempt": 2,
     "cells": 2,
     "detected": 0.2,

@@ -153,9 +153,8 @@ class Executor:
         """Hand a cell to the ranks."""
         if not self.life.state.is_live:
             raise RequestError(NO_GROUP)
-        everywhere = tuple(each.rank for each in self.life.ranks)
-        ranks = everywhere if request.ranks is None else request.ranks
-        before = self.cell
+        ranks = self.life.everybody if request.ranks is None else request.ranks
+        before, logs = self.cell, self.time_line.sizes_of_logs(ranks)  # ranks write at once
         self.cell = handle = CellHandle(
             next(self._numbers), request, ranks, self._with.link.unpack, attempt=self.life.attempt
         )
@@ -164,7 +163,7 @@ class Executor:
         except RequestError:
             self.cell = before
             raise
-        self.time_line.record_cell("cell", ranks, **handle.facts())
+        self.time_line.record("cell", **handle.facts(), logs=logs)
         self.whereabouts.begin_cell(ranks, time.monotonic())
         self._with.actor.later(LOOK_PERIOD, self._look, handle)
         self._audience.catch_up(handle)
@@ -388,7 +387,8 @@ class Executor:
                     self._with.link.discard(report.parcel)  # nobody asks for a part of the values
 
     def _note_result(self, result: CellResult) -> None:
-        self.time_line.record_cell("cell ended", result.ranks, **result.facts())
+        logs = self.time_line.sizes_of_logs(result.ranks)
+        self.time_line.record("cell ended", **result.facts(), logs=logs)
         if result.is_ok and self.cell is not None and not self.cell.request.once:
             self.deeds.note(self.cell.request)
 

@@ -90,3 +90,8 @@ class Life:
     def alive(self) -> list[int]:
         """Ranks whose process is there."""
         return [each.rank for each in self.ranks if each.is_alive]
+
+    @property
+    def everybody(self) -> tuple[int, ...]:
+        """All ranks, those that are gone too."""
+        return tuple(each.rank for each in self.ranks)

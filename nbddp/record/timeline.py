@@ -97,11 +97,10 @@ class TimeLine:
         if self.folder is not None:
             self._tell(self.folder.event(kind, **facts))
 
-    def record_cell(self, kind: str, ranks: Iterable[int], /, **facts: Any) -> None:
-        """A cell begins or ends now, and with it its part of the ranks' logs."""
+    def sizes_of_logs(self, ranks: Iterable[int]) -> dict[str, int]:
+        """How many bytes each rank has written; a cell's part of its log begins or ends there."""
         folder = self.folder
-        sizes = {str(rank): folder.size_of_log(rank) for rank in ranks} if folder else {}
-        self.record(kind, **facts, logs=sizes)
+        return {str(rank): folder.size_of_log(rank) for rank in ranks} if folder else {}
 
     def _of_kind(self, kind: str) -> deque[tuple[int, Happening]]:
         if kind not in self._events and kind not in OWN_KINDS and len(self._events) >= MAX_KINDS:
