@@ -162,3 +162,14 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError) as caught:
         RecordedRun(tmp_path)
     assert str(caught.value) == f"there is no run in {tmp_path}: No such file or directory"
+
+
+def test_a_torn_line_of_numbers_is_counted_once_however_often_they_are_drawn(write: Write) -> None:
+    path = write()
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"time": 102.9, "ra')
+    run = RecordedRun(path)
+    for _ in range(2):
+        assert run.metrics().names() == ["loss"]
+        assert run.snapshot().ranks[0].step == 4
+    assert run.unreadable == 1

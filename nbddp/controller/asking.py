@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from nbddp.controller.promises import await_all
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError, say_ranks
-from nbddp.lifecycle.reasons import NO_GROUP
+from nbddp.lifecycle.reasons import NO_GROUP, unknown_rank
 from nbddp.wire.messages import Answer, Command
 
 ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
@@ -48,9 +48,7 @@ class Asking:
         known = len(self._session.life.ranks)
         for rank in (ranks or ()) if known else ():
             if not 0 <= rank < known:
-                raise ArgumentError(
-                    f"there is no rank {rank}; the group has ranks 0 to {known - 1}"
-                )
+                raise ArgumentError(unknown_rank(rank, known))
 
     def check_idle(self) -> None:
         """Refuse what would have to wait for a cell.

@@ -22,8 +22,13 @@ def no_such_rank(life: Life, rank: int) -> str:
     if not life.ranks:
         return NO_GROUP
     if not 0 <= rank < len(life.ranks):
-        return f"there is no rank {rank}; the group has ranks 0 to {len(life.ranks) - 1}"
+        return unknown_rank(rank, len(life.ranks))
     return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {_way_on(life)}"
+
+
+def unknown_rank(rank: int, world_size: int) -> str:
+    """Why a number is no rank's."""
+    return f"there is no rank {rank}; the group has ranks 0 to {world_size - 1}"
 
 
 def unanswered(life: Life, rank: int, exitcode: int | None) -> str:

@@ -10,6 +10,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import RequestError
+from nbddp.lifecycle.reasons import unknown_rank
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import asked_spec, count, names, numbers, parse, start_options
 from nbddp.magics.stopped import interrupted
@@ -112,7 +113,7 @@ class CellMagics(Magics):
         known = args.nproc or len(self._desk.group.life.ranks) or self._desk.group.spec.nproc
         for rank in args.ranks or ():
             if rank >= known:
-                raise RequestError(f"there is no rank {rank}; the group has ranks 0 to {known - 1}")
+                raise RequestError(unknown_rank(rank, known))
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature

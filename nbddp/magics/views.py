@@ -44,7 +44,7 @@ class Views:
 
     def _new(self, session: Session, *, quiet: bool) -> View:
         screen, has_color = IPythonScreen(), shows_color(self._shell)
-        if quiet or not self._wants_panel():
+        if quiet or not self.shows_panels:
             return TextView(screen, is_quiet=quiet, has_color=has_color, pace=PAGE_PACE)
         from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
         from nbddp.ui.panel.view import PanelView
@@ -67,17 +67,14 @@ class Views:
 
         events.register("pre_run_cell", tell)
 
-    @property
-    def shows_panels(self) -> bool:
-        """Whether the cell that runs now is shown as a panel, unless it is quiet."""
-        return self._wants_panel()
-
     def note(self, text: str) -> None:
         """Tell the user, in the panel of the attempt that failed, what is done about it."""
         if self._last is not None:
             self._last.note(text)
 
-    def _wants_panel(self) -> bool:
+    @property
+    def shows_panels(self) -> bool:
+        """Whether the cell that runs now is shown as a panel, unless it is quiet."""
         if self.choice is ViewChoice.AUTO:
             return shows_widgets(self._shell)
         return self.choice is ViewChoice.PANEL and hasattr(self._shell, "kernel")
@@ -86,7 +83,7 @@ class Views:
         """Show the group and the output of the last cell as they are right now."""
         snapshot = session.snapshot()
         text = status(snapshot)
-        if not (snapshot.state.is_live and self._wants_panel()):
+        if not (snapshot.state.is_live and self.shows_panels):
             self.say(text)
             return
         from nbddp.ui.panel.view import PanelView, display_status
@@ -97,7 +94,7 @@ class Views:
     def show_run(self, run: RecordedRun, cell: RecordedCell | None, *, ending: str) -> None:
         """Show a run that was opened from its folder, or one of its cells."""
         text = run_text(run, cell, ending=ending)
-        if not self._wants_panel():
+        if not self.shows_panels:
             self.say(text)
             return
         from nbddp.ui.panel.run import run_html

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.curves import Curves
+from nbddp.record.lines import log_name
 from nbddp.record.logs import tail
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening, with_failures_once
@@ -56,7 +58,7 @@ class RecordedCell:
 
 
 class RecordedRun:
-    """What ``.nbddp/runs/<time>-<name>/`` holds, read when it is asked for.
+    """What ``.nbddp/runs/<time>-<name>/`` holds; its numbers are read once, when asked for.
 
     Args:
         path: the folder of the run.
@@ -68,6 +70,7 @@ class RecordedRun:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.unreadable = 0  # lines that a full disk or a killed process left torn
+        self._metrics: dict[int | None, Curves] = {}  # of each cell that was asked for, or of all
         try:
             self.events = tuple(self._read_events())
         except OSError as error:
@@ -90,7 +93,7 @@ class RecordedRun:
         sizes = [each.facts["world_size"] for each in self.events if each.kind == "start"]
         return tuple(range(sizes[-1] if sizes else 0))
 
-    @property
+    @cached_property
     def cells(self) -> tuple[RecordedCell, ...]:
         """Its cells, in the order in which they ran."""
         ended = {each.facts["number"]: each for each in self.events if each.kind == "cell ended"}
@@ -99,7 +102,7 @@ class RecordedRun:
 
     def log(self, rank: int) -> Path:
         """The file of a rank's output, which may not exist."""
-        return self.path / f"rank{rank}.log"
+        return self.path / log_name(rank)
 
     def tail(self, rank: int, lines: int, cell: RecordedCell | None = None) -> str:
         """The last lines of a rank's log, or of a cell's part of it.
@@ -123,6 +126,12 @@ class RecordedRun:
 
     def metrics(self, cell: RecordedCell | None = None) -> Curves:
         """The numbers that its ranks reported, in all cells or in one."""
+        number = cell.number if cell else None
+        if number not in self._metrics:
+            self._metrics[number] = self._read_metrics(cell)
+        return self._metrics[number]
+
+    def _read_metrics(self, cell: RecordedCell | None) -> Curves:
         curves, attempt = Curves(), 0
         taken_up = {each.facts.get("attempt") for each in self.events if each.kind == "recovery"}
         path = self.path / "metrics.jsonl"

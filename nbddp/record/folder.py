@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import StartError
+from nbddp.record.lines import log_name
 from nbddp.record.logs import end_of
 
 LAST_WORDS = 2000  # characters
@@ -39,7 +40,7 @@ class RunFolder:
 
     def log(self, rank: int) -> Path:
         """The file of a rank's output."""
-        return self.path / f"rank{rank}.log"
+        return self.path / log_name(rank)
 
     def size_of_log(self, rank: int) -> int:
         """How many bytes a rank has written."""

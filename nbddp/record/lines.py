@@ -10,6 +10,15 @@ MAX_KEPT_LINE = 4096  # of one that stays in a panel, where hundreds are drawn a
 _CUT_ESCAPE = re.compile(r"\x1b(\[[0-9;:?]*)?\Z")
 
 
+def log_name(rank: int) -> str:
+    """The file of a rank's output, in the folder of its run.
+
+    >>> log_name(3)
+    'rank3.log'
+    """
+    return f"rank{rank}.log"
+
+
 class LineAssembler:
     r"""Puts one rank's lines together, in a memory that does not grow with them.
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.record.lines import MAX_KEPT_LINE, LineAssembler
+from nbddp.record.lines import MAX_KEPT_LINE, LineAssembler, log_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +118,4 @@ class _RankTail(_Tail):
 
     def __init__(self, rank: int, max_lines: int) -> None:
         super().__init__(max_lines)
-        self.assembler = LineAssembler(f"rank{rank}.log", max_line=MAX_KEPT_LINE)
+        self.assembler = LineAssembler(log_name(rank), max_line=MAX_KEPT_LINE)

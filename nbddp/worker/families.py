@@ -17,6 +17,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlparse
 
+from nbddp.worker.streams import flush_python_streams
+
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 KEY = "nbddp/family"
@@ -72,9 +74,8 @@ def _ending_whole(bootstrap: Callable[..., int]) -> Callable[..., int]:
     def run(*arguments: Any, **options: Any) -> int:
         exitcode = bootstrap(*arguments, **options)
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # closed by whoever ran in this process
-                stream.flush()
+        with suppress(OSError):  # nobody reads any more
+            flush_python_streams()
         os._exit(exitcode)
 
     return run

@@ -12,6 +12,7 @@ from IPython.display import publish_display_data
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.lines import log_name
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.agreement import agreeing
@@ -214,7 +215,7 @@ class PanelView:
         count = self.tails.earlier(rank) + max(0, len(lines) - shown)
         if not count:
             return ""
-        where = "the ranks' logs" if rank is None else f"rank{rank}.log"
+        where = "the ranks' logs" if rank is None else log_name(rank)
         return f"{count:,} earlier lines in {where}"
 
     def _show_chart(self, name: str, png: bytes) -> None:

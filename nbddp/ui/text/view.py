@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.lines import LineAssembler
+from nbddp.record.lines import LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
 from nbddp.ui.agreement import agreeing
 from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value, tagged
@@ -150,7 +150,7 @@ class TextView:
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
 
     def _lines_of(self, rank: int) -> LineAssembler:
-        return self._lines.setdefault(rank, LineAssembler(f"rank{rank}.log"))
+        return self._lines.setdefault(rank, LineAssembler(log_name(rank)))
 
     def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
         if lines:
