@@ -105,6 +105,11 @@ def __getattr__(name: str) -> Any:
     return module if name == "faults" else getattr(module, name)
 
 
+def __dir__() -> list[str]:
+    """What Tab offers: the kit."""
+    return [name for name in __all__ if not name.endswith("_ipython_extension")]
+
+
 def load_ipython_extension(ipython: InteractiveShell) -> None:
     """Register ``%ddp`` and ``%%ddp`` and begin to warm up, in the background."""
     import_module("nbddp.magics").load(ipython)

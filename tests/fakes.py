@@ -27,6 +27,7 @@ from nbddp.wire.messages import (
     CellEnded,
     Command,
     Complete,
+    Inspect,
     JsonDict,
     Leave,
     Message,
@@ -306,7 +307,12 @@ def make_willing(launcher: FakeLauncher, link: FakeLink) -> None:
         match command:
             case RunCell(cell=cell):
                 link.say(rank, CellEnded(cell=cell, seconds=0.0, in_group=True), attempt=attempt)
-            case Push(request=request) | Pull(request=request) | Complete(request=request):
+            case (
+                Push(request=request)
+                | Pull(request=request)
+                | Complete(request=request)
+                | Inspect(request=request)
+            ):
                 link.say(rank, Answer(request=request), attempt=attempt)
             case Leave():
                 launcher.handles[attempt, rank].end(0)

@@ -151,6 +151,11 @@ class Notebook:
         word_begins = len(code) - len(code.split()[-1])
         return [code[word_begins : said["cursor_start"]] + match for match in said["matches"]]
 
+    def hint(self, code: str) -> str:
+        """What Shift+Tab would show at the end of some code; empty if nothing."""
+        said = self.client.inspect(code, len(code), reply=True, timeout=20)["content"]
+        return _ANSI.sub("", said["data"].get("text/plain", ""))
+
     def interrupt(self) -> None:
         """Press Jupyter's stop button."""
         self._is_stopped = True

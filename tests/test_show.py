@@ -17,6 +17,7 @@ import pytest
 from nbddp.errors import RequestError
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.complete import Completer
+from nbddp.magics.line import LineMagics
 from nbddp.magics.show import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending
 from nbddp.record.finished import RecordedRun
 from nbddp.record.runs import find_run, runs_below
@@ -213,11 +214,12 @@ def test_tab_completes_the_names_of_runs(
     monkeypatch.chdir(tmp_path)
     make(STAMP)
     make("20250102-030405")
-    completer = Completer(object(), AutoMode(), {"show": object()})  # type: ignore[arg-type,dict-item]
+    parsers = {"show": LineMagics.__dict__["show"].parser}
+    completer = Completer(object(), AutoMode(), parsers)  # type: ignore[arg-type]
 
     def fitting(line: str) -> list[str]:
         token = line.rpartition(" ")[2]
-        return completer.fits(line, 0, len(line), token)[0]
+        return [each.text for each in completer.fits(line, 0, len(line), token)[0]]
 
     assert fitting("%ddp show ") == [STAMP, "20250102-030405"]
     assert fitting("%ddp show 2026") == [STAMP]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.complete import Completer
 from nbddp.magics.desk import Desk
+from nbddp.magics.hints import Hints
 from nbddp.magics.line import LineMagics
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class _Extension:
         parsers = {"%%ddp": cells.ddp.parser, **lines.parsers()}
         self.completer = Completer(self.desk.group, self.desk.auto, parsers)
         self.completer.install(shell)
+        self.hints = Hints(self.desk.group, self.completer)
+        self.hints.install(shell)
 
     def warm_up_after_this_cell(self) -> None:
         """Begin to import torch when ``%load_ext`` has returned.
@@ -61,6 +64,7 @@ def unload(shell: InteractiveShell) -> None:
     setattr(shell, _ATTRIBUTE, None)
     extension.desk.auto.remove(shell)
     extension.completer.remove(shell)
+    extension.hints.remove(shell)
     for kind, name in (("line", "ddp"), ("cell", "ddp"), ("cell", "local")):
         shell.magics_manager.magics[kind].pop(name, None)
     extension.desk.close()

@@ -1,16 +1,19 @@
-"""Tab: options of the magics, and names that live in the ranks."""
+"""Tab: what fits in the line of a magic, and names that live in the ranks."""
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, ArgumentParser
-from collections.abc import Callable, Mapping
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer as completers
 
 from nbddp.errors import RequestError
-from nbddp.record.runs import runs_below
+from nbddp.magics.suggest import Live, Suggestion, explain, suggestions
+from nbddp.record.finished import RecordedRun
+from nbddp.record.runs import find_run, runs_below
 
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 0.2  # seconds that typing may be held up
 
-Fitting = tuple[list[str], str]  # what fits, and the text before the cursor that it replaces
+Fitting = tuple[list[Suggestion], str]  # what fits, and the text before the cursor it replaces
 Fits = Callable[[str, int, int, str], Fitting]
 
 
@@ -34,6 +37,9 @@ class Completer:
         self._group = group
         self._auto = auto
         self._parsers = parsers
+        self._live = Live(
+            ranks=self._ranks, runs=_runs, cells=_cells, names=lambda word: self._names("", word)[0]
+        )
         self._matcher: Any = None
 
     def install(self, shell: InteractiveShell) -> None:
@@ -49,25 +55,39 @@ class Completer:
     def fits(self, text: str, row: int, column: int, token: str) -> Fitting:
         """What fits in a cell's ``text`` at a place, where ``token`` stands before the cursor."""
         lines = text.split("\n")
-        line = lines[row]
-        if line.lstrip().startswith(("%ddp ", "%%ddp ")):
-            return self._options(line, token), token
-        in_ddp_cell = row > 0 and lines[0].startswith("%%ddp")
-        in_auto_cell = self._auto.is_on and not lines[0].startswith("%%")
-        if not (in_ddp_cell or in_auto_cell) or line.lstrip().startswith("%"):
-            return [], token
-        return self._names("\n".join(lines[:row]), line[:column])
+        line = lines[row][:column]
+        if _is_magic(line):
+            return self._in_magic(line, token)
+        if not self.is_for_ranks(text, row) or line.lstrip().startswith("%"):
+            return _of_the_kit(token), token
+        return self._names("\n".join(lines[:row]), line)
 
-    def _options(self, line: str, token: str) -> list[str]:
-        words = line.split()
-        if words[0] == "%%ddp":
-            return _flags(self._parsers["%%ddp"], words, token)
-        chosen = words[1] if len(words) > 1 and words[1] != token else ""
-        if chosen == "show" and not token.startswith("-") and "--cell" not in words[-2:]:
-            return [each.name for each in runs_below(Path.cwd()) if each.name.startswith(token)]
-        if chosen in self._parsers:
-            return _flags(self._parsers[chosen], words, token)
-        return [name for name in self._parsers if name != "%%ddp" and name.startswith(token)]
+    def is_for_ranks(self, text: str, row: int) -> bool:
+        """Whether a row of a cell is code that the ranks will run."""
+        first = text.partition("\n")[0]
+        return (row > 0 and first.startswith("%%ddp")) or (
+            self._auto.is_on and not first.startswith("%%")
+        )
+
+    def explain(self, text: str, row: int, column: int) -> str:
+        """What the word of a magic's line means that the cursor is in; empty for other lines."""
+        line = text.split("\n")[row]
+        if not _is_magic(line):
+            return ""
+        begin = line.rfind(" ", 0, column) + 1
+        word = line[begin:].partition(" ")[0].partition("=")[0]
+        return explain(line[:begin], word, self._parsers)
+
+    def _in_magic(self, line: str, token: str) -> Fitting:
+        """Of an option with its value, ``--rank=0``, the value is what fits."""
+        begin, _, word = line.rpartition(" ")
+        flag, equals, value = word.partition("=")
+        if equals:
+            begin, word = f"{begin} {flag}", value
+        return suggestions(begin, word, self._parsers, self._live), word if word else token
+
+    def _ranks(self) -> Iterable[Suggestion]:
+        return [Suggestion(str(rank), "rank") for rank in self._group.life.everybody]
 
     def _names(self, before: str, line: str) -> Fitting:
         if not self._group.is_live or not line.strip():
@@ -77,7 +97,34 @@ class Completer:
             text, matches = self._group.complete(code, len(code), timeout=PATIENCE)
         except RequestError:  # it ended, or became busy, this very moment
             return [], ""
-        return matches, text
+        return [Suggestion(each, "name") for each in matches], text
+
+
+def _is_magic(line: str) -> bool:
+    return line.lstrip().startswith(("%ddp ", "%%ddp "))
+
+
+def _of_the_kit(token: str) -> list[Suggestion]:
+    """Names of the kit; Python's own completer would add every module that was imported."""
+    name, dot, _ = token.rpartition(".")
+    module = sys.modules.get({"nbddp": "nbddp", "nbddp.faults": "nbddp.train.faults"}.get(name, ""))
+    if not dot or module is None:
+        return []
+    found = [f"{name}.{each}" for each in dir(module)]
+    return [Suggestion(each, "name") for each in found if each.startswith(token)]
+
+
+def _runs() -> Iterable[Suggestion]:
+    """The newest first."""
+    return [Suggestion(each.name, "run") for each in runs_below(Path.cwd())]
+
+
+def _cells(run: str) -> Iterable[Suggestion]:
+    try:
+        cells = RecordedRun(find_run(run, Path.cwd())).cells
+    except RequestError:
+        return []
+    return [Suggestion(str(each.number), "cell") for each in cells]
 
 
 def _matcher(fits: Fits) -> Callable[[CompletionContext], SimpleMatcherResult]:
@@ -89,7 +136,7 @@ def _matcher(fits: Fits) -> Callable[[CompletionContext], SimpleMatcherResult]:
             context.full_text, context.cursor_line, context.cursor_position, context.token
         )
         return completers.SimpleMatcherResult(
-            completions=[completers.SimpleCompletion(text=each, type="nbddp") for each in matches],
+            completions=[_as_shown(each) for each in matches],
             matched_fragment=fragment,
             suppress=bool(matches),
         )
@@ -98,21 +145,18 @@ def _matcher(fits: Fits) -> Callable[[CompletionContext], SimpleMatcherResult]:
     return found
 
 
+def _as_shown(each: Suggestion) -> completers.SimpleCompletion:
+    """As IPython hands it to a page."""
+    return completers.SimpleCompletion(text=each.text, type=each.kind)
+
+
 def _line_matcher(fits: Fits, shell: InteractiveShell) -> Callable[[str], list[str]]:
     """IPython 7 tells of no line but the one that the cursor is in: no names of ranks there."""
 
     def nbddp_matcher(token: str) -> list[str]:
         line: str = shell.Completer.line_buffer
-        return fits(line, 0, len(shell.Completer.text_until_cursor), token)[0]
+        found, begun = fits(line, 0, len(shell.Completer.text_until_cursor), token)
+        extra = max(0, len(begun) - len(token))  # it replaces the token alone
+        return [each.text[extra:] for each in found]
 
     return nbddp_matcher
-
-
-def _flags(parser: ArgumentParser, words: list[str], token: str) -> list[str]:
-    previous = words[-2] if words[-1] == token and len(words) > 1 else words[-1]
-    for action in parser._actions:
-        if previous in action.option_strings and action.nargs != 0:
-            return [str(choice) for choice in action.choices or () if str(choice).startswith(token)]
-    shown = [action for action in parser._actions if action.help is not SUPPRESS]
-    flags = [flag for action in shown for flag in action.option_strings[:1]]
-    return [flag for flag in flags if flag.startswith(token) and flag not in words[:-1]]

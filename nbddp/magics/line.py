@@ -30,6 +30,7 @@ from nbddp.magics.views import ViewChoice
 from nbddp.record.finished import RecordedRun
 from nbddp.record.logs import tail
 from nbddp.record.runs import find_run
+from nbddp.train.kinds import KINDS
 
 
 @magics_class
@@ -135,7 +136,7 @@ class LineMagics(Magics):
         self._desk.group.kill(parse(self.kill, line).rank)
 
     @magic_arguments("ddp fault")
-    @argument("kind", help="raise, kill, segfault, exit, hang, stop, slow, nan, skip, oom, corrupt")
+    @argument("kind", help=", ".join(KINDS))
     @argument("--rank", type=rank_number, required=True, metavar="R", help="whom it shall strike")
     @argument("--step", type=count, required=True, metavar="N", help="at which step, once")
     @argument("--factor", type=float, default=2.0, help="how much slower (kind slow; default: 2)")

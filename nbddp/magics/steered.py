@@ -18,7 +18,7 @@ from nbddp.lifecycle.states import GroupState, Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
-from nbddp.wire.messages import Complete
+from nbddp.wire.messages import Command, Complete, Inspect, JsonDict
 
 
 class SteeredGroup(WorkerGroup):
@@ -164,13 +164,34 @@ class SteeredGroup(WorkerGroup):
             The text before the cursor that is completed, and what fits there; nothing while the
             rank is busy or does not answer in time.
         """
-        if self.life.state is not GroupState.IDLE:
-            return "", []
-        answer = self._session.send(
-            0, lambda number: Complete(request=number, code=code, cursor=cursor)
+        payload = self._ask_idle(
+            lambda number: Complete(request=number, code=code, cursor=cursor), timeout
         )
-        try:
-            payload = answer.result(timeout).payload
-        except FutureTimeoutError:
-            return "", []
         return payload.get("text", ""), payload.get("matches", [])
+
+    def inspect(self, code: str, cursor: int, *, detail: int, timeout: float) -> str:
+        """What the name at a place of some code is, asked of the lowest rank.
+
+        Args:
+            code: Python, or whatever IPython takes.
+            cursor: the place, in characters from the beginning.
+            detail: 1 for the source too.
+            timeout: seconds to wait for the answer.
+
+        Returns:
+            The text that ``name?`` shows; empty if there is no such name, while the rank is busy
+            or when it does not answer in time.
+        """
+        payload = self._ask_idle(
+            lambda number: Inspect(request=number, code=code, cursor=cursor, detail=detail), timeout
+        )
+        return str(payload.get("text", ""))
+
+    def _ask_idle(self, make: Callable[[int], Command], timeout: float) -> JsonDict:
+        """What the lowest rank says, if it has the time."""
+        if self.life.state is not GroupState.IDLE:
+            return {}
+        try:
+            return self._session.send(0, make).result(timeout).payload
+        except FutureTimeoutError:
+            return {}

@@ -14,14 +14,19 @@ import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
 from nbddp.train import place, report
-from nbddp.train.strikes import AIMS, FaultError, Strike, aim
+from nbddp.train.kinds import KINDS
+from nbddp.train.strikes import FaultError, Strike, aim
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
 
-KINDS = tuple(AIMS)
 FACTOR = 2.0
 SPELLING = re.compile(r"(\w*)@rank=(-?\d+),step=(-?\d+)(?:,factor=([-+.\w]+))?")
 STRUCK = "NBDDP_STRUCK"  # nbddp always sets it, if only to nothing; torchrun never does
+
+
+def __dir__() -> list[str]:
+    """What Tab offers."""
+    return ["KINDS", "Fault", "FaultError", "armed", "at", "clear"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

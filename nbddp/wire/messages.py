@@ -67,6 +67,16 @@ class Complete:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inspect:
+    """Say what the name at this place of this code is; ``detail`` 1 for its source too."""
+
+    request: int
+    code: str
+    cursor: int
+    detail: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
     """End the process in good order."""
 
@@ -236,7 +246,7 @@ class CellEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a rank says to a Push, Pull or Complete; ``error`` is empty when it worked."""
+    """What a rank says to a Push, Pull, Complete or Inspect; ``error`` is empty when it worked."""
 
     request: int
     error: str = ""
@@ -244,7 +254,7 @@ class Answer:
     payload: JsonDict = field(default_factory=dict)
 
 
-Command = RunCell | Regroup | Push | Pull | Complete | Leave | Interrupt | Drop
+Command = RunCell | Regroup | Push | Pull | Complete | Inspect | Leave | Interrupt | Drop
 Report = (
     Ready
     | StartFailed

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from IPython.utils.tokenutil import token_at_cursor
+
 from nbddp.errors import RequestError
 from nbddp.wire import parcels
-from nbddp.wire.messages import Answer, Complete, Pull, Push
+from nbddp.wire.messages import Answer, Complete, Inspect, Pull, Push
 from nbddp.worker import values
 from nbddp.worker.headline import text_of
 from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from nbddp.worker.shell import RankShell
 
-Asked = Push | Pull | Complete
+Asked = Push | Pull | Complete | Inspect
 EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
 UNWANTED = "nobody waits for this value any more"
 
@@ -75,6 +77,8 @@ class Answers:
                 return self._pull(command)
             case Complete():
                 return self._complete(command)
+            case Inspect():
+                return self._inspect(command)
 
     def _push(self, command: Push) -> Answer:
         names = parcels.unpack(self._store, command.parcel)
@@ -100,6 +104,15 @@ class Answers:
         return Answer(
             request=command.request, payload={"text": text, "matches": list(matches)[:200]}
         )
+
+    def _inspect(self, command: Inspect) -> Answer:
+        name = token_at_cursor(command.code, command.cursor)
+        try:
+            found = self._shell.object_inspect_mime(name, detail_level=command.detail)
+        except KeyError:  # there is no such name
+            found = {}
+        text = shorten(found.get("text/plain", ""), TOO_LONG, limit=MAX_MESSAGE)
+        return Answer(request=command.request, payload={"text": text})
 
 
 def _line_at(code: str, cursor: int) -> tuple[str, int]:

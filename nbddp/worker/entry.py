@@ -30,6 +30,7 @@ from nbddp.wire.messages import (
     Display,
     Drop,
     Failure,
+    Inspect,
     Interrupt,
     JsonDict,
     Leave,
@@ -251,7 +252,7 @@ class Rank:
                     self._run_cell(command)
                 case Regroup() as command:
                     self._regrouper.regroup(command)
-                case Push() | Pull() | Complete() as command:
+                case Push() | Pull() | Complete() | Inspect() as command:
                     self._answers.give(command)
         if self._group.backend == "nccl":
             self._group.leave()  # NCCL warns when its communicators are left to the end

@@ -206,6 +206,11 @@ class LabNotebook:
         """A code cell of the notebook in front."""
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(cell)
 
+    def type(self, cell: int, text: str) -> None:
+        """Write into a code cell with the keyboard; the cursor stays at the end."""
+        self.code_cell(cell).locator(".cm-content").click()
+        self.page.keyboard.insert_text(text)
+
     def text(self, cell: int) -> str:
         """What is shown under a code cell."""
         return self.code_cell(cell).locator(".jp-Cell-outputArea").inner_text().strip()

@@ -162,6 +162,39 @@ def test_tab_completes_options_and_commands(notebook: Notebook) -> None:
     found = notebook.complete("%%ddp --backend g")
     assert [each for each in found if not each.startswith("%")] == ["gloo"]  # IPython 7 adds magics
     assert notebook.complete("%ddp rest") == ["restart"]
+    assert notebook.complete("%ddp fault seg") == ["segfault"]
+    notebook.run("import nbddp")
+    kit = [each for each in notebook.complete("nbddp.") if not each.startswith("%")]
+    assert {"nbddp.track", "nbddp.loader"} <= set(kit)
+    assert not {"nbddp.record", "nbddp.annotations", "nbddp.load_ipython_extension"} & set(kit)
+
+
+def test_shift_and_tab_explain_options_and_commands(notebook: Notebook) -> None:
+    notebook.run("%load_ext nbddp")
+    assert notebook.hint("%%ddp --nproc").startswith("--nproc, --nproc-per-node N\n\nranks on")
+    assert "Kill one rank, to see what happens." in notebook.hint("%ddp kill")
+    assert notebook.hint("%ddp fault hang") == "hang: it sleeps"
+    assert "Steer the worker group" in notebook.hint("%ddp")  # by the kernel itself
+    assert "sorted(" in notebook.hint("sorted")
+    notebook.run("%unload_ext nbddp")
+    assert notebook.hint("%%ddp --nproc") == ""
+    notebook.run("%load_ext nbddp")
+    assert notebook.hint("%%ddp --nproc")
+
+
+def test_shift_and_tab_explain_names_of_the_ranks(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\ndef train(steps, rate=0.1):\n    'Trains a little.'")
+    hint = notebook.hint("%%ddp\ntrain")
+    assert "train(steps, rate=0.1)" in hint
+    assert "Trains a little." in hint
+    assert notebook.hint("train") == ""
+    assert notebook.hint("%%ddp\nnothing_of_this_name") == ""
+    request = notebook.begin("%%ddp --no-wait\nimport time\ntime.sleep(60)")
+    notebook.finish(request)
+    assert notebook.hint("%%ddp\ntrain") == ""
+    notebook.run("%ddp interrupt")
+    notebook.run("%ddp wait")
+    assert "Trains a little." in notebook.hint("%%ddp\ntrain")
 
 
 @pytest.mark.skipif(IPython.version_info[0] < 8, reason="IPython 7 tells only one line of a cell")
