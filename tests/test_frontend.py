@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from nbddp.ui.frontend import shows_widgets
+from nbddp.ui.frontend import OF_COLAB, OF_KAGGLE, shows_widgets
 
 PAGE = {"metadata": {"cellId": "a1b2"}, "content": {"allow_stdin": True, "code": "x"}}
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on Colab nor on Kaggle."""
+    for name in (OF_COLAB, OF_KAGGLE):
+        monkeypatch.delenv(name, raising=False)
 
 
 def shows(request: Any) -> bool:
@@ -24,6 +31,10 @@ def shows(request: Any) -> bool:
     answer = shows_widgets(shell)
     assert asked == ["shell"]
     return answer
+
+
+def terminal() -> Any:
+    return SimpleNamespace()
 
 
 def test_a_page_that_names_its_cell_and_takes_input_shows_widgets() -> None:
@@ -58,12 +69,43 @@ def test_nothing_else_does(request_: Any) -> None:
 
 
 def test_a_shell_without_a_kernel_is_a_terminal() -> None:
-    terminal: Any = SimpleNamespace()
-    assert not shows_widgets(terminal)
-    terminal.kernel = None
-    assert not shows_widgets(terminal)
+    assert not shows_widgets(terminal())
+    without: Any = SimpleNamespace(kernel=None)
+    assert not shows_widgets(without)
 
 
 def test_the_answer_is_a_claim() -> None:
     assert shows(PAGE) is True
     assert shows({}) is False
+
+
+UNNAMED = {"metadata": {}, "content": PAGE["content"], "header": {"version": "5.3"}}
+
+
+def test_colabs_page_names_its_cell_in_a_way_of_its_own() -> None:
+    named = {"colab": {"cell_id": "Zf3a", "base_url": "https://colab"}}
+    assert shows({"metadata": named, "content": {"allow_stdin": False}})
+    assert not shows({**UNNAMED, "metadata": {"colab": {"cell_id": ""}}})
+    assert not shows({**UNNAMED, "metadata": {"colab": {}}})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(OF_COLAB, "release-colab_7"), (OF_KAGGLE, "Interactive")]
+)
+def test_there_it_is_a_page_if_it_takes_input(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not shows(UNNAMED)
+    monkeypatch.setenv(name, value)
+    assert shows(UNNAMED)
+    assert not shows({**UNNAMED, "content": {"allow_stdin": False}})  # nbclient
+    assert not shows({})
+    assert not shows_widgets(terminal())
+
+
+def test_kaggles_batch_runs_get_text_whatever_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OF_COLAB, "release-colab_7")  # whose image Kaggle's is made from
+    monkeypatch.setenv(OF_KAGGLE, "Batch")
+    kernel = SimpleNamespace(get_parent=lambda _channel: PAGE)
+    shell: Any = SimpleNamespace(kernel=kernel)
+    assert not shows_widgets(shell)
