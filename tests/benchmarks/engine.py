@@ -1,6 +1,6 @@
 """nbddp beside ``torch.multiprocessing.spawn`` and ``torchrun``: speed, output, memory.
 
-    python tests/benchmarks/engine.py [--ranks 2 4] [--repeats 7] [--json FILE] [--markdown]
+    python tests/benchmarks/engine.py [--ranks 2 4] [--repeats 7] [--device cuda] [--json FILE]
 
 Everything is measured by a client of a real kernel, from its request to its receipt. Contenders
 take turns, so that noise hits all alike. PSS shares a page's cost among all processes that map
@@ -39,12 +39,14 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="write samples and table to this file")
     parser.add_argument("--markdown", action="store_true", help="print the table for the README")
     parser.add_argument("--quick", action="store_true", help="2 ranks, once, a short burst")
     asked = parser.parse_args()
     if asked.quick:
         asked.ranks, asked.repeats = [2], 1
+    os.environ["BENCHMARK_DEVICE"] = asked.device  # for the kernels, and what they start
     asked.lines = QUICK_LINES if asked.quick else LINES
     return asked
 

@@ -1,6 +1,6 @@
 """What a training costs in nbddp beside plain torchrun: steps, checkpoints, and a lost rank.
 
-    python tests/benchmarks/training.py [--rounds 5] [--quick]
+    python tests/benchmarks/training.py [--rounds 5] [--device cuda] [--quick]
 
 Both train the same network on the same digits with DDP on two ranks, one thread each, in turns
 within one run. Ratios are what counts: absolute figures are those of a machine and its day.
@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
+
+import torch
 
 from nbddp import WorkerGroup
 from nbddp.magics.steered import SteeredGroup
@@ -37,8 +39,11 @@ def make_model():
     )
 
 torch.manual_seed(0)
-images, labels = torch.rand(32, 1, 28, 28), torch.randint(10, (32,))
-model = nn.parallel.DistributedDataParallel(make_model())
+on = torch.device("cpu")
+if os.environ["BENCHMARK_DEVICE"] == "cuda":
+    on = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+images, labels = torch.rand(32, 1, 28, 28, device=on), torch.randint(10, (32,), device=on)
+model = nn.parallel.DistributedDataParallel(make_model().to(on))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 def train_step(step, log):
@@ -93,8 +98,14 @@ for step in range(first, 60):
     if first == 0 and step == 34 and torch.distributed.get_rank() == 1:
         os.kill(os.getpid(), 9)
 """
-INIT = "import torch.distributed\ntorch.distributed.init_process_group('gloo')\n"
+INIT = "import torch.distributed\ntorch.distributed.init_process_group('BACKEND')\n"
 LEAVE = "\ntorch.distributed.destroy_process_group()\n"
+
+
+def backend() -> str:
+    """NCCL where each of the two ranks has a GPU of its own."""
+    on_gpu = os.environ["BENCHMARK_DEVICE"] == "cuda"
+    return "nccl" if on_gpu and torch.cuda.device_count() >= 2 else "gloo"
 
 
 def run_in_group(group: WorkerGroup, source: str, *, max_restarts: int = 0) -> None:
@@ -105,7 +116,8 @@ def run_in_group(group: WorkerGroup, source: str, *, max_restarts: int = 0) -> N
 def run_under_torchrun(folder: Path, source: str, *, max_restarts: int = 0) -> None:
     """The same code as a script, which only prints."""
     script = folder / "script.py"
-    script.write_text(INIT + SETUP + source.replace("LOG", "(lambda **values: None)") + LEAVE)
+    meet = INIT.replace("BACKEND", backend())
+    script.write_text(meet + SETUP + source.replace("LOG", "(lambda **values: None)") + LEAVE)
     launcher = [sys.executable, "-m", "torch.distributed.run", *_meeting()]
     options = ["--nproc-per-node", "2", f"--max-restarts={max_restarts}", str(script)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -203,12 +215,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
+    os.environ["BENCHMARK_DEVICE"] = args.device  # for the ranks of both
     rounds, steps = (1, 100) if args.quick else (args.rounds, 400)
     with tempfile.TemporaryDirectory(prefix="nbddp-bench-") as name:
         folder = Path(name)
         os.chdir(folder)
-        with SteeredGroup(nproc=2, threads=1) as group:
+        with SteeredGroup(nproc=2, threads=1, backend=backend()) as group:
             group.session.launcher.warm_up_more()  # as %load_ext does
             group.run(SETUP, quiet=True)
             tell(steps_per_second(group, folder, rounds, steps))

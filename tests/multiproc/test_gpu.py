@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,6 +56,49 @@ def test_two_ranks_share_one_gpu_over_gloo(make_group: Make) -> None:
     assert group.pull("str(device)") == ["cuda:0", "cuda:0"]
     first, second = group.pull("[p.sum().item() for p in model.parameters()]")
     assert first == second
+
+
+SEVERAL = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@SEVERAL
+def test_two_ranks_with_nccl_train_on_a_gpu_each_and_end_a_wait_that_never_ends(
+    make_group: Make,
+) -> None:
+    group = make_group(2)
+    assert group.pull("(str(device), dist.get_backend())") == [
+        ("cuda:0", "nccl"),
+        ("cuda:1", "nccl"),
+    ]
+    group.run(TRAIN.replace("KIND", "fp32"))
+    first, second = group.pull("[p.sum().item() for p in model.parameters()]")
+    assert first == second
+    threading.Timer(2.0, group.interrupt).start()
+    with pytest.raises(CellInterruptedError):
+        group.run("if rank == 0:\n    dist.barrier()")
+    group.run("x = torch.ones(4, device=device)\ndist.all_reduce(x)")
+    assert group.pull("x.sum().item()") == [8.0, 8.0]
+
+
+TOUCHED = """
+import torch
+from nbddp import WorkerGroup
+
+if __name__ == "__main__":
+    held = torch.ones(1, device="cuda")
+    with WorkerGroup(nproc=1) as group:
+        for attempt in range(20):
+            group.run("x = torch.ones(1, device=device)")
+            group.restart()
+    print("20 of 20", held.item())
+"""
+
+
+def test_ranks_start_twenty_times_while_the_kernel_uses_cuda(tmp_path: Path) -> None:
+    script = tmp_path / "touched.py"
+    script.write_text(TOUCHED)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert "20 of 20 1.0" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])

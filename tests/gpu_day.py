@@ -1,0 +1,182 @@
+"""All that only a machine with GPUs can show, one part after the other; a report in Markdown.
+
+It ends within ten minutes: a part that the time does not suffice for says so. Its exit status is
+that of a failure only if a part has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+WHOLE_DAY = 590.0  # seconds
+MUCH = 60  # lines of a part's end that the report shows
+PACKAGES = ("nbddp", "ipykernel", "nvidia-ml-py")
+ON_GPU = "tests/multiproc/test_gpu.py"
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is run, for how long at most, and how many GPUs it needs."""
+
+    title: str
+    arguments: Sequence[str]
+    limit: float
+    gpus: int = 1
+
+
+def of_tests(title: str, *arguments: str, limit: float, gpus: int = 1) -> Part:
+    return Part(title, (*PYTEST, *arguments), limit, gpus)
+
+
+PARTS = (
+    of_tests("Two Gloo ranks on one GPU", ON_GPU, "-k", "over_gloo", limit=60),
+    of_tests("NCCL with one rank", ON_GPU, "-k", "over_nccl", limit=60),
+    of_tests("NCCL with several ranks", ON_GPU, "-k", "with_nccl", limit=60, gpus=2),
+    of_tests("pytest -m gpu", "-m", "gpu", "tests", limit=150),
+    of_tests(
+        "All notebooks on the GPU",
+        "tests/notebooks/test_notebooks.py",
+        *("-k", "runs_from_start"),
+        limit=240,
+    ),
+    Part("Engine", ("tests/benchmarks/engine.py", "--quick", "--device", "cuda"), 90),
+    Part("Training", ("tests/benchmarks/training.py", "--quick", "--device", "cuda"), 90),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended; what it said, if it ran."""
+
+    part: Part
+    verdict: str
+    seconds: float = 0.0
+    said: str = ""
+
+    @property
+    def has_failed(self) -> bool:
+        return self.verdict.startswith("FAILED")
+
+
+def main() -> None:
+    """Print the report as it grows, so that one that is cut off has what was found."""
+    deadline = time.monotonic() + WHOLE_DAY
+    gpus = torch.cuda.device_count()
+    print(f"# GPU day\n\n{machine(gpus)}\n", flush=True)
+    outcomes = []
+    for part in PARTS:
+        outcomes.append(run(part, gpus, deadline))
+        print(section(outcomes[-1]), flush=True)
+    print(f"## Summary\n\n{table(outcomes)}", flush=True)
+    sys.exit(any(each.has_failed for each in outcomes))
+
+
+def run(part: Part, gpus: int, deadline: float) -> Outcome:
+    if gpus < part.gpus:
+        return Outcome(part, "no GPU here" if not gpus else f"needs {part.gpus} GPUs, here is 1")
+    left = min(part.limit, deadline - time.monotonic())
+    if left < 10:
+        return Outcome(part, "not run: the ten minutes are over")
+    began = time.monotonic()
+    command = [sys.executable, *part.arguments]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with TemporaryFile("w+") as output:  # not a pipe, which what is left of a part would hold open
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=output)
+        has_ended = ends_within(process, left)
+        output.seek(0)
+        said = output.read()
+    verdict = f"FAILED: not over after {left:.0f} s"
+    if has_ended:
+        verdict = verdict_of(process.returncode, said)
+    return Outcome(part, verdict, time.monotonic() - began, said)
+
+
+def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """If it does not it is ended; its kernels and ranks end with it."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return False
+    return True
+
+
+def verdict_of(status: int, said: str) -> str:
+    """In words; pytest's own where it counts its tests."""
+    counted = re.findall(r"^=* ?((?:\d+ \w+,? ?)+)in [\d.]+s", said, re.MULTILINE)
+    words = counted[-1].strip().rstrip(",") if counted else ""
+    if status:
+        return f"FAILED: {words or f'exit status {status}'}"
+    return words or "passed"
+
+
+def machine(gpus: int) -> str:
+    """What the report is of."""
+    lines = [f"* {name_of(index)}" for index in range(gpus)] or ["* no GPU here"]
+    cuda, nccl = torch.version.cuda or "none", "none"
+    if gpus and torch.distributed.is_nccl_available():
+        nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    packages = ", ".join(f"{name} {version_of(name)}" for name in PACKAGES)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines.append(f"* torch {torch.__version__}, CUDA {cuda}, NCCL {nccl}, driver {driver()}")
+    lines.append(f"* Python {platform.python_version()}, {packages}; {cores} cores")
+    return "\n".join(lines)
+
+
+def name_of(index: int) -> str:
+    found = torch.cuda.get_device_properties(index)
+    return f"GPU {index}: {found.name}, {found.total_memory / 2**30:.0f} GiB"
+
+
+def driver() -> str:
+    try:
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return (said.stdout.splitlines() or ["unknown"])[0]
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "is not installed"
+
+
+def section(outcome: Outcome) -> str:
+    """A part of the report: what it said is cut at the front, the end has the outcome."""
+    head = f"## {outcome.part.title}\n\n{outcome.verdict}\n"
+    if not outcome.said:
+        return head
+    command = " ".join(["python", *outcome.part.arguments])
+    end = "\n".join(outcome.said.rstrip().splitlines()[-MUCH:])
+    return f"{head}\n`{command}`\n\n```\n{end}\n```\n"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    rows = [f"| {o.part.title} | {o.verdict} | {o.seconds:.0f} s |" for o in outcomes]
+    return "\n".join(["| part | outcome | took |", "|---|---|--:|", *rows])
+
+
+if __name__ == "__main__":
+    main()
