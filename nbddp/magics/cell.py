@@ -15,7 +15,7 @@ from nbddp.magics.desk import Desk
 from nbddp.magics.options import asked_spec, count, names, numbers, parse, start_options
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.syntax import check_syntax
-from nbddp.record.cell import CellRequest
+from nbddp.record.cell import CellRequest, CellResult
 
 
 @magics_class
@@ -86,24 +86,28 @@ class CellMagics(Magics):
         self._check(args)
         values = desk.values(args.push or ())
         spec = replace(asked_spec(args, desk.group.spec), joins_group=not args.no_init)
-        desk.make_ready(spec, fresh=args.fresh)
-        if values:
-            desk.group.push(values)
+        with desk.ready_for_cell(spec, fresh=args.fresh, quiet=args.quiet):
+            if values:
+                desk.group.push(values)
+            result = self._run_ready(args, cell, first_line)
+        if args.out and result is not None:
+            desk.shell.user_ns[args.out] = result.values()
+
+    def _run_ready(self, args: Namespace, cell: str, first_line: int) -> CellResult | None:
         request = CellRequest(
             source=cell,
             ranks=args.ranks,
             first_line=first_line,
-            execution_count=desk.prompt_number,
+            execution_count=self._desk.prompt_number,
             wants_value=bool(args.out),
             needs_group=not args.no_init,
             once=args.once,
         )
-        if args.no_wait:
-            desk.run_in_background(request, quiet=args.quiet, max_restarts=args.max_restarts)
-            return
-        result = desk.run_in_foreground(request, quiet=args.quiet, max_restarts=args.max_restarts)
-        if args.out:
-            desk.shell.user_ns[args.out] = result.values()
+        how = {"quiet": args.quiet, "max_restarts": args.max_restarts}
+        if not args.no_wait:
+            return self._desk.run_in_foreground(request, **how)
+        self._desk.run_in_background(request, **how)
+        return None
 
     def _check(self, args: Namespace) -> None:
         if args.out and not args.out.isidentifier():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ class Desk:
             started = self.group.session.spec if self.group.is_live else None
             self.group.spec = started or before
             raise
+
+    @contextmanager
+    def ready_for_cell(self, spec: GroupSpec, *, fresh: bool, quiet: bool) -> Iterator[None]:
+        """As :meth:`make_ready`; where the cell will be shown, it is said at once that ranks start.
+
+        What else has to be done before the cell runs is done within.
+        """
+        is_live, number = self.group.is_live, spec.nproc
+        ranks = f"{number} rank{'' if number == 1 else 's'}"
+        text = f"{'restarting' if is_live else 'starting'} {ranks} ..."
+        with ExitStack() as stack:
+            if fresh or not is_live:
+                session = self.group.session
+                stack.enter_context(self.views.announcing(text, session, quiet=quiet))
+            self.make_ready(spec, fresh=fresh)
+            yield
 
     def run_in_foreground(
         self, request: CellRequest, *, quiet: bool, max_restarts: int = 0

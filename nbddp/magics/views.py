@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
@@ -14,6 +17,9 @@ from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, shows_color
 from nbddp.ui.text.run import run_text
 from nbddp.ui.text.status import status
 from nbddp.ui.text.view import TextView
+
+if TYPE_CHECKING:
+    from nbddp.ui.panel.view import PanelView
 
 
 class ViewChoice(Enum):
@@ -31,6 +37,7 @@ class Views:
         self.choice = ViewChoice.AUTO
         self._shell = shell
         self._last: View | None = None
+        self._announced: PanelView | None = None
 
     @property
     def has_record(self) -> bool:
@@ -39,21 +46,41 @@ class Views:
 
     def view(self, session: Session, *, quiet: bool) -> View:
         """A new one, for a cell that begins."""
-        self._last = view = self._new(session, quiet=quiet)
+        announced, self._announced = self._announced, None
+        self._last = view = announced or self._new(session, quiet=quiet)
         return view
 
-    def _new(self, session: Session, *, quiet: bool) -> View:
-        screen, has_color = IPythonScreen(), shows_color(self._shell)
+    @contextmanager
+    def announcing(self, text: str, session: Session, *, quiet: bool) -> Iterator[None]:
+        """Say in the place of the next cell's panel what it waits for; nothing, if that fails."""
         if quiet or not self.shows_panels:
-            return TextView(screen, is_quiet=quiet, has_color=has_color, pace=PAGE_PACE)
+            yield
+            return
+        self._announced = view = self._new_panel(session)
+        view.announce(text)
+        try:
+            yield
+        except BaseException:
+            if self._announced is view:
+                self._announced = None
+                view.withdraw()
+            raise
+
+    def _new(self, session: Session, *, quiet: bool) -> View:
+        if quiet or not self.shows_panels:
+            color = shows_color(self._shell)
+            return TextView(IPythonScreen(), is_quiet=quiet, has_color=color, pace=PAGE_PACE)
+        return self._new_panel(session)
+
+    def _new_panel(self, session: Session) -> PanelView:
         from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
         from nbddp.ui.panel.view import PanelView
 
         return PanelView(
             session,
             LiveComms.of(self._shell),
-            screen,
-            has_color=has_color,
+            IPythonScreen(),
+            has_color=shows_color(self._shell),
             tell_later=self._tell_in_next_cell,
         )
 
@@ -86,7 +113,8 @@ class Views:
         if not (snapshot.state.is_live and self.shows_panels):
             self.say(text)
             return
-        from nbddp.ui.panel.view import PanelView, display_status
+        from nbddp.ui.panel.status import display_status
+        from nbddp.ui.panel.view import PanelView
 
         last = self._last if isinstance(self._last, PanelView) else None
         display_status(session, snapshot, last, text=text)

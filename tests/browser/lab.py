@@ -228,6 +228,11 @@ class LabNotebook:
         """A button of a panel, by what is written on it."""
         return self.page.locator("button.jupyter-button", has_text=re.compile(rf"^\s*{label}\s*$"))
 
+    def press_twice(self, label: str) -> None:
+        """Press a button that asks first, and answer."""
+        self.button(label).click()
+        self.button(rf"{label}\?").click()
+
     def save(self) -> None:
         """Save the notebook's file."""
         self.js("await window.jupyterapp.commands.execute('docmanager:save')")

@@ -125,7 +125,7 @@ def test_kill_ends_the_chosen_rank_and_the_record_says_who_and_how(
     notebook.begin(1)
     notebook.await_text(1, "step 10$")
     notebook.page.locator(".nbddp-buttons select").select_option("rank 1")
-    notebook.button("Kill").click()
+    notebook.press_twice("Kill")
     notebook.await_idle()
     text = notebook.text(1)
     assert text.startswith("failed on rank 1 · ")
@@ -139,7 +139,7 @@ def test_restart_ends_the_cell_and_the_next_one_finds_new_ranks(
 ) -> None:
     notebook.begin(1)
     notebook.await_text(1, "step 10$")
-    notebook.button("Restart").click()
+    notebook.press_twice("Restart")
     notebook.await_idle()
     text = notebook.text(1)
     assert text.startswith("ended by a restart · ")
@@ -153,7 +153,7 @@ def test_restart_ends_the_cell_and_the_next_one_finds_new_ranks(
 def test_stop_ends_the_ranks(notebook: LabNotebook) -> None:
     notebook.begin(1)
     notebook.await_text(1, "step 10$")
-    notebook.button("Stop").click()
+    notebook.press_twice("Stop")
     notebook.await_idle()
     assert notebook.text(1).startswith("ended by a stop · ")
 

@@ -72,9 +72,14 @@ def panels(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in bundles if FALLBACK not in each.get("text/html", "")]
 
 
+def fallbacks(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines that say how to get a record."""
+    return [each for each in bundles if FALLBACK in each.get("text/html", "")]
+
+
 def fallback(bundles: list[dict[str, Any]]) -> str:
     """That line."""
-    [line] = [each for each in bundles if FALLBACK in each.get("text/html", "")]
+    [line] = fallbacks(bundles)
     return str(line["text/plain"])
 
 
@@ -96,7 +101,7 @@ def test_a_short_cell_gets_its_record_at_once_and_no_widgets(page: Page) -> None
 def test_a_longer_cell_shows_widgets_and_leaves_none_behind(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(ALL_WIDGETS, timeout=20)
-    reply = page.run("%%ddp\nimport time\ntime.sleep(0.6)\nprint('late')")
+    reply = page.run("%%ddp\nimport time\ntime.sleep(1.5)\nprint('late')")
     assert WIDGET in reply.displays[0]
     assert "`%ddp view text`" in reply.displays[0]["text/plain"]
     way = re.fullmatch(r"`(%ddp show \S+ --cell \d+)` draws its record", fallback(reply.displays))
@@ -107,6 +112,56 @@ def test_a_longer_cell_shows_widgets_and_leaves_none_behind(page: Page) -> None:
     assert page.run("len(all_widgets)").result == "0"
 
 
+def test_a_cell_of_half_a_second_shows_its_lines_at_once_and_no_widgets(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    reply = page.run("%%ddp\nimport time\nprint('early')\ntime.sleep(0.6)\nprint('late')")
+    assert not any(WIDGET in each for each in (*reply.displays, *reply.updates))
+    assert len(reply.displays) == 1
+    assert "running a cell" in reply.displays[0]["text/html"]
+    assert "<details>" in reply.displays[0]["text/html"], "folded, as the record will be"
+    assert sorted(reply.displays[0]["text/plain"].splitlines()) == [
+        "[rank 0] early",
+        "[rank 1] early",
+    ]
+    assert "done on ranks 0-1" in reply.updates[-1]["text/html"]
+    assert fallbacks(reply.displays) == []
+
+
+def test_a_cell_that_prints_nothing_shows_nothing_until_it_is_over_or_a_second_has_gone(
+    page: Page,
+) -> None:
+    page.run("%ddp start --nproc 2")
+    reply = page.run("%%ddp\nimport time\ntime.sleep(0.6)")
+    assert len(reply.displays) == 1
+    assert reply.updates == []
+    assert "done on ranks 0-1" in reply.displays[0]["text/html"]
+
+
+def test_a_cell_that_starts_the_ranks_says_so_at_once_in_the_place_of_its_panel(
+    page: Page,
+) -> None:
+    for magic, text in (
+        ("%%ddp --nproc 3", "starting 3 ranks ..."),
+        ("%%ddp --fresh --nproc 1", "restarting 1 rank ..."),
+    ):
+        reply = page.run(f"{magic}\nrank")
+        assert len(reply.displays) == 1
+        assert text in reply.displays[0]["text/html"]
+        assert reply.displays[0]["text/plain"] == f"nbddp: {text}"
+        assert "done on rank" in reply.updates[-1]["text/html"]
+        assert "starting" not in reply.updates[-1]["text/html"]
+    assert page.run("%%ddp\nrank").updates == []  # they are there
+
+
+def test_what_was_announced_is_taken_back_where_the_ranks_cannot_be_had(page: Page) -> None:
+    reply = page.run("%%ddp --nproc 2 --backend nccl\nrank")
+    assert "starting 2 ranks ..." in reply.displays[0]["text/html"]
+    assert reply.updates[-1] == {"text/html": "", "text/plain": ""}
+    assert "nccl needs a GPU for every rank" in reply.text
+    reply = page.run("%%ddp --nproc 2\nrank")
+    assert "starting 2 ranks ..." in reply.displays[0]["text/html"]
+
+
 def test_what_is_rich_comes_under_the_panel(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     reply = page.run(
@@ -114,7 +169,8 @@ def test_what_is_rich_comes_under_the_panel(page: Page) -> None:
         "if rank == 1: display(HTML('<b>bold</b>'))\nHTML('<i>value</i>')"
     )
     kinds = [next(iter(set(each) - {"text/plain"})) for each in panels(reply.displays)]
-    assert kinds == [WIDGET, "text/html", "text/html"]
+    assert kinds == ["text/html"] * 3
+    assert "running a cell" in panels(reply.displays)[0]["text/html"]
     assert [each["text/html"] for each in panels(reply.displays)[1:]] == [
         "<b>bold</b>",
         "<i>value</i>",
@@ -177,9 +233,9 @@ def test_a_flood_of_lines_and_numbers_is_complete_in_the_files_and_bounded_in_th
     reply = page.run(FLOOD, timeout=100)
     assert reply.status == "ok"
     assert kernel.memory_info().rss - before < 100 << 20
-    assert len(panels(reply.updates)) == 1
-    assert len(panels(reply.updates)[0]["text/html"]) < 1 << 20
-    assert "earlier lines in the ranks' logs" in panels(reply.updates)[0]["text/plain"]
+    assert len(panels(reply.displays)) == 1
+    assert len(panels(reply.updates)[-1]["text/html"]) < 1 << 20
+    assert "earlier lines in the ranks' logs" in panels(reply.updates)[-1]["text/plain"]
     check = (
         "import glob, json, collections\n"
         "folder = sorted(glob.glob('.nbddp/runs/*'))[-1]\n"
@@ -221,17 +277,17 @@ def test_a_tqdm_bar_is_one_line_that_moves(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     reply = page.run(
         "%%ddp\nimport time\nfrom tqdm import tqdm\n"
-        "for _ in tqdm(range(40), colour='green'): time.sleep(0.02)\nprint('through')"
+        "for _ in tqdm(range(60), colour='green'): time.sleep(0.04)\nprint('through')"
     )
     lines = final(reply)["text/plain"].splitlines()
     assert len(lines) == 4
-    assert len([line for line in lines if re.search(r"^\[rank \d\] 100%.*\| 40/40 ", line)]) == 2
+    assert len([line for line in lines if re.search(r"^\[rank \d\] 100%.*\| 60/60 ", line)]) == 2
     assert any("%|" in text and "100%|" not in text for text in reply.widget_texts)
 
 
 def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page: Page) -> None:
     page.run("%ddp start --nproc 2")
-    sleep = "%%ddp\nimport time\ntime.sleep(0.5)"
+    sleep = "%%ddp\nimport time\ntime.sleep(1.5)"
     page.run(
         "from nbddp.ui.buttons.live import LiveComms\nlive = LiveComms.of(get_ipython())\n"
         "from nbddp.ui.buttons.kernel_stream import Way\nknown, live._way = live._way, Way.NONE"
@@ -259,6 +315,6 @@ def test_a_page_that_draws_no_widgets_is_waited_for_once(page: Page) -> None:
     live = "from nbddp.ui.buttons.live import LiveComms; live = LiveComms.of(get_ipython())"
     page.run(f"{live}; live.page_draws = True")  # as in a kernel that has shown nothing yet
     for _ in range(2):
-        reply = page.run("%%ddp\nimport time; time.sleep(0.3)")
+        reply = page.run("%%ddp\nimport time; time.sleep(1.3)")
         assert len(panels(reply.updates)) == 1, "the record takes the panel's place all the same"
         assert page.run("live.page_draws").result == "False"

@@ -32,6 +32,7 @@ class Record:
         charts: names and PNGs.
         attempts: those before this one, as HTML each; ``seconds_lost`` between them.
         notes: what else should be said, such as metrics that are not drawn.
+        is_brief: the ranks are folded, as they are in the record of a cell that went well.
     """
 
     snapshot: Snapshot
@@ -43,11 +44,12 @@ class Record:
     attempts: Sequence[str] = ()
     seconds_lost: float = 0.0
     notes: Sequence[str] = ()
+    is_brief: bool = False
 
 
 def record_html(record: Record) -> str:
     """The record as HTML: the first cause on top, then charts, output, and the ranks."""
-    is_open = record.result is None or not record.result.is_ok
+    is_open = not record.is_brief and (record.result is None or not record.result.is_ok)
     table = rank_table(record.snapshot.ranks) + time_line(record.snapshot)
     parts = [
         SHEET,

@@ -71,11 +71,17 @@ SHEET = f"""<style>
 .nbddp .nbddp-charts {{ display: flex; flex-wrap: wrap; gap: 4px 10px; }}
 .nbddp .nbddp-charts img {{ width: 360px; max-width: 100%; height: auto; margin: 0; }}
 .nbddp-panel {{ border: 1px solid #8884; border-radius: 5px; padding: 6px 10px 8px;
-  overflow: hidden; }}
+  overflow: hidden; overflow: clip; }}
+.jp-CodeCell:not(.jp-mod-outputsScrolled) .jp-OutputArea:has(.nbddp-head),
+.jp-OutputArea-child:has(.nbddp-head), .jp-OutputArea-output:has(.nbddp-head) {{
+  overflow: clip; }}
 .nbddp-panel .jupyter-button {{ height: 26px; line-height: 26px; font-size: 12px;
   border-radius: 3px; }}
 .nbddp-head {{ flex-wrap: wrap; align-items: center; justify-content: space-between;
-  gap: 0 12px; overflow: visible; }}
+  gap: 0 12px; overflow: visible; background: var(--jp-layout-color0, Canvas); }}
+.nbddp-panel > .nbddp-head {{ position: sticky; top: 0; z-index: 3; }}
+.nbddp-panel .nbddp-asks {{ font-weight: 600; outline: 2px solid {WARN};
+  outline-offset: -2px; }}
 .nbddp-head > .widget-html {{ flex: 1 1 auto; }}
 .nbddp-buttons {{ flex: 0 0 auto; align-items: center; overflow: visible; }}
 .nbddp-scroll {{ max-height: 260px; overflow-y: auto; display: flex;

@@ -19,6 +19,7 @@ from nbddp.ui.agreement import agreeing
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.panel.charts import Charts
+from nbddp.ui.panel.controls import Press
 from nbddp.ui.panel.fallback import Fallback
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.loghtml import log_html
@@ -30,12 +31,13 @@ from nbddp.ui.panel.record import (
     record_html,
     record_text,
 )
-from nbddp.ui.panel.widgets import ALL, PanelWidgets, Press
+from nbddp.ui.panel.widgets import ALL, PanelWidgets
 from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
 from nbddp.wire.messages import Display, JsonDict
 
-DELAY = 0.2  # seconds: a cell that is over by then gets its record at once, and no widgets
+DELAY = 0.2  # seconds: a cell that is over by then gets its record at once
+OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
 DRAW_PERIOD = 0.1  # seconds between two redraws, whatever comes in
 LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
 TICK = 0.5  # seconds between two redraws when nothing comes in: times go on
@@ -107,6 +109,7 @@ class PanelView:
         self._shown: CellHandle | None = None
         self._seen: tuple[object, ...] = ()
         self._seen_log: tuple[object, ...] = ()
+        self._opens_at = 0.0
         self._next_draw = 0.0
         self._next_tick = 0.0
 
@@ -121,12 +124,21 @@ class PanelView:
     def note(self, text: str) -> None:
         """Say in the place of the panel, which is over, what is done about its failure."""
         self.tails.say(text)
+        self.announce(text)
+
+    def announce(self, text: str) -> None:
+        """Say in the place of the panel, which is still to come, what goes on."""
         self._publish({"text/html": going_on_html(text), "text/plain": f"nbddp: {text}"})
+
+    def withdraw(self) -> None:
+        """Nothing comes of what was announced."""
+        self._publish({"text/html": "", "text/plain": ""})
 
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it is over; the panel then is its record."""
         self.attempt, self._shown = handle.attempt, handle
         self._next_draw = time.monotonic() + DELAY
+        self._opens_at = time.monotonic() + OPENING
         try:
             while not handle.is_told:
                 self._take(handle, handle.next_notice(self._patience()))
@@ -170,18 +182,33 @@ class PanelView:
         if is_text(message):
             self.tails.write(rank, f"{message.data['text/plain']}\n")
             return
-        if self._widgets is None:  # else the record would stand below what it belongs to
-            self._draw(handle)
+        if not self._is_published:  # else the record would stand below what it belongs to
+            self._preview(handle)
         show_rich(self._screen, rank, message, has_color=self._has_color)
 
     # ---- while it runs
 
     def _draw(self, handle: CellHandle) -> None:
         """Redraw what has changed, and the times that go on."""
-        if self._widgets is None:
+        if self._widgets is not None:
+            self._redraw(handle, self._widgets)
+        elif time.monotonic() >= self._opens_at:
             self._open(handle)
         else:
-            self._redraw(handle, self._widgets)
+            self._next_draw = min(time.monotonic() + DRAW_PERIOD, self._opens_at)
+            if self._is_published or self.tails.version:
+                self._preview(handle)
+
+    def _preview(self, handle: CellHandle) -> None:
+        """Show it as its record will be, so that nothing jumps if that comes soon."""
+        merged = self.tails.merged()
+        record = Record(
+            snapshot=self._snapshot(handle),
+            lines=merged[-SHOWN:],
+            earlier=self._earlier(merged, SHOWN),
+            is_brief=True,
+        )
+        self._publish({"text/html": record_html(record), "text/plain": record_text(record)})
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         now = time.monotonic()
@@ -351,19 +378,6 @@ class PanelView:
             self._serving.end()
         if self._widgets is not None:
             self._widgets.close()
-
-
-def display_status(
-    session: Session, snapshot: Snapshot, last: PanelView | None, *, text: str
-) -> None:
-    """Show the group as the snapshot has it, with the output of its last cell, as a record."""
-    charts: list[Chart] = []
-    lines: list[Line] = []
-    if last is not None and last.attempt == snapshot.attempt:
-        charts = Charts(session.metrics, lambda _name, _png: None).finish()
-        lines = last.tails.merged()[-SHOWN:]
-    record = Record(snapshot=snapshot, lines=lines, charts=charts)
-    publish_display_data({"text/html": record_html(record), "text/plain": text})
 
 
 def _missed(snapshot: Snapshot) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from enum import Enum
 from threading import Event
 
 import ipywidgets as widgets
 
-from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, rank_table, state_line, time_line
 from nbddp.ui.panel.style import SHEET
 
@@ -18,42 +17,14 @@ MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged
 
 
-class Press(Enum):
-    """A button."""
-
-    INTERRUPT = "Interrupt"
-    RESTART = "Restart"
-    STOP = "Stop"
-    KILL = "Kill"
-
-
-_TIPS = {
-    Press.INTERRUPT: "End the cell and keep every name; once more: kill what does not obey",
-    Press.RESTART: "End the ranks and start them anew; their names are lost",
-    Press.STOP: "End the ranks",
-    Press.KILL: "Kill this rank with SIGKILL, to see what happens",
-}
-_ICONS = {
-    Press.INTERRUPT: "stop",
-    Press.RESTART: "refresh",
-    Press.STOP: "power-off",
-    Press.KILL: "bolt",
-}
-
-
 class PanelWidgets:
     """One panel; drawn from one thread, pressed on another."""
 
     def __init__(self, ranks: Sequence[int], press: Callable[[Press, int], None]) -> None:
-        self._press = press
         self._ranks = list(ranks)
         self._state, self._note, self._table = _html(), _html(), _html()
         self._line, self._log = _html(), _html()
-        self._buttons = {each: self._button(each) for each in Press}
-        self._victim = widgets.Dropdown(
-            options=[(f"rank {rank}", rank) for rank in self._ranks],
-            layout=widgets.Layout(width="84px"),
-        )
+        self._controls = Controls(self._ranks, press)
         self._choice = self._log_choice()
         self._pause = widgets.ToggleButton(
             description="Hold", tooltip="Keep the log as it is, to read it", icon="pause"
@@ -68,14 +39,14 @@ class PanelWidgets:
             ],
             "nbddp-logs",
         )
-        head = _box(widgets.HBox, [self._state, self._button_row()], "nbddp-head")
+        head = _box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         parts = [head, self._note, self._table, self._shots, self._logs, self._line]
         self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
         self.is_on_page = Event()  # the page has drawn all of it
         self.was_shown = False  # on some page, once
         self.is_gone = Event()  # from every page that shows what becomes of it
         self._deepest: list[widgets.DOMWidget] = []
-        for each in (self._buttons[Press.KILL], self._pause, self._log, self._line):
+        for each in (self._controls.buttons[Press.KILL], self._pause, self._log, self._line):
             self._await(each)
 
     def bundle(self) -> dict[str, object]:
@@ -111,29 +82,10 @@ class PanelWidgets:
         elif self.was_shown:
             self.is_gone.set()
 
-    def _button(self, press: Press) -> widgets.Button:
-        button = widgets.Button(
-            description=press.value,
-            tooltip=_TIPS[press],
-            icon=_ICONS[press],
-            layout=widgets.Layout(width="auto"),
-        )
-        button.on_click(lambda _: self._pressed(press))
-        return button
-
-    def _button_row(self) -> widgets.HBox:
-        steer = [self._buttons[each] for each in (Press.INTERRUPT, Press.RESTART, Press.STOP)]
-        kill = [self._victim, self._buttons[Press.KILL]]
-        return _box(widgets.HBox, [*steer, *kill], "nbddp-buttons")
-
     def _log_choice(self) -> widgets.ToggleButtons | widgets.Dropdown:
         options = [("all", ALL), *((f"rank {rank}", rank) for rank in self._ranks)]
         kind = widgets.ToggleButtons if len(self._ranks) <= MAX_TABS else widgets.Dropdown
         return kind(options=options, value=ALL)
-
-    def _pressed(self, press: Press) -> None:
-        self._buttons[press].disabled = True  # until it is drawn again: nothing is pressed twice
-        self._press(press, self._victim.value)
 
     @property
     def chosen_log(self) -> int:
@@ -153,15 +105,7 @@ class PanelWidgets:
         self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
         if log is not None:
             self._log.value = f'<div class="nbddp">{log}</div>'
-        self._draw_buttons(snapshot)
-
-    def _draw_buttons(self, snapshot: Snapshot) -> None:
-        state = snapshot.state
-        may = state.is_live and state is not GroupState.STOPPING
-        self._buttons[Press.INTERRUPT].disabled = not state.is_busy
-        self._buttons[Press.RESTART].disabled = not may
-        self._buttons[Press.STOP].disabled = not may
-        self._buttons[Press.KILL].disabled = not (may and self._victim.value in snapshot.alive)
+        self._controls.draw(snapshot)
 
     def show_chart(self, name: str, png: bytes) -> None:
         """Show the chart of a metric, in the place that it has or in a new one at the end."""

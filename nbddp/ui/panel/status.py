@@ -1,0 +1,25 @@
+"""The group as it is right now, in the looks of a record."""
+
+from __future__ import annotations
+
+from IPython.display import publish_display_data
+
+from nbddp.controller.session import Session
+from nbddp.record.snapshot import Snapshot
+from nbddp.ui.panel.charts import Charts
+from nbddp.ui.panel.record import Chart, Record, record_html
+from nbddp.ui.panel.view import SHOWN, PanelView
+from nbddp.ui.tails import Line
+
+
+def display_status(
+    session: Session, snapshot: Snapshot, last: PanelView | None, *, text: str
+) -> None:
+    """Show the group as the snapshot has it, with the output of its last cell, as a record."""
+    charts: list[Chart] = []
+    lines: list[Line] = []
+    if last is not None and last.attempt == snapshot.attempt:
+        charts = Charts(session.metrics, lambda _name, _png: None).finish()
+        lines = last.tails.merged()[-SHOWN:]
+    record = Record(snapshot=snapshot, lines=lines, charts=charts)
+    publish_display_data({"text/html": record_html(record), "text/plain": text})

@@ -1,0 +1,113 @@
+"""A panel's buttons in a real page: where they are, what they ask, what they do after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import Lab, LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+Picture = Callable[[LabNotebook, str], None]
+
+START = "%load_ext nbddp\n%ddp start --nproc 2"
+TRAIN = """%%ddp
+import time
+for step in nbddp.track(range(2000)):
+    time.sleep(0.05)
+    nbddp.log(step=step, loss=2 / (step + 1), accuracy=step, rate=step, norm=step)
+    if step % 10 == 0:
+        print("step", step)
+"""
+
+SHORT = """%%ddp
+import time
+print("early")
+time.sleep(0.6)
+print("late")
+"""
+HEIGHTS = """
+const area = panel.content.widgets[1].outputArea.node;
+window.heights = [];
+new ResizeObserver(() => window.heights.push(area.offsetHeight)).observe(area);
+"""
+
+
+@pytest.fixture
+def running(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+    """A page with a cell in which step 10 is done."""
+    name = f"{request.node.name}.ipynb"
+    write_notebook(lab.notebooks / name, START, TRAIN, *["1 + 1"] * 8)
+    with lab.open(name) as notebook:
+        notebook.run(0)
+        notebook.begin(1)
+        notebook.await_text(1, r"step 10$")
+        yield notebook
+        assert notebook.problems == []
+
+
+def test_stop_asks_and_takes_the_question_back(running: LabNotebook, picture: Picture) -> None:
+    running.button("Stop").click()
+    running.button(r"Stop\?").wait_for()
+    picture(running, "stop-asked")
+    running.button("Stop").wait_for(timeout=20_000)  # nobody answered
+    running.await_text(1, r"^running a cell · ")
+    running.press_twice("Stop")
+    running.await_idle()
+    assert running.text(1).startswith("ended by a stop · ")
+
+
+def test_the_header_stays_in_sight_while_one_scrolls(
+    running: LabNotebook, picture: Picture
+) -> None:
+    running.page.set_viewport_size({"width": 1000, "height": 500})
+    running.code_cell(1).locator(".nbddp-shots img").nth(3).wait_for()
+    running.page.locator(".jp-WindowedPanel-outer").hover()
+    top = "document.querySelector('.jp-WindowedPanel-outer').getBoundingClientRect().top"
+    for _ in range(20):  # until the panel's own top is out of sight
+        running.page.mouse.wheel(0, 100)
+        running.page.wait_for_timeout(50)
+        panel = "document.querySelector('.nbddp-panel').getBoundingClientRect().top"
+        if running.page.evaluate(f"{panel} < {top} - 150"):
+            break
+    picture(running, "scrolled")
+    assert running.page.evaluate(f"{panel} < {top} - 150"), "it was scrolled"
+    head = "document.querySelector('.nbddp-head').getBoundingClientRect().top"
+    assert abs(running.page.evaluate(f"{head} - {top}")) < 3
+    running.button("Interrupt").click()
+    running.await_idle()
+    assert running.text(1).startswith("interrupted · ")
+
+
+def test_a_short_cell_grows_and_never_shrinks(lab: Lab) -> None:
+    write_notebook(lab.notebooks / "short.ipynb", START, SHORT)
+    with lab.open("short.ipynb") as notebook:
+        notebook.run(0)
+        for _ in range(3):
+            notebook.js(HEIGHTS)
+            notebook.run(1)
+            notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*late$")
+            heights = notebook.js("return window.heights")
+            heights = heights[heights.index(0) + 1 :] if 0 in heights else heights
+            assert heights, "it is watched"
+            assert heights == sorted(heights), "what was drawn is not taken away again"
+        assert notebook.problems == []
+
+
+def test_a_cell_that_starts_the_ranks_says_so_at_once(lab: Lab) -> None:
+    start = "%%ddp --nproc 4\nprint('here')"
+    write_notebook(lab.notebooks / "starts.ipynb", "%load_ext nbddp", start)
+    with lab.open("starts.ipynb") as notebook:
+        notebook.js(
+            "const area = panel.content.widgets[1].outputArea.node; window.said = [];"
+            "new MutationObserver(() => window.said.push(area.innerText.trim()))"
+            ".observe(area, {childList: true, subtree: true, characterData: true});"
+        )
+        notebook.run_all()
+        said = [each for each in notebook.js("return window.said") if each]
+        assert said[0] == "starting 4 ranks ..."
+        assert said[-1].startswith("done on ranks 0-3 · ")
+        assert notebook.problems == []
