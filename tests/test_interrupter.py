@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from nbddp.worker import interrupt
@@ -220,6 +221,7 @@ def test_an_interrupt_that_python_throws_away_comes_again(
 def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) -> None:
     ended: list[str] = []
     forks: list[Watched] = [watched]
+    others = set(psutil.Process().children())
 
     def hold() -> None:  # as logging does with its lock: what it has taken it must give back
         deadline = time.monotonic() + 0.3
@@ -234,7 +236,8 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
     assert watched.run(1, source, fork=os.fork, leave=os._exit) == "KeyboardInterrupt"
     forks.clear()
     asked.join()
-    os.wait()
+    for child in set(psutil.Process().children()) - others:
+        os.waitpid(child.pid, 0)
     assert ended == ["whole"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -84,3 +85,18 @@ def test_a_folder_that_somebody_has_taken_away_is_made_again(temporary: Path) ->
     assert Path(folder.ensure()).is_dir()
     folder.close()
     assert not list(temporary.iterdir())
+
+
+def test_a_temporary_folder_that_is_too_long_for_a_socket_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = made()
+    path = Path(folder.path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder.path}/listener-12345678")
+    assert not list(long.iterdir())
+    folder.close()
+    assert not path.exists()

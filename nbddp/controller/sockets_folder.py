@@ -19,6 +19,9 @@ from pathlib import Path
 
 PREFIX = "nbddp_"
 AGE = 60.0  # seconds: a younger one may not have been locked yet
+MAX_ADDRESS = 103  # bytes of a socket's address on macOS, 107 on Linux (unix(7))
+SHORT = ("/tmp", "/var/tmp", "/dev/shm")
+_LONGEST = f"/{PREFIX}12345678/listener-12345678"  # as multiprocessing names its sockets
 _NAME = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")  # as tempfile makes them
 
 
@@ -33,7 +36,7 @@ class SocketsFolder:
         """Make it, unless it is there; takes away what others have left."""
         if not os.path.isdir(self.path):  # noqa: PTH112 - a name, until there is one
             self.close()
-            self.path = tempfile.mkdtemp(prefix=PREFIX)
+            self.path = tempfile.mkdtemp(prefix=PREFIX, dir=_short_enough(tempfile.gettempdir()))
             self._lock = _locked(Path(self.path))
             _take_away_left(Path(self.path).parent)
         return self.path
@@ -45,6 +48,18 @@ class SocketsFolder:
         if self._lock is not None:
             os.close(self._lock)
         self.path, self._lock = "", None
+
+
+def _short_enough(temporary: str) -> str:
+    """The temporary folder, or a shorter one: a cluster's can be too long for a socket's address.
+
+    multiprocessing takes it as it is, and then cannot start a helper ("AF_UNIX path too long").
+    """
+    for folder in (temporary, *SHORT):
+        is_short = len(os.fsencode(folder)) + len(_LONGEST) <= MAX_ADDRESS
+        if is_short and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    return temporary
 
 
 def _take_away_left(temporary: Path) -> None:

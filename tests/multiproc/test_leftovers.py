@@ -185,3 +185,15 @@ def test_a_helper_that_still_imports_survives_its_kernels_group_and_leaves_no_fo
     os.killpg(kernel, signal.SIGKILL)
     assert not psutil.wait_procs(helpers, timeout=20)[1]
     assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp_*")))
+
+
+def test_a_temporary_folder_with_a_long_name_holds_up_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / ("a-cluster-names-it-after-its-job-" * 3)
+    folder.mkdir()
+    with Notebook(folder) as notebook:
+        reply = notebook.run(
+            "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"
+            "sum(DataLoader(range(8), num_workers=1, multiprocessing_context='forkserver')).item()"
+        )
+        assert reply.status == "ok"
+        assert "Out [ranks 0-1] 28" in reply.text

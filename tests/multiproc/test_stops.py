@@ -234,7 +234,7 @@ def test_ranks_that_used_up_their_descriptors_can_be_stopped_and_go_on(
 def test_a_stop_while_a_large_value_is_on_its_way_costs_no_name(
     make_group: Callable[..., WorkerGroup],
 ) -> None:
-    group = make_group(2, grace=0.5)
+    group = make_group(2, grace=2.0)
     group.run("kept = rank\nlarge = torch.ones(40_000_000)")
     timer = press_soon(group, 0.4)  # the cell's own code is over at once
     result = group.run("large", wants_value=True, quiet=True)
