@@ -1,0 +1,99 @@
+"""What takes long and is no hang, for minutes: nobody may say that it is one.
+
+``pytest -m soak tests/multiproc/test_false_hangs.py``; ``NBDDP_SOAK_SECONDS=20`` for less.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from nbddp import WorkerGroup
+
+SECONDS = float(os.environ.get("NBDDP_SOAK_SECONDS", "120"))
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(4 * SECONDS + 120)]
+
+EVALUATES = """
+if rank == 0:
+    for step in nbddp.track(range(1100), label="evaluation"):
+        time.sleep(0.02)
+        nbddp.log(step=step, accuracy=step)
+dist.barrier()
+"""
+PRINTS = """
+if rank == 0:
+    for step in range(220):
+        time.sleep(0.1)
+        print("at", step)
+dist.barrier()
+"""
+LOADS = """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, index):
+        time.sleep(4)
+        return torch.ones(1) * index
+for batch in torch.utils.data.DataLoader(Slow(), num_workers=1):
+    dist.all_reduce(batch)
+"""
+COMPILES = """
+began = time.monotonic()
+count = 0
+while rank == 0 and time.monotonic() - began < 25:
+    torch._dynamo.reset()
+    layers = [torch.nn.Linear(4 + count, 4 + count) for _ in range(20)]
+    count += 1
+    model = torch.compile(torch.nn.Sequential(*layers), backend="aot_eager")
+    model(torch.ones(2, 3 + count)).sum().backward()
+dist.barrier()
+"""
+SAVES = """
+def drain(end):
+    with open(end, "rb", buffering=0) as pipe:
+        while pipe.read(1 << 16):
+            time.sleep(0.01)
+if rank == 0:
+    read, write = os.pipe()
+    reader = threading.Thread(target=drain, args=(read,))
+    reader.start()
+    with open(write, "wb") as slow:
+        torch.save({"weights": torch.ones(30_000_000)}, slow)  # 120 MB at about 6 MB a second
+    reader.join()
+dist.barrier()
+"""
+COMPUTES = """
+if rank == 0:
+    hashlib.pbkdf2_hmac("sha256", b"secret", b"salt", 40_000_000)
+dist.barrier()
+"""
+HOLDS_THE_LOCK = """
+if rank == 0:
+    sum(range(900_000_000))  # Python has no say before it is over
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [EVALUATES, PRINTS, LOADS, COMPILES, SAVES, COMPUTES, HOLDS_THE_LOCK],
+    ids=["evaluates", "prints", "loads", "compiles", "saves", "computes", "holds the lock"],
+)
+def test_what_takes_long_is_not_called_a_hang(
+    source: str, make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(2)
+    group.run("import hashlib, os, threading, time")
+    deadline = time.monotonic() + SECONDS
+    took = []
+    while time.monotonic() < deadline:
+        began = time.monotonic()
+        group.run(source, quiet=True)
+        took.append(time.monotonic() - began)
+    text = capsys.readouterr().out
+    assert "no progress" not in text
+    assert "no sign of life" not in text
+    assert max(took) > 15  # long enough for a card that comes after ten seconds
