@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 from nbddp.record.lines import MAX_KEPT_LINE, LineAssembler, log_name
 
@@ -17,11 +19,13 @@ class Line:
         ranks: whose it is; empty for nbddp's own words.
         text: as it was written, escape sequences included.
         mark: a word before the ranks, like ``Out``.
+        at: when it came, as ``time.time()`` has it; 0 where that is not known.
     """
 
     ranks: tuple[int, ...]
     text: str
     mark: str = ""
+    at: float = field(default=0.0, compare=False)
 
 
 class Tails:
@@ -36,13 +40,17 @@ class Tails:
     >>> [line.text for line in tails.of(1)], tails.earlier(1)
     (['b', 'c', '20%'], 1)
 
+    Args:
+        max_lines: that are kept of each rank.
+        max_merged: and of all together; as many if it is not said.
+
     Attributes:
         version: another number whenever there is something new to see.
     """
 
-    def __init__(self, *, max_lines: int = 500) -> None:
+    def __init__(self, *, max_lines: int = 500, max_merged: int | None = None) -> None:
         self._max_lines = max_lines
-        self._merged = _Tail(max_lines)
+        self._merged = _Tail(max_merged or max_lines)
         self._ranks: dict[int, _RankTail] = {}
         self.version = 0
 
@@ -68,8 +76,7 @@ class Tails:
 
     def merged(self) -> list[Line]:
         """The last lines of all ranks as they came, then what each is writing now."""
-        partials = [line for rank in sorted(self._ranks) for line in self._partial(rank)]
-        return self._merged.lines() + partials
+        return self._merged.lines() + self.unended()
 
     def of(self, rank: int) -> list[Line]:
         """The last lines of one rank, what it is writing now included."""
@@ -78,8 +85,26 @@ class Tails:
 
     def earlier(self, rank: int | None = None) -> int:
         """How many lines of one rank, or of all, were there and are not kept."""
-        tail = self._merged if rank is None else self._ranks.get(rank)
+        tail = self._tail(rank)
         return tail.earlier if tail else 0
+
+    def total(self, rank: int | None = None) -> int:
+        """How many lines of one rank, or of all, have been ended."""
+        tail = self._tail(rank)
+        return tail.total if tail else 0
+
+    def newest(self, count: int, rank: int | None = None) -> list[Line]:
+        """The last ``count`` lines that were ended, of one rank or of all, as far as kept."""
+        tail = self._tail(rank)
+        return tail.lines(count) if tail else []
+
+    def unended(self, rank: int | None = None) -> list[Line]:
+        """What one rank, or each, is writing now."""
+        ranks = sorted(self._ranks) if rank is None else [rank]
+        return [line for each in ranks if each in self._ranks for line in self._partial(each)]
+
+    def _tail(self, rank: int | None) -> _Tail | None:
+        return self._merged if rank is None else self._ranks.get(rank)
 
     def _keep(self, rank: int, lines: Sequence[str]) -> None:
         self._ranks[rank].extend((rank,), lines)
@@ -95,22 +120,25 @@ class _Tail:
 
     def __init__(self, max_lines: int) -> None:
         # not yet as Line: of a flood, most are gone before they are ever shown
-        self._kept: deque[tuple[tuple[int, ...], str]] = deque(maxlen=max_lines)
-        self._total = 0
+        self._kept: deque[tuple[tuple[int, ...], str, float]] = deque(maxlen=max_lines)
+        self.total = 0
 
     @property
     def earlier(self) -> int:
         """How many are not kept."""
-        return self._total - len(self._kept)
+        return self.total - len(self._kept)
 
     def extend(self, ranks: tuple[int, ...], lines: Sequence[str]) -> None:
         """Take lines, in order."""
-        self._kept.extend((ranks, line) for line in lines)
-        self._total += len(lines)
+        if lines:
+            at = time.time()
+            self._kept.extend((ranks, line, at) for line in lines)
+            self.total += len(lines)
 
-    def lines(self) -> list[Line]:
-        """Those that are kept."""
-        return [Line(ranks, text) for ranks, text in self._kept]
+    def lines(self, count: int | None = None) -> list[Line]:
+        """Those that are kept, or the last of them."""
+        kept = self._kept if count is None else [*islice(reversed(self._kept), count)][::-1]
+        return [Line(ranks, text, at=at) for ranks, text, at in kept]
 
 
 class _RankTail(_Tail):

@@ -1,7 +1,9 @@
-"""Lines that ranks wrote, as one block of HTML or of plain text, with their ranks in front."""
+"""Lines that ranks wrote, as HTML or as plain text, with their ranks in front."""
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -9,6 +11,22 @@ from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.palette import rank_color
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_tag
+
+HEIGHT = 260  # pixels at most, of the panel's log and of the record's: nothing below it jumps
+
+# what a line must say to be tinted; a rank's log is one file, which does not tell its streams apart
+_ERROR = re.compile(
+    r"Traceback \(most recent call last\)|^\S*(?:Error|Exception)(?::|$)"
+    r"|\b(?:ERROR|CRITICAL|FATAL)\b|^(?:\[rank\d+\]:)?\[[EF]\d{4} "
+)
+_WARNING = re.compile(r"Warning:|\bWARN(?:ING)?\b|^(?:\[rank\d+\]:)?\[W\d{4} ")
+_TINTS = {"error": "#d8343426", "warning": "#d9822b26"}  # translucent: for light and dark pages
+
+# inline, as a page that does not trust the notebook drops the style sheet; the end is in view
+_SCROLLS = (
+    f"box-sizing:border-box;max-height:{HEIGHT}px;overflow-y:auto;display:flex;flex-direction:column-reverse;"
+    "border-top:1px solid #8883"
+)
 
 
 def log_html(lines: Sequence[Line], *, earlier: str = "") -> str:
@@ -18,32 +36,82 @@ def log_html(lines: Sequence[Line], *, earlier: str = "") -> str:
         lines: from top to bottom.
         earlier: what to say, in a first line, of lines that are not there any more.
     """
+    rows = [aside(earlier)] if earlier else []
+    return block([*rows, *html_rows(lines)])
+
+
+def scrolled(html: str) -> str:
+    """As high as the panel's log at most, with its end in view."""
+    return f'<div class="nbddp-kept" style="{_SCROLLS}"><div>{html}</div></div>'
+
+
+def html_rows(lines: Sequence[Line], *, has_times: bool = False) -> list[str]:
+    """Each line as HTML; with the time when it came in front, which a page shows on demand."""
     tag = cache(_html_tag)  # a few tags stand before hundreds of lines
-    rows = [_span("earlier", earlier)] if earlier else []
-    for ranks, mark, text in _rows(lines):
-        rows.append(
-            f"{tag(ranks, mark)} {to_html(text)}" if ranks else _span("said", f"nbddp: {text}")
-        )
+    return [
+        _row(ranks, tag(ranks, mark), text, _clock(at) if has_times else "")
+        for ranks, mark, text, at in _rows(lines)
+    ]
+
+
+def block(rows: Sequence[str]) -> str:
+    """Rows of HTML as one block."""
     # JupyterLab colours the classes of to_html inside jp-RenderedText only
     return '<div class="jp-RenderedText"><pre class="nbddp-log">' + "\n".join(rows) + "</pre></div>"
+
+
+def aside(text: str) -> str:
+    """A word of ours between the lines, such as how many are left out."""
+    return _span("earlier", text)
 
 
 def log_text(lines: Sequence[Line], *, earlier: str = "") -> str:
     """The same as plain text, with no newline at the end."""
     rows = [strip(earlier)] if earlier else []
-    for ranks, mark, text in _rows(lines):
+    for ranks, mark, text, _ in _rows(lines):
         rows.append(strip(f"{say_tag(ranks, mark) if ranks else 'nbddp:'} {text}"))
     return "\n".join(rows)
 
 
-def _rows(lines: Sequence[Line]) -> Iterator[tuple[tuple[int, ...], str, str]]:
-    """Ranks, mark and text of every row: a value's text may have several."""
+def tint(text: str) -> str:
+    """What a line says of itself.
+
+    >>> tint("a.py:3: UserWarning: slow"), tint("ValueError: no"), tint("no errors, no warnings")
+    ('warning', 'error', '')
+    """
+    if _ERROR.search(text):
+        return "error"
+    return "warning" if _WARNING.search(text) else ""
+
+
+def _rows(lines: Sequence[Line]) -> Iterator[tuple[tuple[int, ...], str, str, float]]:
+    """Ranks, mark, text and time of every row: a value's text may have several."""
     for line in lines:
         for text in line.text.split("\n"):
-            yield line.ranks, line.mark, text
+            yield line.ranks, line.mark, text, line.at
+
+
+def _row(ranks: tuple[int, ...], tag: str, text: str, clock: str) -> str:
+    row = f"{clock}{tag} {to_html(text)}" if ranks else clock + _span("said", f"nbddp: {text}")
+    kind = tint(text) if ranks else ""
+    return f'<span style="background:{_TINTS[kind]}">{row}</span>' if kind else row
+
+
+def _clock(at: float) -> str:
+    if not at:
+        return ""
+    said = f"{_second(int(at))}.{int(at % 1 * 10)}"
+    return f'<span class="nbddp-time">{said} </span>'
+
+
+@cache
+def _second(at: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _html_tag(ranks: tuple[int, ...], mark: str) -> str:
+    if not ranks:
+        return ""
     color = rank_color(ranks[0])
     return f'<span class="nbddp-tag" style="color:{color}">{to_html(say_tag(ranks, mark))}</span>'
 

@@ -12,7 +12,7 @@ from nbddp.record.cell import CellResult
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.panel.html import alarm, card, escape, rank_table, state_line, time_line
-from nbddp.ui.panel.loghtml import log_html, log_text
+from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_seconds
@@ -27,7 +27,7 @@ class Record:
     Attributes:
         result: what came of the cell; None for a group that is only looked at.
         lines: the tail of the logs, and values that are text.
-        earlier: a word on the lines before those.
+        earlier: a word on the lines before those; ``log_path`` is where all are.
         rank_lines: the tail of each rank whose lines are not all among ``lines``.
         charts: names and PNGs.
         attempts: those before this one, as HTML each; ``seconds_lost`` between them.
@@ -39,6 +39,7 @@ class Record:
     result: CellResult | None = None
     lines: Sequence[Line] = ()
     earlier: str = ""
+    log_path: str = ""
     rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
     charts: Sequence[Chart] = ()
     attempts: Sequence[str] = ()
@@ -62,7 +63,7 @@ def record_html(record: Record) -> str:
         *record.attempts,
         charts_html(record.charts),
         *(f'<div class="nbddp-muted">{escape(note)}</div>' for note in record.notes),
-        log_html(record.lines, earlier=record.earlier) if record.lines else "",
+        _log(record),
         *(_rank_log(*each) for each in record.rank_lines),
         "</div>",
     ]
@@ -141,6 +142,13 @@ def _error(record: Record) -> str:
     return card(to_html(verdict.report()), is_error=not verdict.is_interrupt)
 
 
+def _log(record: Record) -> str:
+    if not record.lines:
+        return ""
+    path = f'<div class="nbddp-muted">{escape(record.log_path)}</div>' if record.log_path else ""
+    return scrolled(log_html(record.lines, earlier=record.earlier)) + path
+
+
 def _rank_log(rank: int, lines: Sequence[Line], earlier: str) -> str:
-    log = log_html(lines, earlier=earlier)
+    log = scrolled(log_html(lines, earlier=earlier))
     return f"<details><summary>only rank {rank}</summary>{log}</details>"

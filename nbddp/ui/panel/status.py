@@ -7,9 +7,11 @@ from IPython.display import publish_display_data
 from nbddp.controller.session import Session
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.panel.charts import Charts
+from nbddp.ui.panel.log import log_path
 from nbddp.ui.panel.record import Chart, Record, record_html
 from nbddp.ui.panel.view import SHOWN, PanelView
 from nbddp.ui.tails import Line
+from nbddp.ui.words import shorten
 
 
 def display_status(
@@ -21,5 +23,6 @@ def display_status(
     if last is not None and last.attempt == snapshot.attempt:
         charts = Charts(session.metrics, lambda _name, _png: None).finish()
         lines = last.tails.merged()[-SHOWN:]
-    record = Record(snapshot=snapshot, lines=lines, charts=charts)
+    path = log_path(shorten(snapshot.folder), None)
+    record = Record(snapshot=snapshot, lines=lines, charts=charts, log_path=path)
     publish_display_data({"text/html": record_html(record), "text/plain": text})

@@ -6,6 +6,8 @@ a front end takes the sheet away, as GitHub does, what is left are plain tables 
 
 from __future__ import annotations
 
+from nbddp.ui.panel.loghtml import HEIGHT
+
 OK = "var(--jp-success-color1, #2e9e44)"
 BAD = "var(--jp-error-color1, #d83434)"
 WARN = "var(--jp-warn-color1, #d9822b)"
@@ -53,7 +55,8 @@ SHEET = f"""<style>
   background: none !important; color: inherit; border: none;
   white-space: pre-wrap; overflow-wrap: anywhere; }}
 .nbddp .jp-RenderedText {{ padding: 4px 0; background: none; text-align: left; }}
-.nbddp-tag {{ user-select: none; }}
+.nbddp-time {{ display: none; opacity: .65; }}
+.nbddp-timed .nbddp-time {{ display: inline; }}
 .nbddp-said {{ opacity: .75; font-style: italic; }}
 .nbddp-earlier {{ opacity: .6; }}
 .nbddp-line {{ position: relative; height: 14px; margin: 4px 6px 0; max-width: 720px; }}
@@ -84,14 +87,17 @@ SHEET = f"""<style>
   outline-offset: -2px; }}
 .nbddp-head > .widget-html {{ flex: 1 1 auto; }}
 .nbddp-buttons {{ flex: 0 0 auto; align-items: center; overflow: visible; }}
-.nbddp-scroll {{ max-height: 260px; overflow-y: auto; display: flex;
+.nbddp-scroll {{ max-height: {HEIGHT}px; overflow-y: auto; display: flex;
   flex-direction: column-reverse; border-top: 1px solid #8883; }}
-.nbddp-scroll > * {{ flex: 0 0 auto; }}
+.nbddp-scroll > *, .nbddp-kept > * {{ flex: 0 0 auto; overflow: visible; }}
+.nbddp-scroll .widget-box {{ overflow: visible; }}
 .nbddp-choice {{ align-items: center; overflow: visible; }}
 .nbddp-choice > * {{ margin: 2px 2px 2px 0; }}
 .nbddp-panel .widget-html-content {{ overflow-x: auto; }}
 .nbddp-shots {{ flex-flow: row wrap; }}
 .nbddp-shots img {{ max-width: 100%; }}
+.nbddp-choice .widget-text {{ height: 24px; }}
+.nbddp-choice .widget-text input {{ height: 22px; padding: 0 6px; font-size: 11px; }}
 .nbddp-choice .widget-toggle-button, .nbddp-choice .jupyter-button {{ height: 22px;
   line-height: 22px; padding: 0 8px; font-size: 11px; width: auto; }}
 </style>"""

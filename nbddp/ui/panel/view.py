@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from IPython.display import publish_display_data
+from ipywidgets import Widget
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.lines import log_name
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.agreement import agreeing
@@ -22,7 +22,8 @@ from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.controls import Press
 from nbddp.ui.panel.fallback import Fallback
 from nbddp.ui.panel.html import note
-from nbddp.ui.panel.loghtml import log_html
+from nbddp.ui.panel.log import log_path, say_earlier
+from nbddp.ui.panel.pages import MAX_ROWS
 from nbddp.ui.panel.record import (
     Chart,
     Record,
@@ -31,19 +32,21 @@ from nbddp.ui.panel.record import (
     record_html,
     record_text,
 )
-from nbddp.ui.panel.widgets import ALL, PanelWidgets
+from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
+from nbddp.ui.words import shorten
 from nbddp.wire.messages import Display, JsonDict
 
 DELAY = 0.2  # seconds: a cell that is over by then gets its record at once
 OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
-DRAW_PERIOD = 0.1  # seconds between two redraws, whatever comes in
+DRAW_PERIOD = 0.1  # seconds between two redraws of the log, whatever comes in
+TABLE_PERIOD = 0.3  # seconds between two of all else, unless the group or the cell changes
 LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
-TICK = 0.5  # seconds between two redraws when nothing comes in: times go on
+TICK = 0.5  # seconds between two redraws of it when nothing comes in: times go on
 SETTLING = 1.0  # seconds that a page may take to draw a panel before the record replaces it
 PUMP_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
-SHOWN = 200  # lines of the log, live and in the record
+SHOWN = 200  # lines of the log in the record
 SHOWN_OF_RANK = 50  # and in the record, of a rank whose lines are not all among those
 WAITING_BUTTONS = (
     "The buttons wait for the end of this cell, as nbddp does not know this kernel; "
@@ -91,7 +94,7 @@ class PanelView:
         has_color: bool,
         tell_later: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        self.tails = Tails()
+        self.tails = Tails(max_merged=MAX_ROWS)
         self.attempt = 0
         self._session = session
         self._live = live
@@ -110,7 +113,9 @@ class PanelView:
         self._seen: tuple[object, ...] = ()
         self._seen_log: tuple[object, ...] = ()
         self._opens_at = 0.0
+        self._folder = ""  # of the run
         self._next_draw = 0.0
+        self._next_table = 0.0
         self._next_tick = 0.0
 
     def take_over(self, before: View) -> None:
@@ -137,6 +142,7 @@ class PanelView:
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it is over; the panel then is its record."""
         self.attempt, self._shown = handle.attempt, handle
+        self._folder = shorten(self._session.snapshot(handle).folder)
         self._next_draw = time.monotonic() + DELAY
         self._opens_at = time.monotonic() + OPENING
         try:
@@ -212,38 +218,42 @@ class PanelView:
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         now = time.monotonic()
-        log_seen = (self.tails.version, widgets.chosen_log, widgets.is_held)
-        seen = (*log_seen, self._session.version)
-        if seen == self._seen and now < self._next_tick:
-            return
-        self._seen, self._next_draw, self._next_tick = seen, now + DRAW_PERIOD, now + TICK
-        log = None
-        if log_seen != self._seen_log and not widgets.is_held:
-            self._seen_log, log = log_seen, self._log_of(widgets.chosen_log)
-        widgets.draw(self._snapshot(handle), log=log, note=self._note())
+        log_seen = (self.tails.version, widgets.log.looks_at)
+        if log_seen != self._seen_log:
+            self._seen_log, self._next_draw = log_seen, now + DRAW_PERIOD
+            widgets.log.draw(self.tails, self._folder)
+        if self._is_table_due(now):
+            self._next_table, self._next_tick = now + TABLE_PERIOD, now + TICK
+            widgets.draw(self._snapshot(handle), note=self._note())
+
+    def _is_table_due(self, now: float) -> bool:
+        seen, before = self._session.version, self._seen
+        has_turned = seen[1:] != before[1:]  # a button may be pressed now, or may not
+        if not has_turned and now < (self._next_table if seen != before else self._next_tick):
+            return False
+        self._seen = seen
+        return True
 
     def _open(self, handle: CellHandle) -> None:
-        self._widgets = widgets = PanelWidgets(handle.ranks, lambda *it: self._press(handle, *it))
+        self._widgets = widgets = PanelWidgets(
+            handle.ranks, lambda *it: self._press(handle, *it), self._serve
+        )
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
         self._publish({**widgets.bundle(), "text/plain": NO_WIDGETS})
         self._fallback.publish(self._session.snapshot(handle).run, handle.number)
         self._charts.draw_on_thread()
 
+    def _serve(self, widget: Widget) -> None:
+        if self._serving is not None:
+            self._serving.add(widget)
+
     def _note(self) -> str:
         return note(WAITING_BUTTONS) if self._live.how is Way.NONE else ""
 
-    def _log_of(self, chosen: int) -> str:
-        rank = None if chosen == ALL else chosen
-        lines = self.tails.merged() if rank is None else self.tails.of(rank)
-        return log_html(lines[-SHOWN:], earlier=self._earlier(lines, SHOWN, rank))
-
     def _earlier(self, lines: Sequence[Line], shown: int, rank: int | None = None) -> str:
         count = self.tails.earlier(rank) + max(0, len(lines) - shown)
-        if not count:
-            return ""
-        where = "the ranks' logs" if rank is None else log_name(rank)
-        return f"{count:,} earlier lines in {where}"
+        return say_earlier(count, log_path(self._folder, rank))
 
     def _show_chart(self, name: str, png: bytes) -> None:
         if self._widgets is not None:
@@ -292,6 +302,7 @@ class PanelView:
         A page that shows no widgets, or not this part of the notebook, is not waited for again.
         """
         if self._live.page_draws and self._live.how is not Way.NONE:
+            widgets.await_log()
             while not widgets.is_on_page.wait(PUMP_PERIOD):
                 self._live.pump()
                 if time.monotonic() > widgets.grew_at + SETTLING:
@@ -336,6 +347,7 @@ class PanelView:
             result=result,
             lines=[*merged[-SHOWN:], *values],
             earlier=self._earlier(merged, SHOWN),
+            log_path=log_path(self._folder, None),
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
             charts=charts,
             attempts=[each.html() for each in self._before],

@@ -11,42 +11,37 @@ import ipywidgets as widgets
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, rank_table, state_line, time_line
+from nbddp.ui.panel.log import LogWidgets
 from nbddp.ui.panel.style import SHEET
-
-MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
-ALL = -1  # instead of a rank: the logs of all, merged
 
 
 class PanelWidgets:
-    """One panel; drawn from one thread, pressed on another."""
+    """One panel; drawn from one thread, pressed on another.
 
-    def __init__(self, ranks: Sequence[int], press: Callable[[Press, int], None]) -> None:
+    ``on_new`` is given every widget that is added to it later.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        press: Callable[[Press, int], None],
+        on_new: Callable[[widgets.Widget], None] = lambda _widget: None,
+    ) -> None:
         self._ranks = list(ranks)
         self._state, self._note, self._table = _html(), _html(), _html()
-        self._line, self._log = _html(), _html()
+        self._line = _html()
         self._controls = Controls(self._ranks, press)
-        self._choice = self._log_choice()
-        self._pause = widgets.ToggleButton(
-            description="Hold", tooltip="Keep the log as it is, to read it", icon="pause"
-        )
+        self.log = LogWidgets(ranks, on_new)
         self._charts: dict[str, widgets.Image] = {}
         self._shots = _box(widgets.Box, [], "nbddp-shots")
-        self._logs = _box(
-            widgets.VBox,
-            [
-                _box(widgets.HBox, [self._choice, self._pause], "nbddp-choice"),
-                _box(widgets.Box, [self._log], "nbddp-scroll"),
-            ],
-            "nbddp-logs",
-        )
         head = _box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
-        parts = [head, self._note, self._table, self._shots, self._logs, self._line]
+        parts = [head, self._note, self._table, self._shots, self.log.root, self._line]
         self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
         self.is_on_page = Event()  # the page has drawn all of it
         self.was_shown = False  # on some page, once
         self.is_gone = Event()  # from every page that shows what becomes of it
         self._deepest: list[widgets.DOMWidget] = []
-        for each in (self._controls.buttons[Press.KILL], self._pause, self._log, self._line):
+        for each in (self._controls.buttons[Press.KILL], *self.log.parts, self._line):
             self._await(each)
 
     def bundle(self) -> dict[str, object]:
@@ -61,6 +56,11 @@ class PanelWidgets:
         self._deepest.append(part)
         self.is_on_page.clear()
         self.grew_at = time.monotonic()
+
+    def await_log(self) -> None:
+        """The panel is on the page when the newest lines are, too."""
+        if (last := self.log.begin_end()) is not None:
+            self._await(last)
 
     @property
     def is_shown(self) -> bool:
@@ -82,29 +82,12 @@ class PanelWidgets:
         elif self.was_shown:
             self.is_gone.set()
 
-    def _log_choice(self) -> widgets.ToggleButtons | widgets.Dropdown:
-        options = [("all", ALL), *((f"rank {rank}", rank) for rank in self._ranks)]
-        kind = widgets.ToggleButtons if len(self._ranks) <= MAX_TABS else widgets.Dropdown
-        return kind(options=options, value=ALL)
-
-    @property
-    def chosen_log(self) -> int:
-        """The rank whose log is looked at, or ALL."""
-        return int(self._choice.value)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the log shall stay as it is."""
-        return bool(self._pause.value)
-
-    def draw(self, snapshot: Snapshot, *, log: str | None, note: str = "") -> None:
-        """Show a snapshot and a log (None: leave it); what has not changed is not sent."""
+    def draw(self, snapshot: Snapshot, *, note: str = "") -> None:
+        """Show a snapshot; what has not changed is not sent."""
         self._state.value = f'<div class="nbddp">{state_line(snapshot)}</div>'
         self._note.value = alarm(snapshot) + note
         self._table.value = f'<div class="nbddp">{rank_table(snapshot.ranks)}</div>'
         self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
-        if log is not None:
-            self._log.value = f'<div class="nbddp">{log}</div>'
         self._controls.draw(snapshot)
 
     def show_chart(self, name: str, png: bytes) -> None:

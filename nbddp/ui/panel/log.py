@@ -1,0 +1,180 @@
+"""The panel's log: lines are appended as they come; one looks at a rank, or for a word, in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import ipywidgets as widgets
+
+from nbddp.record.lines import log_name
+from nbddp.ui.ansi import strip
+from nbddp.ui.panel.html import escape
+from nbddp.ui.panel.loghtml import aside, block, html_rows
+from nbddp.ui.panel.pages import MAX_ROWS, Pages
+from nbddp.ui.tails import Line, Tails
+
+MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
+ALL = -1  # instead of a rank: the logs of all, merged
+MAX_BATCH = 200  # lines that are put on the page at a time; of more the newest
+FIRST = 500  # lines that are shown of what was there before
+
+
+class LogWidgets:
+    """Shows the lines of a cell, in ``root``; drawn from one thread, pressed on another.
+
+    ``on_new`` is given every widget that is made later on.
+    """
+
+    def __init__(self, ranks: Sequence[int], on_new: Callable[[widgets.Widget], None]) -> None:
+        self._choice = _choice(ranks)
+        self._search = widgets.Text(
+            placeholder="lines with ...",
+            continuous_update=True,
+            layout=widgets.Layout(width="150px"),
+        )
+        self._times = widgets.ToggleButton(
+            description="Times", tooltip="Show when each line came", icon="clock-o"
+        )
+        self._hold = widgets.ToggleButton(
+            description="Hold", tooltip="Let no line come or go for now", icon="pause"
+        )
+        self._found, self._earlier, self._now = (_html() for _ in range(3))
+        self._path = _html()
+        self._pages = Pages(self._note_new)
+        self._on_new = on_new
+        self._look: tuple[int, str] | None = None
+        self._seen: tuple[object, ...] = ()
+        self._begin(0)
+        self._grew_at = 0.0
+        self._times.observe(lambda _change: self._show_times(), "value")
+        controls = [self._choice, self._search, self._times, self._hold, self._found]
+        lines = widgets.VBox([self._earlier, self._pages.root, self._now])
+        self.root = widgets.VBox(
+            [
+                _named(widgets.HBox(controls), "nbddp-choice"),
+                _named(widgets.Box([lines]), "nbddp-scroll"),
+                self._path,
+            ]
+        )
+        _named(self.root, "nbddp-logs")
+
+    @property
+    def parts(self) -> tuple[widgets.DOMWidget, widgets.DOMWidget]:
+        """A page that draws these has drawn all that is there at first."""
+        return self._hold, self._now
+
+    @property
+    def looks_at(self) -> tuple[object, ...]:
+        """What is looked at, and how: another value when somebody has chosen."""
+        return self._choice.value, self._search.value, self._hold.value
+
+    def draw(self, tails: Tails, folder: str = "") -> None:
+        """Show what is new; ``folder`` is where the logs are."""
+        seen = (tails.version, *self.looks_at)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        look = (int(self._choice.value), self._search.value.strip().casefold())
+        if look != self._look:
+            self._look = look
+            self._pages.clear()
+            self._begin(max(0, tails.total(self._rank) - MAX_ROWS))
+        elif self._hold.value:
+            return
+        self._extend(tails)
+        self._say(tails, log_path(folder, self._rank))
+
+    def begin_end(self) -> widgets.DOMWidget | None:
+        """What a page has drawn last, if it may not have drawn all yet."""
+        return self._pages.last() if time.monotonic() - self._grew_at < 1.0 else None
+
+    @property
+    def _rank(self) -> int | None:
+        chosen = int(self._choice.value)
+        return None if chosen == ALL else chosen
+
+    @property
+    def _word(self) -> str:
+        return self._look[1] if self._look else ""
+
+    def _begin(self, passed: int) -> None:
+        self._taken = passed  # lines so far, those included that nobody looked at
+        self._read = self._matched = 0
+        self._is_first = True
+
+    def _extend(self, tails: Tails) -> None:
+        total = tails.total(self._rank)
+        new = tails.newest(total - self._taken, self._rank)
+        lost = total - self._taken - len(new)  # in a flood lines go before they are ever seen
+        self._taken = total
+        found = self._matching(new)
+        shown = found[-(FIRST if self._is_first else MAX_BATCH) :]
+        self._read, self._matched = self._read + len(new), self._matched + len(found)
+        gap = 0 if self._is_first else len(found) - len(shown) + lost
+        self._is_first = False
+        rows = [aside(f"… {gap:,} more lines, which came too fast")] if gap else []
+        self._pages.add([*rows, *html_rows(shown, has_times=True)], len(shown) + gap)
+
+    def _matching(self, lines: Sequence[Line]) -> list[Line]:
+        if not self._word:
+            return list(lines)
+        return [line for line in lines if self._word in strip(line.text).casefold()]
+
+    def _say(self, tails: Tails, path: str) -> None:
+        rows = html_rows(self._matching(tails.unended(self._rank)))
+        self._now.value = f'<div class="nbddp">{block(rows)}</div>' if rows else ""
+        self._found.value = _muted(f"{self._matched:,} of {self._read:,} lines") * bool(self._word)
+        earlier = self._taken - (self._read if self._word else self._pages.lines)
+        said = say_earlier(earlier, path, was_searched=not self._word)
+        self._earlier.value = f'<div class="nbddp">{block([aside(said)])}</div>' if said else ""
+        self._path.value = _muted(path)
+
+    def _show_times(self) -> None:
+        act = self.root.add_class if self._times.value else self.root.remove_class
+        act("nbddp-timed")
+
+    def _note_new(self, widget: widgets.Widget) -> None:
+        self._grew_at = time.monotonic()
+        self._on_new(widget)
+
+
+def log_path(folder: str, rank: int | None) -> str:
+    """Where the whole log of a rank is, or of each.
+
+    >>> log_path("runs/a", 1), log_path("runs/a", None)
+    ('runs/a/rank1.log', 'runs/a/rank*.log')
+    """
+    name = "rank*.log" if rank is None else log_name(rank)
+    return f"{folder}/{name}" if folder else name
+
+
+def say_earlier(count: int, path: str, *, was_searched: bool = True) -> str:
+    """A word on lines that are not shown; empty if there are none.
+
+    >>> say_earlier(1234, "rank1.log"), say_earlier(1, "rank*.log", was_searched=False)
+    ('1,234 earlier lines in rank1.log', '1 earlier line not searched, in rank*.log')
+    """
+    if not count:
+        return ""
+    lines = f"{count:,} earlier line{'s' * (count > 1)}"
+    return f"{lines} in {path}" if was_searched else f"{lines} not searched, in {path}"
+
+
+def _choice(ranks: Sequence[int]) -> widgets.ToggleButtons | widgets.Dropdown:
+    options = [("all", ALL), *((f"rank {rank}", rank) for rank in ranks)]
+    kind = widgets.ToggleButtons if len(ranks) <= MAX_TABS else widgets.Dropdown
+    return kind(options=options, value=ALL)
+
+
+def _html() -> widgets.HTML:
+    return widgets.HTML(layout=widgets.Layout(margin="0"))
+
+
+def _muted(text: str) -> str:
+    return f'<div class="nbddp nbddp-muted">{escape(text)}</div>' if text else ""
+
+
+def _named(box: widgets.Box, name: str) -> widgets.Box:
+    box.add_class(name)
+    return box

@@ -1,0 +1,231 @@
+"""The panel's log in a real browser: read, copied and searched while lines come."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import Lab, LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+Picture = Callable[[LabNotebook, str], None]
+
+LOAD = "%reload_ext nbddp"
+RESTART = "%ddp restart --nproc 4"
+PRINT = """%%ddp
+import sys, time, warnings
+warnings.formatwarning = lambda message, kind, *_: f"{kind.__name__}: {message}\\n"
+if rank == 0:
+    warnings.warn("slow disk")
+    print("ERROR no such file", file=sys.stderr)
+for step in range(4000):
+    time.sleep(0.05)
+    print(f"step {step} of rank {rank} {'even' if step % 2 == 0 else 'Odd'}")
+"""
+FLOOD = "%%ddp\nimport time\nfor step in range(400): print(f'line {step}'); time.sleep(0.02)"
+BELOW = "'the cell below'"
+SELECT = """text => {
+  const log = [...document.querySelectorAll('.nbddp-scroll')].at(-1);
+  const walk = document.createTreeWalker(log, NodeFilter.SHOW_TEXT);
+  for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+    const at = node.data.indexOf(text);
+    if (at < 0) continue;
+    const range = document.createRange();
+    range.setStartBefore(node.previousSibling); // the tag
+    range.setEnd(node, at + text.length);
+    window.getSelection().removeAllRanges();
+    window.getSelection().addRange(range);
+    return window.getSelection().toString();
+  }
+}"""
+SELECTED = "window.getSelection().toString()"
+
+
+@pytest.fixture(scope="module")
+def shared(lab: Lab) -> Iterator[LabNotebook]:
+    """One page and one kernel for all tests."""
+    cells = [RESTART, PRINT, BELOW, FLOOD, BELOW]
+    write_notebook(lab.notebooks / "log.ipynb", *cells, LOAD, "%ddp stop")
+    with lab.open("log.ipynb") as notebook:
+        notebook.run(5)
+        notebook.run(2)
+        notebook.run(4)
+        yield notebook
+
+
+@pytest.fixture
+def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
+    """The shared page with new ranks; nothing may have gone wrong on it."""
+    shared.run(0)
+    yield shared
+    shared.run(6)
+    assert shared.problems == []
+
+
+@pytest.fixture
+def printing(notebook: LabNotebook) -> Iterator[LabNotebook]:
+    """Four ranks print until the test is over."""
+    notebook.begin(1)
+    notebook.await_text(1, r"^\[rank 3\] step 12 of rank 3")
+    yield notebook
+    notebook.button("Interrupt").click()
+    notebook.await_idle()
+
+
+def log(notebook: LabNotebook, cell: int = 1) -> Any:
+    """The part of the panel that scrolls."""
+    return notebook.code_cell(cell).locator(".nbddp-scroll")
+
+
+def newest(notebook: LabNotebook) -> int:
+    """The newest step that is shown."""
+    return max(map(int, re.findall(r"step (\d+) of", log(notebook).inner_text())))
+
+
+def await_more(notebook: LabNotebook, steps: int = 20) -> None:
+    """Wait until so many more lines of each rank are there."""
+    goal = newest(notebook) + steps
+    deadline = time.monotonic() + 30
+    while newest(notebook) < goal:
+        assert time.monotonic() < deadline, log(notebook).inner_text()
+        time.sleep(0.05)
+
+
+def place(notebook: LabNotebook, text: str) -> float:
+    """How far below the log's upper edge a line stands."""
+    found = notebook.page.evaluate(
+        """text => {
+          const log = [...document.querySelectorAll('.nbddp-scroll')].at(-1);
+          const walk = document.createTreeWalker(log, NodeFilter.SHOW_TEXT);
+          while (walk.nextNode()) {
+            if (!walk.currentNode.data.includes(text)) continue;
+            const range = document.createRange();
+            range.selectNodeContents(walk.currentNode);
+            return range.getBoundingClientRect().top - log.getBoundingClientRect().top;
+          }
+          return null;
+        }""",
+        text,
+    )
+    assert found is not None, text
+    return float(found)
+
+
+def test_what_is_selected_stays_selected_while_lines_come(printing: LabNotebook) -> None:
+    time.sleep(1.2)  # a page is sent again while it is younger than a second
+    before = printing.page.evaluate(SELECT, "step 3 of rank 2")
+    assert before == "[rank 2] step 3 of rank 2"
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        await_more(printing)
+        assert printing.page.evaluate(SELECTED) == before
+
+
+def test_at_its_end_the_log_follows_and_scrolled_up_it_stays(printing: LabNotebook) -> None:
+    scroll = log(printing)
+    assert scroll.evaluate("it => it.clientHeight") <= 260
+    for _ in range(3):
+        await_more(printing)
+        last = f"step {newest(printing)} of rank"
+        assert 0 <= place(printing, last) <= 260, "the newest line is in view"
+    scroll.hover()
+    printing.page.mouse.wheel(0, -300)
+    printing.page.wait_for_timeout(300)
+    step = newest(printing) - 10
+    at = place(printing, f"step {step} of rank 1")
+    for _ in range(3):
+        await_more(printing)
+        assert place(printing, f"step {step} of rank 1") == pytest.approx(at, abs=1)
+    while scroll.evaluate("it => it.scrollTop") < 0:  # it glides, and lines come meanwhile
+        printing.page.mouse.wheel(0, 10_000)
+        printing.page.wait_for_timeout(100)
+    await_more(printing)
+    assert 0 <= place(printing, f"step {newest(printing)} of rank") <= 260
+
+
+def test_lines_are_found_by_what_they_say_while_the_cell_runs(
+    printing: LabNotebook, picture: Picture
+) -> None:
+    field = printing.code_cell(1).locator("input[type=text]")
+    field.fill("oDD")
+    printing.await_text(1, r"\d+ of [\d,]+ lines$")
+    log(printing).locator("text=even").first.wait_for(state="detached")
+    assert "Odd" in log(printing).inner_text()
+    printing.button("rank 2").click()
+    log(printing).locator("text=rank 1").first.wait_for(state="detached")
+    printing.await_text(1, "^.rank 2. step")
+    await_more(printing)
+    lines = [line for line in log(printing).inner_text().splitlines() if line]
+    assert all(re.fullmatch(r"\[rank 2\] step \d+ of rank 2 Odd", line) for line in lines)
+    picture(printing, "log-filtered")
+    field.fill("nowhere")
+    printing.await_text(1, r"^0 of [\d,]+ lines$")
+    field.fill("")
+    printing.await_text(1, "rank 2 even")
+    assert not re.search(r"of [\d,]+ lines$", printing.text(1), re.MULTILINE)
+
+
+def test_times_are_shown_on_demand_and_the_selection_stays(
+    printing: LabNotebook, picture: Picture
+) -> None:
+    time.sleep(1.2)
+    assert not re.search(r"\d\d:\d\d:\d\d", log(printing).inner_text())
+    before = printing.page.evaluate(SELECT, "step 3 of rank 2")
+    printing.button("Times").click()
+    printing.await_text(1, r"^\d\d:\d\d:\d\d\.\d \[rank 1\] step")
+    assert printing.page.evaluate(SELECTED) == before
+    picture(printing, "log-times")
+    printing.button("Times").click()
+    log(printing).locator(".nbddp-time").first.wait_for(state="hidden")
+
+
+def test_warnings_and_errors_are_tinted_and_the_path_of_the_logs_is_told(
+    printing: LabNotebook, picture: Picture
+) -> None:
+    tint = "it => getComputedStyle(it.closest('[style*=background]')).backgroundColor"
+    warned = log(printing).get_by_text("UserWarning: slow disk")
+    failed = log(printing).get_by_text("ERROR no such file")
+    assert warned.first.evaluate(tint) == "rgba(217, 130, 43, 0.15)"
+    assert failed.first.evaluate(tint) == "rgba(216, 52, 52, 0.15)"
+    printing.await_text(1, r"^\.nbddp/runs/\S+/rank\*\.log$")
+    picture(printing, "log")
+    printing.button("rank 2").click()
+    printing.await_text(1, r"^\.nbddp/runs/\S+/rank2\.log$")
+
+
+def test_a_held_log_stays_as_it_is(printing: LabNotebook) -> None:
+    printing.button("Hold").click()
+    printing.page.wait_for_timeout(500)
+    held = log(printing).inner_text()
+    printing.page.wait_for_timeout(1000)
+    assert log(printing).inner_text() == held
+    printing.button("Hold").click()
+    await_more(printing)
+
+
+def test_the_record_has_a_log_as_high_as_the_panel_and_the_cell_below_does_not_jump(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.begin(3)
+    notebook.await_text(3, r"^\[rank 3\] line 40$")
+    live = log(notebook, 3).evaluate("it => it.offsetHeight")
+    assert live > 200
+    notebook.code_cell(3).locator("input[type=text]").fill("line 7")
+    notebook.await_text(3, r"\d+ of [\d,]+ lines$")
+    notebook.await_idle()
+    kept = notebook.code_cell(3).locator(".nbddp-kept").first
+    assert kept.evaluate("it => it.offsetHeight") == live
+    assert re.search(r"^\[rank \d\] line 398$", notebook.text(3), re.MULTILINE), "all is shown"
+    assert kept.evaluate("it => it.scrollTop") == 0  # of a column-reverse: the end is in view
+    bottom = kept.evaluate("it => it.getBoundingClientRect().bottom")
+    last = kept.locator("pre").evaluate("it => it.getBoundingClientRect().bottom")
+    assert last <= bottom + 1
+    assert re.search(r"^\.nbddp/runs/\S+/rank\*\.log$", notebook.text(3), re.MULTILINE)
+    assert "earlier lines in .nbddp/runs/" in notebook.text(3)
+    picture(notebook, "log-record")
