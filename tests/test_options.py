@@ -61,6 +61,8 @@ def test_a_cell_needs_no_options() -> None:
         ("--backend nccl", "backend", "nccl"),
         ("--gpus 0,1", "gpus", (0, 1)),
         ("--gpus 0-2,5", "gpus", (0, 1, 2, 5)),
+        ("--gpus GPU-8f2a-11,GPU-77", "gpus", ("GPU-8f2a-11", "GPU-77")),
+        ("--gpus MIG-GPU-8f2a/1/0", "gpus", ("MIG-GPU-8f2a/1/0",)),
         ("--ranks 0,2", "ranks", (0, 2)),
         ("--name first", "name", "first"),
         ("--name 'my first'", "name", "my first"),
@@ -163,7 +165,14 @@ def test_a_start_takes_the_options_that_say_how(command: Callable[..., Any]) -> 
             f"argument --timeout: {SECONDS}, got 'soon'",
         ),
         ("--grace 0", f"argument --grace: {SECONDS}, got '0'"),
-        ("--gpus a", "argument --gpus: expected numbers like 0,2 or 0-3, got 'a'"),
+        *(
+            (
+                f"--gpus {text}",
+                "argument --gpus: expected GPUs like 0,2 or 0-3, or names like GPU-8f2a or "
+                f"MIG-3b1c, got {text!r}",
+            )
+            for text in ("a", "0,GPU-8f2a", "GPU-", "MIG-1;rm")
+        ),
         ("--ranks 1,", "argument --ranks: expected numbers like 0,2 or 0-3, got '1,'"),
         ("--ranks=-1", "argument --ranks: expected numbers like 0,2 or 0-3, got '-1'"),
         ("--ranks 3-1", "argument --ranks: expected numbers like 0,2 or 0-3, got '3-1'"),

@@ -64,15 +64,15 @@ def test_nccl_with_a_gpu_for_every_rank_passes(monkeypatch: pytest.MonkeyPatch) 
     GroupSpec(nproc=1, backend="nccl", gpus=(1,)).check_gpus()
 
 
-@pytest.mark.parametrize("gpus", [None, (0,)])
+@pytest.mark.parametrize("gpus", [None, (0,), (0, 0), ("GPU-8f2a",)])
 def test_nccl_with_too_few_gpus_is_refused_with_their_number(
-    monkeypatch: pytest.MonkeyPatch, gpus: tuple[int, ...] | None
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[int | str, ...] | None
 ) -> None:
     pretend_gpus(monkeypatch, 1)
     with pytest.raises(RequestError) as caught:
         GroupSpec(nproc=2, backend="nccl", gpus=gpus).check_gpus()
     assert str(caught.value) == (
-        "backend nccl needs a GPU for every rank: 2 ranks, 1 GPUs; "
+        "backend nccl needs a GPU for every rank: 2 ranks, 1 GPU; "
         "use --backend gloo, or fewer ranks"
     )
 
@@ -114,6 +114,15 @@ def test_gpus_win_over_the_kernels_choice_and_a_variable_wins_over_both(
     assert GroupSpec().environment()[key] == "7"
     assert GroupSpec(gpus=(0, 2)).environment()[key] == "0,2"
     assert GroupSpec(gpus=(0, 2), env={key: "3"}).environment()[key] == "3"
+
+
+def test_of_mig_devices_each_rank_sees_its_own() -> None:
+    key, names = "CUDA_VISIBLE_DEVICES", ("MIG-a", "MIG-b")
+    spec = GroupSpec(nproc=3, gpus=names)
+    assert [spec.environment(rank)[key] for rank in range(3)] == ["MIG-a", "MIG-b", "MIG-a"]
+    spec = GroupSpec(nproc=2, gpus=("GPU-a", "GPU-b"))
+    assert [spec.environment(rank)[key] for rank in range(2)] == ["GPU-a,GPU-b"] * 2
+    assert GroupSpec(gpus=()).environment()[key] == ""
 
 
 def test_ranks_begin_in_the_kernels_folder_or_at_home_when_that_is_gone(

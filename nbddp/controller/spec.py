@@ -33,7 +33,8 @@ class GroupSpec:
     Attributes:
         nproc: ranks on this machine, 1 to 128.
         backend: ``auto`` (NCCL when there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
-        gpus: which GPUs the ranks see, as in ``CUDA_VISIBLE_DEVICES``; None for all.
+        gpus: which GPUs the ranks see, as in ``CUDA_VISIBLE_DEVICES``: numbers, UUIDs or names of
+            MIG devices; None for all. Of MIG devices each rank sees one: CUDA takes no more.
         timeout: seconds after which a collective gives up.
         env: variables that win over the kernel's environment.
         threads: threads per rank for torch's operators; 0 for cores / ranks.
@@ -47,7 +48,7 @@ class GroupSpec:
 
     nproc: int = 2
     backend: str = "auto"
-    gpus: tuple[int, ...] | None = None
+    gpus: tuple[int | str, ...] | None = None
     timeout: float = 1800.0
     env: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0
@@ -84,22 +85,25 @@ class GroupSpec:
         if self.backend != "nccl":
             return
         torch = importlib.import_module("torch")
-        found = torch.cuda.device_count() if self.gpus is None else len(self.gpus)
+        found = torch.cuda.device_count() if self.gpus is None else len(set(self.gpus))
         if found < self.nproc:
             raise RequestError(
-                f"backend nccl needs a GPU for every rank: {self.nproc} ranks, {found} GPUs; "
-                "use --backend gloo, or fewer ranks"
+                f"backend nccl needs a GPU for every rank: {self.nproc} ranks, "
+                f"{found} {'GPU' if found == 1 else 'GPUs'}; use --backend gloo, or fewer ranks"
             )
 
     def threads_per_rank(self) -> int:
         """As asked, or the cores shared out, at least 1."""
         return self.threads or max(1, _cores() // self.nproc)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, rank: int = 0) -> dict[str, str]:
         """The kernel's environment as it is now, with what was asked for on top."""
         env = dict(os.environ)
         if self.gpus is not None:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in self.gpus)
+            shown = [str(gpu) for gpu in self.gpus]
+            if shown and all(name.startswith("MIG-") for name in shown):
+                shown = [shown[rank % len(shown)]]
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(shown)
         return env | dict(self.env)
 
     def cwd(self) -> Path:
@@ -136,7 +140,7 @@ class GroupSpec:
             secret=link.secret,
             log_path="",
             kernel_pid=os.getpid(),
-            env=self.environment() | {"NBDDP_STRUCK": ";".join(sorted(struck))},
+            env={},
             sys_path=list(sys.path),
             cwd=str(self.cwd()),
             backend=self.backend,
@@ -146,8 +150,14 @@ class GroupSpec:
             run_id=folder.path.name,
             colors=colors,
         )
+        known = {"NBDDP_STRUCK": ";".join(sorted(struck))}
         return [
-            replace(common, topology=place, log_path=str(folder.log(place.rank)))
+            replace(
+                common,
+                topology=place,
+                log_path=str(folder.log(place.rank)),
+                env=self.environment(place.rank) | known,
+            )
             for place in Topology.local(self.nproc, master_port=link.free_port)
         ]
 

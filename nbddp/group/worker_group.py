@@ -33,7 +33,7 @@ class WorkerGroup:
     Args:
         nproc: ranks, 1 to 128.
         backend: ``auto`` (NCCL when there is a GPU for every rank, else Gloo), ``gloo``, ``nccl``.
-        gpus: which GPUs the ranks see; None for all.
+        gpus: which GPUs the ranks see, by number, UUID or MIG name; None for all.
         timeout: seconds after which a collective gives up.
         env: variables that win over this process's environment.
         threads: threads per rank for torch's operators; 0 for cores / ranks.
@@ -58,7 +58,7 @@ class WorkerGroup:
         nproc: int = 2,
         *,
         backend: str = "auto",
-        gpus: Sequence[int] | None = None,
+        gpus: Sequence[int | str] | None = None,
         timeout: float = 1800.0,
         env: Mapping[str, str] | None = None,
         threads: int = 0,

@@ -17,6 +17,7 @@ from nbddp.errors import RequestError, say_ranks
 
 YEAR = 365 * 86400
 MAX_NUMBER = 9999  # a typing error must not make a list of a billion
+_GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
 
 _START = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
 
@@ -65,6 +66,19 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def gpus(text: str) -> tuple[int | str, ...]:
+    """GPUs as CUDA names them: numbers and ranges, or UUIDs and MIG devices, but not both."""
+    parts = tuple(dict.fromkeys(text.split(",")))
+    if all(_GPU_NAME.fullmatch(part) for part in parts):
+        return parts
+    try:
+        return numbers(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(
+            f"expected GPUs like 0,2 or 0-3, or names like GPU-8f2a or MIG-3b1c, got {text!r}"
+        ) from None
+
+
 def names(text: str) -> tuple[str, ...]:
     """Python names with commas between them."""
     found = tuple(part.strip() for part in text.split(","))
@@ -101,7 +115,12 @@ _START_ARGUMENTS = (
         choices=BACKENDS,
         help="collectives: auto takes nccl when there is a GPU for every rank, else gloo",
     ),
-    argument("--gpus", type=numbers, metavar="0,1", help="GPUs that the ranks may use"),
+    argument(
+        "--gpus",
+        type=gpus,
+        metavar="0,1",
+        help="GPUs that the ranks may use: numbers, UUIDs or MIG devices",
+    ),
     argument("--name", metavar="NAME", help="part of the run folder's name"),
     argument(
         "--timeout",

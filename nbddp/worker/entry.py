@@ -54,8 +54,9 @@ from nbddp.worker.keyboard import refuse_typing
 from nbddp.worker.loaders import let_loaders_begin_anew
 from nbddp.worker.mailing import Mailer
 from nbddp.worker.meters import Meters
+from nbddp.worker.nccl import let_live
 from nbddp.worker.orphans import watch_kernel
-from nbddp.worker.process_group import ProcessGroup
+from nbddp.worker.process_group import ProcessGroup, say_shared
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell
@@ -123,6 +124,7 @@ def _settle(start: RankStart) -> None:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             os.environ.setdefault(name, loopback)  # else they listen on every interface
+    let_live()
     dist.set_debug_level_from_env()  # torch has read TORCH_DISTRIBUTED_DEBUG before we were forked
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
@@ -209,6 +211,8 @@ class Rank:
         if start.joins_group:
             self._group.form(0)
             self._group.settle()
+        ranks = start.topology.local_world_size
+        self._say(say_shared(start.backend, self._group.backend, self._group.device, ranks))
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
         self._mailer.post(self._pulse.look())
         self._pulse.start()
@@ -374,7 +378,7 @@ class Rank:
 
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""
-        if self._place.rank == 0:
+        if line and self._place.rank == 0:
             text = f"nbddp: {line}"
             self._mailer.post(Display(cell=0, data={"text/plain": text}, metadata={}))
 

@@ -18,6 +18,7 @@ from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
 from nbddp.worker.flight_recorder import Collective, newest_collective
+from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.rendezvous import Rendezvous
 from nbddp.worker.sockets import have_room_for
@@ -161,7 +162,7 @@ class ProcessGroup:
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
         if self.backend == "nccl" and dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()
+            abort_groups()
         self._dialing.answer_for_absent(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
 
@@ -208,3 +209,22 @@ def choose_backend(asked: str, local_world_size: int) -> str:
     if asked != "auto":
         return asked
     return "nccl" if torch.cuda.device_count() >= local_world_size else "gloo"
+
+
+def say_shared(asked: str, backend: str, device: torch.device, ranks: int) -> str:
+    """What the user must know who asked for no backend and has more ranks than GPUs; or nothing.
+
+    Args:
+        asked: the backend that was asked for.
+        backend: the one that there is.
+        device: this rank's.
+        ranks: those of this machine.
+    """
+    if asked != "auto" or backend != "gloo" or device.type != "cuda":
+        return ""
+    gpus = torch.cuda.device_count()
+    shared = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}"
+    return (
+        f"{ranks} ranks share {shared}: collectives go over Gloo, by way of the CPU, "
+        "and send and recv take no tensor that is on a GPU (`.cpu()` first)"
+    )

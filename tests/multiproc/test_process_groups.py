@@ -397,3 +397,13 @@ def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: Worker
             "if rank == 0: dist.destroy_process_group()\nelse: dist.all_reduce(x)"
         )
     group.run("dist.barrier()")
+
+
+def test_nccls_guards_end_no_rank_and_the_users_word_wins(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    asked = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
+    group = make_group(2, env=asked)
+    read = "[os.environ[f'TORCH_NCCL_{n}'] for n in ('ASYNC_ERROR_HANDLING', 'ENABLE_MONITORING')]"
+    group.run("import os")
+    assert group.pull(read) == [["2", "1"]] * 2

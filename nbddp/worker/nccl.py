@@ -1,0 +1,68 @@
+"""What NCCL may do to a rank: its groups are ended in parallel, and it never ends the process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
+
+# As ProcessGroupNCCL.hpp has them. A rank is warm: who ends it is the controller, once it has said
+# why, and what NCCL would write as its last word is there as the failure of a cell.
+LETS_LIVE = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # CleanUpOnly: give a group up, but not the process
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # no monitor that kills when the watchdog is held up
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # an assert on the GPU is an error in Python, too
+}
+PATIENCE = 3.0  # seconds for all groups together
+
+
+class Abortable(Protocol):
+    """A process group, as far as it is ended here."""
+
+    def abort(self) -> None:
+        """Give up whatever waits in it."""
+
+
+def let_live() -> None:
+    """Keep NCCL's watchdog from ending this process; what the user has set stays."""
+    for name, value in LETS_LIVE.items():
+        os.environ.setdefault(name, value)
+
+
+def abort_groups() -> None:
+    """End all waits in process groups of this rank; it leaves them behind.
+
+    What torch itself does for all of them goes one by one: a group whose abort does not return
+    would hold up the others, and the thread that is to hear of the next interrupt.
+    """
+    module = dist.distributed_c10d
+    if abort_all(list(module._world.pg_names), PATIENCE) and dist.is_initialized():
+        module._abort_process_group()  # nothing is left to be waited for: it forgets them
+
+
+def abort_all(groups: Iterable[Abortable], patience: float) -> bool:
+    """Abort groups at the same time; tell whether all have returned."""
+    threads = [
+        threading.Thread(target=_abort, args=[group], name="nbddp-abort", daemon=True)
+        for group in groups
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + patience
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)
+
+
+def _abort(group: Abortable) -> None:
+    try:
+        group.abort()
+    except RuntimeError as error:  # a backend that has none, beside NCCL's
+        logger.info("a process group could not be aborted: %s", error)

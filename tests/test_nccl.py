@@ -1,0 +1,91 @@
+"""NCCL in a warm rank, as far as that can be tried without a GPU: no end, no wait that stays."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from nbddp.worker.nccl import LETS_LIVE, abort_all, abort_groups, let_live
+
+HEADER = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+
+
+class Group:
+    """What can be aborted, at once, never, or not at all."""
+
+    def __init__(self, *, waits_for: threading.Event | None = None, error: str = "") -> None:
+        self.was_aborted = threading.Event()
+        self._waits_for = waits_for
+        self._error = error
+
+    def abort(self) -> None:
+        if self._error:
+            raise RuntimeError(self._error)
+        if self._waits_for is not None:
+            self._waits_for.wait()
+        self.was_aborted.set()
+
+
+def test_groups_are_aborted_at_the_same_time() -> None:
+    second = Group()
+    first = Group(waits_for=second.was_aborted)  # as two communicators of one GPU may
+    assert abort_all([first, second], patience=30.0)
+    assert first.was_aborted.is_set()
+
+
+def test_a_group_that_does_not_return_holds_up_no_other() -> None:
+    never = threading.Event()
+    stuck, free = Group(waits_for=never), Group()
+    assert not abort_all([stuck, free], patience=0.2)
+    assert free.was_aborted.is_set()
+    never.set()
+
+
+def test_a_backend_that_cannot_abort_is_left_out() -> None:
+    last = Group()
+    assert abort_all([Group(error="Backend does not support abort"), last], patience=30.0)
+    assert last.was_aborted.is_set()
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """A process group of this process alone, and a second one."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.new_group([0])
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world")
+def test_all_groups_of_a_rank_are_aborted_and_forgotten() -> None:
+    assert len(dist.distributed_c10d._world.pg_names) == 2
+    abort_groups()
+    assert not dist.is_initialized()
+
+
+def test_nccls_own_guards_end_no_rank_unless_the_user_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in LETS_LIVE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    let_live()
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+    assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
+    assert os.environ["TORCH_NCCL_ENABLE_MONITORING"] == "1"
+
+
+@pytest.mark.skipif(not HEADER.exists(), reason="this torch ships no headers")
+def test_torch_knows_these_variables_and_what_2_means() -> None:
+    source = HEADER.read_text()
+    assert all(f'"{name}"' in source for name in LETS_LIVE)
+    assert "CleanUpOnly = 2" in source
+    assert "SHOULD_TEAR_DOWN(a) (a != NoHandling && a != CleanUpOnly)" in source

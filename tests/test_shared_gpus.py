@@ -1,0 +1,35 @@
+"""What is said where ranks share GPUs: in one line, what Gloo cannot do there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nbddp.worker.process_group import choose_backend, say_shared
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "begins"),
+    [(2, 1, "2 ranks share 1 GPU: "), (4, 3, "4 ranks share 3 GPUs: ")],
+)
+def test_auto_takes_gloo_and_says_what_it_cannot_do(
+    ranks: int, gpus: int, begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    backend = choose_backend("auto", ranks)
+    assert say_shared("auto", backend, GPU, ranks) == begins + (
+        "collectives go over Gloo, by way of the CPU, and send and recv take no tensor that is on "
+        "a GPU (`.cpu()` first)"
+    )
+
+
+def test_who_has_a_gpu_each_or_none_or_asked_for_gloo_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_backend("auto", 2) == "nccl"
+    assert say_shared("auto", "nccl", GPU, 2) == ""
+    assert say_shared("gloo", "gloo", GPU, 4) == ""
+    assert say_shared("auto", "gloo", torch.device("cpu"), 4) == ""
