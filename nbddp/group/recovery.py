@@ -59,6 +59,22 @@ class Recovery:
         self._times_ended = self._session.times_ended
         return self._recover(self._run_shown(request), request, max_restarts=max_restarts)
 
+    def run_again(self, request: CellRequest, *, max_restarts: int) -> CellResult:
+        """After a failure, as the user asks: restart, replay, and run the cell in the same view."""
+        deeds = (*self._session.deeds, *self._session.undone)
+        self._note("restarting the ranks, to run it again ...")
+        try:
+            with self._keeping_curves():
+                failed = self.replay(deeds, restart=lambda: self._session.restart(is_recovery=True))
+        except BaseException:
+            self._note("not run again: the restart or the replay did not come to its end")
+            raise
+        self._session.whereabouts.end_recovery(is_taken_up=failed is None)
+        if failed is not None:
+            self._note(f"not run again: {FAILED}")
+            return failed
+        return self.run_with_restarts(replace(request, is_again=True), max_restarts=max_restarts)
+
     def begin(self, request: CellRequest) -> CellHandle:
         """Hand a cell to the ranks and return at once; :meth:`follow` shows it."""
         self._times_ended = self._session.times_ended

@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.group.recovery import Recovery
+from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
 from nbddp.magics.options import check_unchanged
@@ -86,9 +87,26 @@ class Desk:
         self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
     ) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
-        result = self._recovery(quiet=quiet).run_with_restarts(request, max_restarts=max_restarts)
+        recovery = self._recovery(quiet=quiet)
+        result = recovery.run_with_restarts(request, max_restarts=max_restarts)
+        self._offer_again(result, recovery, request, max_restarts=max_restarts)
         self._raise_for_failure(result)
         return result
+
+    def _offer_again(
+        self, result: CellResult, recovery: Recovery, request: CellRequest, *, max_restarts: int
+    ) -> None:
+        """After a failure: buttons for what can be done about it."""
+
+        def conclude(result: CellResult) -> None:
+            self._offer_again(result, recovery, request, max_restarts=max_restarts)
+            if not self.views.has_record:
+                self._raise_for_failure(result)
+
+        verdict = result.verdict
+        if verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
+            again = Again(self, recovery, request, max_restarts=max_restarts, conclude=conclude)
+            self.views.offer(restart=again.restart, run_again=again.run_again)
 
     def _recovery(self, *, quiet: bool) -> Recovery:
         return self.group.recovery(
@@ -120,6 +138,7 @@ class Desk:
 
         def follow() -> CellResult:
             result = recovery.follow(handle, max_restarts=max_restarts)
+            self._offer_again(result, recovery, request, max_restarts=max_restarts)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
             return result

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.display import publish_display_data
+from IPython.display import clear_output, publish_display_data
 
 from nbddp.controller.session import Session
 from nbddp.record.finished import RecordedCell, RecordedRun
@@ -19,6 +19,7 @@ from nbddp.ui.text.status import status
 from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
+    from nbddp.ui.panel.aftermath import Aftermath
     from nbddp.ui.panel.view import PanelView
 
 
@@ -38,6 +39,7 @@ class Views:
         self._shell = shell
         self._last: View | None = None
         self._announced: PanelView | None = None
+        self._aftermath: Aftermath | None = None
 
     @property
     def has_record(self) -> bool:
@@ -46,6 +48,7 @@ class Views:
 
     def view(self, session: Session, *, quiet: bool) -> View:
         """A new one, for a cell that begins."""
+        self._take_back_offer()
         announced, self._announced = self._announced, None
         self._last = view = announced or self._new(session, quiet=quiet)
         return view
@@ -65,6 +68,26 @@ class Views:
                 self._announced = None
                 view.withdraw()
             raise
+
+    def offer(self, *, restart: Callable[[], str], run_again: Callable[[], str]) -> None:
+        """Show, under a record, buttons for what can be done after a failure."""
+        if self.has_record and hasattr(self._shell, "kernel"):
+            from nbddp.ui.panel.aftermath import Aftermath
+
+            self._take_back_offer()
+            self._aftermath = Aftermath(self._shell.kernel, restart=restart, run_again=run_again)
+            self._aftermath.publish()
+
+    def start_over(self) -> None:
+        """The last cell runs again: what it has shown goes, as if it were run by hand."""
+        clear_output(wait=True)
+        if self._last is not None:
+            self._last.start_over()
+
+    def _take_back_offer(self) -> None:
+        aftermath, self._aftermath = self._aftermath, None
+        if aftermath is not None:
+            aftermath.withdraw()
 
     def _new(self, session: Session, *, quiet: bool) -> View:
         if quiet or not self.shows_panels:

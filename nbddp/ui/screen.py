@@ -48,6 +48,9 @@ class View(Protocol):
     def note(self, text: str) -> None:
         """Say what is done about the failure that it has shown."""
 
+    def start_over(self) -> None:
+        """The output was cleared: what comes now is shown at its top."""
+
 
 class StreamScreen:
     """A screen that is a text stream: rich things are shown as their text."""

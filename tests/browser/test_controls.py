@@ -23,6 +23,16 @@ for step in nbddp.track(range(2000)):
         print("step", step)
 """
 
+LUCK = """%%ddp
+import time
+from pathlib import Path
+for step in nbddp.track(range(30)):
+    time.sleep(0.05)
+    nbddp.log(step=step, loss=base / (step + 1))
+    if step == 25 and rank == 1 and not Path("luck").exists():
+        raise ValueError("no luck")
+print("through", base)
+"""
 SHORT = """%%ddp
 import time
 print("early")
@@ -111,3 +121,52 @@ def test_a_cell_that_starts_the_ranks_says_so_at_once(lab: Lab) -> None:
         assert said[0] == "starting 4 ranks ..."
         assert said[-1].startswith("done on ranks 0-3 · ")
         assert notebook.problems == []
+
+
+def test_after_a_failure_the_cell_can_be_run_again_by_a_button(lab: Lab, picture: Picture) -> None:
+    cells = [START, "%%ddp\nbase = 3", LUCK, "%%ddp --quiet\nbase"]
+    write_notebook(lab.notebooks / "luck.ipynb", *cells)
+    with lab.open("luck.ipynb") as notebook:
+        for cell in (0, 1, 2):
+            notebook.run(cell)
+        notebook.await_text(2, "^failed on rank 1 · ")
+        notebook.button("Restart and run again").scroll_into_view_if_needed()
+        picture(notebook, "failed")
+        notebook.button("Restart and run again").click()
+        notebook.await_text(2, "^running a cell · ")
+        notebook.await_text(2, r"^failed on rank 1 after 1 restart, [\s\S]*^attempt 1: ")
+        notebook.await_idle()
+        (lab.notebooks / "luck").touch()
+        notebook.button("Restart and run again").click()
+        notebook.await_text(2, "^done on ranks 0-1 after 2 restarts, ")
+        notebook.await_text(2, r"^\[rank 1\] through 3$")  # base was there again
+        picture(notebook, "run-again")
+        notebook.await_idle()
+        assert "more above" not in notebook.text(2)
+        assert notebook.button("Restart and run again").count() == 0
+        notebook.run(3)
+        assert notebook.text(3) == "Out [ranks 0-1] 3"
+        assert notebook.problems == []
+
+
+def test_after_a_failure_the_ranks_can_be_started_anew_by_a_button(
+    lab: Lab, picture: Picture
+) -> None:
+    fails = "%%ddp\nkept = 1\nraise ValueError"
+    write_notebook(lab.notebooks / "anew.ipynb", START, fails, "%%ddp --quiet\nkept")
+    with lab.open("anew.ipynb") as notebook:
+        notebook.run(0)
+        notebook.run(1)
+        notebook.press_twice("Restart")
+        notebook.await_text(1, "^the ranks were started anew: attempt 2$")
+        picture(notebook, "anew")
+        notebook.save()
+        notebook.run(2)
+        assert "NameError: name 'kept' is not defined" in notebook.text(2)
+        assert notebook.button("Restart").count() == 0  # another cell has run
+        assert notebook.problems == []
+    with lab.open("anew.ipynb") as notebook:  # saved with the buttons, without their kernel
+        notebook.await_text(1, "^failed on ")
+        notebook.page.wait_for_timeout(1000)
+        picture(notebook, "anew-reopened")
+        assert "model not found" not in notebook.code_cell(1).inner_text()

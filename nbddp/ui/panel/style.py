@@ -18,6 +18,10 @@ SHEET = f"""<style>
   line-height: 1.45; color: inherit; overflow-x: auto; }}
 .nbddp .widget-html-content, .nbddp.widget-html > .widget-html-content {{ line-height: 1.45; }}
 .jp-OutputArea-child:has(.nbddp) + .jp-OutputArea-child:has(.nbddp-fallback) {{ display: none; }}
+.jp-OutputArea-child:has(.nbddp)
+  ~ .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(> .jupyter-widgets > *)) {{
+  display: none; }}
+.nbddp-aftermath {{ align-items: center; overflow: visible; }}
 .nbddp-muted {{ opacity: .65; }}
 .nbddp-state {{ font-weight: 600; }}
 .nbddp-dot {{ display: inline-block; width: .6em; height: .6em; border-radius: 50%;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from IPython.display import publish_display_data
 from ipywidgets import Widget
@@ -18,6 +18,7 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.agreement import agreeing
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
+from nbddp.ui.panel.attempts import Attempt
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.controls import Press
 from nbddp.ui.panel.fallback import Fallback
@@ -27,7 +28,6 @@ from nbddp.ui.panel.pages import MAX_ROWS
 from nbddp.ui.panel.record import (
     Chart,
     Record,
-    attempt_html,
     going_on_html,
     record_html,
     record_text,
@@ -56,25 +56,6 @@ NO_WIDGETS = (
     "nbddp: this page cannot show the live panel; the record comes when the cell is over, "
     "and `%ddp view text` prints everything as it comes"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """An attempt that failed; the next one began at ``over_at``."""
-
-    handle: CellHandle
-    over_at: float
-
-    @property
-    def seconds_lost(self) -> float:
-        """From the failure until the next attempt."""
-        verdict = self.handle.result.verdict if self.handle.result else None
-        return self.over_at - verdict.first.at if verdict else 0.0
-
-    def html(self) -> str:
-        """The attempt, folded."""
-        result = self.handle.result
-        return attempt_html(self.handle.attempt, result) if result else ""
 
 
 class PanelView:
@@ -107,7 +88,7 @@ class PanelView:
         self._display_id = f"nbddp-{uuid.uuid4().hex}"
         self._is_published = False
         self._fallback = Fallback()
-        self._before: list[_Attempt] = []
+        self._before: list[Attempt] = []
         self._stale: list[PanelWidgets] = []  # on pages that see no other output
         self._shown: CellHandle | None = None
         self._seen: tuple[object, ...] = ()
@@ -121,7 +102,7 @@ class PanelView:
     def take_over(self, before: View) -> None:
         """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
         if isinstance(before, PanelView) and before._shown is not None:
-            self._before = [*before._before, _Attempt(before._shown, time.time())]
+            self._before = [*before._before, Attempt(before._shown, time.time())]
             self.tails = before.tails
             self._display_id, self._is_published = before._display_id, before._is_published
             self._fallback, self._stale = before._fallback, before._stale
@@ -130,6 +111,10 @@ class PanelView:
         """Say in the place of the panel, which is over, what is done about its failure."""
         self.tails.say(text)
         self.announce(text)
+
+    def start_over(self) -> None:
+        """The output was cleared: nothing is there to be replaced."""
+        self._is_published, self._fallback = False, Fallback()
 
     def announce(self, text: str) -> None:
         """Say in the place of the panel, which is still to come, what goes on."""

@@ -1,0 +1,62 @@
+"""After a failure: what the buttons under its record do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nbddp.errors import NbddpError
+from nbddp.group.recovery import Recovery
+from nbddp.record.cell import CellRequest, CellResult
+
+if TYPE_CHECKING:
+    from nbddp.magics.desk import Desk
+
+
+class Again:
+    """A cell that failed, and what may be done about it.
+
+    Args:
+        desk: of the notebook.
+        recovery: ran the cell, and knows its views.
+        request: the cell.
+        max_restarts: as the cell was asked to run.
+        conclude: told what came of it this time.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        recovery: Recovery,
+        request: CellRequest,
+        *,
+        max_restarts: int,
+        conclude: Callable[[CellResult], None],
+    ) -> None:
+        self._desk = desk
+        self._recovery = recovery
+        self._request = request
+        self._max_restarts = max_restarts
+        self._conclude = conclude
+
+    def restart(self) -> str:
+        """Start the ranks anew; what to say of it."""
+        return self._try(lambda: self._desk.make_ready(self._desk.group.spec, fresh=True))
+
+    def run_again(self) -> str:
+        """Start them anew, replay, and run the cell once more."""
+        return self._try(self._run_again)
+
+    def _run_again(self) -> None:
+        self._desk.views.start_over()
+        result = self._recovery.run_again(self._request, max_restarts=self._max_restarts)
+        self._conclude(result)
+
+    def _try(self, act: Callable[[], None]) -> str:
+        try:
+            act()
+        except NbddpError as error:
+            return str(error)
+        except KeyboardInterrupt:
+            return "interrupted"
+        return f"the ranks were started anew: attempt {self._desk.group.life.attempt}"

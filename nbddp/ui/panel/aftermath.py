@@ -1,0 +1,115 @@
+"""Buttons under the record of a cell that failed: what can be done about it while the kernel lives.
+
+They are pressed between cells and answered by the kernel itself, which knows then of no cell. So
+all that comes of a press is shown as if the cell that failed went on.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import uuid
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import ipywidgets as widgets
+from IPython.display import publish_display_data
+
+from nbddp.ui.panel.html import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RESTART, RUN_AGAIN = "Restart", "Restart and run again"
+_TIPS = {
+    RESTART: "Start the ranks anew; their names are lost. Press twice",
+    RUN_AGAIN: "Start the ranks anew, do again the cells that had gone well, and then this one",
+}
+_ICONS = {RESTART: "refresh", RUN_AGAIN: "step-forward"}
+Deed = Callable[[], str]
+
+
+class Aftermath:
+    """A row of two buttons; to be made and published in the cell that failed.
+
+    Args:
+        kernel: in which the cell ran.
+        restart: starts the ranks anew, and returns what to say of it.
+        run_again: does all of it again; it may show the cell again, which takes this row away.
+    """
+
+    def __init__(self, kernel: Any, *, restart: Deed, run_again: Deed) -> None:
+        self._kernel = kernel
+        self._cell: dict[str, Any] = kernel.get_parent("shell")
+        self._context = contextvars.copy_context()
+        self._display_id = f"nbddp-{uuid.uuid4().hex}"
+        self._is_there = False
+        self._asks = False
+        self._restart, self._run_again = _button(RESTART), _button(RUN_AGAIN)
+        self._said = widgets.HTML()
+        self._row = widgets.HBox([self._restart, self._run_again, self._said])
+        self._row.add_class("nbddp-aftermath")
+        self._restart.on_click(lambda _: self._ask_or(restart))
+        self._run_again.on_click(lambda _: self._do(run_again))
+
+    def publish(self) -> None:
+        """Show it; a page without widgets shows nothing."""
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._row.model_id}
+        bundle = {"application/vnd.jupyter.widget-view+json": view, "text/plain": ""}
+        publish_display_data(bundle, transient={"display_id": self._display_id})
+        self._is_there = True
+
+    def withdraw(self) -> None:
+        """Take it away: another cell runs."""
+        if self._is_there:
+            self._is_there = False
+            empty = {"text/html": "", "text/plain": ""}
+            self._context.copy().run(
+                publish_display_data, empty, transient={"display_id": self._display_id}, update=True
+            )
+            for each in (self._restart, self._run_again, self._said, self._row):
+                each.close()
+
+    def _ask_or(self, restart: Deed) -> None:
+        if self._asks:
+            self._do(restart)
+        self._show_question(not self._asks)
+
+    def _show_question(self, asks: bool) -> None:  # noqa: FBT001 - the one thing it is told
+        self._asks = asks
+        self._restart.description = f"{RESTART}?" if asks else RESTART
+        (self._restart.add_class if asks else self._restart.remove_class)("nbddp-asks")
+
+    def _do(self, deed: Deed) -> None:
+        self._restart.disabled = self._run_again.disabled = True
+        self._say("restarting the ranks ...")
+        said = self._context.copy().run(self._as_cell, deed)
+        if self._is_there:
+            self._say(said)
+            self._restart.disabled = self._run_again.disabled = False
+
+    def _as_cell(self, deed: Deed) -> str:
+        with self._cell_goes_on():
+            return deed()
+
+    @contextmanager
+    def _cell_goes_on(self) -> Iterator[None]:
+        """What is shown belongs to the cell: in older kernels a context does not say so."""
+        pressed = self._kernel.get_parent("shell")
+        self._kernel.set_parent([], self._cell, "shell")
+        try:
+            yield
+        finally:
+            self._kernel.set_parent([], pressed, "shell")
+
+    def _say(self, text: str) -> None:
+        self._said.value = f'<div class="nbddp nbddp-muted" role="status">{escape(text)}</div>'
+
+
+def _button(label: str) -> widgets.Button:
+    return widgets.Button(
+        description=label,
+        tooltip=_TIPS[label],
+        icon=_ICONS[label],
+        layout=widgets.Layout(width="auto"),
+    )
