@@ -8,6 +8,7 @@ Jupyter's interrupt, and tells a rank nothing of the kernel's ``__main__``.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -23,16 +24,26 @@ from multiprocessing import (
     util,
 )
 from multiprocessing.context import set_spawning_popen
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from nbddp.controller.sockets_folder import SocketsFolder
 from nbddp.descendants import children, descendants
-from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL
+from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL, TOUCHED
+
+logger = logging.getLogger(__name__)
 
 PRELOAD = ["nbddp.worker.apart", "nbddp.worker.preload", __name__]
 _naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares
+
+
+class CudaTouchedError(RuntimeError):
+    """What is forked from the helper cannot use a GPU."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(f"CUDA was touched in the one that was there, by {who}")
 
 
 class Forkserver:
@@ -46,8 +57,8 @@ class Forkserver:
         self._lock = threading.Lock()
         self._growing = threading.Lock()
         self._server = _Server()
+        self._retired: list[_Server] = []
         self._has_grown = False
-        self._folder = SocketsFolder()
 
     @property
     def pid(self) -> int | None:
@@ -71,6 +82,8 @@ class Forkserver:
                     try:
                         self._ensure_running()
                         self._import_next_part()
+                    except CudaTouchedError:
+                        return  # the next rank will be forked from another one
                     except (EOFError, OSError):
                         if server.is_closing:
                             return
@@ -78,14 +91,35 @@ class Forkserver:
             self._has_grown = True
 
     def fork(self, target: Callable[[Any], None], argument: Any, name: str) -> RankProcess:
-        """Fork a process from the helper that runs ``target(argument)``."""
+        """Fork a process from the helper that runs ``target(argument)``.
+
+        Raises:
+            CudaTouchedError: in a new helper, too.
+        """
         with self._lock:
-            self._ensure_running()
-            with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
-                child = RankProcess(self._server, target, argument, name)
-            child.start()
+            try:
+                child = self._start(target, argument, name)
+            except CudaTouchedError as error:
+                logger.warning("ranks are forked from a new helper: %s", error)
+                self._replace()
+                child = self._start(target, argument, name)
         _keep_from_multiprocessing(child)
         return child
+
+    def _start(self, target: Callable[[Any], None], argument: Any, name: str) -> RankProcess:
+        self._ensure_running()
+        with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
+            child = RankProcess(self._server, target, argument, name)
+        child.start()
+        return child
+
+    def _replace(self) -> None:
+        """Have a new helper, which imports no more than it must; ranks of the old one live on."""
+        if self._server.ranks:
+            self._retired.append(self._server)
+        else:
+            self._end(self._server)
+        self._server, self._has_grown = _Server(), True
 
     def orphans(self) -> list[psutil.Process]:
         """What ranks that are gone left behind: the helper inherits it, on Linux."""
@@ -105,14 +139,22 @@ class Forkserver:
         self._kill()  # frees whoever holds the lock and waits for it
         with self._lock:
             self._kill()  # it was just being started
-            with suppress(FileNotFoundError):  # it has taken its folder away itself
-                self._server._stop()  # type: ignore[attr-defined]
-            self._server, self._has_grown = _Server(), False
-            self._folder.close()
+            for server in (self._server, *self._retired):
+                self._end(server)
+            self._server, self._has_grown, self._retired = _Server(), False, []
 
     def _kill(self) -> None:
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
+
+    def _end(self, server: _Server) -> None:
+        server.is_closing = True
+        with suppress(ProcessLookupError):
+            if server._forkserver_pid is not None:  # type: ignore[attr-defined]
+                os.kill(server._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        with suppress(FileNotFoundError):  # it has taken its folder away itself
+            server._stop()  # type: ignore[attr-defined]
+        server.folder.close()
 
     def _import_next_part(self) -> None:
         self._wait_until_it_serves()  # a signal before it has its handler would end it
@@ -131,7 +173,7 @@ class Forkserver:
 
         Its own folders are taken away by whoever made them, and stay if that one is killed.
         """
-        folder = self._folder.ensure()
+        folder = self._server.folder.ensure()
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
         with _naming_folder:
             before = config.get("tempdir")
@@ -162,6 +204,14 @@ class _Server(forkserver.ForkServer):
         super().__init__()
         self.set_forkserver_preload(PRELOAD)
         self.ranks: set[int] = set()  # process ids, from before they do anything of their own
+        self.folder = SocketsFolder()
+
+    def touched_by(self) -> str:
+        """Who has touched CUDA in it before it forked last; empty if nobody has."""
+        try:
+            return (Path(self.folder.path) / TOUCHED).read_text()
+        except FileNotFoundError:
+            return ""
 
     def ensure_running(self) -> None:
         """Start it, unless it runs."""
@@ -222,6 +272,9 @@ class _RankPopen(popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, _close_all, (keep_alive, self.sentinel))
         with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a descriptor, no path
             self.pid = forkserver.read_signed(self.sentinel)
+            if who := process_obj.server.touched_by():
+                os.kill(self.pid, signal.SIGKILL)  # it waits for the message
+                raise CudaTouchedError(who)
             self._ranks.add(self.pid)
             pipe.write(message)
 

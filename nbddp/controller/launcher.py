@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -9,10 +10,12 @@ from typing import Protocol
 
 import psutil
 
-from nbddp.controller.forkserver import Forkserver
+from nbddp.controller.forkserver import CudaTouchedError, Forkserver
 from nbddp.controller.memory import memory_limit
 from nbddp.descendants import existing, kill
 from nbddp.wire.start import RankStart, rank_main
+
+logger = logging.getLogger(__name__)
 
 SHORT = 4 << 30  # bytes: a machine or a container with less, such as a Binder, is short of memory
 
@@ -89,7 +92,10 @@ class LocalLauncher:
         if self.forkserver is not None:
             if memory_limit() < SHORT:
                 self.forkserver.grow()
-            return self.forkserver.fork(rank_main, start, name)
+            try:
+                return self.forkserver.fork(rank_main, start, name)
+            except CudaTouchedError as error:
+                logger.warning("ranks are spawned, which takes seconds: %s, and again", error)
         return _spawn(start, name)
 
     def sweep(self, handle: RankHandle) -> None:

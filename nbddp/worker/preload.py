@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import os
 import warnings
+from pathlib import Path
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # is_available() then asks NVML
 
 import torch
 import torch.distributed  # noqa: F401
 
 from nbddp.descendants import adopt_orphans
-from nbddp.wire.helper import FOLDER
+from nbddp.wire.helper import FOLDER, TOUCHED
 from nbddp.worker import entry, growth  # noqa: F401
 from nbddp.worker.shell import make_shell, warm_shell
+from nbddp.worker.untouched import CudaWatch
 
 adopt_orphans()
 # multiprocessing's: a child that it has not started, but inherited, has ended
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
-growth.take_along(os.environ.pop(FOLDER))
+folder = os.environ.pop(FOLDER)
+growth.take_along(folder)
 shell = make_shell()
-growth.listen(first=lambda: warm_shell(shell))
+watch = CudaWatch()
+watch.look("what Python, torch or IPython load with themselves")
+watch.look_before_each_fork(Path(folder) / TOUCHED)
+growth.listen(first=lambda: warm_shell(shell), done=watch.look)
