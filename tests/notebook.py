@@ -161,6 +161,17 @@ class Notebook:
         self._is_stopped = True
         self._manager.interrupt_kernel()
 
+    def run_and_stop(self, source: str, seconds: float) -> Reply:
+        """Run a cell and press stop so many seconds after the kernel has taken it up."""
+        while True:
+            request = self.begin(source)
+            self.await_input(request)
+            time.sleep(seconds)
+            self.interrupt()
+            reply = self.finish(request)
+            if reply.status != "dropped":  # before nbddp, or any code of a cell, could see it
+                return reply
+
     def restart(self) -> None:
         """Press Jupyter's restart button."""
         self._manager.restart_kernel()

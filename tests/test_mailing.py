@@ -313,14 +313,20 @@ def test_a_flush_of_mail_that_is_stuck_gives_up_and_leaves_the_thread_at_rest(
     assert not wait_until(lambda: mailer._rounds > before + 20, timeout=0.3)
 
 
-def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
-    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def have_it_encode(writer: FakeWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the real one does, which then refuses what has no form as a message."""
+
     def post(message: Report) -> None:
         encode(message)
         writer.posted.append(message)
 
     monkeypatch.setattr(writer, "post", post)
+
+
+def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_it_encode(writer, monkeypatch)
     mailer = make()
     mailer.start()
     mailer.post(Happened(kind="mine", facts={"path": object()}))
@@ -360,11 +366,7 @@ def test_no_error_of_one_message_ends_the_mail(
 def test_the_end_of_a_cell_is_mailed_whatever_its_value_is(
     make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def post(message: Report) -> None:
-        encode(message)
-        writer.posted.append(message)
-
-    monkeypatch.setattr(writer, "post", post)
+    have_it_encode(writer, monkeypatch)
     failure = {"name": "ValueError", "text": "no", "traceback": object()}
     mailer = make()
     mailer.start()
@@ -382,11 +384,7 @@ def test_the_end_of_a_cell_is_mailed_whatever_its_value_is(
 def test_an_answer_is_mailed_whatever_is_in_it(
     make: Make, urgent: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def post(message: Report) -> None:
-        encode(message)
-        urgent.posted.append(message)
-
-    monkeypatch.setattr(urgent, "post", post)
+    have_it_encode(urgent, monkeypatch)
     mailer = make()
     mailer.start()
     mailer.post(Answer(request=3, payload={"matches": [object()]}))

@@ -120,7 +120,15 @@ class Session:
 
     def leave_undone(self, deeds: Sequence[Deed]) -> None:
         """A replay has ended before it came to these."""
-        self._do.deeds.leave(deeds)
+        self._call(self._do.deeds.leave, deeds)
+
+    def begin_recovery(self) -> None:
+        """What the failed cell had reported is kept, whatever the cells report that follow."""
+        self._call(self.whereabouts.begin_recovery)
+
+    def end_recovery(self, *, is_taken_up: bool) -> None:
+        """The next cell takes the failed one up, or is another."""
+        self._call(self.whereabouts.end_recovery, is_taken_up=is_taken_up)
 
     def keep_push(self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes) -> Pushed:
         """Keep values that are sent, as they are sent."""

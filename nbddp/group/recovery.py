@@ -48,6 +48,7 @@ class Recovery:
         self._push = push
         self._say = say
         self._times_ended = session.times_ended
+        self._seconds_lost = 0.0
         self._done: int | None = None  # by the replay that goes on, or was the last
 
     def run_with_restarts(self, request: CellRequest, *, max_restarts: int) -> CellResult:
@@ -137,7 +138,7 @@ class Recovery:
             ready = time.monotonic()
             failed = self._replay(deeds)
         if failed is not None:
-            self._session.whereabouts.end_recovery(is_taken_up=False)
+            self._session.end_recovery(is_taken_up=False)
             return failed
         comeback = Comeback(
             setback=setback,
@@ -147,7 +148,7 @@ class Recovery:
             cells=sum(isinstance(deed, CellRequest) for deed in deeds),
         )
         self._session.expect(comeback)
-        self._session.whereabouts.end_recovery(is_taken_up=True)
+        self._session.end_recovery(is_taken_up=True)
         self._seconds_lost += comeback.detected + comeback.restarted + comeback.replayed
         self._note(
             f"noticed after {comeback.detected:.2f} s, restarted in {comeback.restarted:.2f} s, "
@@ -175,11 +176,11 @@ class Recovery:
     @contextmanager
     def _keeping_curves(self) -> Iterator[None]:
         """What the cell had reported stays, whatever the cells report that are replayed."""
-        self._session.whereabouts.begin_recovery()
+        self._session.begin_recovery()
         try:
             yield
         except BaseException:
-            self._session.whereabouts.end_recovery(is_taken_up=False)
+            self._session.end_recovery(is_taken_up=False)
             raise
 
     @contextmanager

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import re
-import time
 
 import pytest
-from notebook import Notebook, Reply
+from notebook import Notebook
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
 
@@ -33,18 +32,6 @@ PRESSES = 5
 ONE_LINE = re.compile(r"`%ddp \w+` was interrupted; [^\n]+")
 
 
-def stopped(notebook: Notebook, source: str, seconds: float) -> Reply:
-    """Run a cell and press stop so many seconds after the kernel has taken it up."""
-    while True:
-        request = notebook.begin(source)
-        notebook.await_input(request)
-        time.sleep(seconds)
-        notebook.interrupt()
-        reply = notebook.finish(request)
-        if reply.status != "dropped":  # before nbddp could see it
-            return reply
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_stop_at_a_random_moment_of_a_command_is_one_line_or_nothing(
     notebook: Notebook, command: str
@@ -55,7 +42,7 @@ def test_a_stop_at_a_random_moment_of_a_command_is_one_line_or_nothing(
         if notebook.run(READY).status != "ok":
             assert notebook.run("%ddp restart").status == "ok"
         seconds = chance.choice([0.003, 0.006, 0.01, 0.02, 0.05, chance.random() * 0.3])
-        reply = stopped(notebook, f"%ddp {command}", seconds)
+        reply = notebook.run_and_stop(f"%ddp {command}", seconds)
         where = f"{command} after {seconds:.3f} s: {reply.text}{reply.traceback}"
         assert "nbddp/" not in reply.traceback, where
         if reply.error.startswith("CommandInterruptedError"):
@@ -95,21 +82,21 @@ def test_a_push_or_pull_that_is_stopped_says_what_became_of_it(
 ) -> None:
     notebook.run(READY)
     notebook.run(SLOW)
-    reply = stopped(notebook, f"%ddp {command}", 0.5)
+    reply = notebook.run_and_stop(f"%ddp {command}", 0.5)
     assert reply.traceback == words
     assert notebook.run("%%ddp\nkept").text.endswith("Out [rank 0] 0\nOut [rank 1] 1\n")
 
 
 def test_a_start_or_restart_that_is_stopped_says_what_is_so(fresh_notebook: Notebook) -> None:
     notebook = fresh_notebook  # its helper still imports torch: a start takes its time
-    reply = stopped(notebook, "%ddp start --nproc 2", 0.1)
+    reply = notebook.run_and_stop("%ddp start --nproc 2", 0.1)
     assert reply.traceback == (
         "`%ddp start` was interrupted; there are no ranks; the next cell starts them"
     )
     notebook.run(READY)
     notebook.run("%%ddp\nimport signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)")
     notebook.run("%%ddp --no-wait\nimport time\nwhile True: time.sleep(0.1)")
-    reply = stopped(notebook, "%ddp restart", 0.5)  # which SIGTERM does not hurry
+    reply = notebook.run_and_stop("%ddp restart", 0.5)  # which SIGTERM does not hurry
     assert reply.traceback.endswith(
         "`%ddp restart` was interrupted; all ranks are stopped, their names are gone; the next "
         "cell starts new ones"
@@ -124,7 +111,7 @@ def test_a_replay_whose_restart_is_stopped_says_that_nothing_was_done_again(
     notebook.run("%%ddp --push words\nimport signal")
     notebook.run("%%ddp --once\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)")
     notebook.run("%%ddp --once --no-wait\nimport time\nwhile True: time.sleep(0.1)")
-    reply = stopped(notebook, "%ddp restart --replay", 0.5)
+    reply = notebook.run_and_stop("%ddp restart --replay", 0.5)
     assert re.search(
         r"the replay did not come to its end; done again: nothing; not done again: cells [\d,-]+, "
         r"the push of words; `%ddp restart --replay` does all of it again\n",
@@ -138,7 +125,7 @@ def test_a_replay_whose_restart_is_stopped_says_that_nothing_was_done_again(
 
 def test_a_pull_that_never_ends_is_stopped_in_the_ranks_too(notebook: Notebook) -> None:
     notebook.run(f"{READY}\nimport time")
-    reply = stopped(notebook, "%ddp pull [time.sleep(0.1) for _ in iter(int, 1)]", 0.5)
+    reply = notebook.run_and_stop("%ddp pull [time.sleep(0.1) for _ in iter(int, 1)]", 0.5)
     assert reply.error.startswith("CommandInterruptedError: `%ddp pull` was interrupted")
     after = notebook.run("%%ddp\nprint(kept)", timeout=20)
     assert [after.lines(rank) for rank in range(2)] == [["0"], ["1"]]

@@ -10,12 +10,11 @@ import random
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from notebook import Notebook, Reply
+from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
@@ -51,18 +50,6 @@ CELLS = {
 }
 
 
-def stopped(notebook: Notebook, source: str, seconds: float) -> Reply:
-    """Run a cell and press stop so many seconds after the kernel has taken it up."""
-    while True:
-        request = notebook.begin(source)
-        notebook.await_input(request)
-        time.sleep(seconds)
-        notebook.interrupt()
-        reply = notebook.finish(request)
-        if reply.status != "dropped":  # before nbddp, or any code of a cell, could see it
-            return reply
-
-
 def check_names(notebook: Notebook, nproc: int) -> None:
     """Every rank has what it had, and they reach each other."""
     reply = notebook.run(AFTER)
@@ -75,8 +62,8 @@ def test_stop_rerun_and_stop_again_with_fifty_million_parameters(
     notebook: Notebook, seconds: float
 ) -> None:
     notebook.run(MODEL.format(nproc=2, width=4096))
-    assert stopped(notebook, TRAIN, 0.7).error.startswith("CellInterruptedError")
-    reply = stopped(notebook, TRAIN, seconds)  # the model is on its way to a new process group
+    assert notebook.run_and_stop(TRAIN, 0.7).error.startswith("CellInterruptedError")
+    reply = notebook.run_and_stop(TRAIN, seconds)  # the model is on its way to a new process group
     assert re.match(ENDINGS, reply.error)
     assert "lost" not in reply.traceback
     check_names(notebook, 2)
@@ -88,7 +75,7 @@ def test_a_stop_in_the_first_milliseconds_leaves_no_cell_running(
 ) -> None:
     if press == 0:
         notebook.run("%%ddp --nproc 2\nimport time")
-    reply = stopped(notebook, "%%ddp --nproc 2\nimport time\ntime.sleep(30)", press * 0.0007)
+    reply = notebook.run_and_stop("%%ddp --nproc 2\nimport time\ntime.sleep(30)", press * 0.0007)
     assert reply.status == "error"  # IPython may be struck itself, and then tells in its own way
     assert notebook.run("%%ddp --nproc 2\n1 + 1").text.endswith("Out [ranks 0-1] 2\n")
 
@@ -150,7 +137,7 @@ def walk(notebook: Notebook, *, nproc: int, seed: int, steps: int) -> None:
         for _ in range(chance.choice([1, 1, 2, 3])):
             name = chance.choice(list(CELLS))
             seconds = chance.choice([0.0, 0.005, 0.02, chance.random(), chance.random() * 0.3])
-            reply = stopped(notebook, CELLS[name], seconds)
+            reply = notebook.run_and_stop(CELLS[name], seconds)
             where = f"seed {seed}, step {step}: {name} after {seconds:.3f} s: {reply.text[-500:]}"
             assert reply.status == "error", where
             assert not reply.error or re.match(ENDINGS, reply.error), where
