@@ -21,6 +21,7 @@ import psutil
 from playwright.sync_api import Browser, Locator, Page, Playwright, sync_playwright
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
+IS_LAB = os.environ.get("FRONT_END", "lab") == "lab"  # else it is Notebook 7
 CHROMIUM_ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -55,7 +56,8 @@ class Lab:
         self._log = (self._root / "lab.log").open("w")
         self._server = subprocess.Popen(
             [
-                *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+                *(sys.executable, "-m", "jupyterlab" if IS_LAB else "notebook"),
+                *("--no-browser", "--allow-root"),
                 *("--ip=127.0.0.1", "--port=0", "--expose-app-in-browser"),
                 f"--IdentityProvider.token={self._token}",
                 f"--ServerApp.root_dir={self.notebooks}",
@@ -128,7 +130,8 @@ class Lab:
 
     def open(self, name: str) -> AbstractContextManager[LabNotebook]:
         """Open a notebook in a page that shares nothing with others."""
-        return self._open(f"lab/tree/{name}?token={self._token}&reset")
+        place = "lab/tree" if IS_LAB else "notebooks"
+        return self._open(f"{place}/{name}?token={self._token}&reset")
 
     def open_first_page(self) -> AbstractContextManager[LabNotebook]:
         """Open the page that the server itself leads to, which has to be a notebook."""

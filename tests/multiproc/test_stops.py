@@ -141,7 +141,7 @@ def walk(notebook: Notebook, *, nproc: int, seed: int, steps: int) -> None:
             where = f"seed {seed}, step {step}: {name} after {seconds:.3f} s: {reply.text[-500:]}"
             assert reply.status == "error", where
             assert not reply.error or re.match(ENDINGS, reply.error), where
-            assert "killed" not in reply.text, where
+            assert ": killed" not in reply.text, where  # a warning that it may be is no harm
         check_names(notebook, nproc)
 
 
