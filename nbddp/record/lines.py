@@ -48,10 +48,17 @@ class LineAssembler:
         """The lines that are complete now."""
         first, *others = text.split("\n")
         self._write(first)
-        lines = []
-        for other in others:
-            lines.append(self._end())
-            self._write(other)
+        if not others:
+            return []
+        lines = [self._end()]
+        *whole, last = others
+        for line in whole:
+            if len(line) <= self._max_line and "\r" not in line:
+                lines.append(line)  # most are, and there may be many
+            else:
+                self._write(line)
+                lines.append(self._end())
+        self._write(last)
         return lines
 
     def flush(self) -> list[str]:

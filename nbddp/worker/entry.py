@@ -86,7 +86,7 @@ def live(start: RankStart) -> None:
         for queue in (UP, NEWS)
     )
     meters = Meters(Path(start.log_path).with_name("metrics.jsonl"), rank=sender, attempt=attempt)
-    mailer = Mailer(writer, urgent, log, meters)
+    mailer = Mailer(writer, urgent, log, meters, ranks=start.topology.world_size)
     log.capture(mailer.poke, lambda error: mailer.post(_lost_output(error)))
     meters.capture(mailer.poke, lambda error: mailer.post(_lost_numbers(error)), mailer.flush)
     faulthandler.enable(file=2, all_threads=False)  # a SIGSEGV leaves its Python stack in the log

@@ -23,7 +23,8 @@ from nbddp.wire.queues import QueueWriter
 logger = logging.getLogger(__name__)
 
 POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
-PERIOD = 0.02  # seconds between batches, on average; a line after a pause goes at once
+PERIOD = 0.05  # seconds between batches, on average; a line after a pause goes at once
+CROWD = 16  # ranks; more of them send fewer batches each, for one process reads all
 SLACK = 0.1  # seconds of batches not sent that may be made up for at once
 FLUSH_PATIENCE = 2.0  # seconds
 MAX_PIECES = 1000  # of one source in one batch: one that never ends holds up nobody
@@ -49,12 +50,16 @@ class Mailer:
         writer: for output, numbers, and the end of a cell.
         urgent: for what does not wait for those.
         sources: what is mailed in batches.
+        ranks: how many mail to the same reader.
     """
 
-    def __init__(self, writer: QueueWriter, urgent: QueueWriter, *sources: Source) -> None:
+    def __init__(
+        self, writer: QueueWriter, urgent: QueueWriter, *sources: Source, ranks: int = 1
+    ) -> None:
         self._writer = writer
         self._urgent_writer = urgent
         self._sources = sources
+        self._period = PERIOD * max(1.0, ranks / CROWD)
         self._failed: set[Source] = set()
         self._reports: deque[tuple[Report, list[int]]] = deque()
         self._urgent: deque[Report] = deque()
@@ -128,7 +133,7 @@ class Mailer:
             if self._is_pressing() or time.monotonic() >= next_batch:
                 has_mailed, is_last = self._mail_batch()
                 if has_mailed:
-                    next_batch = max(next_batch, time.monotonic() - SLACK) + PERIOD
+                    next_batch = max(next_batch, time.monotonic() - SLACK) + self._period
 
     def _await_work(self, next_batch: float) -> None:
         with self._wake:

@@ -28,7 +28,7 @@ from browser.lab import CHROMIUM, Lab
 from panel_page import BenchError, BenchPage, end_the_rest, opened
 from panel_trials import Samples
 
-CASES = ("print", "buttons", "cpu", "flood")
+CASES = ("print", "buttons", "cpu", "crowd", "flood")
 
 
 def parse() -> argparse.Namespace:
@@ -60,10 +60,12 @@ def started_lab() -> Iterator[Lab]:
 
 
 def run_round(lab: Lab, asked: argparse.Namespace, turn: int, samples: Samples) -> None:
-    """Every case once; all but the flood share a kernel."""
-    if set(asked.cases) - {"flood"}:
+    """Every case once; all but crowd and flood share a kernel."""
+    if set(asked.cases) - {"crowd", "flood"}:
         with opened(lab, f"shared-{turn}") as page:
             run_shared(page, asked, turn, samples)
+    if "crowd" in asked.cases:
+        trials.meter_crowd(lab, f"crowd-{turn}", asked.sizes, samples)
     if "flood" in asked.cases:
         for number, contender in enumerate(turned((trials.PANEL, trials.TEXT), turn)):
             trials.flood(lab, f"flood-{turn}-{number}", contender, asked.sizes, samples)

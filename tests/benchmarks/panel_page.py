@@ -20,7 +20,7 @@ from processes import marked
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = (HERE / "panel_page.js").read_text()
-RANKS = 4
+RANKS = panel_work.RANKS
 PATIENCE = 20.0  # seconds: what has not come by then does not come
 CELL_LIMIT = 180.0  # seconds
 MAX_SKEW = 0.002  # seconds between the page's clock and ours
@@ -30,7 +30,6 @@ sys.path.insert(0, {str(HERE)!r})
 import panel_work
 panel_work.introduce()
 %load_ext nbddp
-%ddp start --nproc {RANKS}
 """
 
 T = TypeVar("T")
@@ -62,9 +61,9 @@ class BenchPage:
         self.page.evaluate(SCRIPT)
         self._check_clock()
 
-    def set_up(self) -> None:
+    def set_up(self, ranks: int) -> None:
         """Start the ranks and find the processes."""
-        self.run(SETUP)
+        self.run(f"{SETUP}%ddp start --nproc {ranks}")
         self.kernel = psutil.Process(int((self.folder / panel_work.PID).read_text()))
         self.server = self.kernel.parent()
 
@@ -225,14 +224,14 @@ def _cpu(process: psutil.Process) -> float:
 
 
 @contextmanager
-def opened(lab: Lab, name: str) -> Iterator[BenchPage]:
+def opened(lab: Lab, name: str, ranks: int = RANKS) -> Iterator[BenchPage]:
     """A page with a kernel of its own, in a folder of its own."""
     folder = lab.notebooks / name
     folder.mkdir()
     write_notebook(folder / "bench.ipynb", "")
     with lab.open(f"{name}/bench.ipynb") as notebook:
         page = BenchPage(notebook, folder)
-        page.set_up()
+        page.set_up(ranks)
         yield page
         page.close()
         for problem in notebook.problems:

@@ -14,6 +14,7 @@ from panel_page import RANKS, BenchError, BenchPage, opened
 
 PANEL, TEXT, QUIET, PLAIN = "panel", "text", "--quiet", "plain cell"
 SILENT, CHATTY, FLOODING = "panel, silent ranks", "panel, chatty ranks", "panel, flooding ranks"
+CROWDED, CROWD = "panel, 64 ranks", 64
 LAB, LAB_PLAIN = "JupyterLab's stop", "JupyterLab's stop, plain cell"
 BUSY_FRACTION = 0.5  # of a second at most, between a cell's line and the press of a button
 WARM_UP = 1.5  # seconds of chatter
@@ -176,6 +177,15 @@ def meter_cpu(page: BenchPage, contender: str, sizes: Sizes, samples: Samples) -
     samples["kernel", contender].append(cost.cpu / cost.seconds)
     samples["browser", contender].append(browser / cost.seconds)
     samples["lag", contender].append(cost.lag)
+
+
+def meter_crowd(lab: Lab, name: str, sizes: Sizes, samples: Samples) -> None:
+    """The same for many ranks, which all together say as much as four chatty ones."""
+    with opened(lab, name, CROWD) as page:
+        show_as(page, PANEL)
+        page.run(cell(f"murmur({WARM_UP})"))
+        cost = page.run_metered(cell(f"murmur({sizes.busy_seconds})"), limit=sizes.patience)
+        samples["crowd", CROWDED].append(cost.cpu / cost.seconds)
 
 
 # ---- flood

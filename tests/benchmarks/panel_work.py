@@ -12,6 +12,7 @@ from typing import Any
 
 import nbddp
 
+RANKS = 4
 LINES_PER_SECOND = 200
 METRICS_PER_SECOND = 50
 LINES_PER_METRIC = LINES_PER_SECOND // METRICS_PER_SECOND
@@ -90,6 +91,21 @@ def chatter(seconds: float = FOREVER, *, times: int = 1) -> None:
         for _ in range(times):
             print(line(number))
         if number % (2 * LINES_PER_METRIC) == 0:  # two metrics in one go
+            nbddp.log(step=number, loss=1 / (number + 1), accuracy=1 - 1 / (number + 1))
+
+
+def murmur(seconds: float) -> None:
+    """Print and report so little that a crowd of ranks says what ``RANKS`` chatty ones do."""
+    import torch.distributed as dist
+
+    share = dist.get_world_size() // RANKS
+    pause = share / LINES_PER_SECOND
+    began = time.perf_counter()
+    for number in range(int(seconds / pause)):
+        at = (number + dist.get_rank() / dist.get_world_size()) * pause  # not all at once
+        time.sleep(max(0.0, began + at - time.perf_counter()))
+        print(line(number))
+        if number % (2 * LINES_PER_METRIC) == 0:
             nbddp.log(step=number, loss=1 / (number + 1), accuracy=1 - 1 / (number + 1))
 
 

@@ -20,6 +20,7 @@ _ERROR = re.compile(
     r"|\b(?:ERROR|CRITICAL|FATAL)\b|^(?:\[rank\d+\]:)?\[[EF]\d{4} "
 )
 _WARNING = re.compile(r"Warning:|\bWARN(?:ING)?\b|^(?:\[rank\d+\]:)?\[W\d{4} ")
+_SIGNS = ("rror", "Exception", "arning", "WARN", "ERROR", "CRITICAL", "FATAL", "Traceback", "[")
 _TINTS = {"error": "#d8343426", "warning": "#d9822b26"}  # translucent: for light and dark pages
 
 # inline, as a page that does not trust the notebook drops the style sheet; the end is in view
@@ -79,6 +80,8 @@ def tint(text: str) -> str:
     >>> tint("a.py:3: UserWarning: slow"), tint("ValueError: no"), tint("no errors, no warnings")
     ('warning', 'error', '')
     """
+    if not any(map(text.__contains__, _SIGNS)):  # of most lines, and ten times faster
+        return ""
     if _ERROR.search(text):
         return "error"
     return "warning" if _WARNING.search(text) else ""

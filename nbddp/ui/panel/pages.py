@@ -15,7 +15,7 @@ import ipywidgets as widgets
 
 from nbddp.ui.panel.loghtml import block
 
-PAGE_ROWS = 50  # a page that has so many is full
+PAGE_ROWS = 200  # a page that has so many is full
 PAGE_SECONDS = 1.0  # as is one that is so old: what somebody reads is not drawn again
 BOOK_PAGES = 20
 MAX_ROWS = 2000  # the oldest book goes when there are so many without it
