@@ -143,7 +143,7 @@ def ranks(rank: int) -> st.SearchStrategy[RankSnapshot]:
         steps_per_second=SECONDS,
         cpu=st.floats(0, 1e4),
         memory=st.integers(0, 2**45),
-        gpu=st.floats(-1, 100),
+        gpu=st.sampled_from(["", "NVIDIA T4", "<b>"]),
         gpu_memory=st.integers(0, 2**45),
         bars=st.lists(BARS, max_size=3).map(tuple),
         is_alive=st.booleans(),

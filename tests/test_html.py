@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page, ranks
 
 from nbddp.lifecycle.states import GroupState
+from nbddp.record.devices import DeviceUse
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
@@ -178,8 +179,9 @@ def test_columns_that_are_empty_all_the_way_down_are_left_out() -> None:
         ({"step": 120.0, "steps_per_second": 5.0}, "step", ["120", "5.0/s"]),
         ({"bars": (LoopProgress("epoch", 1, 4, 2.0),)}, "progress", ["epoch", "1/4"]),
         ({"cpu": 98.0, "memory": 3 << 30}, "memory", ["98 %", "3.0 GiB"]),
-        ({"gpu": 40.0, "gpu_memory": 2 << 30}, "GPU", ["40 %", "2.0 GiB"]),
-        ({"gpu": 0.0}, "GPU", ["0 %"]),
+        ({"gpu": "NVIDIA T4", "gpu_memory": 2 << 30}, "GPU", ["2.0 GiB · T4"]),
+        ({"gpu": "T4", "gpu_use": DeviceUse(load=0.0)}, "GPU", ["0 % · T4"]),
+        ({"gpu": "T4", "gpu_ranks": (0,)}, "GPU", ["shared with rank 0 · T4"]),
     ],
 )
 def test_a_column_is_there_when_one_rank_has_something_in_it(

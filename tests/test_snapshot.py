@@ -40,8 +40,10 @@ PULSE = Pulse(
     last_cell=7,
     cpu=97.5,
     memory=5 << 20,
-    gpu=40.0,
+    gpu="8f2a",
+    gpu_name="NVIDIA T4",
     gpu_memory=3 << 30,
+    gpu_reserved=4 << 30,
 )
 
 
@@ -246,7 +248,7 @@ def test_a_rank_is_shown_as_its_last_sign_of_life_said(
     assert (each.line, each.code) == (3, "loss.backward()")
     assert each.collective == "all_reduce #4 float [8]"
     assert (each.cpu, each.memory) == (97.5, 5 << 20)
-    assert (each.gpu, each.gpu_memory) == (40.0, 3 << 30)
+    assert (each.gpu, each.gpu_memory, each.gpu_reserved) == ("NVIDIA T4", 3 << 30, 4 << 30)
     assert (each.pid, each.device) == (4711, "cuda:1")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 import torch
@@ -25,3 +27,26 @@ def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usage.read().cpu == 42.0
     now += 1.0
     assert usage.read().cpu == 7.0
+
+
+def test_of_a_gpu_a_rank_tells_what_is_its_own_and_asks_nobody_before_cells_have_touched_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usage, has_begun = Usage(torch.device("cuda", 1)), False
+    asked: list[torch.device] = []
+
+    def properties(device: torch.device) -> SimpleNamespace:
+        asked.append(device)
+        return SimpleNamespace(uuid="8f2a", name="NVIDIA T4")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_begun)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 5)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 7)
+    assert usage.read().gpu == ""
+    has_begun = True
+    for _ in range(2):
+        use = usage.read()
+        told = (use.gpu, use.gpu_name, use.gpu_memory, use.gpu_reserved)
+        assert told == ("8f2a", "NVIDIA T4", 5, 7)
+    assert asked == [torch.device("cuda", 1)]

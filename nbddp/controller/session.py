@@ -18,6 +18,7 @@ from typing import ParamSpec, TypeVar
 from nbddp.controller.actor import ClosedError
 from nbddp.controller.acts import unable
 from nbddp.controller.executor import Executor
+from nbddp.controller.gpus import GpuWatch
 from nbddp.controller.launcher import Launcher, LocalLauncher
 from nbddp.controller.means import Link, Means, open_means
 from nbddp.controller.promises import kept
@@ -64,6 +65,7 @@ class Session:
         self._opening = threading.Lock()
         self.times_ended = 0
         self._pushes = Pushes()
+        self._gpus = GpuWatch()
 
     # ---- what is known
 
@@ -97,6 +99,7 @@ class Session:
             ready=self._do.ready,
             is_for_cell=cell is not None,
             refused=self._do.means.link.refused if self._do.means else 0,
+            look=self._gpus.look,
         )
 
     def metrics(self, known: Mapping[str, int] | None = None, *, most: int) -> MetricsSnapshot:

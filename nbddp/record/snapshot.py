@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from nbddp.errors import describe_exit
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
+from nbddp.record.devices import UNKNOWN, DeviceUse
 from nbddp.record.timeline import Happening, TimeLine, with_failures_once
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import Pulse, Ready
@@ -26,7 +28,10 @@ class RankSnapshot:
         step: the last step that it reported, None if none.
         steps_per_second: 0 where that is not known.
         cpu: percent of one core, below 0 while it is not known; ``memory`` in bytes.
-        gpu: percent, below 0 where there is none; ``gpu_memory`` in bytes.
+        gpu: the name of its GPU, empty without one; ``gpu_memory`` is what its tensors hold there,
+            ``gpu_reserved`` what torch has taken for them, in bytes.
+        gpu_use: what is known of that GPU as a whole.
+        gpu_ranks: the other ranks that are on it.
         is_alive: whether its process is there.
         is_well: whether nothing went wrong with it; ``is_cause`` tells whether it went wrong by
             itself, and not for a reason elsewhere, such as an interrupt.
@@ -44,8 +49,11 @@ class RankSnapshot:
     steps_per_second: float = 0.0
     cpu: float = 0.0
     memory: int = 0
-    gpu: float = -1.0
+    gpu: str = ""
     gpu_memory: int = 0
+    gpu_reserved: int = 0
+    gpu_use: DeviceUse = UNKNOWN
+    gpu_ranks: tuple[int, ...] = ()
     bars: tuple[LoopProgress, ...] = ()
     is_alive: bool = True
     is_well: bool = True
@@ -99,10 +107,12 @@ def take(
     ready: Mapping[int, Ready],
     refused: int = 0,
     is_for_cell: bool = True,
+    look: Callable[[Mapping[str, Set[int]]], Mapping[str, DeviceUse]] = lambda _pids: {},
 ) -> Snapshot:
     """Draw up what is known right now; may be called from any thread.
 
     ``is_for_cell`` asks for what became of the cell on each rank, not for what the rank does now.
+    ``look`` tells of GPUs, given their UUIDs and the processes of ours that use them.
     """
     now, at = time.monotonic(), time.time()
     if cell is not None and not is_for_cell and cell.attempt != life.attempt:
@@ -121,22 +131,52 @@ def take(
         devices=tuple(each.device for _, each in known),
         folder=str(folder.path) if folder else "",
         run=folder.path.name if folder else "",
-        ranks=tuple(
-            _rank(
-                each,
-                cell=cell,
-                state=_state(each, cell if is_for_cell else None),
-                whereabouts=whereabouts,
-                ready=ready.get(each.rank),
-                now=now,
-            )
-            for each in _ranks(life, cell if is_for_cell else None)
+        ranks=_with_gpus(
+            [
+                _rank(
+                    each,
+                    cell=cell,
+                    state=_state(each, cell if is_for_cell else None),
+                    whereabouts=whereabouts,
+                    ready=ready.get(each.rank),
+                    now=now,
+                )
+                for each in _ranks(life, cell if is_for_cell else None)
+            ],
+            whereabouts,
+            look,
         ),
         events=with_failures_once(events, told=cell.first_cause if cell else ""),
         alarm=whereabouts.alarm,
         missed=whereabouts.missed if cell else 0,
         refused=refused,
     )
+
+
+def _with_gpus(
+    ranks: Sequence[RankSnapshot],
+    whereabouts: Whereabouts,
+    look: Callable[[Mapping[str, Set[int]]], Mapping[str, DeviceUse]],
+) -> tuple[RankSnapshot, ...]:
+    """Add what is known of the GPUs as a whole, and who else is on them."""
+    on: dict[str, list[RankSnapshot]] = defaultdict(list)
+    for each in ranks:
+        sign = whereabouts.sign(each.rank)
+        if each.gpu and sign is not None:
+            on[sign.pulse.gpu].append(each)
+    if not on:
+        return tuple(ranks)
+    uses = look({uuid: {each.pid for each in there} for uuid, there in on.items() if uuid})
+    found = {
+        each.rank: replace(
+            each,
+            gpu_use=uses.get(uuid, UNKNOWN),
+            gpu_ranks=tuple(other.rank for other in there if uuid and other is not each),
+        )
+        for uuid, there in on.items()
+        for each in there
+    }
+    return tuple(found.get(each.rank, each) for each in ranks)
 
 
 _State = tuple[str, bool, bool]  # what a rank does in words, is_well, is_cause
@@ -177,8 +217,9 @@ def _rank(
         steps_per_second=pace.per_second if pace else 0.0,
         cpu=pulse.cpu,
         memory=pulse.memory,
-        gpu=pulse.gpu,
+        gpu=pulse.gpu_name if each.is_alive else "",
         gpu_memory=pulse.gpu_memory,
+        gpu_reserved=pulse.gpu_reserved,
         bars=whereabouts.bars(each.rank) if cell else (),
         is_alive=each.is_alive,
         is_well=is_well,

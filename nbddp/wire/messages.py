@@ -146,8 +146,9 @@ class Pulse:
     empty if it waits in none, and ``shape`` what it gave to it, such as "float [4]"; ``last`` is
     the newest collective of ``last_cell``, which is this cell or, between cells, the one before.
     ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
-    percent of one core, below 0 while it is not known; memory in bytes; ``gpu`` in percent, below
-    0 where there is none.
+    percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
+    GPU that the cells have touched, empty without one; ``gpu_memory`` is what tensors hold there,
+    ``gpu_reserved`` what torch has taken for them.
     """
 
     cell: int
@@ -161,8 +162,10 @@ class Pulse:
     seconds: float = 0.0
     cpu: float = 0.0
     memory: int = 0
-    gpu: float = -1.0
+    gpu: str = ""
+    gpu_name: str = ""
     gpu_memory: int = 0
+    gpu_reserved: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,9 @@ class PulseThread:
             cpu=use.cpu,
             memory=use.memory,
             gpu=use.gpu,
+            gpu_name=use.gpu_name,
             gpu_memory=use.gpu_memory,
+            gpu_reserved=use.gpu_reserved,
         )
 
     def _wait(self, cell: int, frame: FrameType, newest: Collective | None) -> tuple[Wait, str]:

@@ -19,13 +19,15 @@ SPAN = 0.2  # seconds; over less, as right after the start, the system's ticks m
 class Use:
     """CPU in percent of one core, below 0 while that is not known; memory (resident) in bytes.
 
-    The GPU's are below 0 without one.
+    ``gpu`` is the UUID of the GPU, empty without one.
     """
 
     cpu: float
     memory: int
-    gpu: float = -1.0
+    gpu: str = ""
+    gpu_name: str = ""
     gpu_memory: int = 0
+    gpu_reserved: int = 0
 
 
 class Usage:
@@ -38,7 +40,7 @@ class Usage:
         self._cpu = -1.0
         self._memory = 0
         self._device = device
-        self._has_load = True
+        self._gpu: tuple[str, str] | None = None
 
     def read(self) -> Use:
         """What the process uses now; touches no GPU that the cells have not touched."""
@@ -47,22 +49,21 @@ class Usage:
         cpu, memory = self._cpu, self._memory
         if self._device.type != "cuda" or not torch.cuda.is_initialized():
             return Use(cpu, memory)
-        return Use(cpu, memory, self._load(), torch.cuda.memory_allocated(self._device))
+        if self._gpu is None:
+            found = torch.cuda.get_device_properties(self._device)
+            self._gpu = str(getattr(found, "uuid", "")), str(found.name)
+        return Use(
+            cpu,
+            memory,
+            *self._gpu,
+            gpu_memory=torch.cuda.memory_allocated(self._device),
+            gpu_reserved=torch.cuda.memory_reserved(self._device),
+        )
 
     def _measure(self) -> None:
         if time.monotonic() - self._measured_at >= SPAN:
             self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
         self._memory = self._process.memory_info().rss
-
-    def _load(self) -> float:
-        """How busy the GPU is, as NVML says; below 0 where nvidia-ml-py is not installed."""
-        if not self._has_load:
-            return -1.0
-        try:
-            return float(torch.cuda.utilization(self._device))
-        except (ImportError, RuntimeError):
-            self._has_load = False
-            return -1.0
 
 
 def children_cpu_time() -> float:

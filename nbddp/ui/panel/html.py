@@ -11,6 +11,7 @@ from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import strip
+from nbddp.ui.gpus import say_gpu, say_whole_gpu
 from nbddp.ui.palette import rank_color
 from nbddp.ui.words import (
     say_bar,
@@ -146,8 +147,9 @@ def _bar(bar: LoopProgress, color: str) -> str:
 
 
 def _gpu(each: RankSnapshot) -> str:
-    load = f"{each.gpu:.0f} %" if each.gpu >= 0 else ""
-    return " · ".join(filter(None, (load, say_bytes(each.gpu_memory))))
+    """Short, with all that is known of it where the mouse rests."""
+    shown = escape(" · ".join(say_gpu(each)))
+    return f'<span title="{escape(say_whole_gpu(each))}">{shown}</span>' if shown else ""
 
 
 _COLUMNS: tuple[tuple[str, _Cell], ...] = (

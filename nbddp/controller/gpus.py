@@ -1,0 +1,109 @@
+"""How busy and how full the GPUs of the ranks are: asked once per GPU, in the kernel, of NVML.
+
+With nvidia-ml-py (the extra ``gpu``), which has NVIDIA's functions; without it nothing is known.
+NVML starts no CUDA: whoever is forked from here can use a GPU all the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+from nbddp.record.devices import UNKNOWN, DeviceUse
+
+logger = logging.getLogger(__name__)
+
+PERIOD = 1.0  # seconds between two looks: NVML's own figure is of the last sixth to whole second
+
+
+def nvml() -> Any:
+    """NVIDIA's module, or None."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+class GpuWatch:
+    """Looks at the GPUs that it is asked for, and no oftener than it makes sense.
+
+    Args:
+        load: gets NVML's functions, when the first rank has a GPU.
+    """
+
+    def __init__(self, load: Callable[[], Any] = nvml) -> None:
+        self._load = load
+        self._looking = threading.Lock()
+        self._nvml: Any = None
+        self._has_tried = False
+        self._looked_at = 0.0
+        self._seen: dict[str, DeviceUse] = {}
+
+    def look(self, pids: Mapping[str, Set[int]]) -> Mapping[str, DeviceUse]:
+        """What is known of the GPUs with these UUIDs, on which these processes are ranks."""
+        if not pids or not self._looking.acquire(blocking=False):
+            return self._seen
+        try:
+            is_new = not pids.keys() <= self._seen.keys()
+            if is_new or time.monotonic() - self._looked_at >= PERIOD:
+                self._seen = {uuid: self._ask(uuid, ranks) for uuid, ranks in pids.items()}
+                self._looked_at = time.monotonic()
+        finally:
+            self._looking.release()
+        return self._seen
+
+    def _open(self) -> Any:
+        if not self._has_tried:
+            self._has_tried = True
+            found = self._load()
+            if found is not None:
+                try:
+                    found.nvmlInit()
+                    self._nvml = found
+                except found.NVMLError as error:
+                    logger.info("NVML does not start: %s", error)
+        return self._nvml
+
+    def _ask(self, uuid: str, ranks: Set[int]) -> DeviceUse:
+        found = self._open()
+        if found is None:
+            return UNKNOWN
+        handle = self._either(
+            lambda: found.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"),
+            lambda: found.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"),
+        )
+        if handle is None:
+            return UNKNOWN
+        memory = self._either(lambda: found.nvmlDeviceGetMemoryInfo(handle))
+        rates = self._either(lambda: found.nvmlDeviceGetUtilizationRates(handle))
+        running = self._either(lambda: found.nvmlDeviceGetComputeRunningProcesses(handle))
+        return DeviceUse(
+            load=float(rates.gpu) if rates is not None else -1.0,
+            used=int(memory.used) if memory is not None else 0,
+            total=int(memory.total) if memory is not None else 0,
+            others=_others(running or (), ranks),
+        )
+
+    def _either(self, *ways: Callable[[], Any]) -> Any:
+        """What the first way that the device knows says; a MIG device knows less than a whole."""
+        for way in ways:
+            try:
+                return way()
+            except self._nvml.NVMLError:
+                continue
+        return None
+
+
+def _others(running: Any, ranks: Set[int]) -> int:
+    """What processes use that are no ranks; -1 where NVML's numbers are not ours to compare.
+
+    In a container it has the host's process ids, or none, and often no figures.
+    """
+    used = {each.pid: each.usedGpuMemory for each in running}
+    if not ranks <= used.keys() or None in used.values():
+        return -1
+    return sum(each for pid, each in used.items() if pid not in ranks)

@@ -1,0 +1,122 @@
+"""The GPUs of the ranks: asked once each, and shown with who else is on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fake_nvml import FakeNvml, gpu
+
+from nbddp.controller import gpus as room
+from nbddp.controller.gpus import GpuWatch
+from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
+from nbddp.record.devices import UNKNOWN, DeviceUse
+from nbddp.record.snapshot import RankSnapshot, take
+from nbddp.record.timeline import TimeLine
+from nbddp.record.whereabouts import Whereabouts
+from nbddp.ui.gpus import say_gpu, say_whole_gpu
+from nbddp.wire.messages import Pulse, Ready
+
+GIB = 1 << 30
+BUSY = gpu(load=70, used=12 * GIB, total=16 * GIB, processes={11: 4 * GIB, 12: 5 * GIB, 99: GIB})
+
+
+def test_a_gpu_is_asked_once_for_all_of_its_ranks_and_not_at_every_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    nvml = FakeNvml({"GPU-a": BUSY})
+    watch = GpuWatch(lambda: nvml)
+    expected = DeviceUse(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB)
+    assert watch.look({"a": {11, 12}}) == {"a": expected}
+    assert watch.look({"a": {11, 12}}) == {"a": expected}
+    assert nvml.asked == ["GPU-a"]
+    now += 1.5
+    assert watch.look({"a": {11, 12}}) == {"a": expected}
+    assert nvml.asked == ["GPU-a"] * 2
+    watch.look({"a": {11}, "b": {12}})  # another one is not waited for
+    assert nvml.asked == ["GPU-a"] * 3 + ["GPU-b", "MIG-b"]
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [{}, {4711: GIB}, {11: None, 12: None}],
+    ids=["none are told", "the host's ids", "no figures"],
+)
+def test_what_others_use_is_not_guessed_where_nvml_knows_no_processes_of_ours(
+    processes: dict[int, int | None],
+) -> None:
+    nvml = FakeNvml({"GPU-a": gpu(load=1, used=GIB, total=GIB, processes=processes)})
+    assert GpuWatch(lambda: nvml).look({"a": {11, 12}})["a"].others == -1
+
+
+def test_a_mig_device_knows_its_memory_alone() -> None:
+    whole = gpu(load=0, used=GIB, total=5 * GIB, processes={})
+    nvml = FakeNvml({"MIG-a": {"memory": whole["memory"]}})
+    assert GpuWatch(lambda: nvml).look({"a": {11}}) == {"a": DeviceUse(used=GIB, total=5 * GIB)}
+
+
+def test_without_nvidias_module_or_driver_nothing_is_known_and_nobody_asks_again() -> None:
+    loads: list[int] = []
+    watch = GpuWatch(lambda: loads.append(1))
+    assert watch.look({}) == {}
+    assert loads == []  # nobody has a GPU
+    assert watch.look({"a": {11}}) == {"a": UNKNOWN}
+    assert watch.look({"b": {11}}) == {"b": UNKNOWN}
+    assert loads == [1]
+    nvml = FakeNvml({"GPU-a": BUSY}, starts=False)
+    assert GpuWatch(lambda: nvml).look({"a": {11}}) == {"a": UNKNOWN}
+
+
+def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
+    whereabouts = Whereabouts(is_stopped=lambda _rank: False)
+    ranks = tuple(RankLife(rank, RankState.IDLE) for rank in range(4))
+    for rank, uuid in enumerate(["a", "a", "b"]):
+        pulse = Pulse(cell=0, line=0, function="", gpu=uuid, gpu_name="NVIDIA T4")
+        whereabouts.note(rank, pulse, 0.0)
+    asked: list[object] = []
+
+    def look(pids: object) -> dict[str, DeviceUse]:
+        asked.append(pids)
+        return {"a": DeviceUse(load=3.0)}
+
+    snapshot = take(
+        replace(Life(), state=GroupState.IDLE, attempt=1, ranks=ranks),
+        cell=None,
+        whereabouts=whereabouts,
+        time_line=TimeLine(lambda _text: None),
+        ready={r: Ready(pid=10 + r, device="", backend="", host="") for r in range(4)},
+        look=look,
+    )
+    assert asked == [{"a": {10, 11}, "b": {12}}]
+    assert [each.gpu_ranks for each in snapshot.ranks] == [(1,), (0,), (), ()]
+    assert [each.gpu_use.load for each in snapshot.ranks] == [3.0, 3.0, -1.0, -1.0]
+
+
+def test_a_ranks_gpu_is_said_in_short_and_in_whole() -> None:
+    each = RankSnapshot(
+        rank=1,
+        state="running",
+        gpu="Tesla T4",
+        gpu_memory=2 * GIB,
+        gpu_reserved=3 * GIB,
+        gpu_use=DeviceUse(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB),
+        gpu_ranks=(0, 2),
+    )
+    said = " · ".join(say_gpu(each))
+    assert said == "70 % · 2.0 GiB · shared with ranks 0,2 · others 1.0 GiB · T4"
+    assert say_whole_gpu(each).splitlines() == [
+        "Tesla T4",
+        "rank 1: 2.0 GiB in tensors, 3.0 GiB reserved by torch",
+        "processes that are no ranks: 1.0 GiB",
+        "in use: 12.0 GiB of 16.0 GiB",
+        "busy: 70 % of the last second",
+        "shared with ranks 0,2",
+    ]
+    alone = RankSnapshot(rank=0, state="idle", gpu="NVIDIA H100")
+    assert list(say_gpu(alone)) == ["H100"]
+    assert say_whole_gpu(alone).splitlines()[1:] == [
+        "rank 0: 0 B in tensors, 0 B reserved by torch"
+    ]
+    assert list(say_gpu(replace(alone, gpu=""))) == []
