@@ -53,6 +53,7 @@ def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
         notebook.run(0)
         notebook.begin(1)
         notebook.await_text(1, r"step 10$")
+        expect(notebook.code_cell(1).locator(".nbddp-panel")).to_be_visible()
         yield notebook
 
 
@@ -79,6 +80,25 @@ def test_a_cell_that_was_moved_while_it_ran_shows_its_record(
     expect(notebook.code_cell(2).locator("img[alt=loss]")).to_be_visible()
     assert notebook.problems == []
     picture(notebook, "moved")
+
+
+def test_a_cell_that_was_moved_in_its_first_moments_says_how_its_record_is_got(lab: Lab) -> None:
+    (lab.notebooks / "enough").unlink(missing_ok=True)
+    write_notebook(lab.notebooks / "soon.ipynb", START, TRAIN, "1 + 1")
+    with lab.open("soon.ipynb") as notebook:
+        notebook.run(0)
+        notebook.begin(1)
+        expect(notebook.code_cell(1).locator(".nbddp-late")).to_be_attached()
+        assert not re.search(GET, notebook.text(1))
+        command(notebook, "notebook:move-cell-down")
+        end(lab)
+        notebook.await_idle()
+        shown = notebook.code_cell(2).locator(".nbddp-late")
+        if shown.count():  # else the panel came before it was moved
+            expect(shown).to_have_text(re.compile(GET))
+            notebook.page.wait_for_function(
+                "() => document.querySelector('.nbddp-late').offsetHeight > 10"
+            )
 
 
 def test_a_cell_whose_outputs_were_cleared_while_it_ran_ends_with_its_record_once(

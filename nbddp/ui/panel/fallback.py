@@ -29,7 +29,7 @@ class Fallback:
     def publish(self, run: str, cell: int) -> None:
         """Put it under the panel, which has just been shown."""
         if run:
-            self.text = f"`%ddp show {run} --cell {cell}` draws its record"
+            self.text = way_to_record(run, cell)
             html = f'<div class="nbddp-fallback">{escape(self.text)}</div>'
             self._publish({"text/html": html, "text/plain": self.text}, is_update=self._is_there)
             self._is_there = True
@@ -42,3 +42,16 @@ class Fallback:
 
     def _publish(self, bundle: JsonDict, *, is_update: bool) -> None:
         publish_display_data(bundle, transient={"display_id": self._display_id}, update=is_update)
+
+
+def way_to_record(run: str, cell: int) -> str:
+    """How the record of a cell is got."""
+    return f"`%ddp show {run} --cell {cell}` draws its record"
+
+
+def late_html(run: str, cell: int) -> str:
+    """The same line under what is replaced within a second; it comes into sight if that is not.
+
+    A cell that is moved, or a page that is loaded again, in the first moments keeps what it has.
+    """
+    return f'<div class="nbddp nbddp-late">{escape(way_to_record(run, cell))}</div>' if run else ""

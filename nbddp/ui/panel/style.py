@@ -31,6 +31,9 @@ SHEET = f"""<style>
 .nbddp-dot.nbddp-warn {{ background: {WARN}; }}
 .nbddp-dot.nbddp-off {{ background: #8888; }}
 .nbddp-running .nbddp-dot {{ animation: nbddp-pulse 1.6s ease-in-out infinite; }}
+.nbddp-late {{ max-height: 0; overflow: hidden; visibility: hidden;
+  animation: nbddp-come 0s 5s forwards; }}
+@keyframes nbddp-come {{ to {{ max-height: 4em; visibility: visible; }} }}
 @keyframes nbddp-pulse {{ 50% {{ opacity: .35; }} }}
 .nbddp table.nbddp-ranks {{ border-collapse: collapse; border: none; margin: 4px 0; width: auto;
   font-size: 12px; font-variant-numeric: tabular-nums; table-layout: auto; color: inherit; }}

@@ -21,7 +21,7 @@ from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.panel.attempts import Attempt
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.controls import Press
-from nbddp.ui.panel.fallback import Fallback
+from nbddp.ui.panel.fallback import Fallback, late_html
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log import log_path, say_earlier
 from nbddp.ui.panel.pages import MAX_ROWS
@@ -199,7 +199,8 @@ class PanelView:
             earlier=self._earlier(merged, SHOWN),
             is_brief=True,
         )
-        self._publish({"text/html": record_html(record), "text/plain": record_text(record)})
+        html = record_html(record) + late_html(record.snapshot.run, handle.number)
+        self._publish({"text/html": html, "text/plain": record_text(record)})
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         now = time.monotonic()
