@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -425,6 +425,15 @@ def test_a_failure_becomes_an_error_with_its_rank_and_report() -> None:
         1,
         verdict.report(),
     )
+
+
+def test_what_filled_a_gpu_stands_under_the_traceback() -> None:
+    told = report("OutOfMemoryError", "CUDA out of memory")
+    failure = told.failure | {"memory": "  cuda:0 has 15.0 GiB\n    this rank: 14.0 GiB"}
+    lines = verdict_on({0: interrupted(), 1: replace(told, failure=failure)}).report().splitlines()
+    place = lines.index("  cuda:0 has 15.0 GiB")
+    assert lines[place + 1] == "    this rank: 14.0 GiB"
+    assert lines[place + 2].startswith("  rank 0: interrupted")
 
 
 def test_an_interrupt_becomes_an_error_of_its_own() -> None:

@@ -165,6 +165,7 @@ class Verdict:
         lines = [self._title()]
         if self.first.failure is not None and not self.is_interrupt:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
+            lines += self.first.failure.memory.splitlines()
         if self.first.ending is not None and not self.ended_by:
             lines += _of_ending(self.first.ending)
         if not self.ended_by:

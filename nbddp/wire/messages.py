@@ -211,6 +211,7 @@ class Failure:
 
     ``lasts`` tells that the next cell fails for the same reason, unless something is done.
     ``because`` is what else belongs to it: the error that it came from, the process it was in.
+    ``memory`` tells in a few lines what filled a GPU, where that was the failure.
     """
 
     name: str
@@ -221,6 +222,7 @@ class Failure:
     at: float = 0.0
     lasts: bool = False
     because: str = ""
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

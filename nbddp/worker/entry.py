@@ -322,6 +322,7 @@ class Rank:
             is_cell_file=self._shell.is_cell_file,
             stuck_in=self._group.stuck_in,
             at=at,
+            names=self._shell.user_ns,
         )
 
     def _prepare(self, command: RunCell) -> bool:

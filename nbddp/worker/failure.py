@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Any
 
 from nbddp.wire.messages import Failure
-from nbddp.worker import interrupt
+from nbddp.worker import gpu_memory, interrupt
 from nbddp.worker.flight_recorder import Collective, newest_collective
 from nbddp.worker.folding import folded
 from nbddp.worker.headline import headline_of, text_of
@@ -27,8 +28,12 @@ def describe(
     is_cell_file: Callable[[str], bool],
     stuck_in: Collective | None,
     at: float,
+    names: Mapping[str, Any],
 ) -> Failure:
-    """Say what ended a cell, with the place in it that the user can look at."""
+    """Say what ended a cell, with the place in it that the user can look at.
+
+    ``names`` are those of the cells; with them it can be told what filled a GPU.
+    """
     stack = [frame for frame, _ in walk(error.__traceback__) if not _is_ours(frame)]
     headline = headline_of(error, is_cell_file)
     return Failure(
@@ -39,7 +44,13 @@ def describe(
         line=headline.line,
         collective=_collective(stack, stuck_in),
         at=at,
+        memory=gpu_memory.tell(error, names, (_locals(frame, names) for frame in stack)),
     )
+
+
+def _locals(frame: FrameType, names: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function's own names; those of a cell, or a module, are no function's."""
+    return {} if frame.f_locals is names or frame.f_locals is frame.f_globals else frame.f_locals
 
 
 def plain(error: BaseException) -> Failure:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from processes import wait_until
 
-from nbddp import CellInterruptedError, WorkerGroup
+from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
 
 pytestmark = [
     pytest.mark.gpu,
@@ -123,3 +123,16 @@ def test_the_snapshot_shows_the_gpus_memory(make_group: Make) -> None:
     group = make_group(1)
     group.run("x = torch.ones(1 << 20, device=device)")
     assert wait_until(lambda: group.session.snapshot().ranks[0].gpu_memory >= 4 << 20)
+
+
+def test_a_full_gpu_is_told_with_the_rank_the_line_and_the_largest_tensors(
+    make_group: Make,
+) -> None:
+    group = make_group(1)
+    group.run("big = torch.ones(1 << 26, device=device)")
+    with pytest.raises(CellFailedError) as caught:
+        group.run("def grow():\n    return torch.ones(1 << 50, device=device)\ngrow()")
+    assert str(caught.value).startswith("rank 0: OutOfMemoryError: CUDA out of memory")
+    assert str(caught.value).endswith(", line 2")
+    assert "largest tensors: big 256 MiB (float32 [67108864])" in caught.value.report
+    assert "this rank: 256 MiB in tensors" in caught.value.report

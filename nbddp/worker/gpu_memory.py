@@ -1,0 +1,114 @@
+"""What filled a GPU when an allocation failed there: who held how much, and which tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+
+SHOWN = 5  # tensors, the largest
+_GPU = re.compile(r"\bGPU (\d+)")
+DEEP = 3  # levels of containers that are looked into
+WIDE = 10_000  # items of each
+LOOSE = 0.2  # of what torch has reserved and no tensor holds: then it is in pieces
+
+Names = Mapping[str, Any]
+Named = tuple[str, torch.Tensor]
+
+
+def tell(error: BaseException, names: Names, frames: Iterable[Names]) -> str:
+    """What is to be known of a failed allocation on this rank's GPU; empty for other errors.
+
+    Args:
+        error: what ended the cell.
+        names: those of the cells.
+        frames: the local names of the functions that it came through.
+    """
+    if not isinstance(error, torch.OutOfMemoryError) or not torch.cuda.is_initialized():
+        return ""
+    said = _GPU.search(str(error))  # as seen from here
+    device = torch.device("cuda", int(said[1]) if said else torch.cuda.current_device())
+    try:
+        return "\n".join(_card(device, largest_tensors([names, *frames], device)))
+    except Exception as inner:  # noqa: BLE001 - whatever a user's module does when it is asked
+        return f"  what holds its memory cannot be told: {type(inner).__name__}: {inner}"
+
+
+def _card(device: torch.device, largest: list[Named]) -> Iterator[str]:
+    free, total = torch.cuda.mem_get_info(device)
+    held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    others = max(0, total - free - reserved)
+    yield f"  {device}, {torch.cuda.get_device_name(device)}, has {_gib(total)}; {_gib(free)} free"
+    yield f"    this rank: {_gib(held)} in tensors, {_gib(reserved - held)} reserved beside them"
+    yield f"    all else (CUDA itself, other ranks, other processes): {_gib(others)}"
+    if largest:
+        yield f"    largest tensors: {', '.join(_say(*each) for each in largest)}"
+    yield f"    {_way_out(held, reserved, others, total)}"
+
+
+def _way_out(held: int, reserved: int, others: int, total: int) -> str:
+    if others > total / 2:
+        return "most of it is not this rank's: `nvidia-smi` names the processes; fewer ranks on it"
+    if reserved and (reserved - held) / reserved > LOOSE:
+        return (
+            "much is free, but in pieces: "
+            "`--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` puts them together"
+        )
+    return (
+        "a smaller batch needs less, and so do `nbddp.precision(accumulate=4)` with a quarter of "
+        "it, and bf16; `del` gives a name's memory back"
+    )
+
+
+def _say(name: str, tensor: torch.Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return f"{name} {_gib(tensor.nbytes)} ({kind} {list(tensor.shape)})"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.0f} MiB"
+
+
+def largest_tensors(scopes: Iterable[Names], device: torch.device | None = None) -> list[Named]:
+    """The largest tensors on a device that have a name; what shares memory is told once."""
+    seen: set[int] = set()
+    found: list[Named] = []
+    for scope in scopes:
+        for name, value in list(scope.items()):
+            if name.startswith("_"):
+                continue
+            for path, tensor in _within(name, value, DEEP):
+                place = tensor.untyped_storage().data_ptr()
+                is_here = device is None or tensor.device == device
+                if is_here and place and place not in seen:
+                    seen.add(place)
+                    found.append((path, tensor))
+    found.sort(key=lambda each: -each[1].nbytes)
+    return found[:SHOWN]
+
+
+def _within(name: str, value: Any, depth: int) -> Iterator[Named]:
+    """The tensors that a name leads to, each under a name that a user can type."""
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        yield name, value
+        if value.is_leaf and value.grad is not None:
+            yield f"{name}.grad", value.grad
+    elif isinstance(value, torch.nn.Module):
+        for path, each in (*value.named_parameters(), *value.named_buffers()):
+            yield from _within(f"{name}.{path}", each, 0)
+    elif depth > 0:
+        for path, each in _items(name, value):
+            yield from _within(path, each, depth - 1)
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.optim.Optimizer):
+        states = enumerate(value.state.values())
+        yield from ((f"{name}.state[{number}]", state) for number, state in states)
+    elif type(value) is dict:
+        yield from ((f"{name}[{key!r}]", each) for key, each in islice(value.items(), WIDE))
+    elif type(value) in (list, tuple):
+        yield from ((f"{name}[{number}]", each) for number, each in enumerate(value[:WIDE]))

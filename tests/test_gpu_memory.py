@@ -1,0 +1,106 @@
+"""What is told of a GPU that was full: who held how much of it, the largest tensors, a way out."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nbddp.worker import gpu_memory as room
+from nbddp.worker.gpu_memory import largest_tensors, tell
+
+GIB = 1 << 30
+
+
+def names_of(*scopes: dict[str, Any]) -> list[str]:
+    return [name for name, _ in largest_tensors(scopes)]
+
+
+def test_the_largest_come_first_under_names_that_can_be_typed() -> None:
+    model = torch.nn.Linear(50, 40)
+    model(torch.ones(50)).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    scope = {"model": model, "optimizer": optimizer, "batch": {"x": [torch.ones(3000)]}}
+    assert names_of(scope) == [
+        "batch['x'][0]",
+        "model.weight",
+        "model.weight.grad",
+        "optimizer.state[0]['momentum_buffer']",
+        "model.bias",
+    ]
+
+
+def test_what_shares_memory_is_told_once_and_what_python_keeps_not_at_all() -> None:
+    whole = torch.ones(100, 10)
+    scope = {"whole": whole, "part": whole[:50], "_": whole + 1, "text": "x", "loop": []}
+    scope["loop"].append(scope["loop"])
+    assert names_of(scope, {"inner": torch.ones(7), "again": whole}) == ["whole", "inner"]
+
+
+def test_only_tensors_on_that_device_count() -> None:
+    scope = {"here": torch.ones(3), "nowhere": torch.ones(9, device="meta")}
+    assert [name for name, _ in largest_tensors([scope], torch.device("cpu"))] == ["here"]
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What is told of a GPU of 16 GiB on which these amounts are used."""
+
+    def told(*, free: int, held: int, reserved: int) -> list[str]:
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _d: (free * GIB, 16 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _d: held * GIB)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _d: reserved * GIB)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _d: "Tesla T4")
+        big = SimpleNamespace(
+            device=torch.device("cuda", 1), nbytes=3 * GIB, dtype=torch.float32, shape=(3, 5)
+        )
+        monkeypatch.setattr(room, "largest_tensors", lambda *_scopes: [("x", big)])
+        return tell(torch.OutOfMemoryError("GPU 1 has no room"), {}, []).splitlines()
+
+    return told
+
+
+def test_a_full_gpu_is_told_with_who_holds_it_and_what_helps(card: Any) -> None:
+    assert card(free=1, held=12, reserved=13) == [
+        "  cuda:1, Tesla T4, has 16.0 GiB; 1.0 GiB free",
+        "    this rank: 12.0 GiB in tensors, 1.0 GiB reserved beside them",
+        "    all else (CUDA itself, other ranks, other processes): 2.0 GiB",
+        "    largest tensors: x 3.0 GiB (float32 [3, 5])",
+        "    a smaller batch needs less, and so do `nbddp.precision(accumulate=4)` with a quarter "
+        "of it, and bf16; `del` gives a name's memory back",
+    ]
+
+
+def test_who_holds_most_of_it_decides_what_helps(card: Any) -> None:
+    assert card(free=1, held=3, reserved=3)[-1] == (
+        "    most of it is not this rank's: `nvidia-smi` names the processes; fewer ranks on it"
+    )
+    assert card(free=1, held=8, reserved=14)[-1] == (
+        "    much is free, but in pieces: "
+        "`--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` puts them together"
+    )
+
+
+def test_other_errors_and_ranks_without_a_gpu_tell_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert tell(torch.OutOfMemoryError("pretended"), {}, []) == ""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert tell(RuntimeError("no"), {}, []) == ""
+
+
+def test_a_module_that_cannot_be_asked_hides_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(torch.nn.Module):
+        def named_parameters(self, *_args: Any, **_options: Any) -> Any:
+            raise RuntimeError("not now")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    error = torch.OutOfMemoryError("GPU 0 has no room")
+    assert tell(error, {"model": Odd()}, []) == (
+        "  what holds its memory cannot be told: RuntimeError: not now"
+    )
