@@ -309,6 +309,8 @@ def test_redraws_come_ten_times_a_second_at_most(page: Page) -> None:
     seconds = time.monotonic() - began
     drawn = [text for text in reply.widget_texts if "nbddp-log" in text]
     assert 5 < len(drawn) <= 10 * seconds + 2
+    tables = [text for text in reply.widget_texts if "nbddp-ranks" in text]
+    assert 1 < len(tables) <= seconds / 0.3 + 3, "all but the log may wait longer"
 
 
 def test_a_page_that_draws_no_widgets_is_waited_for_once(page: Page) -> None:

@@ -42,6 +42,7 @@ DELAY = 0.2  # seconds: a cell that is over by then gets its record at once
 OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
 DRAW_PERIOD = 0.1  # seconds between two redraws of the log, whatever comes in
 TABLE_PERIOD = 0.3  # seconds between two of all else, unless the group or the cell changes
+CROWD = 16  # ranks; with more of them it is drawn less often, down to once a second
 LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
 TICK = 0.5  # seconds between two redraws of it when nothing comes in: times go on
 SETTLING = 1.0  # seconds that a page may take to draw a panel before the record replaces it
@@ -209,7 +210,8 @@ class PanelView:
             self._seen_log, self._next_draw = log_seen, now + DRAW_PERIOD
             widgets.log.draw(self.tails, self._folder)
         if self._is_table_due(now):
-            self._next_table, self._next_tick = now + TABLE_PERIOD, now + TICK
+            pause = min(1.0, TABLE_PERIOD * max(1.0, len(handle.ranks) / CROWD))
+            self._next_table, self._next_tick = now + pause, now + max(pause, TICK)
             widgets.draw(self._snapshot(handle), note=self._note())
 
     def _is_table_due(self, now: float) -> bool:
