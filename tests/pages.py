@@ -17,11 +17,14 @@ from nbddp.ui.ansi import strip
 
 _TAGS = {"br", "code", "details", "div", "img", "li", "pre", "small", "span", "style", "summary"}
 _TAGS |= {"table", "tbody", "td", "th", "thead", "tr", "ul"}
-_VOID = {"br", "img"}
-_ATTRIBUTES = {"alt", "class", "open", "src", "style", "title"}
-_CLASSES = re.compile(r"((nbddp|ansi|jp)[-\w]*\s*)*")
+_TAGS |= {"circle", "g", "i", "input", "path", "s", "strong", "svg"}
+_VOID = {"br", "img", "input"}
+_ATTRIBUTES = {"alt", "class", "open", "src", "style", "title", "width", "height"}
+_ATTRIBUTES |= {"aria-label", "data-t", "hidden", "role", "tabindex", "type", "viewbox"}
+_DRAWN = {"cx", "cy", "d", "fill", "opacity", "r", "stroke", "stroke-linejoin", "stroke-width"}
+_CLASSES = re.compile(r"((nbddp|ansi|jp|k\d)[-\w]*\s*)*")
 _STYLE = re.compile(r"[-\w\s:;.%#(),]*")
-_PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]*=*")
+_PICTURE = re.compile(r"data:image/svg\+xml;base64,[A-Za-z0-9+/]*=*")
 
 
 class Page(HTMLParser):
@@ -51,7 +54,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in _TAGS
         known = {name: value or "" for name, value in attrs}
-        assert set(known) <= _ATTRIBUTES
+        is_drawn = tag in ("circle", "g", "path")
+        assert set(known) <= (_DRAWN | {"class"} if is_drawn else _ATTRIBUTES)
         assert len(known) == len(attrs)
         assert _CLASSES.fullmatch(known.get("class", "")), known
         assert _STYLE.fullmatch(known.get("style", "")), known
@@ -74,7 +78,9 @@ class Page(HTMLParser):
             self.text += data
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        raise AssertionError(f"<{tag}/> with {attrs}")
+        assert tag in ("circle", "path"), attrs
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
 
     def handle_comment(self, data: str) -> None:
         raise AssertionError(f"a comment: {data}")

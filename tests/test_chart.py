@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from nbddp.record.curves import Curves
 from nbddp.record.series import Curve
+from nbddp.ui.charts.drawing import ALERT, INK, RESTART
+from nbddp.ui.charts.frame import HEIGHT, WIDTH
+from nbddp.ui.charts.paper import HEAD, SCALE, draw_png, readable
 from nbddp.ui.palette import rank_color
-from nbddp.ui.panel.chart import ALERT, RESTART, draw
-from nbddp.ui.panel.paper import HEIGHT, INK, SCALE, WIDTH, readable
 
 Picture = NDArray[np.float64]
 Value = Callable[[int, int], float]
@@ -39,7 +40,7 @@ def curves_of(value: Value, *, ranks: int = 1, steps: int = 100) -> dict[int, Cu
 
 
 def picture_of(curves: Mapping[int, Curve], name: str = "loss") -> Picture:
-    return np.asarray(imread(io.BytesIO(draw(name, curves))), dtype=np.float64)
+    return np.asarray(imread(io.BytesIO(draw_png(name, curves))), dtype=np.float64)
 
 
 def where(picture: Picture, color: str, *, alpha: float = 0.9) -> NDArray[np.bool_]:
@@ -50,7 +51,7 @@ def where(picture: Picture, color: str, *, alpha: float = 0.9) -> NDArray[np.boo
 
 def plot_of(picture: Picture) -> Picture:
     """What is inside the axes."""
-    return picture[36 * SCALE : -26 * SCALE, MARGIN:]
+    return picture[(HEAD + 12) * SCALE : -26 * SCALE, MARGIN:]
 
 
 def heights(marks: NDArray[np.bool_]) -> list[float]:
@@ -66,20 +67,20 @@ def falling(rank: int, step: int) -> float:
 
 
 def test_a_chart_is_a_small_transparent_png_of_the_right_size() -> None:
-    png = draw("loss", curves_of(falling, ranks=4))
+    png = draw_png("loss", curves_of(falling, ranks=4))
     picture = picture_of(curves_of(falling, ranks=4))
     assert png.startswith(b"\x89PNG")
     assert len(png) < 20_000
-    assert picture.shape == (HEIGHT * SCALE, WIDTH * SCALE, 4)
+    assert picture.shape == ((HEIGHT + HEAD) * SCALE, WIDTH * SCALE, 4)
     assert (picture[..., 3] == 0).mean() > 0.8
     assert picture[[0, 0, -1, -1], [0, -1, 0, -1], 3].tolist() == [0, 0, 0, 0]
 
 
 def test_the_same_data_give_the_same_bytes_and_other_data_do_not() -> None:
     one, other = curves_of(falling), curves_of(lambda _rank, step: float(step))
-    assert draw("loss", one) == draw("loss", one)
-    assert draw("loss", one) != draw("loss", other)
-    assert draw("loss", one) != draw("accuracy", one)
+    assert draw_png("loss", one) == draw_png("loss", one)
+    assert draw_png("loss", one) != draw_png("loss", other)
+    assert draw_png("loss", one) != draw_png("accuracy", one)
 
 
 def test_a_single_rank_is_one_line_in_its_colour() -> None:
@@ -142,7 +143,7 @@ def test_a_point_between_gaps_is_a_dot() -> None:
 
 def test_no_curves_are_an_empty_chart() -> None:
     picture = picture_of({})
-    assert picture.shape == (HEIGHT * SCALE, WIDTH * SCALE, 4)
+    assert picture.shape == ((HEIGHT + HEAD) * SCALE, WIDTH * SCALE, 4)
     assert not plot_of(picture)[..., 3].any()
 
 
@@ -267,7 +268,7 @@ def test_no_data_and_no_name_stop_a_chart(
     for rank, each in points.items():
         for step, value in each:
             metrics.add(rank, 0.0, step, {"loss": value})
-    assert draw(name, metrics.curves("loss")).startswith(b"\x89PNG")
+    assert draw_png(name, metrics.curves("loss")).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -292,14 +293,14 @@ def test_a_name_is_drawn_letter_by_letter_whatever_it_is(name: str) -> None:
 
 def test_a_name_with_dollars_is_no_formula() -> None:
     curves = curves_of(falling)
-    assert draw("$a$", curves) != draw("a", curves)
+    assert draw_png("$a$", curves) != draw_png("a", curves)
 
 
 def test_a_long_name_leaves_room_for_the_value() -> None:
     curves = curves_of(falling)
-    ends = [draw("W" * length, curves) for length in (60, 61, 200)]
+    ends = [draw_png("W" * length, curves) for length in (60, 61, 200)]
     assert ends[0] == ends[1] == ends[2]
-    assert ends[0] != draw("W" * 60, curves_of(lambda _rank, step: 2 * falling(0, step)))
+    assert ends[0] != draw_png("W" * 60, curves_of(lambda _rank, step: 2 * falling(0, step)))
 
 
 def test_letters_that_the_font_does_not_have_are_marked() -> None:
@@ -313,10 +314,10 @@ def test_a_thread_may_draw_and_pyplot_is_not_loaded() -> None:
     program = """
 import sys, threading
 from nbddp.record.curves import Curves
-from nbddp.ui.panel.chart import draw
+from nbddp.ui.charts.paper import draw_png
 metrics, drawn = Curves(), []
 metrics.add(0, 0.0, 0, {"loss": 1.0})
-thread = threading.Thread(target=lambda: drawn.append(draw("loss", metrics.curves("loss"))))
+thread = threading.Thread(target=lambda: drawn.append(draw_png("loss", metrics.curves("loss"))))
 thread.start()
 thread.join()
 assert drawn[0].startswith(b"\\x89PNG")
@@ -327,17 +328,19 @@ assert "matplotlib.pyplot" not in sys.modules
 
 def test_several_threads_draw_the_same() -> None:
     curves, drawn = curves_of(falling, ranks=3), list[bytes]()
-    threads = [threading.Thread(target=lambda: drawn.append(draw("loss", curves))) for _ in "abcd"]
+    threads = [
+        threading.Thread(target=lambda: drawn.append(draw_png("loss", curves))) for _ in "abcd"
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert drawn == [draw("loss", curves)] * 4
+    assert drawn == [draw_png("loss", curves)] * 4
 
 
 def test_the_styles_of_users_do_not_reach_the_charts() -> None:
     curves = curves_of(falling, ranks=2)
-    plain = draw("$loss$", curves)
+    plain = draw_png("$loss$", curves)
     theirs = {
         "axes.facecolor": "black",
         "figure.autolayout": True,
@@ -350,12 +353,12 @@ def test_the_styles_of_users_do_not_reach_the_charts() -> None:
         "text.usetex": True,
     }
     with mpl.rc_context(theirs):
-        assert draw("$loss$", curves) == plain
+        assert draw_png("$loss$", curves) == plain
 
 
 def test_the_metrics_load_neither_numpy_nor_matplotlib() -> None:
     program = (
-        "import sys, nbddp.record.curves, nbddp.ui.palette, nbddp.ui.panel.scale\n"
+        "import sys, nbddp.record.curves, nbddp.ui.palette, nbddp.ui.charts.scale\n"
         "assert not {'numpy', 'matplotlib', 'PIL'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,10 +13,15 @@ from processes import wait_until
 
 from nbddp.record.curves import MAX_NAMES, Curves
 from nbddp.record.series import Curve
+from nbddp.ui.charts.frame import Scale
 from nbddp.ui.panel import charts as room
+from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.charts import MAX_CHARTS, Charts
 
 Make = Callable[..., Charts]
+
+
+Picture = tuple[str, str]
 
 
 class FakePencil:
@@ -24,21 +29,29 @@ class FakePencil:
 
     def __init__(self) -> None:
         self.drawn: list[str] = []
+        self.scales: list[Scale] = []
         self.is_held = threading.Event()
         self.is_free = threading.Event()
         self.is_free.set()
 
-    def draw(self, name: str, curves: Mapping[int, Curve]) -> bytes:
+    def draw(self, name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO) -> Drawn:
         self.drawn.append(name)
+        self.scales.append(scale)
         self.is_held.set()
         assert self.is_free.wait(30)
-        return f"{name} {[curve.last for curve in curves.values()]}".encode()
+        return Drawn(name, f"{name} {[curve.last for curve in curves.values()]}", tuple(curves))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, draw: object) -> None:
+    """Have charts drawn by this, live and at the end."""
+    fake = SimpleNamespace(live_chart=draw, kept_chart=draw)
+    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.charthtml", fake)
 
 
 @pytest.fixture
 def pencil(monkeypatch: pytest.MonkeyPatch) -> FakePencil:
     pencil = FakePencil()
-    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", SimpleNamespace(draw=pencil.draw))
+    use(monkeypatch, pencil.draw)
     monkeypatch.setattr(room, "LOOK_PERIOD", 0.005)
     return pencil
 
@@ -49,17 +62,17 @@ def metrics() -> Curves:
 
 
 @pytest.fixture
-def shown() -> list[tuple[str, bytes]]:
+def shown() -> list[Picture]:
     return []
 
 
 @pytest.fixture
-def make(pencil: FakePencil, metrics: Curves, shown: list[tuple[str, bytes]]) -> Iterator[Make]:
+def make(pencil: FakePencil, metrics: Curves, shown: list[Picture]) -> Iterator[Make]:
     """Makes charts; their threads end with the test."""
     made: list[Charts] = []
 
-    def build(show: Callable[[str, bytes], None] | None = None) -> Charts:
-        made.append(Charts(metrics.snapshot, show or (lambda name, png: shown.append((name, png)))))
+    def build(show: Callable[[Drawn], None] | None = None) -> Charts:
+        made.append(Charts(metrics.snapshot, show or (lambda it: shown.append((it.name, it.html)))))
         return made[-1]
 
     yield build
@@ -75,6 +88,10 @@ def charts(make: Make) -> Charts:
     return make()
 
 
+def kept(charts: Charts) -> list[Picture]:
+    return [(each.name, each.html) for each in charts.finish()]
+
+
 def log(metrics: Curves, step: int, **values: float) -> None:
     metrics.add(0, float(step), step, values)
 
@@ -87,19 +104,19 @@ def test_at_the_end_every_metric_has_its_chart_in_the_order_they_came(
 ) -> None:
     log(metrics, 0, loss=0.5, accuracy=0.25)
     log(metrics, 1, loss=0.25, b=1.0)
-    assert charts.finish() == [
-        ("loss", b"loss [0.25]"),
-        ("accuracy", b"accuracy [0.25]"),
-        ("b", b"b [1.0]"),
+    assert kept(charts) == [
+        ("loss", "loss [0.25]"),
+        ("accuracy", "accuracy [0.25]"),
+        ("b", "b [1.0]"),
     ]
 
 
 def test_without_numbers_there_are_no_charts_and_nothing_is_loaded(
     charts: Charts, pencil: FakePencil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.charthtml", None)  # importing it would fail
     charts.draw_on_thread()
-    assert charts.finish() == []
+    assert kept(charts) == []
     assert pencil.drawn == []
 
 
@@ -107,11 +124,11 @@ def test_what_is_drawn_already_is_not_drawn_again(
     charts: Charts, metrics: Curves, pencil: FakePencil
 ) -> None:
     log(metrics, 0, loss=0.5, accuracy=0.25)
-    first = charts.finish()
-    assert charts.finish() == first
+    first = kept(charts)
+    assert kept(charts) == first
     assert pencil.drawn == ["loss", "accuracy"]
     log(metrics, 1, accuracy=0.5)
-    assert charts.finish() == [("loss", b"loss [0.5]"), ("accuracy", b"accuracy [0.5]")]
+    assert kept(charts) == [("loss", "loss [0.5]"), ("accuracy", "accuracy [0.5]")]
     assert pencil.drawn == ["loss", "accuracy", "accuracy"]
 
 
@@ -120,9 +137,12 @@ def test_there_are_never_more_than_so_many_and_the_rest_is_said(
 ) -> None:
     log(metrics, 0, **{f"m{number}": 1.0 for number in range(MAX_CHARTS + 3)})
     names = [f"m{number}" for number in range(MAX_CHARTS)]
-    assert [name for name, _ in charts.finish()] == names
+    assert [name for name, _ in kept(charts)] == names
     assert pencil.drawn == names
-    assert charts.note() == "3 more metrics are in metrics.jsonl"
+    assert charts.note() == (
+        "3 more metrics (m12, m13, m14): `%ddp show --metrics NAME` draws them, "
+        "metrics.jsonl has them all"
+    )
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_CHARTS])
@@ -155,24 +175,27 @@ def test_metrics_that_were_not_even_kept_are_counted(charts: Charts, metrics: Cu
     log(metrics, 0, **{f"m{number}": 1.0 for number in range(MAX_NAMES + 5)})
     charts.finish()
     left_out = MAX_NAMES + 5 - MAX_CHARTS
-    assert charts.note() == f"{left_out} more metrics are in metrics.jsonl"
+    named = ", ".join(f"m{number}" for number in range(MAX_CHARTS, MAX_CHARTS + 20))
+    assert charts.note().startswith(
+        f"{left_out} more metrics ({named}, {left_out - 20} more): `%ddp show "
+    )
 
 
 # ---- while the cell runs
 
 
 def test_what_comes_is_shown_while_it_comes(
-    charts: Charts, metrics: Curves, shown: list[tuple[str, bytes]]
+    charts: Charts, metrics: Curves, shown: list[Picture]
 ) -> None:
     charts.draw_on_thread()
     for step in range(3):
         log(metrics, step, loss=float(step))
-        newest = ("loss", f"loss [{float(step)}]".encode())
+        newest = ("loss", f"loss [{float(step)}]")
         assert wait_until(lambda newest=newest: newest in shown)
 
 
 def test_only_what_has_changed_is_drawn(
-    charts: Charts, metrics: Curves, pencil: FakePencil, shown: list[tuple[str, bytes]]
+    charts: Charts, metrics: Curves, pencil: FakePencil, shown: list[Picture]
 ) -> None:
     log(metrics, 0, loss=0.5, accuracy=0.25)
     charts.draw_on_thread()
@@ -180,8 +203,8 @@ def test_only_what_has_changed_is_drawn(
     log(metrics, 1, accuracy=0.5)
     assert wait_until(lambda: len(shown) == 3)
     charts.finish()
-    assert pencil.drawn == ["loss", "accuracy", "accuracy"]
-    assert shown[-1] == ("accuracy", b"accuracy [0.5]")
+    assert pencil.drawn[:3] == ["loss", "accuracy", "accuracy"]
+    assert shown[-1] == ("accuracy", "accuracy [0.5]")
 
 
 def test_nobody_draws_before_it_is_asked_for(
@@ -193,10 +216,10 @@ def test_nobody_draws_before_it_is_asked_for(
 
 
 def test_what_is_drawn_at_the_end_is_not_shown_in_what_is_about_to_go(
-    charts: Charts, metrics: Curves, shown: list[tuple[str, bytes]]
+    charts: Charts, metrics: Curves, shown: list[Picture]
 ) -> None:
     log(metrics, 0, loss=0.5)
-    assert charts.finish() == [("loss", b"loss [0.5]")]
+    assert kept(charts) == [("loss", "loss [0.5]")]
     assert shown == []
 
 
@@ -209,7 +232,7 @@ def test_numbers_that_come_while_one_draws_are_drawn_at_the_end(
     assert pencil.is_held.wait(30)
     log(metrics, 1, loss=0.25)
     pencil.is_free.set()
-    assert charts.finish() == [("loss", b"loss [0.25]"), ("accuracy", b"accuracy [0.25]")]
+    assert kept(charts) == [("loss", "loss [0.25]"), ("accuracy", "accuracy [0.25]")]
     assert not charts._thread.is_alive()
 
 
@@ -221,12 +244,14 @@ def test_drawing_gets_its_share_of_the_time_and_a_pause_is_never_long(
     class Over(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             pauses.append(timeout or 0.0)
-            return len(pauses) > 3
+            if len(pauses) > 3:
+                charts._over.set()
+            return False
 
     log(metrics, 0, loss=0.5)
     now = iter([0.0, 0.25, 10.0, 10.0001, 20.0, 120.0])
     monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
-    charts._over = Over()
+    charts._nudge = Over()
     charts._draw_news()
     share = room.SHARE
     assert pauses == [0.0, 0.25 * (1 - share) / share, room.LOOK_PERIOD, room.MAX_PAUSE]
@@ -240,12 +265,42 @@ def test_while_there_are_no_numbers_one_looks_now_and_then(
     class Over(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             pauses.append(timeout or 0.0)
-            return len(pauses) > 2
+            if len(pauses) > 2:
+                charts._over.set()
+            return False
 
-    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", None)  # importing it would fail
-    charts._over = Over()
+    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.charthtml", None)  # importing it would fail
+    charts._nudge = Over()
     charts._draw_news()
     assert pauses == [0.0, room.LOOK_PERIOD, room.LOOK_PERIOD]
+
+
+# ---- what somebody chose
+
+
+def test_another_scale_is_drawn_at_once_and_kept(
+    charts: Charts, metrics: Curves, pencil: FakePencil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "LOOK_PERIOD", 1000)
+    monkeypatch.setattr(room, "MAX_PAUSE", 1000)
+    log(metrics, 0, loss=0.5)
+    charts.draw_on_thread()
+    assert wait_until(lambda: pencil.scales == [Scale.AUTO])
+    charts.choose(scale=Scale.LOG)
+    assert wait_until(lambda: pencil.scales == [Scale.AUTO, Scale.LOG])
+    charts.finish()
+    assert pencil.scales == [Scale.AUTO, Scale.LOG, Scale.LOG]
+
+
+def test_the_metrics_that_were_chosen_are_drawn_however_many_there_are(
+    charts: Charts, metrics: Curves
+) -> None:
+    names = [f"m{number}" for number in range(MAX_CHARTS + 8)]
+    log(metrics, 0, **dict.fromkeys(names, 1.0))
+    charts.choose(chosen=names[5:])
+    assert [name for name, _ in kept(charts)] == names[5:]
+    assert charts.names == [*names[5:], *names[:5]]
+    assert charts.note().startswith("5 more metrics (m0, m1, m2, m3, m4): ")
 
 
 # ---- the end of the thread
@@ -274,14 +329,14 @@ def test_a_thread_that_is_stopped_ends_and_draws_no_more(
 
 def test_charts_that_were_never_started_can_be_stopped_and_finished(charts: Charts) -> None:
     charts.stop()
-    assert charts.finish() == []
+    assert kept(charts) == []
 
 
 def test_pictures_are_shown_where_the_charts_were_made(make: Make, metrics: Curves) -> None:
     where: ContextVar[str] = ContextVar("where", default="nowhere")
     places: list[str] = []
     token = where.set("under this cell")
-    charts = make(lambda _name, _png: places.append(where.get()))
+    charts = make(lambda _chart: places.append(where.get()))
     where.reset(token)
     log(metrics, 0, loss=0.5)
     charts.draw_on_thread()
@@ -291,16 +346,16 @@ def test_pictures_are_shown_where_the_charts_were_made(make: Make, metrics: Curv
 def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_come(
     make: Make, metrics: Curves, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def draw(name: str, _curves: Mapping[int, Curve]) -> bytes:
+    def draw(name: str, _curves: Mapping[int, Curve]) -> Drawn:
         if name == "bad":
             raise OverflowError("too large")
-        return name.encode()
+        return Drawn(name, name, (0,))
 
-    monkeypatch.setitem(sys.modules, "nbddp.ui.panel.chart", SimpleNamespace(draw=draw))
+    use(monkeypatch, draw)
     log(metrics, 0, bad=1.0, good=2.0)
     charts = make()
-    assert charts.finish() == [("good", b"good")]
+    assert kept(charts) == [("good", "good")]
     assert charts.note() == "bad could not be drawn: OverflowError: too large"
     assert "the chart of 'bad' could not be drawn" in caplog.text
-    assert charts.finish() == [("good", b"good")]
+    assert kept(charts) == [("good", "good")]
     assert caplog.text.count("could not be drawn") == 1, "it is tried once"

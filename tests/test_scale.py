@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.ui.panel.scale import (
+from nbddp.ui.charts.scale import (
     log_ticks,
     padded,
     say_number,

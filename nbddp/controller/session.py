@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -102,9 +102,15 @@ class Session:
             look=self._gpus.look,
         )
 
-    def metrics(self, known: Mapping[str, int] | None = None, *, most: int) -> MetricsSnapshot:
+    def metrics(
+        self,
+        known: Mapping[str, int] | None = None,
+        *,
+        most: int,
+        chosen: Collection[str] | None = None,
+    ) -> MetricsSnapshot:
         """The numbers that the ranks reported in the last cell; see :meth:`Curves.snapshot`."""
-        return self.whereabouts.curves.snapshot(known, most=most)
+        return self.whereabouts.curves.snapshot(known, most=most, chosen=chosen)
 
     @property
     def version(self) -> tuple[object, ...]:

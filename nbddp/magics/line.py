@@ -24,7 +24,7 @@ from nbddp.magics.options import (
     rank_number,
     start_options,
 )
-from nbddp.magics.show import say_ending
+from nbddp.magics.show import chosen_metrics, say_ending
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.views import ViewChoice
 from nbddp.record.finished import RecordedRun
@@ -160,13 +160,16 @@ class LineMagics(Magics):
     @magic_arguments("ddp show")
     @argument("run", nargs="?", default="", help="a name, a part of one, or a path (default: last)")
     @argument("--cell", type=positive_int, metavar="N", help="one of its cells")
+    @argument("--metrics", metavar="NAME,...", help="the charts of these: names, or val/* and such")
     def show(self, line: str) -> None:
         """Draw a run again from its folder: cells, charts, failures, the last lines of ranks."""
         args = parse(self.show, line)
         current = self._desk.current_run
         run = RecordedRun(find_run(args.run, Path.cwd(), current=current))
         cell = None if args.cell is None else run.cell(args.cell)
-        self._desk.views.show_run(run, cell, ending=say_ending(run, current=current))
+        metrics = args.metrics and chosen_metrics(run, cell, args.metrics)
+        ending = say_ending(run, current=current)
+        self._desk.views.show_run(run, cell, ending=ending, metrics=metrics or None)
 
     @magic_arguments("ddp push")
     @argument("names", nargs="+", help="names of the notebook")

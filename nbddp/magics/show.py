@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import psutil
 
-from nbddp.record.finished import RecordedRun
+from nbddp.errors import RequestError
+from nbddp.record.finished import RecordedCell, RecordedRun
 
 STOPPED = "stopped"
 RUNNING = "still running"
@@ -25,6 +27,21 @@ def say_ending(run: RecordedRun, *, current: Path | None) -> str:
     if not isinstance(pid, int) or host != platform.node():
         return UNKNOWN
     return RUNNING if _is_kernel_of(run, pid) else KILLED
+
+
+def chosen_metrics(run: RecordedRun, cell: RecordedCell | None, patterns: str) -> list[str]:
+    """The metrics whose name, or whose name's pattern, is between the commas.
+
+    Raises:
+        RequestError: there is none.
+    """
+    names = run.metrics(cell).names()
+    wanted = [each.strip() for each in patterns.split(",")]
+    chosen = [name for name in names if any(fnmatchcase(name, each) for each in wanted)]
+    if not chosen:
+        there = ", ".join(names) or "none"
+        raise RequestError(f"there is no metric {patterns}; the metrics of the run are: {there}")
+    return chosen
 
 
 def _is_kernel_of(run: RecordedRun, pid: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -91,8 +91,12 @@ class Views:
 
     def _new(self, session: Session, *, quiet: bool) -> View:
         if quiet or not self.shows_panels:
-            color = shows_color(self._shell)
-            return TextView(IPythonScreen(), is_quiet=quiet, has_color=color, pace=PAGE_PACE)
+            return TextView(
+                IPythonScreen(),
+                is_quiet=quiet,
+                has_color=shows_color(self._shell),
+                pace=PAGE_PACE,
+            )
         return self._new_panel(session)
 
     def _new_panel(self, session: Session) -> PanelView:
@@ -142,7 +146,14 @@ class Views:
         last = self._last if isinstance(self._last, PanelView) else None
         display_status(session, snapshot, last, text=text)
 
-    def show_run(self, run: RecordedRun, cell: RecordedCell | None, *, ending: str) -> None:
+    def show_run(
+        self,
+        run: RecordedRun,
+        cell: RecordedCell | None,
+        *,
+        ending: str,
+        metrics: Collection[str] | None = None,
+    ) -> None:
         """Show a run that was opened from its folder, or one of its cells."""
         text = run_text(run, cell, ending=ending)
         if not self.shows_panels:
@@ -150,7 +161,7 @@ class Views:
             return
         from nbddp.ui.panel.run import run_html
 
-        html = run_html(run, cell, ending=ending)
+        html = run_html(run, cell, ending=ending, metrics=metrics)
         publish_display_data({"text/html": html, "text/plain": text})
 
     def say(self, text: str) -> None:

@@ -6,7 +6,7 @@ import math
 import threading
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from nbddp.record.series import Curve, Loops, Series
@@ -40,12 +40,14 @@ class MetricsSnapshot:
         curves: of each rank, for those metrics whose version was not known to who asked.
         left_out: how many more there are without a curve; beyond 1000 they are not counted.
         falls: of those metrics whose step fell back, how often it did.
+        others: the names of those that are left out, as far as they were kept.
     """
 
     versions: Mapping[str, int]
     curves: Mapping[str, Mapping[int, Curve]]
     left_out: int
     falls: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
 
 
 class Curves:
@@ -121,15 +123,23 @@ class Curves:
             self._tempos.clear()
             self._dropped.clear()
 
-    def snapshot(self, known: Mapping[str, int] | None = None, *, most: int) -> MetricsSnapshot:
-        """The first ``most`` metrics, with the curves of those that are not ``known`` yet."""
+    def snapshot(
+        self,
+        known: Mapping[str, int] | None = None,
+        *,
+        most: int,
+        chosen: Collection[str] | None = None,
+    ) -> MetricsSnapshot:
+        """The chosen metrics, or the first ``most``, with the curves of what is not ``known``."""
         names, known = self.names(), known or {}
-        shown = {name: self.version_of(name) for name in names[:most]}
+        taken = names[:most] if chosen is None else [each for each in names if each in chosen]
+        shown = {name: self.version_of(name) for name in taken}
         return MetricsSnapshot(
             versions=shown,
             curves={name: self.curves(name) for name, at in shown.items() if known.get(name) != at},
-            left_out=max(0, len(names) - most) + self.dropped_names,
+            left_out=len(names) - len(taken) + self.dropped_names,
             falls={name: count for name in shown if (count := self.falls(name))},
+            others=tuple(name for name in names if name not in shown),
         )
 
     def names(self) -> list[str]:

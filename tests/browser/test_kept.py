@@ -77,7 +77,7 @@ def test_a_cell_that_was_moved_while_it_ran_shows_its_record(
     end(lab)
     notebook.await_text(2, r"^done on ranks 0-1 · [\s\S]*step \d+$")
     assert not re.search(GET, notebook.text(2))
-    expect(notebook.code_cell(2).locator("img[alt=loss]")).to_be_visible()
+    expect(notebook.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
     assert notebook.problems == []
     picture(notebook, "moved")
 
@@ -140,7 +140,7 @@ def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_
         )
         again.run(2)
         again.await_text(2, r"^cell 1 of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$")
-        expect(again.code_cell(2).locator("img[alt=loss]")).to_be_visible()
+        expect(again.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
         picture(again, "shown-again")
 
 
@@ -157,7 +157,7 @@ def test_a_cell_that_was_started_again_has_one_record_and_one_curve(
         assert "%ddp restart" not in text
         output = notebook.code_cell(1).locator(".jp-OutputArea-child:visible")
         expect(output).to_have_count(1)
-        expect(output.locator("img[alt=loss]")).to_have_count(1)
+        expect(output.locator("svg[aria-label^='loss: ']").first).to_have_count(1)
         output.locator("summary", has_text="attempt 1").click()
         notebook.await_text(1, "^ValueError: 8$")
         assert notebook.problems == []

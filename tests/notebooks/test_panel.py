@@ -204,7 +204,7 @@ def test_a_cell_that_was_started_again_has_one_record_with_its_outcome_first(pag
     for step in (2, 4):
         folded = rf"<details><summary>[^/]*</span>attempt \d+: rank 1: ValueError: {step}, "
         assert re.search(folded, html)
-    assert html.count('<img alt="loss"') == 1
+    assert html.count('class="nbddp-image" alt="loss"') == 1
     assert "%ddp restart" not in html
     assert "rank 1: ValueError: 4, line 11; restart 2 of 2" in html
 

@@ -91,7 +91,7 @@ def picture(page: Page, name: str) -> None:
 def test_the_panel_is_there_and_its_button_works_while_the_cell_runs(page: Page) -> None:
     page.evaluate("Jupyter.notebook.execute_cell_range(0, 2)")
     await_text(page, 1, r"running a cell(.|\n)*/2000")
-    page.wait_for_selector("img[alt], .nbddp-shots img", timeout=30_000)
+    page.wait_for_selector(".nbddp-charts svg, .nbddp-shots svg", timeout=30_000)
     picture(page, "classic-running")
     page.get_by_role("button", name="Interrupt").first.click()
     await_text(page, 1, r"ranks 0-1 interrupted, line 5")

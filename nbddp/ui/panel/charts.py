@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextvars import copy_context
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.series import Curve
-from nbddp.ui.panel.record import Chart
+
+if TYPE_CHECKING:
+    from nbddp.ui.charts.frame import Scale
+    from nbddp.ui.panel.charthtml import Drawn
 
 logger = logging.getLogger(__name__)
 
-MAX_CHARTS = 12
+MAX_CHARTS = 12  # unless others are chosen
+MAX_NAMED = 20  # metrics without a chart that are named
 LOOK_PERIOD = 0.5  # seconds between two looks for news
 SHARE = 0.2  # of the time goes into drawing: the ranks need the cores
 MAX_PAUSE = 2.0  # seconds; a machine that is busy shows the charts all the same
@@ -25,23 +29,38 @@ MAX_PAUSE = 2.0  # seconds; a machine that is busy shows the charts all the same
 class Take(Protocol):
     """Gives the metrics as they are now."""
 
-    def __call__(self, known: Mapping[str, int], /, *, most: int) -> MetricsSnapshot:
-        """The first ``most``, with the curves of those whose version is not the known one."""
+    def __call__(
+        self, known: Mapping[str, int], /, *, most: int, chosen: Collection[str] | None
+    ) -> MetricsSnapshot:
+        """The chosen ones, or the first ``most``; with the curves of those that are not known."""
 
 
 class Charts:
     """Keeps the newest picture of each metric; ``show`` gets each as it is drawn.
 
     ``take`` is asked for the metrics, with the curves of those that changed since a version.
+
+    Attributes:
+        chosen: the names of those that are drawn; None for the first few.
     """
 
-    def __init__(self, take: Take, show: Callable[[str, bytes], None]) -> None:
+    def __init__(
+        self,
+        take: Take,
+        show: Callable[[Drawn], None],
+        *,
+        chosen: Collection[str] | None = None,
+    ) -> None:
         self._take = take
         self._show = show
+        self.chosen = chosen
+        self._scale: Scale | None = None
         self._metrics = MetricsSnapshot({}, {}, 0)
-        self._drawn: dict[str, tuple[int, bytes]] = {}
+        self._drawn: dict[str, int] = {}  # the version of each that was shown
+        self._kept: dict[str, tuple[object, Drawn]] = {}
         self._failed: dict[str, str] = {}
         self._over = threading.Event()
+        self._nudge = threading.Event()
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._draw_news,), name="nbddp-charts", daemon=True
         )
@@ -50,21 +69,43 @@ class Charts:
         """Begin to draw what comes."""
         self._thread.start()
 
-    def finish(self) -> list[Chart]:
-        """Draw what is not drawn yet, for the last time: the charts, in the order of the names.
+    @property
+    def names(self) -> list[str]:
+        """The metrics that can be chosen from, those that are drawn first."""
+        return [*self._metrics.versions, *self._metrics.others]
+
+    def choose(self, *, scale: Scale | None = None, chosen: Collection[str] | None = None) -> None:
+        """Draw on another scale, or other metrics; what is None stays. Any thread may ask."""
+        if scale is not None:
+            self._scale, self._drawn = scale, {}
+        if chosen is not None:
+            self.chosen = chosen
+        self._nudge.set()
+
+    def finish(self) -> list[Drawn]:
+        """Draw what is to be kept, for the last time: the charts, in the order of the names.
 
         These are not shown any more: what showed them is about to be replaced.
         """
-        self._over.set()
+        self.stop()
         if self._thread.ident is not None:
             self._thread.join()
-        self._refresh()
-        drawn = self._drawn
-        return [(name, drawn[name][1]) for name in self._metrics.versions if name in drawn]
+        if not self._look({}).versions:
+            return []
+        from nbddp.ui.panel.charthtml import kept_chart
+
+        for name, curves in self._metrics.curves.items():
+            seen = self._metrics.versions[name], self._scale
+            if name not in self._kept or self._kept[name][0] != seen:
+                drawn = self._draw(kept_chart, name, curves)
+                if drawn is not None:
+                    self._kept[name] = seen, drawn
+        return [self._kept[name][1] for name in self._metrics.versions if name in self._kept]
 
     def stop(self) -> None:
         """Draw no more."""
         self._over.set()
+        self._nudge.set()
 
     def note(self) -> str:
         """A word on metrics that have no chart, or count on; empty if there is none."""
@@ -72,48 +113,65 @@ class Charts:
         if self._metrics.falls:
             said.append(_say_falls(self._metrics.falls))
         if self._metrics.left_out:
-            said.append(f"{self._metrics.left_out} more metrics are in metrics.jsonl")
+            said.append(_say_left_out(self._metrics))
         return "; ".join(said)
 
     def _draw_news(self) -> None:
         pause = 0.0
-        while not self._over.wait(pause):
-            self._look()
-            if not self._metrics.versions:
+        while not self._is_over_after(pause):
+            if not self._look(self._drawn).versions:
                 pause = LOOK_PERIOD
                 continue
-            import_module("nbddp.ui.panel.chart")  # loads matplotlib, once: that is no drawing
+            import_module("nbddp.ui.panel.charthtml")  # loads NumPy, once: that is no drawing
             began = time.monotonic()
-            self._refresh(is_last=False)
+            self._refresh()
             spent = time.monotonic() - began
             pause = min(MAX_PAUSE, max(LOOK_PERIOD, spent * (1 - SHARE) / SHARE))
 
-    def _refresh(self, *, is_last: bool = True) -> None:
-        self._look()
-        for name, curves in self._metrics.curves.items():
-            if self._over.is_set() and not is_last:
+    def _is_over_after(self, pause: float) -> bool:
+        """Wait until it is time to look again, or somebody chose something."""
+        self._nudge.wait(pause)
+        if not self._over.is_set():
+            self._nudge.clear()
+        return self._over.is_set()
+
+    def _refresh(self) -> None:
+        from nbddp.ui.panel.charthtml import live_chart
+
+        drawn = self._drawn  # another one, if another scale is chosen meanwhile
+        news = self._look(drawn)
+        for name, curves in news.curves.items():
+            if self._over.is_set():
                 return
-            if name in self._failed:
-                continue
-            self._draw(name, curves)
-            if not is_last and name in self._drawn:
-                self._show(name, self._drawn[name][1])
+            chart = self._draw(live_chart, name, curves)
+            if chart is not None:
+                drawn[name] = news.versions[name]
+                self._show(chart)
 
-    def _look(self) -> None:
-        known = {name: version for name, (version, _) in self._drawn.items()}
-        self._metrics = self._take(known, most=MAX_CHARTS)
+    def _look(self, known: Mapping[str, int]) -> MetricsSnapshot:
+        self._metrics = self._take(known, most=MAX_CHARTS, chosen=self.chosen)
+        return self._metrics
 
-    def _draw(self, name: str, curves: Mapping[int, Curve]) -> None:
+    def _draw(
+        self, draw: Callable[..., Drawn], name: str, curves: Mapping[int, Curve]
+    ) -> Drawn | None:
         """Draw one metric; where that fails, the others and the record still come."""
-        from nbddp.ui.panel.chart import draw  # loads matplotlib: not before there is a metric
-
+        if name in self._failed:
+            return None
         try:
-            png = draw(name, curves)
+            return draw(name, curves) if self._scale is None else draw(name, curves, self._scale)
         except Exception as error:
             logger.exception("the chart of %r could not be drawn", name)
             self._failed[name] = f"{type(error).__name__}: {error}"
-            return
-        self._drawn[name] = self._metrics.versions[name], png
+            return None
+
+
+def _say_left_out(metrics: MetricsSnapshot) -> str:
+    named = metrics.others[:MAX_NAMED]
+    more = metrics.left_out - len(named)
+    names = ", ".join([*named, *([f"{more} more"] if more else [])])
+    many = "1 more metric" if metrics.left_out == 1 else f"{metrics.left_out} more metrics"
+    return f"{many} ({names}): `%ddp show --metrics NAME` draws them, metrics.jsonl has them all"
 
 
 def _say_falls(falls: Mapping[str, int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,13 +10,12 @@ from nbddp.lifecycle.comeback import say_restarts
 from nbddp.record.cell import CellResult
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
+from nbddp.ui.panel.charthtml import Drawn, charts_html
 from nbddp.ui.panel.html import alarm, card, escape, rank_table, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_seconds
-
-Chart = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +27,7 @@ class Record:
         lines: the tail of the logs, and values that are text.
         earlier: a word on the lines before those; ``log_path`` is where all are.
         rank_lines: the tail of each rank whose lines are not all among ``lines``.
-        charts: names and PNGs.
+        charts: those of the metrics.
         attempts: those before this one, as HTML each; ``seconds_lost`` between them.
         notes: what else should be said, such as metrics that are not drawn.
         is_brief: the ranks are folded, as they are in the record of a cell that went well.
@@ -41,7 +39,7 @@ class Record:
     earlier: str = ""
     log_path: str = ""
     rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
-    charts: Sequence[Chart] = ()
+    charts: Sequence[Drawn] = ()
     attempts: Sequence[str] = ()
     seconds_lost: float = 0.0
     notes: Sequence[str] = ()
@@ -95,17 +93,6 @@ def going_on_html(text: str) -> str:
     """A word in the panel's place between two attempts."""
     said = f'<span class="nbddp-dot nbddp-warn"></span><span>{escape(text)}</span>'
     return f'{SHEET}<div class="nbddp nbddp-running">{said}</div>'
-
-
-def charts_html(charts: Sequence[Chart]) -> str:
-    """Charts as pictures that are part of the page."""
-    if not charts:
-        return ""
-    shown = "".join(
-        f'<img alt="{escape(name)}" src="data:image/png;base64,{b64encode(png).decode()}">'
-        for name, png in charts
-    )
-    return f'<div class="nbddp-charts">{shown}</div>'
 
 
 def _title(record: Record) -> str:

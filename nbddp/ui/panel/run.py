@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.ui.ansi import to_html
+from nbddp.ui.panel.charthtml import charts_html
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.html import card, escape, rank_table, time_line
 from nbddp.ui.panel.loghtml import log_html
-from nbddp.ui.panel.record import charts_html
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
 from nbddp.ui.text.run import (
@@ -27,9 +27,18 @@ OPEN_TAILS = 4  # of so many ranks they are shown at once
 MAX_TAILS = 64  # ranks whose lines are shown
 
 
-def run_html(run: RecordedRun, cell: RecordedCell | None = None, *, ending: str = "") -> str:
-    """The run, or a cell of it; ``ending`` says how the run ended."""
-    charts = Charts(run.metrics(cell).snapshot, lambda _name, _png: None)
+def run_html(
+    run: RecordedRun,
+    cell: RecordedCell | None = None,
+    *,
+    ending: str = "",
+    metrics: Collection[str] | None = None,
+) -> str:
+    """The run, or a cell of it; ``ending`` says how the run ended.
+
+    ``metrics`` are those that have a chart; None for the first few.
+    """
+    charts = Charts(run.metrics(cell).snapshot, lambda _chart: None, chosen=metrics)
     pictures = charts.finish()
     notes = [charts.note(), _unreadable(run), f"all of it is in {shorten(str(run.path))}"]
     parts = [

@@ -6,9 +6,10 @@ from IPython.display import publish_display_data
 
 from nbddp.controller.session import Session
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.log import log_path
-from nbddp.ui.panel.record import Chart, Record, record_html
+from nbddp.ui.panel.record import Record, record_html
 from nbddp.ui.panel.view import SHOWN, PanelView
 from nbddp.ui.tails import Line
 from nbddp.ui.words import shorten
@@ -18,10 +19,10 @@ def display_status(
     session: Session, snapshot: Snapshot, last: PanelView | None, *, text: str
 ) -> None:
     """Show the group as the snapshot has it, with the output of its last cell, as a record."""
-    charts: list[Chart] = []
+    charts: list[Drawn] = []
     lines: list[Line] = []
     if last is not None and last.attempt == snapshot.attempt:
-        charts = Charts(session.metrics, lambda _name, _png: None).finish()
+        charts = Charts(session.metrics, lambda _chart: None).finish()
         lines = last.tails.merged()[-SHOWN:]
     path = log_path(shorten(snapshot.folder), None)
     record = Record(snapshot=snapshot, lines=lines, charts=charts, log_path=path)

@@ -79,7 +79,6 @@ SHEET = f"""<style>
   font-variant-numeric: tabular-nums; }}
 .nbddp details > summary {{ cursor: pointer; }}
 .nbddp .nbddp-charts {{ display: flex; flex-wrap: wrap; gap: 4px 10px; }}
-.nbddp .nbddp-charts img {{ width: 360px; max-width: 100%; height: auto; margin: 0; }}
 .nbddp-panel {{ border: 1px solid #8884; border-radius: 5px; padding: 6px 10px 8px;
   overflow: hidden; overflow: clip; }}
 .jp-CodeCell:not(.jp-mod-outputsScrolled) .jp-OutputArea:has(.nbddp-head),
@@ -103,7 +102,6 @@ SHEET = f"""<style>
 .nbddp-choice > * {{ margin: 2px 2px 2px 0; }}
 .nbddp-panel .widget-html-content {{ overflow-x: auto; }}
 .nbddp-shots {{ flex-flow: row wrap; }}
-.nbddp-shots img {{ max-width: 100%; }}
 .nbddp-choice .widget-text {{ height: 24px; }}
 .nbddp-choice .widget-text input {{ height: 22px; padding: 0 6px; font-size: 11px; }}
 .nbddp-choice .widget-toggle-button, .nbddp-choice .jupyter-button {{ height: 22px;

@@ -19,6 +19,7 @@ from nbddp.ui.agreement import agreeing
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.panel.attempts import Attempt
+from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.controls import Press
 from nbddp.ui.panel.fallback import Fallback, late_html
@@ -26,7 +27,6 @@ from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log import log_path, say_earlier
 from nbddp.ui.panel.pages import MAX_ROWS
 from nbddp.ui.panel.record import (
-    Chart,
     Record,
     going_on_html,
     record_html,
@@ -224,7 +224,10 @@ class PanelView:
 
     def _open(self, handle: CellHandle) -> None:
         self._widgets = widgets = PanelWidgets(
-            handle.ranks, lambda *it: self._press(handle, *it), self._serve
+            handle.ranks,
+            lambda *it: self._press(handle, *it),
+            choose=self._charts.choose,
+            on_new=self._serve,
         )
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
@@ -243,11 +246,9 @@ class PanelView:
         count = self.tails.earlier(rank) + max(0, len(lines) - shown)
         return say_earlier(count, log_path(self._folder, rank))
 
-    def _show_chart(self, name: str, png: bytes) -> None:
+    def _show_chart(self, chart: Drawn) -> None:
         if self._widgets is not None:
-            self._widgets.show_chart(name, png)
-            if self._serving is not None:
-                self._serving.add(self._widgets.root)  # it has a picture more
+            self._widgets.show_chart(chart, self._charts.names)
 
     def _press(self, handle: CellHandle, press: Press, rank: int) -> None:
         """Do what a button says, without waiting for it: the panel shows what comes of it."""
@@ -325,7 +326,7 @@ class PanelView:
         handle: CellHandle,
         result: CellResult,
         values: Sequence[Line],
-        charts: Sequence[Chart],
+        charts: Sequence[Drawn],
     ) -> str:
         merged = self.tails.merged()
         snapshot = self._snapshot(handle)

@@ -9,22 +9,26 @@ from threading import Event
 import ipywidgets as widgets
 
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, rank_table, state_line, time_line
 from nbddp.ui.panel.log import LogWidgets
+from nbddp.ui.panel.shots import Choose, Shots
 from nbddp.ui.panel.style import SHEET
 
 
 class PanelWidgets:
     """One panel; drawn from one thread, pressed on another.
 
-    ``on_new`` is given every widget that is added to it later.
+    ``choose`` is told of what is chosen of the charts, ``on_new`` of every widget that is added.
     """
 
     def __init__(
         self,
         ranks: Sequence[int],
         press: Callable[[Press, int], None],
+        *,
+        choose: Choose,
         on_new: Callable[[widgets.Widget], None] = lambda _widget: None,
     ) -> None:
         self._ranks = list(ranks)
@@ -32,10 +36,9 @@ class PanelWidgets:
         self._line = _html()
         self._controls = Controls(self._ranks, press)
         self.log = LogWidgets(ranks, on_new)
-        self._charts: dict[str, widgets.Image] = {}
-        self._shots = _box(widgets.Box, [], "nbddp-shots")
+        self._shots = Shots(self._ranks, choose, on_new)
         head = _box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
-        parts = [head, self._note, self._table, self._shots, self.log.root, self._line]
+        parts = [head, self._note, self._table, self._shots.root, self.log.root, self._line]
         self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
         self.is_on_page = Event()  # the page has drawn all of it
         self.was_shown = False  # on some page, once
@@ -90,16 +93,15 @@ class PanelWidgets:
         self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
         self._controls.draw(snapshot)
 
-    def show_chart(self, name: str, png: bytes) -> None:
-        """Show the chart of a metric, in the place that it has or in a new one at the end."""
-        if name in self._charts:
-            self._charts[name].value = png
-            return
-        self._charts[name] = widgets.Image(
-            value=png, format="png", width=360, layout=widgets.Layout(margin="0 10px 0 0")
-        )
-        self._await(self._charts[name])
-        self._shots.children = (*self._shots.children, self._charts[name])
+    def show_chart(self, chart: Drawn, names: Sequence[str] = ()) -> None:
+        """Show the chart of a metric, in the place that it has or in a new one at the end.
+
+        ``names`` are the metrics that there are, in the order in which they are drawn.
+        """
+        new = self._shots.show(chart)
+        if new is not None:
+            self._await(new)
+        self._shots.offer(names)
 
     def become(self, html: str) -> None:
         """Turn into a record, for a page that is not told of another: it was loaded again, say."""

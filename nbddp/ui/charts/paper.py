@@ -1,4 +1,4 @@
-"""A transparent sheet to draw a chart on, with matplotlib's Agg; importing it loads matplotlib.
+"""A chart as a PNG, drawn with matplotlib's Agg; importing this loads matplotlib.
 
 It neither reads nor changes how users set up plots of their own: there is no pyplot in it, and
 every style is said. Any thread may draw.
@@ -7,7 +7,9 @@ every style is said. Any thread may draw.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,17 +24,21 @@ from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
 from PIL import Image
 
+from nbddp.record.series import Curve
+from nbddp.ui.charts.drawing import ALERT, INK, MANY_RANKS, Chart, draw
+from nbddp.ui.charts.frame import HEIGHT, SMALL, WIDTH
+from nbddp.ui.palette import rank_color
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from numpy.typing import NDArray
 
     Numbers = NDArray[np.float64]
 
-WIDTH, HEIGHT = 360, 220  # CSS pixels
+HEAD = 38  # CSS pixels above the chart, for its name and what its lines are
 SCALE = 2  # pixels of a fine screen in each of them
-INK = "#7b7b7b"  # has the same contrast to white as to #111
-SMALL, LARGE = 10.0, 12.5  # sizes of text
-DIGIT = 0.64  # the width of a digit, in sizes of its text
+LARGE = 12.5  # size of the name
+COLUMNS, GAP = 2, 10  # of charts in one picture, and CSS pixels between them
 
 _FONTS = Path(mpl.get_data_path(), "fonts", "ttf")
 PLAIN, BOLD = _FONTS / "DejaVuSans.ttf", _FONTS / "DejaVuSans-Bold.ttf"
@@ -40,11 +46,65 @@ _POINT = 0.72  # points in a CSS pixel, at 100 dots per inch
 _COLORS = 128  # in the PNG: a third of the bytes, and no difference that one sees
 
 
+def draw_png(name: str, curves: Mapping[int, Curve]) -> bytes:
+    """The chart of a metric, with its name, its newest value, and what its lines are."""
+    chart, paper = Chart.of(name, curves), Paper()
+    draw(paper, chart)
+    _write_name(paper, chart)
+    _write_legend(paper, chart)
+    return paper.png()
+
+
+def draw_sheet(curves: Mapping[str, Mapping[int, Curve]]) -> tuple[bytes, int]:
+    """The charts of several metrics in one picture, and how wide it is in CSS pixels."""
+    pictures = [Image.open(io.BytesIO(draw_png(*each))).convert("RGBA") for each in curves.items()]
+    columns = min(COLUMNS, len(pictures))
+    wide, high = (WIDTH + GAP) * SCALE, (HEIGHT + HEAD + GAP) * SCALE
+    sheet = Image.new("RGBA", (columns * wide, -(-len(pictures) // columns) * high))
+    for number, picture in enumerate(pictures):
+        sheet.paste(picture, (number % columns * wide, number // columns * high))
+    return _file(sheet), columns * (WIDTH + GAP)
+
+
+def _file(picture: Image.Image) -> bytes:
+    target = io.BytesIO()
+    picture.quantize(_COLORS, method=Image.Quantize.FASTOCTREE).save(target, "PNG")
+    return target.getvalue()
+
+
+def _write_name(paper: Paper, chart: Chart) -> None:
+    x, y, gap = 8.0, HEIGHT + HEAD - 17.0, 7.0
+    facts = " · ".join(chart.facts)
+    paper.text(WIDTH - x, y, facts, align="right", color=ALERT if chart.frame.lost else INK)
+    taken = paper.width_of(chart.said_value, size=LARGE, font=BOLD) + paper.width_of(facts) + gap
+    text, room = readable(chart.name), WIDTH - 2 * x - gap - taken
+    while (width := paper.width_of(text, size=LARGE)) > room:
+        keep = min(len(text) - 2, int(len(text) * room / width))
+        text = text[:keep] + "…"
+    paper.text(x, y, text, size=LARGE)
+    color = INK if chart.value is None or isfinite(chart.value) else ALERT
+    paper.text(x + width + gap, y, chart.said_value, size=LARGE, font=BOLD, color=color)
+
+
+def _write_legend(paper: Paper, chart: Chart) -> None:
+    x, y = 8.0, HEIGHT + 4.0
+    keys = [(chart.said_lines, chart.color, BOLD)]
+    if 1 < len(chart.lines) <= MANY_RANKS:
+        keys += [(f"rank {rank}", rank_color(rank), PLAIN) for rank in chart.lines]
+    for text, color, font in keys:
+        width = paper.width_of(text, font=font)
+        if x + width > WIDTH:
+            break
+        paper.text(x, y, text, color=color, font=font)
+        x += width + 9
+
+
 class Paper:
-    """A sheet that is measured in CSS pixels from its lower left corner."""
+    """A transparent sheet that is measured in CSS pixels from its lower left corner."""
 
     def __init__(self) -> None:
-        size = (WIDTH / 100, HEIGHT / 100)
+        self._is_left_out = False
+        size = (WIDTH / 100, (HEIGHT + HEAD) / 100)
         self._figure = Figure(figsize=size, dpi=100 * SCALE, frameon=False)
         self._figure.set_layout_engine("none")
         self._canvas: Any = FigureCanvasAgg(self._figure)  # Any: it is untyped
@@ -85,7 +145,14 @@ class Paper:
         written.set(horizontalalignment=align, verticalalignment="baseline", parse_math=False)
         self._add(written)
 
-    def width_of(self, text: str, *, size: float, font: Path = PLAIN) -> float:
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Leave out what a page shows on demand."""
+        self._is_left_out = name == "smooth"
+        yield
+        self._is_left_out = False
+
+    def width_of(self, text: str, *, size: float = SMALL, font: Path = PLAIN) -> float:
         """How wide a text would be."""
         measure = self._canvas.get_renderer().get_text_width_height_descent
         return float(measure(text, _font(font, size), ismath=False)[0]) / SCALE
@@ -93,12 +160,11 @@ class Paper:
     def png(self) -> bytes:
         """The sheet as a file."""
         self._canvas.draw()
-        picture = Image.fromarray(np.asarray(self._canvas.buffer_rgba()))
-        target = io.BytesIO()
-        picture.quantize(_COLORS, method=Image.Quantize.FASTOCTREE).save(target, "PNG")
-        return target.getvalue()
+        return _file(Image.fromarray(np.asarray(self._canvas.buffer_rgba())))
 
     def _add(self, artist: Artist) -> None:
+        if self._is_left_out:
+            return
         artist.set_transform(self._transform)
         self._figure.add_artist(artist)
 

@@ -1,0 +1,172 @@
+"""Charts on a page: values where one points, a rank that stands out, scales, and what is kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import nbformat
+import pytest
+from playwright.sync_api import Locator, expect
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import Lab, LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+Picture = Callable[[LabNotebook, str], None]
+
+START = "%load_ext nbddp\n%ddp start --nproc 2"
+TRAIN = """%%ddp
+import time
+from pathlib import Path
+for step in range(400):
+    more = {f"m{number}": number for number in range(14)} if MANY else {}
+    nbddp.log(step=step, loss=2 / (step + 1) + rank + 1, **more)
+    time.sleep(0.05 if WAITS else 0)
+    if step % 50 == 0:
+        print("step", step)
+    if Path("enough").exists() and WAITS:
+        break
+if FAILS and rank == 1:
+    raise ValueError("no more")
+"""
+SHORT = "%%ddp\nMANY, WAITS, FAILS = False, False, False"
+LONG = "%%ddp\nMANY, WAITS, FAILS = True, True, False"
+FAILING = "%%ddp\nMANY, WAITS, FAILS = False, False, True"
+
+
+@pytest.fixture
+def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+    """A page with ranks that have not trained yet; cell 4 trains."""
+    (lab.notebooks / "enough").unlink(missing_ok=True)
+    name = f"{request.node.name}.ipynb"
+    write_notebook(lab.notebooks / name, START, SHORT, LONG, FAILING, TRAIN, "1 + 1")
+    with lab.open(name) as notebook:
+        notebook.run(0)
+        yield notebook
+        assert notebook.problems == []
+
+
+def shown(element: Locator, pseudo: str) -> str:
+    """What the style sheet writes there."""
+    content = f"each => getComputedStyle(each, '{pseudo}').content"
+    return str(element.evaluate(content))
+
+
+def opacity(element: Locator) -> float:
+    return float(element.evaluate("each => getComputedStyle(each).opacity"))
+
+
+def chart_of(notebook: LabNotebook, name: str = "loss") -> Locator:
+    chart = notebook.code_cell(4).locator(".nbddp-chart")
+    return chart.filter(has=notebook.page.locator(f"svg[aria-label^='{name}: ']"))
+
+
+def points_at_values(notebook: LabNotebook) -> None:
+    chart = chart_of(notebook)
+    tip = chart.locator(".nbddp-plot:visible .nbddp-tip").first
+    tip.hover()
+    said = shown(tip, "::after")
+    assert re.search(r"step \d+\\?.*mean .*rank 0 .*rank 1 ", said, re.DOTALL), said
+
+
+def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
+    chart = chart_of(notebook)
+    chart.locator(".nbddp-key.k1").hover()
+    plot = chart.locator(".nbddp-plot:visible")
+    assert opacity(plot.locator(".nbddp-rank.k1")) == 1
+    assert opacity(plot.locator(".nbddp-rank.k0")) < 0.3
+    assert opacity(plot.locator(".nbddp-mean")) < 0.3
+    notebook.page.mouse.move(0, 0)
+
+
+def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
+    lab: Lab, notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.run(2)
+    notebook.begin(4)
+    notebook.await_text(4, r"step 0$")
+    chart = chart_of(notebook)
+    expect(chart).to_contain_text("mean of 2 ranks")
+    points_at_values(notebook)
+    picture(notebook, "chart-tip")
+    lets_a_rank_stand_out(notebook)
+    panel = notebook.code_cell(4)
+    expect(chart.locator(".nbddp-name")).not_to_contain_text("log scale")
+    panel.get_by_label("Scale").select_option("log")
+    expect(chart.locator(".nbddp-name")).to_contain_text("log scale")
+    smooth = chart.locator(".nbddp-smooth")
+    expect(smooth).to_be_hidden()
+    notebook.button("Smooth").click()
+    expect(smooth).to_be_visible()
+    panel.get_by_label("Stands out").select_option("rank 1")
+    expect(chart.locator(".nbddp-rank.k0")).to_have_css("opacity", "0.15")
+    assert opacity(chart.locator(".nbddp-rank.k1")) == 1
+    picture(notebook, "chart-turned")
+    assert chart_of(notebook, "m13").count() == 0
+    notebook.button("Metrics").click()
+    panel.locator("select[multiple]").select_option(["loss", "m13"])
+    expect(chart_of(notebook, "m13")).to_be_visible()
+    expect(chart_of(notebook, "m3")).to_be_hidden()
+    picture(notebook, "chart-chosen")
+    (lab.notebooks / "enough").touch()
+    notebook.await_idle()
+    notebook.await_text(4, "^done on ranks 0-1")
+    assert panel.locator(".nbddp-charts .nbddp-chart").count() == 2
+    notebook.await_text(4, r"13 more metrics \(m0, .*\): `%ddp show --metrics NAME` draws them")
+
+
+def test_a_records_charts_answer_without_a_kernel(notebook: LabNotebook, picture: Picture) -> None:
+    notebook.run(1)
+    notebook.run(4)
+    notebook.save()
+    notebook.shut_down_kernel()
+    notebook.reload()
+    chart = chart_of(notebook)
+    expect(chart).to_contain_text("mean of 2 ranks")
+    expect(chart.locator("img")).to_be_hidden()
+    points_at_values(notebook)
+    lets_a_rank_stand_out(notebook)
+    first, other = chart.locator(".nbddp-first"), chart.locator(".nbddp-other")
+    notebook.page.get_by_label("log or linear").check()
+    expect(first).to_be_hidden()
+    expect(other).to_be_visible()
+    notebook.page.get_by_label("smooth").check()
+    expect(other.locator(".nbddp-smooth")).to_be_visible()
+    picture(notebook, "chart-kept")
+    chart.locator(".nbddp-key.k1").click()
+    notebook.page.mouse.move(0, 0)
+    picture(notebook, "chart-focus")
+
+
+def test_a_notebook_that_is_not_trusted_has_its_curves_and_its_failures_in_colour(
+    lab: Lab, notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.run(3)
+    notebook.run(4)
+    notebook.save()
+    path = next(lab.notebooks.glob(f"{notebook_name(notebook)}"))
+    foreign = nbformat.read(path, as_version=4)
+    for cell in foreign.cells:
+        cell.metadata.pop("trusted", None)
+    foreign.cells[4].outputs[0]["metadata"]["from"] = "elsewhere"  # no signature is known of it
+    nbformat.write(foreign, lab.notebooks / "foreign.ipynb")
+    with lab.open("foreign.ipynb") as page:
+        picture(page, "untrusted")
+        cell = page.code_cell(4)
+        assert page.js("return panel.content.widgets[4].model.trusted") is False
+        assert cell.locator(".nbddp style, .nbddp svg").count() == 0
+        expect(cell.locator(".nbddp input").first).to_be_hidden()
+        image = cell.locator("img.nbddp-image")
+        expect(image).to_be_visible()
+        assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 360
+        box = image.bounding_box()
+        assert (round(box["width"]), round(box["height"])) == (360, 190)
+        text = page.text(4)
+        assert "mean of 2 ranks" in text
+        assert page.problems == []
+
+
+def notebook_name(notebook: LabNotebook) -> str:
+    return str(notebook.js("return panel.context.path"))
