@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -14,6 +15,7 @@ from nbddp.controller.session import Session
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, shows_color
+from nbddp.ui.text.progress import Progress
 from nbddp.ui.text.run import run_text
 from nbddp.ui.text.status import status
 from nbddp.ui.text.view import TextView
@@ -96,8 +98,14 @@ class Views:
                 is_quiet=quiet,
                 has_color=shows_color(self._shell),
                 pace=PAGE_PACE,
+                progress=None if quiet else self._progress(session),
             )
         return self._new_panel(session)
+
+    def _progress(self, session: Session) -> Progress:
+        is_kernel = hasattr(self._shell, "kernel")
+        is_terminal = not is_kernel and sys.stdout.isatty()
+        return Progress(session, is_terminal=is_terminal, has_pictures=is_kernel)
 
     def _new_panel(self, session: Session) -> PanelView:
         from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs

@@ -11,6 +11,7 @@ from nbddp.record.lines import LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Said, Wrote
 from nbddp.ui.agreement import agreeing
 from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value, tagged
+from nbddp.ui.text.progress import Progress
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
@@ -33,6 +34,7 @@ class TextView:
         pace: characters a second that the screen can follow. Of what comes faster for long, the
             end is shown, as a kernel's output queue would grow without end, and the cell's end
             wait behind it.
+        progress: says how far the cell is; None where nobody shall.
     """
 
     has_record = False
@@ -44,8 +46,10 @@ class TextView:
         is_quiet: bool = False,
         has_color: bool = False,
         pace: float = math.inf,
+        progress: Progress | None = None,
     ) -> None:
         self._screen = screen
+        self._progress = progress
         self._pace = pace
         self._followed_at = 0.0  # when the screen has followed
         self._is_quiet = is_quiet
@@ -87,6 +91,8 @@ class TextView:
                 self._show_notice(notice)
             if self._held and (time.monotonic() >= self._next_flush or self._held_size > MAX_HELD):
                 self._show_held()
+            if self._progress is not None:
+                self._progress.tell(self._screen, handle)
 
     def _await_screen(self) -> bool:
         """Wait a moment if the screen cannot follow, and say so."""
@@ -102,6 +108,7 @@ class TextView:
         """
         if not self._held:
             return
+        self._make_room()
         text = "".join(self._held)
         self._held, self._held_size = [], 0
         self._screen.write(text)
@@ -126,6 +133,12 @@ class TextView:
         for ranks, bundle in agreeing(result.results):
             self._show_value(ranks, bundle)
         self._show_held()
+        if self._progress is not None:
+            self._progress.finish(self._screen)
+
+    def _make_room(self) -> None:
+        if self._progress is not None:
+            self._progress.make_room(self._screen)
 
     def _show_notice(self, notice: Notice) -> None:
         match notice:
@@ -142,6 +155,7 @@ class TextView:
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
         else:
             self._show_held()
+            self._make_room()
             show_rich(self._screen, rank, message, has_color=self._has_color)
 
     def _show_value(self, ranks: Sequence[int], bundle: JsonDict) -> None:
@@ -150,6 +164,7 @@ class TextView:
             self._write_lines(ranks, str(data["text/plain"]).split("\n"), mark="Out")
         elif data:
             self._show_held()
+            self._make_room()
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
 
     def _lines_of(self, rank: int) -> LineAssembler:

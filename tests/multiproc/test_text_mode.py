@@ -1,0 +1,53 @@
+"""A notebook that is executed without a page has its progress and its curves in it."""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from notebook import Notebook
+
+from nbddp.ui.ansi import strip
+
+pytestmark = pytest.mark.multiproc
+
+TRAIN = """%%ddp --nproc 2
+for step in range(20):
+    nbddp.log(step=step, loss=2 / (step + 1) + rank)
+print("trained")
+"""
+LONG = """%%ddp
+import time
+for step in nbddp.track(range(110), label="epoch 1"):
+    nbddp.log(step=step, loss=1.0)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.timeout(180)
+def test_an_executed_notebook_has_its_curves() -> None:
+    cells = ["%load_ext nbddp", TRAIN, "%ddp stop"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
+    NotebookClient(notebook, kernel_name="python3", timeout=150).execute()
+    texts = [each.text for each in notebook.cells[1].outputs if each.output_type == "stream"]
+    assert "[rank 1] trained\n" in strip("".join(texts))
+    [chart] = [each for each in notebook.cells[1].outputs if each.output_type == "display_data"]
+    assert chart.data["image/png"].startswith("iVBORw0KGgo")
+    assert chart.data["text/plain"] == "loss 0.6"
+
+
+def test_a_cell_of_eleven_seconds_says_once_how_far_it_is(notebook: Notebook) -> None:
+    notebook.run(TRAIN)
+    said = [line for line in notebook.run(LONG).text.splitlines() if line.startswith("nbddp: ")]
+    assert len(said) == 1
+    assert re.fullmatch(
+        r"nbddp: 1\d\.\d s · epoch 1 \d+/110 · [\d.]+/s · [\d.]+ (s|ms) left · loss 1", said[0]
+    )
+
+
+def test_a_cell_that_reports_nothing_stays_as_it_is(notebook: Notebook) -> None:
+    reply = notebook.run("%%ddp --nproc 2\nprint('x')")
+    assert sorted(reply.text.splitlines()) == ["[rank 0] x", "[rank 1] x"]
+    assert reply.displays == []
