@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
 from browser.lab import Lab, LabNotebook
+from nbddp.ui.palette import rank_color
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -33,6 +34,7 @@ if FAILS and rank == 1:
 """
 SHORT = "%%ddp\nMANY, WAITS, FAILS = False, False, False"
 LONG = "%%ddp\nMANY, WAITS, FAILS = True, True, False"
+RED = "rgb(216, 52, 52)"
 FAILING = "%%ddp\nMANY, WAITS, FAILS = False, False, True"
 
 
@@ -153,8 +155,9 @@ def test_a_notebook_that_is_not_trusted_has_its_curves_and_its_failures_in_colou
     foreign.cells[4].outputs[0]["metadata"]["from"] = "elsewhere"  # no signature is known of it
     nbformat.write(foreign, lab.notebooks / "foreign.ipynb")
     with lab.open("foreign.ipynb") as page:
-        picture(page, "untrusted")
         cell = page.code_cell(4)
+        cell.locator(".nbddp").first.scroll_into_view_if_needed()
+        picture(page, "untrusted")
         assert page.js("return panel.content.widgets[4].model.trusted") is False
         assert cell.locator(".nbddp style, .nbddp svg").count() == 0
         expect(cell.locator(".nbddp input").first).to_be_hidden()
@@ -163,9 +166,19 @@ def test_a_notebook_that_is_not_trusted_has_its_curves_and_its_failures_in_colou
         assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 360
         box = image.bounding_box()
         assert (round(box["width"]), round(box["height"])) == (360, 190)
-        text = page.text(4)
-        assert "mean of 2 ranks" in text
+        assert "mean of 2 ranks" in page.text(4)
+        card = cell.locator(".nbddp-card").first
+        expect(card).to_have_css("border-left-color", RED)
+        expect(cell.locator(".nbddp-dot").first).to_have_css("background-color", RED)
+        expect(cell.locator(".nbddp-wrong").first).to_have_css("color", RED)
+        expect(cell.locator(".nbddp-key.k1")).to_have_css("color", hex_to_css(rank_color(1)))
         assert page.problems == []
+
+
+def hex_to_css(color: str) -> str:
+    """As a browser says it."""
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgb({red}, {green}, {blue})"
 
 
 def notebook_name(notebook: LabNotebook) -> str:

@@ -13,6 +13,7 @@ from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import strip
 from nbddp.ui.gpus import say_gpu, say_whole_gpu
 from nbddp.ui.palette import rank_color
+from nbddp.ui.panel.bare import STRONG, card_style, dot, ink
 from nbddp.ui.words import (
     say_bar,
     say_bytes,
@@ -45,13 +46,14 @@ def escape(text: str) -> str:
 
 def state_line(snapshot: Snapshot) -> str:
     """What the group does, for how long, and what kind of group it is; it fits into a line."""
-    dot = _DOTS.get(snapshot.state, "")
+    kind = _DOTS.get(snapshot.state, "")
     mood = ' class="nbddp-running"' if snapshot.state.is_busy else ""
     elapsed = f" · {say_seconds(snapshot.seconds)}" if snapshot.state.is_busy else ""
+    state = f"{escape(snapshot.state.value)}{elapsed}"
     facts = " · ".join(map(escape, [*say_facts(snapshot), *filter(None, [snapshot.run])]))
     return (
-        f'<span{mood}><span class="nbddp-dot {dot}"></span>'
-        f'<span class="nbddp-state">{escape(snapshot.state.value)}{elapsed}</span> '
+        f"<span{mood}>{dot(kind)}"
+        f'<span class="nbddp-state" style="{STRONG}">{state}</span> '
         f'<span class="nbddp-muted">· {facts}</span></span>'
     )
 
@@ -59,7 +61,8 @@ def state_line(snapshot: Snapshot) -> str:
 def card(text: str, *, is_error: bool = False) -> str:
     """A few lines that nobody should miss; ``text`` is HTML already."""
     kind = " nbddp-error" if is_error else ""
-    return f'<div class="nbddp-card{kind}"><pre>{text}</pre></div>'
+    style = card_style(is_error=is_error)
+    return f'<div class="nbddp-card{kind}" style="{style}"><pre>{text}</pre></div>'
 
 
 def note(text: str) -> str:
@@ -107,9 +110,10 @@ def _most_telling(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
 def _state(each: RankSnapshot) -> str:
     if not each.is_well:
         mood = "nbddp-wrong" if each.is_cause else "nbddp-waits"
-        return f'<span class="{mood}" title="{escape(each.state)}">{escape(each.state)}</span>'
+        style, state = ink("bad" if each.is_cause else "warn"), escape(each.state)
+        return f'<span class="{mood}" style="{style}" title="{state}">{state}</span>'
     if each.state == "waiting":
-        return '<span class="nbddp-waits">waiting</span>'
+        return f'<span class="nbddp-waits" style="{ink("warn")}">waiting</span>'
     return escape(each.state)
 
 

@@ -10,6 +10,7 @@ from nbddp.lifecycle.comeback import say_restarts
 from nbddp.record.cell import CellResult
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
+from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.charthtml import Drawn, charts_html
 from nbddp.ui.panel.html import alarm, card, escape, rank_table, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
@@ -83,15 +84,12 @@ def attempt_html(number: int, result: CellResult) -> str:
         return ""
     said = f"attempt {number}: {verdict.summary()} ({say_seconds(result.seconds)})"
     report = card(to_html(verdict.report(advises=False)), is_error=True)
-    return (
-        f'<details><summary><span class="nbddp-dot nbddp-bad"></span>{escape(said)}</summary>'
-        f"{report}</details>"
-    )
+    return f"<details><summary>{dot('nbddp-bad')}{escape(said)}</summary>{report}</details>"
 
 
 def going_on_html(text: str) -> str:
     """A word in the panel's place between two attempts."""
-    said = f'<span class="nbddp-dot nbddp-warn"></span><span>{escape(text)}</span>'
+    said = f"{dot('nbddp-warn')}<span>{escape(text)}</span>"
     return f'{SHEET}<div class="nbddp nbddp-running">{said}</div>'
 
 
@@ -100,13 +98,13 @@ def _title(record: Record) -> str:
     if result is None:
         return state_line(snapshot)
     facts = " · ".join(map(escape, [*say_facts(snapshot)[1:], *filter(None, [snapshot.run])]))
-    dot, said = _outcome(result)
+    kind, said = _outcome(result)
     seconds = result.seconds
     if record.attempts:
         said += f" {say_restarts(len(record.attempts), record.seconds_lost)}"
         seconds = snapshot.seconds
     return (
-        f'<span class="nbddp-dot {dot}"></span><span class="nbddp-state">{escape(said)}</span> '
+        f'{dot(kind)}<span class="nbddp-state" style="{STRONG}">{escape(said)}</span> '
         f'<span class="nbddp-muted">· {say_seconds(seconds)} · {facts}</span>'
     )
 

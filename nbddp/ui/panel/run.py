@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.ui.ansi import to_html
+from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.charthtml import charts_html
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.html import card, escape, rank_table, time_line
@@ -61,18 +62,18 @@ def run_html(
 def _title(run: RecordedRun, cell: RecordedCell | None, ending: str) -> str:
     whole = run_title(run, ending) if cell is None else cell_title(run, cell)
     first, _, rest = whole.partition(" · ")
-    dot = _dot(cell) if cell is not None else _run_dot(run)
+    kind = _kind(cell) if cell is not None else _kind_of_run(run)
     return (
-        f'<span class="nbddp-dot {dot}"></span><span class="nbddp-state">{escape(first)}</span> '
+        f'{dot(kind)}<span class="nbddp-state" style="{STRONG}">{escape(first)}</span> '
         f'<span class="nbddp-muted">· {escape(rest)}</span>'
     )
 
 
-def _run_dot(run: RecordedRun) -> str:
+def _kind_of_run(run: RecordedRun) -> str:
     return "nbddp-off" if run.was_stopped else "nbddp-warn"
 
 
-def _dot(cell: RecordedCell) -> str:
+def _kind(cell: RecordedCell) -> str:
     if not cell.is_over:
         return "nbddp-warn"
     return "nbddp-ok" if cell.outcome == "ok" else "nbddp-bad"
@@ -97,8 +98,7 @@ def _cells(run: RecordedRun) -> str:
 def _row(cell: RecordedCell) -> str:
     said = escape(" · ".join(cell_facts(cell)))
     source = f"<code>{escape(first_line(cell.source))}</code>"
-    dot = f'<span class="nbddp-dot {_dot(cell)}"></span>'
-    return f"<tr><td>{cell.number}</td><td>{dot}{said}</td><td>{source}</td></tr>"
+    return f"<tr><td>{cell.number}</td><td>{dot(_kind(cell))}{said}</td><td>{source}</td></tr>"
 
 
 def _tails(run: RecordedRun, cell: RecordedCell | None) -> Iterator[str]:

@@ -25,11 +25,11 @@ SHEET = f"""<style>
 .nbddp-muted {{ opacity: .65; }}
 .nbddp-state {{ font-weight: 600; }}
 .nbddp-dot {{ display: inline-block; width: .6em; height: .6em; border-radius: 50%;
-  margin-right: .45em; background: {BUSY}; }}
-.nbddp-dot.nbddp-ok {{ background: {OK}; }}
-.nbddp-dot.nbddp-bad {{ background: {BAD}; }}
-.nbddp-dot.nbddp-warn {{ background: {WARN}; }}
-.nbddp-dot.nbddp-off {{ background: #8888; }}
+  margin-right: .45em; background: {BUSY} !important; }}
+.nbddp-dot.nbddp-ok {{ background: {OK} !important; }}
+.nbddp-dot.nbddp-bad {{ background: {BAD} !important; }}
+.nbddp-dot.nbddp-warn {{ background: {WARN} !important; }}
+.nbddp-dot.nbddp-off {{ background: #8888 !important; }}
 .nbddp-running .nbddp-dot {{ animation: nbddp-pulse 1.6s ease-in-out infinite; }}
 .nbddp-late {{ max-height: 0; overflow: hidden; visibility: hidden;
   animation: nbddp-come 0s 5s forwards; }}
@@ -45,8 +45,8 @@ SHEET = f"""<style>
 .nbddp table.nbddp-ranks tr, .nbddp table.nbddp-ranks tr:hover {{ background: none; }}
 .nbddp table.nbddp-ranks code {{ font-size: 12px; background: none; color: inherit; padding: 0;
   font-family: var(--jp-code-font-family, monospace); opacity: .8; }}
-.nbddp-wrong {{ color: {BAD}; }}
-.nbddp-waits {{ color: {WARN}; }}
+.nbddp-wrong {{ color: {BAD} !important; }}
+.nbddp-waits {{ color: {WARN} !important; }}
 .nbddp-code {{ display: inline-block; max-width: 11em; overflow: hidden;
   text-overflow: ellipsis; vertical-align: bottom; }}
 .nbddp-roomy .nbddp-code {{ max-width: 24em; }}
