@@ -128,18 +128,20 @@ class Lab:
         )
         urllib.request.urlopen(request, timeout=10).close()
 
-    def open(self, name: str) -> AbstractContextManager[LabNotebook]:
+    def open(self, name: str, *, scale: float = 1) -> AbstractContextManager[LabNotebook]:
         """Open a notebook in a page that shares nothing with others."""
         place = "lab/tree" if IS_LAB else "notebooks"
-        return self._open(f"{place}/{name}?token={self._token}&reset")
+        return self._open(f"{place}/{name}?token={self._token}&reset", scale=scale)
 
     def open_first_page(self) -> AbstractContextManager[LabNotebook]:
         """Open the page that the server itself leads to, which has to be a notebook."""
         return self._open(f"?token={self._token}")
 
     @contextlib.contextmanager
-    def _open(self, path: str) -> Iterator[LabNotebook]:
-        context = self.browser().new_context(viewport={"width": 1200, "height": 1000})
+    def _open(self, path: str, *, scale: float = 1) -> Iterator[LabNotebook]:
+        context = self.browser().new_context(
+            viewport={"width": 1200, "height": 1000}, device_scale_factor=scale
+        )
         try:
             page = context.new_page()
             notebook = LabNotebook(page)
