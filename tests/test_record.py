@@ -167,6 +167,11 @@ def test_no_charts_and_no_output_leave_nothing_behind() -> None:
     assert charts_html([]) == ""
 
 
+def test_its_plain_text_says_what_the_charts_show() -> None:
+    record = Record(snapshot=SNAPSHOT, result=result_of(well()), charts=[chart("loss")])
+    assert record_text(record) == "loss: 1 at step 1, rank 0"
+
+
 def test_charts_keep_their_order() -> None:
     page = page_of(result_of(well()), charts=[chart("b"), chart("a")])
     assert page.values("alt") == ["b", "a"]

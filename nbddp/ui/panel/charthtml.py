@@ -26,11 +26,12 @@ _INLINE = (
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A chart as HTML, and the ranks that have a line in it."""
+    """A chart as HTML, the ranks that have a line in it, and all of it in words."""
 
     name: str
     html: str
     ranks: tuple[int, ...]
+    said: str = ""
 
 
 SHEET = f"""<style>
@@ -126,10 +127,12 @@ def kept_chart(name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO
     """A chart for a page that stays as it is: with its other scale too, if it may have one."""
     chart = Chart.of(name, curves, scale)
     if not chart.frame.may_be_log:
-        return Drawn(name, _box(chart, _plot(chart, is_kept=True)), tuple(chart.lines))
+        plots = _plot(chart, is_kept=True)
+        return Drawn(name, _box(chart, plots), tuple(chart.lines), _say(chart))
     plots = _plot(chart, kind="nbddp-first", is_kept=True)
     other = Chart.of(name, curves, Scale.LINEAR if chart.frame.is_log else Scale.LOG)
-    return Drawn(name, _box(chart, plots + _plot(other, kind="nbddp-other")), tuple(chart.lines))
+    plots += _plot(other, kind="nbddp-other")
+    return Drawn(name, _box(chart, plots), tuple(chart.lines), _say(chart))
 
 
 def _box(chart: Chart, plots: str) -> str:

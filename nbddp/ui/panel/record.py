@@ -74,7 +74,8 @@ def record_text(record: Record) -> str:
     parts = [log_text(record.lines, earlier=record.earlier)] if record.lines else []
     if record.result is not None and record.result.verdict is not None:
         parts.append(strip(record.result.verdict.summary()))
-    return "\n".join([*parts, *map(strip, record.notes)])
+    said = [each.said for each in record.charts]
+    return "\n".join([*parts, *map(strip, [*said, *record.notes])])
 
 
 def attempt_html(number: int, result: CellResult) -> str:
