@@ -20,7 +20,17 @@ _TAGS |= {"table", "tbody", "td", "th", "thead", "tr", "ul"}
 _TAGS |= {"circle", "g", "i", "input", "path", "s", "strong", "svg"}
 _VOID = {"br", "img", "input"}
 _ATTRIBUTES = {"alt", "class", "open", "src", "style", "title", "width", "height"}
-_ATTRIBUTES |= {"aria-label", "data-t", "hidden", "role", "tabindex", "type", "viewbox"}
+_ATTRIBUTES |= {
+    "aria-hidden",
+    "aria-label",
+    "scope",
+    "data-t",
+    "hidden",
+    "role",
+    "tabindex",
+    "type",
+}
+_ATTRIBUTES |= {"viewbox"}
 _DRAWN = {"cx", "cy", "d", "fill", "opacity", "r", "stroke", "stroke-linejoin", "stroke-width"}
 _CLASSES = re.compile(r"((nbddp|ansi|jp|k\d)[-\w]*\s*)*")
 _STYLE = re.compile(r"[-\w\s:;.%#(),]*")

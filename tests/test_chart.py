@@ -378,7 +378,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_eight_ranks_have_eight_colours_and_then_they_repeat() -> None:
-    assert rank_color(0) == "#0087d7"
+    assert rank_color(0) == "#5f87ff"
     assert len({rank_color(rank) for rank in range(8)}) == 8
     assert rank_color(8) == rank_color(0)
 

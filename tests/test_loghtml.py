@@ -47,7 +47,7 @@ class Page(HTMLParser):
 
 
 def tag(rank: int, text: str) -> str:
-    return f'<span class="nbddp-tag" style="color:{rank_color(rank)}">{text}</span>'
+    return f'<span class="nbddp-tag nbddp-r{rank}" style="color:{rank_color(rank)}">{text}</span>'
 
 
 def rows(*lines: Line, earlier: str = "") -> list[str]:
@@ -118,7 +118,12 @@ def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
     assert page.open == []
     assert page.tags[:2] == [("div", "jp-RenderedText"), ("pre", "nbddp-log")]
     assert {name for name, _ in page.tags[2:]} <= {"span"}
-    tags = [name for _, name in page.tags if name in {"nbddp-tag", "nbddp-said", "nbddp-earlier"}]
+    tags = [
+        name
+        for _, names in page.tags
+        for name in names.split()
+        if name in {"nbddp-tag", "nbddp-said", "nbddp-earlier"}
+    ]
     assert len(tags) == (len(page.text.split("\n")) if page.text else 0)
 
 

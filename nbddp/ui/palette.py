@@ -1,10 +1,18 @@
-"""A colour for each rank, the same in the panel as in a terminal."""
+"""A colour for each rank: in a terminal, on any page, and on pages known to be light or dark.
+
+The eight of each set are apart for all kinds of colour blindness, as ``tests/test_palette.py``
+measures: no two look like one.
+"""
 
 from __future__ import annotations
 
-# of the terminal's 256 colours, eight that can be told apart on white and on black
-_NUMBERS = (32, 166, 35, 133, 37, 168, 136, 69)
+# of the terminal's 256 colours, eight that can be read on white and on black
+_NUMBERS = (69, 137, 64, 169, 30, 198, 58, 26)
 _LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the terminal's cube
+
+# the same in hue, with 4.5 to 1 against the page: no colour has that on white and on black
+LIGHT = ("#0c6cd8", "#840c00", "#00543c", "#603060", "#00786c", "#c03c6c", "#846c00", "#180cd8")
+DARK = ("#3c9cfc", "#fccc9c", "#84a80c", "#cc90b4", "#90f0d8", "#fc6c84", "#d8e418", "#e4ccfc")
 
 
 def terminal_color(rank: int) -> int:
@@ -16,7 +24,16 @@ def rank_color(rank: int) -> str:
     """The same colour, as CSS and matplotlib write it.
 
     >>> rank_color(0), rank_color(9)
-    ('#0087d7', '#d75f00')
+    ('#5f87ff', '#af875f')
     """
     number = terminal_color(rank) - 16  # the cube comes after sixteen others
     return f"#{_LEVELS[number // 36]:02x}{_LEVELS[number // 6 % 6]:02x}{_LEVELS[number % 6]:02x}"
+
+
+def rank_class(rank: int) -> str:
+    """The CSS class of text in a rank's colour, which a style sheet fits to the page.
+
+    >>> rank_class(9)
+    'nbddp-r1'
+    """
+    return f"nbddp-r{rank % len(_NUMBERS)}"

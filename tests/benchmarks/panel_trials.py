@@ -150,7 +150,7 @@ def time_kill(page: BenchPage, turn: str, samples: Samples) -> None:
     """Kill a rank, and start the group anew."""
     begin_caught(page, "idle", f"kill-{turn}")
     victim = random.randrange(RANKS)
-    page.page.locator(".nbddp-buttons select").select_option(f"rank {victim}")
+    page.page.locator(".nbddp-buttons select").select_option(str(victim))
     pause()
     page.notebook.button("Kill").click()
     pressed = page.press(page.notebook.button(r"Kill\?"))

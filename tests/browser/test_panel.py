@@ -124,7 +124,7 @@ def test_kill_ends_the_chosen_rank_and_the_record_says_who_and_how(
 ) -> None:
     notebook.begin(1)
     notebook.await_text(1, "step 10$")
-    notebook.page.locator(".nbddp-buttons select").select_option("rank 1")
+    notebook.page.locator(".nbddp-buttons select").select_option("1")
     notebook.press_twice("Kill")
     notebook.await_idle()
     text = notebook.text(1)

@@ -59,8 +59,10 @@ class Controls:
         self._asked: tuple[Press, float] | None = None
         self.buttons = {each: self._button(each) for each in Press}
         self._victim = widgets.Dropdown(
-            options=[(f"rank {rank}", rank) for rank in ranks],
-            layout=widgets.Layout(width="84px"),
+            options=[(str(rank), rank) for rank in ranks],
+            description="rank",  # who hears the page hears what is chosen there
+            style={"description_width": "initial"},
+            layout=widgets.Layout(width="96px"),
         )
         self._victim.observe(lambda _change: self._ask_no_more(), "value")
         self.row = widgets.HBox([*self._steering(), self._victim, self.buttons[Press.KILL]])

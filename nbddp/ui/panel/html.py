@@ -12,7 +12,7 @@ from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import strip
 from nbddp.ui.gpus import say_gpu, say_whole_gpu
-from nbddp.ui.palette import rank_color
+from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.bare import STRONG, card_style, dot, ink
 from nbddp.ui.words import (
     say_bar,
@@ -72,7 +72,11 @@ def note(text: str) -> str:
 
 def alarm(snapshot: Snapshot) -> str:
     """The hang card, and a word on forged messages; nothing while all is well."""
-    hang = f'<div class="nbddp">{card(escape(snapshot.alarm))}</div>' if snapshot.alarm else ""
+    hang = (
+        f'<div class="nbddp" role="alert">{card(escape(snapshot.alarm))}</div>'
+        if snapshot.alarm
+        else ""
+    )
     return hang + (note(say_refused(snapshot.refused)) if snapshot.refused else "")
 
 
@@ -86,14 +90,14 @@ def rank_table(ranks: Sequence[RankSnapshot]) -> str:
     shown = _most_telling(ranks)
     cells = [(title, [draw(each) for each in shown]) for title, draw in _COLUMNS]
     cells = [(title, column) for title, column in cells if any(column)]
-    head = "".join(f"<th>{title}</th>" for title, _ in cells)
+    head = "".join(f'<th scope="col">{title}</th>' for title, _ in cells)
     rows = zip(*(column for _, column in cells), strict=True)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     left_out = len(ranks) - len(shown)
     room = "" if any(each.bars for each in shown) else " nbddp-roomy"
     more = f'<div class="nbddp-muted">and {left_out} more ranks</div>' if left_out else ""
     return (
-        f'<table class="nbddp-ranks{room}"><thead><tr>{head}</tr></thead>'
+        f'<table class="nbddp-ranks{room}" aria-label="ranks"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>{more}"
     )
 
@@ -135,19 +139,15 @@ def _collective(each: RankSnapshot) -> str:
 
 
 def _progress(each: RankSnapshot) -> str:
-    return "<br>".join(_bar(bar, rank_color(each.rank)) for bar in each.bars)
+    return "<br>".join(_bar(bar, each.rank) for bar in each.bars)
 
 
-def _bar(bar: LoopProgress, color: str) -> str:
+def _bar(bar: LoopProgress, rank: int) -> str:
     share = min(1.0, bar.done / bar.total) if bar.total else 0.0
-    drawn = (
-        f'<span class="nbddp-bar"><span style="width:{share:.1%};background:{color}"></span></span>'
-        if bar.total
-        else ""
-    )
-    return (
-        f'<span title="{escape(say_bar(bar))}">{drawn}{escape(say_bar(bar, is_short=True))}</span>'
-    )
+    filled = f'<span style="width:{share:.1%};background:{rank_color(rank)}"></span>'
+    drawn = f'<span class="nbddp-bar {rank_class(rank)}" aria-hidden="true">{filled}</span>'
+    said = escape(say_bar(bar, is_short=True))
+    return f'<span title="{escape(say_bar(bar))}">{drawn if bar.total else ""}{said}</span>'
 
 
 def _gpu(each: RankSnapshot) -> str:
@@ -160,7 +160,8 @@ _COLUMNS: tuple[tuple[str, _Cell], ...] = (
     (
         "rank",
         lambda each: (
-            f'<span class="nbddp-chip" style="color:{rank_color(each.rank)}">{each.rank}</span>'
+            f'<span class="nbddp-chip {rank_class(each.rank)}"'
+            f' style="color:{rank_color(each.rank)}">{each.rank}</span>'
         ),
     ),
     ("state", _state),
@@ -186,7 +187,8 @@ def time_line(snapshot: Snapshot) -> str:
     rows = "".join(_event(event, text, snapshot) for event, text in shown[-MAX_EVENTS:])
     left_out = max(0, len(shown) - MAX_EVENTS)
     more = f'<li class="nbddp-muted">{left_out} earlier</li>' if left_out else ""
-    return f'<div class="nbddp-line">{marks}</div><ul class="nbddp-events">{more}{rows}</ul>'
+    line = f'<div class="nbddp-line" aria-hidden="true">{marks}</div>'
+    return f'{line}<ul class="nbddp-events">{more}{rows}</ul>'
 
 
 def _mark(event: Happening, text: str, snapshot: Snapshot) -> str:

@@ -50,10 +50,13 @@ class LogWidgets:
         self._times.observe(lambda _change: self._show_times(), "value")
         controls = [self._choice, self._search, self._times, self._hold, self._found]
         lines = widgets.VBox([self._earlier, self._pages.root, self._now])
+        scroll = _named(widgets.Box([lines]), "nbddp-scroll")
+        if scroll.has_trait("tabbable"):  # ipywidgets 7 has none: whoever has no mouse scrolls it
+            scroll.tabbable = True
         self.root = widgets.VBox(
             [
                 _named(widgets.HBox(controls), "nbddp-choice"),
-                _named(widgets.Box([lines]), "nbddp-scroll"),
+                scroll,
                 self._path,
             ]
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from nbddp.ui.ansi import strip, to_html
-from nbddp.ui.palette import rank_color
+from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_tag
 
@@ -43,7 +43,9 @@ def log_html(lines: Sequence[Line], *, earlier: str = "") -> str:
 
 def scrolled(html: str) -> str:
     """As high as the panel's log at most, with its end in view."""
-    return f'<div class="nbddp-kept" style="{_SCROLLS}"><div>{html}</div></div>'
+    # whoever has no mouse scrolls it with the keyboard
+    said = 'tabindex="0" role="region" aria-label="log"'
+    return f'<div class="nbddp-kept" {said} style="{_SCROLLS}"><div>{html}</div></div>'
 
 
 def html_rows(lines: Sequence[Line], *, has_times: bool = False) -> list[str]:
@@ -116,7 +118,8 @@ def _html_tag(ranks: tuple[int, ...], mark: str) -> str:
     if not ranks:
         return ""
     color = rank_color(ranks[0])
-    return f'<span class="nbddp-tag" style="color:{color}">{to_html(say_tag(ranks, mark))}</span>'
+    kind = f"nbddp-tag {rank_class(ranks[0])}"
+    return f'<span class="{kind}" style="color:{color}">{to_html(say_tag(ranks, mark))}</span>'
 
 
 def _span(kind: str, text: str) -> str:

@@ -105,7 +105,7 @@ def _title(record: Record) -> str:
         said += f" {say_restarts(len(record.attempts), record.seconds_lost)}"
         seconds = snapshot.seconds
     return (
-        f'{dot(kind)}<span class="nbddp-state" style="{STRONG}">{escape(said)}</span> '
+        f'{dot(kind)}<span class="nbddp-state" role="status" style="{STRONG}">{escape(said)}</span> '
         f'<span class="nbddp-muted">· {say_seconds(seconds)} · {facts}</span>'
     )
 

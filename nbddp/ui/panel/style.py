@@ -7,13 +7,10 @@ a front end takes the sheet away, as GitHub does, what is left are plain tables 
 from __future__ import annotations
 
 from nbddp.ui.panel.loghtml import HEIGHT
-
-OK = "var(--jp-success-color1, #2e9e44)"
-BAD = "var(--jp-error-color1, #d83434)"
-WARN = "var(--jp-warn-color1, #d9822b)"
-BUSY = "var(--jp-brand-color1, #2196f3)"
+from nbddp.ui.panel.theme import BAD, BUSY, OK, RULES, WARN
 
 SHEET = f"""<style>
+{RULES}
 .nbddp {{ font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: 13px;
   line-height: 1.45; color: inherit; overflow-x: auto; }}
 .nbddp .widget-html-content, .nbddp.widget-html > .widget-html-content {{ line-height: 1.45; }}
@@ -22,7 +19,7 @@ SHEET = f"""<style>
   ~ .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(> .jupyter-widgets > *)) {{
   display: none; }}
 .nbddp-aftermath {{ align-items: center; overflow: visible; }}
-.nbddp-muted {{ opacity: .65; }}
+.nbddp-muted {{ opacity: .78; }}
 .nbddp-state {{ font-weight: 600; }}
 .nbddp-dot {{ display: inline-block; width: .6em; height: .6em; border-radius: 50%;
   margin-right: .45em; background: {BUSY} !important; }}
@@ -37,14 +34,14 @@ SHEET = f"""<style>
 @keyframes nbddp-pulse {{ 50% {{ opacity: .35; }} }}
 .nbddp table.nbddp-ranks {{ border-collapse: collapse; border: none; margin: 4px 0; width: auto;
   font-size: 12px; font-variant-numeric: tabular-nums; table-layout: auto; color: inherit; }}
-.nbddp table.nbddp-ranks th {{ text-align: left; font-weight: 500; opacity: .65;
+.nbddp table.nbddp-ranks th {{ text-align: left; font-weight: 500; opacity: .78;
   padding: 1px 12px 1px 0; border: none; background: none; white-space: nowrap; }}
 .nbddp table.nbddp-ranks td {{ text-align: left; padding: 1px 12px 1px 0; border: none;
   border-top: 1px solid #8883; background: none; white-space: nowrap; max-width: 26em;
   overflow: hidden; text-overflow: ellipsis; vertical-align: middle; }}
 .nbddp table.nbddp-ranks tr, .nbddp table.nbddp-ranks tr:hover {{ background: none; }}
 .nbddp table.nbddp-ranks code {{ font-size: 12px; background: none; color: inherit; padding: 0;
-  font-family: var(--jp-code-font-family, monospace); opacity: .8; }}
+  font-family: var(--jp-code-font-family, monospace); opacity: .85; }}
 .nbddp-wrong {{ color: {BAD} !important; }}
 .nbddp-waits {{ color: {WARN} !important; }}
 .nbddp-code {{ display: inline-block; max-width: 11em; overflow: hidden;
@@ -62,10 +59,10 @@ SHEET = f"""<style>
   background: none !important; color: inherit; border: none;
   white-space: pre-wrap; overflow-wrap: anywhere; }}
 .nbddp .jp-RenderedText {{ padding: 4px 0; background: none; text-align: left; }}
-.nbddp-time {{ display: none; opacity: .65; }}
+.nbddp-time {{ display: none; opacity: .78; }}
 .nbddp-timed .nbddp-time {{ display: inline; }}
-.nbddp-said {{ opacity: .75; font-style: italic; }}
-.nbddp-earlier {{ opacity: .6; }}
+.nbddp-said {{ opacity: .8; font-style: italic; }}
+.nbddp-earlier {{ opacity: .78; }}
 .nbddp-line {{ position: relative; height: 14px; margin: 4px 6px 0; max-width: 720px; }}
 .nbddp-line::before {{ content: ""; position: absolute; left: 0; right: 0; top: 6px;
   border-top: 1px solid #8886; }}
@@ -75,7 +72,7 @@ SHEET = f"""<style>
 .nbddp-line > span.nbddp-warn {{ background: {WARN}; }}
 .nbddp ul.nbddp-events {{ list-style: none; margin: 0; padding: 0; font-size: 12px; }}
 .nbddp ul.nbddp-events li {{ margin: 0; }}
-.nbddp-at {{ display: inline-block; min-width: 4.5em; opacity: .65;
+.nbddp-at {{ display: inline-block; min-width: 4.5em; opacity: .78;
   font-variant-numeric: tabular-nums; }}
 .nbddp details > summary {{ cursor: pointer; }}
 .nbddp .nbddp-charts {{ display: flex; flex-wrap: wrap; gap: 4px 10px; }}

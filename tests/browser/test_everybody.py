@@ -1,0 +1,111 @@
+"""The page is for everybody: axe-core finds nothing in what is ours, in light and in dark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import Lab, LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+Picture = Callable[[LabNotebook, str], None]
+
+START = "%load_ext nbddp\n%ddp start --nproc 4"
+WORK = """%%ddp
+import time
+for step in nbddp.track(range(2000), label="epoch 1"):
+    nbddp.log(step=step, loss=2 / (step + 1) + rank / 10)
+    time.sleep(0.05)
+    if step % 10 == 0:
+        print("step", step)
+    if step == 60 and rank != 3:
+        dist.barrier()
+"""
+FAILS = """%%ddp
+import time
+for step in nbddp.track(range(40)):
+    nbddp.log(step=step, loss=2 / (step + 1) + rank / 10)
+    time.sleep(0.05)
+    print("step", step)
+raise ValueError("no luck") if rank == 1 else SystemExit(1)
+"""
+RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}}
+THEMES = ("JupyterLab Light", "JupyterLab Dark")
+
+
+@pytest.fixture(scope="module")
+def notebook(lab: Lab) -> Iterator[LabNotebook]:
+    """A page with four ranks."""
+    write_notebook(lab.notebooks / "everybody.ipynb", START, WORK, FAILS)
+    with lab.open("everybody.ipynb") as notebook:
+        notebook.run(0)
+        yield notebook
+
+
+@pytest.fixture(params=THEMES, ids=["light", "dark"])
+def theme(notebook: LabNotebook, request: pytest.FixtureRequest) -> str:
+    """The page in a theme."""
+    notebook.js(
+        "await window.jupyterapp.commands.execute('apputils:change-theme', "
+        f"{{theme: '{request.param}'}})"
+    )
+    is_light = str(request.param == THEMES[0]).lower()
+    notebook.page.wait_for_selector(f"body[data-jp-theme-light={is_light}]", state="attached")
+    notebook.page.wait_for_timeout(500)  # the theme's own sheets are loaded
+    return str(request.param).rpartition(" ")[2].lower()
+
+
+def found(notebook: LabNotebook, where: str) -> list[str]:
+    """What axe-core finds wrong in there."""
+    # ipywidgets' own picture can have no alt text; those in the record are ours and have one
+    context = {"include": [[where]], "exclude": [[".widget-image"]]}
+    results: dict[str, Any] = Axe().run(notebook.page, context=context, options=RULES).response
+    assert results["passes"], "it has looked at something"
+    return [
+        f"{each['id']}: {node['failureSummary']} {node['html']}"
+        for each in results["violations"]
+        for node in each["nodes"]
+    ]
+
+
+def test_a_running_panel(notebook: LabNotebook, theme: str, picture: Picture) -> None:
+    notebook.begin(1)
+    notebook.await_text(1, r"step 20$")
+    notebook.code_cell(1).locator(".nbddp-shots img").first.wait_for()
+    picture(notebook, f"everybody-running-{theme}")
+    notebook.button("Stop").click()
+    assert found(notebook, ".nbddp-panel") == []
+    notebook.await_text(1, "^no progress for|never came")
+    assert notebook.code_cell(1).locator("[role=alert]").count() == 1
+    picture(notebook, f"everybody-hang-{theme}")
+    assert found(notebook, ".nbddp-panel") == []
+    notebook.button("Interrupt").click()
+    notebook.await_idle()
+    assert notebook.code_cell(1).locator("[role=status]").inner_text() == "interrupted"
+
+
+def test_the_record_of_a_failure(notebook: LabNotebook, theme: str, picture: Picture) -> None:
+    notebook.run(2)
+    notebook.button("Restart and run again").wait_for()
+    picture(notebook, f"everybody-failed-{theme}")
+    assert found(notebook, ".jp-CodeCell:nth-of-type(3) .nbddp") == []
+    assert found(notebook, ".nbddp-aftermath") == []
+    notebook.js("panel.content.activeCellIndex = 2")
+    assert "failed on " in notebook.code_cell(2).locator("[role=status]").first.inner_text()
+
+
+def test_who_wants_no_motion_sees_none(notebook: LabNotebook) -> None:
+    notebook.page.emulate_media(reduced_motion="reduce")
+    notebook.begin(1)
+    notebook.await_text(1, r"step 20$")
+    moves = "getComputedStyle(document.querySelector('.nbddp-panel .nbddp-dot')).animationName"
+    assert notebook.page.evaluate(moves) == "none"
+    notebook.page.emulate_media(reduced_motion="no-preference")
+    assert notebook.page.evaluate(moves) == "nbddp-pulse"
+    notebook.button("Interrupt").click()
+    notebook.await_idle()
