@@ -205,3 +205,20 @@ SNAPSHOTS = st.builds(
     missed=COUNTS,
     refused=COUNTS,
 )
+
+
+def titles(table: Page) -> list[str]:
+    return table.by_tag["th"]
+
+
+def cells(table: Page) -> list[list[str]]:
+    """The texts of the table, row by row."""
+    width = len(titles(table))
+    found = table.by_tag.get("td", [])
+    return [found[at : at + width] for at in range(0, len(found), width)]
+
+
+def column(table: Page, word: str) -> list[str]:
+    """The texts under the title that has this word in it."""
+    [place] = [at for at, title in enumerate(titles(table)) if word in title]
+    return [row[place] for row in cells(table)]

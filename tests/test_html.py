@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page, ranks
+from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page, cells, column, ranks, titles
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.devices import DeviceUse
@@ -57,23 +57,6 @@ def marks(page: Page) -> list[float]:
     return [float(style.removeprefix("left:").removesuffix("%")) for style in styles]
 
 
-def titles(table: Page) -> list[str]:
-    return table.by_tag["th"]
-
-
-def cells(table: Page) -> list[list[str]]:
-    """The texts of the table, row by row."""
-    width = len(titles(table))
-    found = table.by_tag.get("td", [])
-    return [found[at : at + width] for at in range(0, len(found), width)]
-
-
-def column(table: Page, word: str) -> list[str]:
-    """The texts under the title that has this word in it."""
-    [place] = [at for at, title in enumerate(titles(table)) if word in title]
-    return [row[place] for row in cells(table)]
-
-
 # ---- safe, whatever it is
 
 
@@ -94,7 +77,7 @@ def test_a_row_of_the_table_is_ours_and_says_all_of_the_rank(each: RankSnapshot)
     assert page.holds(each.collective)
     assert page.holds(each.code) or not each.line
     for bar in each.bars:
-        assert page.holds(say_bar(bar))
+        assert page.holds(say_bar(bar, goes_on=each.goes_on))
 
 
 @BIG

@@ -121,7 +121,7 @@ def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
     tags = [
         name
         for _, names in page.tags
-        for name in names.split()
+        for name in (names or "").split()
         if name in {"nbddp-tag", "nbddp-said", "nbddp-earlier"}
     ]
     assert len(tags) == (len(page.text.split("\n")) if page.text else 0)

@@ -59,6 +59,11 @@ class RankSnapshot:
     is_well: bool = True
     is_cause: bool = False
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is more to come of it: it lives, is well, and is not through."""
+        return self.is_alive and self.is_well and self.state != "done"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:

@@ -74,14 +74,14 @@ def say_step(each: RankSnapshot) -> str:
     return f"{each.step:.0f}" + (f" · {rate}" if rate else "")
 
 
-def say_bar(bar: LoopProgress, *, is_short: bool = False) -> str:
-    """A loop on its way: count, rate (unless it shall be short), time left.
+def say_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
+    """A loop on its way: count, rate (unless it shall be short), time left while it goes on.
 
     >>> say_bar(LoopProgress("epoch 1", 20, 80, 4.0)), say_bar(LoopProgress("", 20, 0, 4.0))
     ('epoch 1 20/80 · 5.0/s · 12.0 s left', '20 · 5.0/s')
     """
     count = f"{bar.done}/{bar.total}" if bar.total else f"{bar.done}"
-    left = bar.seconds_left
+    left = bar.seconds_left if goes_on else None
     rest = f"{say_seconds(left)} left" if left else ""
     rate = "" if is_short and rest else say_rate(bar.per_second)
     parts = (f"{bar.label} {count}".strip(), rate, rest)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
 Picture = Callable[[LabNotebook, str], None]
 
-START = "%load_ext nbddp\n%ddp start --nproc 4"
+START = "%load_ext nbddp\n%ddp start --nproc 3"
 WORK = """%%ddp
 import time
 for step in nbddp.track(range(2000), label="epoch 1"):
@@ -23,7 +23,7 @@ for step in nbddp.track(range(2000), label="epoch 1"):
     time.sleep(0.05)
     if step % 10 == 0:
         print("step", step)
-    if step == 60 and rank != 3:
+    if step == 60 and rank != 2:
         dist.barrier()
 """
 FAILS = """%%ddp
@@ -40,7 +40,7 @@ THEMES = ("JupyterLab Light", "JupyterLab Dark")
 
 @pytest.fixture(scope="module")
 def notebook(lab: Lab) -> Iterator[LabNotebook]:
-    """A page with four ranks."""
+    """A page with three ranks."""
     write_notebook(lab.notebooks / "everybody.ipynb", START, WORK, FAILS)
     with lab.open("everybody.ipynb") as notebook:
         notebook.run(0)

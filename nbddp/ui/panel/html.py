@@ -82,13 +82,17 @@ def alarm(snapshot: Snapshot) -> str:
 
 # ---- the table of ranks
 
-_Cell = Callable[[RankSnapshot], str]
+Cell = Callable[[RankSnapshot], str]
 
 
-def rank_table(ranks: Sequence[RankSnapshot]) -> str:
-    """One row for each rank; columns that are empty all the way down are left out."""
+def rank_table(ranks: Sequence[RankSnapshot], *, trend: Cell | None = None) -> str:
+    """One row for each rank; columns that are empty all the way down are left out.
+
+    ``trend`` draws a curve of a rank, as HTML.
+    """
     shown = _most_telling(ranks)
-    cells = [(title, [draw(each) for each in shown]) for title, draw in _COLUMNS]
+    columns = [*_COLUMNS, ("trend", trend)] if trend else _COLUMNS
+    cells = [(title, [draw(each) for each in shown]) for title, draw in columns]
     cells = [(title, column) for title, column in cells if any(column)]
     head = "".join(f'<th scope="col">{title}</th>' for title, _ in cells)
     rows = zip(*(column for _, column in cells), strict=True)
@@ -139,15 +143,16 @@ def _collective(each: RankSnapshot) -> str:
 
 
 def _progress(each: RankSnapshot) -> str:
-    return "<br>".join(_bar(bar, each.rank) for bar in each.bars)
+    return "<br>".join(_bar(bar, each) for bar in each.bars)
 
 
-def _bar(bar: LoopProgress, rank: int) -> str:
+def _bar(bar: LoopProgress, each: RankSnapshot) -> str:
     share = min(1.0, bar.done / bar.total) if bar.total else 0.0
-    filled = f'<span style="width:{share:.1%};background:{rank_color(rank)}"></span>'
-    drawn = f'<span class="nbddp-bar {rank_class(rank)}" aria-hidden="true">{filled}</span>'
-    said = escape(say_bar(bar, is_short=True))
-    return f'<span title="{escape(say_bar(bar))}">{drawn if bar.total else ""}{said}</span>'
+    filled = f'<span style="width:{share:.1%};background:{rank_color(each.rank)}"></span>'
+    drawn = f'<span class="nbddp-bar {rank_class(each.rank)}" aria-hidden="true">{filled}</span>'
+    said = escape(say_bar(bar, is_short=True, goes_on=each.goes_on))
+    title = escape(say_bar(bar, goes_on=each.goes_on))
+    return f'<span title="{title}">{drawn if bar.total else ""}{said}</span>'
 
 
 def _gpu(each: RankSnapshot) -> str:
@@ -156,7 +161,7 @@ def _gpu(each: RankSnapshot) -> str:
     return f'<span title="{escape(say_whole_gpu(each))}">{shown}</span>' if shown else ""
 
 
-_COLUMNS: tuple[tuple[str, _Cell], ...] = (
+_COLUMNS: tuple[tuple[str, Cell], ...] = (
     (
         "rank",
         lambda each: (

@@ -50,13 +50,10 @@ class LogWidgets:
         self._times.observe(lambda _change: self._show_times(), "value")
         controls = [self._choice, self._search, self._times, self._hold, self._found]
         lines = widgets.VBox([self._earlier, self._pages.root, self._now])
-        scroll = _named(widgets.Box([lines]), "nbddp-scroll")
-        if scroll.has_trait("tabbable"):  # ipywidgets 7 has none: whoever has no mouse scrolls it
-            scroll.tabbable = True
         self.root = widgets.VBox(
             [
                 _named(widgets.HBox(controls), "nbddp-choice"),
-                scroll,
+                _named(widgets.Box([lines]), "nbddp-scroll"),
                 self._path,
             ]
         )
@@ -126,7 +123,9 @@ class LogWidgets:
 
     def _say(self, tails: Tails, path: str) -> None:
         rows = html_rows(self._matching(tails.unended(self._rank)))
-        self._now.value = f'<div class="nbddp">{block(rows)}</div>' if rows else ""
+        # what has the focus is scrolled by the keyboard, with all that is around it
+        said = 'class="nbddp" tabindex="0" role="region" aria-label="log"'
+        self._now.value = f"<div {said}>{block(rows) if rows else ''}</div>"
         self._found.value = _muted(f"{self._matched:,} of {self._read:,} lines") * bool(self._word)
         earlier = self._taken - (self._read if self._word else self._pages.lines)
         said = say_earlier(earlier, path, was_searched=not self._word)

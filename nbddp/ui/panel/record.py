@@ -12,8 +12,9 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.charthtml import Drawn, charts_html
-from nbddp.ui.panel.html import alarm, card, escape, rank_table, state_line, time_line
+from nbddp.ui.panel.html import alarm, card, escape, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
+from nbddp.ui.panel.ranks import ranks_html
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_seconds
@@ -50,7 +51,7 @@ class Record:
 def record_html(record: Record) -> str:
     """The record as HTML: the first cause on top, then charts, output, and the ranks."""
     is_open = not record.is_brief and (record.result is None or not record.result.is_ok)
-    table = rank_table(record.snapshot.ranks) + time_line(record.snapshot)
+    table = ranks_html(record.snapshot.ranks, is_open=True) + time_line(record.snapshot)
     parts = [
         SHEET,
         '<div class="nbddp">',
@@ -105,7 +106,8 @@ def _title(record: Record) -> str:
         said += f" {say_restarts(len(record.attempts), record.seconds_lost)}"
         seconds = snapshot.seconds
     return (
-        f'{dot(kind)}<span class="nbddp-state" role="status" style="{STRONG}">{escape(said)}</span> '
+        f'{dot(kind)}<span class="nbddp-state" role="status" style="{STRONG}">'
+        f"{escape(said)}</span> "
         f'<span class="nbddp-muted">· {say_seconds(seconds)} · {facts}</span>'
     )
 

@@ -51,6 +51,11 @@ SHEET = f"""<style>
 .nbddp-bar {{ display: inline-block; width: 48px; height: 6px; border-radius: 3px;
   background: #8883; margin-right: .6em; vertical-align: middle; overflow: hidden; }}
 .nbddp-bar > span {{ display: block; height: 100%; border-radius: 3px; }}
+.nbddp-overview {{ font-size: 12px; font-variant-numeric: tabular-nums; margin: 2px 0; }}
+.nbddp-grid {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(56px, 1fr));
+  gap: 2px 6px; font-size: 11px; margin: 4px 0; font-variant-numeric: tabular-nums; }}
+.nbddp-field .nbddp-bar {{ display: block; width: auto; height: 4px; margin: 0; }}
+.nbddp-panel .nbddp-all {{ width: auto; height: 22px; line-height: 22px; font-size: 11px; }}
 .nbddp-card {{ border-left: 3px solid {WARN}; background: #d9822b1c; padding: 5px 10px;
   margin: 5px 0; border-radius: 3px; }}
 .nbddp-card.nbddp-error {{ border-color: {BAD}; background: #d8343417; }}

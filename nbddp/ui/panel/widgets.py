@@ -11,8 +11,9 @@ import ipywidgets as widgets
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.controls import Controls, Press
-from nbddp.ui.panel.html import alarm, rank_table, state_line, time_line
+from nbddp.ui.panel.html import alarm, state_line, time_line
 from nbddp.ui.panel.log import LogWidgets
+from nbddp.ui.panel.ranks import FEW, Trends, ranks_html
 from nbddp.ui.panel.shots import Choose, Shots
 from nbddp.ui.panel.style import SHEET
 
@@ -38,7 +39,21 @@ class PanelWidgets:
         self.log = LogWidgets(ranks, on_new)
         self._shots = Shots(self._ranks, choose, on_new)
         head = _box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
-        parts = [head, self._note, self._table, self._shots.root, self.log.root, self._line]
+        self._trends = Trends()
+        self._all = widgets.ToggleButton(
+            description="All ranks", tooltip="Show a field for each rank", icon="th"
+        )
+        self._all.layout.display = "none" if len(self._ranks) <= FEW else ""
+        self._all.add_class("nbddp-all")
+        parts = [
+            head,
+            self._note,
+            self._table,
+            self._all,
+            self._shots.root,
+            self.log.root,
+            self._line,
+        ]
         self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
         self.is_on_page = Event()  # the page has drawn all of it
         self.was_shown = False  # on some page, once
@@ -89,7 +104,9 @@ class PanelWidgets:
         """Show a snapshot; what has not changed is not sent."""
         self._state.value = f'<div class="nbddp">{state_line(snapshot)}</div>'
         self._note.value = alarm(snapshot) + note
-        self._table.value = f'<div class="nbddp">{rank_table(snapshot.ranks)}</div>'
+        self._trends.note(snapshot.ranks, snapshot.at)
+        table = ranks_html(snapshot.ranks, is_open=self._all.value, trends=self._trends)
+        self._table.value = f'<div class="nbddp">{table}</div>'
         self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
         self._controls.draw(snapshot)
 
