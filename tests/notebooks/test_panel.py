@@ -68,8 +68,13 @@ def final(reply: Any) -> dict[str, Any]:
 
 
 def panels(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the line that says how to get a record, for a page that loses it."""
-    return [each for each in bundles if FALLBACK not in each.get("text/html", "")]
+    """Without the line that says how to get a record, and the buttons under a failure's."""
+    return [
+        each
+        for each in bundles
+        if FALLBACK not in each.get("text/html", "")
+        and not (WIDGET in each and not each["text/plain"])
+    ]
 
 
 def fallbacks(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from nbddp.ui.charts.drawing import ALERT, MANY_RANKS, Chart, draw
 from nbddp.ui.charts.frame import HEIGHT, WIDTH, Scale
 from nbddp.ui.charts.svg import Label, SvgSheet
 from nbddp.ui.charts.tips import Tip, tips
-from nbddp.ui.palette import rank_color
+from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.html import escape
 
 _INLINE = (
@@ -175,7 +175,7 @@ def _keys(chart: Chart) -> str:
 
 def _key(rank: int, text: str) -> str:
     return (
-        f'<span class="nbddp-key k{rank}" tabindex="0" title="rank {rank}"'
+        f'<span class="nbddp-key k{rank} {rank_class(rank)}" tabindex="0" title="rank {rank}"'
         f' style="font-size:11px;color:{rank_color(rank)}">{text}</span> '
     )
 
