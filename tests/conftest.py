@@ -18,6 +18,11 @@ settings.load_profile("nbddp")
 STARTS_PROCESSES = ("multiproc", "notebook", "browser")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How the ranks of most multiproc tests are started; ``spawn`` is the way of macOS."""
+    parser.addoption("--start-method", choices=("forkserver", "spawn"), default="")
+
+
 @pytest.fixture(autouse=True)
 def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every rank, and every child of a rank, that a test starts must be gone when it ends."""

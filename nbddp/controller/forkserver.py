@@ -185,14 +185,9 @@ class Forkserver:
                 del os.environ[FOLDER]
 
     def _ensure_running(self) -> None:
-        # until it has a session of its own, the interrupt button would reach it
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            _start_resource_tracker_apart()
-            with self._own_folder():
-                self._server.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with interrupt_held_back(), self._own_folder():
+            start_resource_tracker_apart()
+            self._server.ensure_running()
 
 
 class _Server(forkserver.ForkServer):
@@ -296,7 +291,20 @@ def _do_nothing(_argument: None) -> None:
     """Started to learn that the helper serves."""
 
 
-def _start_resource_tracker_apart() -> None:
+@contextmanager
+def interrupt_held_back() -> Iterator[None]:
+    """Within it a process is started that takes no SIGINT before it asks for one.
+
+    Until it has a session of its own, Jupyter's interrupt would reach it, and end it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_resource_tracker_apart() -> None:
     """Start multiprocessing's resource tracker outside of the kernel's process group.
 
     It ignores SIGTERM, and ipykernel waits at shutdown until every child in its own group has

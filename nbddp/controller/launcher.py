@@ -10,7 +10,12 @@ from typing import Protocol
 
 import psutil
 
-from nbddp.controller.forkserver import CudaTouchedError, Forkserver
+from nbddp.controller.forkserver import (
+    CudaTouchedError,
+    Forkserver,
+    interrupt_held_back,
+    start_resource_tracker_apart,
+)
 from nbddp.controller.memory import memory_limit
 from nbddp.descendants import existing, kill
 from nbddp.wire.start import RankStart, rank_main
@@ -128,5 +133,7 @@ def _spawn(start: RankStart, name: str) -> RankHandle:
     if not hasattr(main, "__spec__"):
         main.__spec__ = None  # `%reset -f` takes it away and spawn cannot do without
     process = mp.get_context("spawn").Process(target=rank_main, args=(start,), name=name)
-    process.start()
+    with interrupt_held_back():
+        start_resource_tracker_apart()
+        process.start()
     return process

@@ -25,9 +25,9 @@ class WarmLauncher(LocalLauncher):
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Iterator[WarmLauncher]:
-    """One warm helper for all groups of this run."""
-    launcher = WarmLauncher()
+def launcher(request: pytest.FixtureRequest) -> Iterator[WarmLauncher]:
+    """One warm helper for all groups of this run, unless ranks are to be spawned."""
+    launcher = WarmLauncher(request.config.getoption("--start-method"))
     launcher.warm_up_more()
     yield launcher
     launcher.end()

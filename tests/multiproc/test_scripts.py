@@ -55,6 +55,45 @@ def test_spawned_ranks_do_all_that_forked_ones_do(capsys: pytest.CaptureFixture[
             group.run("pass")
 
 
+INTERRUPTED = """
+import os, signal, threading
+from nbddp.controller.launcher import LocalLauncher
+from nbddp.magics.steered import SteeredGroup
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)  # of a notebook: between two cells
+    group = SteeredGroup(nproc=2, launcher=LocalLauncher("spawn"))
+    started = threading.Event()
+
+    def interrupt():
+        while not started.wait(0.1):
+            os.killpg(0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    try:
+        group.start()
+    finally:
+        started.set()
+    print(group.pull("rank"))
+    group.close()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_an_interrupt_of_the_kernels_group_ends_no_rank_that_is_being_spawned(folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=folder,
+        start_new_session=True,
+    )
+    assert (done.stdout, done.returncode) == ("[0, 1]\n", 0), done.stderr
+
+
 def test_a_forked_child_of_a_script_leaves_the_group_alone_and_may_have_its_own(
     folder: Path,
 ) -> None:

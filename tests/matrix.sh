@@ -1,0 +1,55 @@
+#!/bin/bash
+# A chosen part of the tests with each Python that is here, and the newest packages: bash tests/matrix.sh
+#
+# Before a release. It looks for python3.10 to python3.14 (PYTHONS names others, separated by spaces), makes an
+# environment for each with the newest packages and the tested torch (TORCHS names others; "" is that one), and
+# prints a table in Markdown at the end. A Python that is not here is told as such.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+rows=()
+
+install_with() { # install_with TORCH: that version, without CUDA where there is no GPU, and all else as new as can be
+    "$here/python" - "$1" <<'PYTHON' && "$here/pip" install -qq -e ".[test]" \
+        "torch==$("$here/python" -c 'from importlib.metadata import version; print(version("torch"))')"
+import sys
+sys.path.insert(0, "binder")
+import install
+if sys.argv[1]:
+    install.TESTED_TORCH, install.CPU_BUILD = sys.argv[1], f"torch=={sys.argv[1]}+cpu"
+install.ensure_torch()
+PYTHON
+}
+
+try() { # try PYTHON TORCH: a row of the table; no TORCH is the one that binder/install.py has
+    local title here="$scratch/venv/bin" found said
+    title=$("$1" -c 'import platform; print(platform.python_version())' 2>/dev/null) ||
+        { rows+=("| ${1##*python} | | not here |"); return; }
+    printf '\n== Python %s, torch %s\n' "$title" "${2:-as tested}"
+    rm -rf "$scratch/venv"
+    if ! { "$1" -m venv "$scratch/venv" && install_with "$2"; } >"$scratch/log" 2>&1; then
+        tail -n 5 "$scratch/log"
+        rows+=("| $title | | cannot be installed |")
+        return
+    fi
+    found=$("$here/python" -c 'from importlib.metadata import version as v; print(", ".join(
+        f"{p} {v(p)}" for p in ("torch", "ipykernel", "ipython", "jupyterlab", "matplotlib", "numpy")))')
+    said=$("$here/python" -m pytest -q -W default -p no:cacheprovider "${part[@]}" 2>&1 |
+        tee /dev/stderr | grep -E ' (passed|failed|error).* in ' | tail -n 1)
+    rows+=("| $title | $found | ${said:-it did not end} |")
+}
+
+part=(tests/test_architecture.py tests/test_shared_gpus.py tests/multiproc/test_cells.py
+    tests/multiproc/test_deaths.py tests/multiproc/test_steering.py tests/notebooks/test_panel.py)
+for python in ${PYTHONS:-python3.10 python3.11 python3.12 python3.13 python3.14}; do
+    for torch in ${TORCHS-"" 2.9.1}; do
+        try "$python" "${torch//\"/}"
+    done
+done
+
+printf '\n| Python | with | the tests said |\n|---|---|---|\n'
+printf '%s\n' "${rows[@]}"
+! printf '%s\n' "${rows[@]}" | grep -q 'failed\|error\|cannot\|did not end'
