@@ -85,7 +85,9 @@ SHEET = f"""<style>
   overflow: hidden; overflow: clip; }}
 .jp-CodeCell:not(.jp-mod-outputsScrolled) .jp-OutputArea:has(.nbddp-head),
 .jp-OutputArea-child:has(.nbddp-head), .jp-OutputArea-output:has(.nbddp-head) {{
-  overflow: clip; }}
+  overflow: clip; min-width: 0; }}
+.nbddp-panel {{ max-width: 100%; box-sizing: border-box; }}
+.nbddp-ranks svg {{ vertical-align: middle; }}
 .nbddp-panel .jupyter-button {{ height: 26px; line-height: 26px; font-size: 12px;
   border-radius: 3px; }}
 .nbddp-head {{ flex-wrap: wrap; align-items: center; justify-content: space-between;
