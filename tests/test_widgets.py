@@ -126,12 +126,12 @@ def test_a_rank_stands_out_and_lines_are_smooth_by_classes_alone() -> None:
     panel.show_chart(chart())
     there = parts(panel)
     classes = lambda: set(panel._shots.turns.box._dom_classes) - {"nbddp-shots"}  # noqa: E731
-    there["Stands out"].value = 1
+    there["Highlight"].value = 1
     assert classes() == {"nbddp-only", "k1"}
-    there["Stands out"].value = 0
+    there["Highlight"].value = 0
     assert classes() == {"nbddp-only", "k0"}
     there["Smooth"].value = True
-    there["Stands out"].value = -1
+    there["Highlight"].value = -1
     assert classes() == {"nbddp-is-smooth"}
     there["Smooth"].value = False
     assert classes() == set()

@@ -102,7 +102,7 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     expect(smooth).to_be_hidden()
     notebook.button("Smooth").click()
     expect(smooth).to_be_visible()
-    panel.get_by_label("Stands out").select_option("rank 1")
+    panel.get_by_label("Highlight").select_option("rank 1")
     expect(chart.locator(".nbddp-rank.k0")).to_have_css("opacity", "0.15")
     assert opacity(chart.locator(".nbddp-rank.k1")) == 1
     picture(notebook, "chart-turned")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import nbformat
 import pytest
 from nbconvert import HTMLExporter
+from playwright.sync_api import expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
 from browser.lab import Lab, LabNotebook
@@ -186,6 +187,7 @@ def test_after_a_reload_in_the_middle_the_panel_is_back_and_its_buttons_work(
         notebook.run(0)
         notebook.begin(1)
         notebook.await_text(1, "step 10$")
+        expect(notebook.code_cell(1).locator(".nbddp-panel")).to_be_visible()
         notebook.save()  # what was not saved, JupyterLab forgets
         notebook.reload()
         notebook.await_text(1, r"running a cell · [\s\S]* step [3-9]0$")

@@ -113,7 +113,7 @@ class Turns:
 
     def _rank_choice(self, ranks: Sequence[int]) -> widgets.Dropdown:
         there = [("all", NO_RANK), *((f"rank {rank}", rank) for rank in ranks)]
-        choice = _choice("Stands out", there)
+        choice = _choice("Highlight", there)
         choice.observe(lambda change: self._let_stand_out(change["new"]), "value")
         return choice
 
