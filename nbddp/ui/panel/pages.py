@@ -28,9 +28,7 @@ class Pages:
 
     def __init__(self, on_new: Callable[[widgets.Widget], None]) -> None:
         self._on_new = on_new
-        self._layout = widgets.Layout(margin="0", overflow="visible", flex="0 0 auto")
-        self._style: widgets.Widget | None = None
-        self.root = self._box(())
+        self.root = _box(())
         self._books: list[_Book] = []
         self._open: _OpenPage | None = None
 
@@ -58,7 +56,7 @@ class Pages:
         for book in self._books:
             book.empty()
         for box in boxes:
-            box.close()
+            close(box)
         self._books, self._open = [], None
 
     def last(self) -> widgets.HTML:
@@ -66,13 +64,11 @@ class Pages:
         return self._put("", _view_count=0)
 
     def _put(self, html: str, **options: int) -> widgets.HTML:
-        style = {"style": self._style} if self._style else {}
-        page = widgets.HTML(html, layout=self._layout, **style, **options)
-        self._style = page.style  # one for all
+        page = widgets.HTML(html, layout=_layout(), **options)
         if self._books and len(self._books[-1].pages) < BOOK_PAGES:
             self._books[-1].add(page)
         else:
-            book = _Book(self._box((page,)))
+            book = _Book(_box((page,)))
             self._books.append(book)
             self.root.children = (*self.root.children, book.box)
             self._on_new(book.box)
@@ -95,10 +91,7 @@ class Pages:
         before = self.root.children
         self.root.children = tuple(book.box for book in self._books)
         for box in set(before) - set(self.root.children):
-            box.close()
-
-    def _box(self, children: Sequence[widgets.Widget]) -> widgets.VBox:
-        return widgets.VBox(children, layout=self._layout)
+            close(box)
 
 
 @dataclass(slots=True)
@@ -135,8 +128,30 @@ class _Book:
         """Take its pages away."""
         pages, self.box.children = self.pages, ()
         for page in pages:
-            page.close()
+            close(page)
+
+
+def _box(children: Sequence[widgets.Widget]) -> widgets.VBox:
+    return widgets.VBox(children, layout=_layout())
+
+
+def _layout() -> widgets.Layout:
+    """A widget's own: a page that is loading gets new widgets before those that were there.
+
+    One that has the layout of an older one cannot be made there, and takes the panel with it.
+    """
+    return widgets.Layout(margin="0", overflow="visible", flex="0 0 auto")
 
 
 def _html(rows: Sequence[str]) -> str:
     return f'<div class="nbddp">{block(rows)}</div>'
+
+
+def close(widget: widgets.Widget) -> None:
+    """Take a widget, and all that is in it, off the page and out of the kernel's memory."""
+    for child in getattr(widget, "children", ()):
+        close(child)
+    for part in (getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if isinstance(part, widgets.Widget):
+            part.close()
+    widget.close()

@@ -13,6 +13,7 @@ from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, state_line, time_line
 from nbddp.ui.panel.log import LogWidgets
+from nbddp.ui.panel.pages import close
 from nbddp.ui.panel.ranks import FEW, Trends, ranks_html
 from nbddp.ui.panel.shots import Choose, Shots
 from nbddp.ui.panel.style import SHEET
@@ -125,11 +126,11 @@ class PanelWidgets:
         self._line._view_count = None
         before, self.root.children = self.root.children, [widgets.HTML(html)]
         for each in before:
-            _close(each)
+            close(each)
 
     def close(self) -> None:
         """Take everything off the page and out of the kernel's memory."""
-        _close(self.root)
+        close(self.root)
 
 
 def _html() -> widgets.HTML:
@@ -140,12 +141,3 @@ def _box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str)
     box = kind(children)
     box.add_class(name)
     return box
-
-
-def _close(widget: widgets.Widget) -> None:
-    for child in getattr(widget, "children", ()):
-        _close(child)
-    for part in (getattr(widget, "layout", None), getattr(widget, "style", None)):
-        if isinstance(part, widgets.Widget):
-            part.close()
-    widget.close()
