@@ -170,3 +170,22 @@ def test_after_a_failure_the_ranks_can_be_started_anew_by_a_button(
         notebook.page.wait_for_timeout(1000)
         picture(notebook, "anew-reopened")
         assert "model not found" not in notebook.code_cell(1).inner_text()
+
+
+def test_a_panel_whose_kernel_was_restarted_says_that_it_is_gone(
+    lab: Lab, picture: Picture
+) -> None:
+    write_notebook(lab.notebooks / "gone.ipynb", START, TRAIN)
+    with lab.open("gone.ipynb") as notebook:
+        notebook.run(0)
+        notebook.begin(1)
+        notebook.await_text(1, r"step 10$")
+        notebook.js("await panel.sessionContext.session.kernel.restart()")
+        notebook.page.wait_for_selector(".nbddp-panel.jupyter-widgets-disconnected")
+        picture(notebook, "kernel-gone")
+        shown = notebook.page.evaluate(
+            "[...document.querySelectorAll('.jupyter-widgets-disconnected')]"
+            ".map(each => getComputedStyle(each, '::before'))"
+            ".filter(style => style.display != 'none').map(style => style.content)"
+        )
+        assert shown == ['"kernel gone: this is the last that was seen"']

@@ -55,7 +55,8 @@ SHEET = f"""<style>
 .nbddp-grid {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(56px, 1fr));
   gap: 2px 6px; font-size: 11px; margin: 4px 0; font-variant-numeric: tabular-nums; }}
 .nbddp-field .nbddp-bar {{ display: block; width: auto; height: 4px; margin: 0; }}
-.nbddp-panel .nbddp-all {{ width: auto; height: 22px; line-height: 22px; font-size: 11px; }}
+.nbddp-panel .nbddp-all.nbddp-all {{ width: auto; align-self: flex-start;
+  height: 22px; line-height: 22px; font-size: 11px; }}
 .nbddp-card {{ border-left: 3px solid {WARN}; background: #d9822b1c; padding: 5px 10px;
   margin: 5px 0; border-radius: 3px; }}
 .nbddp-card.nbddp-error {{ border-color: {BAD}; background: #d8343417; }}
@@ -87,6 +88,13 @@ SHEET = f"""<style>
 .jp-OutputArea-child:has(.nbddp-head), .jp-OutputArea-output:has(.nbddp-head) {{
   overflow: clip; min-width: 0; }}
 .nbddp-panel {{ max-width: 100%; box-sizing: border-box; }}
+.nbddp-panel .jupyter-widgets-disconnected::before {{ display: none !important; }}
+.nbddp-panel.jupyter-widgets-disconnected::before {{
+  content: "kernel gone: this is the last that was seen";
+  display: block !important; background: none !important; width: auto !important;
+  height: auto !important; padding: 2px 0; font-weight: 600; color: {BAD}; }}
+.nbddp-panel.jupyter-widgets-disconnected .nbddp-dot {{ animation: none;
+  background: #888 !important; }}
 .nbddp-ranks svg {{ vertical-align: middle; }}
 .nbddp-panel .jupyter-button {{ height: 26px; line-height: 26px; font-size: 12px;
   border-radius: 3px; }}
