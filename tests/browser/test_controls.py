@@ -180,6 +180,7 @@ def test_a_panel_whose_kernel_was_restarted_says_that_it_is_gone(
         notebook.run(0)
         notebook.begin(1)
         notebook.await_text(1, r"step 10$")
+        notebook.code_cell(1).locator(".nbddp-panel").wait_for()
         notebook.js("await panel.sessionContext.session.kernel.restart()")
         notebook.page.wait_for_selector(".nbddp-panel.jupyter-widgets-disconnected")
         picture(notebook, "kernel-gone")
