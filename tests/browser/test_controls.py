@@ -74,7 +74,7 @@ def test_the_header_stays_in_sight_while_one_scrolls(
     running: LabNotebook, picture: Picture
 ) -> None:
     running.page.set_viewport_size({"width": 1000, "height": 500})
-    running.code_cell(1).locator(".nbddp-shots img").nth(3).wait_for()
+    running.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
     running.page.locator(".jp-WindowedPanel-outer").hover()
     top = "document.querySelector('.jp-WindowedPanel-outer').getBoundingClientRect().top"
     for _ in range(20):  # until the panel's own top is out of sight
