@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
 from browser.lab import Lab, LabNotebook
@@ -80,7 +81,7 @@ def test_a_running_panel(notebook: LabNotebook, theme: str, picture: Picture) ->
     notebook.button("Stop").click()
     assert found(notebook, ".nbddp-panel") == []
     notebook.await_text(1, "^no progress for|never came")
-    assert notebook.code_cell(1).locator("[role=alert]").count() == 1
+    expect(notebook.code_cell(1).locator("[role=alert]")).to_have_count(1)
     picture(notebook, f"everybody-hang-{theme}")
     assert found(notebook, ".nbddp-panel") == []
     notebook.button("Interrupt").click()

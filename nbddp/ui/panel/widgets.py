@@ -107,7 +107,9 @@ class PanelWidgets:
         self._note.value = alarm(snapshot) + note
         self._trends.note(snapshot.ranks, snapshot.at)
         table = ranks_html(snapshot.ranks, is_open=self._all.value, trends=self._trends)
-        self._table.value = f'<div class="nbddp">{table}</div>'
+        self._table.value = (
+            f'<div class="nbddp" tabindex="0" role="region" aria-label="ranks">{table}</div>'
+        )
         self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
         self._controls.draw(snapshot)
 
