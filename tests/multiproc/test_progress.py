@@ -104,6 +104,7 @@ def test_a_rank_whose_loader_is_slow_is_waited_for(
     assert said_while(hasty, loader, capsys) == ""
 
 
+@pytest.mark.timeout(300)  # the compiler alone takes 40 s of a core
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 def test_a_rank_that_compiles_is_waited_for(
     hasty: WorkerGroup, capsys: pytest.CaptureFixture[str]
