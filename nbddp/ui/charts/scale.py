@@ -67,7 +67,8 @@ def log_ticks(low: float, high: float) -> list[float]:
         if len(within) <= 5:
             return within
     stride = math.ceil((high - low) / 5)
-    return [10.0**each for each in decades if low <= each <= high and not each % stride]
+    ticks = [10.0**each for each in decades if not each % stride]
+    return [tick for tick in ticks if tick > 0 and low <= math.log10(tick) <= high]
 
 
 def _multiples(low: float, high: float, *, at_most: int, least: float = 0.0) -> list[float]:
