@@ -70,7 +70,7 @@ class Recovery:
         except BaseException:
             self._note("not run again: the restart or the replay did not come to its end")
             raise
-        self._session.whereabouts.end_recovery(is_taken_up=failed is None)
+        self._session.end_recovery(is_taken_up=failed is None)
         if failed is not None:
             self._note(f"not run again: {FAILED}")
             return failed

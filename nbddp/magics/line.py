@@ -26,6 +26,7 @@ from nbddp.magics.options import (
 )
 from nbddp.magics.show import chosen_metrics, say_ending
 from nbddp.magics.stopped import interrupted
+from nbddp.magics.suggest import usage
 from nbddp.magics.views import ViewChoice
 from nbddp.record.finished import RecordedRun
 from nbddp.record.logs import tail
@@ -224,9 +225,7 @@ class LineMagics(Magics):
         if command is None:
             self._desk.views.say(_overview(self.commands()))
         elif command in self.commands():
-            self._desk.views.say(
-                _parser(self.commands()[command]).format_help().replace("::", "").strip()
-            )
+            self._desk.views.say(usage(_parser(self.commands()[command])))
         else:
             raise RequestError(f"there is no `%ddp {command}`; `%ddp help` lists the commands")
 

@@ -58,15 +58,12 @@ class MagicLine:
     def positional(self) -> Action | None:
         """The argument without a name that comes next."""
         free = [each for each in self.parser._actions if not each.option_strings]
-        given = self._given()
-        return free[min(given, len(free) - 1)] if free and given < len(free) else None
+        given = len(list(self._free_words()))
+        return free[given] if given < len(free) else None
 
     def first_given(self) -> str:
         """The first word that is no option's."""
         return next(iter(self._free_words()), "")
-
-    def _given(self) -> int:
-        return len(list(self._free_words()))
 
     def _free_words(self) -> Iterable[str]:
         takes = {
@@ -174,14 +171,14 @@ def explain(line: str, word: str, parsers: Mapping[str, ArgumentParser]) -> str:
     """
     asked = read_line(line, parsers)
     if asked is None:
-        return _usage(parsers[word]) if word in parsers else ""
+        return usage(parsers[word]) if word in parsers else ""
     for action in asked.parser._actions:
         if word in action.option_strings:
             return f"{_spelled(action)}\n\n{action.help}"
     is_kind = asked.positional is not None and asked.positional.dest == "kind"
     if is_kind and word in KINDS:
         return f"{word}: {MEANINGS[word]}"
-    return _usage(asked.parser)
+    return usage(asked.parser)
 
 
 def _spelled(action: Action) -> str:
@@ -193,7 +190,8 @@ def _choices(action: Action) -> str:
     return "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
 
 
-def _usage(parser: ArgumentParser) -> str:
+def usage(parser: ArgumentParser) -> str:
+    """All that a magic's parser knows, to be read."""
     return parser.format_help().replace("::", "").strip()
 
 

@@ -16,6 +16,7 @@ import ipywidgets as widgets
 from IPython.display import publish_display_data
 
 from nbddp.ui.panel.html import escape
+from nbddp.ui.panel.pieces import box, bundle, button, close, show_question
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,16 +48,15 @@ class Aftermath:
         self._asks = False
         self._restart, self._run_again = _button(RESTART), _button(RUN_AGAIN)
         self._said = widgets.HTML()
-        self._row = widgets.HBox([self._restart, self._run_again, self._said])
-        self._row.add_class("nbddp-aftermath")
+        row = [self._restart, self._run_again, self._said]
+        self._row = box(widgets.HBox, row, "nbddp-aftermath")
         self._restart.on_click(lambda _: self._ask_or(restart))
         self._run_again.on_click(lambda _: self._do(run_again))
 
     def publish(self) -> None:
         """Show it; a page without widgets shows nothing."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": self._row.model_id}
-        bundle = {"application/vnd.jupyter.widget-view+json": view, "text/plain": ""}
-        publish_display_data(bundle, transient={"display_id": self._display_id})
+        shown = {**bundle(self._row), "text/plain": ""}
+        publish_display_data(shown, transient={"display_id": self._display_id})
         self._is_there = True
 
     def withdraw(self) -> None:
@@ -67,8 +67,7 @@ class Aftermath:
             self._context.copy().run(
                 publish_display_data, empty, transient={"display_id": self._display_id}, update=True
             )
-            for each in (self._restart, self._run_again, self._said, self._row):
-                each.close()
+            close(self._row)
 
     def _ask_or(self, restart: Deed) -> None:
         if self._asks:
@@ -77,8 +76,7 @@ class Aftermath:
 
     def _show_question(self, asks: bool) -> None:  # noqa: FBT001 - the one thing it is told
         self._asks = asks
-        self._restart.description = f"{RESTART}?" if asks else RESTART
-        (self._restart.add_class if asks else self._restart.remove_class)("nbddp-asks")
+        show_question(self._restart, RESTART, asks=asks)
 
     def _do(self, deed: Deed) -> None:
         self._restart.disabled = self._run_again.disabled = True
@@ -107,9 +105,4 @@ class Aftermath:
 
 
 def _button(label: str) -> widgets.Button:
-    return widgets.Button(
-        description=label,
-        tooltip=_TIPS[label],
-        icon=_ICONS[label],
-        layout=widgets.Layout(width="auto"),
-    )
+    return button(label, tooltip=_TIPS[label], icon=_ICONS[label])

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import Snapshot
+from nbddp.ui.panel.pieces import button, show_question
 
 ASKING = 5.0  # seconds that a button waits for its second press
 
@@ -35,7 +36,6 @@ _ICONS = {
     Press.STOP: "power-off",
     Press.KILL: "bolt",
 }
-_ASKS = "nbddp-asks"
 
 
 class Controls:
@@ -84,14 +84,9 @@ class Controls:
         return [self.buttons[each] for each in (Press.INTERRUPT, Press.RESTART, Press.STOP)]
 
     def _button(self, press: Press) -> widgets.Button:
-        button = widgets.Button(
-            description=press.value,
-            tooltip=_TIPS[press],
-            icon=_ICONS[press],
-            layout=widgets.Layout(width="auto"),
-        )
-        button.on_click(lambda _: self._pressed(press))
-        return button
+        made = button(press.value, tooltip=_TIPS[press], icon=_ICONS[press])
+        made.on_click(lambda _: self._pressed(press))
+        return made
 
     def _pressed(self, press: Press) -> None:
         is_answer = self._asked is not None and self._asked[0] is press
@@ -104,12 +99,9 @@ class Controls:
 
     def _ask(self, press: Press) -> None:
         self._asked = press, self._clock()
-        self.buttons[press].description = f"{press.value}?"
-        self.buttons[press].add_class(_ASKS)
+        show_question(self.buttons[press], press.value, asks=True)
 
     def _ask_no_more(self) -> None:
         asked, self._asked = self._asked, None
         if asked is not None:
-            button = self.buttons[asked[0]]
-            button.description = asked[0].value
-            button.remove_class(_ASKS)
+            show_question(self.buttons[asked[0]], asked[0].value, asks=False)

@@ -12,6 +12,7 @@ from nbddp.ui.ansi import strip
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.loghtml import aside, block, html_rows
 from nbddp.ui.panel.pages import MAX_ROWS, Pages
+from nbddp.ui.panel.pieces import box, html
 from nbddp.ui.tails import Line, Tails
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
@@ -39,8 +40,8 @@ class LogWidgets:
         self._hold = widgets.ToggleButton(
             description="Hold", tooltip="Let no line come or go for now", icon="pause"
         )
-        self._found, self._earlier, self._now = (_html() for _ in range(3))
-        self._path = _html()
+        self._found, self._earlier, self._now = (html() for _ in range(3))
+        self._path = html()
         self._pages = Pages(self._note_new)
         self._on_new = on_new
         self._look: tuple[int, str] | None = None
@@ -50,14 +51,12 @@ class LogWidgets:
         self._times.observe(lambda _change: self._show_times(), "value")
         controls = [self._choice, self._search, self._times, self._hold, self._found]
         lines = widgets.VBox([self._earlier, self._pages.root, self._now])
-        self.root = widgets.VBox(
-            [
-                _named(widgets.HBox(controls), "nbddp-choice"),
-                _named(widgets.Box([lines]), "nbddp-scroll"),
-                self._path,
-            ]
-        )
-        _named(self.root, "nbddp-logs")
+        parts = [
+            box(widgets.HBox, controls, "nbddp-choice"),
+            box(widgets.Box, [lines], "nbddp-scroll"),
+            self._path,
+        ]
+        self.root = box(widgets.VBox, parts, "nbddp-logs")
 
     @property
     def parts(self) -> tuple[widgets.DOMWidget, widgets.DOMWidget]:
@@ -169,14 +168,5 @@ def _choice(ranks: Sequence[int]) -> widgets.ToggleButtons | widgets.Dropdown:
     return kind(options=options, value=ALL)
 
 
-def _html() -> widgets.HTML:
-    return widgets.HTML(layout=widgets.Layout(margin="0"))
-
-
 def _muted(text: str) -> str:
     return f'<div class="nbddp nbddp-muted">{escape(text)}</div>' if text else ""
-
-
-def _named(box: widgets.Box, name: str) -> widgets.Box:
-    box.add_class(name)
-    return box

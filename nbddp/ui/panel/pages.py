@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import ipywidgets as widgets
 
 from nbddp.ui.panel.loghtml import block
+from nbddp.ui.panel.pieces import close
 
 PAGE_ROWS = 200  # a page that has so many is full
 PAGE_SECONDS = 1.0  # as is one that is so old: what somebody reads is not drawn again
@@ -145,13 +146,3 @@ def _layout() -> widgets.Layout:
 
 def _html(rows: Sequence[str]) -> str:
     return f'<div class="nbddp">{block(rows)}</div>'
-
-
-def close(widget: widgets.Widget) -> None:
-    """Take a widget, and all that is in it, off the page and out of the kernel's memory."""
-    for child in getattr(widget, "children", ()):
-        close(child)
-    for part in (getattr(widget, "layout", None), getattr(widget, "style", None)):
-        if isinstance(part, widgets.Widget):
-            part.close()
-    widget.close()

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 from nbddp.ui.charts.frame import Scale
 from nbddp.ui.panel.charthtml import SHEET, Drawn, highlighting
 from nbddp.ui.panel.charts import MAX_CHARTS
+from nbddp.ui.panel.pieces import box
 
 NO_RANK = -1
 SHOWN_CHOICES = 6  # of the names to choose from, without scrolling
@@ -70,7 +71,7 @@ class Turns:
         self._charts: dict[str, widgets.HTML] = {}
         self._of_rank = ""
         self._is_offering = False
-        self.box = _box(widgets.Box, [], "nbddp-shots")
+        self.box = box(widgets.Box, [], "nbddp-shots")
         self._scale = _choice("Scale", [(each.value, each) for each in Scale])
         self._smooth = widgets.ToggleButton(
             description="Smooth", tooltip="Show the mean of what came before, too"
@@ -87,7 +88,7 @@ class Turns:
         self._metrics.observe(lambda _: self._open_names(), "value")
         self.names.observe(lambda _: self._take_names(), "value")
         sheet = f"{SHEET}<style>{highlighting(ranks)}</style>"
-        head = [widgets.HTML(sheet, layout=_hidden()), _box(widgets.HBox, row, "nbddp-choice")]
+        head = [widgets.HTML(sheet, layout=_hidden()), box(widgets.HBox, row, "nbddp-choice")]
         self.parts: list[widgets.Widget] = [*head, self.names, self.box]
 
     def show(self, chart: Drawn) -> widgets.HTML | None:
@@ -153,9 +154,3 @@ def _choice(label: str, options: Sequence[tuple[str, object]]) -> widgets.Dropdo
 
 def _hidden() -> widgets.Layout:
     return widgets.Layout(display="none")
-
-
-def _box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) -> widgets.Box:
-    box = kind(children)
-    box.add_class(name)
-    return box

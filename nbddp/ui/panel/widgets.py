@@ -13,7 +13,7 @@ from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, state_line, time_line
 from nbddp.ui.panel.log import LogWidgets
-from nbddp.ui.panel.pages import close
+from nbddp.ui.panel.pieces import box, bundle, close, html
 from nbddp.ui.panel.ranks import FEW, Trends, ranks_html
 from nbddp.ui.panel.shots import Choose, Shots
 from nbddp.ui.panel.style import SHEET
@@ -34,12 +34,12 @@ class PanelWidgets:
         on_new: Callable[[widgets.Widget], None] = lambda _widget: None,
     ) -> None:
         self._ranks = list(ranks)
-        self._state, self._note, self._table = _html(), _html(), _html()
-        self._line = _html()
+        self._state, self._note, self._table = html(), html(), html()
+        self._line = html()
         self._controls = Controls(self._ranks, press)
         self.log = LogWidgets(ranks, on_new)
         self._shots = Shots(self._ranks, choose, on_new)
-        head = _box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
+        head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
         self._trends = Trends()
         self._all = widgets.ToggleButton(
             description="All ranks", tooltip="Show a field for each rank", icon="th"
@@ -55,7 +55,7 @@ class PanelWidgets:
             self.log.root,
             self._line,
         ]
-        self.root = _box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
+        self.root = box(widgets.VBox, [widgets.HTML(SHEET), *parts], "nbddp-panel")
         self.is_on_page = Event()  # the page has drawn all of it
         self.was_shown = False  # on some page, once
         self.is_gone = Event()  # from every page that shows what becomes of it
@@ -64,9 +64,8 @@ class PanelWidgets:
             self._await(each)
 
     def bundle(self) -> dict[str, object]:
-        """What a page shows it by; ipywidgets 7 has no bundles, and 8 makes the same."""
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.root.model_id}
-        return {"application/vnd.jupyter.widget-view+json": view}
+        """What a page shows it by."""
+        return bundle(self.root)
 
     def _await(self, part: widgets.DOMWidget) -> None:
         """From here on the panel is on the page when this part is, too."""
@@ -123,23 +122,13 @@ class PanelWidgets:
             self._await(new)
         self._shots.offer(names)
 
-    def become(self, html: str) -> None:
+    def become(self, record: str) -> None:
         """Turn into a record, for a page that is not told of another: it was loaded again, say."""
         self._line._view_count = None
-        before, self.root.children = self.root.children, [widgets.HTML(html)]
+        before, self.root.children = self.root.children, [widgets.HTML(record)]
         for each in before:
             close(each)
 
     def close(self) -> None:
         """Take everything off the page and out of the kernel's memory."""
         close(self.root)
-
-
-def _html() -> widgets.HTML:
-    return widgets.HTML(layout=widgets.Layout(margin="0"))
-
-
-def _box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) -> widgets.Box:
-    box = kind(children)
-    box.add_class(name)
-    return box

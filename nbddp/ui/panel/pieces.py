@@ -1,0 +1,49 @@
+"""What the panel, its log, its charts and the buttons after it are put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ipywidgets as widgets
+
+ASKS = "nbddp-asks"
+
+
+def html() -> widgets.HTML:
+    """A place for HTML."""
+    return widgets.HTML(layout=widgets.Layout(margin="0"))
+
+
+def box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) -> widgets.Box:
+    """A box that the style sheet knows by its name."""
+    made = kind(children)
+    made.add_class(name)
+    return made
+
+
+def button(label: str, *, tooltip: str, icon: str) -> widgets.Button:
+    """A button as wide as what is written on it."""
+    layout = widgets.Layout(width="auto")
+    return widgets.Button(description=label, tooltip=tooltip, icon=icon, layout=layout)
+
+
+def show_question(asked: widgets.Button, label: str, *, asks: bool) -> None:
+    """Have a button ask for a second press, or take the question back."""
+    asked.description = f"{label}?" if asks else label
+    (asked.add_class if asks else asked.remove_class)(ASKS)
+
+
+def bundle(shown: widgets.Widget) -> dict[str, object]:
+    """What a page shows a widget by; ipywidgets 7 has no bundles, and 8 makes the same."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": shown.model_id}
+    return {"application/vnd.jupyter.widget-view+json": view}
+
+
+def close(widget: widgets.Widget) -> None:
+    """Take a widget, and all that is in it, off the page and out of the kernel's memory."""
+    for child in getattr(widget, "children", ()):
+        close(child)
+    for part in (getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if isinstance(part, widgets.Widget):
+            part.close()
+    widget.close()
