@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+import warnings
 from collections.abc import Callable
 
 import psutil
@@ -25,6 +26,23 @@ def marked() -> dict[int, psutil.Process]:
         if is_ours and is_there and process.pid != os.getpid():
             found[process.pid] = process
     return found
+
+
+def in_child(act: Callable[[], object], *, timeout: float = 30.0) -> int:
+    """Do something in a forked child, such as a DataLoader's worker; its exit code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # we have threads, it needs none
+        pid = os.fork()
+    if not pid:
+        try:
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    child = psutil.Process(pid)
+    if not wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE, timeout=timeout):
+        child.kill()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def is_helper(process: psutil.Process) -> bool:

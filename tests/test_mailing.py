@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from processes import wait_until
+from processes import in_child, wait_until
 
 from nbddp.wire.messages import (
     Answer,
@@ -502,3 +503,33 @@ def test_who_displays_waits_while_too_many_pictures_wait(
     mailer.close()
     assert len(writer.posted) == 10
     assert mailer._held == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_prints_and_displays_though_the_mail_was_busy_when_it_was_forked(
+    make: Make, writer: FakeWriter
+) -> None:
+    mailer = make(Pile())
+    mailer.start()
+
+    def act() -> None:
+        mailer.poke()
+        mailer.post(picture(room.MAX_HELD + 1))
+        mailer.post(picture(1))
+        mailer.flush()
+
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:  # as the mail's thread does for a moment
+        with mailer._wake:
+            taken.set()
+            done.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert taken.wait(10)
+    exit_code = in_child(act)
+    done.set()
+    holder.join()
+    assert exit_code == 0
+    assert not writer.posted

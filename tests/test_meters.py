@@ -7,7 +7,6 @@ import json
 import os
 import stat
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import in_child
 
 from nbddp.train.report import Bar
 from nbddp.wire.messages import Happened, Metrics, Progress, Report, decode, encode
@@ -301,20 +301,6 @@ def test_a_loop_of_an_earlier_cell_may_end_in_a_later_one(meters: Meters) -> Non
 
 
 # ---- in a child
-
-
-def in_child(act: Callable[[], None]) -> int:
-    """Do something in a forked child, such as a DataLoader's worker; its exit code."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # we have threads, it needs none
-        pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    try:
-        act()
-        os._exit(0)
-    finally:
-        os._exit(1)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -78,7 +78,7 @@ class Mailer:
 
     def poke(self) -> None:
         """Say that a source has something; cheap enough for every line that is printed."""
-        if not self._has_output:
+        if not self._has_output and not self._is_elsewhere():
             with self._wake:
                 self._has_output = True
                 self._wake.notify_all()
@@ -88,6 +88,8 @@ class Mailer:
 
         Waits while there is no room for a picture, as a print into a full pipe does.
         """
+        if self._is_elsewhere():
+            return
         with self._wake:
             if isinstance(report, URGENT):
                 self._urgent.append(report)
@@ -98,13 +100,20 @@ class Mailer:
                 self._held += _size(report)
             self._wake.notify_all()
 
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a process that a cell forked: it has no mail.
+
+        Nor may it touch the lock: if the mail's thread held it just then, nobody gives it back.
+        """
+        return os.getpid() != self._pid
+
     def _has_room(self) -> bool:
-        is_elsewhere = os.getpid() != self._pid  # a child that the cell forked has no mail
-        is_ours = threading.current_thread() is self._thread
-        return self._held < MAX_HELD or is_elsewhere or is_ours
+        return self._held < MAX_HELD or threading.current_thread() is self._thread
 
     def flush(self) -> None:
         """Wait until all that there is now was mailed; briefly, if the mail is stuck."""
+        if self._is_elsewhere():
+            return
         with self._wake:
             enough = self._rounds + 2  # the one under way may have read its sources already
             self._wake.wait_for(lambda: self._nudge(enough), FLUSH_PATIENCE)
