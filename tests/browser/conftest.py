@@ -1,4 +1,4 @@
-"""One JupyterLab for all browser tests of a module; a notebook of its own for each."""
+"""One JupyterLab and one Chromium for all browser tests; notebooks of its own for each file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ NEEDS_CHROMIUM = pytest.mark.skipif(
 
 
 def write_notebook(path: Path, *cells: str) -> None:
-    """A notebook with these code cells."""
+    """A notebook with these code cells; all files share a folder, so its name must be a new one."""
+    if path.exists():
+        raise FileExistsError(f"another test has a notebook of this name: {path.name}")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])
     notebook.metadata["kernelspec"] = {
         "name": "python3",
@@ -27,12 +29,24 @@ def write_notebook(path: Path, *cells: str) -> None:
     nbformat.write(notebook, path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A JupyterLab server."""
+    """A JupyterLab server, and the browser that looks at it."""
     with Lab(tmp_path_factory.mktemp("lab") / "root") as lab:
-        lab.browser()  # it stays for all tests of the module
+        lab.browser()  # it stays for all tests of all files
         yield lab
+
+
+@pytest.fixture
+def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
+    """The page that a file's tests share, with new ranks; nothing may have gone wrong on it.
+
+    ``shared``, a fixture of that file, has a cell for each.
+    """
+    shared.run(shared.place_of("%ddp restart"))
+    yield shared
+    shared.run(shared.place_of("%ddp stop"))
+    assert shared.problems == []
 
 
 @pytest.fixture

@@ -43,12 +43,16 @@ _PANEL = "const panel = window.jupyterapp.shell.currentWidget;"
 
 
 class Lab:
-    """A JupyterLab server on loopback, with all its files in one folder."""
+    """A JupyterLab server on loopback, with all its files in one folder.
 
-    def __init__(self, root: Path) -> None:
+    ``browser`` is another's, which stays; without it there will be one of its own.
+    """
+
+    def __init__(self, root: Path, *, browser: Browser | None = None) -> None:
         self.notebooks = root / "notebooks"
         self._root = root
         self._token = secrets.token_hex(16)
+        self._browser = browser
         self._playwright: Playwright | None = None
 
     def __enter__(self) -> Lab:
@@ -71,8 +75,8 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._playwright is not None:
-            self._chromium.close()
+        if self._playwright is not None and self._browser is not None:
+            self._browser.close()
             self._playwright.stop()
         children = psutil.Process(self._server.pid).children(recursive=True)
         with contextlib.suppress(OSError):  # it may hang up before it answers
@@ -156,12 +160,12 @@ class Lab:
 
     def browser(self) -> Browser:
         """The one browser, started when it is first needed."""
-        if self._playwright is None:
+        if self._browser is None:
             self._playwright = sync_playwright().start()
-            self._chromium = self._playwright.chromium.launch(
+            self._browser = self._playwright.chromium.launch(
                 executable_path=CHROMIUM, args=CHROMIUM_ARGS
             )
-        return self._chromium
+        return self._browser
 
 
 class LabNotebook:
@@ -210,6 +214,15 @@ class LabNotebook:
     def code_cell(self, cell: int) -> Locator:
         """A code cell of the notebook in front."""
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(cell)
+
+    def place_of(self, source: str) -> int:
+        """Which code cell begins with this."""
+        sources = self.js(
+            "return panel.content.widgets.filter(c => c.model.type === 'code')"
+            ".map(c => c.model.sharedModel.source)"
+        )
+        [place] = [at for at, each in enumerate(sources) if each.startswith(source)]
+        return place
 
     def type(self, cell: int, text: str) -> None:
         """Write into a code cell with the keyboard; the cursor stays at the end."""

@@ -49,16 +49,22 @@ def notebook(lab: Lab) -> Iterator[LabNotebook]:
 
 
 @pytest.fixture(params=THEMES, ids=["light", "dark"])
-def theme(notebook: LabNotebook, request: pytest.FixtureRequest) -> str:
-    """The page in a theme."""
+def theme(notebook: LabNotebook, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The page in a theme; then again in the one before, which the pages of other files open in."""
+    before = notebook.page.evaluate("document.body.dataset.jpThemeName")
+    change_theme(notebook, request.param)
+    yield str(request.param).rpartition(" ")[2].lower()
+    change_theme(notebook, before)
+
+
+def change_theme(notebook: LabNotebook, name: str) -> None:
+    """As the menu does: the server keeps it."""
     notebook.js(
-        "await window.jupyterapp.commands.execute('apputils:change-theme', "
-        f"{{theme: '{request.param}'}})"
+        f"await window.jupyterapp.commands.execute('apputils:change-theme', {{theme: '{name}'}})"
     )
-    is_light = str(request.param == THEMES[0]).lower()
+    is_light = str(name == THEMES[0]).lower()
     notebook.page.wait_for_selector(f"body[data-jp-theme-light={is_light}]", state="attached")
     notebook.page.wait_for_timeout(500)  # the theme's own sheets are loaded
-    return str(request.param).rpartition(" ")[2].lower()
 
 
 def found(notebook: LabNotebook, where: str) -> list[str]:

@@ -60,15 +60,6 @@ def shared(lab: Lab) -> Iterator[LabNotebook]:
 
 
 @pytest.fixture
-def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
-    """The shared page with new ranks; nothing may have gone wrong on it."""
-    shared.run(0)
-    yield shared
-    shared.run(6)
-    assert shared.problems == []
-
-
-@pytest.fixture
 def printing(notebook: LabNotebook) -> Iterator[LabNotebook]:
     """Four ranks print until the test is over."""
     notebook.begin(1)

@@ -22,17 +22,16 @@ pytestmark = [
 ]
 
 
-def test_run_all_trains_loses_a_rank_and_starts_again(tmp_path: Path) -> None:
-    with Lab(tmp_path) as lab:
-        shutil.copy(QUICKSTART, lab.notebooks)
-        with lab.open(QUICKSTART.name) as notebook:
-            notebook.run_all()
-            outputs = notebook.outputs()
-            if "PICTURES" in os.environ:  # a folder to look at them in
-                for cell in (1, 4, 8, 11, 16):
-                    notebook.shot(Path(os.environ["PICTURES"]) / f"cell{cell}.png", cell=cell)
-            assert notebook.problems == []
-            assert len(notebook.errors()) == 1  # of the rank that was killed
+def test_run_all_trains_loses_a_rank_and_starts_again(lab: Lab) -> None:
+    shutil.copy(QUICKSTART, lab.notebooks)
+    with lab.open(QUICKSTART.name) as notebook:
+        notebook.run_all()
+        outputs = notebook.outputs()
+        if "PICTURES" in os.environ:  # a folder to look at them in
+            for cell in (1, 4, 8, 11, 16):
+                notebook.shot(Path(os.environ["PICTURES"]) / f"cell{cell}.png", cell=cell)
+        assert notebook.problems == []
+        assert len(notebook.errors()) == 1  # of the rank that was killed
     text = "\n".join(outputs)
     assert re.search(r"^\[rank 1\] I am rank 1 of 2, process \d+", outputs[1], re.MULTILINE)
     assert "first cause: rank 1 was killed by SIGKILL" in text
@@ -41,10 +40,10 @@ def test_run_all_trains_loses_a_rank_and_starts_again(tmp_path: Path) -> None:
     assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
 
 
-def test_a_binder_opens_it(tmp_path: Path) -> None:
+def test_a_binder_opens_it(lab: Lab, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(QUICKSTART.parent, root / "notebooks" / "notebooks")
     shutil.copytree(QUICKSTART.parents[1] / "binder", root / "jupyter_config_dir")
-    with Lab(root) as lab, lab.open_first_page() as notebook:
-        assert notebook.page.url.startswith(f"{lab.url}/lab/tree/notebooks/{QUICKSTART.name}")
+    with Lab(root, browser=lab.browser()) as binder, binder.open_first_page() as notebook:
+        assert notebook.page.url.startswith(f"{binder.url}/lab/tree/notebooks/{QUICKSTART.name}")
     assert "jupyter_lab_config.json" in (QUICKSTART.parents[1] / "binder/postBuild").read_text()
