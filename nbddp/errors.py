@@ -123,6 +123,15 @@ def describe_exit(exitcode: int | None) -> str:
     return f"exited with code {exitcode}"
 
 
+def say_place(line: int, file: str = "") -> str:
+    """Name a line of the cell, or of a script's file.
+
+    >>> say_place(3), say_place(3, "train.py")
+    ('line 3', 'train.py line 3')
+    """
+    return f"{file} line {line}".lstrip()
+
+
 def say_ranks(ranks: Sequence[int]) -> str:
     """Name some ranks in one or two words, runs of them folded.
 

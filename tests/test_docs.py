@@ -73,6 +73,7 @@ def test_the_readme_uses_only_options_that_there_are() -> None:
     others = {  # of pip, torchrun, Jupyter and our installer
         *("--test", "--execute", "--to", "--no-input", "--stdout"),
         *("--standalone", "--nproc-per-node", "--max-restarts"),
+        "--lr",  # of a script
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= ours | others
 

@@ -17,13 +17,14 @@ LIVE = Live(
     runs=lambda: [Suggestion("20260102-030405-one"), Suggestion("20260102-030405-two")],
     cells=lambda run: [Suggestion(f"7{run}", "cell")],
     names=lambda word: [Suggestion(f"{word}ing_rate")],
+    scripts=lambda word: [Suggestion(f"{word}.py", "script")],
 )
 COMMANDS = LineMagics.__dict__
 
 
 @pytest.fixture(scope="module")
 def parsers() -> dict[str, ArgumentParser]:
-    names = ("fault", "help", "kill", "pull", "push", "show", "view", "status")
+    names = ("fault", "help", "kill", "pull", "push", "run", "show", "view", "status")
     return {"%%ddp": CellMagics.ddp.parser, **{name: COMMANDS[name].parser for name in names}}
 
 
@@ -34,6 +35,10 @@ def parsers() -> dict[str, ArgumentParser]:
         ("%ddp nonsense ", []),
         ("%ddp help f", ["fault"]),
         ("%ddp kill ", ["0", "1"]),
+        ("%ddp run --keep tr", ["tr.py"]),
+        ("%ddp run --kee", ["--keep"]),
+        ("%ddp run train.py --k", []),
+        ("%ddp run -m pack.train --nproc ", []),
         ("%ddp kill 0 ", []),
         ("%ddp fault ", list(KINDS)),
         ("%ddp fault se", ["segfault"]),

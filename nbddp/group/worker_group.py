@@ -16,6 +16,7 @@ from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group.recovery import Recovery
+from nbddp.group.scripts import find_script
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
 from nbddp.ui.screen import StreamScreen, View
@@ -193,14 +194,57 @@ class WorkerGroup:
             CellFailedError: it failed on some rank.
             CellInterruptedError: it was interrupted.
         """
-        self._check_started()
-        self._asking.check_ranks(ranks)
         request = CellRequest(
             source=source,
             ranks=None if ranks is None else tuple(ranks),
             wants_value=wants_value,
             needs_group=self._spec.joins_group,
         )
+        return self._run(request, quiet=quiet, max_restarts=max_restarts)
+
+    def run_script(
+        self,
+        name: str,
+        *arguments: str,
+        is_module: bool = False,
+        keeps: bool = False,
+        ranks: Sequence[int] | None = None,
+        quiet: bool = False,
+        max_restarts: int = 0,
+    ) -> CellResult:
+        """Run a script on the ranks as torchrun would, print what they print, wait for the end.
+
+        Args:
+            name: a Python file; with ``is_module`` a module's name, as behind ``python -m``.
+            arguments: the script's own.
+            is_module: see ``name``.
+            keeps: afterwards cells find the script's names.
+            ranks: where; None for all.
+            quiet: print nothing.
+            max_restarts: after a failure, restart the ranks so many times and run it again.
+
+        Returns:
+            What came of it.
+
+        Raises:
+            ArgumentError: there is no such rank.
+            RequestError: it cannot run now, or not at all.
+            CellFailedError: it failed on some rank, or ended with another exit code than 0.
+            CellInterruptedError: it was interrupted.
+        """
+        script = find_script(name, arguments, is_module=is_module, keeps=keeps)
+        request = CellRequest(
+            source=" ".join(["%ddp run", *(["-m"] if is_module else []), name, *arguments]),
+            ranks=None if ranks is None else tuple(ranks),
+            needs_group=False,
+            once=not keeps,
+            script=script,
+        )
+        return self._run(request, quiet=quiet, max_restarts=max_restarts)
+
+    def _run(self, request: CellRequest, *, quiet: bool, max_restarts: int) -> CellResult:
+        self._check_started()
+        self._asking.check_ranks(request.ranks)
         screen = StreamScreen()
         recovery = self._recovery(
             lambda: TextView(screen, is_quiet=quiet),

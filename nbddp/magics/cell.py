@@ -10,9 +10,8 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import RequestError
-from nbddp.lifecycle.reasons import unknown_rank
 from nbddp.magics.desk import Desk
-from nbddp.magics.options import asked_spec, count, names, numbers, parse, start_options
+from nbddp.magics.options import asked_spec, names, parse, run_options, start_options
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.syntax import check_syntax
 from nbddp.record.cell import CellRequest, CellResult
@@ -28,30 +27,19 @@ class CellMagics(Magics):
 
     @magic_arguments("%ddp")
     @start_options
-    @argument("--ranks", type=numbers, metavar="0,2", help="run this cell on these ranks only")
+    @run_options
     @argument("--push", type=names, metavar="a,b", help="send these names of the notebook first")
     @argument(
         "--out",
         metavar="NAME",
         help="keep the last expression's value of every rank, as a list of this name",
     )
-    @argument("--fresh", action="store_true", help="restart the ranks first: empty namespaces")
     @argument(
         "--no-init",
         action="store_true",
         help="no process group: the cell calls init_process_group() itself",
     )
-    @argument(
-        "--max-restarts",
-        type=count,
-        default=0,
-        metavar="N",
-        help="after a failure, restart the ranks up to N times, replay the cells that had gone "
-        "well, and run this one again (default: 0)",
-    )
     @argument("--once", action="store_true", help="leave this cell out of any replay")
-    @argument("--no-wait", action="store_true", help="return at once; `%%ddp wait` waits")
-    @argument("--quiet", action="store_true", help="show only the values of the last line")
     @argument("--auto", action="store_true", help=SUPPRESS)  # written by the auto mode
     @cell_magic
     def ddp(self, line: str, cell: str) -> None:
@@ -103,21 +91,14 @@ class CellMagics(Magics):
             needs_group=not args.no_init,
             once=args.once,
         )
-        how = {"quiet": args.quiet, "max_restarts": args.max_restarts}
-        if not args.no_wait:
-            return self._desk.run_in_foreground(request, **how)
-        self._desk.run_in_background(request, **how)
-        return None
+        return self._desk.run(request, args)
 
     def _check(self, args: Namespace) -> None:
         if args.out and not args.out.isidentifier():
             raise RequestError(f"--out needs a name like losses, got {args.out!r}")
         if args.out and args.no_wait:
             raise RequestError("--out and --no-wait do not go together: use `%ddp pull` later")
-        known = args.nproc or len(self._desk.group.life.ranks) or self._desk.group.spec.nproc
-        for rank in args.ranks or ():
-            if rank >= known:
-                raise RequestError(unknown_rank(rank, known))
+        self._desk.check_ranks(args)
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature

@@ -38,7 +38,11 @@ class Completer:
         self._auto = auto
         self._parsers = parsers
         self._live = Live(
-            ranks=self._ranks, runs=_runs, cells=_cells, names=lambda word: self._names("", word)[0]
+            ranks=self._ranks,
+            runs=_runs,
+            cells=_cells,
+            names=lambda word: self._names("", word)[0],
+            scripts=_scripts,
         )
         self._matcher: Any = None
 
@@ -125,6 +129,15 @@ def _cells(run: str) -> Iterable[Suggestion]:
     except RequestError:
         return []
     return [Suggestion(str(each.number), "cell") for each in cells]
+
+
+def _scripts(word: str) -> Iterable[Suggestion]:
+    """Python files and folders, in the folder that the word names."""
+    folder, _, _ = word.rpartition("/")
+    begin = f"{folder}/" if "/" in word else ""
+    found = sorted(Path(begin).expanduser().glob("[!.]*"))
+    files = [Suggestion(f"{begin}{each.name}", "script") for each in found if each.suffix == ".py"]
+    return files + [Suggestion(f"{begin}{each.name}/", "folder") for each in found if each.is_dir()]
 
 
 def _matcher(fits: Fits) -> Callable[[CompletionContext], SimpleMatcherResult]:

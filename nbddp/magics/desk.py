@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.group.recovery import Recovery
+from nbddp.lifecycle.reasons import unknown_rank
 from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
@@ -83,7 +85,26 @@ class Desk:
             self.make_ready(spec, fresh=fresh)
             yield
 
-    def run_in_foreground(
+    def check_ranks(self, args: Namespace) -> None:
+        """See to it that there are the ranks that something is to run on.
+
+        Raises:
+            RequestError: which there is not.
+        """
+        known = args.nproc or len(self.group.life.ranks) or self.group.spec.nproc
+        for rank in args.ranks or ():
+            if rank >= known:
+                raise RequestError(unknown_rank(rank, known))
+
+    def run(self, request: CellRequest, args: Namespace) -> CellResult | None:
+        """Run a cell, or a script, as the options say; None if it runs in the background."""
+        how = {"quiet": args.quiet, "max_restarts": args.max_restarts}
+        if not args.no_wait:
+            return self._run_in_foreground(request, **how)
+        self._run_in_background(request, **how)
+        return None
+
+    def _run_in_foreground(
         self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
     ) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
@@ -125,7 +146,7 @@ class Desk:
             error.is_shown = self.views.has_record
             raise
 
-    def run_in_background(
+    def _run_in_background(
         self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
     ) -> None:
         """Run a cell; show it on a thread whose output stays in this notebook cell.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser
+from argparse import REMAINDER, ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import RequestError
+from nbddp.group.scripts import find_script
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import (
     asked_spec,
@@ -22,12 +23,14 @@ from nbddp.magics.options import (
     parse,
     positive_int,
     rank_number,
+    run_options,
     start_options,
 )
 from nbddp.magics.show import chosen_metrics, say_ending
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.suggest import usage
 from nbddp.magics.views import ViewChoice
+from nbddp.record.cell import CellRequest
 from nbddp.record.finished import RecordedRun
 from nbddp.record.logs import tail
 from nbddp.record.runs import find_run
@@ -68,6 +71,7 @@ class LineMagics(Magics):
             "status": self.status,
             "start": self.start,
             "restart": self.restart,
+            "run": self.run,
             "stop": self.stop,
             "interrupt": self.interrupt,
             "kill": self.kill,
@@ -115,6 +119,30 @@ class LineMagics(Magics):
         else:
             desk.make_ready(spec, fresh=True)
         desk.views.show_status(desk.group.session)
+
+    @magic_arguments("ddp run")
+    @start_options
+    @run_options
+    @argument("-m", "--module", action="store_true", help="the script is a module's name")
+    @argument("--keep", action="store_true", help="afterwards cells find the script's names")
+    @argument("script", help="a Python file, as for torchrun")
+    @argument("script_args", nargs=REMAINDER, help="all that follows is the script's")
+    def run(self, line: str) -> None:
+        """Run a script on the ranks as torchrun would: panel, interrupt, and who failed where."""
+        args, desk = parse(self.run, line), self._desk
+        desk.check_ranks(args)
+        script = find_script(args.script, args.script_args, is_module=args.module, keeps=args.keep)
+        spec = replace(asked_spec(args, desk.group.spec), joins_group=False)
+        with desk.ready_for_cell(spec, fresh=args.fresh, quiet=args.quiet):
+            request = CellRequest(
+                source=f"%ddp run {line.strip()}",
+                ranks=args.ranks,
+                execution_count=desk.prompt_number,
+                needs_group=False,
+                once=not args.keep,
+                script=script,
+            )
+            desk.run(request, args)
 
     @magic_arguments("ddp stop")
     def stop(self, line: str) -> None:

@@ -102,6 +102,13 @@ def start_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of whatever the ranks run, a cell or a script."""
+    for decorate in reversed(_RUN_ARGUMENTS):
+        function = decorate(function)
+    return function
+
+
 _START_ARGUMENTS = (
     argument(
         "--nproc",
@@ -147,6 +154,22 @@ _START_ARGUMENTS = (
         metavar="N",
         help="threads per rank for torch's operators (default: cores / ranks)",
     ),
+)
+
+
+_RUN_ARGUMENTS = (
+    argument("--ranks", type=numbers, metavar="0,2", help="run it on these ranks only"),
+    argument("--fresh", action="store_true", help="restart the ranks first: empty namespaces"),
+    argument(
+        "--max-restarts",
+        type=count,
+        default=0,
+        metavar="N",
+        help="after a failure, restart the ranks up to N times, replay the cells that had gone "
+        "well, and run this one again (default: 0)",
+    ),
+    argument("--no-wait", action="store_true", help="return at once; `%%ddp wait` waits"),
+    argument("--quiet", action="store_true", help="show only the values of the last line"),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from argparse import SUPPRESS, Action, ArgumentParser
+from argparse import REMAINDER, SUPPRESS, Action, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -30,12 +30,14 @@ class Live:
         runs: that can be shown.
         cells: of the run of this name, or of the last one.
         names: that live in the ranks and begin like this.
+        scripts: whose path begins like this, and folders on the way to one.
     """
 
     ranks: Values
     runs: Values
     cells: Callable[[str], Iterable[Suggestion]]
     names: Callable[[str], Iterable[Suggestion]]
+    scripts: Callable[[str], Iterable[Suggestion]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ def commands(parsers: Mapping[str, ArgumentParser]) -> list[Suggestion]:
 def _values_or_options(
     asked: MagicLine, word: str, parsers: Mapping[str, ArgumentParser], live: Live
 ) -> list[Suggestion]:
+    if asked.positional is not None and asked.positional.nargs == REMAINDER:
+        return []  # what a script takes, it alone knows
     if asked.option is not None:
         return _values(asked.option, asked, word, parsers, live)
     options = [
@@ -146,6 +150,7 @@ def _values(
         "cell": lambda: live.cells(asked.first_given()),
         "command": lambda: commands(parsers),
         "expression": lambda: live.names(word),
+        "script": lambda: live.scripts(word),
     }
     return list(by_name.get(action.dest, list)())
 

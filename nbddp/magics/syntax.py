@@ -7,6 +7,8 @@ import ast
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from nbddp.group.scripts import explain
+
 
 def check_syntax(shell: InteractiveShell, cell: str, first_line: int) -> None:
     """Find out what is wrong with a cell whose code begins in line ``first_line``.
@@ -20,10 +22,4 @@ def check_syntax(shell: InteractiveShell, cell: str, first_line: int) -> None:
     try:
         compile(source, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST)
     except SyntaxError as error:
-        raise UsageError(_explain(error)) from None
-
-
-def _explain(error: SyntaxError) -> str:
-    text = (error.text or "").rstrip("\n")
-    pointer = " " * max(0, (error.offset or 1) - 1) + "^"
-    return f"syntax error in line {error.lineno}: {error.msg}\n    {text}\n    {pointer}"
+        raise UsageError(explain(error)) from None

@@ -12,6 +12,7 @@ from nbddp.record.notices import Notice, Notices
 from nbddp.record.pushes import Pushed
 from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import CellEnded, JsonDict, RunCell
+from nbddp.wire.script import Script
 
 HEARING = 0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
 
@@ -29,6 +30,7 @@ class CellRequest:
         needs_group: whether to see to it that there is a process group.
         once: never run it again by itself, in a recovery or a replay.
         is_again: this is such a time.
+        script: what to run in the source's place.
     """
 
     source: str
@@ -39,6 +41,7 @@ class CellRequest:
     needs_group: bool = True
     once: bool = False
     is_again: bool = False
+    script: Script | None = None
 
 
 Deed = CellRequest | Pushed  # what makes the ranks' namespaces what they are
@@ -153,6 +156,7 @@ class CellHandle:
             is_again=self.request.is_again,
             needs_group=self.request.needs_group,
             ranks=list(self.ranks),
+            script=self.request.script.facts() if self.request.script else {},
         )
 
     def facts(self) -> dict[str, Any]:

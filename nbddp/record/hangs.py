@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from nbddp.errors import say_ranks
+from nbddp.errors import say_place, say_ranks
 from nbddp.record.mismatch import why
 from nbddp.wire.messages import Pulse
 
@@ -125,6 +125,6 @@ def _grouped(pulses: Mapping[int, Pulse]) -> list[tuple[str, str]]:
 def _where(pulse: Pulse) -> str:
     if pulse.collective:
         called = " ".join(filter(None, (pulse.collective, pulse.shape)))
-        return f"waiting in {called}, line {pulse.line}"
+        return f"waiting in {called}, {say_place(pulse.line, pulse.file)}"
     inside = f" in {pulse.function}()" if pulse.function else ""
-    return f"never came: line {pulse.line}{inside}"
+    return f"never came: {say_place(pulse.line, pulse.file)}{inside}"

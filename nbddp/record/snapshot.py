@@ -22,7 +22,8 @@ class RankSnapshot:
 
     Attributes:
         state: what it does, in words.
-        line: the cell's line that it is on, 0 for none; ``code`` stands there.
+        line: the cell's line that it is on, 0 for none; ``code`` stands there, and ``file`` is the
+            script's, if it runs one.
         seconds: how long it has stayed where it is, 0 if anything of it moves.
         collective: its newest collective, with number and shape.
         step: the last step that it reported, None if none.
@@ -42,6 +43,7 @@ class RankSnapshot:
     pid: int = 0
     device: str = ""
     line: int = 0
+    file: str = ""
     code: str = ""
     seconds: float = 0.0
     collective: str = ""
@@ -58,6 +60,11 @@ class RankSnapshot:
     is_alive: bool = True
     is_well: bool = True
     is_cause: bool = False
+
+    @property
+    def place(self) -> str:
+        """The line as short as can be: ``12``, ``train.py:12``."""
+        return f"{self.file}:{self.line}" if self.file else str(self.line)
 
     @property
     def goes_on(self) -> bool:
@@ -215,6 +222,7 @@ def _rank(
         pid=ready.pid if ready else 0,
         device=ready.device if ready else "",
         line=pulse.line if is_inside else 0,
+        file=pulse.file if is_inside else "",
         code=pulse.code if is_inside else "",
         seconds=pulse.seconds + age if is_inside and pulse.seconds else 0.0,
         collective=pulse.last if cell is not None and pulse.last_cell == cell.number else "",

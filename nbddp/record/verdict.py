@@ -11,6 +11,7 @@ from nbddp.errors import (
     CellFailedError,
     CellInterruptedError,
     describe_exit,
+    say_place,
     say_ranks,
 )
 from nbddp.wire.messages import CellEnded, Failure
@@ -103,7 +104,8 @@ class Trouble:
         """What happened, in one line without a rank."""
         if self.failure is None:
             return describe_exit(self.exitcode)
-        where = f", line {self.failure.line}" if self.failure.line else ""
+        place = say_place(self.failure.line, self.failure.file)
+        where = f", {place}" if self.failure.line else ""
         if self.missed:
             return f"did not come to {self.missed}{where.replace(',', ': it was in', 1)}"
         if self.is_interrupted:

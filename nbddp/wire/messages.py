@@ -21,6 +21,7 @@ class RunCell:
 
     ``is_again``: not because the user asks, but because it was done before a restart;
     ``needs_group``: whether it cannot do without the process group; ``ranks``: who runs it.
+    ``script``: a :class:`~nbddp.wire.script.Script` as a dict, to run in the source's place.
     """
 
     cell: int
@@ -31,6 +32,7 @@ class RunCell:
     is_again: bool = False
     needs_group: bool = True
     ranks: list[int] = field(default_factory=list)
+    script: JsonDict = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +143,11 @@ class Display:
 class Pulse:
     """A sign of life: where the main thread is, and what the process uses.
 
-    ``line`` is the innermost line in the cell (0: none runs), ``code`` what stands there and
-    ``function`` what it is in there. ``collective`` is what it waits in, such as "all_reduce #7",
-    empty if it waits in none, and ``shape`` what it gave to it, such as "float [4]"; ``last`` is
-    the newest collective of ``last_cell``, which is this cell or, between cells, the one before.
+    ``line`` is the innermost line in the cell (0: none runs), or in the script whose ``file`` is
+    named, ``code`` what stands there and ``function`` what it is in there. ``collective`` is what
+    it waits in, such as "all_reduce #7", empty if it waits in none, and ``shape`` what it gave to
+    it, such as "float [4]"; ``last`` is the newest collective of ``last_cell``, which is this cell
+    or, between cells, the one before.
     ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
     percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
     GPU that the cells have touched, empty without one; ``gpu_memory`` is what tensors hold there,
@@ -154,6 +157,7 @@ class Pulse:
     cell: int
     line: int
     function: str
+    file: str = ""
     code: str = ""
     collective: str = ""
     shape: str = ""
@@ -209,6 +213,7 @@ class Noticed:
 class Failure:
     """An exception that ended a cell, or a collective it waited in, on one rank.
 
+    ``line`` is the cell's, or that of the script whose ``file`` is named.
     ``lasts`` tells that the next cell fails for the same reason, unless something is done.
     ``because`` is what else belongs to it: the error that it came from, the process it was in.
     ``memory`` tells in a few lines what filled a GPU, where that was the failure.
@@ -218,6 +223,7 @@ class Failure:
     text: str
     traceback: str
     line: int = 0
+    file: str = ""
     collective: str = ""
     at: float = 0.0
     lasts: bool = False

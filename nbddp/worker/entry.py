@@ -48,6 +48,7 @@ from nbddp.worker import growth, values
 from nbddp.worker.answers import EXPRESSION, Answers
 from nbddp.worker.connections import Connections
 from nbddp.worker.departure import depart, prepare_departure
+from nbddp.worker.endings import is_ending
 from nbddp.worker.failure import describe, not_begun, plain
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import refuse_typing
@@ -186,10 +187,14 @@ class Rank:
         self._shell = self._make_shell(start.colors)
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._pulse = PulseThread(
-            mailer.post, self._shell.is_cell_file, Usage(self._group.device), self._said
+            mailer.post,
+            self._shell.is_cell_file,
+            Usage(self._group.device),
+            self._said,
+            self._shell.name_of_script,
         )
         self._interrupter = Interrupter(
-            is_cell_file=lambda name: name == EXPRESSION or self._shell.is_cell_file(name),
+            is_cell_file=self._may_be_interrupted,
             cancel=self._shell.cancel,
             is_flowing=clients.connections.have_moved,
             break_open=self._group.break_open,
@@ -323,7 +328,11 @@ class Rank:
             stuck_in=self._group.stuck_in,
             at=at,
             names=self._shell.user_ns,
+            name_of=self._shell.name_of_script,
         )
+
+    def _may_be_interrupted(self, filename: str) -> bool:
+        return filename == EXPRESSION or is_ending(filename) or self._shell.is_cell_file(filename)
 
     def _prepare(self, command: RunCell) -> bool:
         """Get ready for a cell; false if it was interrupted before it could begin."""

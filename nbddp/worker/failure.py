@@ -29,19 +29,22 @@ def describe(
     stuck_in: Collective | None,
     at: float,
     names: Mapping[str, Any],
+    name_of: Callable[[str], str] = lambda _filename: "",
 ) -> Failure:
     """Say what ended a cell, with the place in it that the user can look at.
 
-    ``names`` are those of the cells; with them it can be told what filled a GPU.
+    ``names`` are those of the cells; with them it can be told what filled a GPU. ``name_of`` says
+    what a script's file is called.
     """
     stack = [frame for frame, _ in walk(error.__traceback__) if not _is_ours(frame)]
-    headline = headline_of(error, is_cell_file)
+    headline = headline_of(error, is_cell_file, name_of)
     return Failure(
         name=headline.name,
         text=headline.text,
         because=headline.because,
         traceback=shown or folded(pythons_format(error, is_cell_file=is_cell_file)),
         line=headline.line,
+        file=headline.file,
         collective=_collective(stack, stuck_in),
         at=at,
         memory=gpu_memory.tell(error, names, (_locals(frame, names) for frame in stack)),

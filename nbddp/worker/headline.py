@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbddp.worker.tracebacks import walk
 
@@ -18,6 +18,7 @@ _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)', re.MULTILINE)
 _LAST = re.compile(r"^([\w.]+)(?:: (.*))?$", re.DOTALL)
 
 IsCellFile = Callable[[str], bool]
+NameOf = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Headline:
     Attributes:
         name: the exception's.
         text: what it says.
-        line: the cell's, 0 if it is in none.
+        line: the cell's, 0 if it is in none; or the script's whose ``file`` is named.
         because: what else belongs to it: the error that it came from, the process that it was in.
     """
 
@@ -35,21 +36,36 @@ class Headline:
     text: str
     line: int = 0
     because: str = ""
+    file: str = ""
 
 
-def headline_of(error: BaseException, is_cell_file: IsCellFile) -> Headline:
-    """Find it: within what a library has wrapped around it, and with what it came from."""
-    line, name, text = line_of(error, is_cell_file), type(error).__name__, text_of(error)
+def headline_of(
+    error: BaseException, is_cell_file: IsCellFile, name_of: NameOf = lambda _filename: ""
+) -> Headline:
+    """Find it: within what a library has wrapped around it, and with what it came from.
+
+    Args:
+        error: what ended the cell.
+        is_cell_file: whether code of this file name is a cell's, or a script's.
+        name_of: what a script's file is called; empty for a cell's.
+    """
+    filename, line = _place(error, is_cell_file)
+    name, text, file = type(error).__name__, text_of(error), name_of(filename)
     wrapped = _unwrapped(text, is_cell_file)
     if wrapped is not None:
-        return Headline(wrapped.name, wrapped.text, wrapped.line or line, wrapped.because)
+        has_line = bool(wrapped.line)
+        return replace(
+            wrapped,
+            line=wrapped.line if has_line else line,
+            file=name_of(wrapped.file) if has_line else file,
+        )
     leaves = list(_leaves(error))
     if leaves != [error]:
         said = str(getattr(error, "message", text))
-        return Headline(name, f"{said}: {_say_leaves(leaves, is_cell_file)}", line)
+        return Headline(name, f"{said}: {_say_leaves(leaves, is_cell_file)}", line, file=file)
     if not text and isinstance(error, AssertionError):
         text = _code_of(error, is_cell_file)
-    return Headline(name, text, line, _cause(error, text))
+    return Headline(name, text, line, _cause(error, text), file)
 
 
 def text_of(error: BaseException) -> str:
@@ -64,19 +80,18 @@ def text_of(error: BaseException) -> str:
         return f"its text cannot be had: __str__() raised {type(inner).__name__}"
 
 
-def line_of(error: BaseException, is_cell_file: IsCellFile) -> int:
-    """The innermost line of a cell that it came through, 0 for none."""
-    return _place(error, is_cell_file)[1]
-
-
 def _place(error: BaseException, is_cell_file: IsCellFile) -> tuple[str, int]:
+    """The innermost line of a cell that it came through, 0 for none."""
     places = [(frame.f_code.co_filename, line) for frame, line in walk(error.__traceback__)]
     inside = [place for place in places if is_cell_file(place[0])]
     return inside[-1] if inside else ("", 0)
 
 
 def _unwrapped(text: str, is_cell_file: IsCellFile) -> Headline | None:
-    """The error whose traceback another one's text has, as that of a DataLoader's worker."""
+    """The error whose traceback another one's text has, as that of a DataLoader's worker.
+
+    Its file is the whole name.
+    """
     before, has_one, last = text.rpartition(_WRAPPED)
     if not has_one:
         return None
@@ -84,11 +99,12 @@ def _unwrapped(text: str, is_cell_file: IsCellFile) -> Headline | None:
     parts = _LAST.match(said.group().strip()) if said else None
     if parts is None:
         return None
-    lines = [int(line) for file, line in _FRAME.findall(last) if is_cell_file(file)]
+    places = [(file, int(line)) for file, line in _FRAME.findall(last) if is_cell_file(file)]
     where = _WHERE.search(before)
     name = parts[1].rpartition(".")[2]
     place = f"in {where[1]}" if where else ""
-    return Headline(name, parts[2] or "", lines[-1] if lines else 0, place)
+    file, line = places[-1] if places else ("", 0)
+    return Headline(name, parts[2] or "", line, place, file)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -105,7 +121,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _say_leaves(leaves: list[BaseException], is_cell_file: IsCellFile) -> str:
     told = []
     for each in leaves[:MAX_LEAVES]:
-        line = line_of(each, is_cell_file)
+        _, line = _place(each, is_cell_file)
         told.append(_in_short(each) + (f" (line {line})" if line else ""))
     left = len(leaves) - MAX_LEAVES
     return "; ".join(told) + (f"; and {left} more" if left > 0 else "")

@@ -29,6 +29,7 @@ class PulseThread:
         is_cell_file: whether code of this file name is a cell's.
         usage: reads what the process uses.
         said: how often the cell reported or printed something, and how many bytes are written.
+        name_of: what a script's file is called; empty for a cell's.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class PulseThread:
         is_cell_file: Callable[[str], bool],
         usage: Usage,
         said: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        name_of: Callable[[str], str] = lambda _filename: "",
     ) -> None:
         self._post = post
         self._said = said
+        self._name_of = name_of
         self._is_cell_file = is_cell_file
         self._usage = usage
         self._stillness = Stillness()
@@ -90,10 +93,11 @@ class PulseThread:
         seconds = self._stay(cell, frame, newest, kind, use)
         is_waited_in = bool(wait) and seconds > 0
         is_recent = newest is not None and newest.began_at >= self._began_at
-        line, code, function = self._in_cell(frame) if cell else (0, "", "")
+        line, file, code, function = self._in_cell(frame) if cell else (0, "", "", "")
         return Pulse(
             cell=cell,
             line=line,
+            file=file,
             code=code,
             function=function,
             collective=wait if is_waited_in else "",
@@ -140,13 +144,13 @@ class PulseThread:
         closer = Closer(state=state, cpu=use.cpu, children=children_cpu_time())
         return self._stillness.look_closer(closer, now)
 
-    def _in_cell(self, frame: FrameType) -> tuple[int, str, str]:
-        """The innermost line of a cell, its code, and the function that it has called."""
+    def _in_cell(self, frame: FrameType) -> tuple[int, str, str, str]:
+        """The innermost line of a cell, its file, its code, and the function that it has called."""
         called, here = "", frame
         while here.f_back is not None and not self._is_cell_file(here.f_code.co_filename):
             called, here = here.f_code.co_name, here.f_back
         filename = here.f_code.co_filename
         if not self._is_cell_file(filename):
-            return 0, "", frame.f_code.co_name
+            return 0, "", "", frame.f_code.co_name
         code = linecache.getline(filename, here.f_lineno).strip()
-        return here.f_lineno, code[:MAX_CODE], called
+        return here.f_lineno, self._name_of(filename), code[:MAX_CODE], called

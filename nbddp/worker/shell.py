@@ -20,6 +20,8 @@ from traitlets import Type, default
 from traitlets.config import Config
 
 from nbddp.wire.messages import Display, RunCell
+from nbddp.wire.script import Script
+from nbddp.worker import scripts
 from nbddp.worker.backend_errors import is_backends
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format
@@ -62,6 +64,7 @@ class RankShell(InteractiveShell):
         self._kept: list[tuple[BaseException, str]] = []
         self._swallowed: list[BaseException] = []
         self._is_asked = False
+        self._script_files = scripts.OwnFiles()
         super().__init__(**options)
         self.loop_runner = self._await
 
@@ -82,7 +85,11 @@ class RankShell(InteractiveShell):
         self.displayhook.bundle = {}
         self._kept.clear()
         self._swallowed.clear()
-        result: ExecutionResult = super().run_cell(command.source, store_history=True)
+        result: ExecutionResult = (
+            self._run_script(Script.read(command.script))
+            if command.script
+            else super().run_cell(command.source, store_history=True)
+        )
         if result.success and self._swallowed:
             result.error_in_exec = self._swallowed[0]
         self._sort_tracebacks(result.error_before_exec or result.error_in_exec)
@@ -135,8 +142,12 @@ class RankShell(InteractiveShell):
             return bool(await super().run_code(code_obj, *more, **options))
 
     def is_cell_file(self, filename: str) -> bool:
-        """Whether a code object's file is one of the cells run here."""
-        return filename in self.compile.files
+        """Whether a code object's file is one of the cells run here, or the user's in a script."""
+        return filename in self.compile.files or filename in self._script_files
+
+    def name_of_script(self, filename: str) -> str:
+        """What a script's file is called; empty for a cell's."""
+        return self._script_files.name(filename)
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell with top-level ``await``, so that :meth:`cancel` ends it in good order."""
@@ -158,6 +169,23 @@ class RankShell(InteractiveShell):
         return True
 
     # ---- scripts
+
+    def _run_script(self, script: Script) -> ExecutionResult:
+        """Run what ``%ddp run`` names."""
+        result = ExecutionResult(None)
+        self.events.trigger("pre_execute")
+        try:
+            with self.handlers_acting():
+                scripts.run(script, self._script_files, keep=self.push, say=_say)
+        except BaseException as error:  # noqa: BLE001 - it ends the script, and not the rank
+            result.error_in_exec = error
+            self._show_end_of_script(error)
+        self.events.trigger("post_execute")  # figures are shown
+        return result
+
+    def _show_end_of_script(self, error: BaseException) -> None:
+        if not self._will_do_plain(error):
+            self._show((type(error), error, self._from_cell(error)), tb_offset=0)
 
     def safe_execfile(
         self,
@@ -315,6 +343,10 @@ class RankShell(InteractiveShell):
         # its own runner is for windows, and forgets to turn figures on again when a script fails
         self.magics_manager.registry["ExecutionMagics"].default_runner = None
         return chosen
+
+
+def _say(text: str) -> None:
+    print(f"nbddp: {text}")  # noqa: T201 - for the user, and whose it is
 
 
 def _has_error(exc_tuple: Any) -> bool:

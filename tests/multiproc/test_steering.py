@@ -31,6 +31,9 @@ pytestmark = pytest.mark.multiproc
         ("%%ddp\n   \n", "the cell is empty: nothing to run"),
         ("%ddp nonsense", "there is no `%ddp nonsense`; the commands are: status, start"),
         ("%ddp kill 0", "there is no worker group"),
+        ("%ddp run", "the following arguments are required: script, script_args"),
+        ("%ddp run nothing.py --nproc 2", "there is no nothing.py in "),
+        ("%ddp run --nproc 2 --ranks 2 nothing.py", "there is no rank 2; the group has ranks 0 "),
         ("%ddp pull x", "there is no worker group"),
         ("%ddp interrupt", "no cell is running"),
         ("%ddp restart --nproc x", "expected a whole number above 0, got 'x'"),
@@ -156,13 +159,21 @@ def test_help_and_question_mark_are_good_reading(notebook: Notebook) -> None:
     assert "%ddp pull [--rank R] expression" in notebook.run("%ddp help pull").text
 
 
-def test_tab_completes_options_and_commands(notebook: Notebook) -> None:
+def test_tab_completes_options_and_commands(notebook: Notebook, folder: Path) -> None:
     notebook.run("%load_ext nbddp")
     assert "--nproc" in notebook.complete("%%ddp --np")
     found = notebook.complete("%%ddp --backend g")
     assert [each for each in found if not each.startswith("%")] == ["gloo"]  # IPython 7 adds magics
     assert notebook.complete("%ddp rest") == ["restart"]
     assert notebook.complete("%ddp fault seg") == ["segfault"]
+    (folder / "work").mkdir()
+    for name in ("train.py", "data.csv", "work/test.py"):
+        (folder / name).touch()
+    notebook.run(f"%cd -q {folder}")
+    assert notebook.complete("%ddp run t") == ["train.py"]
+    assert notebook.complete("%ddp run w") == ["work/"]
+    assert notebook.complete("%ddp run --keep work/t") == ["work/test.py"]
+    assert notebook.complete("%ddp run train.py --np") == []
     notebook.run("import nbddp")
     kit = [each for each in notebook.complete("nbddp.") if not each.startswith("%")]
     assert {"nbddp.track", "nbddp.loader"} <= set(kit)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from html import escape as escape_tags
 
+from nbddp.errors import say_place
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
@@ -130,8 +131,8 @@ def _line(each: RankSnapshot) -> str:
         return ""
     stay = f'<span class="nbddp-muted">{say_seconds(each.seconds)}</span> ' if each.seconds else ""
     code = f"<code>{escape(each.code)}</code>" if each.code else ""
-    title = escape(f"line {each.line}: {each.code}")
-    return f'<span class="nbddp-code" title="{title}">{each.line} {stay}{code}</span>'
+    title = escape(f"{say_place(each.line, each.file)}: {each.code}")
+    return f'<span class="nbddp-code" title="{title}">{escape(each.place)} {stay}{code}</span>'
 
 
 def _collective(each: RankSnapshot) -> str:

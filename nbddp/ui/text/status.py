@@ -51,7 +51,7 @@ def say_line(each: RankSnapshot) -> str:
     """The cell's line that a rank is on, and for how long."""
     if not each.line:
         return ""
-    return f"{each.line} for {say_seconds(each.seconds)}" if each.seconds else str(each.line)
+    return f"{each.place} for {say_seconds(each.seconds)}" if each.seconds else each.place
 
 
 def say_memory(each: RankSnapshot) -> str:

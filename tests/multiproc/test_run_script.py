@@ -1,0 +1,453 @@
+"""Scripts that warm ranks run: as under torchrun, and without a trace."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from notebook import Notebook
+
+from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
+from nbddp.record.cell import CellRequest
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
+
+Capture = pytest.CaptureFixture[str]
+
+TRAIN = """
+import argparse, logging, os, random, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self): return 32
+    def __getitem__(self, index): return torch.full((4,), index / 1), torch.tensor([index ** 2.0])
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=1e-5)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    dist.init_process_group(INIT)
+    sampler = torch.utils.data.DistributedSampler(Squares())
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=1, sampler=sampler)
+    model = DDP(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr)
+    for x, y in loader:
+        loss = (model(x) - y).pow(2).mean()
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0:
+        logging.info("%s %s %.6f", sys.argv, os.environ["WORLD_SIZE"], loss.item())
+        print(__name__, os.path.basename(__file__), sys.path[0] == os.path.dirname(__file__))
+        print(model.module.weight.flatten().tolist(), torch.rand(1).item())
+    ENDING
+
+if __name__ == "__main__":
+    main()
+"""
+DESTROY = "dist.destroy_process_group()"
+
+
+@pytest.fixture
+def write(folder: Path) -> Callable[..., Path]:
+    """Writes a script in a folder of its own, beside the working folder's files."""
+
+    def write(source: str, name: str = "work/script.py") -> Path:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+        return path
+
+    return write
+
+
+Write = Callable[..., Path]
+
+
+def lines(capsys: Capture, rank: int = 0) -> list[str]:
+    """What a rank has printed."""
+    mark = f"[rank {rank}] "
+    said = capsys.readouterr().out.splitlines()
+    return [line.removeprefix(mark) for line in said if line.startswith(mark)]
+
+
+@pytest.mark.parametrize("how", ["'gloo'", "'gloo', init_method='env://'"])
+def test_it_does_what_it_does_under_torchrun(
+    group: WorkerGroup, write: Write, capsys: Capture, how: str
+) -> None:
+    script = write(TRAIN.replace("INIT", how).replace("ENDING", DESTROY))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, "work/script.py", "--lr", "2e-5"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=script.parent.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    for _ in range(2):  # the second is as fresh as the first
+        group.run_script("work/script.py", "--lr", "2e-5")
+        assert lines(capsys) == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("ending", [DESTROY, "pass"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "'gloo', init_method=f'tcp://127.0.0.1:29512', rank=int(os.environ['RANK']), world_size=2",
+        "",
+    ],
+)
+def test_it_may_meet_by_address_and_leave_its_group_behind(
+    group: WorkerGroup, write: Write, capsys: Capture, how: str, ending: str
+) -> None:
+    write(TRAIN.replace("INIT", how).replace("ENDING", ending))
+    for _ in range(2):
+        group.run_script("work/script.py")
+    assert len(lines(capsys)) == 6
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_a_script_that_forms_no_group_is_fine(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    write("import torch.distributed as dist\nprint(dist.is_initialized())")
+    group.run("dist.barrier()")
+    group.run_script("work/script.py")
+    assert lines(capsys) == ["False"]
+
+
+LITTER = """
+import atexit, builtins, logging, os, random, signal, sys, threading, warnings
+import numpy, torch, own, torch.multiprocessing as mp
+sys.argv.append("more"); sys.path.insert(0, "/nowhere"); os.chdir("/"); os.environ["LITTER"] = "1"
+os.environ.pop("RANK"); os.umask(0o077); sys.setrecursionlimit(4321)
+torch.set_default_dtype(torch.float64); torch.set_default_device("meta")
+torch.set_grad_enabled(False); torch.manual_seed(1); random.seed(1); numpy.random.seed(1)
+torch.backends.cudnn.benchmark = True; torch.use_deterministic_algorithms(True)
+builtins.print = lambda *_: None; builtins.mine = 1
+signal.signal(signal.SIGTERM, lambda *_: None); signal.alarm(100)
+logging.basicConfig(level=logging.DEBUG); logging.disable(logging.CRITICAL)
+logging.getLogger("torch").setLevel(logging.DEBUG)
+warnings.simplefilter("error"); sys.excepthook = print; threading.excepthook = print
+mp.set_start_method("spawn", force=True)
+rank = "a script's"; litter = 1
+"""
+LOOK = """
+import builtins, logging, multiprocessing, os, random, signal, sys, threading, warnings, numpy
+def look():
+    umask = os.umask(0); os.umask(umask)
+    logger = logging.getLogger("torch")
+    return [
+        list(sys.argv), list(sys.path), sys.modules["__main__"], os.getcwd(), dict(os.environ),
+        umask,
+        sys.getrecursionlimit(), torch.get_default_dtype(), torch.ones(1).device,
+        torch.is_grad_enabled(), torch.get_rng_state().sum(), random.getstate(),
+        numpy.random.get_state()[1].sum(), torch.backends.cudnn.benchmark,
+        torch.are_deterministic_algorithms_enabled(), builtins.print, hasattr(builtins, "mine"),
+        signal.getsignal(signal.SIGTERM), signal.alarm(0), list(logging.root.handlers),
+        logging.root.level, logging.root.manager.disable, logger.level, list(logger.handlers),
+        list(warnings.filters), sys.excepthook, threading.excepthook, "own" in sys.modules,
+        multiprocessing.get_start_method(), rank, "litter" in globals(), threading.active_count(),
+        dist.is_initialized(), sys.dont_write_bytecode,
+    ]
+"""
+
+
+def test_afterwards_all_is_as_it_was(group: WorkerGroup, write: Write) -> None:
+    write(LITTER)
+    write("value = 1", "work/own.py")
+    group.run(LOOK)
+    group.run("before = look()")
+    group.run_script("work/script.py")
+    group.run(
+        "after = look()\n"
+        "assert len(before) == len(after) == 34\n"
+        "assert [(a, b) for a, b in zip(before, after) if a != b] == []"
+    )
+
+
+def test_what_it_imports_of_its_own_is_as_it_is_now(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    write("import own, package.part\nprint(own.value, package.part.value)")
+    write("value = 1", "work/own.py")
+    (write("", "work/script.txt").parent / "package").mkdir()
+    for value in (1, 2, 3):  # within the second that a .pyc is exact to
+        write(f"value = {value}", "work/own.py")
+        write(f"value = {value}", "work/package/part.py")
+        group.run_script("work/script.py")
+    assert lines(capsys) == ["1 1", "2 2", "3 3"]
+
+
+def test_a_module_that_a_cell_has_stays_the_cells(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    write("import own\nown.value = 'changed'\nprint(own.value)")
+    path = write("value = 'first'", "work/own.py")
+    group.run(f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport own")
+    group.run_script("work/script.py")
+    group.run("import own as again\nassert own is again and own.value == 'first'")
+    assert lines(capsys) == ["changed"]
+
+
+# ---- how it ends
+
+
+@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit(0)", "raise SystemExit(None)", "pass"])
+def test_exit_code_0_is_done(group: WorkerGroup, write: Write, ending: str) -> None:
+    write(f"import sys\n{ending}")
+    assert group.run_script("work/script.py").is_ok
+
+
+@pytest.mark.parametrize(
+    ("source", "said", "failure"),
+    [
+        ("import sys\nif RANK: sys.exit(3)", [], "rank 1: SystemExit: 3, script.py line 3"),
+        ("import sys\nsys.exit('no data')", ["no data"], "ranks 0-1: SystemExit: no data, scr"),
+        (
+            "import argparse\nargparse.ArgumentParser(prog='train').parse_args()",
+            ["usage: train [-h]", "train: error: unrecognized arguments: --lr"],
+            "ranks 0-1: SystemExit: 2, script.py line 3",
+        ),
+        ("import own\nif RANK: own.fail()", [], "rank 1: ValueError: too high, own.py line 2"),
+        ("if RANK: os._exit(7)", [], "rank 1 exited with code 7"),
+        ("import signal\nif RANK: signal.raise_signal(9)", [], "rank 1 was killed by SIGKILL"),
+    ],
+)
+def test_another_end_fails_and_names_rank_and_code(
+    group: WorkerGroup, write: Write, capsys: Capture, source: str, said: list[str], failure: str
+) -> None:
+    write(f"import os; RANK = os.environ['RANK'] == '1'\n{source}")
+    write("def fail():\n    raise ValueError('too high')", "work/own.py")
+    with pytest.raises(CellFailedError) as error:
+        group.run_script("work/script.py", "--lr")
+    assert str(error.value).startswith(failure)
+    assert lines(capsys) == said
+
+
+def test_its_traceback_shows_its_own_lines_and_none_of_ours(
+    group: WorkerGroup, write: Write
+) -> None:
+    write("import own\ndef main():\n    own.fail()\nmain()")
+    write("def fail():\n    raise ValueError('too high')", "work/own.py")
+    with pytest.raises(CellFailedError) as error:
+        group.run_script("work/script.py", ranks=[0])
+    report = re.sub(r"\x1b\[[0-9;]*m", "", error.value.report)
+    for line in ("script.py:4", "script.py:3, in main()", "own.py:2, in fail()"):
+        assert line in report
+    assert "nbddp" not in report.partition("Traceback")[2]
+
+
+def test_what_python_does_at_the_end_of_a_program_is_done(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    write(
+        "import atexit, multiprocessing, time, threading\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def say(*words):\n    print(*words)\n"
+        "def later():\n    time.sleep(0.2)\n    print('thread')\n"
+        "atexit.register(say, 'first'); atexit.register(say, 'second')\n"
+        "atexit.register(later); atexit.unregister(later)\n"
+        "@atexit.register\ndef fails():\n    raise ValueError('at exit')\n"
+        "pool = ThreadPoolExecutor(2)\npool.submit(later)\n"
+        "threading.Thread(target=later).start()\n"
+        "multiprocessing.Process(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "multiprocessing.Process(target=print, args=('child',)).start()\n"
+        "print('main')"
+    )
+    group.run_script("work/script.py", ranks=[0])
+    said = lines(capsys)
+    assert said[0] == "main"
+    assert [line for line in said if line in ("thread", "second", "first")] == [
+        "thread",
+        "thread",
+        "second",
+        "first",
+    ]
+    assert "ValueError: at exit" in said
+    assert "child" in said
+    assert not [line for line in said if line.startswith("nbddp")]
+    group.run("import multiprocessing\nassert not multiprocessing.active_children()")
+
+
+def test_what_stays_is_named(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+    write(
+        "import subprocess, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(5,), name='prefetch', daemon=True).start()\n"
+        "print(subprocess.Popen(['sleep', '600']).pid)"
+    )
+    group.run_script("work/script.py", ranks=[0])
+    pid, note = lines(capsys)
+    expected = f"script.py is over and left running: thread 'prefetch', process {pid}"
+    assert note == f"nbddp: work/{expected}"
+    os.kill(int(pid), 9)
+
+
+def test_an_interrupt_ends_it_and_keeps_the_names_of_cells(
+    group: WorkerGroup, write: Write
+) -> None:
+    write("import time\nprint('begun')\nwhile True: time.sleep(0.01)")
+    group.run("kept = 1")
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, "work/script.py")
+    group.run("assert kept == 1\ndist.barrier()")
+
+
+def test_an_interrupt_ends_the_wait_for_its_threads(group: WorkerGroup, write: Write) -> None:
+    write("import threading, time\nthreading.Thread(target=time.sleep, args=(30,)).start()")
+    group.run("kept = 1")
+    began = time.monotonic()
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, "work/script.py", after=1.0)
+    assert time.monotonic() - began < 20
+    group.run("assert kept == 1\ndist.barrier()")
+
+
+def run_and_interrupt(group: WorkerGroup, name: str, *, after: float = 0.5) -> None:
+    """Run a script in the background, interrupt it, and raise what came of it."""
+    from nbddp.group.scripts import find_script
+
+    request = CellRequest(source=name, needs_group=False, script=find_script(name, []))
+    handle = group.submit(request)
+    time.sleep(after)
+    group.interrupt()
+    for _ in handle.notices():
+        pass
+    assert handle.result is not None
+    handle.result.raise_for_failure()
+
+
+# ---- what it finds
+
+
+def test_its_arguments_are_its_own_and_a_module_is_found(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    write("import sys\nprint(__package__, __spec__.name, sys.argv[1:], sys.path[0])", "pack/go.py")
+    write("from . import go", "pack/__main__.py")
+    group.run_script("pack.go", "-m", "--nproc", "7", is_module=True, ranks=[0])
+    group.run_script("pack", "x", is_module=True, ranks=[0])
+    assert lines(capsys) == [
+        f"pack pack.go {arguments} {Path.cwd()}" for arguments in (["-m", "--nproc", "7"], ["x"])
+    ]
+    with pytest.raises(CellFailedError, match="ModuleNotFoundError: No module named missing"):
+        group.run_script("missing", is_module=True)
+
+
+def test_the_processes_that_it_starts_know_its_classes(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    write(
+        "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
+        "class Box:\n    value = 1\n"
+        "def work(rank, box):\n"
+        "    os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = 'localhost', '29533'\n"
+        "    dist.init_process_group('gloo', rank=rank, world_size=2)\n"
+        "    x = torch.ones(1) * box.value\n    dist.all_reduce(x)\n"
+        "    print(f'{rank} {x.item()}\\n', end='')\n    dist.destroy_process_group()\n"
+        "if __name__ == '__main__':\n    mp.spawn(work, args=(Box(),), nprocs=2)"
+    )
+    group.run_script("work/script.py", ranks=[0])
+    assert sorted(line for line in lines(capsys) if line[:1].isdigit()) == ["0 2.0", "1 2.0"]
+
+
+def test_its_names_stay_when_asked(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+    write(TRAIN.replace("INIT", "").replace("ENDING", "global kept; kept = model"))
+    group.run_script("work/script.py", keeps=True)
+    group.run("kept(torch.ones(2, 4)).sum().backward()\nSquares()[3][1].item(), rank")
+    assert lines(capsys)[-1:] != []
+    assert group.pull("(Squares.__module__, rank, 'argparse' in globals())") == [
+        ("__main__", 0, True),
+        ("__main__", 1, True),
+    ]
+
+
+def test_a_restart_begins_the_script_anew(
+    make_group: Callable[..., WorkerGroup], write: Write, capsys: Capture
+) -> None:
+    write(
+        "import os, pathlib\ncount = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "print('count', count)\nif os.environ['RANK'] == '1' and not count: os._exit(5)"
+    )
+    group = make_group(2)
+    group.run_script("work/script.py", max_restarts=1, ranks=None)
+    assert [line for line in lines(capsys) if "count" in line] == ["count 0", "count 1"]
+
+
+def test_ten_runs_leave_nothing_in_a_rank(group: WorkerGroup, write: Write) -> None:
+    write(TRAIN.replace("INIT", "").replace("ENDING", "pass"))
+    measure = (
+        "import gc, os, psutil, threading\ngc.collect()\nmine = psutil.Process()\n"
+        "found = (mine.memory_full_info().uss, threading.active_count(), mine.num_fds(),"
+        " len(mine.children()))"
+    )
+    for _ in range(3):  # what is imported and cached once
+        group.run_script("work/script.py", quiet=True)
+    group.run(measure)
+    before = group.pull("found", rank=0)
+    for _ in range(10):
+        group.run_script("work/script.py", quiet=True)
+    group.run(measure)
+    after = group.pull("found", rank=0)
+    assert after[0] - before[0] < 5 << 20
+    assert after[1:] == before[1:]
+
+
+# ---- in a notebook
+
+
+def test_options_behind_its_name_are_the_scripts(notebook: Notebook, write: Write) -> None:
+    write("import os, sys\nprint(sys.argv[1:], os.environ['WORLD_SIZE'])")
+    notebook.run(f"%cd -q {Path.cwd()}\n%load_ext nbddp\nrate = 0.5")
+    reply = notebook.run("%ddp run --nproc 3 --quiet work/script.py")
+    assert (reply.status, reply.text) == ("ok", "")
+    reply = notebook.run("%ddp run --ranks 1 work/script.py --nproc 7 --lr {rate} -m 'a b'")
+    assert reply.lines(1) == ["['--nproc', '7', '--lr', '0.5', '-m', 'a b'] 3"]
+    assert "there is no rank 3" in notebook.run("%ddp run --ranks 3 work/script.py").text
+    assert notebook.run("%%ddp\nlen(nbddp.__all__) > 0").status == "ok"
+
+
+def test_one_in_the_background_is_waited_for(notebook: Notebook, write: Write) -> None:
+    write(
+        "import os, time\ntime.sleep(0.5)\nif os.environ['RANK'] == '1': raise ValueError('late')"
+    )
+    notebook.run(f"%cd -q {Path.cwd()}\n%load_ext nbddp")
+    assert notebook.run("%ddp run --nproc 2 --no-wait work/script.py").status == "ok"
+    reply = notebook.run("%ddp wait")
+    assert reply.error == "CellFailedError: rank 1: ValueError: late, script.py line 3"
+    assert "%ddp run --nproc 2 --no-wait work/script.py" in notebook.run("%ddp show").text
+
+
+# ---- what cannot be run
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "complaint"),
+    [
+        ("missing.py", None, "there is no missing.py in "),
+        (".", None, ". is a folder: `%ddp run -m PACKAGE` runs a package"),
+        ("lesson.ipynb", "{}", "lesson.ipynb is no Python script: open it, and run its cells wi"),
+        ("bad.py", "x = 1\nfor x in", "bad.py: syntax error in line 2: invalid syntax"),
+        ("nul.py", "x = '\0'", "nul.py"),
+        ("latin.py", "# -*- coding: klingon -*-", "latin.py: unknown encoding"),
+    ],
+)
+def test_what_is_no_script_is_refused_before_anything_starts(
+    folder: Path, name: str, source: str | None, complaint: str
+) -> None:
+    if source is not None:
+        (folder / name).write_text(source)
+    group = WorkerGroup(nproc=2)
+    with pytest.raises(RequestError) as error:
+        group.run_script(name)
+    assert str(error.value).startswith(complaint)
+    assert not group.alive
