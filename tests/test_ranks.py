@@ -96,6 +96,15 @@ def test_of_64_ranks_all_are_in_the_grid_when_it_is_open_and_the_failed_ones_hav
     assert "63 running · 1 failed" in closed
 
 
+def test_ranks_that_were_interrupted_did_not_fail() -> None:
+    ranks = [replace(each, state="interrupted, line 4", is_well=False) for each in group(12)]
+    assert overview(ranks) == "12 interrupted"
+    assert "nbddp-wrong" not in grid(ranks)
+    ranks[3] = replace(ranks[3], state="was killed", is_cause=True)
+    assert overview(ranks) == "11 interrupted · 1 failed"
+    assert grid(ranks).count("nbddp-wrong") == 1
+
+
 def test_the_slowest_is_marked_in_the_grid() -> None:
     ranks = group(16)
     ranks[4] = replace(ranks[4], steps_per_second=2.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from xml.etree import ElementTree
@@ -189,6 +190,22 @@ def test_a_rank_with_more_to_say_has_its_own_lines_folded() -> None:
     assert page.by_tag["summary"][1] == "only rank 1"
     assert page.by_tag["details"][1].endswith("9 earlier\n[rank 1] b")
     assert [("open" in known) for tag, known in page.tags if tag == "details"] == [False, False]
+
+
+def test_the_lines_of_many_ranks_are_in_one_fold() -> None:
+    assert folds_of(8) == [f"only rank {rank}" for rank in range(8)]
+    assert folds_of(9) == ["each rank's lines"]
+
+
+def folds_of(ranks: int) -> list[str]:
+    """What is written on the folds below the log that are in no other."""
+    rank_lines = [(rank, [Line((rank,), "b")], "") for rank in range(ranks)]
+    html = record_html(Record(snapshot=SNAPSHOT, result=result_of(well()), rank_lines=rank_lines))
+    depth, said = 0, []
+    for end, summary in re.findall(r"<(/)?details(?:[^>]*><summary>([^<]*))?", html):
+        depth += -1 if end else 1
+        said += [summary] if summary and depth == 1 else []
+    return said
 
 
 def test_notes_are_said() -> None:

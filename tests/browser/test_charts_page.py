@@ -83,6 +83,12 @@ def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
     notebook.page.mouse.move(0, 0)
 
 
+def rows(charts: Locator) -> int:
+    """In how many rows they stand."""
+    tops = charts.evaluate_all("all => all.map(each => each.getBoundingClientRect().top)")
+    return len({round(top) for top in tops if top})
+
+
 def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     lab: Lab, notebook: LabNotebook, picture: Picture
 ) -> None:
@@ -112,10 +118,13 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     expect(chart_of(notebook, "m13")).to_be_visible()
     expect(chart_of(notebook, "m3")).to_be_hidden()
     picture(notebook, "chart-chosen")
+    assert rows(panel.locator(".nbddp-shots .nbddp-chart:visible")) == 1
     (lab.notebooks / "enough").touch()
     notebook.await_idle()
     notebook.await_text(4, "^done on ranks 0-1")
-    assert panel.locator(".nbddp-charts .nbddp-chart").count() == 2
+    kept = panel.locator(".nbddp-charts .nbddp-chart")
+    assert kept.count() == 2
+    assert rows(kept) == 1, "they stand as they stood in the panel"
     notebook.await_text(4, r"13 more metrics \(m0, .*\): `%ddp show --metrics NAME` draws them")
 
 

@@ -68,7 +68,9 @@ def overview(ranks: Sequence[RankSnapshot]) -> str:
 
 
 def _trouble(each: RankSnapshot) -> str:
-    return "failed" if each.is_cause else "ended"
+    if each.is_cause:
+        return "failed"
+    return "interrupted" if each.state.startswith("interrupted") else "ended"
 
 
 def grid(ranks: Sequence[RankSnapshot]) -> str:
@@ -79,8 +81,8 @@ def grid(ranks: Sequence[RankSnapshot]) -> str:
 
 
 def _field(each: RankSnapshot, *, is_slowest: bool) -> str:
-    kind = "nbddp-wrong" if not each.is_well else ""
-    kind = "nbddp-waits" if each.state == "waiting" or is_slowest else kind
+    kind = "nbddp-waits" if not each.is_well or each.state == "waiting" or is_slowest else ""
+    kind = "nbddp-wrong" if each.is_cause else kind
     known = [bar for bar in each.bars if bar.total]
     share = min(1.0, known[0].done / known[0].total) if known else 0.0
     said = [f"rank {each.rank}: {each.state}", f"step {say_step(each)}" if say_step(each) else ""]

@@ -14,7 +14,7 @@ from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.charthtml import Drawn, charts_html
 from nbddp.ui.panel.html import alarm, card, escape, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
-from nbddp.ui.panel.ranks import ranks_html
+from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_seconds
@@ -64,7 +64,7 @@ def record_html(record: Record) -> str:
         charts_html(record.charts),
         *(f'<div class="nbddp-muted">{escape(note)}</div>' for note in record.notes),
         _log(record),
-        *(_rank_log(*each) for each in record.rank_lines),
+        _rank_logs(record.rank_lines),
         "</div>",
     ]
     return "".join(parts)
@@ -135,6 +135,14 @@ def _log(record: Record) -> str:
         return ""
     path = f'<div class="nbddp-muted">{escape(record.log_path)}</div>' if record.log_path else ""
     return scrolled(log_html(record.lines, earlier=record.earlier)) + path
+
+
+def _rank_logs(logs: Sequence[tuple[int, Sequence[Line], str]]) -> str:
+    """A line for each rank that unfolds; of many ranks all lines are folded, too."""
+    html = "".join(_rank_log(*each) for each in logs)
+    if len(logs) <= FEW:
+        return html
+    return f"<details><summary>each rank's lines</summary>{html}</details>"
 
 
 def _rank_log(rank: int, lines: Sequence[Line], earlier: str) -> str:

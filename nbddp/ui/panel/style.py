@@ -81,7 +81,7 @@ SHEET = f"""<style>
 .nbddp-at {{ display: inline-block; min-width: 4.5em; opacity: .78;
   font-variant-numeric: tabular-nums; }}
 .nbddp details > summary {{ cursor: pointer; }}
-.nbddp .nbddp-charts {{ display: flex; flex-wrap: wrap; gap: 4px 10px; }}
+.nbddp .nbddp-charts {{ display: flex; flex-wrap: wrap; }}
 .nbddp-panel {{ border: 1px solid #8884; border-radius: 5px; padding: 6px 10px 8px;
   overflow: hidden; overflow: clip; }}
 .jp-CodeCell:not(.jp-mod-outputsScrolled) .jp-OutputArea:has(.nbddp-head),

@@ -49,8 +49,8 @@ class PanelWidgets:
         parts = [
             head,
             self._note,
-            self._table,
             self._all,
+            self._table,
             self._shots.root,
             self.log.root,
             self._line,
