@@ -149,6 +149,27 @@ def test_after_a_failure_the_cell_can_be_run_again_by_a_button(lab: Lab, picture
         assert notebook.problems == []
 
 
+def test_a_button_that_is_pressed_twice_at_once_runs_the_cell_again_once(lab: Lab) -> None:
+    fails = f"{TRAIN.replace('2000', '60')}\nif rank == 1: raise ValueError('no luck')"
+    write_notebook(lab.notebooks / "twice.ipynb", START, fails, TRAIN)
+    with lab.open("twice.ipynb") as notebook:
+        notebook.run(0)
+        notebook.run(1)
+        notebook.await_text(1, "^failed on rank 1 · ")
+        notebook.button("Restart and run again").dblclick()
+        notebook.await_text(1, "^running a cell · ")
+        notebook.button("Interrupt").click()  # it answers
+        notebook.await_text(1, "^interrupted after 1 restart, ", timeout=60)
+        notebook.await_idle()
+        notebook.begin(2)
+        notebook.await_text(2, r"step 10$")
+        notebook.button("Interrupt").click()
+        notebook.await_idle()
+        assert notebook.text(2).startswith("interrupted · ")
+        assert "answer only when the cell is over" not in notebook.text(1)
+        assert notebook.problems == []
+
+
 def test_after_a_failure_the_ranks_can_be_started_anew_by_a_button(
     lab: Lab, picture: Picture
 ) -> None:

@@ -10,6 +10,7 @@ import contextvars
 import uuid
 from collections.abc import Callable
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
@@ -45,6 +46,7 @@ class Aftermath:
         self._context = contextvars.copy_context()
         self._display_id = f"nbddp-{uuid.uuid4().hex}"
         self._is_there = False
+        self._doing = Lock()
         self._asks = False
         self._restart, self._run_again = _button(RESTART), _button(RUN_AGAIN)
         self._said = widgets.HTML()
@@ -67,7 +69,7 @@ class Aftermath:
             self._context.copy().run(
                 publish_display_data, empty, transient={"display_id": self._display_id}, update=True
             )
-            close(self._row)
+            self._close_if_done()
 
     def _ask_or(self, restart: Deed) -> None:
         if self._asks:
@@ -79,12 +81,28 @@ class Aftermath:
         show_question(self._restart, RESTART, asks=asks)
 
     def _do(self, deed: Deed) -> None:
-        self._restart.disabled = self._run_again.disabled = True
-        self._say("restarting the ranks ...")
-        said = self._context.copy().run(self._as_cell, deed)
+        # Two quick presses may be answered on two threads of the kernel. The second says nothing.
+        if not (self._is_there and self._doing.acquire(blocking=False)):
+            return
+        try:
+            self._restart.disabled = self._run_again.disabled = True
+            self._say("restarting the ranks ...")
+            said = self._context.copy().run(self._as_cell, deed)
+        finally:
+            self._doing.release()
+            self._close_if_done()
         if self._is_there:
             self._say(said)
             self._restart.disabled = self._run_again.disabled = False
+
+    def _close_if_done(self) -> None:
+        """Take the buttons out of memory, unless what one of them began still goes on.
+
+        When its last widget is closed, JupyterLab ends the kernel's second shell, upon which the
+        kernel reads nothing at all until the handler that runs there has returned.
+        """
+        if not self._is_there and not self._doing.locked():
+            close(self._row)
 
     def _as_cell(self, deed: Deed) -> str:
         with self._cell_goes_on():
