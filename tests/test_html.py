@@ -161,7 +161,7 @@ def test_columns_that_are_empty_all_the_way_down_are_left_out() -> None:
         ({"step": 0.0}, "step", ["0"]),
         ({"step": 120.0, "steps_per_second": 5.0}, "step", ["120", "5.0/s"]),
         ({"bars": (LoopProgress("epoch", 1, 4, 2.0),)}, "progress", ["epoch", "1/4"]),
-        ({"cpu": 98.0, "memory": 3 << 30}, "memory", ["98 %", "3.0 GiB"]),
+        ({"cpu": -1.0, "memory": 3 << 30}, "memory", ["3.0 GiB"]),
         ({"gpu": "NVIDIA T4", "gpu_memory": 2 << 30}, "GPU", ["2.0 GiB · T4"]),
         ({"gpu": "T4", "gpu_use": DeviceUse(load=0.0)}, "GPU", ["0 % · T4"]),
         ({"gpu": "T4", "gpu_ranks": (0,)}, "GPU", ["shared with rank 0 · T4"]),
@@ -176,6 +176,12 @@ def test_a_column_is_there_when_one_rank_has_something_in_it(
     assert empty == ""
     for text in shown:
         assert text in full
+
+
+def test_cpu_and_memory_have_a_column_each() -> None:
+    page = Page(rank_table([replace(ONE, cpu=98.0, memory=3 << 30)]))
+    assert titles(page) == ["rank", "state", "CPU", "memory"]
+    assert column(page, "CPU") == ["98 %"]
 
 
 def test_without_ranks_there_is_an_empty_table() -> None:

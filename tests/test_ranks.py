@@ -7,19 +7,17 @@ from dataclasses import replace
 import pytest
 from pages import Page, column
 
+from nbddp.record.lags import Lag
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.panel.html import rank_table
 from nbddp.ui.panel.ranks import (
-    PERIOD,
-    POINTS,
-    Trends,
     grid,
     left_of,
     overview,
     ranks_html,
     seconds_left,
-    straggler,
+    stragglers,
 )
 
 BAR = LoopProgress("epoch 1", 50, 250, 50.0)
@@ -32,9 +30,9 @@ def group(count: int) -> list[RankSnapshot]:
 
 def test_many_ranks_are_one_line_with_the_slowest_and_the_time_left() -> None:
     ranks = group(64)
-    ranks[41] = replace(
-        ranks[41], steps_per_second=8.0, bars=(LoopProgress("epoch 1", 40, 230, 40.0),)
-    )
+    bars = (LoopProgress("epoch 1", 40, 230, 40.0),)
+    ranks[41] = replace(ranks[41], bars=bars, lag=Lag(0.3, 10.0))
+    ranks[9] = replace(ranks[9], lag=Lag(0.2, 10.0))
     assert overview(ranks) == "64 running · slowest 41 · 3:20 left"
 
 
@@ -45,14 +43,26 @@ def test_the_line_counts_what_ranks_do_and_who_failed() -> None:
     assert overview(ranks).startswith("10 running · 1 failed · 1 waiting · ")
 
 
-def test_who_is_about_as_fast_as_the_others_is_no_straggler() -> None:
+def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
     ranks = group(4)
-    assert straggler(ranks) is None
-    ranks[2] = replace(ranks[2], steps_per_second=9.5)
-    assert straggler(ranks) is None
-    ranks[2] = replace(ranks[2], steps_per_second=8.5)
-    assert straggler(ranks) == 2
-    assert straggler(ranks[2:3]) is None
+    assert "slow" not in ranks_html(ranks, is_open=False)
+    ranks[2] = replace(ranks[2], lag=Lag(0.384, 11.6))
+    page = Page(ranks_html(ranks, is_open=False))
+    assert column(page, "rank") == ["0", "1", "2 ↓ slow", "3"]
+    [mark] = [known for _, known in page.tags if "slow" in known.get("title", "")]
+    said = "slow: the others wait for it 38 % of the time, over 11.6 s"
+    assert (mark["title"], mark["aria-label"], mark["role"]) == (said, said, "img")
+    assert "4 running · slowest 2 · " in page.text
+
+
+def test_who_is_slow_is_in_the_line_while_it_goes_on() -> None:
+    ranks = group(4)
+    assert stragglers(ranks) == []
+    ranks[2] = replace(ranks[2], lag=Lag(0.2, 10.0))
+    ranks[1] = replace(ranks[1], lag=Lag(0.3, 10.0, is_waited_for=False))
+    assert stragglers(ranks) == [1, 2]
+    ranks[1] = replace(ranks[1], state="done")
+    assert stragglers(ranks) == [2]
 
 
 @pytest.mark.parametrize(
@@ -105,30 +115,11 @@ def test_ranks_that_were_interrupted_did_not_fail() -> None:
     assert grid(ranks).count("nbddp-wrong") == 1
 
 
-def test_the_slowest_is_marked_in_the_grid() -> None:
-    ranks = group(16)
-    ranks[4] = replace(ranks[4], steps_per_second=2.0)
+def test_slow_ranks_are_marked_in_the_grid_and_each_field_says_all() -> None:
+    ranks = [replace(each, memory=300 << 20) for each in group(64)]
+    ranks[4] = replace(ranks[4], lag=Lag(0.25, 9.7, is_waited_for=False))
     assert "4↓" in grid(ranks)
     assert grid(ranks).count("↓") == 1
-    assert 'title="rank 4: running · step 50 · 2.0/s · slowest"' in grid(ranks)
-
-
-def test_a_curve_has_a_point_each_second_and_says_what_it_is_of() -> None:
-    trends, [rank] = Trends(), group(1)
-    for at in range(100):
-        trends.note([replace(rank, steps_per_second=float(at))], at * PERIOD / 2)
-    drawn = trends.draw(rank)
-    assert 'aria-label="steps per second: now 98, at most 98"' in drawn
-    points = drawn.partition('points="')[2].partition('"')[0].split()
-    assert len(points) == POINTS
-    assert points[-1] == "60.0,1.0"
-    assert trends.draw(replace(rank, rank=5)) == ""
-
-
-def test_without_steps_the_curve_is_of_the_cpu() -> None:
-    trends, [rank] = Trends(), group(1)
-    rank = replace(rank, step=None, cpu=50.0)
-    for at in (0, 2):
-        trends.note([rank], at)
-    assert "CPU in percent: now 50" in trends.draw(rank)
-    assert "trend" in ranks_html([rank], is_open=False, trends=trends)
+    said = "rank 4: running · step 50 · 10.0/s · 300 MiB · slow: 25 % fewer steps a second"
+    assert f'title="{said} than the others, over 9.7 s"' in grid(ranks)
+    assert 'title="rank 5: running · step 50 · 10.0/s · 300 MiB"' in grid(ranks)

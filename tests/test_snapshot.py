@@ -368,3 +368,31 @@ def test_what_a_cell_on_ranks_that_are_gone_reported_is_not_shown_of_those_of_no
     first = snapshot.ranks[0]
     assert (first.step, first.bars, snapshot.missed) == (None, (), 0)
     assert [event.kind for event in snapshot.events] == ["start"]
+
+
+def test_a_rank_that_the_others_wait_for_has_its_lag_while_it_lives(
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
+) -> None:
+    steps = range(100)
+    for rank, late in ((0, 0.0), (1, 0.1)):
+        came = [[step + 1, 1000 + step * 0.3 + late, True] for step in steps]
+        whereabouts.note(rank, replace(PULSE, arrivals=came), time.monotonic())
+    assert rank_of(look(RUNNING, cell), 0).lag is None
+    lag = rank_of(look(RUNNING, cell), 1).lag
+    assert lag is not None
+    assert (round(lag.share, 2), lag.is_waited_for) == (0.33, True)
+    assert rank_of(look(RUNNING), 1).lag is None, "there is no cell"
+    dead = with_rank(RUNNING, RankLife(1, RankState.GONE, -9))
+    assert rank_of(look(dead, cell), 1).lag is None
+
+
+def test_ranks_that_do_not_meet_are_told_by_their_steps(
+    look: Look, cell: CellHandle, whereabouts: Whereabouts
+) -> None:
+    for rank, pause in ((0, 0.3), (1, 0.4)):
+        rows = [[1000 + step * pause, step, {"loss": 1.0}] for step in range(50)]
+        whereabouts.note(rank, Metrics(rows=rows), time.monotonic())
+    assert rank_of(look(RUNNING, cell), 0).lag is None
+    lag = rank_of(look(RUNNING, cell), 1).lag
+    assert lag is not None
+    assert (round(lag.share, 2), lag.is_waited_for) == (0.25, False)

@@ -8,6 +8,7 @@ import zlib
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from nbddp.record.series import Curve, Loops, Series
 
@@ -16,6 +17,7 @@ MAX_NAME = 200  # characters
 MAX_DROPPED = 1000  # names that are left out are counted no further
 MAX_STEP = 2.0**53  # beyond it there are whole numbers that a float does not have
 PACE_WINDOW = 10.0  # seconds that are the recent past
+FEWEST = 5  # times between two marks from which one knows how they vary
 MARK_PERIOD = 0.25  # seconds between two marks in it
 
 
@@ -23,12 +25,19 @@ MARK_PERIOD = 0.25  # seconds between two marks in it
 class Pace:
     """The last step of a rank, its steps per second (0 if not known), and the time of that step.
 
-    ``at`` is the rank's ``time.time()``: a pace that is old says nothing about now.
+    Attributes:
+        at: the rank's ``time.time()``: a pace that is old says nothing about now.
+        seconds: the time in which it was seen.
+        error: the standard error of ``per_second``, as a share of it.
+        loop: the first name that is reported with these steps.
     """
 
     step: float
     per_second: float
     at: float
+    seconds: float = field(default=0.0, compare=False)
+    error: float = field(default=math.inf, compare=False)
+    loop: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +180,7 @@ class Curves:
         went on in the recent past, the faster one is the pace.
         """
         with self._lock:
-            paces = [tempo.pace() for tempo in self._tempos.get(rank, {}).values()]
+            paces = [tempo.pace(loop) for loop, tempo in self._tempos.get(rank, {}).items()]
         newest = max((each.at for each in paces), default=0.0)
         recent = [each for each in paces if newest - each.at <= PACE_WINDOW]
         return max(recent, key=lambda each: each.per_second, default=None)
@@ -226,9 +235,21 @@ class _Tempo:
         while len(self._marks) > 1 and at - self._marks[1][0] >= PACE_WINDOW:
             self._marks.popleft()
 
-    def pace(self) -> Pace:
+    def pace(self, loop: str) -> Pace:
         """Over the recent past, or from one step to the next where that takes longer."""
         at, step = self._marks[0]
         seconds = self._at - at
         per_second = (self._step - step) / seconds if seconds > 0 else 0.0
-        return Pace(self._step, per_second, self._at)
+        return Pace(self._step, per_second, self._at, seconds, self._error(per_second), loop)
+
+    def _error(self, per_second: float) -> float:
+        """How far the pace may be off by chance: what the steps between two marks tell of it."""
+        count = len(self._marks) - 1
+        if count < FEWEST or per_second <= 0:
+            return math.inf
+        squares = sum(
+            (at - before - (step - from_step) / per_second) ** 2
+            for (before, from_step), (at, step) in pairwise(self._marks)
+        )
+        seconds = self._marks[-1][0] - self._marks[0][0]
+        return math.sqrt(squares * count / (count - 1)) / seconds if seconds > 0 else math.inf

@@ -11,6 +11,7 @@ from nbddp.errors import describe_exit
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
 from nbddp.record.devices import UNKNOWN, DeviceUse
+from nbddp.record.lags import Lag
 from nbddp.record.timeline import Happening, TimeLine, with_failures_once
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import Pulse, Ready
@@ -33,6 +34,7 @@ class RankSnapshot:
             ``gpu_reserved`` what torch has taken for them, in bytes.
         gpu_use: what is known of that GPU as a whole.
         gpu_ranks: the other ranks that are on it.
+        lag: by how much it is slower than the others, None if it is not, or nobody can tell.
         is_alive: whether its process is there.
         is_well: whether nothing went wrong with it; ``is_cause`` tells whether it went wrong by
             itself, and not for a reason elsewhere, such as an interrupt.
@@ -57,6 +59,7 @@ class RankSnapshot:
     gpu_use: DeviceUse = UNKNOWN
     gpu_ranks: tuple[int, ...] = ()
     bars: tuple[LoopProgress, ...] = ()
+    lag: Lag | None = None
     is_alive: bool = True
     is_well: bool = True
     is_cause: bool = False
@@ -131,6 +134,7 @@ def take(
         cell = None  # it ran on ranks that are gone
     folder = time_line.folder
     known = sorted(dict(ready).items())
+    lags = whereabouts.lags(cell.ranks) if cell else {}
     events = time_line.since(cell.began_at) if cell else time_line.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
     return Snapshot(
@@ -151,6 +155,7 @@ def take(
                     state=_state(each, cell if is_for_cell else None),
                     whereabouts=whereabouts,
                     ready=ready.get(each.rank),
+                    lag=lags.get(each.rank),
                     now=now,
                 )
                 for each in _ranks(life, cell if is_for_cell else None)
@@ -208,6 +213,7 @@ def _rank(
     state: _State,
     whereabouts: Whereabouts,
     ready: Ready | None,
+    lag: Lag | None,
     now: float,
 ) -> RankSnapshot:
     sign = whereabouts.sign(each.rank)
@@ -234,6 +240,7 @@ def _rank(
         gpu_memory=pulse.gpu_memory,
         gpu_reserved=pulse.gpu_reserved,
         bars=whereabouts.bars(each.rank) if cell else (),
+        lag=lag if each.is_alive else None,
         is_alive=each.is_alive,
         is_well=is_well,
         is_cause=is_cause,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from nbddp.record.curves import Curves
 from nbddp.record.hangs import HangWatch, Sign
+from nbddp.record.lags import Lag, slower
+from nbddp.record.meetings import Meetings
 from nbddp.wire.messages import Metrics, Progress, Pulse
 
 LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
@@ -48,6 +50,7 @@ class Whereabouts:
         is_working: Callable[[int], bool] = lambda _rank: False,
     ) -> None:
         self.curves = Curves()
+        self.meetings = Meetings()
         self.missed = 0
         self._hang_watch = HangWatch(is_stopped, is_working)
         self._bars: dict[int, tuple[LoopProgress, ...]] = {}
@@ -87,7 +90,9 @@ class Whereabouts:
 
     def begin_cell(self, ranks: Iterable[int], now: float) -> None:
         """A cell begins: what was seen before says nothing about it."""
-        self._hang_watch.begin_cell(ranks, now)
+        known = list(ranks)
+        self._hang_watch.begin_cell(known, now)
+        self.meetings.begin_cell(known)
         self._begin_curves()
         self.missed = 0
         self._bars = {}
@@ -126,6 +131,7 @@ class Whereabouts:
         match message:
             case Pulse():
                 self._hang_watch.note(rank, message, now)
+                self.meetings.note(rank, message.cell, message.arrivals, now)
             case Metrics(rows=rows, missed=missed):
                 self.missed += missed
                 curves = self.curves if self._aside is None else self._aside
@@ -148,6 +154,18 @@ class Whereabouts:
     def sign(self, rank: int) -> Sign | None:
         """The last sign of life of a rank."""
         return self._hang_watch.sign(rank)
+
+    def lags(self, ranks: Iterable[int]) -> dict[int, Lag]:
+        """Those that are slower than the others, and by how much.
+
+        Ranks that meet in collectives make the same number of steps: there it is the one that the
+        others wait for.
+        """
+        waited_for = self.meetings.lags()
+        if waited_for is not None:
+            return waited_for
+        paces = {rank: self.curves.pace(rank) for rank in ranks}
+        return slower({rank: pace for rank, pace in paces.items() if pace is not None})
 
     def bars(self, rank: int) -> tuple[LoopProgress, ...]:
         """The loops that a rank is in, outermost first."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import say_ranks
+from nbddp.record.lags import Lag
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
@@ -72,6 +73,20 @@ def say_step(each: RankSnapshot) -> str:
         return ""
     rate = say_rate(each.steps_per_second)
     return f"{each.step:.0f}" + (f" · {rate}" if rate else "")
+
+
+def say_lag(lag: Lag) -> str:
+    """Why a rank is marked as slow.
+
+    >>> say_lag(Lag(0.384, 11.6))
+    'slow: the others wait for it 38 % of the time, over 11.6 s'
+    >>> say_lag(Lag(0.25, 9.7, is_waited_for=False))
+    'slow: 25 % fewer steps a second than the others, over 9.7 s'
+    """
+    over = f"over {say_seconds(lag.seconds)}"
+    if lag.is_waited_for:
+        return f"slow: the others wait for it {100 * lag.share:.0f} % of the time, {over}"
+    return f"slow: {100 * lag.share:.0f} % fewer steps a second than the others, {over}"
 
 
 def say_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:

@@ -151,7 +151,9 @@ class Pulse:
     ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
     percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
     GPU that the cells have touched, empty without one; ``gpu_memory`` is what tensors hold there,
-    ``gpu_reserved`` what torch has taken for them.
+    ``gpu_reserved`` what torch has taken for them. ``arrivals`` tells when, as ``time.time()`` has
+    it, the rank came to the collectives of the default group since the last look: ``[number, time,
+    meets]`` of each, where ``meets`` tells whether nobody is through before all are there.
     """
 
     cell: int
@@ -170,6 +172,7 @@ class Pulse:
     gpu_name: str = ""
     gpu_memory: int = 0
     gpu_reserved: int = 0
+    arrivals: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

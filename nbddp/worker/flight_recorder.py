@@ -1,8 +1,9 @@
-"""The newest collective of a rank, as torch's flight recorder has it."""
+"""The collectives of a rank, as torch's flight recorder has them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,11 @@ import torch
 import torch.distributed as dist
 
 DEFAULT = "default_pg"  # torch's description of the default group
+# of Gloo, whose calls begin when a rank comes to them: nobody is through before all are there
+_MEETINGS = {f"gloo:{name}" for name in ("all_gather", "all_reduce", "all_to_all", "barrier")} | {
+    "gloo:sparse_all_reduce"
+}
+Entry = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +51,49 @@ class Collective:
         return " ".join(filter(None, (self.title, self.shape)))
 
 
-def newest_collective() -> Collective | None:
-    """The last collective that this process began, as torch's flight recorder has it."""
+def recorded() -> Sequence[Entry]:
+    """The last collectives that this process began."""
     recorder: Any = torch._C._distributed_c10d  # type: ignore[attr-defined, unused-ignore]
     try:
-        entries = json.loads(recorder._dump_fr_trace_json()).get("entries", [])
+        entries: list[Entry] = json.loads(recorder._dump_fr_trace_json()).get("entries", [])
     except MemoryError:  # a cell has taken it all
-        return None
+        return []
+    return entries
+
+
+def arrivals(entries: Sequence[Entry], *, since: float, after: int) -> list[list[Any]]:
+    """When this rank came to those of the default group: ``[number, time, meets]`` of each.
+
+    Args:
+        entries: what is recorded.
+        since: earlier ones are left out; a ``time.time()``.
+        after: so are those up to this record.
+    """
+    found = [
+        each
+        for each in sorted(entries, key=lambda entry: int(entry["record_id"]))
+        if int(each["record_id"]) > after
+        and each["time_created_ns"] / 1e9 >= since
+        and each.get("process_group", ["", DEFAULT])[1] == DEFAULT
+        and not each.get("is_p2p")
+    ]
+    return [
+        [
+            each["collective_seq_id"],
+            round(each["time_created_ns"] / 1e9, 6),
+            each["profiling_name"] in _MEETINGS,
+        ]
+        for each in found
+    ]
+
+
+def newest_collective() -> Collective | None:
+    """The last collective that this process began."""
+    return newest_of(recorded())
+
+
+def newest_of(entries: Sequence[Entry]) -> Collective | None:
+    """The last one that is recorded."""
     if not entries:
         return None
     newest = max(entries, key=lambda entry: int(entry["record_id"]))
@@ -78,7 +120,7 @@ def _group(name: str, description: str) -> str:
     return repr(description) if description != "undefined" else name[:8]
 
 
-def _shape(entry: dict[str, Any]) -> str:
+def _shape(entry: Entry) -> str:
     """Type and sizes of what goes in, as ``float [3, 4]``."""
     kinds, sizes = entry.get("input_dtypes", []), entry.get("input_sizes", [])
     parts = [f"{kind.lower()} {size}" for kind, size in zip(kinds, sizes, strict=False)]

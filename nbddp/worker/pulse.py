@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from nbddp.wire.messages import Pulse
-from nbddp.worker.flight_recorder import Collective, newest_collective
+from nbddp.worker.flight_recorder import Collective, arrivals, newest_of, recorded
 from nbddp.worker.main_thread import main_cpu_time, main_frame, main_status
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_cpu_time
@@ -50,6 +50,7 @@ class PulseThread:
         self._began_at = 0.0
         self._has_looked = False
         self._last_cell = 0
+        self._told = -1  # the newest collective whose arrival is told
         self._begun = threading.Event()
 
     def start(self) -> None:
@@ -87,13 +88,16 @@ class PulseThread:
         return self._look_at(main_frame(), cell)
 
     def _look_at(self, frame: FrameType, cell: int) -> Pulse:
-        newest = newest_collective() if self._last_cell else None
+        entries = recorded() if self._last_cell else []
+        newest = newest_of(entries)
         use = self._usage.read()
         kind, wait = self._wait(cell, frame, newest)
         seconds = self._stay(cell, frame, newest, kind, use)
         is_waited_in = bool(wait) and seconds > 0
         is_recent = newest is not None and newest.began_at >= self._began_at
         line, file, code, function = self._in_cell(frame) if cell else (0, "", "", "")
+        came = arrivals(entries, since=self._began_at, after=self._told) if cell else []
+        self._told = newest.record if newest is not None else self._told
         return Pulse(
             cell=cell,
             line=line,
@@ -111,6 +115,7 @@ class PulseThread:
             gpu_name=use.gpu_name,
             gpu_memory=use.gpu_memory,
             gpu_reserved=use.gpu_reserved,
+            arrivals=came,
         )
 
     def _wait(self, cell: int, frame: FrameType, newest: Collective | None) -> tuple[Wait, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape as escape_tags
 
 from nbddp.errors import say_place
@@ -21,6 +21,7 @@ from nbddp.ui.words import (
     say_cpu,
     say_event,
     say_facts,
+    say_lag,
     say_refused,
     say_seconds,
     say_step,
@@ -86,14 +87,16 @@ def alarm(snapshot: Snapshot) -> str:
 Cell = Callable[[RankSnapshot], str]
 
 
-def rank_table(ranks: Sequence[RankSnapshot], *, trend: Cell | None = None) -> str:
+def rank_table(ranks: Sequence[RankSnapshot], *, curves: Mapping[str, Cell] | None = None) -> str:
     """One row for each rank; columns that are empty all the way down are left out.
 
-    ``trend`` draws a curve of a rank, as HTML.
+    ``curves`` draws what stands before the numbers, as HTML, by the column's title.
     """
-    shown = _most_telling(ranks)
-    columns = [*_COLUMNS, ("trend", trend)] if trend else _COLUMNS
-    cells = [(title, [draw(each) for each in shown]) for title, draw in columns]
+    shown, drawn = _most_telling(ranks), curves or {}
+    cells = [
+        (title, [_joined(drawn.get(title, _empty)(each), say(each)) for each in shown])
+        for title, say in _COLUMNS
+    ]
     cells = [(title, column) for title, column in cells if any(column)]
     head = "".join(f'<th scope="col">{title}</th>' for title, _ in cells)
     rows = zip(*(column for _, column in cells), strict=True)
@@ -107,6 +110,14 @@ def rank_table(ranks: Sequence[RankSnapshot], *, trend: Cell | None = None) -> s
     )
 
 
+def _joined(*parts: str) -> str:
+    return " ".join(filter(None, parts))
+
+
+def _empty(_each: RankSnapshot) -> str:
+    return ""
+
+
 def _most_telling(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
     """All that fit: those with trouble first, then those that wait, in order of rank."""
     chosen = sorted(
@@ -114,6 +125,21 @@ def _most_telling(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
         key=lambda each: (not each.is_cause, each.is_well, each.state != "waiting", each.rank),
     )
     return sorted(chosen[:MAX_ROWS], key=lambda each: each.rank)
+
+
+def _rank(each: RankSnapshot) -> str:
+    """Its number, and a mark where it is slow, with the reason where the mouse rests."""
+    number = (
+        f'<span class="nbddp-chip {rank_class(each.rank)}"'
+        f' style="color:{rank_color(each.rank)}">{each.rank}</span>'
+    )
+    if each.lag is None:
+        return number
+    why = escape(say_lag(each.lag))
+    return (
+        f'{number} <span class="nbddp-waits" style="{ink("warn")}" role="img" title="{why}"'
+        f' aria-label="{why}">↓ slow</span>'
+    )
 
 
 def _state(each: RankSnapshot) -> str:
@@ -163,19 +189,14 @@ def _gpu(each: RankSnapshot) -> str:
 
 
 _COLUMNS: tuple[tuple[str, Cell], ...] = (
-    (
-        "rank",
-        lambda each: (
-            f'<span class="nbddp-chip {rank_class(each.rank)}"'
-            f' style="color:{rank_color(each.rank)}">{each.rank}</span>'
-        ),
-    ),
+    ("rank", _rank),
     ("state", _state),
     ("line", _line),
     ("collective", _collective),
     ("step", lambda each: escape(say_step(each))),
     ("progress", _progress),
-    ("CPU, memory", lambda each: " · ".join(filter(None, (say_cpu(each), say_bytes(each.memory))))),
+    ("CPU", say_cpu),
+    ("memory", lambda each: say_bytes(each.memory)),
     ("GPU", _gpu),
 )
 

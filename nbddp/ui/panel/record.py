@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from nbddp.errors import say_ranks
 from nbddp.lifecycle.comeback import say_restarts
@@ -12,7 +12,7 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.charthtml import Drawn, charts_html
-from nbddp.ui.panel.html import alarm, card, escape, state_line, time_line
+from nbddp.ui.panel.html import Cell, alarm, card, escape, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
 from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.style import SHEET
@@ -31,6 +31,7 @@ class Record:
         rank_lines: the tail of each rank whose lines are not all among ``lines``.
         charts: those of the metrics.
         attempts: those before this one, as HTML each; ``seconds_lost`` between them.
+        curves: what draws the small ones of a rank, by their column in the table.
         notes: what else should be said, such as metrics that are not drawn.
         is_brief: the ranks are folded, as they are in the record of a cell that went well.
     """
@@ -44,6 +45,7 @@ class Record:
     charts: Sequence[Drawn] = ()
     attempts: Sequence[str] = ()
     seconds_lost: float = 0.0
+    curves: Mapping[str, Cell] = field(default_factory=dict)
     notes: Sequence[str] = ()
     is_brief: bool = False
 
@@ -51,14 +53,15 @@ class Record:
 def record_html(record: Record) -> str:
     """The record as HTML: the first cause on top, then charts, output, and the ranks."""
     is_open = not record.is_brief and (record.result is None or not record.result.is_ok)
-    table = ranks_html(record.snapshot.ranks, is_open=True) + time_line(record.snapshot)
+    ranks = ranks_html(record.snapshot.ranks, is_open=True, curves=record.curves)
     parts = [
         SHEET,
         '<div class="nbddp">',
         f"<details{' open' if is_open else ''}><summary>{_title(record)}</summary>",
         _error(record),
         alarm(record.snapshot),
-        table,
+        ranks,
+        time_line(record.snapshot),
         "</details>",
         *record.attempts,
         charts_html(record.charts),

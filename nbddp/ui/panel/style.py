@@ -35,8 +35,8 @@ SHEET = f"""<style>
 .nbddp table.nbddp-ranks {{ border-collapse: collapse; border: none; margin: 4px 0; width: auto;
   font-size: 12px; font-variant-numeric: tabular-nums; table-layout: auto; color: inherit; }}
 .nbddp table.nbddp-ranks th {{ text-align: left; font-weight: 500; opacity: .78;
-  padding: 1px 12px 1px 0; border: none; background: none; white-space: nowrap; }}
-.nbddp table.nbddp-ranks td {{ text-align: left; padding: 1px 12px 1px 0; border: none;
+  padding: 1px 9px 1px 0; border: none; background: none; white-space: nowrap; }}
+.nbddp table.nbddp-ranks td {{ text-align: left; padding: 1px 9px 1px 0; border: none;
   border-top: 1px solid #8883; background: none; white-space: nowrap; max-width: 26em;
   overflow: hidden; text-overflow: ellipsis; vertical-align: middle; }}
 .nbddp table.nbddp-ranks tr, .nbddp table.nbddp-ranks tr:hover {{ background: none; }}
@@ -44,11 +44,11 @@ SHEET = f"""<style>
   font-family: var(--jp-code-font-family, monospace); opacity: .85; }}
 .nbddp-wrong {{ color: {BAD} !important; }}
 .nbddp-waits {{ color: {WARN} !important; }}
-.nbddp-code {{ display: inline-block; max-width: 11em; overflow: hidden;
+.nbddp-code {{ display: inline-block; max-width: 7em; overflow: hidden;
   text-overflow: ellipsis; vertical-align: bottom; }}
 .nbddp-roomy .nbddp-code {{ max-width: 24em; }}
 .nbddp-chip {{ font-weight: 600; }}
-.nbddp-bar {{ display: inline-block; width: 48px; height: 6px; border-radius: 3px;
+.nbddp-bar {{ display: inline-block; width: 30px; height: 6px; border-radius: 3px;
   background: #8883; margin-right: .6em; vertical-align: middle; overflow: hidden; }}
 .nbddp-bar > span {{ display: block; height: 100%; border-radius: 3px; }}
 .nbddp-overview {{ font-size: 12px; font-variant-numeric: tabular-nums; margin: 2px 0; }}
@@ -96,6 +96,7 @@ SHEET = f"""<style>
 .nbddp-panel.jupyter-widgets-disconnected .nbddp-dot {{ animation: none;
   background: #888 !important; }}
 .nbddp-ranks svg {{ vertical-align: middle; }}
+.nbddp-ranks img {{ display: none !important; }}
 .nbddp-panel .jupyter-button {{ height: 26px; line-height: 26px; font-size: 12px;
   border-radius: 3px; }}
 .nbddp-head {{ flex-wrap: wrap; align-items: center; justify-content: space-between;

@@ -341,6 +341,7 @@ class PanelView:
             charts=charts,
             attempts=[each.html() for each in self._before],
             seconds_lost=sum(each.seconds_lost for each in self._before),
+            curves=self._widgets.trends.columns(is_kept=True) if self._widgets else {},
             notes=[each for each in notes if each],
         )
         html = record_html(record)

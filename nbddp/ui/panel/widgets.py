@@ -14,9 +14,10 @@ from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, state_line, time_line
 from nbddp.ui.panel.log import LogWidgets
 from nbddp.ui.panel.pieces import box, bundle, close, html
-from nbddp.ui.panel.ranks import FEW, Trends, ranks_html
+from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.shots import Choose, Shots
 from nbddp.ui.panel.style import SHEET
+from nbddp.ui.panel.trends import Trends
 
 
 class PanelWidgets:
@@ -40,7 +41,7 @@ class PanelWidgets:
         self.log = LogWidgets(ranks, on_new)
         self._shots = Shots(self._ranks, choose, on_new)
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
-        self._trends = Trends()
+        self.trends = Trends()
         self._all = widgets.ToggleButton(
             description="All ranks", tooltip="Show a field for each rank", icon="th"
         )
@@ -104,8 +105,10 @@ class PanelWidgets:
         """Show a snapshot; what has not changed is not sent."""
         self._state.value = f'<div class="nbddp">{state_line(snapshot)}</div>'
         self._note.value = alarm(snapshot) + note
-        self._trends.note(snapshot.ranks, snapshot.at)
-        table = ranks_html(snapshot.ranks, is_open=self._all.value, trends=self._trends)
+        if len(snapshot.ranks) <= FEW:
+            self.trends.note(snapshot.ranks, snapshot.at)
+        curves = self.trends.columns()
+        table = ranks_html(snapshot.ranks, is_open=self._all.value, curves=curves)
         self._table.value = (
             f'<div class="nbddp" tabindex="0" role="region" aria-label="ranks">{table}</div>'
         )

@@ -1,0 +1,182 @@
+"""Who is waited for: when each rank came to the collectives that all of them meet in. Pure."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+from nbddp.record.lags import MARGIN, SURE, Lag
+
+WINDOW = 10.0  # seconds that are the recent past, if there were enough meetings in them
+ENOUGH = 20  # meetings; where they are rare, the recent past is longer,
+LONGEST = 60.0  # up to so many seconds
+SHORTEST = 5.0  # seconds that say something,
+FEWEST = 8  # and meetings
+STALE = 10.0  # seconds without a meeting, or three times as long as one takes, that make old news
+MAX_OPEN = 1000  # meetings that not all ranks have told of
+
+
+@dataclass(slots=True)
+class _Second:
+    """The meetings of one second: how long they took, and how long each rank was waited for.
+
+    ``waited`` are those that somebody waited in, unlike all but the last bucket of a backward pass.
+    """
+
+    second: int
+    count: int = 0
+    waited: int = 0
+    seconds: float = 0.0
+    total: dict[int, float] = field(default_factory=dict)
+    squares: dict[int, float] = field(default_factory=dict)
+
+    def add(self, seconds: float, gaps: Mapping[int, float]) -> None:
+        """A meeting, and the time since the one before."""
+        self.count += bool(gaps)
+        self.waited += any(gaps.values())
+        self.seconds += seconds
+        for rank, gap in gaps.items():
+            self.total[rank] = self.total.get(rank, 0.0) + gap
+            self.squares[rank] = self.squares.get(rank, 0.0) + gap * gap
+
+
+class Meetings:
+    """Keeps who waited how long for whom, in the recent past; fed on one thread, read from any.
+
+    A rank waits from when it comes until the last one does, if it did not go on to the next call
+    before that: then it has only handed over its part. Ranks are on one machine, with one clock.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ranks: frozenset[int] = frozenset()
+        self._clear(0)
+
+    def _clear(self, cell: int) -> None:
+        self._cell = cell
+        self._open: dict[int, tuple[bool, dict[int, float]]] = {}
+        self._past: deque[_Second] = deque()
+        self._folded = 0
+        self._last = 0.0  # when the meeting was that was counted in last
+        self._met_at = self._seen_at = 0.0
+
+    def begin_cell(self, ranks: Iterable[int]) -> None:
+        """A cell begins on these ranks."""
+        with self._lock:
+            self._ranks = frozenset(ranks)
+            self._clear(0)
+
+    def note(self, rank: int, cell: int, arrivals: Sequence[Any], now: float) -> None:
+        """When a rank came to collectives of a cell; see :class:`nbddp.wire.messages.Pulse`."""
+        with self._lock:
+            if not cell or cell < self._cell or rank not in self._ranks:
+                return
+            if cell > self._cell:
+                self._clear(cell)
+            self._seen_at = now
+            for number, at, meets in arrivals:
+                self._come(rank, int(number), float(at), meets=bool(meets), now=now)
+
+    def _come(self, rank: int, number: int, at: float, *, meets: bool, now: float) -> None:
+        if number <= self._folded:
+            return
+        came = self._open.setdefault(number, (meets, {}))[1]
+        came[rank] = at
+        if len(self._open) > MAX_OPEN:
+            del self._open[min(self._open)]
+        if len(came) == len(self._ranks):
+            self._met_at = now
+            for each in (number - 1, number):
+                self._fold(each)
+
+    def _fold(self, number: int) -> None:
+        """Count a meeting in, once all ranks have told of it and of what they called next."""
+        meets, came = self._open.get(number, (False, {}))
+        following = self._open.get(number + 1, (False, {}))[1]
+        if not len(came) == len(following) == len(self._ranks):
+            return
+        before, self._last = self._last, max(came.values())
+        is_next, self._folded = number == self._folded + 1, number
+        for each in [each for each in self._open if each <= number]:
+            del self._open[each]
+        if before and is_next:
+            gaps = _gaps(_waits(came, following)) if meets else {}
+            self._count(self._last, max(0.0, self._last - before), gaps)
+
+    def _count(self, at: float, seconds: float, gaps: Mapping[int, float]) -> None:
+        second = int(at)
+        if not self._past or self._past[-1].second != second:
+            self._past.append(_Second(second))
+        self._past[-1].add(seconds, gaps)
+        while self._past[0].second < second - LONGEST:
+            self._past.popleft()
+
+    def lags(self) -> dict[int, Lag] | None:
+        """The ranks that the others wait for; None where they do not meet."""
+        with self._lock:
+            past = self._recent()
+            count = sum(each.count for each in past)
+            waited = sum(each.waited for each in past)
+            seconds = sum(each.seconds for each in past)
+            if count < FEWEST or seconds < SHORTEST:
+                return None
+            if self._seen_at - self._met_at > max(STALE, 3 * seconds / count):
+                return None
+            gaps = {
+                rank: (
+                    sum(each.total.get(rank, 0.0) for each in past),
+                    sum(each.squares.get(rank, 0.0) for each in past),
+                )
+                for rank in sorted(self._ranks)
+            }
+        return {
+            rank: Lag(min(1.0, total / seconds), seconds)
+            for rank, (total, squares) in gaps.items()
+            if total >= MARGIN * seconds > 0 and _is_sure(waited, total, squares)
+        }
+
+    def _recent(self) -> list[_Second]:
+        found: list[_Second] = []
+        seconds, count = 0.0, 0
+        for each in reversed(self._past):
+            if seconds >= WINDOW and count >= ENOUGH:
+                break
+            found.append(each)
+            seconds, count = seconds + each.seconds, count + each.waited
+        return found
+
+
+def _is_sure(count: int, total: float, squares: float) -> bool:
+    """Whether the mean is as many standard errors above nothing as noise is not."""
+    if count < FEWEST:
+        return False
+    mean = total / count
+    spread = max(0.0, squares / count - mean * mean) * count / (count - 1)
+    return mean > SURE * sqrt(spread / count)
+
+
+def _waits(came: Mapping[int, float], following: Mapping[int, float]) -> dict[int, float]:
+    """How long each rank waited for the last one, given when it came, and to the next meeting."""
+    last = max(came.values())
+    return {rank: last - at if following[rank] >= last else 0.0 for rank, at in came.items()}
+
+
+def _gaps(waits: Mapping[int, float]) -> dict[int, float]:
+    """How much longer than each rank at least half of the others waited."""
+    if len(waits) < 2:
+        return {}
+    ordered = sorted(waits, key=lambda rank: waits[rank])
+    values = [waits[rank] for rank in ordered]
+    return {
+        rank: _middle_without(values, place) - waits[rank] for place, rank in enumerate(ordered)
+    }
+
+
+def _middle_without(ordered: Sequence[float], place: int) -> float:
+    """The middle one, or the lower of the two in the middle, of all but one."""
+    middle = (len(ordered) - 2) // 2
+    return ordered[middle + (middle >= place)]

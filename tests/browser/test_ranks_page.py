@@ -1,0 +1,94 @@
+"""The ranks on a page: the slow one is marked, curves have a scale, and the record keeps both."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import Lab, LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+Picture = Callable[[LabNotebook, str], None]
+
+LOAD = "%reload_ext nbddp"
+RESTART = "%ddp restart --nproc 4"
+STOP = "%ddp stop"
+CROWD = "# a crowd\n%ddp restart --nproc 9"
+TRAIN = """%%ddp
+import time
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+kept = []
+for step in nbddp.track(range(4000), label="epoch 1"):
+    time.sleep(0.4 if rank == 2 else 0.2)
+    loss = model(torch.ones(4, 8)).square().mean()
+    loss.backward()
+    kept.append(torch.ones(100_000))
+    nbddp.log(step=step, loss=loss.item())
+"""
+WHY = r"slow: the others wait for it \d\d % of the time, over \d+\.\d s"
+SCALE = r"now \d+ MiB, the scale is 0 to \d+ MiB, over \d+\.\d s"
+
+
+@pytest.fixture(scope="module")
+def shared(lab: Lab) -> Iterator[LabNotebook]:
+    """One page and one kernel for all tests."""
+    write_notebook(lab.notebooks / "ranks.ipynb", RESTART, TRAIN, CROWD, LOAD, STOP)
+    with lab.open("ranks.ipynb") as notebook:
+        notebook.run(3)
+        yield notebook
+
+
+def output(notebook: LabNotebook) -> Locator:
+    return notebook.code_cell(1).locator(".jp-Cell-outputArea")
+
+
+def test_the_rank_that_the_others_wait_for_is_marked_and_its_memory_is_a_curve(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.begin(1)
+    notebook.await_text(1, r"^2 ↓ slow", timeout=60)
+    assert re.search(r"4 running .*slowest 2|\d (running|waiting) .*slowest 2", notebook.text(1))
+    mark = output(notebook).locator(".nbddp-ranks [title^='slow: ']")
+    assert mark.count() == 1, "and no other rank is"
+    assert re.fullmatch(WHY, mark.get_attribute("title") or "")
+    assert mark.get_attribute("aria-label") == mark.get_attribute("title")
+    curves = output(notebook).locator(".nbddp-ranks svg[role=img][aria-label^='memory: ']")
+    assert curves.count() == 4
+    said = curves.first.get_attribute("aria-label") or ""
+    assert re.fullmatch(f"memory: {SCALE}", said)
+    assert output(notebook).locator("svg[aria-label^='steps per second: ']").count() == 4
+    picture(notebook, "ranks-running")
+    notebook.button("Interrupt").click()
+    notebook.await_idle()
+    kept = output(notebook).locator("details[open] .nbddp-ranks")
+    assert re.fullmatch(WHY, kept.locator("[title^='slow: ']").get_attribute("title") or "")
+    assert kept.locator("svg[aria-label^='memory: ']:visible").count() == 4
+    image = kept.locator("img[alt^='memory: ']").first
+    expect(image).to_be_hidden()
+    picture(notebook, "ranks-record")
+    sheets = notebook.page.locator(".jp-OutputArea style")
+    sheets.evaluate_all("sheets => sheets.forEach(each => each.remove())")
+    expect(image).to_be_visible()
+    assert image.evaluate("it => it.decode().then(() => it.naturalWidth)") == 32
+
+
+def test_of_many_ranks_the_slow_one_is_marked_in_the_grid(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.run(2)
+    notebook.begin(1)
+    notebook.await_text(1, "slowest 2", timeout=90)
+    notebook.button("All ranks").click()
+    field = output(notebook).locator(".nbddp-field", has_text="2↓")
+    field.wait_for()
+    said = rf"rank 2: (running|waiting) · step \d+ · .* · \d+ MiB · {WHY}"
+    assert re.fullmatch(said, field.get_attribute("title") or "")
+    assert output(notebook).locator(".nbddp-field").count() == 9
+    picture(notebook, "ranks-grid")
+    notebook.button("Interrupt").click()
+    notebook.await_idle()

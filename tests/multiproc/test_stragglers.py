@@ -1,0 +1,87 @@
+"""Real ranks of which one is slow: it is marked, and the others are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from processes import wait_until
+
+from nbddp import WorkerGroup
+from nbddp.record.cell import CellRequest
+from nbddp.record.lags import Lag
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
+
+TRAIN = """import time
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+def train(pause):
+    for step in range(10_000):
+        time.sleep(pause)
+        model(torch.ones(4, 8)).sum().backward()
+        nbddp.log(step=step, loss=1.0)
+"""
+COUNT = """import time
+def count(pause):
+    for step in range(10_000):
+        time.sleep(pause)
+        nbddp.log(step=step, loss=1.0)
+"""
+LONG = 13.0  # seconds in which there is time enough for a wrong mark
+
+
+def seen_while(
+    group: WorkerGroup, source: str, is_enough: Callable[[dict[int, Lag]], bool]
+) -> dict[int, Lag]:
+    """The marks when they are enough, or else those after a while; the cell then is over."""
+    seen: dict[int, Lag] = {}
+
+    def look() -> bool:
+        ranks = group.session.snapshot(handle).ranks
+        seen.update({each.rank: each.lag for each in ranks if each.lag is not None})
+        return is_enough(seen) or time.monotonic() > until
+
+    handle = group.session.submit(CellRequest(source=source))
+    until = time.monotonic() + LONG
+    wait_until(look, timeout=3 * LONG)
+    group.interrupt()
+    wait_until(lambda: handle.is_finished, timeout=30.0)
+    return seen
+
+
+def test_ranks_that_wait_for_a_slow_one_mark_it_though_all_make_the_same_steps(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(3)
+    group.run(TRAIN)
+    seen = seen_while(group, "train(0.3 if rank == 1 else 0.1)", bool)
+    assert list(seen) == [1]
+    assert seen[1].is_waited_for
+    assert 0.3 < seen[1].share < 0.9
+
+
+def test_ranks_that_train_alike_are_not_marked(make_group: Callable[..., WorkerGroup]) -> None:
+    group = make_group(3)
+    group.run(TRAIN)
+    assert seen_while(group, "train(0.05)", lambda _seen: False) == {}
+
+
+def test_ranks_that_never_meet_are_marked_by_their_steps(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(3)
+    group.run(COUNT)
+    seen = seen_while(group, "count(0.2 if rank == 2 else 0.1)", bool)
+    assert list(seen) == [2]
+    assert not seen[2].is_waited_for
+    assert 0.3 < seen[2].share < 0.7
+
+
+def test_ranks_that_all_wait_for_the_same_rank_once_are_not_marked(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(3)
+    group.run(TRAIN)
+    waits = "time.sleep(7) if rank == 0 else None\ndist.barrier()\ntrain(0.05)"
+    assert seen_while(group, waits, lambda _seen: False) == {}

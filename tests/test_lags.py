@@ -1,0 +1,69 @@
+"""Who makes fewer steps than the others, and not by chance."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nbddp.record.curves import Curves, Pace
+from nbddp.record.lags import Lag, slower
+
+USUAL = Pace(100, 10.0, 50.0, seconds=10.0, error=0.01, loop="loss")
+
+
+def pace(per_second: float, error: float = 0.01, loop: str = "loss") -> Pace:
+    return Pace(100, per_second, 50.0, seconds=10.0, error=error, loop=loop)
+
+
+def of_group(last: Pace) -> dict[int, Lag]:
+    return slower({0: USUAL, 1: USUAL, 2: last})
+
+
+def test_who_makes_fewer_steps_is_told_by_how_much() -> None:
+    assert of_group(pace(7.5)) == {2: Lag(0.25, 10.0, is_waited_for=False)}
+    assert of_group(pace(15.0)) == {}
+    assert slower({2: pace(7.5)}) == {}
+
+
+def test_who_is_about_as_fast_as_the_others_is_not_told() -> None:
+    assert of_group(pace(9.5)) == {}
+    assert of_group(pace(8.8)) != {}
+    assert of_group(pace(8.8, error=0.05)) == {}, "that may be chance"
+
+
+def test_another_loop_counts_something_else() -> None:
+    assert of_group(pace(0.1, loop="epoch")) == {}
+
+
+def test_a_loop_that_nobody_is_known_to_go_on_with_says_nothing() -> None:
+    assert slower({0: pace(0.0), 1: pace(0.0)}) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_does_not_reach_it_and_a_slow_rank_does(seed: int) -> None:
+    chance, curves = random.Random(seed), Curves()
+    for rank in range(8):
+        at = 1000.0
+        for step in range(200):
+            at += chance.uniform(0.05, 0.15) * (1.5 if rank == 5 else 1.0)
+            if at < 1012:
+                curves.add(rank, at, step, {"loss": 1.0})
+    paces = {rank: curves.pace(rank) for rank in range(8)}
+    found = slower({rank: each for rank, each in paces.items() if each})
+    assert list(found) == [5]
+    assert found[5].share == pytest.approx(1 / 3, abs=0.12)
+
+
+def test_how_far_a_pace_may_be_off_is_not_known_from_a_few_steps() -> None:
+    curves = Curves()
+    for step in range(5):
+        curves.add(0, 1000.0 + step, step, {"loss": 1.0})
+    few = curves.pace(0)
+    curves.add(0, 1005.0, 5, {"loss": 1.0})
+    enough = curves.pace(0)
+    assert few is not None
+    assert enough is not None
+    assert few.error == float("inf")
+    assert enough.error == 0.0
+    assert (enough.loop, enough.seconds) == ("loss", 5.0)

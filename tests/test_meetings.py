@@ -1,0 +1,145 @@
+"""Who is waited for: told from when ranks come to collectives, and never told by chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from nbddp.record.meetings import FEWEST, LONGEST, STALE, Meetings
+
+RANKS = range(4)
+Step = Callable[[int, int], float]  # how long a rank works at a step
+
+
+def meet(
+    work: Step, *, steps: int = 200, ranks: range = RANKS, buckets: int = 1, begin: float = 1e9
+) -> Meetings:
+    """Ranks that work, call so many collectives at the end of it, and go on when all are there."""
+    meetings, now = Meetings(), begin
+    meetings.begin_cell(ranks)
+    for step in range(steps):
+        ends = [now + work(rank, step) for rank in ranks]
+        for rank, end in zip(ranks, ends, strict=True):
+            came = [[buckets * step + at + 1, end + at * 1e-4, True] for at in range(buckets)]
+            meetings.note(rank, 1, came, end)
+        now = max(ends) + buckets * 1e-4
+    return meetings
+
+
+def test_the_rank_that_the_others_wait_for_is_told_with_the_share_of_their_time() -> None:
+    lags = meet(lambda rank, _step: 0.15 if rank == 2 else 0.10).lags()
+    assert lags is not None
+    assert list(lags) == [2]
+    assert lags[2].share == pytest.approx(1 / 3, abs=0.01)
+    assert 10 <= lags[2].seconds <= 12
+    assert lags[2].is_waited_for
+
+
+def test_so_it_is_where_a_step_has_many_buckets_and_only_the_last_is_waited_in() -> None:
+    lags = meet(lambda rank, _step: 1.0 if rank == 1 else 0.5, steps=30, buckets=5).lags()
+    assert lags is not None
+    assert list(lags) == [1]
+    assert lags[1].share == pytest.approx(0.5, abs=0.03)
+
+
+def test_of_64_ranks_each_one_that_is_waited_for_is_told() -> None:
+    slow = {9: 0.2, 41: 0.15}
+    lags = meet(lambda rank, _step: slow.get(rank, 0.1), ranks=range(64)).lags()
+    assert lags is not None
+    assert list(lags) == [9, 41]
+    assert lags[9].share > lags[41].share
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda _rank, _step: 0.1,
+        lambda rank, _step: 0.1 + rank * 0.002,
+        lambda rank, step: 0.3 if rank == step % 4 else 0.1,
+        lambda rank, step: 5.0 if (rank, step) == (0, 190) else 0.1,
+        lambda rank, step: 4.0 if rank == 0 and step % 60 == 0 else 0.1,
+    ],
+    ids=["equal", "nearly", "in turn", "one checkpoint", "now and then"],
+)
+def test_where_all_are_equal_or_wait_by_turns_or_once_nobody_is_told(work: Step) -> None:
+    assert meet(work).lags() == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_does_not_reach_it(seed: int) -> None:
+    chance = random.Random(seed)
+    assert meet(lambda _rank, _step: chance.uniform(0.02, 0.2)).lags() == {}
+
+
+def test_who_only_comes_earlier_is_not_waited_for_where_nobody_waits() -> None:
+    """All are through at once: the source of a broadcast needs nobody."""
+    meetings = Meetings()
+    meetings.begin_cell(RANKS)
+    for rank in RANKS:
+        came = [[step + 1, 1e9 + step * 0.1 + rank * 0.05, False] for step in range(200)]
+        meetings.note(rank, 1, came, 0.0)
+    assert meetings.lags() is None
+
+
+def test_ranks_that_go_on_before_the_last_one_comes_do_not_wait_for_it() -> None:
+    meetings = Meetings()
+    meetings.begin_cell(RANKS)
+    for rank in RANKS:
+        late = 0.5 if rank == 3 else 0.0  # and the next call comes after a tenth of a second
+        came = [[step + 1, 1e9 + step * 0.1 + late, True] for step in range(200)]
+        meetings.note(rank, 1, came, 0.0)
+    assert meetings.lags() == {}
+
+
+def test_a_few_meetings_say_nothing() -> None:
+    def work(rank: int, _step: int) -> float:
+        return 2.0 if rank == 2 else 1.0
+
+    assert meet(work, steps=FEWEST + 1).lags() is None
+    assert meet(work, steps=FEWEST + 3).lags() is not None
+    assert meet(lambda rank, _step: 0.01 * rank, steps=100).lags() is None, "in so short a time"
+
+
+def test_what_is_long_past_is_forgotten_and_old_news_is_not_told() -> None:
+    slow = meet(lambda rank, step: 0.2 if rank == 2 and step < 100 else 0.1, steps=300)
+    assert slow.lags() == {}
+    meetings = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1, begin=1000.0)
+    last = 1000.0 + 200 * 0.2001
+    meetings.note(0, 1, [], last + STALE / 2)
+    assert meetings.lags()
+    meetings.note(0, 1, [], last + STALE + 1)
+    assert meetings.lags() is None
+    rare = meet(lambda rank, _step: 9.0 if rank == 2 else 6.0, steps=40)
+    lags = rare.lags()
+    assert lags is None or lags[2].seconds <= LONGEST + 9
+
+
+def test_another_cell_begins_with_nothing_and_a_late_word_of_the_last_one_does_not_count() -> None:
+    meetings = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1)
+    meetings.note(0, 2, [[201, 1e9 + 50, True]], 0.0)
+    assert meetings.lags() is None
+    meetings.note(1, 1, [[201, 1e9 + 50, True]], 0.0)
+    meetings.begin_cell(RANKS)
+    assert meetings.lags() is None
+
+
+def test_a_gap_in_what_is_told_counts_for_nothing() -> None:
+    """More collectives than are kept: of those in between nobody knows."""
+    meetings = Meetings()
+    meetings.begin_cell(RANKS)
+    for rank in RANKS:
+        came = [
+            [step + 1, 1e9 + step * 0.2 + (0.1 if rank == 2 else 0.0), True]
+            for step in range(400)
+            if step % 20 < 10
+        ]
+        meetings.note(rank, 1, came, 0.0)
+    lags = meetings.lags()
+    assert lags is not None
+    assert lags[2].share == pytest.approx(0.5, abs=0.02)
+
+
+def test_one_rank_alone_waits_for_nobody() -> None:
+    assert meet(lambda _rank, _step: 0.1, ranks=range(1)).lags() is None
