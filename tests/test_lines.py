@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tqdm import tqdm
 
 from nbddp.record.lines import MAX_LINE, LineAssembler
 
@@ -111,6 +113,50 @@ def test_carriage_returns_are_folded(text: str, shown: list[str]) -> None:
     assert lines_of(text) == shown
 
 
+UP = "\x1b[A"
+MOVES = st.lists(
+    st.sampled_from(["ab", "c", " ", "\r", "\n", UP, "\x1b[2A", "\x1b[31m"]), max_size=30
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(MOVES.map("".join), st.lists(st.integers(0, 90)))
+def test_bars_in_bars_are_the_same_in_any_pieces(text: str, places: list[int]) -> None:
+    assert lines_of(*cut(text, places)) == lines_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"outer 0\n\rinner 0{UP}\n\rinner 1{UP}\router 1", ["outer 0", "outer 1", "inner 1"]),
+        (f"outer 0\n\rinner 0{UP}\n\r       {UP}\router 1\n", ["outer 0", "outer 1"]),
+        (f"o\n\ri{UP}\n\r {UP}\rO\nafter\nmore\n", ["o", "O", "after", "more"]),
+        (f"a\n\n\rc{UP}{UP}\n\rb{UP}\n\n\rC{UP}{UP}\rA", ["a", "", "A", "b", "C"]),
+        ("a\n\rb\x1b[1A\n\rB\x1b[1A\rA", ["a", "A", "B"]),
+        (f"{UP * 1000}up\n", ["up"]),
+        ("\r\x1b[31mlong and red\x1b[0m\rshort\n", ["shortand red"]),
+        (f"a long bar{UP}\rb\n\rc\n", ["b", "c long bar"]),
+    ],
+)
+def test_what_the_cursor_has_come_back_to_is_written_over(text: str, shown: list[str]) -> None:
+    assert lines_of(text) == shown
+
+
+def test_bars_of_nested_loops_are_two_rows_that_are_written_over() -> None:
+    out = io.StringIO()
+    for _ in tqdm(range(3), desc="outer", file=out, mininterval=0):
+        for _ in tqdm(range(50), desc="inner", file=out, mininterval=0, leave=False):
+            pass
+    half = out.getvalue().index("inner:  50%") + len("inner:  50%")
+    lines = LineAssembler()
+    assert len(lines.add(out.getvalue()[:half])) == 1
+    assert [row[:11] for row in lines.partial.split("\n")] == ["inner:  50%"]
+    told = [*lines.add(out.getvalue()[half:]), *lines.flush()]
+    assert [line[:11] for line in told] == ["outer: 100%"]
+    assert lines.flush() == []
+    assert kept_in(lines) == 0
+
+
 def test_a_line_comes_only_when_it_is_complete() -> None:
     lines = LineAssembler()
     assert lines.add("one\ntw") == ["one"]
@@ -158,7 +204,9 @@ def test_a_progress_bar_is_seen_while_it_is_written() -> None:
 
 def kept_in(lines: LineAssembler) -> int:
     """How many characters it holds."""
-    return sum(len(piece) for each in (lines._now, lines._before) for piece in each._pieces)
+    rows = [*lines._above, lines._row, *lines._below]
+    written = [each for row in rows for each in (row._now, row._before)]
+    return sum(len(piece) for each in written for piece in each._pieces)
 
 
 @pytest.mark.parametrize("ends", [True, False])

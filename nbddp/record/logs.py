@@ -152,7 +152,8 @@ def tail(path: Path, lines: int, *, begin: int = 0, end: int | None = None) -> s
 
 
 def _last_words(text: str) -> str:
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip("\n").split("\n")]
+    assembler = LineAssembler()
+    lines = [*assembler.add(text.rstrip("\n")), *assembler.flush()]
     fatal = next((at for at, line in enumerate(lines) if line.startswith(FATAL)), None)
     if fatal is None:
         return "\n".join(lines[-LAST_LINES:])
