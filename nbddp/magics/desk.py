@@ -18,6 +18,7 @@ from nbddp.lifecycle.reasons import unknown_rank
 from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
+from nbddp.magics.diary import Asked, Diary
 from nbddp.magics.options import check_unchanged
 from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
@@ -32,6 +33,7 @@ class Desk:
         self.auto = AutoMode()
         self.group = SteeredGroup(colors=str(shell.colors))
         self.views = Views(shell)
+        self.diary = Diary()
         self._background: Background | None = None
 
     @property
@@ -98,11 +100,16 @@ class Desk:
 
     def run(self, request: CellRequest, args: Namespace) -> CellResult | None:
         """Run a cell, or a script, as the options say; None if it runs in the background."""
+        self.note(request, out=getattr(args, "out", None) or "")
         how = {"quiet": args.quiet, "max_restarts": args.max_restarts}
         if not args.no_wait:
             return self._run_in_foreground(request, **how)
         self._run_in_background(request, **how)
         return None
+
+    def note(self, asked: Asked, *, fault: str = "", out: str = "") -> None:
+        """Note for an export what the ranks were asked."""
+        self.diary.note(asked, attempt=self.group.life.attempt, fault=fault, out=out)
 
     def _run_in_foreground(
         self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
@@ -190,6 +197,7 @@ class Desk:
             ranks=(rank,),
             execution_count=self.prompt_number,
         )
+        self.note(request, fault=f"%ddp fault {kind} --rank {rank} --step {step}")
         self._raise_for_failure(
             self._recovery(quiet=True).run_with_restarts(request, max_restarts=0)
         )

@@ -14,8 +14,10 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import RequestError
+from nbddp.export import Pulled
 from nbddp.group.scripts import find_script
 from nbddp.magics.desk import Desk
+from nbddp.magics.export import export
 from nbddp.magics.options import (
     asked_spec,
     count,
@@ -72,6 +74,7 @@ class LineMagics(Magics):
             "start": self.start,
             "restart": self.restart,
             "run": self.run,
+            "export": self.export,
             "stop": self.stop,
             "interrupt": self.interrupt,
             "kill": self.kill,
@@ -143,6 +146,15 @@ class LineMagics(Magics):
                 script=script,
             )
             desk.run(request, args)
+
+    @magic_arguments("ddp export")
+    @argument("file", help="the script's name, such as train.py")
+    @argument("--slurm", action="store_true", help="write an sbatch file beside it")
+    @argument("--plain", action="store_true", help="say what stands for nbddp's own functions")
+    @argument("--force", action="store_true", help="replace files that are there")
+    def export(self, line: str) -> None:
+        """Write the cells that went well since the ranks started as a script for torchrun."""
+        self._desk.views.say(export(self._desk, parse(self.export, line)))
 
     @magic_arguments("ddp stop")
     def stop(self, line: str) -> None:
@@ -219,6 +231,7 @@ class LineMagics(Magics):
         if not expression:
             raise RequestError("pull needs a name: `%ddp pull losses --rank 0`")
         value = self._desk.group.pull(expression, rank=args.rank)
+        self._desk.note(Pulled(expression, args.rank))
         if expression.isidentifier():
             self._desk.shell.user_ns[expression] = value
         return None if line.rstrip().endswith(";") else value  # as IPython does for a statement

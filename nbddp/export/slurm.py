@@ -1,0 +1,34 @@
+"""An sbatch file for a script, in the way of torch's own examples."""
+
+from __future__ import annotations
+
+PORT = 29500  # torchrun's default
+
+
+def sbatch(name: str, command: str, *, nproc: int, has_gpus: bool) -> str:
+    """A job of two nodes that runs the script on each; the first node is where they meet.
+
+    One task for each node, the head node by ``scontrol show hostnames``: as in
+    https://github.com/pytorch/examples/blob/main/distributed/ddp-tutorial-series/slurm/sbatch_run.sh
+
+    Args:
+        name: of the job.
+        command: the script with its arguments.
+        nproc: ranks on each node.
+        has_gpus: whether each rank wants one.
+    """
+    wants = f"--gpus-per-node={nproc}" if has_gpus else f"--cpus-per-task={nproc}"
+    return f"""#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH {wants}
+#SBATCH --time=01:00:00
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun torchrun \\
+    --nnodes="$SLURM_NNODES" --nproc-per-node={nproc} \\
+    --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:{PORT}" \\
+    {command}
+"""

@@ -1,0 +1,103 @@
+"""What the ranks were asked, in its order: an export says what it leaves out, and where."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nbddp.errors import RequestError
+from nbddp.export import Item, Left, Pulled, Sent
+from nbddp.record.cell import CellRequest, Deed
+from nbddp.record.pushes import Pushed
+
+Asked = CellRequest | Pulled | Left
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    attempt: int
+    asked: Asked
+    fault: str = ""  # the line that armed it, if that is what the cell was for
+
+
+class Diary:
+    """Notes what the ranks of each attempt were asked, but for what was pushed."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self.out: dict[int, str] = {}  # by prompt number: the notebook's name for a cell's values
+
+    def note(self, asked: Asked, *, attempt: int, fault: str = "", out: str = "") -> None:
+        """Something was asked."""
+        self._entries.append(_Entry(attempt, asked, fault))
+        if out and isinstance(asked, CellRequest):
+            self.out[asked.execution_count] = out
+
+    def items(self, deeds: Sequence[Deed], *, attempt: int) -> list[Item]:
+        """What an export is made of: what was done, and between it what is left out.
+
+        Args:
+            deeds: what this attempt has done.
+            attempt: which one it is.
+        """
+        found: list[Item] = []
+        begin = 0
+        for deed in deeds:
+            if isinstance(deed, Pushed):
+                found.append(_sent(deed))
+                continue
+            at = self._position(deed, begin)
+            found += self._between(begin, at, attempt)
+            begin = at + 1 if at < len(self._entries) else begin
+            fault = self._entries[at].fault if at < len(self._entries) else ""
+            found.append(_left(deed, fault) or deed)
+        return found + list(self._between(begin, len(self._entries), attempt))
+
+    def _position(self, deed: CellRequest, begin: int) -> int:
+        """Where it was asked for; a replay has done it again since."""
+        for at in range(begin, len(self._entries)):
+            asked = self._entries[at].asked
+            if isinstance(asked, CellRequest) and _is_same(asked, deed):
+                return at
+        return begin if begin < len(self._entries) else len(self._entries)
+
+    def _between(self, begin: int, end: int, attempt: int) -> Iterator[Item]:
+        for entry in self._entries[begin:end]:
+            if entry.attempt != attempt:
+                continue
+            if isinstance(entry.asked, CellRequest):
+                why = "it is marked --once" if entry.asked.once else "it did not go well"
+                yield _left(entry.asked, entry.fault) or Left(_named(entry.asked), why)
+            else:
+                yield entry.asked
+
+
+def _is_same(one: CellRequest, other: CellRequest) -> bool:
+    return (one.source, one.execution_count, one.ranks) == (
+        other.source,
+        other.execution_count,
+        other.ranks,
+    )
+
+
+def _named(request: CellRequest) -> str:
+    return f"cell [{request.execution_count}]"
+
+
+def _left(request: CellRequest, fault: str) -> Left | None:
+    """What a cell is that has no place in a script although it went well; None if it has one."""
+    if fault:
+        return Left(fault, "a fault")
+    if request.script is not None:
+        return Left(request.source, "it is a script already")
+    return None
+
+
+def _sent(pushed: Pushed) -> Sent | Left:
+    what = f"the push of {', '.join(pushed.names)}"
+    try:
+        values = pickle.loads(pushed.data())  # made in this very process
+    except RequestError as error:
+        return Left(what, str(error))
+    return Sent(values, pushed.ranks)

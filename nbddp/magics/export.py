@@ -1,0 +1,77 @@
+"""``%ddp export``: the cells as a script for torchrun."""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from pathlib import Path
+
+from nbddp.errors import RequestError
+from nbddp.export import Plan, Program, sbatch, write_program
+from nbddp.magics.desk import Desk
+from nbddp.magics.notebook_file import text_above
+from nbddp.record.cell import CellRequest
+
+
+def export(desk: Desk, args: Namespace) -> str:
+    """Write the script, and what lies beside it.
+
+    Returns:
+        What to say of it: what it is made of, how to run it, what was left out.
+
+    Raises:
+        RequestError: there is nothing to write, or it cannot be written.
+    """
+    path = Path(args.file).expanduser()
+    if path.suffix != ".py":
+        raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
+    program = write_program(_plan(desk, is_plain=args.plain), path)
+    files = {path: program.text.encode()}
+    if program.pickled:
+        files[path.with_suffix(".pushed.pkl")] = program.pickled
+    if args.slurm:
+        spec = desk.group.spec
+        job = path.with_suffix(".sbatch")
+        command = shlex.quote(path.name)
+        has_gpus = any(
+            each.device.startswith("cuda") for each in desk.group.session.snapshot(None).ranks
+        )
+        text = sbatch(path.stem, command, nproc=spec.nproc, has_gpus=has_gpus)
+        files[job] = text.encode()
+    _write(files, replaces=args.force)
+    return _say(program, list(files))
+
+
+def _plan(desk: Desk, *, is_plain: bool) -> Plan:
+    session, spec = desk.group.session, desk.group.spec
+    deeds = session.deeds
+    cells = [each for each in deeds if isinstance(each, CellRequest)]
+    return Plan(
+        items=desk.diary.items(deeds, attempt=desk.group.life.attempt),
+        nproc=spec.nproc,
+        backend=spec.backend,
+        timeout=spec.timeout if spec.timeout != type(spec)().timeout else 0.0,
+        threads=spec.threads_per_rank(),
+        out=desk.diary.out,
+        above=text_above(cells, desk.shell.user_ns),
+        is_plain=is_plain,
+    )
+
+
+def _write(files: dict[Path, bytes], *, replaces: bool) -> None:
+    there = [str(path) for path in files if path.exists()]
+    if there and not replaces:
+        raise RequestError(f"{', '.join(there)}: there already; `--force` replaces what is there")
+    for path, data in files.items():
+        try:
+            path.write_bytes(data)
+        except OSError as error:
+            raise RequestError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _say(program: Program, files: list[Path]) -> str:
+    lines = [f"wrote {', '.join(map(str, files))}; run it with", f"    {program.command}"]
+    lines += [f"    sbatch {each}" for each in files if each.suffix == ".sbatch"]
+    if program.remarks:
+        lines += ["what it does not do, or needs:", *(f"  {each}" for each in program.remarks)]
+    return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""Cells that were exported, under a real torchrun and in the warm ranks again."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from notebook import Notebook
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+
+PREPARE = """%%ddp --nproc 2
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+torch.manual_seed(rank)
+model = DDP(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
+"""
+TRAIN = """%%ddp --push rate
+optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+generator = torch.Generator().manual_seed(rank)
+for step in range(30):
+    x = torch.randn(16, 8, generator=generator)
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    nbddp.log(step=step, loss=loss.item())
+"""
+SUM = "%%ddp --out sums\nsum(each.double().sum().item() for each in model.parameters())"
+
+
+@pytest.fixture
+def trained(notebook: Notebook, folder: Path) -> Iterator[Notebook]:
+    """A notebook in which ranks were trained, with all that an export leaves out."""
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nrate = 0.05")
+    for cell in (PREPARE, TRAIN, SUM, "%%ddp --once\nprint('once')"):
+        assert notebook.run(cell).status == "ok"
+    assert notebook.run("%%ddp\nif rank == 1: raise ValueError('no')").status == "error"
+    notebook.run("%ddp fault slow --rank 1 --step 7")
+    notebook.run("%%ddp --ranks 0\nprint('not', 'all')")
+    notebook.run("loss = %ddp pull loss.item() --rank 0")
+    yield notebook
+    notebook.run("%ddp stop")
+
+
+def under_torchrun(*arguments: str) -> list[str]:
+    """What the script prints, in the order of the alphabet."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(trained: Notebook) -> None:
+    reply = trained.run("%ddp export train.py --slurm")
+    assert reply.text.splitlines()[:3] == [
+        "wrote train.py, train.sbatch; run it with",
+        "    torchrun --standalone --nproc-per-node=2 train.py",
+        "    sbatch train.sbatch",
+    ]
+    left = re.findall(r"left out: (.*)", reply.text)
+    assert left == ["it is marked --once", "it did not go well", "a fault"]
+    assert "%ddp fault slow --rank 1 --step 7: left out: a fault" in reply.text
+    sums, loss = trained.run("print(*sums, loss)").text.split()[1:]
+    expected = ["not all", f"[rank 0] loss.item() {loss}"]
+    expected += [f"[rank {rank}] sums {sums}" for rank in (0, 1)]
+    assert under_torchrun("--nproc-per-node=2", "train.py") == sorted(expected)
+    assert under_torchrun("--nproc-per-node=2", "train.py", "--rate", "0.01") != sorted(expected)
+
+    again = trained.run("%ddp run train.py").text.splitlines()  # a round trip
+    assert sorted(re.sub(r"^\[rank \d\] ", "", line) for line in again) == sorted(expected)
+
+
+def test_what_is_there_is_not_replaced_unless_asked(trained: Notebook, folder: Path) -> None:
+    (folder / "mine.py").write_text("mine")
+    reply = trained.run("%ddp export mine.py")
+    assert reply.text.strip() == (
+        "UsageError: mine.py: there already; `--force` replaces what is there"
+    )
+    assert (folder / "mine.py").read_text() == "mine"
+    assert trained.run("%ddp export mine.py --force").status == "ok"
+    assert "form_group" in (folder / "mine.py").read_text()
+    reply = trained.run("%ddp export mine.txt")
+    assert reply.text.strip() == (
+        "UsageError: expected the name of a Python file like train.py, got 'mine.txt'"
+    )
+    assert (
+        "cannot be written: No such file or directory"
+        in trained.run("%ddp export nowhere/train.py").text
+    )
+
+
+def test_nothing_done_is_said(notebook: Notebook, folder: Path) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\n%ddp start --nproc 2")
+    reply = notebook.run("%ddp export train.py")
+    assert "no cell has gone well since the ranks started: nothing to export" in reply.text
+    assert not (folder / "train.py").exists()
