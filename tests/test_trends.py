@@ -26,7 +26,7 @@ def test_a_curve_has_a_point_each_second_and_says_what_it_is_of_with_its_scale()
     for at in range(100):
         trends.note([replace(ONE, steps_per_second=float(at))], at * PERIOD / 2)
     drawn = trends.columns()["step"](ONE)
-    said = "steps per second: now 98, the scale is 0 to 98, over 39.0 s"
+    said = "steps per second: now 98, axis 0 to 98, over 39.0 s"
     assert f'role="img" aria-label="{said}"' in drawn
     assert f'<span title="{said}">' in drawn
     assert len(points(drawn)) == POINTS
@@ -40,7 +40,7 @@ def test_the_curve_of_the_memory_is_of_the_whole_cell_and_keeps_what_stood_out()
         used = 900 << 20 if at == 123 else 300 << 20
         trends.note([replace(ONE, memory=used)], at * PERIOD)
     drawn = trends.columns()["memory"](ONE)
-    said = "memory: now 300 MiB, the scale is 0 to 900 MiB, over 16:39"
+    said = "memory: now 300 MiB, axis 0 to 900 MiB, over 16:39"
     assert f'aria-label="{said}"' in drawn
     shown = points(drawn)
     assert POINTS // 2 <= len(shown) <= POINTS + 1
@@ -76,7 +76,7 @@ def test_a_gpus_memory_has_a_curve_in_its_column() -> None:
     trends, rank = Trends(), replace(ONE, gpu="T4", gpu_memory=2 << 30)
     for at in (0, 2):
         trends.note([rank], at)
-    assert "GPU memory: now 2.0 GiB, the scale is 0 to 2.0 GiB" in trends.columns()["GPU"](rank)
+    assert "GPU memory: now 2.0 GiB, axis 0 to 2.0 GiB" in trends.columns()["GPU"](rank)
     assert trends.columns()["GPU"](replace(ONE, rank=1)) == ""
 
 
@@ -94,8 +94,8 @@ def test_in_a_record_the_curves_are_there_as_images_too_for_a_page_that_takes_sv
     page = Page(ranks_html([ONE], is_open=True, curves=trends.columns(is_kept=True)))
     images = [known for tag, known in page.tags if tag == "img"]
     said = [
-        "steps per second: now 10, the scale is 0 to 10, over 2.0 s",
-        "memory: now 300 MiB, the scale is 0 to 300 MiB, over 2.0 s",
+        "steps per second: now 10, axis 0 to 10, over 2.0 s",
+        "memory: now 300 MiB, axis 0 to 300 MiB, over 2.0 s",
     ]
     assert [each["alt"] for each in images] == said
     for each in images:

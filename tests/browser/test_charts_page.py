@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
 from browser.lab import Lab, LabNotebook
-from nbddp.ui.palette import rank_color
+from nbddp.ui.palette import LIGHT, rank_color
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -21,7 +21,7 @@ START = "%load_ext nbddp\n%ddp start --nproc 2"
 TRAIN = """%%ddp
 import time
 from pathlib import Path
-for step in range(400):
+for step in range(4000 if WAITS else 400):
     more = {f"m{number}": number for number in range(14)} if MANY else {}
     nbddp.log(step=step, loss=2 / (step + 1) + rank + 1, **more)
     time.sleep(0.05 if WAITS else 0)
@@ -51,13 +51,9 @@ def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
 
 
 def shown(element: Locator, pseudo: str) -> str:
-    """What the style sheet writes there."""
+    """What the style sheet writes there; an element that was just replaced has no style."""
     content = f"each => getComputedStyle(each, '{pseudo}').content"
-    return str(element.evaluate(content))
-
-
-def opacity(element: Locator) -> float:
-    return float(element.evaluate("each => getComputedStyle(each).opacity"))
+    return next(said for _ in range(50) if (said := str(element.evaluate(content))))
 
 
 def chart_of(notebook: LabNotebook, name: str = "loss") -> Locator:
@@ -77,9 +73,12 @@ def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
     chart = chart_of(notebook)
     chart.locator(".nbddp-key.k1").hover()
     plot = chart.locator(".nbddp-plot:visible")
-    assert opacity(plot.locator(".nbddp-rank.k1")) == 1
-    assert opacity(plot.locator(".nbddp-rank.k0")) < 0.3
-    assert opacity(plot.locator(".nbddp-mean")) < 0.3
+    expect(plot.locator(".nbddp-rank.k1")).to_have_css("opacity", "1")
+    expect(plot.locator(".nbddp-rank.k0")).to_have_css("opacity", "0.15")
+    expect(plot.locator(".nbddp-mean")).to_have_css("opacity", "0.15")
+    color = hex_to_css(LIGHT[1])
+    expect(chart.locator(".nbddp-key.k1")).to_have_css("color", color)
+    expect(plot.locator(".nbddp-rank.k1 path[stroke]")).to_have_css("stroke", color)
     notebook.page.mouse.move(0, 0)
 
 
@@ -110,7 +109,7 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     expect(smooth).to_be_visible()
     panel.get_by_label("Highlight").select_option("rank 1")
     expect(chart.locator(".nbddp-rank.k0")).to_have_css("opacity", "0.15")
-    assert opacity(chart.locator(".nbddp-rank.k1")) == 1
+    expect(chart.locator(".nbddp-rank.k1")).to_have_css("opacity", "1")
     picture(notebook, "chart-turned")
     assert chart_of(notebook, "m13").count() == 0
     notebook.button("Metrics").click()

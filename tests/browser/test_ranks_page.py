@@ -31,7 +31,7 @@ for step in nbddp.track(range(4000), label="epoch 1"):
     nbddp.log(step=step, loss=loss.item())
 """
 WHY = r"slow: the others wait for it \d\d % of the time, over \d+\.\d s"
-SCALE = r"now \d+ MiB, the scale is 0 to \d+ MiB, over \d+\.\d s"
+SCALE = r"now \d+ MiB, axis 0 to \d+ MiB, over \d+\.\d s"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from nbddp.record.series import Curve
 from nbddp.ui.charts.frame import DIGIT, SMALL, WIDTH, Frame, Scale
 from nbddp.ui.charts.lines import Line, lines_of, mean, newest, runs, spread
 from nbddp.ui.charts.scale import say_number
-from nbddp.ui.palette import rank_color
+from nbddp.ui.palette import rank_class, rank_color
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -188,7 +188,7 @@ def _draw_ranks(sheet: Sheet, frame: Frame, lines: Mapping[int, Line]) -> None:
         _draw_band(sheet, frame, band, INK)
     for rank, line in lines.items():
         thin, color = line.thinned(grid), rank_color(rank)
-        with sheet.part(f"rank k{rank}"):
+        with sheet.part(f"rank k{rank} {rank_class(rank)}"):
             if not is_many:
                 _draw_band(sheet, frame, thin, color)
             xs, ys = frame.across(thin.steps), frame.up(thin.values)

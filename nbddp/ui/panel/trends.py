@@ -125,7 +125,7 @@ class Trends:
 
 def _say(name: str, now: str, top: str, seconds: float) -> str:
     """What a curve shows, with its scale."""
-    return f"{name}: now {now}, the scale is 0 to {top}, over {say_seconds(seconds)}"
+    return f"{name}: now {now}, axis 0 to {top}, over {say_seconds(seconds)}"
 
 
 def _curve(rank: int, values: Sequence[float], said: str, *, is_kept: bool) -> str:
