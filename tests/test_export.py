@@ -213,12 +213,14 @@ def test_it_runs_with_its_parts_in_their_order() -> None:
         # %% cell [6]
             dist.destroy_process_group()  # this cell makes its own
             y = 2
-            form_group()
+            form_group(2)
         """
     )
     assert expected in program.text
     assert "import json" in lines
-    assert "    dist.init_process_group(backend, timeout=timedelta(seconds=60))" in lines
+    assert "    dist.init_process_group(backend, store=fresh, **place, timeout=timedelta(se" in (
+        program.text
+    )
     assert "    torch.set_num_threads(3)  # as in the notebook" in lines
     assert program.command == "torchrun --standalone --nproc-per-node=2 train.py"
     assert program.remarks == ("cell [4]: left out: it did not go well",)

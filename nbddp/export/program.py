@@ -120,6 +120,7 @@ class _Writer:
         self._arguments: dict[str, Any] = {}
         self._beside: dict[str, Any] = {}
         self._remarks: list[str] = []
+        self._groups = 1
         self.cells = 0
 
     def add(self, item: Item) -> None:
@@ -152,7 +153,9 @@ class _Writer:
             self._parts.append(_markdown(self._plan.above[number]))
         text = body.text
         if not request.needs_group:
-            text = f"dist.destroy_process_group()  # this cell makes its own\n{text}\nform_group()"
+            self._groups += 1
+            again = f"form_group({self._groups})"
+            text = f"dist.destroy_process_group()  # this cell makes its own\n{text}\n{again}"
         self._put(text, request.ranks, mark=f"%% cell [{number}]")
 
     def _put(self, text: str, ranks: Iterable[int] | None, *, mark: str) -> None:
@@ -245,6 +248,8 @@ class _Writer:
             else repr(plan.backend)
         )
         more = f", timeout=timedelta(seconds={plan.timeout:g})" if plan.timeout else ""
+        if self._groups > 1:
+            return _FORM_AGAIN.format(backend=backend, more=more)
         return (
             "def form_group():\n"
             f"    backend = {backend}\n"
@@ -289,6 +294,18 @@ _SHOW = '''def show(value, name="Out"):
     """Print what the notebook showed."""
     if value is not None:
         print(f"[rank {dist.get_rank()}] {name} {value!r}\\n", end="", flush=True)'''
+
+
+# under torchrun a second init_process_group() of torch 2.13 finds the addresses of the first, and
+# fails: tried with gloo and 4 ranks
+_FORM_AGAIN = '''def form_group(number=1):
+    """Meet under keys that were not used before: the first group's addresses are gone."""
+    backend = {backend}
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False)
+    place = dict(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    fresh = dist.PrefixStore(f"group {{number}}", store)
+    dist.init_process_group(backend, store=fresh, **place{more})'''
 
 
 def _is_simple(value: Any) -> bool:

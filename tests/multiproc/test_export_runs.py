@@ -83,6 +83,20 @@ def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(trained: Notebook
     assert sorted(re.sub(r"^\[rank \d\] ", "", line) for line in again) == sorted(expected)
 
 
+def test_a_cell_that_makes_its_own_group_is_exported(notebook: Notebook, folder: Path) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
+    reduce = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+    notebook.run(f"%%ddp --nproc 4\n{reduce}")
+    notebook.run(
+        f"%%ddp --no-init\ndist.init_process_group('gloo')\n{reduce}\ndist.destroy_process_group()"
+    )
+    notebook.run(f"%%ddp\n{reduce}")
+    assert notebook.run("%ddp export train.py").status == "ok"
+    shown = [f"[rank {rank}] Out 4.0" for rank in range(4) for _ in range(2)]
+    assert under_torchrun("--nproc-per-node=4", "train.py") == shown
+    notebook.run("%ddp stop")
+
+
 def test_what_is_there_is_not_replaced_unless_asked(trained: Notebook, folder: Path) -> None:
     (folder / "mine.py").write_text("mine")
     reply = trained.run("%ddp export mine.py")
