@@ -171,6 +171,24 @@ def test_what_ranks_write_and_name_is_text_and_nothing_else(
     assert notebook.page.evaluate("window.hacked ?? 'safe'") == "safe"
 
 
+def test_a_message_of_thousands_of_lines_is_scrolled(lab: Lab, picture: Picture) -> None:
+    long = "%%ddp\nraise KeyError('Missing keys: ' + ', '.join(f'layer{n}' for n in range(20_000)))"
+    write_notebook(lab.notebooks / "long.ipynb", f"{LOAD}\n{RESTART}", long)
+    with lab.open("long.ipynb") as notebook:
+        notebook.run(0)
+        notebook.run(1)
+        notebook.await_text(1, "^failed on ranks 0-1 · ")
+        notebook.button("Restart and run again").scroll_into_view_if_needed()
+        picture(notebook, "long-message")
+        cell = notebook.code_cell(1)
+        assert cell.locator(".jp-OutputArea").evaluate("it => it.offsetHeight") < 1200
+        card = cell.locator(".nbddp-card").first
+        card.focus()
+        notebook.page.keyboard.press("End")
+        expect(card).not_to_have_js_property("scrollTop", 0)
+        assert notebook.problems == []
+
+
 def test_after_a_reload_in_the_middle_the_panel_is_back_and_its_buttons_work(
     lab: Lab, picture: Picture
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 COLORS = {"ok": "#2e9e44", "bad": "#d83434", "warn": "#d9822b", "busy": "#2196f3", "off": "#888888"}
 STRONG = "font-weight:600"
+CARD_HEIGHT = 600  # pixels at most: a message may have thousands of lines
 
 
 def color_of(kind: str) -> str:
@@ -30,7 +31,8 @@ def dot(kind: str) -> str:
 def card_style(*, is_error: bool) -> str:
     """Of a few lines that nobody should miss."""
     color = COLORS["bad" if is_error else "warn"]
-    return f"border-left:3px solid {color};padding:5px 10px;margin:5px 0"
+    scrolls = f"max-height:{CARD_HEIGHT}px;overflow-y:auto"
+    return f"border-left:3px solid {color};padding:5px 10px;margin:5px 0;{scrolls}"
 
 
 def ink(kind: str) -> str:

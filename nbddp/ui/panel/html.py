@@ -64,7 +64,9 @@ def card(text: str, *, is_error: bool = False) -> str:
     """A few lines that nobody should miss; ``text`` is HTML already."""
     kind = " nbddp-error" if is_error else ""
     style = card_style(is_error=is_error)
-    return f'<div class="nbddp-card{kind}" style="{style}"><pre>{text}</pre></div>'
+    # whoever has no mouse scrolls it with the keyboard
+    said = f'tabindex="0" role="region" aria-label="{"failure" if is_error else "notice"}"'
+    return f'<div class="nbddp-card{kind}" {said} style="{style}"><pre>{text}</pre></div>'
 
 
 def note(text: str) -> str:
