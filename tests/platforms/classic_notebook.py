@@ -96,6 +96,7 @@ def test_the_panel_is_there_and_its_button_works_while_the_cell_runs(page: Page)
     page.get_by_role("button", name="Interrupt").first.click()
     await_text(page, 1, r"ranks 0-1 interrupted, line 5")
     picture(page, "classic-record")
+    page.wait_for_function("!Jupyter.notebook.get_cells()[1].element.text().includes('%ddp show')")
     page.wait_for_function("!Jupyter.notebook.kernel_busy", timeout=30_000)
     time.sleep(1)  # what is asked just after an error, ipykernel answers with "aborted"
     page.evaluate("Jupyter.notebook.execute_cell_range(2, 3)")

@@ -92,10 +92,11 @@ class LiveComms:
 
     Attributes:
         page_draws: Whether the page has drawn the last widgets in time, as far as is known.
+        page_tells: Whether it has told when they were gone from it.
     """
 
     def __init__(self, kernel: Any) -> None:
-        self.page_draws = True
+        self.page_draws = self.page_tells = True
         self._kernel = kernel
         self._way = way_to(kernel)
         self._has_failed = False

@@ -303,12 +303,16 @@ class PanelView:
         """See to it that the record is in the panel's place.
 
         A page that was loaded again, or whose cell was moved, is not told of what replaces the
-        panel: there the panel itself becomes the record, as long as the kernel lives.
+        panel: there the panel itself becomes the record, as long as the kernel lives. The classic
+        Notebook replaces it, and never tells that it did.
         """
-        deadline = time.monotonic() + SETTLING
+        deadline = time.monotonic() + (SETTLING if self._live.page_tells else DRAW_PERIOD)
         while widgets.is_shown and time.monotonic() < deadline:
             widgets.is_gone.wait(PUMP_PERIOD)
             self._live.pump()
+        if widgets.was_shown:
+            self._live.page_tells = not widgets.is_shown
+        self._fallback.withdraw()  # a page that is told of this was told of the record
         for each in self._stale:
             each.become(html)
         if widgets.is_shown:
@@ -316,8 +320,6 @@ class PanelView:
             self._live.keep(widgets.close)
             self._stale.append(widgets)
             self._widgets = None
-        else:
-            self._fallback.withdraw()
         if self._serving is not None and self._serving.reloads:
             self._tell_later(self._fallback.text)
 
