@@ -33,7 +33,7 @@ def test_the_rank_that_the_others_wait_for_is_told_with_the_share_of_their_time(
     assert lags is not None
     assert list(lags) == [2]
     assert lags[2].share == pytest.approx(1 / 3, abs=0.01)
-    assert 10 <= lags[2].seconds <= 12
+    assert 20 <= lags[2].seconds <= 22
     assert lags[2].is_waited_for
 
 
@@ -73,6 +73,15 @@ def test_noise_does_not_reach_it(seed: int) -> None:
     assert meet(lambda _rank, _step: chance.uniform(0.02, 0.2)).lags() == {}
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_nor_does_noise_that_stays_with_a_rank_for_seconds(seed: int) -> None:
+    """As on a machine with more to do than it has cores."""
+    chance = random.Random(seed)
+    busy = [chance.randrange(4) for _ in range(50)]
+    meetings = meet(lambda rank, step: 0.15 if rank == busy[step // 8] else 0.1, steps=400)
+    assert meetings.lags() == {}
+
+
 def test_who_only_comes_earlier_is_not_waited_for_where_nobody_waits() -> None:
     """All are through at once: the source of a broadcast needs nobody."""
     meetings = Meetings()
@@ -97,13 +106,13 @@ def test_a_few_meetings_say_nothing() -> None:
     def work(rank: int, _step: int) -> float:
         return 2.0 if rank == 2 else 1.0
 
-    assert meet(work, steps=FEWEST + 1).lags() is None
-    assert meet(work, steps=FEWEST + 3).lags() is not None
+    assert not meet(work, steps=FEWEST + 1).lags()
+    assert meet(work, steps=FEWEST + 3).lags()
     assert meet(lambda rank, _step: 0.01 * rank, steps=100).lags() is None, "in so short a time"
 
 
 def test_what_is_long_past_is_forgotten_and_old_news_is_not_told() -> None:
-    slow = meet(lambda rank, step: 0.2 if rank == 2 and step < 100 else 0.1, steps=300)
+    slow = meet(lambda rank, step: 0.2 if rank == 2 and step < 100 else 0.1, steps=400)
     assert slow.lags() == {}
     meetings = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1, begin=1000.0)
     last = 1000.0 + 200 * 0.2001
@@ -113,7 +122,8 @@ def test_what_is_long_past_is_forgotten_and_old_news_is_not_told() -> None:
     assert meetings.lags() is None
     rare = meet(lambda rank, _step: 9.0 if rank == 2 else 6.0, steps=40)
     lags = rare.lags()
-    assert lags is None or lags[2].seconds <= LONGEST + 9
+    assert lags
+    assert 80 < lags[2].seconds <= LONGEST + 9
 
 
 def test_another_cell_begins_with_nothing_and_a_late_word_of_the_last_one_does_not_count() -> None:

@@ -7,15 +7,16 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
+from statistics import mean, stdev
 from typing import Any
 
 from nbddp.record.lags import MARGIN, SURE, Lag
 
-WINDOW = 10.0  # seconds that are the recent past, if there were enough meetings in them
-ENOUGH = 20  # meetings; where they are rare, the recent past is longer,
-LONGEST = 60.0  # up to so many seconds
-SHORTEST = 5.0  # seconds that say something,
-FEWEST = 8  # and meetings
+WINDOW = 20.0  # seconds that are the recent past, if ranks met in enough of them
+ENOUGH = 10  # seconds with a meeting; where they are rare, the recent past is longer,
+LONGEST = 120.0  # up to so many seconds
+SHORTEST = 10.0  # seconds that say something,
+FEWEST = 8  # and in so many of them ranks met
 STALE = 10.0  # seconds without a meeting, or three times as long as one takes, that make old news
 MAX_OPEN = 1000  # meetings that not all ranks have told of
 
@@ -24,24 +25,22 @@ MAX_OPEN = 1000  # meetings that not all ranks have told of
 class _Second:
     """The meetings of one second: how long they took, and how long each rank was waited for.
 
-    ``waited`` are those that somebody waited in, unlike all but the last bucket of a backward pass.
+    What a busy machine does to one step, it does to the next, too: seconds are the samples.
     """
 
     second: int
     count: int = 0
-    waited: int = 0
     seconds: float = 0.0
+    has_waited: bool = False
     total: dict[int, float] = field(default_factory=dict)
-    squares: dict[int, float] = field(default_factory=dict)
 
     def add(self, seconds: float, gaps: Mapping[int, float]) -> None:
         """A meeting, and the time since the one before."""
         self.count += bool(gaps)
-        self.waited += any(gaps.values())
+        self.has_waited = self.has_waited or any(gaps.values())
         self.seconds += seconds
         for rank, gap in gaps.items():
             self.total[rank] = self.total.get(rank, 0.0) + gap
-            self.squares[rank] = self.squares.get(rank, 0.0) + gap * gap
 
 
 class Meetings:
@@ -120,43 +119,37 @@ class Meetings:
         with self._lock:
             past = self._recent()
             count = sum(each.count for each in past)
-            waited = sum(each.waited for each in past)
             seconds = sum(each.seconds for each in past)
-            if count < FEWEST or seconds < SHORTEST:
+            if not count or seconds < SHORTEST:
                 return None
             if self._seen_at - self._met_at > max(STALE, 3 * seconds / count):
                 return None
             gaps = {
-                rank: (
-                    sum(each.total.get(rank, 0.0) for each in past),
-                    sum(each.squares.get(rank, 0.0) for each in past),
-                )
+                rank: [each.total.get(rank, 0.0) for each in past if each.has_waited]
                 for rank in sorted(self._ranks)
             }
         return {
-            rank: Lag(min(1.0, total / seconds), seconds)
-            for rank, (total, squares) in gaps.items()
-            if total >= MARGIN * seconds > 0 and _is_sure(waited, total, squares)
+            rank: Lag(min(1.0, sum(each) / seconds), seconds)
+            for rank, each in gaps.items()
+            if sum(each) >= MARGIN * seconds and _is_sure(each)
         }
 
     def _recent(self) -> list[_Second]:
         found: list[_Second] = []
-        seconds, count = 0.0, 0
+        seconds, waited = 0.0, 0
         for each in reversed(self._past):
-            if seconds >= WINDOW and count >= ENOUGH:
+            if seconds >= WINDOW and waited >= ENOUGH:
                 break
             found.append(each)
-            seconds, count = seconds + each.seconds, count + each.waited
+            seconds, waited = seconds + each.seconds, waited + each.has_waited
         return found
 
 
-def _is_sure(count: int, total: float, squares: float) -> bool:
+def _is_sure(samples: Sequence[float]) -> bool:
     """Whether the mean is as many standard errors above nothing as noise is not."""
-    if count < FEWEST:
+    if len(samples) < FEWEST:
         return False
-    mean = total / count
-    spread = max(0.0, squares / count - mean * mean) * count / (count - 1)
-    return mean > SURE * sqrt(spread / count)
+    return mean(samples) > SURE * stdev(samples) / sqrt(len(samples))
 
 
 def _waits(came: Mapping[int, float], following: Mapping[int, float]) -> dict[int, float]:

@@ -28,7 +28,7 @@ def count(pause):
         time.sleep(pause)
         nbddp.log(step=step, loss=1.0)
 """
-LONG = 13.0  # seconds in which there is time enough for a wrong mark
+LONG = 20.0  # seconds in which there is time enough for a wrong mark
 
 
 def seen_while(
@@ -44,7 +44,7 @@ def seen_while(
 
     handle = group.session.submit(CellRequest(source=source))
     until = time.monotonic() + LONG
-    wait_until(look, timeout=3 * LONG)
+    wait_until(look, timeout=2 * LONG)
     group.interrupt()
     wait_until(lambda: handle.is_finished, timeout=30.0)
     return seen
