@@ -211,3 +211,5 @@ def test_a_panel_whose_kernel_was_restarted_says_that_it_is_gone(
             ".filter(style => style.display != 'none').map(style => style.content)"
         )
         assert shown == ['"kernel gone: this is the last that was seen"']
+        notebook.await_idle()  # by then all is said that the kernel had to say at its end
+        assert notebook.problems == []

@@ -126,6 +126,11 @@ class LiveComms:
         """How the messages are reached; with ``PUMP``, whoever blocks the main thread pumps."""
         return Way.NONE if self._has_failed else self._way
 
+    @property
+    def kernel_ends(self) -> bool:
+        """Whether the kernel was asked to end, or to start anew: no page listens any more."""
+        return getattr(self._kernel, "_shutdown_message", None) is not None
+
     def serving(self, *widgets: Widget, blocks: bool = True) -> Serving:
         """Answer these widgets while the context lasts; nested and overlapping as you like.
 

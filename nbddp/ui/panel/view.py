@@ -294,7 +294,7 @@ class PanelView:
             widgets.await_log()
             while not widgets.is_on_page.wait(PUMP_PERIOD):
                 self._live.pump()
-                if time.monotonic() > widgets.grew_at + SETTLING:
+                if time.monotonic() > widgets.grew_at + SETTLING or self._live.kernel_ends:
                     break
         self._live.page_draws = widgets.is_on_page.is_set()
         widgets.count_no_more()
@@ -307,9 +307,11 @@ class PanelView:
         Notebook replaces it, and never tells that it did.
         """
         deadline = time.monotonic() + (SETTLING if self._live.page_tells else DRAW_PERIOD)
-        while widgets.is_shown and time.monotonic() < deadline:
+        while widgets.is_shown and time.monotonic() < deadline and not self._live.kernel_ends:
             widgets.is_gone.wait(PUMP_PERIOD)
             self._live.pump()
+        if self._live.kernel_ends:
+            return
         if widgets.was_shown:
             self._live.page_tells = not widgets.is_shown
         self._fallback.withdraw()  # a page that is told of this was told of the record
@@ -380,8 +382,8 @@ class PanelView:
         self._charts.stop()
         if self._serving is not None:
             self._serving.end()
-        if self._widgets is not None:
-            self._widgets.close()
+        if self._widgets is not None and not self._live.kernel_ends:
+            self._widgets.close()  # each that an ending kernel closes is an error on the page
 
 
 def _missed(snapshot: Snapshot) -> str:
