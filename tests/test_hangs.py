@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nbddp.record.hangs import HANG_AFTER, SILENT_AFTER, HangWatch, Sign
@@ -45,6 +47,15 @@ def test_a_hang_names_who_waits_and_who_never_came(dog: HangWatch) -> None:
     assert dog.look(5, [0, 1, 2], [0, 1, 2], now=20.0).splitlines()[1:3] == [
         "  ranks 0-1 waiting in all_reduce #7, line 3",
         "  rank 2 never came: line 9 in load()",
+    ]
+
+
+def test_a_hang_in_a_script_names_its_file(dog: HangWatch) -> None:
+    pulses = [replace(each, file="train.py") for each in (waiting(), elsewhere())]
+    note_all(dog, *pulses, now=20.0)
+    assert dog.look(5, [0, 1], [0, 1], now=20.0).splitlines()[1:3] == [
+        "  rank 0 waiting in all_reduce #7, train.py line 3",
+        "  rank 1 never came: train.py line 9 in load()",
     ]
 
 

@@ -72,6 +72,12 @@ def test_the_users_message_and_line_come_first(source: str, headline: Headline) 
     assert headline_of(error_of(source), is_cell) == headline
 
 
+@pytest.mark.parametrize("source", ["raise ValueError('a')", "raise RuntimeError(LOADER)"])
+def test_a_scripts_file_is_named(source: str) -> None:
+    found = headline_of(error_of(source), is_cell, {"cell": "train.py"}.__getitem__)
+    assert (found.file, found.line > 0) == ("train.py", True)
+
+
 def test_the_traceback_of_another_process_is_no_cause() -> None:
     source = (
         "class _RemoteTraceback(Exception): pass\nraise ValueError('a') from _RemoteTraceback('b')"

@@ -15,7 +15,7 @@ from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
-from nbddp.ui.text.status import SHOWN_EVENTS, status
+from nbddp.ui.text.status import SHOWN_EVENTS, say_line, status
 from nbddp.ui.words import say_bar, say_cpu, say_event
 
 ONE = RankSnapshot(rank=0, state="ready")
@@ -141,6 +141,12 @@ def test_any_group_can_be_said(snapshot: Snapshot) -> None:
         assert all(say_bar(bar) in text for bar in each.bars)
     assert all(say_event(event) in text for event in snapshot.events[-SHOWN_EVENTS:])
     assert snapshot.alarm in text
+
+
+def test_the_line_of_a_script_has_its_file() -> None:
+    rank = replace(ONE, line=12, file="train.py", seconds=0.0)
+    assert say_line(rank) == "train.py:12"
+    assert say_line(replace(rank, file="", seconds=3.0)).startswith("12 for 3")
 
 
 def test_no_share_of_a_core_is_shown_before_it_is_known() -> None:
