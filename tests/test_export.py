@@ -247,6 +247,19 @@ def test_pushed_values_become_arguments_text_or_a_file() -> None:
     assert "if rank in (1,):" in lines
 
 
+def test_names_of_cells_are_not_the_scripts_own() -> None:
+    program = export(
+        Sent({"arguments": 1, "pushed": [object]}),
+        cell("def show(): return record\nrecord = main = 1\nform_group = arguments\nshow()"),
+        cell("x = 1", needs_group=False),
+    )
+    assert "    show_(show())" in program.text
+    assert "    arguments = arguments_.arguments" in program.text
+    assert "    pushed = pushed_['0 pushed']" in program.text
+    assert "    form_group_(2)" in program.text
+    assert program.remarks == ()
+
+
 def test_names_that_nobody_defines_are_said_first() -> None:
     program = export(Left("cell [1]", "it is marked --once"), cell("x = missing + len(y)", 2))
     assert program.remarks[0] == "nobody defines missing, y: it came from what is left out"

@@ -12,7 +12,7 @@ from typing import Any
 from nbddp.errors import RequestError
 from nbddp.export.edits import indented
 from nbddp.export.layout import to_body
-from nbddp.export.names import undefined_names
+from nbddp.export.names import bound_names, undefined_names
 from nbddp.export.plain import to_plain
 from nbddp.export.replacements import REPLACEMENTS
 from nbddp.record.cell import CellRequest
@@ -114,6 +114,7 @@ class _Writer:
     def __init__(self, plan: Plan, path: Path) -> None:
         self._plan = plan
         self._path = path
+        self._own = _own_names(plan.items)
         self._imports: dict[str, None] = {}
         self._names: set[str] = set(GIVEN)
         self._parts: list[str] = []
@@ -131,7 +132,8 @@ class _Writer:
             self._add_values(item)
         elif isinstance(item, Pulled):
             whom = None if item.rank is None else (item.rank,)
-            self._put(f"show({item.expression}, {item.expression!r})", whom, mark="%% pulled")
+            shown = f"{self._own['show']}({item.expression}, {item.expression!r})"
+            self._put(shown, whom, mark="%% pulled")
         else:
             self._remarks.append(f"{item.what}: left out: {item.reason}")
             self._parts.append(_comment(f"{item.what}: left out: {item.reason}"))
@@ -142,7 +144,8 @@ class _Writer:
         number = request.execution_count
         plain = to_plain(request.source)
         name = self._plan.out.get(number)
-        body = to_body(plain.text, show=f"show({{}}, {name!r})" if name else "show({})")
+        show = self._own["show"]
+        body = to_body(plain.text, show=f"{show}({{}}, {name!r})" if name else f"{show}({{}})")
         self._imports |= dict.fromkeys(
             [*body.imports, *(f"import {each}" for each in sorted(plain.modules))]
         )
@@ -154,7 +157,7 @@ class _Writer:
         text = body.text
         if not request.needs_group:
             self._groups += 1
-            again = f"form_group({self._groups})"
+            again = f"{self._own['form_group']}({self._groups})"
             text = f"dist.destroy_process_group()  # this cell makes its own\n{text}\n{again}"
         self._put(text, request.ranks, mark=f"%% cell [{number}]")
 
@@ -174,13 +177,13 @@ class _Writer:
             self._names.add(name)
             if is_first and type(value) in (int, float, str) and name.isidentifier():
                 self._arguments[name] = value
-                lines.append(f"{name} = arguments.{name}")
+                lines.append(f"{name} = {self._own['arguments']}.{name}")
             elif _is_simple(value):
                 lines.append(f"{name} = {value!r}")
             else:
                 key = f"{len(self._beside)} {name}"
                 self._beside[key] = value
-                lines.append(f"{name} = pushed[{key!r}]")
+                lines.append(f"{name} = {self._own['pushed']}[{key!r}]")
         self._put("\n".join(lines), sent.ranks, mark="%% pushed by the notebook")
 
     # ---- the whole
@@ -215,12 +218,13 @@ class _Writer:
 
     def _assemble(self, body: str, *, uses_kit: bool) -> str:
         notes = [f"# - {each}" for each in self._remarks]
+        show = self._own["show"]
         about = "\n".join(["# What the notebook did and this script does not, or needs:", *notes])
         pieces = [
             f'"""Exported by nbddp from the cells of a notebook.\n\n    {self._command()}\n"""',
             about if notes else "",
             "\n".join(self._head(uses_kit=uses_kit)),
-            _SHOW if "show(" in body else "",
+            _SHOW.format(show=show) if f"{show}(" in body else "",
             self._form_group(),
             self._main(body),
             'if __name__ == "__main__":\n    main()',
@@ -249,20 +253,20 @@ class _Writer:
         )
         more = f", timeout=timedelta(seconds={plan.timeout:g})" if plan.timeout else ""
         if self._groups > 1:
-            return _FORM_AGAIN.format(backend=backend, more=more)
+            return _FORM_AGAIN.format(form=self._own["form_group"], backend=backend, more=more)
         return (
-            "def form_group():\n"
+            f"def {self._own['form_group']}():\n"
             f"    backend = {backend}\n"
             f"    dist.init_process_group(backend{more})"
         )
 
     def _main(self, body: str) -> str:
-        names = sorted(self._names - {"show", "form_group", "main", "record"})
+        names = sorted(self._names)
         before = [
             "@record",
             "def main():",
             *_wrapped("global ", names),
-            "    form_group()",
+            f"    {self._own['form_group']}()",
             "    rank, world_size = dist.get_rank(), dist.get_world_size()",
             '    local_rank = int(os.environ["LOCAL_RANK"])',
             "    gpus = torch.cuda.device_count()",
@@ -284,21 +288,21 @@ class _Writer:
                     f"    parser.add_argument({flag!r}, dest={name!r}, type={kind}, "
                     f"default={value!r})"
                 )
-            yield "    arguments = parser.parse_args()"
+            yield f"    {self._own['arguments']} = parser.parse_args()"
         if self._beside:
             file = 'Path(__file__).with_suffix(".pushed.pkl").read_bytes()'
-            yield f"    pushed = pickle.loads({file})"
+            yield f"    {self._own['pushed']} = pickle.loads({file})"
 
 
-_SHOW = '''def show(value, name="Out"):
+_SHOW = '''def {show}(value, name="Out"):
     """Print what the notebook showed."""
     if value is not None:
-        print(f"[rank {dist.get_rank()}] {name} {value!r}\\n", end="", flush=True)'''
+        print(f"[rank {{dist.get_rank()}}] {{name}} {{value!r}}\\n", end="", flush=True)'''
 
 
 # under torchrun a second init_process_group() of torch 2.13 finds the addresses of the first, and
 # fails: tried with gloo and 4 ranks
-_FORM_AGAIN = '''def form_group(number=1):
+_FORM_AGAIN = '''def {form}(number=1):
     """Meet under keys that were not used before: the first group's addresses are gone."""
     backend = {backend}
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -306,6 +310,20 @@ _FORM_AGAIN = '''def form_group(number=1):
     place = dict(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
     fresh = dist.PrefixStore(f"group {{number}}", store)
     dist.init_process_group(backend, store=fresh, **place{more})'''
+
+
+def _own_names(items: Sequence[Item]) -> dict[str, str]:
+    """What the script's own helpers are called: as long as no cell has the name, by their own."""
+    taken = {name for item in items if isinstance(item, Sent) for name in item.values}
+    for item in items:
+        if isinstance(item, CellRequest):
+            taken |= bound_names(to_plain(item.source).text)
+    own = {}
+    for name in ("show", "form_group", "arguments", "pushed"):
+        own[name] = name
+        while own[name] in taken:
+            own[name] += "_"
+    return own
 
 
 def _is_simple(value: Any) -> bool:
