@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from PIL import Image
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests"))
 
@@ -20,6 +22,7 @@ from browser.conftest import write_notebook  # noqa: E402
 
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 SCALE = 1.4  # dots for a pixel of the page
+COLORS = 256  # a third of the bytes, and nobody sees it
 START = "%load_ext nbddp\n%ddp start --nproc 4 --name digits"
 TRAIN = """%%ddp
 batches = nbddp.loader(nbddp.digits().train, batch_size=16)
@@ -53,6 +56,9 @@ def take(theme: str, folder: Path) -> None:
             panel = notebook.code_cell(1).locator(".nbddp-panel")
             panel.scroll_into_view_if_needed()
             panel.screenshot(path=folder / f"panel-{theme}.png")
+    with Image.open(folder / f"panel-{theme}.png") as picture:
+        few = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+    few.save(folder / f"panel-{theme}.png", optimize=True)
 
 
 if __name__ == "__main__":
