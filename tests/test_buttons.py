@@ -193,8 +193,16 @@ def test_a_reading_thread_that_does_not_react_is_given_up(
     live = LiveComms(tapped)
     with live.serving(Button()):
         assert live.how is Way.NONE
-        assert "buttons answer only when the cell is over" in caplog.text
+    assert caplog.messages == [
+        "buttons answer only when the cell is over: the kernel has read nothing for 0.05 s"
+    ]
     is_free.set()
+    monkeypatch.setattr(live_module, "PATIENCE", 5.0)
+    button = Button()
+    with live.serving(button):  # the next cell was read, so it reads again
+        assert live.how is Way.TAP
+        tapped.receive(click(button))
+        assert wait_until(lambda: button.presses == ["nbddp-widgets"])
 
 
 # -- what is taken

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent import futures
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ CONTROL = "jupyter.widget.control"  # over it a page asks for all widgets, when 
 BUSY_PERIOD = 1.0  # seconds between two words to the page that the cell still runs
 PATIENCE = 5.0  # seconds for the kernel's reading thread, and for a handler that still runs
 
+PENDING = "buttons answer only when the cell is over"
 MAX_KEPT = 32  # panels that stay after their cells, for pages that saw no record
 _ATTRIBUTE = "_nbddp_live"
 _KINDS = ("comm_open", "comm_msg", "comm_close")
@@ -167,15 +169,16 @@ class LiveComms:
 
     def running_cell(self) -> dict[str, Any] | None:
         """The message whose cell this thread is running."""
-        if self.how is Way.NONE:
+        if self._way is Way.NONE:
             return None
         cell: dict[str, Any] = self._kernel.get_parent("shell")
         return cell
 
     def begin(self, serving: Serving) -> None:
         """Serve this one too."""
-        if self.how is Way.NONE:
+        if self._way is Way.NONE:
             return
+        self._has_failed = False  # whatever held the kernel up, it has read this cell since
         with interrupt_held_back():
             with self._lock:
                 self._servings = (*self._servings, serving)
@@ -207,8 +210,12 @@ class LiveComms:
                 self._settle_on_reading_thread()
             else:
                 self._settle_here()
+        except futures.TimeoutError:
+            if not self._has_failed:
+                logger.warning("%s: the kernel has read nothing for %g s", PENDING, PATIENCE)
+            self._has_failed = True
         except Exception:
-            logger.warning("buttons answer only when the cell is over", exc_info=True)
+            logger.warning(PENDING, exc_info=True)
             self._has_failed = True
 
     def _settle_on_reading_thread(self) -> None:
