@@ -6,6 +6,7 @@ and of ``runpy``.
 
 from __future__ import annotations
 
+import builtins
 import gc
 import importlib.util
 import linecache
@@ -13,6 +14,7 @@ import sys
 import tokenize
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -105,8 +107,14 @@ def _load(main: ModuleType, script: Script) -> CodeType:
     """Prepare the module ``__main__``, and ``sys.argv``, as Python's command line does."""
     importlib.invalidate_caches()
     linecache.checkcache()
+    names = vars(main)
+    names["__builtins__"] = builtins
+    names["__cached__"] = None
+    if sys.version_info < (3, 14):
+        names["__annotations__"] = {}
     if script.path:
         main.__file__ = script.path
+        main.__loader__ = SourceFileLoader(_MAIN, script.path)
         sys.argv[:] = [script.name, *script.arguments]
         with tokenize.open(script.path) as file:
             return compile(file.read(), script.path, "exec", dont_inherit=True)

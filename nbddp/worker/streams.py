@@ -192,6 +192,11 @@ class _LogWriter(io.RawIOBase):
         self._on_write = on_write
         self._on_lost = on_lost
 
+    @property
+    def name(self) -> str:
+        """What Python calls it."""
+        return "<stdout>" if self._fd == 1 else "<stderr>"
+
     def writable(self) -> bool:
         return True
 
@@ -211,6 +216,7 @@ class _LogWriter(io.RawIOBase):
 class _LogStream(io.TextIOWrapper):
     """A text stream that knows whose it is."""
 
+    mode = "w"  # as Python's own have it
     nbddp_log: RankLog | None = None
 
 

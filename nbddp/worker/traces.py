@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from nbddp.wire.script import Script
+from nbddp.worker.family import family_of_its_own
 
 # what a GPU's generator begins with: default_rng_seed_val in torch's c10/core/GeneratorImpl.h; the
 # CPU's begins with chance, as getDefaultCPUGenerator() in its ATen/CPUGeneratorImpl.cpp has it
@@ -44,6 +45,7 @@ def leaving_no_trace(script: Script, is_own: Callable[[str], bool]) -> Iterator[
     with ExitStack() as stack:
         for part in (
             _process(),
+            family_of_its_own(),
             _builtins(),
             _interpreter(script),
             _modules(is_own),
@@ -86,10 +88,15 @@ def _umask() -> Pair:
     return read, os.umask
 
 
+_IPYTHONS = ("__IPYTHON__", "display")  # by which code tells whether it is in a notebook
+
+
 @contextmanager
 def _builtins() -> Iterator[None]:
     """Scripts replace ``print``, so that rank 0 alone prints."""
     before = dict(vars(builtins))
+    for name in _IPYTHONS:
+        vars(builtins).pop(name, None)
     try:
         yield
     finally:

@@ -266,13 +266,8 @@ def test_what_python_does_at_the_end_of_a_program_is_done(
     )
     group.run_script("work/script.py", ranks=[0])
     said = lines(capsys)
-    assert said[0] == "main"
-    assert [line for line in said if line in ("thread", "second", "first")] == [
-        "thread",
-        "thread",
-        "second",
-        "first",
-    ]
+    in_order = ["main", "thread", "thread", "second", "first"]
+    assert [line for line in said if line in in_order] == in_order
     assert "ValueError: at exit" in said
     assert "child" in said
     assert not [line for line in said if line.startswith("nbddp")]
@@ -327,6 +322,51 @@ def run_and_interrupt(group: WorkerGroup, name: str, *, after: float = 0.5) -> N
 
 
 # ---- what it finds
+
+
+FOUND = """
+import builtins, multiprocessing as mp, sys, threading
+f = lambda: None
+names = {name: type(value).__name__ for name, value in globals().items() if name.startswith("__")}
+del names["__builtins__"]  # a module, and in a run with -m as well
+print(sorted(names.items()), __builtins__ is builtins, globals() is vars(sys.modules["__main__"]))
+print(mp.current_process().name, mp.parent_process(), mp.active_children())
+print(mp.Process(target=f).name, threading.current_thread().name)
+print(sys.stdout.name, sys.stdout.mode, sys.stderr.name, sys.argv)
+print([name for name in ("__IPYTHON__", "display", "get_ipython") if hasattr(builtins, name)])
+"""
+
+
+def test_it_finds_what_a_program_finds(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+    path = write(FOUND)
+    alone = subprocess.run(
+        [sys.executable, "work/script.py"], check=True, capture_output=True, text=True
+    )
+    assert path.exists()
+    for _ in range(2):
+        group.run_script("work/script.py")
+        assert lines(capsys) == alone.stdout.splitlines()
+    group.run("assert display and __IPYTHON__")
+
+
+def test_what_a_cell_started_is_none_of_its_own(group: WorkerGroup, write: Write) -> None:
+    write("import multiprocessing\nassert not multiprocessing.active_children()")
+    group.run(
+        "import multiprocessing, time\n"
+        "me = multiprocessing.current_process()\n"
+        "started = {multiprocessing.Process(target=time.sleep, args=(600,), daemon=is_daemon)"
+        " for is_daemon in (True, False)}\n"
+        "for each in started: each.start()"
+    )
+    try:
+        group.run_script("work/script.py")  # waits for none and ends none
+        group.run(
+            "assert all(each.is_alive() for each in started)\n"
+            "assert set(multiprocessing.active_children()) == started\n"
+            "assert multiprocessing.current_process() is me"
+        )
+    finally:
+        group.run("for each in started: each.kill(); each.join()")
 
 
 def test_its_arguments_are_its_own_and_a_module_is_found(
