@@ -17,13 +17,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
 
 import psutil
 
 from nbddp.descendants import children
 from nbddp.worker.folding import library_of
+from nbddp.worker.streams import flush_python_streams
 
 PATIENCE = 0.2  # seconds for a thread that ends by itself when what it served is gone
 _STDLIB = Path(os.__file__).parent
@@ -68,7 +69,7 @@ def ending_as_a_program(leftovers: Leftovers) -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        if error.code is not None and not isinstance(error.code, int):
+        if _says(error):
             print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
         raise
     finally:
@@ -78,6 +79,42 @@ def ending_as_a_program(leftovers: Leftovers) -> Iterator[None]:
             _join_children()
         finally:
             registered.listen_no_more()
+
+
+def _says(error: SystemExit) -> bool:
+    """Whether what is to be said at the end is said, and the exit code is 1."""
+    return error.code is not None and not isinstance(error.code, int)
+
+
+def exit_code(error: BaseException | None) -> int:
+    """What Python makes of what ended a program.
+
+    >>> [exit_code(each) for each in (None, SystemExit(), SystemExit(3), SystemExit(256))]
+    [0, 0, 3, 0]
+    >>> [exit_code(each) for each in (SystemExit("no data"), SystemExit(0.0), ValueError())]
+    [1, 1, 1]
+    """
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit) and not _says(error):
+        return int(error.code or 0) & 0xFF
+    return 1
+
+
+def leave_as_forked(error: BaseException | None) -> NoReturn:
+    """End a process that was forked by what ran here, and has come to the end of it."""
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(type(error), error, _without_ours(error))
+    flush_python_streams()
+    os._exit(exit_code(error))
+
+
+def _without_ours(error: BaseException) -> TracebackType | None:
+    ours = Path(__file__).parent
+    step = error.__traceback__
+    while step is not None and ours in Path(step.tb_frame.f_code.co_filename).parents:
+        step = step.tb_next
+    return step
 
 
 class _Registered:

@@ -48,7 +48,7 @@ from nbddp.worker import growth, values
 from nbddp.worker.answers import EXPRESSION, Answers
 from nbddp.worker.connections import Connections
 from nbddp.worker.departure import depart, prepare_departure
-from nbddp.worker.endings import is_ending
+from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
 from nbddp.worker.failure import describe, not_begun, plain
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import refuse_typing
@@ -303,8 +303,8 @@ class Rank:
         began = time.monotonic()
         pid = os.getpid()
         result = self._shell.run(command)
-        if os.getpid() != pid:
-            os._exit(0)  # a child that the cell forked came back here: one loop per rank
+        if os.getpid() != pid:  # a child that the cell forked came back here: one loop per rank
+            leave_as_forked(result.error_before_exec or result.error_in_exec)
         self._interrupter.end_cell()
         self._pulse.end_cell()
         seconds, at = time.monotonic() - began, time.time()
@@ -313,7 +313,7 @@ class Rank:
         error = result.error_before_exec or result.error_in_exec
         # the error knows its frames, and one of them this: what they hold is freed without it
         result.error_before_exec = result.error_in_exec = None
-        if isinstance(error, SystemExit) and not error.code:
+        if exit_code(error) == 0:
             error = None  # a script that says sys.exit() at its end has done its work
         self._group.note_failure(error)
         failure = None if error is None else self._describe(error, at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing.forkserver
 import multiprocessing.process
 import os
 from collections.abc import Iterator
@@ -40,6 +41,25 @@ def family_of_its_own() -> Iterator[None]:
     before = {name: getattr(module, name) for name in new}
     vars(module).update(new)
     try:
+        with _forkserver_of_its_own():
+            yield
+    finally:
+        vars(module).update(before)
+
+
+_METHODS = ("ensure_running", "get_inherited_fds", "connect_to_new_process")
+
+
+@contextmanager
+def _forkserver_of_its_own() -> Iterator[None]:
+    module: Any = multiprocessing.forkserver
+    server = module.ForkServer()
+    new = {"_forkserver": server, "set_forkserver_preload": server.set_forkserver_preload}
+    new |= {name: getattr(server, name) for name in _METHODS}
+    before = {name: getattr(module, name) for name in new}
+    vars(module).update(new)
+    try:
         yield
     finally:
         vars(module).update(before)
+        server._stop()

@@ -10,6 +10,7 @@ import builtins
 import gc
 import importlib.util
 import linecache
+import os
 import sys
 import tokenize
 from collections.abc import Callable, Mapping
@@ -91,7 +92,7 @@ def run(
         stack.callback(leftovers.tell, script.name, say)
         stack.callback(_forget, main, keep if script.keeps else None)
         stack.enter_context(leaving_no_trace(script, files.__contains__))
-        stack.callback(_leave_groups)
+        stack.callback(_leave_groups, os.getpid())
         stack.enter_context(ending_as_a_program(leftovers))
         code = _load(main, script)
         sys.modules[_MAIN] = main
@@ -138,9 +139,9 @@ def _find_module(name: str) -> Any:
     return spec
 
 
-def _leave_groups() -> None:
-    """Its process groups end with it."""
-    if dist.is_initialized():
+def _leave_groups(pid: int) -> None:
+    """Its process groups end with it, but not with a process that it forked."""
+    if os.getpid() == pid and dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -6,18 +6,20 @@ Each part is a context manager; they do not know each other.
 from __future__ import annotations
 
 import builtins
+import decimal
 import gc
 import logging
 import multiprocessing.context
 import os
 import random
+import resource
 import signal
 import socket
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +28,7 @@ import torch
 
 from nbddp.wire.script import Script
 from nbddp.worker.family import family_of_its_own
+from nbddp.worker.streams import flush_python_streams
 
 # what a GPU's generator begins with: default_rng_seed_val in torch's c10/core/GeneratorImpl.h; the
 # CPU's begins with chance, as getDefaultCPUGenerator() in its ATen/CPUGeneratorImpl.cpp has it
@@ -44,6 +47,7 @@ def leaving_no_trace(script: Script, is_own: Callable[[str], bool]) -> Iterator[
     """
     with ExitStack() as stack:
         for part in (
+            _descriptors(),
             _process(),
             family_of_its_own(),
             _builtins(),
@@ -51,6 +55,7 @@ def leaving_no_trace(script: Script, is_own: Callable[[str], bool]) -> Iterator[
             _modules(is_own),
             _logging(),
             _signals(),
+            _printing(),
             _torch(),
             _random(),
             _pyplot(),
@@ -60,10 +65,27 @@ def leaving_no_trace(script: Script, is_own: Callable[[str], bool]) -> Iterator[
 
 
 @contextmanager
+def _descriptors() -> Iterator[None]:
+    """Input, output and errors: a script sends them to a file of its own, or closes them."""
+    kept = {fd: os.dup(fd) for fd in (0, 1, 2)}
+    try:
+        yield
+    finally:
+        flush_python_streams()
+        for fd, copy in kept.items():
+            os.dup2(copy, fd)
+            os.close(copy)
+
+
+@contextmanager
 def _process() -> Iterator[None]:
     """Folder, environment, and what else the system keeps of a process."""
     environ, cwd = dict(os.environ), os.getcwd()  # noqa: PTH109 - as it is, not resolved
-    pairs = [_umask(), (socket.getdefaulttimeout, socket.setdefaulttimeout)]
+    pairs = [
+        _umask(),
+        _open_files(),
+        (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    ]
     if hasattr(os, "sched_getaffinity"):
         pairs.append(
             (lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores))
@@ -86,6 +108,16 @@ def _umask() -> Pair:
         return now
 
     return read, os.umask
+
+
+def _open_files() -> Pair:
+    """How many files may be open: loaders raise it."""
+
+    def write(limits: tuple[int, int]) -> None:
+        with suppress(ValueError):  # it gave up what no process gets back
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    return lambda: resource.getrlimit(resource.RLIMIT_NOFILE), write
 
 
 _IPYTHONS = ("__IPYTHON__", "display")  # by which code tells whether it is in a notebook
@@ -228,6 +260,26 @@ def _signals() -> Iterator[None]:
 
 
 @contextmanager
+def _printing() -> Iterator[None]:
+    """How numbers are printed, and what NumPy does about errors in them."""
+    options: Any = torch._tensor_str.PRINT_OPTS
+    before = dict(vars(options))
+    torch.set_printoptions(profile="default", sci_mode=None)
+    with (
+        np.errstate(**_NUMPYS),
+        np.printoptions(precision=8, suppress=False, threshold=1000),
+        decimal.localcontext(decimal.DefaultContext),
+    ):
+        try:
+            yield
+        finally:
+            vars(options).update(before)
+
+
+_NUMPYS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+
+
+@contextmanager
 def _torch() -> Iterator[None]:
     """The settings of torch; what a new process begins with are the defaults."""
     cudnn: Any = torch.backends.cudnn
@@ -244,12 +296,13 @@ def _torch() -> Iterator[None]:
                 lambda name=name: getattr(cudnn, name),
                 lambda value, name=name: setattr(cudnn, name, value),
             )
-            for name in ("benchmark", "deterministic")
+            for name in ("benchmark", "deterministic", "enabled")
         ),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     ]
     context: Any = multiprocessing.context._default_context
     chosen = context._actual_context
-    with _kept(pairs):
+    with _kept(pairs), _interop_threads():
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
         torch.set_grad_enabled(True)
@@ -257,6 +310,24 @@ def _torch() -> Iterator[None]:
             yield
         finally:
             context._actual_context = chosen
+
+
+@contextmanager
+def _interop_threads() -> Iterator[None]:
+    """A process may say once how many there are: to the next script it is as if it had."""
+    before, may_say = torch.set_num_interop_threads, True
+
+    def set_num_interop_threads(nthreads: int) -> None:
+        nonlocal may_say
+        with suppress(RuntimeError) if may_say else nullcontext():
+            before(nthreads)
+        may_say = False
+
+    torch.set_num_interop_threads = set_num_interop_threads
+    try:
+        yield
+    finally:
+        torch.set_num_interop_threads = before
 
 
 def _default_device() -> Any:

@@ -199,10 +199,65 @@ def test_a_module_that_a_cell_has_stays_the_cells(
     assert lines(capsys) == ["changed"]
 
 
+REDIRECT = """
+import os
+out = os.open("all.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+os.dup2(out, 1); os.dup2(out, 2)
+print("to the file")
+os.system("echo from a child")
+"""
+
+
+def test_where_it_sends_its_output_is_its_own(
+    group: WorkerGroup, write: Write, capsys: Capture, folder: Path
+) -> None:
+    write(REDIRECT)
+    group.run_script("work/script.py", ranks=[0])
+    assert lines(capsys) == []
+    assert (folder / "all.txt").read_text() == "to the file\nfrom a child\n"
+    group.run("import os\nprint('here')\nos.system('echo and here')", ranks=[0])
+    assert lines(capsys) == ["here", "and here"]
+
+
+SETTINGS = """
+import decimal, numpy as np, resource, torch
+files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+print(torch.tensor([1.23456]), np.array([1.23456]), decimal.getcontext().prec)
+print(np.geterr()["divide"], torch.get_float32_matmul_precision(), torch.backends.cudnn.enabled)
+print(files)
+torch.set_printoptions(precision=1); np.set_printoptions(precision=1); np.seterr(all="raise")
+decimal.getcontext().prec = 3; torch.set_float32_matmul_precision("high")
+torch.backends.cudnn.enabled = False
+resource.setrlimit(resource.RLIMIT_NOFILE, (files - 1, most))
+torch.set_num_interop_threads(2)  # a process may say it once, and each run is one
+try:
+    torch.set_num_interop_threads(2)
+except RuntimeError:
+    print("once")
+"""
+
+
+def test_settings_are_a_new_processs_each_time(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    write(SETTINGS)
+    group.run("torch.set_printoptions(precision=2)")
+    alone = subprocess.run(
+        [sys.executable, "work/script.py"], check=True, capture_output=True, text=True
+    )
+    for _ in range(2):
+        group.run_script("work/script.py", ranks=[0])
+        assert lines(capsys) == alone.stdout.splitlines()
+    group.run("print(torch.tensor([1.23456]))", ranks=[0])
+    assert lines(capsys) == ["tensor([1.23])"]
+
+
 # ---- how it ends
 
 
-@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit(0)", "raise SystemExit(None)", "pass"])
+@pytest.mark.parametrize(
+    "ending", ["sys.exit()", "sys.exit(0)", "sys.exit(256)", "raise SystemExit(None)", "pass"]
+)
 def test_exit_code_0_is_done(group: WorkerGroup, write: Write, ending: str) -> None:
     write(f"import sys\n{ending}")
     assert group.run_script("work/script.py").is_ok
@@ -218,6 +273,7 @@ def test_exit_code_0_is_done(group: WorkerGroup, write: Write, ending: str) -> N
             ["usage: train [-h]", "train: error: unrecognized arguments: --lr"],
             "ranks 0-1: SystemExit: 2, script.py line 3",
         ),
+        ("import sys\nsys.exit(0.0)", ["0.0"], "ranks 0-1: SystemExit: 0.0, script.py line 3"),
         ("import own\nif RANK: own.fail()", [], "rank 1: ValueError: too high, own.py line 2"),
         ("if RANK: os._exit(7)", [], "rank 1 exited with code 7"),
         ("import signal\nif RANK: signal.raise_signal(9)", [], "rank 1 was killed by SIGKILL"),
@@ -272,6 +328,48 @@ def test_what_python_does_at_the_end_of_a_program_is_done(
     assert "child" in said
     assert not [line for line in said if line.startswith("nbddp")]
     group.run("import multiprocessing\nassert not multiprocessing.active_children()")
+
+
+FORKS = """
+import os, sys, torch.distributed as dist
+dist.init_process_group("gloo")
+def fork(ending):
+    pid = os.fork()
+    if pid == 0:
+        ending()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def fail():
+    raise ValueError("in the child")
+print(fork(lambda: sys.exit(3)), fork(fail), fork(sys.exit))
+dist.barrier()
+"""
+
+
+def test_a_process_that_it_forks_ends_as_a_program_ends(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    write(FORKS)
+    group.run_script("work/script.py")
+    said = lines(capsys)
+    assert said[-1] == "3 1 0"
+    assert "ValueError: in the child" in said
+    assert not [line for line in said if "nbddp" in line]
+    group.run(
+        "import os, sys\nif not (pid := os.fork()): sys.exit(4)\nprint(os.waitpid(pid, 0)[1] >> 8)"
+    )
+    assert lines(capsys) == ["4"]
+
+
+def test_its_forkserver_ends_with_it(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+    write(
+        "import multiprocessing, os\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('forkserver').Process(target=os.getpid)\n"
+        "    child.start(); child.join(); print(child.exitcode)"
+    )
+    for _ in range(2):
+        group.run_script("work/script.py", ranks=[0])
+        assert lines(capsys) == ["0"]
 
 
 def test_what_stays_is_named(group: WorkerGroup, write: Write, capsys: Capture) -> None:
