@@ -188,13 +188,13 @@ class LabNotebook:
     def await_ready(self) -> None:
         """Until the notebook is shown and its kernel idle."""
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
-        self._await("return panel?.sessionContext?.session?.kernel?.status === 'idle'", 60)
+        self.await_js("return panel?.sessionContext?.session?.kernel?.status === 'idle'", 60)
 
     def run_all(self, *, timeout: float = 120) -> None:
         """Run all cells, as the menu does, and wait for the last."""
         self.js("await window.jupyterapp.commands.execute('notebook:run-all-cells')")
         # the command ends at a cell that fails, also where it is meant to and the others go on
-        self._await(_LAST_HAS_RUN, timeout)
+        self.await_js(_LAST_HAS_RUN, timeout)
         self.await_idle(timeout)
 
     def begin(self, cell: int) -> None:
@@ -209,7 +209,7 @@ class LabNotebook:
 
     def await_idle(self, timeout: float = 60) -> None:
         """Until no cell runs or waits to run."""
-        self._await(_IDLE, timeout)
+        self.await_js(_IDLE, timeout)
 
     def code_cell(self, cell: int) -> Locator:
         """A code cell of the notebook in front."""
@@ -264,7 +264,8 @@ class LabNotebook:
         self.page.reload()
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
 
-    def _await(self, condition: str, timeout: float) -> None:
+    def await_js(self, condition: str, timeout: float = 10) -> None:
+        """Until this JavaScript returns true."""
         deadline = time.monotonic() + timeout
         while not self.js(condition):
             if time.monotonic() > deadline:
