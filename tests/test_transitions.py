@@ -368,6 +368,15 @@ def test_the_group_is_formed_anew_when_a_cell_lost_it_on_any_rank() -> None:
     assert life.has_group
 
 
+def test_a_cell_on_some_ranks_makes_no_group_whole_that_others_have_lost() -> None:
+    lost = after(START, ready(0), ready(1), run(), ended(0, in_group=False), ended(1))
+    assert not lost.has_group
+    life, _ = play(run(1, cell=2, needs_group=False), ended(1, cell=2), life=lost)
+    assert not life.has_group
+    _, actions = play(run(cell=3), life=life)
+    assert any(isinstance(each, SendRegroup) and each.form for each in actions)
+
+
 def test_the_group_is_formed_anew_when_the_ranks_left_at_different_collectives() -> None:
     life = after(
         START, ready(0), ready(1), run(), ended(0, is_ok=False, sequence=3), ended(1, sequence=4)

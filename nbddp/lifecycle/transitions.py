@@ -180,7 +180,9 @@ def _on_run_asked(life: Life, event: RunAsked) -> Step:
     if reason:
         return life, [Refuse(reason=reason)]
     life, actions = _with_right_group(life, needs_group=event.needs_group)
-    cell = CellLife(number=event.cell, waiting=frozenset(event.ranks))
+    # what only some ranks say of a group that others have lost makes it no group of all
+    is_lost = not life.has_group and len(event.ranks) < len(life.ranks)
+    cell = CellLife(number=event.cell, waiting=frozenset(event.ranks), lost_group=is_lost)
     ranks = tuple(
         replace(each, state=RankState.RUNNING) if each.rank in event.ranks else each
         for each in life.ranks

@@ -194,6 +194,15 @@ def test_a_second_group_is_refused_with_the_way_out(group: WorkerGroup) -> None:
     group.run("dist.barrier()")
 
 
+def test_after_a_failure_a_cell_without_a_group_on_one_rank_leaves_it_lost(
+    group: WorkerGroup,
+) -> None:
+    with pytest.raises(CellFailedError, match="rank 1: ValueError"):
+        group.run("if rank == 1: raise ValueError('no')\ndist.barrier()")
+    run_bare(group, "pass", ranks=(1,))
+    group.run("dist.barrier()")
+
+
 def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: WorkerGroup) -> None:
     group.run(
         "from nbddp.worker import process_group\nfrom datetime import timedelta\n"
