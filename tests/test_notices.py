@@ -97,7 +97,9 @@ def test_when_the_reader_has_caught_up_the_text_comes_by_memory_again(log: Log) 
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["0", "1", "said", "take"]), st.text("aé\n", max_size=9)),
+        st.tuples(
+            st.sampled_from(["0", "1", "said", "take"]), st.text("aé\n", min_size=1, max_size=9)
+        ),
         max_size=40,
     ),
     st.integers(0, 30),

@@ -182,7 +182,7 @@ def test_a_start_takes_the_options_that_say_how(command: Callable[..., Any]) -> 
         ("--push a-b", "argument --push: expected names like a,b, got 'a-b'"),
         ("--push a,", "argument --push: expected names like a,b, got 'a,'"),
         ("--out", "argument --out: expected one argument"),
-        ("--no", "ambiguous option: --no could match --no-init, --no-wait"),
+        ("--no", "ambiguous option: --no could match --no-wait, --no-init"),
         ("--name 'open", 'No closing quotation in "--name \'open"'),
     ],
 )

@@ -16,7 +16,7 @@ _OF_MODULES = frozenset({"__name__", "__file__", "__doc__", "__annotations__"})
 def bound_names(source: str) -> set[str]:
     """The names that source binds outside its functions.
 
-    >>> sorted(bound_names("import os.path; x = [i for i in (z := 2,)]"))
+    >>> sorted(bound_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
     ['os', 'x', 'z']
     """
     top = symtable.symtable(source, "cell", "exec")
