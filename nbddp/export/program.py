@@ -162,10 +162,9 @@ class _Writer:
         self._put(text, request.ranks, mark=f"%% cell [{number}]")
 
     def _put(self, text: str, ranks: Iterable[int] | None, *, mark: str) -> None:
-        if not _has_code(text):
-            text = f"{text}\npass".lstrip("\n") if ranks is not None else text
         if ranks is not None:
-            text = f"if rank in {tuple(ranks)!r}:\n{indented(text)}"
+            body = text if _has_code(text) else f"{text}\npass".lstrip("\n")
+            text = f"if rank in {tuple(ranks)!r}:\n{indented(body)}"
         self._parts.append(f"# {mark}\n{indented(text)}")
 
     # ---- values

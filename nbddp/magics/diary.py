@@ -47,20 +47,20 @@ class Diary:
             if isinstance(deed, Pushed):
                 found.append(_sent(deed))
                 continue
-            at = self._position(deed, begin)
-            found += self._between(begin, at, attempt)
-            begin = at + 1 if at < len(self._entries) else begin
-            fault = self._entries[at].fault if at < len(self._entries) else ""
+            at, fault = self._position(deed, begin), ""
+            if at is not None:
+                found += self._between(begin, at, attempt)
+                begin, fault = at + 1, self._entries[at].fault
             found.append(_left(deed, fault) or deed)
         return found + list(self._between(begin, len(self._entries), attempt))
 
-    def _position(self, deed: CellRequest, begin: int) -> int:
-        """Where it was asked for; a replay has done it again since."""
+    def _position(self, deed: CellRequest, begin: int) -> int | None:
+        """Where it was asked for, from there on; None where it was done again, as in a replay."""
         for at in range(begin, len(self._entries)):
             asked = self._entries[at].asked
             if isinstance(asked, CellRequest) and _is_same(asked, deed):
                 return at
-        return begin if begin < len(self._entries) else len(self._entries)
+        return None
 
     def _between(self, begin: int, end: int, attempt: int) -> Iterator[Item]:
         for entry in self._entries[begin:end]:

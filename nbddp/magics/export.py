@@ -6,6 +6,7 @@ import shlex
 from argparse import Namespace
 from pathlib import Path
 
+from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.export import Plan, Program, sbatch, write_program
 from nbddp.magics.desk import Desk
@@ -50,7 +51,7 @@ def _plan(desk: Desk, *, is_plain: bool) -> Plan:
         items=desk.diary.items(deeds, attempt=desk.group.life.attempt),
         nproc=spec.nproc,
         backend=spec.backend,
-        timeout=spec.timeout if spec.timeout != type(spec)().timeout else 0.0,
+        timeout=spec.timeout if spec.timeout != GroupSpec().timeout else 0.0,
         threads=spec.threads_per_rank(),
         out=desk.diary.out,
         above=text_above(cells, desk.shell.user_ns),

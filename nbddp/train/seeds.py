@@ -14,10 +14,17 @@ import torch
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Random numbers that depend on the seed alone; the training's own go on as if nothing was."""
+    with going_on():
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
+        random.seed(seed)
+        np.random.seed(seed % (1 << 32))
+        yield
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Random numbers of the CPU go on afterwards as if nothing was drawn or seeded in here."""
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
     try:
         yield
     finally:

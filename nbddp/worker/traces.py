@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nbddp.train.seeds import going_on
 from nbddp.wire.script import Script
 from nbddp.worker.family import family_of_its_own
 from nbddp.worker.streams import flush_python_streams
@@ -339,21 +340,18 @@ def _default_device() -> Any:
 @contextmanager
 def _random() -> Iterator[None]:
     """Random numbers: a script's begin as a new process's, and the cells' go on as before."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    if gpus is not None:
-        torch.cuda.manual_seed_all(GPU_SEED)
-    torch.default_generator.seed()
-    random.seed()
-    np.random.seed()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
+    with going_on():
         if gpus is not None:
-            torch.cuda.set_rng_state_all(gpus)
+            torch.cuda.manual_seed_all(GPU_SEED)
+        torch.default_generator.seed()
+        random.seed()
+        np.random.seed()
+        try:
+            yield
+        finally:
+            if gpus is not None:
+                torch.cuda.set_rng_state_all(gpus)
 
 
 @contextmanager
