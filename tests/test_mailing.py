@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,8 +17,10 @@ from nbddp.wire.messages import (
     CellEnded,
     Display,
     Happened,
+    Metrics,
     Noticed,
     Output,
+    Progress,
     Ready,
     Report,
     StartFailed,
@@ -33,11 +35,17 @@ class FakeWriter:
 
     def __init__(self) -> None:
         self.posted: list[Report] = []
+        self.letters: list[list[Report]] = []
         self.waiting = 0
         self.asked = 0
 
     def post(self, message: Report) -> None:
         self.posted.append(message)
+
+    def post_together(self, reports: Sequence[Report]) -> None:
+        self.letters.append(list(reports))
+        for each in reports:
+            self.post(each)
 
     def is_full(self) -> bool:
         self.asked += 1
@@ -170,6 +178,36 @@ def test_sources_are_emptied_one_after_the_other(make: Make, writer: FakeWriter)
     mailer.start()
     mailer.close()
     assert writer.posted == [wrote("a"), wrote("b"), happened("c"), happened("d"), report(1)]
+
+
+def test_what_all_sources_hold_at_one_moment_is_one_letter(make: Make, writer: FakeWriter) -> None:
+    numbers, bars = Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), Progress(bars=[["", 1, 2, 0.1]])
+    mailer = make(Pile(wrote("a")), Pile(numbers, bars))
+    mailer.post(report(1))
+    mailer.start()
+    mailer.close()
+    assert writer.letters == [[wrote("a"), numbers, bars]]
+    assert writer.posted[-1] == report(1)
+
+
+def test_a_letter_has_no_more_than_one_piece_of_each_kind(make: Make, writer: FakeWriter) -> None:
+    mailer = make(Pile(wrote("a"), wrote("b")), Pile(happened("c"), happened("d")))
+    mailer.start()
+    mailer.close()
+    assert writer.letters == [[wrote("a")], [wrote("b"), happened("c")], [happened("d")]]
+
+
+def test_of_a_letter_that_cannot_be_sent_the_rest_is_sent_and_nothing_twice(
+    make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "post_together", lambda reports: [*map(encode, reports)] and 1 / 0)
+    have_it_encode(writer, monkeypatch)
+    mailer = make(Pile(wrote("a")), Pile(Happened(kind="mine", facts={"it": object()})))
+    mailer.start()
+    mailer.close()
+    first, said = writer.posted
+    assert first == wrote("a")
+    assert said.data["text/plain"].startswith("nbddp: a Happened could not be sent: Object of type")
 
 
 def test_reports_keep_their_order(make: Make, writer: FakeWriter) -> None:

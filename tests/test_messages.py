@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import KINDS, any_message, of_kind
 
 from nbddp.errors import WireError
-from nbddp.wire.messages import CellEnded, Failure, Leave, Message, Output, decode, encode
+from nbddp.wire.messages import Batch, CellEnded, Failure, Leave, Message, Output, decode, encode
 
 
 def decode_or_refuse(data: bytes) -> Message | None:
@@ -31,6 +31,19 @@ def test_a_message_of_every_kind_comes_back_the_same(kind: type[Any], data: st.D
     again = decode(encode(message))
     assert again == message
     assert type(again) is kind
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(any_message(), max_size=4))
+def test_several_messages_cross_the_border_as_one(messages: list[Message]) -> None:
+    batch = Batch(reports=messages)  # type: ignore[arg-type]
+    assert decode(encode(batch)) == batch
+
+
+@pytest.mark.parametrize("inside", ["1", "[1]", '["Leave"]', '["No", {}]', '["Batch", []]'])
+def test_a_batch_with_something_in_it_that_is_no_message_is_refused(inside: str) -> None:
+    with pytest.raises(WireError):
+        decode(f'["Batch", [["Leave", {{}}], {inside}]]'.encode())
 
 
 @pytest.mark.parametrize("kind", KINDS)

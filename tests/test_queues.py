@@ -18,7 +18,7 @@ from strategies import any_message
 from nbddp.errors import ReplayError, SignatureError, WireError
 from nbddp.wire import queues as room
 from nbddp.wire.letters import CONTROLLER, Letter, seal, unseal
-from nbddp.wire.messages import Leave, Message, Noticed, Output, encode
+from nbddp.wire.messages import Leave, Message, Noticed, Output, Report, encode
 from nbddp.wire.queues import QueueReader, QueueWriter
 
 SECRET = b"s" * 32
@@ -251,6 +251,26 @@ def beside(store: MemoryStore) -> dict[str, list[bytes]]:
 
 def test_a_piece_is_smaller_than_what_the_stores_server_refuses() -> None:
     assert room.PIECE_BYTES < 8 << 20
+
+
+def test_what_is_told_at_one_moment_takes_one_place_in_the_queue(
+    store: MemoryStore, reader: QueueReader
+) -> None:
+    reports: list[Report] = [Noticed(cell=1), Noticed(cell=2)]
+    writer(store).post_together(reports)
+    assert len(store.queues[QUEUE]) == 1
+    found = reader.collect()
+    assert [part.message for part in found.parts] == reports
+    assert {(part.sender, part.attempt, part.sequence) for part in found.parts} == {(0, 1, 1)}
+
+
+def test_one_report_alone_is_a_letter_like_any_other(
+    store: MemoryStore, reader: QueueReader
+) -> None:
+    writer(store).post_together([Noticed(cell=1)])
+    found = reader.collect()
+    assert found.message == Noticed(cell=1)
+    assert found.parts == [found]
 
 
 def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(

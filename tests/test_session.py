@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellRequest
-from nbddp.record.notices import MAX_RICH
-from nbddp.wire.messages import Display
+from nbddp.record.notices import MAX_RICH, Wrote
+from nbddp.wire.messages import Batch, Display, Happened, Metrics, Output
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
@@ -61,6 +62,21 @@ def test_a_group_starts_runs_a_cell_and_stops(session: Session, launcher: FakeLa
     session.stop()
     assert session.life.state is GroupState.OFF
     assert not launcher.living()
+
+
+def test_of_what_comes_in_one_letter_everything_is_taken_in(
+    session: Session, link: FakeLink
+) -> None:
+    session.start(TWO)
+    link.on_send = lambda *_sent: None  # the cell does not end by itself
+    handle = session.submit(HELLO)
+    text, row = Output(start=0, end=2, text="a\n"), [0.0, 3, {"loss": 0.5}]
+    link.say(0, Batch(reports=[text, Metrics(rows=[row]), Happened(kind="mine")]))
+    assert handle.next_notice(5.0) == Wrote(0, "a\n")
+    happened = partial(session.time_line.since, handle.began_at)
+    assert wait_until(lambda: "mine" in [each.kind for each in happened()])
+    assert session.metrics(most=1).curves["loss"][0].last == 0.5
+    session.stop()
 
 
 def test_a_restart_ends_the_ranks_and_starts_others(

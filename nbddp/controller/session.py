@@ -377,7 +377,8 @@ class Session:
 
     def _collect(self, means: Means) -> None:
         while (letter := means.link.collect()) is not None:
-            means.actor.tell(self._do.read, letter)
+            for part in letter.parts:
+                means.actor.tell(self._do.read, part)
             cell = self._do.cell
             if isinstance(letter.message, Display) and cell is not None:
                 cell.await_room()

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 
 from nbddp.errors import SignatureError, WireError
-from nbddp.wire.messages import Message, decode, encode
+from nbddp.wire.messages import Batch, Message, decode, encode
 
 CONTROLLER = -1
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
@@ -28,6 +28,15 @@ class Letter:
     attempt: int
     sequence: int
     message: Message
+
+    @property
+    def parts(self) -> list[Letter]:
+        """A letter for each of the reports that came in this one: most often just itself."""
+        if not isinstance(self.message, Batch):
+            return [self]
+        return [
+            Letter(self.sender, self.attempt, self.sequence, each) for each in self.message.reports
+        ]
 
 
 def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:

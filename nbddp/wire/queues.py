@@ -12,6 +12,7 @@ import hmac
 import itertools
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from nbddp.errors import ReplayError, SignatureError, WireError
 from nbddp.wire.letters import HEADER, Letter, signed, unseal
 from nbddp.wire.loopback import clone, names_from_files
-from nbddp.wire.messages import InPieces, Message, decode, encode
+from nbddp.wire.messages import Batch, InPieces, Message, Report, decode, encode
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -45,6 +46,10 @@ class QueueWriter:
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
         self._cut: list[str] = []  # the queues of messages in pieces
+
+    def post_together(self, reports: Sequence[Report]) -> None:
+        """Put what is told at one moment into the queue, as one letter."""
+        self.post(reports[0] if len(reports) == 1 else Batch(reports=list(reports)))
 
     def post(self, message: Message) -> None:
         """Put a message into the queue; those of one writer stay in order."""

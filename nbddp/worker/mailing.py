@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -166,31 +167,37 @@ class Mailer:
             self._reports.clear()
         has_mailed = False
         for number, (report, marks) in enumerate(reports):
-            for source, mark in zip(self._sources, marks, strict=True):
-                has_mailed = self._mail(source, mark) or has_mailed
+            has_mailed = self._mail_sources(marks) or has_mailed
             if number:
                 self._await_room()
             self._post(self._writer, report)
             with self._wake:
                 self._held -= _size(report)
                 self._wake.notify_all()
-        for source, mark in zip(self._sources, now, strict=True):
-            has_mailed = self._mail(source, mark) or has_mailed
+        has_mailed = self._mail_sources(now) or has_mailed
         self._post_urgent()
         with self._wake:
             self._rounds += 1
             self._wake.notify_all()
         return has_mailed, is_last
 
-    def _mail(self, source: Source, upto: int) -> bool:
-        for count in range(MAX_PIECES):
-            piece = self._read(source, upto)
-            if piece is None:
-                return count > 0
-            if count:
+    def _mail_sources(self, marks: Sequence[int]) -> bool:
+        """Mail what the sources hold up to these marks; whether there was anything."""
+        has_mailed = False
+        for pieces in _put_together(self._pieces(marks)):
+            if has_mailed:
                 self._await_room()
-            self._post(self._writer, piece)
-        return True
+            self._post_together(pieces)
+            has_mailed = True
+        return has_mailed
+
+    def _pieces(self, marks: Sequence[int]) -> Iterator[Report]:
+        for source, mark in zip(self._sources, marks, strict=True):
+            for _ in range(MAX_PIECES):
+                piece = self._read(source, mark)
+                if piece is None:
+                    break
+                yield piece
 
     def _read(self, source: Source, upto: int) -> Report | None:
         try:
@@ -219,6 +226,13 @@ class Mailer:
     def _post_urgent(self) -> None:
         while self._urgent:
             self._post(self._urgent_writer, self._urgent.popleft())
+
+    def _post_together(self, pieces: Sequence[Report]) -> None:
+        try:
+            self._writer.post_together(pieces)
+        except Exception:  # noqa: BLE001 - which of them it was is said when each goes alone
+            for piece in pieces:
+                self._post(self._writer, piece)
 
     def _post(self, writer: QueueWriter, report: Report) -> None:
         """Post it; what cannot be sent is said instead, and the mail goes on."""
@@ -251,6 +265,18 @@ class Mailer:
             writer.post(message)
         except Exception:  # the store is gone, and with it whoever would read this
             logger.exception("nbddp could not mail")
+
+
+def _put_together(pieces: Iterable[Report]) -> Iterator[list[Report]]:
+    """What fits into a letter: no more than one of each kind, which is long enough."""
+    together: list[Report] = []
+    for piece in pieces:
+        if any(type(piece) is type(each) for each in together):
+            yield together
+            together = []
+        together.append(piece)
+    if together:
+        yield together
 
 
 def _mark(source: Source) -> int:
