@@ -3,7 +3,8 @@
 #
 # Before a release. It looks for python3.10 to python3.14 (PYTHONS names others, separated by spaces), makes an
 # environment for each with the newest packages and the tested torch (TORCHS names others; "" is that one), and
-# prints a table in Markdown at the end. A Python that is not here is told as such.
+# prints a table in Markdown at the end. A Python that is not here is told as such. For the tested torch alone:
+# TORCHS='""' bash tests/matrix.sh
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -20,7 +21,10 @@ sys.path.insert(0, "binder")
 import install
 if sys.argv[1]:
     install.TESTED_TORCH, install.CPU_BUILD = sys.argv[1], f"torch=={sys.argv[1]}+cpu"
-install.ensure_torch()
+try:
+    install.ensure_torch()
+except install.InstallError:
+    install.install_torch(install.TorchPlan.USUAL_BUILD)  # it brings CUDA, and is on every index
 PYTHON
 }
 
