@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
@@ -14,6 +16,7 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 DROPPED_AFTER = 10.0  # seconds that an answer may take once the kernel says that it is idle
+Answer = str | Callable[[], object]
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -29,6 +32,8 @@ class Reply:
     updates: list[dict[str, Any]] = field(default_factory=list)
     widget_texts: list[str] = field(default_factory=list)
     result: str = ""
+    asked: list[tuple[str, bool]] = field(default_factory=list)  # prompts; whether it is a secret
+    waits: list[float] = field(default_factory=list)  # from the last answer to the next prompt
     counts: set[int] = field(default_factory=set)  # the prompt's number, as it was said
     seconds: float = 0.0
 
@@ -42,6 +47,8 @@ class Notebook:
     """A kernel with nbddp loaded; a context manager."""
 
     _is_stopped = False
+    _heard = 0.0
+    asked: dict[str, Any]  # the last request for input
 
     def __init__(self, folder: Path, *, loads: bool = True) -> None:
         self._manager = KernelManager(kernel_name="python3")
@@ -77,9 +84,41 @@ class Notebook:
         """Run a cell and wait for its end."""
         return self.finish(self.begin(source), timeout=timeout)
 
-    def begin(self, source: str) -> str:
-        """Send a cell; returns its message's id."""
-        return str(self.client.execute(source, store_history=True))
+    def converse(self, source: str, *answers: Answer, timeout: float = 50.0) -> Reply:
+        """Run a cell that asks; each answer is what is typed, or what is done instead.
+
+        Returns:
+            All that it said, with the prompts in ``asked``.
+        """
+        request, began, reply = self.begin(source, asks=True), time.monotonic(), Reply()
+        left = list(answers)
+        while time.monotonic() - began < timeout:
+            if self._is_asked(request, reply) and left:
+                answer = left.pop(0)
+                reply.waits.append(time.monotonic() - self._heard)
+                answer() if callable(answer) else self.client.input(answer)
+                self._heard = time.monotonic()
+            with suppress(Empty):
+                message = self.client.get_iopub_msg(timeout=0.005)
+                is_ours = message["parent_header"].get("msg_id") == request
+                if is_ours and self._read(message, reply):
+                    break
+        reply.status = self._status(request, reply, timeout=timeout)
+        reply.seconds = time.monotonic() - began
+        return reply
+
+    def _is_asked(self, request: str, reply: Reply) -> bool:
+        with suppress(Empty):
+            message = self.client.get_stdin_msg(timeout=0.005)
+            if message["parent_header"].get("msg_id") == request:
+                self.asked, content = message, message["content"]
+                reply.asked.append((content["prompt"], content["password"]))
+                return True
+        return False
+
+    def begin(self, source: str, *, asks: bool = False) -> str:
+        """Send a cell, from a front end that can ask the user or not; returns its message's id."""
+        return str(self.client.execute(source, store_history=True, allow_stdin=asks))
 
     def await_input(self, request: str) -> None:
         """Wait until the kernel has taken a cell up: an interrupt before that is for nobody."""

@@ -25,24 +25,11 @@ from nbddp.lifecycle.transitions import advance
 from nbddp.record.audience import Audience
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.deeds import Deeds
-from nbddp.record.notices import Displayed
+from nbddp.record.notices import notice_of
 from nbddp.record.pushes import Pushed
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import LOOK_PERIOD, Whereabouts
-from nbddp.wire.messages import (
-    Answer,
-    CellEnded,
-    Command,
-    Display,
-    Happened,
-    Metrics,
-    Noticed,
-    Output,
-    Progress,
-    Pulse,
-    Ready,
-    StartFailed,
-)
+from nbddp.wire import messages as msg
 
 if TYPE_CHECKING:
     from nbddp.controller.spec import GroupSpec
@@ -63,7 +50,7 @@ class Executor:
         self.life = Life()
         self.spec: GroupSpec | None = None
         self.cell: CellHandle | None = None
-        self.ready: dict[int, Ready] = {}
+        self.ready: dict[int, msg.Ready] = {}
         self.means: Means | None = None
         self.deeds = Deeds()
         self.comeback: Comeback | None = None
@@ -106,10 +93,7 @@ class Executor:
     def ask_start(
         self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
     ) -> Future[None]:
-        """Start or restart; the future tells when all ranks are ready.
-
-        In a recovery, faults that have struck do not strike again.
-        """
+        """Start or restart, in a recovery without faults that struck; tells when all are ready."""
         before, self.spec = self.spec, spec
         if not is_recovery:
             self._struck.clear()
@@ -169,7 +153,7 @@ class Executor:
         self._audience.catch_up(handle)
         return handle
 
-    def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
+    def send(self, rank: int, make: Callable[[int], msg.Command]) -> Future[msg.Answer]:
         """Ask an idle rank something."""
         if self.life.state not in (GroupState.IDLE, GroupState.BROKEN):
             raise RequestError(f"the worker group is {self.life.state.value}")
@@ -181,6 +165,17 @@ class Executor:
         except Exception as error:  # whatever the link's own end says
             raise RequestError(f"rank {rank} cannot be asked: {plain(error)}") from error
         return self._promises.for_answer(number, rank)
+
+    def answer(self, rank: int, answer: msg.Answered) -> None:
+        """Hand a rank what it has asked for; if it is gone, nobody waits for it."""
+        if rank in self.life.alive:
+            self._with.link.send(rank, answer)
+
+    def interrupt_unless_asked(self) -> None:
+        """See to it that the running cell has its first interrupt, and no second one."""
+        cell = self.life.cell
+        if cell is not None and not cell.interrupts:
+            self.step(ev.InterruptAsked())
 
     def _look(self, handle: CellHandle) -> None:
         cell = self.life.cell
@@ -200,28 +195,30 @@ class Executor:
             return
         rank, attempt = letter.sender, letter.attempt
         match letter.message:
-            case Output() as output:
+            case msg.Output() as output:
                 self._audience.feed(self._ranks.accept(rank, output))
-            case Display() as display:
-                self._audience.feed(Displayed(rank, display))
-            case Answer() as answer:
+            case msg.Asked(question=question) if not self._audience.listens:
+                self.answer(rank, msg.Answered(question=question, is_end=True))
+            case msg.Display() | msg.Asked() | msg.Withdrawn() as said:
+                self._audience.feed(notice_of(rank, said))
+            case msg.Answer() as answer:
                 self._promises.answered(answer)
-            case Ready() as ready:
+            case msg.Ready() as ready:
                 self.ready[rank] = ready
                 self.step(ev.RankReady(attempt=attempt, rank=rank))
-            case StartFailed(reason=reason, traceback=traceback):
+            case msg.StartFailed(reason=reason, traceback=traceback):
                 unable = ev.RankUnable(attempt=attempt, rank=rank, reason=reason, details=traceback)
                 self.step(unable)
-            case Pulse() | Metrics() | Progress() as sighting:
+            case msg.Pulse() | msg.Metrics() | msg.Progress() as sighting:
                 self.whereabouts.note(rank, sighting, time.monotonic())
                 self._note_comeback()
-            case Happened(kind=kind, facts=facts):
+            case msg.Happened(kind=kind, facts=facts):
                 self.time_line.note(rank, kind, facts)
                 if kind == "fault":
                     self._struck.add(str(facts.get("fault")))
-            case Noticed(cell=cell):
+            case msg.Noticed(cell=cell):
                 self.step(ev.RankNoticed(attempt=attempt, rank=rank, cell=cell))
-            case CellEnded() as report:
+            case msg.CellEnded() as report:
                 self._read_report(rank, attempt, report)
 
     def _note_comeback(self) -> None:
@@ -231,13 +228,15 @@ class Executor:
             self.comeback = None
             self.time_line.record("resumed", **comeback.resumed(step, time.time()))
 
-    def _read_report(self, rank: int, attempt: int, report: CellEnded) -> None:
+    def _read_report(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
         try:
             if self.cell is not None and self.cell.number == report.cell:
                 self.cell.note_report(rank, report)
                 trouble = self.cell.trouble(rank)
                 if trouble is not None and not trouble.is_consequence:
                     self.time_line.record("failure", rank=rank, what=trouble.headline())
+                if report.is_quit:
+                    self.interrupt_unless_asked()
         finally:
             self.step(ev.RankEnded.of(report, attempt=attempt, rank=rank))
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from nbddp.wire import parcels
 from nbddp.wire.letters import CONTROLLER, Letter
 from nbddp.wire.loopback import clone, names_from_files
-from nbddp.wire.messages import Command, Drop, Interrupt, JsonDict, Leave
+from nbddp.wire.messages import Answered, Command, Drop, Interrupt, JsonDict, Leave
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, command_queue, control_queue
 
@@ -89,7 +89,9 @@ class StoreLink:
 
     def send(self, rank: int, command: Command) -> None:
         """Hand a command to a rank: at once if it ends something, else in its turn."""
-        boxes = self._controls if isinstance(command, (Interrupt, Drop)) else self._commands
+        boxes = (
+            self._controls if isinstance(command, Interrupt | Drop | Answered) else self._commands
+        )
         boxes[rank].post(command)
 
     def collect(self) -> Letter | None:

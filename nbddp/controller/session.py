@@ -34,7 +34,7 @@ from nbddp.record.pushes import Pushed, Pushes
 from nbddp.record.snapshot import Snapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import Whereabouts
-from nbddp.wire.messages import Answer, Command, Display, Drop
+from nbddp.wire.messages import Answer, Answered, Command, Display, Drop
 
 logger = logging.getLogger(__name__)
 
@@ -254,12 +254,11 @@ class Session:
 
     def interrupt_unless_asked(self) -> None:
         """See to it that the running cell has its first interrupt, and no second one."""
-        self._call(self._interrupt_unless_asked)
+        self._call(self._do.interrupt_unless_asked)
 
-    def _interrupt_unless_asked(self) -> None:
-        cell = self._do.life.cell
-        if cell is not None and not cell.interrupts:
-            self._do.step(ev.InterruptAsked())
+    def answer(self, rank: int, answer: Answered) -> None:
+        """Hand a rank the answer to its question."""
+        self._call(self._do.answer, rank, answer)
 
     @contextmanager
     def taking_interrupts(self) -> Iterator[None]:

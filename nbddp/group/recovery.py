@@ -12,7 +12,9 @@ from nbddp.errors import CellInterruptedError
 from nbddp.lifecycle.comeback import Comeback, Setback, say_restarts, why_stop
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
+from nbddp.record.notices import Question
 from nbddp.record.pushes import Pushed
+from nbddp.wire.messages import Answered
 
 ENDED = "you asked to end it"
 
@@ -223,8 +225,10 @@ class Recovery:
         """It was shown when it ran for the first time."""
         with self._session.taking_interrupts():
             handle = self._hand_over(request)
-            for _ in handle.notices():
-                pass
+            for notice in handle.notices():
+                if isinstance(notice, Question):  # nobody sees it
+                    number = notice.asked.question
+                    self._session.answer(notice.rank, Answered(question=number, is_end=True))
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         return handle.result

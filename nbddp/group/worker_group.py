@@ -19,6 +19,7 @@ from nbddp.group.recovery import Recovery
 from nbddp.group.scripts import find_script
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
+from nbddp.ui.questions import ConsoleBox, Questions
 from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
 from nbddp.wire.messages import Pull, Push
@@ -247,7 +248,9 @@ class WorkerGroup:
         self._asking.check_ranks(request.ranks)
         screen = StreamScreen()
         recovery = self._recovery(
-            lambda: TextView(screen, is_quiet=quiet),
+            lambda: TextView(
+                screen, is_quiet=quiet, questions=Questions(ConsoleBox(), self._session.answer)
+            ),
             say=lambda text: screen.write(f"nbddp: {text}\n"),
         )
         result = recovery.run_with_restarts(request, max_restarts=max_restarts)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
 from nbddp.magics.diary import Asked, Diary
-from nbddp.magics.options import check_unchanged
+from nbddp.magics.options import ALL, check_unchanged
 from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
 from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.verdict import Verdict
 
 
 class Desk:
@@ -35,6 +37,7 @@ class Desk:
         self.views = Views(shell)
         self.diary = Diary()
         self._background: Background | None = None
+        self._failed: Verdict | None = None
 
     @property
     def current_run(self) -> Path | None:
@@ -94,12 +97,14 @@ class Desk:
             RequestError: which there is not.
         """
         known = args.nproc or len(self.group.life.ranks) or self.group.spec.nproc
-        for rank in args.ranks or ():
+        for rank in (*(args.ranks or ()), *(each for each in args.break_ranks or () if each >= 0)):
             if rank >= known:
                 raise RequestError(unknown_rank(rank, known))
 
     def run(self, request: CellRequest, args: Namespace) -> CellResult | None:
         """Run a cell, or a script, as the options say; None if it runs in the background."""
+        stopped = self.group.life.everybody if args.break_ranks == ALL else args.break_ranks
+        request = replace(request, break_ranks=tuple(stopped or ()))
         self.note(request, out=getattr(args, "out", None) or "")
         how = {"quiet": args.quiet, "max_restarts": args.max_restarts}
         if not args.no_wait:
@@ -132,6 +137,7 @@ class Desk:
                 self._raise_for_failure(result)
 
         verdict = result.verdict
+        self._failed = verdict or self._failed
         if verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
             again = Again(self, recovery, request, max_restarts=max_restarts, conclude=conclude)
             self.views.offer(restart=again.restart, run_again=again.run_again)
@@ -145,6 +151,26 @@ class Desk:
 
     def _remark(self, text: str) -> None:
         self.views.say(f"nbddp: {text}")
+
+    def debug(self, rank: int | None, commands: Sequence[str] = ()) -> None:
+        """Look into the last failure, on the rank of its first cause if none is named.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if rank is None and self._failed is None:
+            raise RequestError("no cell has failed: there is nothing to look into")
+        chosen = self._failed.first.rank if rank is None and self._failed else rank
+        request = CellRequest(
+            source="%debug",
+            ranks=(chosen or 0,),
+            execution_count=self.prompt_number,
+            needs_group=self.group.life.has_group,
+            once=True,
+            answers=tuple(commands),
+        )
+        recovery = self._recovery(quiet=False)
+        self._raise_for_failure(recovery.run_with_restarts(request, max_restarts=0))
 
     def _raise_for_failure(self, result: CellResult) -> None:
         try:

@@ -79,6 +79,7 @@ class LineMagics(Magics):
             "interrupt": self.interrupt,
             "kill": self.kill,
             "fault": self.fault,
+            "debug": self.debug,
             "logs": self.logs,
             "show": self.show,
             "push": self.push,
@@ -185,6 +186,21 @@ class LineMagics(Magics):
         """Let something go wrong on purpose, at a step that nbddp.log or the loader reports."""
         args = parse(self.fault, line)
         self._desk.arm(args.kind, rank=args.rank, step=args.step, factor=args.factor)
+
+    @magic_arguments("ddp debug")
+    @argument("--rank", type=rank_number, metavar="R", help="where (default: the first cause)")
+    @argument(
+        "-c",
+        "--command",
+        action="append",
+        default=[],
+        metavar="COMMAND",
+        help="what to type first, as of python -m pdb; may be given again",
+    )
+    def debug(self, line: str) -> None:
+        """Look into the last failure: its frames and their names are still there."""
+        args = parse(self.debug, line)
+        self._desk.debug(args.rank, args.command)
 
     @magic_arguments("ddp logs")
     @argument("rank", type=rank_number, help="whose log")

@@ -16,6 +16,7 @@ from nbddp.controller.spec import BACKENDS, GroupSpec
 from nbddp.errors import RequestError, say_ranks
 
 YEAR = 365 * 86400
+ALL = (-1,)  # ranks, however many there are
 MAX_NUMBER = 9999  # a typing error must not make a list of a billion
 _GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
 
@@ -64,6 +65,11 @@ def numbers(text: str) -> tuple[int, ...]:
             raise ArgumentTypeError(f"expected numbers like 0,2 or 0-3, got {text!r}")
         found += range(int(low), int(high or low) + 1)
     return tuple(dict.fromkeys(found))
+
+
+def some_or_all(text: str) -> tuple[int, ...]:
+    """Numbers and ranges, or ``all``."""
+    return ALL if text == "all" else numbers(text)
 
 
 def gpus(text: str) -> tuple[int | str, ...]:
@@ -167,6 +173,12 @@ _RUN_ARGUMENTS = (
         metavar="N",
         help="after a failure, restart the ranks up to N times, replay the cells that had gone "
         "well, and run this one again (default: 0)",
+    ),
+    argument(
+        "--break-ranks",
+        type=some_or_all,
+        metavar="0,2",
+        help="whom breakpoint() stops: these ranks, or all (default: the first that comes to one)",
     ),
     argument("--no-wait", action="store_true", help="return at once; `%%ddp wait` waits"),
     argument("--quiet", action="store_true", help="show only the values of the last line"),

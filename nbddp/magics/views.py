@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -14,6 +15,7 @@ from IPython.display import clear_output, publish_display_data
 from nbddp.controller.session import Session
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.ui.frontend import shows_widgets
+from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
 from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, shows_color
 from nbddp.ui.text.progress import Progress
 from nbddp.ui.text.run import run_text
@@ -99,6 +101,7 @@ class Views:
                 has_color=shows_color(self._shell),
                 pace=PAGE_PACE,
                 progress=None if quiet else self._progress(session),
+                questions=self._questions(session),
             )
         return self._new_panel(session)
 
@@ -117,7 +120,19 @@ class Views:
             IPythonScreen(),
             has_color=shows_color(self._shell),
             tell_later=self._tell_in_next_cell,
+            questions=self._questions(session),
         )
+
+    def _questions(self, session: Session) -> Questions:
+        """Where ranks can ask something: of a cell in the background, nowhere."""
+        box: Box = ConsoleBox()
+        if threading.current_thread() is not threading.main_thread():
+            box = NoBox("its cell runs in the background: leave --no-wait out")
+        elif hasattr(self._shell, "kernel"):
+            from nbddp.ui.input_box import KernelBox
+
+            box = KernelBox(self._shell.kernel)
+        return Questions(box, session.answer)
 
     def _tell_in_next_cell(self, text: str) -> None:
         """Tell a page that was loaded again while a cell ran, and may have lost its output."""

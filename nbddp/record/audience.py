@@ -25,6 +25,12 @@ class Audience:
             told = self._kept if cell is None or cell.is_finished else cell.told
             told.feed(notice)
 
+    @property
+    def listens(self) -> bool:
+        """Whether somebody reads what the cell that runs says."""
+        cell = self._last_cell()
+        return cell is not None and not cell.is_finished and cell.told.is_read
+
     def say(self, text: str) -> None:
         """Hand on a word of our own."""
         if text:

@@ -31,6 +31,8 @@ class CellRequest:
         once: never run it again by itself, in a recovery or a replay.
         is_again: this is such a time.
         script: what to run in the source's place.
+        break_ranks: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
+        answers: what is typed before anybody is asked.
     """
 
     source: str
@@ -42,6 +44,8 @@ class CellRequest:
     once: bool = False
     is_again: bool = False
     script: Script | None = None
+    break_ranks: tuple[int, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 Deed = CellRequest | Pushed  # what makes the ranks' namespaces what they are
@@ -157,6 +161,8 @@ class CellHandle:
             needs_group=self.request.needs_group,
             ranks=list(self.ranks),
             script=self.request.script.facts() if self.request.script else {},
+            break_ranks=list(self.request.break_ranks),
+            answers=list(self.request.answers),
         )
 
     def facts(self) -> dict[str, Any]:

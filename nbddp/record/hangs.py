@@ -104,7 +104,8 @@ class HangWatch:
         is_stuck = all(
             pulse.cell == cell and pulse.seconds >= self.hang_after for pulse in pulses.values()
         )
-        if not is_stuck or not any(pulse.collective for pulse in pulses.values()):
+        is_asked = any(pulse.asks for pulse in pulses.values())  # the user is waited for
+        if not is_stuck or is_asked or not any(pulse.collective for pulse in pulses.values()):
             return ""
         ended = {rank: self._signs[rank].pulse for rank in ranks if rank not in pulses}
         lines = [f"no progress for {self.hang_after:.0f} s: {why(cell, pulses, ended)}"]

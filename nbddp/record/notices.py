@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from nbddp.record.logs import Logged, say_bytes
-from nbddp.wire.messages import Display
+from nbddp.wire.messages import Asked, Display, Withdrawn
 
 MAX_TEXT = 2 << 20  # characters of output that wait in memory; the rest waits in the logs
 MAX_RICH = 64 << 20  # characters of pictures and the like that wait
@@ -44,7 +44,34 @@ class Said:
     text: str
 
 
-Notice = Wrote | Displayed | Said
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something that a rank asks the user."""
+
+    rank: int
+    asked: Asked
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What the rank asked needs no answer."""
+
+    rank: int
+    question: int
+
+
+Notice = Wrote | Displayed | Said | Question | TakenBack
+
+
+def notice_of(rank: int, message: Display | Asked | Withdrawn) -> Notice:
+    """What a rank's message is to whoever reads what its cell says."""
+    match message:
+        case Display():
+            return Displayed(rank, message)
+        case Asked():
+            return Question(rank, message)
+        case Withdrawn(question=question):
+            return TakenBack(rank, question)
 
 
 class Notices:
@@ -130,6 +157,11 @@ class Notices:
         self._left_out.clear()
 
     # ---- the reader's side
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads them."""
+        return self._is_read
 
     def take(self, timeout: float | None = None) -> Notice | None:
         """The next notice; None when none came in so many seconds, or all are told."""

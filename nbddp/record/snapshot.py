@@ -137,6 +137,7 @@ def take(
     lags = whereabouts.lags(cell.ranks) if cell else {}
     events = time_line.since(cell.began_at) if cell else time_line.of_attempt(life.attempt)
     began = cell.began_at if cell else events[0].at if events else at
+    asked = _asked(life, cell if is_for_cell else None, whereabouts)
     return Snapshot(
         state=life.state,
         at=at,
@@ -154,6 +155,7 @@ def take(
                     cell=cell,
                     state=_state(each, cell if is_for_cell else None),
                     whereabouts=whereabouts,
+                    asked=asked,
                     ready=ready.get(each.rank),
                     lag=lags.get(each.rank),
                     now=now,
@@ -212,6 +214,7 @@ def _rank(
     cell: CellHandle | None,
     state: _State,
     whereabouts: Whereabouts,
+    asked: str,
     ready: Ready | None,
     lag: Lag | None,
     now: float,
@@ -224,7 +227,7 @@ def _rank(
     words, is_well, is_cause = state
     return RankSnapshot(
         rank=each.rank,
-        state="waiting" if is_inside and pulse.collective else words,
+        state=_doing(pulse, words, asked) if is_inside else words,
         pid=ready.pid if ready else 0,
         device=ready.device if ready else "",
         line=pulse.line if is_inside else 0,
@@ -245,6 +248,24 @@ def _rank(
         is_well=is_well,
         is_cause=is_cause,
     )
+
+
+def _doing(pulse: Pulse, words: str, asked: str) -> str:
+    """What a rank does in its cell; ``asked`` is what asks the user, on whatever rank."""
+    if pulse.asks:
+        return f"in {pulse.asks}"
+    if pulse.collective:
+        return f"waiting for {asked}" if asked else "waiting"
+    return words
+
+
+def _asked(life: Life, cell: CellHandle | None, whereabouts: Whereabouts) -> str:
+    """What asks the user right now; empty if nothing does."""
+    if cell is None:
+        return ""
+    signs = [whereabouts.sign(each.rank) for each in life.ranks]
+    pulses = [sign.pulse for sign in signs if sign is not None]
+    return next((each.asks for each in pulses if each.asks and each.cell == cell.number), "")
 
 
 def _state(each: RankLife, cell: CellHandle | None) -> _State:

@@ -32,6 +32,9 @@ _TELLERS = ("RuntimeError", "CheckpointError")
 _TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 
 
+_QUIT = "BdbQuit"  # what ``q`` raises
+
+
 class Ending(NamedTuple):
     """How a process ended in the middle of a cell: with what code, when, and what it left.
 
@@ -108,6 +111,8 @@ class Trouble:
         where = f", {place}" if self.failure.line else ""
         if self.missed:
             return f"did not come to {self.missed}{where.replace(',', ': it was in', 1)}"
+        if self.failure.name == _QUIT:
+            return f"left the debugger{where}"
         if self.is_interrupted:
             what = f" in {self.failure.collective}" if self.failure.collective else ""
             return f"interrupted{what}{where}"

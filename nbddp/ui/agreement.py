@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nbddp.ui.tails import Line
 from nbddp.wire.messages import JsonDict
 
 
@@ -23,3 +24,15 @@ def agreeing(results: Mapping[int, JsonDict]) -> list[tuple[list[int], JsonDict]
         else:
             groups.append(([rank], bundle))
     return groups
+
+
+def parted(results: Mapping[int, JsonDict]) -> tuple[list[Line], list[tuple[list[int], JsonDict]]]:
+    """Values that are text, as lines of the log, and those that want a display of their own."""
+    lines: list[Line] = []
+    rich: list[tuple[list[int], JsonDict]] = []
+    for ranks, bundle in agreeing(results):
+        if set(bundle["data"]) == {"text/plain"}:
+            lines.append(Line(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out"))
+        elif bundle["data"]:
+            rich.append((ranks, bundle))
+    return lines, rich

@@ -22,6 +22,8 @@ class RunCell:
     ``is_again``: not because the user asks, but because it was done before a restart;
     ``needs_group``: whether it cannot do without the process group; ``ranks``: who runs it.
     ``script``: a :class:`~nbddp.wire.script.Script` as a dict, to run in the source's place.
+    ``break_ranks``: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
+    ``answers``: what is typed before anybody is asked.
     """
 
     cell: int
@@ -33,6 +35,8 @@ class RunCell:
     needs_group: bool = True
     ranks: list[int] = field(default_factory=list)
     script: JsonDict = field(default_factory=dict)
+    break_ranks: list[int] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +176,7 @@ class Pulse:
     gpu_name: str = ""
     gpu_memory: int = 0
     gpu_reserved: int = 0
+    asks: str = ""
     arrivals: list[Any] = field(default_factory=list)
 
 
@@ -241,6 +246,7 @@ class CellEnded:
     ``failure`` is a :class:`Failure` as a dict, empty when the cell succeeded; ``is_interrupted``
     tells that it ended because it was asked to. ``sequence`` counts the collectives of the
     default process group; ``in_group`` tells whether there is one and it was not broken open.
+    ``is_quit`` tells that its debugger was left by ``q``, which ends the cell on all ranks.
     """
 
     cell: int
@@ -248,6 +254,7 @@ class CellEnded:
     in_group: bool
     sequence: int = 0
     is_interrupted: bool = False
+    is_quit: bool = False
     failure: JsonDict = field(default_factory=dict)
     result: JsonDict = field(default_factory=dict)
     parcel: JsonDict = field(default_factory=dict)
@@ -256,6 +263,36 @@ class CellEnded:
     def is_ok(self) -> bool:
         """Whether the cell ran to its end."""
         return not self.failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A rank asks whoever sits at the notebook; ``what`` is it that asks, such as ``input()``."""
+
+    question: int
+    prompt: str
+    is_secret: bool = False
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """What the rank had asked needs no answer any more."""
+
+    question: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The answer to a question of a rank.
+
+    ``is_end`` is the end of file: nobody will answer. ``refusal`` is why nobody can.
+    """
+
+    question: int
+    text: str = ""
+    is_end: bool = False
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +305,7 @@ class Answer:
     payload: JsonDict = field(default_factory=dict)
 
 
-Command = RunCell | Regroup | Push | Pull | Complete | Inspect | Leave | Interrupt | Drop
+Command = RunCell | Regroup | Push | Pull | Complete | Inspect | Leave | Interrupt | Drop | Answered
 Report = (
     Ready
     | StartFailed
@@ -279,6 +316,8 @@ Report = (
     | Progress
     | Happened
     | Noticed
+    | Asked
+    | Withdrawn
     | CellEnded
     | Answer
 )

@@ -7,12 +7,11 @@ import os
 import pickle
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ import torch.distributed as dist
 import nbddp
 from nbddp.train import faults, report
 from nbddp.wire.letters import CONTROLLER, Letter
-from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.messages import (
+    Answered,
     CellEnded,
     Complete,
     Display,
@@ -39,6 +38,7 @@ from nbddp.wire.messages import (
     Push,
     Ready,
     Regroup,
+    Report,
     RunCell,
     StartFailed,
 )
@@ -46,16 +46,17 @@ from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
 from nbddp.worker.answers import EXPRESSION, Answers
-from nbddp.worker.connections import Connections
+from nbddp.worker.arrival import Clients, settle
+from nbddp.worker.debugger import Debuggers, remember, was_quit
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
 from nbddp.worker.failure import describe, not_begun, plain
 from nbddp.worker.interrupt import Interrupter
-from nbddp.worker.keyboard import refuse_typing
+from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.loaders import let_loaders_begin_anew
+from nbddp.worker.lookahead import may_ask
 from nbddp.worker.mailing import Mailer
 from nbddp.worker.meters import Meters
-from nbddp.worker.nccl import let_live
 from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.process_group import ProcessGroup, say_shared
 from nbddp.worker.pulse import PulseThread
@@ -65,7 +66,6 @@ from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.streams import RankLog, flush_python_streams, say_lost
 from nbddp.worker.usage import Usage
 
-FOREVER = timedelta(days=365)
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
 LAST_VALUE = "the last value"
 
@@ -78,7 +78,7 @@ def live(start: RankStart) -> None:
     growth.let_go()
     prepare_departure()
     watch_kernel(start.kernel_pid)
-    _settle(start)
+    settle(start)
     log = RankLog(Path(start.log_path))
     clients = Clients.connect(start.topology.master_addr, start.store_port)
     sender, attempt = start.topology.rank, start.attempt
@@ -113,55 +113,6 @@ def _lost_numbers(error: OSError) -> Display:
     return Display(cell=0, data={"text/plain": text}, metadata={})
 
 
-def _settle(start: RankStart) -> None:
-    """Take over the kernel's environment, folder and import path as they were at the start."""
-    os.environ.clear()
-    os.environ.update(start.env)
-    os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
-    os.environ["OMP_NUM_THREADS"] = str(start.threads)
-    # torch's flight recorder: read once a second, 5 ms for 200 entries
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")
-    if start.topology.master_addr == "127.0.0.1":
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-            os.environ.setdefault(name, loopback)  # else they listen on every interface
-    let_live()
-    dist.set_debug_level_from_env()  # torch has read TORCH_DISTRIBUTED_DEBUG before we were forked
-    os.chdir(start.cwd)
-    sys.path[:] = start.sys_path
-    torch.set_num_threads(start.threads)
-
-
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """A client of the store for each thread that may wait on it."""
-
-    commands: dist.Store
-    control: dist.Store
-    reports: dist.Store
-    parcels: dist.Store
-    groups: dist.Store
-    connections: Connections
-
-    @classmethod
-    def connect(cls, address: str, port: int) -> Clients:
-        """Connect them all, before any code of the user runs."""
-        connections = Connections()
-        with names_from_files():
-            with connections.keeping():
-                first = dist.TCPStore(
-                    address,
-                    port,
-                    is_master=False,
-                    timeout=FOREVER,
-                    wait_for_workers=False,
-                )
-                control, reports, parcels = (clone(first) for _ in range(3))
-            with connections.noting():
-                groups = clone(first)
-        return cls(first, control, reports, parcels, groups, connections)
-
-
 class Rank:
     """One rank: a shell, a process group, and the two queues it listens to."""
 
@@ -186,12 +137,18 @@ class Rank:
         )
         self._shell = self._make_shell(start.colors)
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
+        self._keyboard = Keyboard(
+            self._post_question, is_called_off=lambda: self._interrupter.was_asked
+        )
+        self._debuggers = Debuggers(self._keyboard, self._shell.is_cell_file, self._comes_first)
+        self._claims, self._cell = clients.commands, 0
         self._pulse = PulseThread(
             mailer.post,
             self._shell.is_cell_file,
             Usage(self._group.device),
             self._said,
             self._shell.name_of_script,
+            lambda: self._keyboard.asks,
         )
         self._interrupter = Interrupter(
             is_cell_file=self._may_be_interrupted,
@@ -206,6 +163,8 @@ class Rank:
         )
         let_loaders_begin_anew()
         self._shell.is_interrupted = lambda: self._interrupter.was_asked
+        self._keyboard.take_over()
+        self._debuggers.take_over()
         rank = start.topology.rank
         self._commands = QueueReader(
             clients.commands, command_queue(start.attempt, rank), secret=start.secret
@@ -235,7 +194,6 @@ class Rank:
         if colors:
             shell.wear(colors)
         shell.begin(self._mailer.post, self._log.keep)
-        refuse_typing()
         self._names = {
             "rank": self._place.rank,
             "local_rank": self._place.local_rank,
@@ -277,6 +235,8 @@ class Rank:
             match letter.message:
                 case Interrupt(cell=cell):
                     self._interrupt(cell)
+                case Answered() as answer:
+                    self._keyboard.answered(answer)
                 case Drop(request=request):
                     self._answers.drop(request)
                     self._interrupter.give_up(request)
@@ -290,6 +250,7 @@ class Rank:
     # ---- cells
 
     def _run_cell(self, command: RunCell) -> None:
+        self._was_quit = False
         is_called_off = not self._prepare(command)
         failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
         if is_called_off:
@@ -305,6 +266,7 @@ class Rank:
         result = self._shell.run(command)
         if os.getpid() != pid:  # a child that the cell forked came back here: one loop per rank
             leave_as_forked(result.error_before_exec or result.error_in_exec)
+        self._debuggers.end_cell()
         self._interrupter.end_cell()
         self._pulse.end_cell()
         seconds, at = time.monotonic() - began, time.time()
@@ -316,11 +278,13 @@ class Rank:
         if exit_code(error) == 0:
             error = None  # a script that says sys.exit() at its end has done its work
         self._group.note_failure(error)
+        self._was_quit = was_quit(error)
         failure = None if error is None else self._describe(error, at)
         value = result.result if command.wants_value and not failure else None
         self._end_cell(command, seconds=seconds, failure=failure, value=value)
 
     def _describe(self, error: BaseException, at: float) -> Failure:
+        remember(error)
         return describe(
             error,
             self._shell.shown_traceback,
@@ -338,7 +302,10 @@ class Rank:
         """Get ready for a cell; false if it was interrupted before it could begin."""
         for name, value in self._names.items():
             self._shell.user_ns.setdefault(name, value)
-        self._group.begin_cell(command)
+        self._cell = command.cell
+        self._keyboard.begin_cell(command.answers)
+        self._debuggers.begin_cell(self._place.rank, command.break_ranks)
+        self._group.begin_cell(command, may_ask=may_ask(command.source, self._shell.user_ns))
         self._meters.begin_cell()
         report.begin_cell()
         faults.begin_cell(is_again=command.is_again)
@@ -364,7 +331,8 @@ class Rank:
                 seconds=seconds,
                 in_group=self._group.is_intact(),
                 sequence=self._group.sequence(),
-                is_interrupted=self._interrupter.was_asked,
+                is_interrupted=self._interrupter.was_asked or self._was_quit,
+                is_quit=self._was_quit,
                 failure=asdict(shorten_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
                 parcel=parcel,
@@ -377,6 +345,15 @@ class Rank:
             text = {"text/plain": f"nbddp: {note}"}
             self._mailer.post(Display(cell=cell, data=text, metadata={}))
         return parcel
+
+    def _post_question(self, question: Report) -> None:
+        self._mailer.post(question)
+        self._mailer.post(self._pulse.look(self._cell))  # the panel says so at once
+
+    def _comes_first(self) -> bool:
+        """Whether no other rank has come to a breakpoint in this cell; asked in its main thread."""
+        key, mine = f"a{self._attempt}/break/{self._cell}", str(self._place.rank)
+        return bool(self._claims.compare_set(key, "", mine).decode() == mine)
 
     def _said(self) -> tuple[int, int]:
         """How often the cell reported or printed something; how many bytes the log has."""

@@ -1,33 +1,134 @@
-"""A rank has no keyboard: what would wait for one says so, and what to do instead."""
+"""A rank's keyboard is the notebook's input box: one question at a time travels there and back.
+
+``input()``, ``getpass()``, ``breakpoint()``, ``pdb`` and ``%debug`` all end here.
+"""
 
 from __future__ import annotations
 
 import builtins
 import getpass
-import sys
-from collections.abc import Callable
-from typing import NoReturn
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-_ASK_THERE = "ask in a cell of the notebook's own and send the answer with `%ddp push NAME`"
-_LOOK_SO = "print what you want to see, or fetch it with `%ddp pull NAME`"
+from nbddp.wire.messages import Answered, Asked, Report, Withdrawn
+from nbddp.worker.streams import flush_python_streams
 
-
-def refuse_typing() -> None:
-    """Make ``input()`` and its like say why they cannot work, instead of failing on no stdin."""
-    builtins.input = _refusing("input()", _ASK_THERE)
-    getpass.getpass = _refusing("getpass()", _ASK_THERE)
-    sys.breakpointhook = _refusing("breakpoint()", _LOOK_SO)
-
-
-def refuse_debugger() -> NoReturn:
-    """Say why there is no ``%debug``."""
-    __tracebackhide__ = True
-    _refusing("%debug", _LOOK_SO)()
+INPUT = "input()"
+DEBUGGER = "the debugger"
+LOOK = 0.5  # seconds; an answer ends the wait
 
 
-def _refusing(what: str, way_out: str) -> Callable[..., NoReturn]:
-    def refuse(*_args: object, **_options: object) -> NoReturn:
+class Keyboard:
+    """Asks whoever sits at the notebook, from the main thread, while a cell runs.
+
+    Args:
+        post: sends the question, behind all that was printed before it.
+        is_called_off: whether the cell was interrupted: then nothing more is asked in it.
+    """
+
+    def __init__(
+        self, post: Callable[[Report], None], *, is_called_off: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._post = post
+        self._is_called_off = is_called_off
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._number = 0
+        self._answers: list[Answered] = []  # to the question that is open: one, or none yet
+        self._typed_ahead: list[str] = []
+        self._debugging = 0
+        self.asks = ""  # what waits for an answer right now: ``input()``, or the debugger
+
+    def take_over(self) -> None:
+        """Be in the place of Python's own functions that read from a terminal."""
+        builtins.input = self.ask
+        getpass.getpass = self.ask_secret
+
+    def begin_cell(self, typed_ahead: Sequence[str]) -> None:
+        """A cell begins, whose first questions have their answers."""
+        self._typed_ahead = [*typed_ahead]
+
+    @contextmanager
+    def debugging(self) -> Iterator[None]:
+        """What is asked in here is the debugger's."""
+        self._debugging += 1
+        try:
+            yield
+        finally:
+            self._debugging -= 1
+
+    def ask(self, prompt: object = "", /) -> str:
+        """Ask, as ``input()`` does.
+
+        Raises:
+            EOFError: nobody will answer: the cell was interrupted, or the question taken back.
+            RuntimeError: nobody can: the notebook runs without a page, or this is no main thread.
+        """
         __tracebackhide__ = True
-        raise RuntimeError(f"{what} is not supported: a rank has no keyboard; {way_out}")
+        return self._ask(str(prompt), is_secret=False)
 
-    return refuse
+    def ask_secret(self, prompt: str = "Password: ", stream: object = None) -> str:
+        """Ask for what is not to be seen, as ``getpass()`` does."""
+        __tracebackhide__ = True
+        del stream
+        return self._ask(prompt, is_secret=True)
+
+    def _ask(self, prompt: str, *, is_secret: bool) -> str:
+        __tracebackhide__ = True
+        what = DEBUGGER if self._debugging else INPUT
+        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                f"{what} is not supported in a process or thread of a rank's own: ask in its cell"
+            )
+        if self._is_called_off():
+            raise EOFError("the cell was interrupted")
+        if self._typed_ahead:
+            return self._type(prompt, self._typed_ahead.pop(0))
+        flush_python_streams()
+        answer = self._await_answer(what, prompt, is_secret=is_secret)
+        if answer.refusal:
+            raise RuntimeError(f"{what} is not supported: {answer.refusal}")
+        if answer.is_end:
+            raise EOFError("nobody answered")
+        return answer.text
+
+    def _type(self, prompt: str, text: str) -> str:
+        print(f"{prompt}{text}")  # noqa: T201 - as it would stand there
+        return text
+
+    def _await_answer(self, what: str, prompt: str, *, is_secret: bool) -> Answered:
+        with self._changed:
+            self._number += 1
+            number, self.asks = self._number, what
+            self._answers.clear()
+        question = Asked(question=number, prompt=prompt, is_secret=is_secret, what=what)
+        self._post(question)
+        try:
+            with self._changed:
+                while not self._answers:  # a signal's handler runs between two looks
+                    self._changed.wait(LOOK)
+                return self._answers[0]
+        finally:
+            self.asks = ""
+            if not self._answers:
+                self._post(Withdrawn(question=number))
+
+    def answered(self, answer: Answered) -> None:
+        """An answer came; one to a question that was taken back is nobody's."""
+        with self._changed:
+            if answer.question == self._number and self.asks:
+                self._answers.append(answer)
+                self._changed.notify_all()
+
+
+def refuse(what: str, reason: str) -> Any:
+    """A function that says why it cannot work."""
+
+    def refused(*_args: object, **_options: object) -> None:
+        __tracebackhide__ = True
+        raise RuntimeError(f"{what} is not supported: {reason}")
+
+    return refused

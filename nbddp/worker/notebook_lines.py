@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
+
+_MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
+_SYSTEM = re.compile(r"get_ipython\(\)\.system\('(.*)'\)")
 
 
 class NotebookLines(CachingCompiler):
@@ -67,3 +71,15 @@ def _leading_blank_lines(source: str) -> int:
     """IPython strips these before it compiles."""
     lines = source.splitlines()
     return next((count for count, line in enumerate(lines) if line.strip()), 0)
+
+
+def as_typed(code: str) -> str:
+    """A line as it stands in the notebook, from what IPython makes of a magic or a command.
+
+    >>> as_typed("x = get_ipython().run_line_magic('timeit', '-o f()')")
+    'x = %timeit -o f()'
+    >>> as_typed("get_ipython().system('ls')")
+    '!ls'
+    """
+    code = _MAGIC.sub(lambda found: f"%{found[1]} {found[2]}".rstrip(), code)
+    return _SYSTEM.sub(lambda found: f"!{found[1]}", code)

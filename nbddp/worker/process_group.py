@@ -24,6 +24,7 @@ from nbddp.worker.rendezvous import Rendezvous
 from nbddp.worker.sockets import have_room_for
 from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
 
+HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
 CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
 BESIDE_PAIRS = 10  # descriptors that a group takes, besides one for each rank
@@ -64,6 +65,7 @@ class ProcessGroup:
         self.backend = choose_backend(backend, topology.local_world_size)
         self.device = place.device()
         self.is_broken = False
+        self._holds = False
         self.stuck_in: Collective | None = None
         self._rendezvous = Rendezvous(topology, attempt, self._one_more_store)
         self._rendezvous.serve()
@@ -102,10 +104,20 @@ class ProcessGroup:
     def settle(self) -> None:
         """What the ranks had to tell each other is told: from here on the user's timeout holds."""
         self._limit(self._timeout)
+        self._holds = False
 
     def _limit(self, timeout: timedelta) -> None:
         if dist.get_debug_level() != dist.DebugLevel.DETAIL:
             dist.distributed_c10d._set_pg_timeout(timeout)
+
+    def _hold_timeouts(self, *, may_ask: bool) -> None:
+        """Let no collective give up while the user is asked on some rank.
+
+        A wait that has begun keeps its timeout, so that this must be known before.
+        """
+        if dist.is_initialized() and may_ask is not self._holds:
+            self._limit(HELD if may_ask else self._timeout)
+            self._holds = may_ask
 
     def _meet(self, store: dist.Store, world_size: int) -> None:
         """Wait until every rank is here."""
@@ -170,9 +182,10 @@ class ProcessGroup:
         """After an error of the backend's own, such as a timeout, its connections are closed."""
         self.is_broken = self.is_broken or comes_from_backend(error)
 
-    def begin_cell(self, command: RunCell) -> None:
-        """A cell may make groups and processes of its own."""
+    def begin_cell(self, command: RunCell, *, may_ask: bool = False) -> None:
+        """A cell may make groups and processes of its own, or ask the user something."""
         self.stuck_in = None
+        self._hold_timeouts(may_ask=may_ask)
         self._rendezvous.begin_cell(command.cell, running=len(command.ranks))
         let_cell_choose_start_method()
         self._afterlife.begin_cell()

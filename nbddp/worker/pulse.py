@@ -11,6 +11,7 @@ from types import FrameType
 from nbddp.wire.messages import Pulse
 from nbddp.worker.flight_recorder import Collective, arrivals, newest_of, recorded
 from nbddp.worker.main_thread import main_cpu_time, main_frame, main_status
+from nbddp.worker.notebook_lines import as_typed
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_cpu_time
 from nbddp.worker.waits import waited_in
@@ -30,6 +31,7 @@ class PulseThread:
         usage: reads what the process uses.
         said: how often the cell reported or printed something, and how many bytes are written.
         name_of: what a script's file is called; empty for a cell's.
+        asks: what waits for the user's answer.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class PulseThread:
         usage: Usage,
         said: Callable[[], tuple[int, int]] = lambda: (0, 0),
         name_of: Callable[[str], str] = lambda _filename: "",
+        asks: Callable[[], str] = lambda: "",
     ) -> None:
         self._post = post
         self._said = said
         self._name_of = name_of
+        self._asks = asks
         self._is_cell_file = is_cell_file
         self._usage = usage
         self._stillness = Stillness()
@@ -115,6 +119,7 @@ class PulseThread:
             gpu_name=use.gpu_name,
             gpu_memory=use.gpu_memory,
             gpu_reserved=use.gpu_reserved,
+            asks=self._asks(),
             arrivals=came,
         )
 
@@ -157,5 +162,5 @@ class PulseThread:
         filename = here.f_code.co_filename
         if not self._is_cell_file(filename):
             return 0, "", "", frame.f_code.co_name
-        code = linecache.getline(filename, here.f_lineno).strip()
+        code = as_typed(linecache.getline(filename, here.f_lineno).strip())
         return here.f_lineno, self._name_of(filename), code[:MAX_CODE], called

@@ -23,12 +23,12 @@ from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
 from nbddp.worker import scripts
 from nbddp.worker.backend_errors import is_backends
+from nbddp.worker.debugger import post_mortem
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format
 from nbddp.worker.folding import folded
 from nbddp.worker.handlers import CellHandlers
 from nbddp.worker.headline import text_of
-from nbddp.worker.keyboard import refuse_debugger
 from nbddp.worker.notebook_lines import NotebookLines
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
@@ -324,10 +324,10 @@ class RankShell(InteractiveShell):
         if value:
             raise UsageError("%pdb stays off: a rank has no keyboard")
 
-    def debugger(self, force: bool = False) -> NoReturn:  # noqa: FBT001, FBT002, ARG002
-        """Say why ``%debug`` cannot work."""
+    def debugger(self, force: bool = False) -> None:  # noqa: FBT001, FBT002, ARG002
+        """Look into the last error, for ``%debug``."""
         __tracebackhide__ = True
-        refuse_debugger()
+        post_mortem(self.is_cell_file)
 
     def enable_gui(self, gui: str | None = None) -> None:
         """Start no event loop: there is no window that needs one."""

@@ -87,11 +87,6 @@ def test_names_are_kept_after_an_error_and_the_next_cell_works(notebook: Noteboo
     assert reply.lines(1) == ["1 2.0"]
 
 
-def test_input_says_that_it_is_not_supported(notebook: Notebook) -> None:
-    reply = notebook.run("%%ddp --nproc 1\ninput('name? ')")
-    assert "input() is not supported" in reply.error
-
-
 def test_a_script_that_says_sys_exit_0_has_succeeded(notebook: Notebook) -> None:
     assert notebook.run("%%ddp --nproc 1\nimport sys\nsys.exit()").status == "ok"
     reply = notebook.run("%%ddp\nsys.exit(3)")

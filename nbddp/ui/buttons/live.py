@@ -95,10 +95,12 @@ class LiveComms:
     Attributes:
         page_draws: Whether the page has drawn the last widgets in time, as far as is known.
         page_tells: Whether it has told when they were gone from it.
+        cells: How many cells the user has sent while widgets were served.
     """
 
     def __init__(self, kernel: Any) -> None:
         self.page_draws = self.page_tells = True
+        self.cells = 0
         self._kernel = kernel
         self._way = way_to(kernel)
         self._has_failed = False
@@ -273,6 +275,7 @@ class LiveComms:
     def _addressee(self, message: Incoming) -> Serving | None:
         peek = message.peek()
         kind, servings = peek["header"]["msg_type"], self._servings
+        self.cells += kind == "execute_request"
         if kind not in _KINDS or not servings:
             return None
         content = message.session.unpack(peek["content"])

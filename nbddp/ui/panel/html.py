@@ -149,8 +149,8 @@ def _state(each: RankSnapshot) -> str:
         mood = "nbddp-wrong" if each.is_cause else "nbddp-waits"
         style, state = ink("bad" if each.is_cause else "warn"), escape(each.state)
         return f'<span class="{mood}" style="{style}" title="{state}">{state}</span>'
-    if each.state == "waiting":
-        return f'<span class="nbddp-waits" style="{ink("warn")}">waiting</span>'
+    if each.state.startswith("waiting"):
+        return f'<span class="nbddp-waits" style="{ink("warn")}">{escape(each.state)}</span>'
     return escape(each.state)
 
 

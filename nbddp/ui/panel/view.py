@@ -13,9 +13,9 @@ from ipywidgets import Widget
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.notices import Displayed, Notice, Said, Wrote
+from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.agreement import agreeing
+from nbddp.ui.agreement import parted
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.panel.attempts import Attempt
@@ -26,13 +26,9 @@ from nbddp.ui.panel.fallback import Fallback, late_html
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log import log_path, say_earlier
 from nbddp.ui.panel.pages import MAX_ROWS
-from nbddp.ui.panel.record import (
-    Record,
-    going_on_html,
-    record_html,
-    record_text,
-)
+from nbddp.ui.panel.record import Record, going_on_html, record_html, record_text
 from nbddp.ui.panel.widgets import PanelWidgets
+from nbddp.ui.questions import Questions
 from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
 from nbddp.ui.words import shorten
@@ -75,6 +71,7 @@ class PanelView:
         *,
         has_color: bool,
         tell_later: Callable[[str], None] = lambda _text: None,
+        questions: Questions,
     ) -> None:
         self.tails = Tails(max_merged=MAX_ROWS)
         self.attempt = 0
@@ -86,6 +83,7 @@ class PanelView:
         self._widgets: PanelWidgets | None = None
         self._serving: Serving | None = None
         self._tell_later = tell_later
+        self._questions = questions
         self._display_id = f"nbddp-{uuid.uuid4().hex}"
         self._is_published = False
         self._fallback = Fallback()
@@ -135,6 +133,7 @@ class PanelView:
             while not handle.is_told:
                 self._take(handle, handle.next_notice(self._patience()))
                 self._live.pump()
+                self._ask(handle)
                 if time.monotonic() >= self._next_draw:
                     self._take_together(handle)
                     self._draw(handle)
@@ -143,14 +142,25 @@ class PanelView:
             self._finish(handle, handle.result)
             return handle.result
         finally:
+            self._questions.close()
             self._close()
+
+    def _ask(self, handle: CellHandle) -> None:
+        reloads = self._serving.reloads if self._serving is not None else 0
+        gone = self._widgets.times_gone if self._widgets is not None else 0
+        self._questions.note_page((self._live.cells, reloads, gone))
+        typed = self._questions.pump(handle.has_ended)
+        if typed is not None:
+            self.tails.flush(typed.rank)
+            self.tails.write(typed.rank, f"{typed.text}\n")
 
     def _patience(self) -> float:
         """How long to wait for news: less where this very thread answers the buttons."""
         if self._widgets is not None and self._live.how is Way.PUMP:
             return PUMP_PERIOD
         left = self._next_draw - time.monotonic()
-        return left if left > 0 else LOOK_PERIOD  # news after a pause is drawn at once
+        pause = left if left > 0 else LOOK_PERIOD  # news after a pause is drawn at once
+        return min(pause, self._questions.patience)
 
     # ---- what the cell says
 
@@ -168,6 +178,9 @@ class PanelView:
                 self.tails.say(text)
             case Displayed(rank=rank, message=message):
                 self._show_display(handle, rank, message)
+            case Question() | TakenBack():
+                self._opens_at = 0.0  # who is asked shall see by whom
+                self._questions.take(notice)
 
     def _show_display(self, handle: CellHandle, rank: int, message: Display) -> None:
         self.tails.flush(rank)  # it was printed before
@@ -272,13 +285,7 @@ class PanelView:
         if self._widgets is not None:
             self._await_page(self._widgets)
         self.tails.flush()
-        rich = []
-        values: list[Line] = []
-        for ranks, bundle in agreeing(result.results):
-            if set(bundle["data"]) == {"text/plain"}:
-                values.append(Line(tuple(ranks), str(bundle["data"]["text/plain"]), mark="Out"))
-            elif bundle["data"]:
-                rich.append((ranks, bundle))
+        values, rich = parted(result.results)
         html = self._publish_record(handle, result, values, charts)
         for ranks, bundle in rich:
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
@@ -334,7 +341,7 @@ class PanelView:
     ) -> str:
         merged = self.tails.merged()
         snapshot = self._snapshot(handle)
-        notes = [self._charts.note(), _missed(snapshot)]
+        notes = [self._charts.note(), _missed(snapshot), self._questions.stays]
         record = Record(
             snapshot=snapshot,
             result=result,

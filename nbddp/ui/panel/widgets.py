@@ -60,6 +60,7 @@ class PanelWidgets:
         self.is_on_page = Event()  # the page has drawn all of it
         self.was_shown = False  # on some page, once
         self.is_gone = Event()  # from every page that shows what becomes of it
+        self.times_gone = 0  # a cell that is moved is drawn anew
         self._deepest: list[widgets.DOMWidget] = []
         for each in (self._controls.buttons[Press.KILL], *self.log.parts, self._line):
             self._await(each)
@@ -100,6 +101,7 @@ class PanelWidgets:
             self.is_gone.clear()
         elif self.was_shown:
             self.is_gone.set()
+            self.times_gone += 1
 
     def draw(self, snapshot: Snapshot, *, note: str = "") -> None:
         """Show a snapshot; what has not changed is not sent."""

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.lines import LineAssembler, log_name
-from nbddp.record.notices import Displayed, Notice, Said, Wrote
+from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.ui.agreement import agreeing
+from nbddp.ui.questions import Questions
 from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value, tagged
 from nbddp.ui.text.progress import Progress
 from nbddp.wire.messages import Display, JsonDict
@@ -35,6 +36,7 @@ class TextView:
             end is shown, as a kernel's output queue would grow without end, and the cell's end
             wait behind it.
         progress: says how far the cell is; None where nobody shall.
+        questions: asks what ranks ask; None where they are told that nobody can.
     """
 
     has_record = False
@@ -47,8 +49,10 @@ class TextView:
         has_color: bool = False,
         pace: float = math.inf,
         progress: Progress | None = None,
+        questions: Questions | None = None,
     ) -> None:
         self._screen = screen
+        self._questions = questions
         self._progress = progress
         self._pace = pace
         self._followed_at = 0.0  # when the screen has followed
@@ -74,7 +78,13 @@ class TextView:
 
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell from its beginning to its end."""
-        self.follow(handle)
+        try:
+            self.follow(handle)
+        finally:
+            if self._questions is not None:
+                self._questions.close()
+                if self._questions.stays:
+                    self.note(self._questions.stays)
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         self.finish(handle.result)
@@ -86,6 +96,9 @@ class TextView:
             if not handle.is_finished and self._await_screen():
                 continue
             left = self._next_flush - time.monotonic() if self._held else PATIENCE
+            if self._questions is not None:
+                left = min(left, self._questions.patience)
+                self._questions.pump(handle.has_ended)
             notice = handle.next_notice(max(0.0, left))
             if notice is not None:
                 self._show_notice(notice)
@@ -148,6 +161,9 @@ class TextView:
                 self._write_lines([rank], self._lines_of(rank).add(text))
             case Displayed(rank=rank, message=message) if not self._is_quiet:
                 self._show_display(rank, message)
+            case Question() | TakenBack() if self._questions is not None:
+                self._show_held()
+                self._questions.take(notice)
 
     def _show_display(self, rank: int, message: Display) -> None:
         self._write_lines([rank], self._lines_of(rank).flush())  # it was printed before

@@ -1,0 +1,106 @@
+"""Whether a cell may ask the user something, told from its code before it runs.
+
+Collectives then wait for as long as somebody types. What stands in a module that a cell imports is
+not looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import re
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+from IPython.core.inputtransformer2 import TransformerManager
+from torch import nn
+
+_MAGIC = re.compile(r"^\s*%%?(debug|pdb)\b", re.MULTILINE)
+_WORD = re.compile(r"\b[^\W\d]\w*")
+_CALLED = {"breakpoint", "input"}  # Python's own, unless the user has something of that name
+_ANYWHERE = {"getpass", "post_mortem", "pm", "set_trace"}  # of a module, or imported from it
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
+
+
+def may_ask(source: str, namespace: Mapping[str, Any]) -> bool:
+    """Whether a cell, or what it calls of earlier cells, may ask the user something.
+
+    >>> may_ask("x = input('how many? ')", {})
+    True
+    >>> may_ask("input = 3; print(input)", {})
+    False
+    """
+    words = set(_WORD.findall(source))
+    if _MAGIC.search(source) or (words & (_CALLED | _ANYWHERE) and _asks_itself(source, namespace)):
+        return True
+    known = (namespace[word] for word in words if word in namespace)
+    return _any_asks(known, namespace, seen=set())
+
+
+def _asks_itself(source: str, namespace: Mapping[str, Any]) -> bool:
+    try:
+        lines = TransformerManager().transform_cell(source)
+        code = compile(
+            lines, "<lookahead>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+        )
+    except SyntaxError:  # it will be told when the cell runs
+        return False
+    stored = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"}
+    return _asks(code, set(namespace) | stored)
+
+
+def _any_asks(values: Iterator[Any], namespace: Mapping[str, Any], *, seen: set[int]) -> bool:
+    """Whether one of these asks, or what it calls."""
+    for value in values:
+        for function in _functions_of(value):
+            if id(function) in seen:
+                continue
+            seen.add(id(function))
+            names = {name for each in _parts(function.__code__) for name in each.co_names}
+            called = (namespace[name] for name in names if name in namespace)
+            if _asks(function.__code__, namespace) or _any_asks(called, namespace, seen=seen):
+                return True
+    return False
+
+
+def _functions_of(value: Any) -> Iterator[FunctionType]:
+    """The functions of cells that a value is or has."""
+    if isinstance(value, FunctionType):
+        if value.__module__ == "__main__":
+            yield value
+        return
+    kinds = {value} if isinstance(value, type) else {type(value)}
+    if isinstance(value, nn.Module):
+        kinds = {type(each) for each in value.modules()}
+    for kind in kinds:
+        if kind.__module__ == "__main__":
+            yield from (each for each in vars(kind).values() if isinstance(each, FunctionType))
+
+
+def _asks(code: CodeType, taken: Mapping[str, Any] | set[str]) -> bool:
+    """Whether a code object, or one within it, calls what asks; ``taken``: names of the user's."""
+    return any(
+        _is_asking(step, taken)
+        for part in _parts(code)
+        if {*part.co_names} & (_CALLED | _ANYWHERE)
+        for step in dis.get_instructions(part)
+    )
+
+
+def _parts(code: CodeType) -> Iterator[CodeType]:
+    """A code object, and those of the functions and comprehensions in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _parts(each)
+
+
+def _is_asking(step: dis.Instruction, taken: Mapping[str, Any] | set[str]) -> bool:
+    name = step.argval
+    if not isinstance(name, str):
+        return False
+    if step.opname in _LOADS:
+        return name in _ANYWHERE or (name in _CALLED and name not in taken)
+    is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+    return is_attribute and (name in _ANYWHERE or name == "breakpoint")  # torch.distributed has one

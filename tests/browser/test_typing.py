@@ -1,0 +1,181 @@
+"""A rank asks, and somebody types: the notebook's own box, in a real page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Locator
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.lab import Lab, LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+Picture = Callable[[LabNotebook, str], None]
+
+CELLS = (
+    "%load_ext nbddp",
+    "%ddp restart --nproc 2",
+    "%ddp stop",
+    """%%ddp
+losses = [2.0, 1.5]
+if rank == 1:
+    breakpoint()
+    losses.append(0.5)
+dist.barrier()
+print(losses)""",
+    "%%ddp\nname = input('name? ')\nprint(name.upper())",
+    "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint('kept', kept, x.item())",
+    "%%ddp\nkept = rank",
+    "%%ddp\ndef half(n):\n    return 1 / n\nhalf(rank)",
+    "%ddp debug",
+    "from getpass import getpass",
+    "%%ddp\nfrom getpass import getpass\nif rank == 0: print(len(getpass('token: ')))",
+    *["'a cell below'"] * 12,
+)
+BREAK, NAME, AFTER, KEEP, FAIL, DEBUG, SECRET = 3, 4, 5, 6, 7, 8, 10
+OPEN = ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding)"  # JupyterLab 4.4 and newer
+
+
+@pytest.fixture(scope="module")
+def shared(lab: Lab) -> Iterator[LabNotebook]:
+    """A page with cells that ask."""
+    write_notebook(lab.notebooks / "typing.ipynb", *CELLS)
+    with lab.open("typing.ipynb") as notebook:
+        notebook.run(0)
+        yield notebook
+
+
+def await_box(notebook: LabNotebook, prompt: str) -> Locator:
+    """Until the page asks this; where one types."""
+    asked = notebook.page.locator(f"{OPEN} .jp-Stdin-prompt", has_text=prompt)
+    box = asked.locator("input.jp-Stdin-input").last
+    box.wait_for(timeout=20_000)
+    return box
+
+
+def answer(notebook: LabNotebook, prompt: str, text: str) -> None:
+    """Type it into the box that the page shows, as a person does."""
+    await_box(notebook, prompt).click()
+    notebook.page.keyboard.type(text)
+    notebook.page.keyboard.press("Enter")
+
+
+def names_are_kept(notebook: LabNotebook) -> None:
+    """The ranks work, and have what they had."""
+    notebook.run(AFTER)
+    assert "kept 0 2.0" in notebook.text(AFTER)
+    assert "kept 1 2.0" in notebook.text(AFTER)
+
+
+def test_a_breakpoint_is_looked_into_and_left(notebook: LabNotebook, picture: Picture) -> None:
+    notebook.begin(BREAK)
+    await_box(notebook, "[rank 1] ipdb>")
+    notebook.await_text(BREAK, r"in the debugger\s+5 losses")
+    picture(notebook, "debugger")
+    answer(notebook, "[rank 1] ipdb>", "p losses")
+    notebook.await_text(BREAK, r"\[2\.0, 1\.5\]")
+    notebook.await_text(BREAK, "waiting for the debugger")
+    answer(notebook, "[rank 1] ipdb>", "c")
+    notebook.await_idle()
+    assert "[2.0, 1.5, 0.5]" in notebook.text(BREAK)
+    assert notebook.errors() == []
+    picture(notebook, "debugger-record")
+
+
+def test_each_rank_is_asked_its_name(notebook: LabNotebook) -> None:
+    notebook.begin(NAME)
+    for name in ("anna", "bert"):
+        answer(notebook, "name?", name)
+    notebook.await_idle()
+    assert sorted(notebook.text(NAME).split()).count("ANNA") == 1
+    assert "BERT" in notebook.text(NAME)
+
+
+def test_a_secret_is_not_shown(notebook: LabNotebook) -> None:
+    notebook.begin(SECRET)
+    assert await_box(notebook, "[rank 0] token:").get_attribute("type") == "password"
+    answer(notebook, "[rank 0] token:", "abcdef")
+    notebook.await_idle()
+    assert "6" in notebook.text(SECRET)
+    assert "abcdef" not in notebook.text(SECRET)
+
+
+def test_the_last_failure_is_looked_into(notebook: LabNotebook, picture: Picture) -> None:
+    notebook.run(FAIL)
+    notebook.begin(DEBUG)
+    answer(notebook, "[rank 0] ipdb>", "p n")
+    notebook.await_text(DEBUG, "^.*\\b0$")
+    picture(notebook, "post-mortem")
+    answer(notebook, "[rank 0] ipdb>", "u")
+    answer(notebook, "[rank 0] ipdb>", "p rank")
+    answer(notebook, "[rank 0] ipdb>", "q")
+    notebook.await_idle()
+    notebook.run(KEEP)
+    names_are_kept(notebook)
+
+
+def reload(notebook: LabNotebook) -> None:
+    """Press F5."""
+    notebook.reload()
+
+
+def delete(notebook: LabNotebook) -> None:
+    """Delete the cell that asks, and undo it: the cells after it have the same places then."""
+    notebook.js("panel.content.activeCellIndex = 4")
+    notebook.js("await window.jupyterapp.commands.execute('notebook:delete-cell')")
+    notebook.js("await window.jupyterapp.commands.execute('notebook:undo-cell-action')")
+
+
+def clear(notebook: LabNotebook) -> None:
+    """Clear the outputs, and with them the box."""
+    notebook.js("panel.content.activeCellIndex = 4")
+    notebook.js("await window.jupyterapp.commands.execute('notebook:clear-cell-output')")
+
+
+def move(notebook: LabNotebook) -> None:
+    """Move the cell that asks down and up again."""
+    notebook.js("panel.content.activeCellIndex = 4")
+    notebook.js("await window.jupyterapp.commands.execute('notebook:move-cell-down')")
+    notebook.js("await window.jupyterapp.commands.execute('notebook:move-cell-up')")
+
+
+def interrupt(notebook: LabNotebook) -> None:
+    """Press the notebook's own button."""
+    notebook.js("await panel.sessionContext.session.kernel.interrupt()")
+
+
+def press_interrupt(notebook: LabNotebook) -> None:
+    """Press the panel's button."""
+    notebook.button("Interrupt").click()
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [reload, delete, clear, move, interrupt, press_interrupt],
+    ids=lambda each: each.__name__,
+)
+def test_who_turns_away_is_not_waited_for(
+    notebook: LabNotebook, leave: Callable[[LabNotebook], None]
+) -> None:
+    notebook.run(KEEP)
+    notebook.begin(NAME)
+    await_box(notebook, "name?")
+    notebook.await_text(NAME, "input")
+    leave(notebook)
+    notebook.await_ready()
+    notebook.await_idle(30)
+    interrupt(notebook)  # JupyterLab waits for an answer, the kernel does not
+    names_are_kept(notebook)
+
+
+def test_who_scrolls_away_may_come_back(notebook: LabNotebook) -> None:
+    notebook.begin(BREAK)
+    await_box(notebook, "[rank 1] ipdb>")
+    notebook.js("await panel.content.scrollToItem(panel.content.widgets.length - 1)")
+    notebook.page.wait_for_timeout(1000)
+    notebook.js("await panel.content.scrollToItem(3)")
+    answer(notebook, "[rank 1] ipdb>", "c")
+    notebook.await_idle()
+    assert "[2.0, 1.5, 0.5]" in notebook.text(BREAK)

@@ -1,0 +1,91 @@
+"""Whether a cell may ask: collectives wait longer in it, and in no other."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch import nn
+
+from nbddp.worker.lookahead import may_ask
+
+EARLIER = """
+from torch import nn
+def quiet(input): return input * 2
+def asks(): return int(input('?'))
+def calls(): return [asks() for _ in range(2)]
+def recursive(n): return recursive(n - 1) if n else 0
+def inner():
+    def deep(): breakpoint()
+    return deep
+class Looks(nn.Module):
+    def forward(self, x):
+        import pdb
+        pdb.set_trace()
+        return x
+class Plain(nn.Module):
+    def forward(self, input): return input
+net = nn.Sequential(nn.Linear(2, 2), Looks())
+plain = nn.Sequential(Plain())
+"""
+
+
+@pytest.fixture
+def namespace() -> dict[str, Any]:
+    """The names of an earlier cell."""
+    module = ModuleType("__main__")
+    exec(EARLIER, vars(module))
+    return vars(module)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "name = input('name? ')",
+        "for _ in range(3):\n    breakpoint()",
+        "import pdb; pdb.set_trace()",
+        "from pdb import set_trace\nset_trace()",
+        "dist.breakpoint(1)",
+        "from getpass import getpass\ntoken = getpass()",
+        "def f(): return input()\nf()",
+        "1 / 0\n%debug",
+        "%%time\n%debug",
+        "!ls\nx = %timeit -o 1\nbreakpoint()",
+        "asks()",
+        "calls()",
+        "inner()()",
+        "Looks()(x)",
+        "y = net(x)",
+        "await asyncio.sleep(0)\ninput()",
+    ],
+)
+def test_what_may_ask(source: str, namespace: dict[str, Any]) -> None:
+    assert may_ask(source, namespace)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "for input, target in loader:\n    loss = model(input)",
+        "input = batch[0]\nmodel(input)",
+        "def train(input): return input\ntrain(3)",
+        "quiet(3)",
+        "recursive(3)",
+        "plain(x)",
+        "inputs = model.input",
+        "# input(), breakpoint()\nprint('input()')",
+        "this is no python: input(",
+    ],
+)
+def test_what_does_not(source: str, namespace: dict[str, Any]) -> None:
+    assert not may_ask(source, namespace)
+
+
+def test_a_name_of_the_users_is_not_pythons(namespace: dict[str, Any]) -> None:
+    assert not may_ask("print(input)", {**namespace, "input": 3})
+
+
+def test_a_module_of_a_library_is_not_looked_through() -> None:
+    assert not may_ask("model(x)", {"model": nn.LSTM(2, 2)})

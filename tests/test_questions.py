@@ -1,0 +1,234 @@
+"""What ranks ask: one question at a time, and nobody waits for an answer that cannot come."""
+
+from __future__ import annotations
+
+import os
+import pty
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nbddp.record.notices import Question, TakenBack
+from nbddp.ui import questions as room
+from nbddp.ui.questions import ConsoleBox, NoBox, Questions, RefusedError, Typed
+from nbddp.wire.messages import Answered, Asked
+
+Sent = list[tuple[int, Answered]]
+
+
+class FakeBox:
+    """A box in which a test types."""
+
+    stays = "press Enter in it"
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[str, bool]] = []
+        self.typed: list[str | EOFError] = []
+
+    def begin(self, prompt: str, *, is_secret: bool) -> None:
+        self.shown.append((prompt, is_secret))
+
+    def poll(self) -> str | None:
+        if not self.typed:
+            return None
+        text = self.typed.pop(0)
+        if isinstance(text, EOFError):
+            raise text
+        return text
+
+
+def nobody_has_ended(_rank: int) -> bool:
+    return False
+
+
+def asks(rank: int, number: int = 1, prompt: str = "> ", *, is_secret: bool = False) -> Question:
+    return Question(rank, Asked(question=number, prompt=prompt, is_secret=is_secret))
+
+
+@pytest.fixture
+def box() -> FakeBox:
+    return FakeBox()
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return []
+
+
+@pytest.fixture
+def questions(box: FakeBox, sent: Sent) -> Questions:
+    return Questions(box, lambda rank, answer: sent.append((rank, answer)))
+
+
+def test_a_question_is_asked_with_its_rank_and_answered_once(
+    questions: Questions, box: FakeBox, sent: Sent
+) -> None:
+    assert questions.patience > 1e9
+    questions.take(asks(2, 7, "name? ", is_secret=True))
+    for _ in range(3):
+        questions.pump(nobody_has_ended)
+    assert box.shown == [("[rank 2] name? ", True)]
+    assert (sent, questions.patience) == ([], room.LOOK)
+    box.typed.append("anna")
+    for _ in range(3):
+        questions.pump(nobody_has_ended)
+    assert sent == [(2, Answered(question=7, text="anna"))]
+    assert questions.patience > 1e9
+
+
+def test_the_end_of_input_is_an_answer(questions: Questions, box: FakeBox, sent: Sent) -> None:
+    questions.take(asks(0))
+    box.typed.append(EOFError())
+    questions.pump(nobody_has_ended)
+    assert sent == [(0, Answered(question=1, is_end=True))]
+
+
+def test_a_debugger_that_asks_again_goes_before_other_ranks(
+    questions: Questions, box: FakeBox, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
+    questions.take(asks(0, 1))
+    questions.take(asks(1, 1))
+    box.typed.append("p x")
+    questions.pump(nobody_has_ended)
+    questions.pump(nobody_has_ended)  # rank 0 has a moment to ask again
+    assert len(box.shown) == 1
+    questions.take(asks(0, 2))
+    questions.pump(nobody_has_ended)
+    assert box.shown[1][0].startswith("[rank 0]")
+    box.typed.append("c")
+    questions.pump(nobody_has_ended)
+    now[0] += room.STAYING
+    questions.pump(nobody_has_ended)
+    assert box.shown[2][0].startswith("[rank 1]")
+    assert [rank for rank, _ in sent] == [0, 0]
+
+
+def test_what_is_taken_back_needs_no_answer(questions: Questions, box: FakeBox, sent: Sent) -> None:
+    questions.take(asks(0, 1))
+    questions.take(asks(1, 4))
+    questions.pump(nobody_has_ended)
+    questions.take(TakenBack(0, 1))
+    questions.pump(nobody_has_ended)
+    assert [prompt for prompt, _ in box.shown] == ["[rank 0] > ", "[rank 1] > "]
+    box.typed.append("x")
+    questions.pump(nobody_has_ended)
+    assert sent == [(1, Answered(question=4, text="x"))]
+
+
+def test_a_rank_that_has_ended_is_not_asked_for(
+    questions: Questions, box: FakeBox, sent: Sent
+) -> None:
+    questions.take(asks(0))
+    questions.pump(nobody_has_ended)
+    questions.take(asks(1))
+    questions.pump(lambda rank: rank == 0)
+    assert box.shown[-1][0] == "[rank 1] > "
+    questions.pump(lambda _rank: True)
+    assert questions.patience > 1e9
+    assert not sent
+
+
+def test_whoever_waits_when_the_view_closes_is_told(
+    questions: Questions, box: FakeBox, sent: Sent
+) -> None:
+    questions.take(asks(0))
+    questions.pump(nobody_has_ended)
+    questions.take(asks(1, 3))
+    questions.close()
+    questions.close()
+    end = [Answered(question=number, is_end=True) for number in (1, 3)]
+    assert sent == list(zip((0, 1), end, strict=True))
+    del box
+
+
+def test_who_does_something_else_has_turned_away(
+    questions: Questions, box: FakeBox, sent: Sent
+) -> None:
+    questions.note_page(1)
+    questions.take(asks(0, 1))
+    questions.take(asks(1, 1))
+    questions.note_page(2)  # before anything was asked
+    questions.pump(nobody_has_ended)
+    questions.note_page(2)
+    assert not sent
+    questions.note_page(3)
+    assert sent == [(0, Answered(question=1, is_end=True))]
+    questions.note_page(3)
+    assert len(sent) == len(box.shown) == 1
+
+
+def test_where_nobody_types_it_is_refused_at_once(sent: Sent) -> None:
+    questions = Questions(NoBox("no page"), lambda rank, answer: sent.append((rank, answer)))
+    questions.take(asks(0))
+    questions.take(asks(1))
+    questions.pump(nobody_has_ended)
+    questions.pump(nobody_has_ended)
+    assert sent == [(rank, Answered(question=1, refusal="no page")) for rank in (0, 1)]
+
+
+# ---- a terminal
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A terminal as standard input; what is given to it is typed there."""
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "r") as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        yield lambda text: os.write(master, text.encode()) and None
+    os.close(master)
+
+
+def test_a_terminal_is_read_by_the_line(
+    terminal: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    box = ConsoleBox()
+    box.begin("[rank 0] ipdb> ", is_secret=False)
+    assert capsys.readouterr().out == "[rank 0] ipdb> "
+    assert box.poll() is None
+    terminal("p x")
+    assert box.poll() is None
+    terminal("\n")
+    assert box.poll() == "p x"
+    terminal("\x04")  # Ctrl-D
+    with pytest.raises(EOFError):
+        box.poll()
+    with pytest.raises(RefusedError, match="would show what is typed"):
+        box.begin("Password: ", is_secret=True)
+
+
+def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        with pytest.raises(RefusedError, match="nobody can type here"):
+            ConsoleBox().begin("> ", is_secret=False)
+
+
+def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(
+    box: FakeBox, questions: Questions
+) -> None:
+    questions.take(asks(1, prompt="ipdb> "))
+    assert questions.pump(nobody_has_ended) is None
+    box.typed = ["p x"]
+    assert questions.pump(nobody_has_ended) == Typed(1, "ipdb> p x")
+    questions.take(asks(1, 2, prompt="token: ", is_secret=True))
+    box.typed = ["abc"]
+    assert questions.pump(nobody_has_ended) == Typed(1, "token: ········")
+
+
+def test_a_box_that_nobody_answered_is_mentioned(box: FakeBox, questions: Questions) -> None:
+    assert questions.stays == ""
+    questions.take(asks(1))
+    questions.pump(nobody_has_ended)
+    box.typed = ["x"]
+    questions.pump(nobody_has_ended)
+    questions.close()
+    assert questions.stays == ""
+    questions.take(asks(1, 2))
+    questions.pump(nobody_has_ended)
+    questions.take(TakenBack(1, 2))
+    questions.close()
+    assert questions.stays == "press Enter in it"
