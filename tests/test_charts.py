@@ -249,12 +249,26 @@ def test_drawing_gets_its_share_of_the_time_and_a_pause_is_never_long(
             return False
 
     log(metrics, 0, loss=0.5)
-    now = iter([0.0, 0.25, 10.0, 10.0001, 20.0, 120.0])
-    monkeypatch.setattr(room.time, "monotonic", lambda: next(now))
+    loading = [100.0, 107.0]
+    now = iter([0.0, *loading, 7.0 + 0.03, 10.0, 10.0001, 20.0, 120.0])
+    monkeypatch.setattr(room.time, "thread_time", lambda: next(now))
     charts._nudge = Over()
     charts._draw_news()
     share = room.SHARE
-    assert pauses == [0.0, 0.25 * (1 - share) / share, room.LOOK_PERIOD, room.MAX_PAUSE]
+    drawing = pytest.approx(0.03 * (1 - share) / share)
+    assert pauses == [0.0, drawing, room.LOOK_PERIOD, room.MAX_PAUSE]
+
+
+def test_the_numbers_are_taken_once_for_each_time_they_are_drawn(
+    charts: Charts, metrics: Curves, pencil: FakePencil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    curves = metrics.curves
+    monkeypatch.setattr(metrics, "curves", lambda name: copied.append(name) or curves(name))
+    for number in range(3):
+        log(metrics, number, loss=0.5)
+        charts._look_and_draw()
+    assert copied == pencil.drawn == ["loss"] * 3
 
 
 def test_while_there_are_no_numbers_one_looks_now_and_then(

@@ -95,21 +95,36 @@ class Columns:
     def curve(self) -> Curve:
         """The curve."""
         steps, sums, lows, highs, counts, lost = self.columns
-        return Curve(
-            steps=tuple(step / (n + bad) for step, n, bad in zip(steps, counts, lost, strict=True)),
-            values=tuple(
-                # rounding, and sums that overflow, must not take a mean out of its bucket
-                min(max(total / n, low), high) if n else math.nan
-                for total, low, high, n in zip(sums, lows, highs, counts, strict=True)
-            ),
-            low=tuple(low if n else math.nan for low, n in zip(lows, counts, strict=True)),
-            high=tuple(high if n else math.nan for high, n in zip(highs, counts, strict=True)),
-            lost=tuple(map(int, lost)),
-            last=self.last,
-            begins=self.begins,
-            falls=self.falls,
-            restarts=self.restarts,
+        if counts.count(1.0) == len(counts) and not any(lost):
+            values = tuple(sums)  # most often: every bucket is a value
+            return self._curve(tuple(steps), values, values, values, (0,) * len(values))
+        if 0.0 in counts:
+            means = [total / n if n else math.nan for total, n in zip(sums, counts, strict=True)]
+            lows, highs = (
+                array("d", (end if n else math.nan for end, n in zip(ends, counts, strict=True)))
+                for ends in (lows, highs)
+            )
+        else:
+            means = list(map(operator.truediv, sums, counts))
+        return self._curve(
+            tuple(map(operator.truediv, steps, map(operator.add, counts, lost))),
+            # rounding, and sums that overflow, must not take a mean out of its bucket
+            tuple(map(min, map(max, means, lows), highs)),
+            tuple(lows),
+            tuple(highs),
+            tuple(map(int, lost)),
         )
+
+    def _curve(
+        self,
+        steps: tuple[float, ...],
+        values: tuple[float, ...],
+        low: tuple[float, ...],
+        high: tuple[float, ...],
+        lost: tuple[int, ...],
+    ) -> Curve:
+        marks = self.begins, self.falls, self.restarts
+        return Curve(steps, values, low, high, lost, self.last, *marks)
 
 
 class Series:

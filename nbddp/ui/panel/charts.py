@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 MAX_CHARTS = 12  # unless others are chosen
 MAX_NAMED = 20  # metrics without a chart that are named
 LOOK_PERIOD = 0.5  # seconds between two looks for news
-SHARE = 0.2  # of the time goes into drawing: the ranks need the cores
-MAX_PAUSE = 2.0  # seconds; a machine that is busy shows the charts all the same
+SHARE = 0.02  # of a core goes into drawing: the ranks need it, and a chart is read at its leisure
+MAX_PAUSE = 5.0  # seconds; many ranks and metrics are shown all the same
 
 
 class Take(Protocol):
@@ -119,13 +119,7 @@ class Charts:
     def _draw_news(self) -> None:
         pause = 0.0
         while not self._is_over_after(pause):
-            if not self._look(self._drawn).versions:
-                pause = LOOK_PERIOD
-                continue
-            import_module("nbddp.ui.panel.charthtml")  # loads NumPy, once: that is no drawing
-            began = time.monotonic()
-            self._refresh()
-            spent = time.monotonic() - began
+            spent = self._look_and_draw()
             pause = min(MAX_PAUSE, max(LOOK_PERIOD, spent * (1 - SHARE) / SHARE))
 
     def _is_over_after(self, pause: float) -> bool:
@@ -135,11 +129,19 @@ class Charts:
             self._nudge.clear()
         return self._over.is_set()
 
-    def _refresh(self) -> None:
-        from nbddp.ui.panel.charthtml import live_chart
-
+    def _look_and_draw(self) -> float:
+        """Draw what has changed: the CPU seconds that it took."""
+        began = time.thread_time()
         drawn = self._drawn  # another one, if another scale is chosen meanwhile
         news = self._look(drawn)
+        if news.curves:
+            began += _load_drawing()
+            self._refresh(news, drawn)
+        return time.thread_time() - began
+
+    def _refresh(self, news: MetricsSnapshot, drawn: dict[str, int]) -> None:
+        from nbddp.ui.panel.charthtml import live_chart
+
         for name, curves in news.curves.items():
             if self._over.is_set():
                 return
@@ -164,6 +166,13 @@ class Charts:
             logger.exception("the chart of %r could not be drawn", name)
             self._failed[name] = f"{type(error).__name__}: {error}"
             return None
+
+
+def _load_drawing() -> float:
+    """Load NumPy, once: the CPU seconds of it, which are no drawing."""
+    began = time.thread_time()
+    import_module("nbddp.ui.panel.charthtml")
+    return time.thread_time() - began
 
 
 def _say_left_out(metrics: MetricsSnapshot) -> str:
