@@ -263,7 +263,7 @@ def test_what_a_source_got_without_a_poke_is_found_soon(make: Make, writer: Fake
 def test_a_report_does_not_wait_for_the_next_batch(
     make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "PERIOD", 1000.0)
+    monkeypatch.setattr(room, "PERIOD", 1e9)
     pile = Pile()
     mailer = make(pile)
     mailer.start()
@@ -279,7 +279,7 @@ def test_a_report_does_not_wait_for_the_next_batch(
 def test_pokes_in_quick_succession_are_one_batch(
     make: Make, writer: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "PERIOD", 1000.0)
+    monkeypatch.setattr(room, "PERIOD", 1e9)
     monkeypatch.setattr(room, "SLACK", 0.0)
     pile = Pile()
     mailer = make(pile)
@@ -500,10 +500,38 @@ def test_each_of_many_ranks_sends_fewer_batches(writer: FakeWriter, urgent: Fake
     assert crowd._period == 8 * room.PERIOD
 
 
+def test_all_ranks_mail_on_one_beat_whenever_they_began(
+    writer: FakeWriter, urgent: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is, as soon as both have as much to say as they may."""
+    now = 1000.013
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    mailers = [Mailer(writer, urgent), Mailer(writer, urgent)]
+    due = [0.0, now + 0.017]
+    for _ in range(100):
+        now += 0.01
+        due = [
+            mailer._due_after(at) if now >= at else at
+            for mailer, at in zip(mailers, due, strict=True)
+        ]
+    assert due[0] == pytest.approx(due[1], abs=1e-6)
+    assert now < due[0] <= now + room.PERIOD
+
+
+def test_a_line_after_a_pause_waits_for_no_beat(
+    writer: FakeWriter, urgent: FakeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mailer, now = Mailer(writer, urgent), 1000.013
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    due = mailer._due_after(0.0)
+    assert due <= now
+    assert now < mailer._due_after(mailer._due_after(due)) <= now + room.PERIOD
+
+
 def test_news_make_no_batch_of_what_may_wait(
     make: Make, writer: FakeWriter, urgent: FakeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "PERIOD", 1000.0)
+    monkeypatch.setattr(room, "PERIOD", 1e9)
     monkeypatch.setattr(room, "SLACK", 0.0)
     pile = Pile(wrote("first"))
     mailer = make(pile)
