@@ -254,8 +254,7 @@ def test_drawing_gets_its_share_of_the_time_and_a_pause_is_never_long(
     monkeypatch.setattr(room.time, "thread_time", lambda: next(now))
     charts._nudge = Over()
     charts._draw_news()
-    share = room.SHARE
-    drawing = pytest.approx(0.03 * (1 - share) / share)
+    drawing = pytest.approx(0.03 / room.SHARE)
     assert pauses == [0.0, drawing, room.LOOK_PERIOD, room.MAX_PAUSE]
 
 

@@ -52,6 +52,40 @@ def log(tmp_path: Path) -> Log:
     return Log(tmp_path)
 
 
+def test_text_that_piles_up_wakes_nobody() -> None:
+    """One wait for all that comes in it: that is why a talkative group costs so little."""
+    notices, waits = Notices(), []
+    notices._presses.wait = lambda timeout: [  # type: ignore[method-assign, assignment, return-value]
+        waits.append((timeout, notices._presses.is_set())),
+        *(notices.feed(Wrote(0, str(number))) for number in range(9)),
+        waits.append((timeout, notices._presses.is_set())),
+    ]
+    found = [notices.take(0.1, piles_up=True) for _ in range(9)]
+    assert found == [Wrote(0, str(number)) for number in range(9)]
+    assert waits == [(0.1, False), (0.1, False)]
+
+
+@pytest.mark.parametrize("is_end", [False, True])
+def test_a_picture_and_the_end_wait_for_no_pile(is_end: bool) -> None:
+    notices = Notices()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(notices.take, 30.0, piles_up=True)
+        notices.feed(Wrote(0, "a"))
+        _ = notices.end() if is_end else notices.feed(picture(3))
+        assert waiting.result(20) == Wrote(0, "a")
+    rest = [notices.take(30.0, piles_up=True)]
+    assert rest == [None if is_end else picture(3)]
+    assert notices.is_told == is_end
+
+
+def test_after_a_picture_text_piles_up_again() -> None:
+    notices = Notices()
+    notices.feed(picture(3))
+    assert notices.take(30.0, piles_up=True) == picture(3)
+    assert notices.take(0.0, piles_up=True) is None
+    assert not notices._presses.is_set()
+
+
 def test_notices_come_in_their_order_and_then_none() -> None:
     notices, fed = Notices(), [Wrote(0, "a"), Said("b"), picture(3), Wrote(1, "c")]
     for notice in fed:

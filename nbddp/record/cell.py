@@ -277,12 +277,12 @@ class CellHandle:
             if notice is not None:
                 yield notice
 
-    def next_notice(self, timeout: float) -> Notice | None:
+    def next_notice(self, timeout: float, *, piles_up: bool = False) -> Notice | None:
         """The next thing it says, for one reader; None when nothing came, or it is over.
 
-        When it is over, ``is_told`` is true.
+        When it is over, ``is_told`` is true. ``piles_up``: see :meth:`Notices.take`.
         """
-        return self.told.take(timeout)
+        return self.told.take(timeout, piles_up=piles_up)
 
     def abandon(self) -> None:
         """Nobody reads any more; the files go on."""

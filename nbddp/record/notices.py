@@ -85,6 +85,7 @@ class Notices:
         self.is_told = False
         self._max_text = max_text
         self._changed = threading.Condition()
+        self._presses = threading.Event()  # something that does not wait for what piles up
         self._waiting: deque[Notice | Logged] = deque()
         self._logged: dict[int, Logged] = {}  # the last of each rank, as long as it may grow
         self._opened: Iterator[Wrote] = iter(())
@@ -120,6 +121,8 @@ class Notices:
                 return
             self._rich += _size(notice)
         self._waiting.append(notice)
+        if not isinstance(notice, Wrote | Said):
+            self._presses.set()
 
     def _add_logged(self, more: Logged) -> None:
         last = self._logged.get(more.rank)
@@ -148,6 +151,7 @@ class Notices:
                     notice.is_urgent = is_urgent
             self._waiting.extend(self._say_left_out())
             self._is_ended = True
+            self._presses.set()
             self._changed.notify_all()
 
     def _say_left_out(self) -> Iterator[Said]:
@@ -163,12 +167,19 @@ class Notices:
         """Whether somebody reads them."""
         return self._is_read
 
-    def take(self, timeout: float | None = None) -> Notice | None:
-        """The next notice; None when none came in so many seconds, or all are told."""
+    def take(self, timeout: float | None = None, *, piles_up: bool = False) -> Notice | None:
+        """The next notice; None when none came in so many seconds, or all are told.
+
+        Where it may pile up, text that comes meanwhile ends no wait: to wake for each piece of it
+        costs more than to read it.
+        """
         while True:
             piece = next(self._opened, None)
             if piece is not None:
                 return piece
+            if piles_up:
+                self._await_pressing(timeout)
+                timeout = 0.0
             with self._changed:
                 patience = None if timeout is None else max(0.0, timeout)
                 self._changed.wait_for(lambda: self._waiting or self._is_ended, patience)
@@ -179,6 +190,13 @@ class Notices:
             if not isinstance(notice, Logged):
                 return notice
             self._opened = (Wrote(notice.rank, text) for text in notice.texts())
+
+    def _await_pressing(self, timeout: float | None) -> None:
+        with self._changed:
+            if self._waiting or self._is_ended:
+                return
+            self._presses.clear()
+        self._presses.wait(timeout)
 
     def _pop(self) -> Notice | Logged:
         notice = self._waiting.popleft()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.series import Curve
+from nbddp.ui.panel.budget import Budget
 
 if TYPE_CHECKING:
     from nbddp.ui.charts.frame import Scale
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 MAX_CHARTS = 12  # unless others are chosen
 MAX_NAMED = 20  # metrics without a chart that are named
 LOOK_PERIOD = 0.5  # seconds between two looks for news
-SHARE = 0.02  # of a core goes into drawing: the ranks need it, and a chart is read at its leisure
 MAX_PAUSE = 5.0  # seconds; many ranks and metrics are shown all the same
+SHARE = 0.02  # of a core goes into drawing: the ranks need it, and charts are not read in haste
 
 
 class Take(Protocol):
@@ -117,10 +118,9 @@ class Charts:
         return "; ".join(said)
 
     def _draw_news(self) -> None:
-        pause = 0.0
+        budget, pause = Budget(SHARE, least=LOOK_PERIOD, most=MAX_PAUSE), 0.0
         while not self._is_over_after(pause):
-            spent = self._look_and_draw()
-            pause = min(MAX_PAUSE, max(LOOK_PERIOD, spent * (1 - SHARE) / SHARE))
+            pause = budget.pause(self._look_and_draw())
 
     def _is_over_after(self, pause: float) -> bool:
         """Wait until it is time to look again, or somebody chose something."""

@@ -17,7 +17,7 @@ from nbddp.ui.tails import Line, Tails
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged
-MAX_BATCH = 200  # lines that are put on the page at a time; of more the newest
+MAX_BATCH = 500  # lines that are put on the page at a time; of more the newest
 FIRST = 500  # lines that are shown of what was there before
 
 

@@ -19,6 +19,7 @@ from nbddp.ui.agreement import parted
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.panel.attempts import Attempt
+from nbddp.ui.panel.budget import Budget
 from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.controls import Press
@@ -36,9 +37,8 @@ from nbddp.wire.messages import Display, JsonDict
 
 DELAY = 0.2  # seconds: a cell that is over by then gets its record at once
 OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
-DRAW_PERIOD = 0.1  # seconds between two redraws of the log, whatever comes in
-TABLE_PERIOD = 0.3  # seconds between two of all else, unless the group or the cell changes
-CROWD = 16  # ranks; with more of them it is drawn less often, down to once a second
+DRAW_PERIOD = 0.1  # seconds between two redraws of the log
+TABLE_PERIOD = 0.25  # seconds between two of all else, unless the group or the cell changes
 LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
 TICK = 0.5  # seconds between two redraws of it when nothing comes in: times go on
 SETTLING = 1.0  # seconds that a page may take to draw a panel before the record replaces it
@@ -94,8 +94,9 @@ class PanelView:
         self._seen_log: tuple[object, ...] = ()
         self._opens_at = 0.0
         self._folder = ""  # of the run
+        self._log = Budget(0.02, least=DRAW_PERIOD, most=0.25)
+        self._table = Budget(0.01, least=TABLE_PERIOD, most=1.0)
         self._next_draw = 0.0
-        self._next_table = 0.0
         self._next_tick = 0.0
 
     def take_over(self, before: View) -> None:
@@ -131,11 +132,14 @@ class PanelView:
         self._opens_at = time.monotonic() + OPENING
         try:
             while not handle.is_told:
-                self._take(handle, handle.next_notice(self._patience()))
+                may_wait = time.monotonic() < self._next_draw
+                notice = handle.next_notice(self._patience(), piles_up=may_wait)
+                self._take(handle, notice)
                 self._live.pump()
                 self._ask(handle)
                 if time.monotonic() >= self._next_draw:
-                    self._take_together(handle)
+                    if notice is not None:
+                        self._take_together(handle)
                     self._draw(handle)
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
@@ -219,18 +223,23 @@ class PanelView:
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         now = time.monotonic()
         log_seen = (self.tails.version, widgets.log.looks_at)
-        if log_seen != self._seen_log:
-            self._seen_log, self._next_draw = log_seen, now + DRAW_PERIOD
-            widgets.log.draw(self.tails, self._folder)
+        if log_seen != self._seen_log and now >= self._log.next_at:
+            self._seen_log = log_seen
+            with self._log.spending():
+                widgets.log.draw(self.tails, self._folder)
         if self._is_table_due(now):
-            pause = min(1.0, TABLE_PERIOD * max(1.0, len(handle.ranks) / CROWD))
-            self._next_table, self._next_tick = now + pause, now + max(pause, TICK)
-            widgets.draw(self._snapshot(handle), note=self._note())
+            with self._table.spending():
+                widgets.draw(self._snapshot(handle), note=self._note())
+            self._next_tick = max(self._table.next_at, now + TICK)
+        # a line that comes after a pause does not wait for the table, but the table for no line
+        self._next_draw = self._log.next_at
+        if now < self._table.next_at < self._log.next_at:
+            self._next_draw = self._table.next_at
 
     def _is_table_due(self, now: float) -> bool:
         seen, before = self._session.version, self._seen
         has_turned = seen[1:] != before[1:]  # a button may be pressed now, or may not
-        if not has_turned and now < (self._next_table if seen != before else self._next_tick):
+        if not has_turned and now < (self._table.next_at if seen != before else self._next_tick):
             return False
         self._seen = seen
         return True
