@@ -16,17 +16,17 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from math import floor
 from typing import Protocol
 
 from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Report
 from nbddp.wire.queues import QueueWriter
+from nbddp.worker.beats import last_beat
 
 logger = logging.getLogger(__name__)
 
 POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
-PERIOD = 0.05  # seconds between batches, on average; a line after a pause goes at once
-CROWD = 8  # ranks; more of them send fewer batches each, for one process reads all
+PERIOD = 0.1  # seconds between batches, on average; a line after a pause goes at once
+CROWD = 12  # ranks; more of them send fewer batches each, for one process reads all
 SLACK = 0.1  # seconds of batches not sent that may be made up for at once
 FLUSH_PATIENCE = 2.0  # seconds
 MAX_PIECES = 1000  # of one source in one batch: one that never ends holds up nobody
@@ -147,7 +147,7 @@ class Mailer:
                     next_batch = self._due_after(next_batch)
 
     def _due_after(self, batch: float) -> float:
-        """When the next batch is due after the one that was due then."""
+        """When the next batch is due after the one that was due then: on the ranks' beat."""
         due = max(batch, time.monotonic() - SLACK) + self._period
         return last_beat(due, self._period)
 
@@ -271,18 +271,6 @@ class Mailer:
             writer.post(message)
         except Exception:  # the store is gone, and with it whoever would read this
             logger.exception("nbddp could not mail")
-
-
-def last_beat(until: float, period: float) -> float:
-    """The last beat until then, of a clock that all processes of a machine share.
-
-    Ranks that mail on one beat wake their reader once for all of them: most of what a letter costs
-    is to get the threads on its way out of their sleep.
-
-    >>> last_beat(10.07, 0.05), last_beat(10.05, 0.05)
-    (10.05, 10.05)
-    """
-    return floor(until / period + 1e-6) * period
 
 
 def _put_together(pieces: Iterable[Report]) -> Iterator[list[Report]]:

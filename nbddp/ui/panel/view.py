@@ -204,9 +204,10 @@ class PanelView:
         elif time.monotonic() >= self._opens_at:
             self._open(handle)
         else:
-            self._next_draw = min(time.monotonic() + DRAW_PERIOD, self._opens_at)
-            if self._is_published or self.tails.version:
-                self._preview(handle)
+            with self._log.spending():
+                if self._is_published or self.tails.version:
+                    self._preview(handle)
+            self._next_draw = min(self._log.next_at, self._opens_at)
 
     def _preview(self, handle: CellHandle) -> None:
         """Show it as its record will be, so that nothing jumps if that comes soon."""
