@@ -28,6 +28,7 @@ from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log import log_path, say_earlier
 from nbddp.ui.panel.pages import MAX_ROWS
 from nbddp.ui.panel.record import Record, going_on_html, record_html, record_text
+from nbddp.ui.panel.rhythm import Rhythm
 from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.questions import Questions
 from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value
@@ -37,10 +38,9 @@ from nbddp.wire.messages import Display, JsonDict
 
 DELAY = 0.2  # seconds: a cell that is over by then gets its record at once
 OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
-DRAW_PERIOD = 0.1  # seconds between two redraws of the log
-TABLE_PERIOD = 0.25  # seconds between two of all else, unless the group or the cell changes
+DRAW_PERIOD = 0.1  # seconds between two drawings of what is there before the panel,
+PREVIEW_SHARE = 0.02  # of a core, or else less often
 LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
-TICK = 0.5  # seconds between two redraws of it when nothing comes in: times go on
 SETTLING = 1.0  # seconds that a page may take to draw a panel before the record replaces it
 PUMP_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
 SHOWN = 200  # lines of the log in the record
@@ -90,14 +90,10 @@ class PanelView:
         self._before: list[Attempt] = []
         self._stale: list[PanelWidgets] = []  # on pages that see no other output
         self._shown: CellHandle | None = None
-        self._seen: tuple[object, ...] = ()
-        self._seen_log: tuple[object, ...] = ()
         self._opens_at = 0.0
         self._folder = ""  # of the run
-        self._log = Budget(0.02, least=DRAW_PERIOD, most=0.25)
-        self._table = Budget(0.01, least=TABLE_PERIOD, most=1.0)
+        self._rhythm = Rhythm()
         self._next_draw = 0.0
-        self._next_tick = 0.0
 
     def take_over(self, before: View) -> None:
         """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
@@ -204,10 +200,11 @@ class PanelView:
         elif time.monotonic() >= self._opens_at:
             self._open(handle)
         else:
-            with self._log.spending():
+            budget = Budget(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPENING)
+            with budget.spending():
                 if self._is_published or self.tails.version:
                     self._preview(handle)
-            self._next_draw = min(self._log.next_at, self._opens_at)
+            self._next_draw = min(budget.next_at, self._opens_at)
 
     def _preview(self, handle: CellHandle) -> None:
         """Show it as its record will be, so that nothing jumps if that comes soon."""
@@ -222,28 +219,13 @@ class PanelView:
         self._publish({"text/html": html, "text/plain": record_text(record)})
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
-        now = time.monotonic()
         log_seen = (self.tails.version, widgets.log.looks_at)
-        if log_seen != self._seen_log and now >= self._log.next_at:
-            self._seen_log = log_seen
-            with self._log.spending():
-                widgets.log.draw(self.tails, self._folder)
-        if self._is_table_due(now):
-            with self._table.spending():
-                widgets.draw(self._snapshot(handle), note=self._note())
-            self._next_tick = max(self._table.next_at, now + TICK)
-        # a line that comes after a pause does not wait for the table, but the table for no line
-        self._next_draw = self._log.next_at
-        if now < self._table.next_at < self._log.next_at:
-            self._next_draw = self._table.next_at
-
-    def _is_table_due(self, now: float) -> bool:
-        seen, before = self._session.version, self._seen
-        has_turned = seen[1:] != before[1:]  # a button may be pressed now, or may not
-        if not has_turned and now < (self._table.next_at if seen != before else self._next_tick):
-            return False
-        self._seen = seen
-        return True
+        self._rhythm.draw_log(log_seen, lambda: widgets.log.draw(self.tails, self._folder))
+        self._rhythm.draw_rest(
+            self._session.version,
+            lambda: widgets.draw(self._snapshot(handle), note=self._note()),
+        )
+        self._next_draw = self._rhythm.next_at
 
     def _open(self, handle: CellHandle) -> None:
         self._widgets = widgets = PanelWidgets(
