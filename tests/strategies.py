@@ -30,6 +30,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(),
     list[Any]: st.lists(_JSON, max_size=4),
     list[int]: st.lists(st.integers(), max_size=4),
+    list[str]: st.lists(st.text(), max_size=4),
     str: st.text(max_size=30),
 }
 
