@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+_OTHERS = sorted(signal.valid_signals() - {signal.SIGINT})
+# without the enum around it: this is asked for every signal after every statement of a cell
+_handler_of: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
 
 
 class CellHandlers:
@@ -43,8 +47,8 @@ class CellHandlers:
             signal.raise_signal(self._came.pop())
 
     def _take(self) -> None:
-        for number in signal.valid_signals() - {signal.SIGINT}:
-            handler = signal.getsignal(number)
+        for number in _OTHERS:
+            handler = _handler_of(number)
             if callable(handler):
                 self._held[number] = handler
                 signal.signal(number, self._note)
