@@ -14,7 +14,7 @@ from typing import Protocol
 from nbddp.record.notices import Question, TakenBack
 from nbddp.wire.messages import Answered
 
-LOOK = 0.02  # seconds between two looks for an answer
+LOOK = 0.01  # seconds between two looks for an answer
 STAYING = 0.3  # seconds in which a debugger asks again: its rank goes first
 HIDDEN = "········"  # in the place of a secret
 WAY_OUT = "nobody can type here: ask in a notebook's page or a console"

@@ -57,7 +57,7 @@ class Kernel:
                 cwd=str(self.home), env=_environment(self.home), stdout=log, stderr=log
             )
         self._client = self._manager.client()
-        self._client.start_channels(hb=False, stdin=False)
+        self._client.start_channels(hb=False)
         self._client.wait_for_ready(timeout=PATIENCE)
 
     def _end(self) -> None:
@@ -71,9 +71,18 @@ class Kernel:
 
     # ---- cells
 
-    def send(self, code: str) -> str:
-        """Send a cell; returns what its reply is known by."""
-        return str(self._client.execute(code, allow_stdin=False))
+    def send(self, code: str, *, asks: bool = False) -> str:
+        """Send a cell, which may ask or not; returns what its reply is known by."""
+        return str(self._client.execute(code, allow_stdin=asks))
+
+    def question(self) -> float:
+        """Wait until the kernel asks: when it did."""
+        self._receive(self._client.get_stdin_msg, time.time() + PATIENCE)
+        return time.time()
+
+    def answer(self, text: str) -> None:
+        """Type what it asks for."""
+        self._client.input(text)
 
     def reply(self, request: str) -> float:
         """Wait for a cell's reply: when it came."""

@@ -1,0 +1,67 @@
+"""From ``breakpoint()`` to its prompt, and from an answer to the rank that asked.
+
+    python tests/benchmarks/asking.py [--repeats 20] [--ranks 2]
+
+A client of a real kernel is who types; all clocks are this machine's. The ranks are warm: one has
+asked before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import time
+from importlib.metadata import version
+from statistics import median, quantiles
+
+from kernel_client import Kernel
+
+BREAK = """%%ddp --nproc {ranks}
+import time
+print("at", repr(time.time()), flush=True) if rank == 0 else None
+breakpoint()
+dist.barrier()"""
+NUMBER = r"(\d+\.\d+)"
+
+
+def ask(kernel: Kernel, ranks: int) -> tuple[float, float]:
+    """Seconds until the prompt came, and until the rank had an answer."""
+    request = kernel.send(BREAK.format(ranks=ranks), asks=True)
+    prompted = kernel.question()
+    told = "".join(text for _, text in kernel.collect("dist.barrier()"))
+    reached = float(re.search(rf"at {NUMBER}", told)[1])
+    sent = time.time()
+    kernel.answer("p ('had', time.time())")
+    told = "".join(text for _, text in kernel.collect("('had', "))
+    had = float(re.search(rf"had', {NUMBER}", told)[1])
+    kernel.question()
+    kernel.answer("c")
+    kernel.reply(request)
+    return prompted - reached, had - sent
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=2)
+    asked = parser.parse_args()
+    with Kernel() as kernel:
+        kernel.run("%load_ext nbddp")
+        ask(kernel, asked.ranks)
+        found = [ask(kernel, asked.ranks) for _ in range(asked.repeats)]
+    print(
+        f"{os.cpu_count()} cores, python {platform.python_version()}, torch {version('torch')}; "
+        f"{asked.ranks} ranks, {asked.repeats} times\n"
+    )
+    print(f"{'':<24}{'median':>10}{'95 %':>10}")
+    names = ("breakpoint to prompt", "answer to rank")
+    for name, times in zip(names, zip(*found, strict=True), strict=True):
+        late = quantiles(times, n=20)[-1]
+        print(f"{name:<24}{1000 * median(times):>7.0f} ms{1000 * late:>7.0f} ms")
+
+
+if __name__ == "__main__":
+    main()
