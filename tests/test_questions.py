@@ -77,6 +77,15 @@ def test_a_question_is_asked_with_its_rank_and_answered_once(
     assert questions.patience > 1e9
 
 
+def test_half_a_character_is_written_out(questions: Questions, box: FakeBox, sent: Sent) -> None:
+    questions.take(asks(0, prompt="\ud800? "))
+    questions.pump(nobody_has_ended)
+    assert box.shown == [("[rank 0] \\ud800? ", False)]
+    box.typed.append("\udfff")
+    assert questions.pump(nobody_has_ended) == Typed(0, "\\ud800? \\udfff")
+    assert sent == [(0, Answered(question=1, text="\udfff"))]
+
+
 def test_the_end_of_input_is_an_answer(questions: Questions, box: FakeBox, sent: Sent) -> None:
     questions.take(asks(0))
     box.typed.append(EOFError())

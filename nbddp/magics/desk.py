@@ -38,6 +38,7 @@ class Desk:
         self.diary = Diary()
         self._background: Background | None = None
         self._failed: Verdict | None = None
+        self._failed_in = 0  # which attempt
 
     @property
     def current_run(self) -> Path | None:
@@ -137,7 +138,8 @@ class Desk:
                 self._raise_for_failure(result)
 
         verdict = result.verdict
-        self._failed = verdict or self._failed
+        if verdict is not None and not verdict.first.is_quit:
+            self._failed, self._failed_in = verdict, self.group.life.attempt
         if verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
             again = Again(self, recovery, request, max_restarts=max_restarts, conclude=conclude)
             self.views.offer(restart=again.restart, run_again=again.run_again)
@@ -158,9 +160,10 @@ class Desk:
         Raises:
             RequestError: there is none.
         """
-        if rank is None and self._failed is None:
-            raise RequestError("no cell has failed: there is nothing to look into")
-        chosen = self._failed.first.rank if rank is None and self._failed else rank
+        failed = self._failed if self._failed_in == self.group.life.attempt else None
+        if rank is None and failed is None:
+            raise RequestError("no cell of these ranks has failed: there is nothing to look into")
+        chosen = failed.first.rank if rank is None and failed else rank
         request = CellRequest(
             source="%debug",
             ranks=(chosen or 0,),

@@ -32,9 +32,6 @@ _TELLERS = ("RuntimeError", "CheckpointError")
 _TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
 
 
-_QUIT = "BdbQuit"  # what ``q`` raises
-
-
 class Ending(NamedTuple):
     """How a process ended in the middle of a cell: with what code, when, and what it left.
 
@@ -52,7 +49,8 @@ class Trouble:
     """How a cell ended on one rank, when it did not end well.
 
     ``missed`` is the collective in which others waited for this rank until their timeout, and
-    ``has_waited`` says that of them. ``sequence`` is how many collectives the rank had begun.
+    ``has_waited`` says that of them. ``is_quit`` says that somebody left its debugger. ``sequence``
+    is how many collectives the rank had begun.
     """
 
     rank: int
@@ -60,6 +58,7 @@ class Trouble:
     failure: Failure | None = None
     ending: Ending | None = None
     is_interrupted: bool = False
+    is_quit: bool = False
     sequence: int = 0
     missed: str = ""
     has_waited: bool = False
@@ -111,7 +110,7 @@ class Trouble:
         where = f", {place}" if self.failure.line else ""
         if self.missed:
             return f"did not come to {self.missed}{where.replace(',', ': it was in', 1)}"
-        if self.failure.name == _QUIT:
+        if self.is_quit:
             return f"left the debugger{where}"
         if self.is_interrupted:
             what = f" in {self.failure.collective}" if self.failure.collective else ""
@@ -285,6 +284,7 @@ def trouble_of(rank: int, report: CellEnded | None, ending: Ending | None) -> Tr
             at=failure.at,
             failure=failure,
             is_interrupted=report.is_interrupted,
+            is_quit=report.is_quit,
             sequence=report.sequence,
         )
     if ending is not None:

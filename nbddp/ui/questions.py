@@ -121,7 +121,8 @@ class Questions:
             return None
         self._is_shown = False
         self._end(question, Answered(question=asked.question, text=text))
-        return Typed(question.rank, asked.prompt + (HIDDEN if asked.is_secret else text))
+        shown = HIDDEN if asked.is_secret else text
+        return Typed(question.rank, _printable(asked.prompt + shown))
 
     def note_page(self, seen: object) -> None:
         """What the page has done besides, such as how many cells it sent.
@@ -144,7 +145,7 @@ class Questions:
         question = self._next()
         if question is None:
             return
-        prompt = f"[rank {question.rank}] {question.asked.prompt}"
+        prompt = _printable(f"[rank {question.rank}] {question.asked.prompt}")
         try:
             self._box.begin(prompt, is_secret=question.asked.is_secret)
         except RefusedError as error:
@@ -167,6 +168,11 @@ class Questions:
         self._open, self._last = None, question.rank
         self._stays_until = time.monotonic() + STAYING
         self._answer(question.rank, answer)
+
+
+def _printable(text: str) -> str:
+    """With what no message can hold, half a character, written out."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _is_it(question: Question, taken: TakenBack) -> bool:

@@ -13,10 +13,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+import IPython.core.debugger
 from IPython.core.debugger import Pdb
 
 import nbddp
-from nbddp.worker.keyboard import Keyboard
+from nbddp.worker.keyboard import DEBUGGER, Keyboard
 
 OURS = Path(nbddp.__file__).parent
 FIRST = ()  # which ranks ``breakpoint()`` stops: the first that comes to one
@@ -30,10 +31,14 @@ class RankPdb(Pdb):
     can be stepped into as ever.
     """
 
-    def __init__(self, is_users: Callable[[str], bool]) -> None:
-        super().__init__(nosigint=True)  # SIGINT is the interrupter's
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"nosigint": True} | options)  # SIGINT is the interrupter's
         self.report_skipped = False
-        self._is_users = is_users
+
+    @staticmethod
+    def is_users(_filename: str) -> bool:
+        """Whether a file of this name is a cell's, or a script's."""
+        return True
 
     def stop_here(self, frame: FrameType) -> bool:
         """Only where the user's code is, or was called from."""
@@ -41,7 +46,7 @@ class RankPdb(Pdb):
 
     def _comes_from_users(self, frame: FrameType | None) -> bool:
         while frame is not None:
-            if self._is_users(frame.f_code.co_filename):
+            if self.is_users(frame.f_code.co_filename):
                 return True
             frame = frame.f_back
         return False
@@ -55,6 +60,30 @@ class RankPdb(Pdb):
         """A function returns; where it is a statement of a cell, the next one is gone to."""
         if not _is_statement(frame):
             super().user_return(frame, return_value)
+
+    def user_exception(self, frame: FrameType, exc_info: Any) -> None:
+        """An error comes by; those with which IPython ends a statement are not the user's."""
+        if not self._comes_from_users(frame):
+            return
+        super().user_exception(frame, exc_info)
+        if _is_statement(frame):
+            frame.f_locals.pop("__exception__", None)  # else a name of the user's
+
+    def do_run(self, arg: str) -> None:
+        """Say what begins a cell anew: this would end it with an error that nobody knows."""
+        del arg
+        self.error("a cell is not begun anew from here: `q`, and run it again")
+
+    do_restart = do_run
+
+
+def rank_pdb(is_users: Callable[[str], bool]) -> type[RankPdb]:
+    """The debugger of a rank, which debuggers within it are made of too.
+
+    Args:
+        is_users: whether a file of this name is a cell's, or a script's.
+    """
+    return type(RankPdb.__name__, (RankPdb,), {"is_users": staticmethod(is_users)})
 
 
 @contextmanager
@@ -77,15 +106,15 @@ class Debuggers:
 
     Args:
         keyboard: where debuggers get their commands.
-        is_users: whether a file of this name is a cell's, or a script's.
+        make: what stops in a cell.
         is_first: whether this rank is the first of its cell to say so.
     """
 
     def __init__(
-        self, keyboard: Keyboard, is_users: Callable[[str], bool], is_first: Callable[[], bool]
+        self, keyboard: Keyboard, make: Callable[[], Pdb], is_first: Callable[[], bool]
     ) -> None:
         self._keyboard = keyboard
-        self._is_users = is_users
+        self._make = make
         self._is_first = is_first
         self._rank = -1
         self._ranks: Sequence[int] = FIRST
@@ -94,43 +123,67 @@ class Debuggers:
     def take_over(self) -> None:
         """Be asked at every ``breakpoint()``, and know of all debuggers that take commands."""
         sys.breakpointhook = self._break
-        module: Any = pdb
-        module.set_trace = self._set_trace
-        interaction = module.Pdb.interaction
+        pythons: Any = pdb
+        ipythons: Any = IPython.core.debugger
+        pythons.set_trace = self._set_trace
+        ipythons.set_trace = self._set_trace
+        interaction = pythons.Pdb.interaction
 
         @functools.wraps(interaction)
         def interact(debugger: Any, *args: Any, **options: Any) -> Any:
             debugger.nosigint = True  # else it takes SIGINT, which is the interrupter's
+            self._keyboard.check_place(DEBUGGER)
             with self._keyboard.debugging(), _printing_values():
-                return interaction(debugger, *args, **options)
+                try:
+                    return interaction(debugger, *args, **options)
+                finally:
+                    if self._keyboard.is_called_off():  # IPython's keeps an interrupt to itself
+                        debugger.set_quit()
 
-        module.Pdb.interaction = interact
+        pythons.Pdb.interaction = interact
 
     def begin_cell(self, rank: int, ranks: Sequence[int]) -> None:
         """A cell begins, in which these ranks are to be stopped."""
         self._rank, self._ranks, self._stops = rank, ranks, None
+        if sys.breakpointhook in (self._break, sys.__breakpointhook__):
+            # another debugger stops where it is called from, which must not be here
+            sys.breakpointhook = sys.__breakpointhook__ if _has_other() else self._break
 
     def _break(self, *args: Any, **options: Any) -> Any:
-        chosen = os.environ.get("PYTHONBREAKPOINT", "")
-        if chosen:  # Python's own way to choose another debugger, or none
+        if _has_other():  # since this cell
             return sys.__breakpointhook__(*args, **options)
+        self._keyboard.check_place(DEBUGGER)
         if self._stops is None:
             self._stops = self._rank in self._ranks if self._ranks else self._is_first()
         if self._stops:
-            RankPdb(self._is_users).set_trace(sys._getframe(1))
+            self._make().set_trace(sys._getframe(1))
         return None
 
-    def _set_trace(self, *, header: str | None = None, **_options: Any) -> None:
-        """As ``pdb.set_trace()``: on every rank that comes to it."""
-        debugger = RankPdb(self._is_users)
+    def _set_trace(
+        self, frame: FrameType | None = None, header: str | None = None, **_options: Any
+    ) -> None:
+        """As ``pdb.set_trace()``, or IPython's: on every rank that comes to it."""
+        self._keyboard.check_place(DEBUGGER)
+        debugger = self._make()
         if header is not None:
             debugger.message(header)
-        debugger.set_trace(sys._getframe(1))
+        debugger.set_trace(frame or sys._getframe(1))
 
     def end_cell(self) -> None:
         """What steps through a cell does not step through the next one."""
         if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
             sys.settrace(None)
+
+
+def _has_other() -> bool:
+    """Whether the user has chosen another debugger, or none, in Python's own way."""
+    return os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace")
+
+
+def forget() -> None:
+    """Nothing has failed here: what was tried to warm up is nobody's."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
 
 
 def remember(error: BaseException) -> None:
@@ -164,20 +217,26 @@ def post_mortem(is_users: Callable[[str], bool]) -> None:
 def without_ours(traceback: TracebackType, is_users: Callable[[str], bool]) -> TracebackType:
     """A traceback from the user's first line on, without what nbddp does in the end.
 
-    What is left of a traceback that has none of the user's lines is all of it.
+    How a rank waits in ``input()``, say, is nobody's line. What is left of a traceback that has
+    none of the user's lines is all of it.
     """
     steps = [*_steps(traceback)]
     files = [step.tb_frame.f_code.co_filename for step in steps]
     users = [place for place, name in enumerate(files) if is_users(name)]
     if not users:
         return traceback
-    end = len(steps)
+    past = range(users[-1] + 1, len(steps))
+    end = next((place for place in past if _is_ranks(files[place])), len(steps))
     while end > users[-1] + 1 and Path(files[end - 1]).is_relative_to(OURS):
         end -= 1
     rest: TracebackType | None = None
     for step in reversed(steps[users[0] : end]):
         rest = TracebackType(rest, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return rest or traceback
+
+
+def _is_ranks(name: str) -> bool:
+    return Path(name).is_relative_to(OURS / "worker")
 
 
 def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:

@@ -140,7 +140,7 @@ class Rank:
         self._keyboard = Keyboard(
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
         )
-        self._debuggers = Debuggers(self._keyboard, self._shell.is_cell_file, self._comes_first)
+        self._debuggers = Debuggers(self._keyboard, self._shell.debugger_cls, self._comes_first)
         self._claims, self._cell = clients.commands, 0
         self._pulse = PulseThread(
             mailer.post,
@@ -278,7 +278,8 @@ class Rank:
         if exit_code(error) == 0:
             error = None  # a script that says sys.exit() at its end has done its work
         self._group.note_failure(error)
-        self._was_quit = was_quit(error)
+        # a debugger whose cell is interrupted quits too, and nobody has left it
+        self._was_quit = was_quit(error) and not self._interrupter.was_asked
         failure = None if error is None else self._describe(error, at)
         value = result.result if command.wants_value and not failure else None
         self._end_cell(command, seconds=seconds, failure=failure, value=value)

@@ -33,7 +33,7 @@ class Keyboard:
         self, post: Callable[[Report], None], *, is_called_off: Callable[[], bool] = lambda: False
     ) -> None:
         self._post = post
-        self._is_called_off = is_called_off
+        self.is_called_off = is_called_off
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._number = 0
@@ -76,14 +76,23 @@ class Keyboard:
         del stream
         return self._ask(prompt, is_secret=True)
 
-    def _ask(self, prompt: str, *, is_secret: bool) -> str:
+    def check_place(self, what: str) -> None:
+        """See that this is where a rank may ask; what it asks with, it has not in common.
+
+        Raises:
+            RuntimeError: this is a process or thread that the rank has started.
+        """
         __tracebackhide__ = True
-        what = DEBUGGER if self._debugging else INPUT
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 f"{what} is not supported in a process or thread of a rank's own: ask in its cell"
             )
-        if self._is_called_off():
+
+    def _ask(self, prompt: str, *, is_secret: bool) -> str:
+        __tracebackhide__ = True
+        what = DEBUGGER if self._debugging else INPUT
+        self.check_place(what)
+        if self.is_called_off():
             raise EOFError("the cell was interrupted")
         if self._typed_ahead:
             return self._type(prompt, self._typed_ahead.pop(0))

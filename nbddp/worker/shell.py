@@ -23,7 +23,7 @@ from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
 from nbddp.worker import scripts
 from nbddp.worker.backend_errors import is_backends
-from nbddp.worker.debugger import post_mortem
+from nbddp.worker.debugger import RankPdb, forget, post_mortem, rank_pdb
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format
 from nbddp.worker.folding import folded
@@ -65,6 +65,7 @@ class RankShell(InteractiveShell):
         self._swallowed: list[BaseException] = []
         self._is_asked = False
         self._script_files = scripts.OwnFiles()
+        self._debugger = rank_pdb(self.is_cell_file)
         super().__init__(**options)
         self.loop_runner = self._await
 
@@ -316,13 +317,18 @@ class RankShell(InteractiveShell):
 
     @property
     def call_pdb(self) -> bool:
-        """Whether a debugger starts at every error: never, for nobody could talk to it."""
+        """Whether a debugger starts at every error: never, one failure has many ranks fail."""
         return False
 
     @call_pdb.setter
     def call_pdb(self, value: bool) -> None:
         if value:
-            raise UsageError("%pdb stays off: a rank has no keyboard")
+            raise UsageError("%pdb stays off: after a failure, `%ddp debug` looks into it")
+
+    @property
+    def debugger_cls(self) -> type[RankPdb]:
+        """What ``%debug STATEMENT`` and ipdb stop with."""
+        return self._debugger
 
     def debugger(self, force: bool = False) -> None:  # noqa: FBT001, FBT002, ARG002
         """Look into the last error, for ``%debug``."""
@@ -370,5 +376,6 @@ def warm_shell(shell: RankShell) -> None:
     """Pay now for what the first cell, value, traceback and Tab would import."""
     for source in ("None", "0", "1/0"):
         shell.run(RunCell(cell=0, source=source))
+    forget()
     shell.complete(None, "pri", 3)
     shell.reset(new_session=True)

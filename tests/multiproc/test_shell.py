@@ -202,7 +202,7 @@ def test_a_notebooks_bar_is_one_of_text_and_ends_full(notebook: Notebook, statem
 
 def test_a_debugger_at_every_error_is_refused(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 1\n%pdb on")
-    assert "UsageError: %pdb stays off: a rank has no keyboard" in reply.error
+    assert "UsageError: %pdb stays off: after a failure, `%ddp debug` looks into it" in reply.error
     assert "ZeroDivisionError" in notebook.run("%%ddp\n1 / 0").error
 
 

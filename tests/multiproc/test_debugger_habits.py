@@ -1,0 +1,128 @@
+"""What people do with a debugger besides looking: other ways in, other ways out, odd places."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from notebook import Notebook
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+
+ONE = "%%ddp --nproc 2 --ranks 0\n"
+F = "def f(a):\n    b = a + 1\n    return b\n"
+
+
+def test_a_debugger_within_the_debugger(notebook: Notebook) -> None:
+    reply = notebook.converse(f"{ONE}{F}breakpoint()\nx = f(1)\nx", "debug f(5)", "s", "c", "c")
+    assert "ENTERING RECURSIVE DEBUGGER" in reply.text
+    assert reply.status == "ok"
+
+
+def test_return_at_the_level_of_the_cell_goes_on_in_the_cell(notebook: Notebook) -> None:
+    reply = notebook.converse(f"{ONE}{F}breakpoint()\nx = f(1)\nprint(x)", "r", "r", "c")
+    assert "Internal StopIteration" not in reply.text
+    assert "run_ast_nodes" not in reply.text
+    assert reply.lines(0)[-1] == "2"
+
+
+def test_run_is_refused_and_the_cell_goes_on(notebook: Notebook) -> None:
+    reply = notebook.converse(f"{ONE}breakpoint()\nprint('through')", "run", "restart", "c")
+    assert reply.text.count("*** a cell is not begun anew from here: `q`, and run it again") == 2
+    assert reply.lines(0)[-1] == "through"
+
+
+@pytest.mark.parametrize("way_in", ["pdb", "IPython.core.debugger"])
+def test_every_set_trace_stops_in_the_cell(notebook: Notebook, way_in: str) -> None:
+    source = f"{ONE}from {way_in} import set_trace\nset_trace()\nx = 1\ny = 2\nprint(x + y)"
+    reply = notebook.converse(source, "n", "p x", "c")
+    assert "----> 5 y = 2" in reply.text
+    assert "site-packages" not in reply.text
+    assert reply.lines(0)[-1] == "3"
+
+
+def test_a_debugger_that_the_user_chose_stops_where_it_is_called(notebook: Notebook) -> None:
+    choice = "os.environ['PYTHONBREAKPOINT'] = 'IPython.core.debugger.set_trace'"
+    notebook.run(f"{ONE}import os\n{choice}")
+    reply = notebook.converse(f"{ONE}here = 5\nbreakpoint()\nx = 1", "p here", "c")
+    assert "[rank 0] 5\n" in reply.text
+    assert "nbddp" not in reply.text
+    notebook.run(f"{ONE}del os.environ['PYTHONBREAKPOINT']")
+    assert notebook.converse(f"{ONE}breakpoint()\nx = 1", "c").status == "ok"
+
+
+def test_a_debugged_statement_leaves_no_names(notebook: Notebook) -> None:
+    notebook.converse(f"{ONE}%debug x = 1", "n", "c")
+    notebook.converse(f"{ONE}breakpoint()\nint('x')", "n", "c")
+    reply = notebook.run(
+        f"{ONE}print([name for name in globals() if name in NAMES])".replace(
+            "NAMES", "('__return__', '__exception__')"
+        )
+    )
+    assert reply.lines(0) == ["[]"]
+
+
+def test_workers_and_threads_of_a_rank_are_told_that_they_cannot_ask(notebook: Notebook) -> None:
+    reply = notebook.converse(
+        f"{ONE}class Data(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 8\n"
+        "    def __getitem__(self, i):\n        breakpoint()\n        return i\n"
+        "for batch in torch.utils.data.DataLoader(Data(), num_workers=2): print(batch)",
+    )
+    assert "the debugger is not supported in a process or thread of a rank's own" in reply.error
+    assert reply.text == "", "no place is shown where nobody can look"
+    assert notebook.converse(f"{ONE}breakpoint()\nx = 1", "c").status == "ok"
+
+
+def test_whoever_stops_the_cell_has_not_left_the_debugger(notebook: Notebook) -> None:
+    source = "%%ddp --nproc 2 --break-ranks all\nx = rank\nbreakpoint()\ndist.barrier()"
+    stopped = notebook.converse(source, notebook.interrupt)
+    assert "interrupted, line" in stopped.error
+    assert "left the debugger" not in stopped.error
+    left = notebook.converse(source, "q")
+    asked = left.asked[0][0][6]
+    assert left.error == f"CellInterruptedError: rank {asked} left the debugger, line 4"
+
+
+def test_a_stop_while_the_debugger_prints_is_not_lost(notebook: Notebook) -> None:
+    notebook.run(
+        f"{ONE}import time\nclass Slow:\n"
+        "    def __repr__(self):\n        time.sleep(3)\n        return 'slow'\n"
+        "def f():\n    breakpoint()\n    return Slow()"
+    )
+
+    def stop_in_repr() -> None:
+        notebook.client.input("r")
+        time.sleep(1)
+        notebook.interrupt()
+
+    reply = notebook.converse(f"{ONE}f()\ntime.sleep(30)", stop_in_repr)
+    assert "interrupted, line" in reply.error
+    assert reply.seconds < 20
+
+
+def test_nothing_has_failed_before_something_did(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\n1 / 0")
+    notebook.run("%ddp restart")
+    reply = notebook.run("%ddp debug")
+    assert "no cell of these ranks has failed: there is nothing to look into" in reply.text
+    one = notebook.run("%ddp debug --rank 1")
+    assert "nothing has failed on this rank" in one.error
+    notebook.run("%%ddp\nif rank == 1: raise ValueError(3)")
+    assert notebook.converse("%%ddp --ranks 0\nbreakpoint()\nx = 1", "q").status == "error"
+    reply = notebook.converse("%ddp debug", "q")
+    assert reply.asked == [("[rank 1] ipdb> ", False)], "leaving a debugger is no failure"
+
+
+def test_a_rank_that_waited_for_an_answer_is_looked_into_at_its_own_line(
+    notebook: Notebook,
+) -> None:
+    notebook.converse(f"{ONE}x = 1\ninput('?')", notebook.interrupt)
+    reply = notebook.converse("%ddp debug", "q")
+    assert "----> 3 input('?')" in reply.text
+    assert "threading" not in reply.text
+
+
+def test_half_a_character_in_a_prompt_stands_in_nobodys_way(notebook: Notebook) -> None:
+    reply = notebook.converse(f"{ONE}input('\\ud800? ')", "x")
+    assert (reply.asked, reply.status) == ([("[rank 0] \\ud800? ", False)], "ok")
