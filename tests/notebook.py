@@ -81,8 +81,14 @@ class Notebook:
         return int(self._manager.provisioner.pid)
 
     def run(self, source: str, *, timeout: float = 50.0) -> Reply:
-        """Run a cell and wait for its end."""
-        return self.finish(self.begin(source), timeout=timeout)
+        """Run a cell and wait for its end.
+
+        For a moment after an error ipykernel 6 turns away what comes; a person is slower.
+        """
+        while True:
+            reply = self.finish(self.begin(source), timeout=timeout)
+            if reply.status != "aborted":
+                return reply
 
     def converse(self, source: str, *answers: Answer, timeout: float = 50.0) -> Reply:
         """Run a cell that asks; each answer is what is typed, or what is done instead.
