@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from processes import in_child, wait_until
 
-from nbddp.wire.messages import Answered, Asked, Report, Withdrawn
-from nbddp.worker.keyboard import DEBUGGER, INPUT, Keyboard
+from nbddp.wire.messages import DEBUGGER, INPUT, Answered, Asked, Report, Withdrawn
+from nbddp.worker.keyboard import Keyboard
 
 Later = Callable[[Callable[[], object]], None]
 
@@ -69,6 +69,9 @@ def test_a_secret_is_asked_for_as_one(keyboard: Keyboard, wire: Wire, later: Lat
     later(lambda: keyboard.answered(Answered(question=1, text="x")))
     assert keyboard.ask_secret() == "x"
     assert (wire.asked.is_secret, wire.asked.prompt) == (True, "Password: ")
+    later(lambda: keyboard.answered(Answered(question=2, refusal="no page")))
+    with pytest.raises(RuntimeError, match=r"^getpass\(\) is not supported: no page$"):
+        keyboard.ask_secret()
 
 
 def test_what_a_debugger_asks_is_known_as_such(

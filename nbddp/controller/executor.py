@@ -389,7 +389,7 @@ class Executor:
         logs = self.time_line.sizes_of_logs(result.ranks)
         self.time_line.record("cell ended", **result.facts(), logs=logs)
         if result.is_ok and self.cell is not None and not self.cell.request.once:
-            self.deeds.note(self.cell.request)
+            self.deeds.note(self.cell.deed())
 
     def _tell_stopped(self) -> None:
         self.time_line.record("stopped", attempt=self.life.attempt)

@@ -258,7 +258,12 @@ class Session:
 
     def answer(self, rank: int, answer: Answered) -> None:
         """Hand a rank the answer to its question."""
-        self._call(self._do.answer, rank, answer)
+        self._call(self._answer, rank, answer)
+
+    def _answer(self, rank: int, answer: Answered) -> None:
+        if self._do.cell is not None:
+            self._do.cell.note_answer(rank, answer)
+        self._do.answer(rank, answer)
 
     @contextmanager
     def taking_interrupts(self) -> Iterator[None]:

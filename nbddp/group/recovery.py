@@ -10,11 +10,11 @@ from dataclasses import replace
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError
 from nbddp.lifecycle.comeback import Comeback, Setback, say_restarts, why_stop
-from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed, Typed
 from nbddp.record.deeds import say_deeds
 from nbddp.record.notices import Question
 from nbddp.record.pushes import Pushed
-from nbddp.wire.messages import Answered
+from nbddp.wire.messages import DEBUGGER, Answered
 
 ENDED = "you asked to end it"
 
@@ -223,15 +223,27 @@ class Recovery:
 
     def _run_unseen(self, request: CellRequest) -> CellResult:
         """It was shown when it ran for the first time."""
+        typed = [*request.typed]
         with self._session.taking_interrupts():
             handle = self._hand_over(request)
             for notice in handle.notices():
                 if isinstance(notice, Question):  # nobody sees it
-                    number = notice.asked.question
-                    self._session.answer(notice.rank, Answered(question=number, is_end=True))
+                    self._session.answer(notice.rank, _type_again(notice, typed))
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         return handle.result
+
+
+def _type_again(question: Question, typed: list[Typed]) -> Answered:
+    """What was typed here before; if this was not asked then, a debugger goes on."""
+    asked = question.asked
+    for place, (rank, what, answer) in enumerate(typed):
+        if (rank, what) == (question.rank, asked.what):
+            del typed[place]
+            return replace(answer, question=asked.question)
+    if asked.what == DEBUGGER:
+        return Answered(question=asked.question, text="c")
+    return Answered(question=asked.question, is_end=True)
 
 
 def _say_cells(count: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nbddp.record.cell import CellHandle
 from nbddp.record.logs import Logged
-from nbddp.record.notices import Notice, Notices, Said
+from nbddp.record.notices import Notice, Notices, Question, Said
 
 MAX_KEPT = 64 << 10  # characters of output kept from between two cells
 
@@ -22,8 +22,12 @@ class Audience:
         """Hand on a notice, if there is one, or keep it."""
         if notice is not None:
             cell = self._last_cell()
-            told = self._kept if cell is None or cell.is_finished else cell.told
-            told.feed(notice)
+            if cell is None or cell.is_finished:
+                self._kept.feed(notice)
+                return
+            if isinstance(notice, Question):
+                cell.note_question(notice)
+            cell.told.feed(notice)
 
     @property
     def listens(self) -> bool:

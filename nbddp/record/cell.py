@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from nbddp.errors import RequestError
-from nbddp.record.notices import Notice, Notices
+from nbddp.record.notices import Notice, Notices, Question
 from nbddp.record.pushes import Pushed
 from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
-from nbddp.wire.messages import CellEnded, JsonDict, RunCell
+from nbddp.wire.messages import DEBUGGER, Answered, CellEnded, JsonDict, RunCell
 from nbddp.wire.script import Script
 
 HEARING = 0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
+
+
+class Typed(NamedTuple):
+    """An answer that a rank had, and what it was that asked."""
+
+    rank: int
+    what: str
+    answer: Answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,7 @@ class CellRequest:
         script: what to run in the source's place.
         break_ranks: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
         answers: what is typed before anybody is asked.
+        typed: how its questions were answered when it went well, for a replay.
     """
 
     source: str
@@ -46,6 +55,7 @@ class CellRequest:
     script: Script | None = None
     break_ranks: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
+    typed: tuple[Typed, ...] = field(default=(), repr=False)
 
 
 Deed = CellRequest | Pushed  # what makes the ranks' namespaces what they are
@@ -146,6 +156,8 @@ class CellHandle:
         self.told = Notices()
         self._reports: dict[int, CellEnded] = {}
         self._exits: dict[int, Ending] = {}
+        self._asked: dict[int, str] = {}  # what asked last, on each rank
+        self._typed: list[Typed] = []
 
     # ---- the session's side
 
@@ -182,6 +194,20 @@ class CellHandle:
     def end_by(self, how: str) -> None:
         """The user ends the cell with its ranks, by a "restart" or a "stop"."""
         self.ended_by, self._ended_at = how, time.time()
+
+    def note_question(self, question: Question) -> None:
+        """A rank asks something."""
+        self._asked[question.rank] = question.asked.what
+
+    def note_answer(self, rank: int, answer: Answered) -> None:
+        """A rank has its answer."""
+        self._typed.append(Typed(rank, self._asked.get(rank, ""), answer))
+
+    def deed(self) -> CellRequest:
+        """What does the same again: the same ranks stop, and the same is typed."""
+        stopped = tuple(sorted({each.rank for each in self._typed if each.what == DEBUGGER}))
+        ranks = self.request.break_ranks or stopped
+        return replace(self.request, typed=tuple(self._typed), break_ranks=ranks)
 
     def note_report(self, rank: int, report: CellEnded) -> None:
         """A rank is through."""

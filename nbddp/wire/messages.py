@@ -265,9 +265,14 @@ class CellEnded:
         return not self.failure
 
 
+INPUT = "input()"
+GETPASS = "getpass()"
+DEBUGGER = "the debugger"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A rank asks whoever sits at the notebook; ``what`` is it that asks, such as ``input()``."""
+    """A rank asks whoever sits at the notebook; ``what`` is it that asks, such as ``INPUT``."""
 
     question: int
     prompt: str

@@ -17,8 +17,10 @@ import IPython.core.debugger
 from IPython.core.debugger import Pdb
 
 import nbddp
-from nbddp.worker.keyboard import DEBUGGER, Keyboard
+from nbddp.wire.messages import DEBUGGER
+from nbddp.worker.keyboard import Keyboard
 
+DEBUGGERS = {module.__file__ for module in (bdb, pdb, IPython.core.debugger)}
 OURS = Path(nbddp.__file__).parent
 FIRST = ()  # which ranks ``breakpoint()`` stops: the first that comes to one
 
@@ -217,8 +219,8 @@ def post_mortem(is_users: Callable[[str], bool]) -> None:
 def without_ours(traceback: TracebackType, is_users: Callable[[str], bool]) -> TracebackType:
     """A traceback from the user's first line on, without what nbddp does in the end.
 
-    How a rank waits in ``input()``, say, is nobody's line. What is left of a traceback that has
-    none of the user's lines is all of it.
+    How a rank waits in ``input()``, or stops in a debugger, is nobody's line. What is left of a
+    traceback that has none of the user's lines is all of it.
     """
     steps = [*_steps(traceback)]
     files = [step.tb_frame.f_code.co_filename for step in steps]
@@ -226,7 +228,7 @@ def without_ours(traceback: TracebackType, is_users: Callable[[str], bool]) -> T
     if not users:
         return traceback
     past = range(users[-1] + 1, len(steps))
-    end = next((place for place in past if _is_ranks(files[place])), len(steps))
+    end = next((place for place in past if _is_stop(files[place])), len(steps))
     while end > users[-1] + 1 and Path(files[end - 1]).is_relative_to(OURS):
         end -= 1
     rest: TracebackType | None = None
@@ -235,8 +237,9 @@ def without_ours(traceback: TracebackType, is_users: Callable[[str], bool]) -> T
     return rest or traceback
 
 
-def _is_ranks(name: str) -> bool:
-    return Path(name).is_relative_to(OURS / "worker")
+def _is_stop(name: str) -> bool:
+    """Whether a file of this name is how a rank stops, or waits, and not where."""
+    return name in DEBUGGERS or Path(name).is_relative_to(OURS / "worker")
 
 
 def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:

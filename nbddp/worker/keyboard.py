@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.wire.messages import Answered, Asked, Report, Withdrawn
+from nbddp.wire.messages import DEBUGGER, GETPASS, INPUT, Answered, Asked, Report, Withdrawn
 from nbddp.worker.streams import flush_python_streams
 
-INPUT = "input()"
-DEBUGGER = "the debugger"
 LOOK = 0.5  # seconds; an answer ends the wait
 
 
@@ -90,7 +88,7 @@ class Keyboard:
 
     def _ask(self, prompt: str, *, is_secret: bool) -> str:
         __tracebackhide__ = True
-        what = DEBUGGER if self._debugging else INPUT
+        what = DEBUGGER if self._debugging else GETPASS if is_secret else INPUT
         self.check_place(what)
         if self.is_called_off():
             raise EOFError("the cell was interrupted")

@@ -126,3 +126,12 @@ def test_a_rank_that_waited_for_an_answer_is_looked_into_at_its_own_line(
 def test_half_a_character_in_a_prompt_stands_in_nobodys_way(notebook: Notebook) -> None:
     reply = notebook.converse(f"{ONE}input('\\ud800? ')", "x")
     assert (reply.asked, reply.status) == ([("[rank 0] \\ud800? ", False)], "ok")
+
+
+def test_a_rank_whose_debugger_nobody_could_use_is_looked_into_at_its_own_line(
+    notebook: Notebook,
+) -> None:
+    assert "nobody can type here" in notebook.run(f"{ONE}breakpoint()\nhere = 1").error
+    reply = notebook.converse("%ddp debug --rank 0", "q")
+    assert "----> 3 here = 1" in reply.text
+    assert "debugger.py" not in reply.text
