@@ -294,3 +294,11 @@ def test_the_sbatch_file_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
     path = tmp_path / "job"
     path.write_text(text)
     subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_a_cell_that_asks_the_user_is_named() -> None:
+    program = export(cell("x = 1"), cell("name = input('? ')", 2), cell("breakpoint()\ny = 2", 3))
+    assert program.remarks == (
+        "cell [2]: it asks the user; torchrun's ranks cannot",
+        "cell [3]: it asks the user; torchrun's ranks cannot",
+    )

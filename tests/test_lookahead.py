@@ -11,6 +11,8 @@ from torch import nn
 from nbddp.worker.lookahead import may_ask
 
 EARLIER = """
+import functools
+import torch
 from torch import nn
 def quiet(input): return input * 2
 def asks(): return int(input('?'))
@@ -26,6 +28,25 @@ class Looks(nn.Module):
         return x
 class Plain(nn.Module):
     def forward(self, input): return input
+bound, halfway, table = Looks().forward, functools.partial(asks), [quiet]
+def twice(function):
+    def both(): return function(), function()
+    return both
+@functools.wraps(asks)
+def wrapped(): return 1
+decorated = twice(asks)
+@torch.no_grad()
+def evaluate(): breakpoint()
+itself = twice(quiet)
+def around():
+    def later(): return later
+    return later
+goes_round = around()
+class Property:
+    @property
+    def name(self): return input()
+    @staticmethod
+    def other(): return 1
 net = nn.Sequential(nn.Linear(2, 2), Looks())
 plain = nn.Sequential(Plain())
 """
@@ -57,6 +78,11 @@ def namespace() -> dict[str, Any]:
         "inner()()",
         "Looks()(x)",
         "y = net(x)",
+        "bound(x)",
+        "halfway()",
+        "decorated()",
+        "evaluate()",
+        "Property().name",
         "await asyncio.sleep(0)\ninput()",
     ],
 )
@@ -74,6 +100,9 @@ def test_what_may_ask(source: str, namespace: dict[str, Any]) -> None:
         "quiet(3)",
         "recursive(3)",
         "plain(x)",
+        "itself()",
+        "goes_round()",
+        "wrapped()",
         "inputs = model.input",
         "# input(), breakpoint()\nprint('input()')",
         "this is no python: input(",

@@ -110,6 +110,12 @@ def write_program(plan: Plan, path: Path) -> Program:
     return writer.finish()
 
 
+def _asks_user(text: str) -> bool:
+    from nbddp.worker.lookahead import may_ask  # loads torch: not before there is a cell
+
+    return may_ask(text, {})
+
+
 class _Writer:
     def __init__(self, plan: Plan, path: Path) -> None:
         self._plan = plan
@@ -151,6 +157,8 @@ class _Writer:
         )
         self._names |= body.names
         self._remarks += [f"cell [{number}]: {each}" for each in plain.left_out]
+        if _asks_user(plain.text):
+            self._remarks.append(f"cell [{number}]: it asks the user; torchrun's ranks cannot")
         self.cells += 1
         if number in self._plan.above:
             self._parts.append(_markdown(self._plan.above[number]))

@@ -10,7 +10,9 @@ import ast
 import dis
 import re
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType
+from contextlib import suppress
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
@@ -53,29 +55,53 @@ def _asks_itself(source: str, namespace: Mapping[str, Any]) -> bool:
 def _any_asks(values: Iterator[Any], namespace: Mapping[str, Any], *, seen: set[int]) -> bool:
     """Whether one of these asks, or what it calls."""
     for value in values:
-        for function in _functions_of(value):
-            if id(function) in seen:
-                continue
-            seen.add(id(function))
-            names = {name for each in _parts(function.__code__) for name in each.co_names}
-            called = (namespace[name] for name in names if name in namespace)
-            if _asks(function.__code__, namespace) or _any_asks(called, namespace, seen=seen):
-                return True
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _is_of_cell(value) and _asks(value.__code__, namespace):
+            return True
+        if _any_asks(_called_by(value, namespace), namespace, seen=seen):
+            return True
     return False
 
 
-def _functions_of(value: Any) -> Iterator[FunctionType]:
-    """The functions of cells that a value is or has."""
-    if isinstance(value, FunctionType):
-        if value.__module__ == "__main__":
-            yield value
-        return
+def _is_of_cell(value: Any) -> bool:
+    return isinstance(value, FunctionType) and value.__module__ == "__main__"
+
+
+def _called_by(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
+    """What runs when a value is called: what it names, wraps, or has for methods."""
+    if _is_of_cell(value):
+        names = {name for each in _parts(value.__code__) for name in each.co_names}
+        yield from (namespace[name] for name in names if name in namespace)
+        yield from _wrapped(value)
+    elif isinstance(value, partial):
+        yield value.func
+    elif isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, staticmethod | classmethod):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield value.fget
+    elif not isinstance(value, FunctionType):
+        yield from _methods(value)
+
+
+def _wrapped(function: FunctionType) -> Iterator[Any]:
+    """What a function has from the one that made it, such as what a decorator wraps."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # nothing is in it yet
+            yield cell.cell_contents
+
+
+def _methods(value: Any) -> Iterator[Any]:
+    """The functions of cells that a class has, or that of an object, or a module's parts."""
     kinds = {value} if isinstance(value, type) else {type(value)}
     if isinstance(value, nn.Module):
         kinds = {type(each) for each in value.modules()}
     for kind in kinds:
         if kind.__module__ == "__main__":
-            yield from (each for each in vars(kind).values() if isinstance(each, FunctionType))
+            yield from vars(kind).values()
 
 
 def _asks(code: CodeType, taken: Mapping[str, Any] | set[str]) -> bool:
