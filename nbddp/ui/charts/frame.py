@@ -47,13 +47,13 @@ class Frame:
 
     def __init__(self, lines: Sequence[Line], scale: Scale = Scale.AUTO) -> None:
         self.lost = sum(int(line.lost.sum()) for line in lines)
-        ends = finite([end for line in lines for end in (line.low, line.high)])
-        self.may_be_log = bool(ends) and min(ends) > 0
+        ends = _limits([end for line in lines for end in (line.low, line.high)])
+        self.may_be_log = bool(ends) and ends[0] > 0
         wants = scale is Scale.LOG or (
             scale is Scale.AUTO and any(wants_log(finite([line.values])) for line in lines)
         )
         self.is_log = self.may_be_log and wants
-        limits = np.array([min(ends), max(ends)]) if ends else np.array([0.0, 1.0])
+        limits = np.array(ends or [0.0, 1.0])
         self._y = padded(*self._heights(limits).tolist()) if ends else (0.0, 1.0)
         steps = [float(step) for line in lines for step in (line.steps[0], line.steps[-1])]
         self._x = (min(steps), max(steps)) if steps else (0.0, 0.0)
@@ -111,3 +111,10 @@ class Frame:
             return [(tick, say_number(tick)) for tick in log_ticks(*self._y)]
         ticks = value_ticks(*self._y)
         return list(zip(ticks, say_ticks(ticks), strict=True))
+
+
+def _limits(parts: Sequence[Numbers]) -> list[float]:
+    """The lowest and the highest number, if there are any that are finite."""
+    numbers = np.concatenate([*parts, np.empty(0)])
+    numbers = numbers[np.isfinite(numbers)]
+    return [float(numbers.min()), float(numbers.max())] if len(numbers) else []

@@ -39,8 +39,9 @@ class Line:
     @classmethod
     def of(cls, curve: Curve) -> Line:
         """The curve; of marks that would be too many there are none."""
-        fields = (curve.steps, curve.values, curve.low, curve.high, curve.lost)
-        steps, values, low, high, lost = (np.array(field, dtype=np.float64) for field in fields)
+        steps, values, lost = map(_numbers, (curve.steps, curve.values, curve.lost))
+        is_each = curve.low is curve.values is curve.high  # one value in every bucket
+        low, high = (values, values) if is_each else map(_numbers, (curve.low, curve.high))
         begins = curve.begins if curve.falls <= MAX_BEGINS else ()
         marks = begins, curve.falls, curve.restarts
         return cls(steps, values, low, high, lost, curve.last, *marks)
@@ -80,6 +81,10 @@ class Line:
                 total, weight = total + value, weight + 1.0
                 smooth[index] = total / weight
         return smooth
+
+
+def _numbers(field: Sequence[float]) -> Numbers:
+    return np.array(field, dtype=np.float64)
 
 
 def lines_of(curves: Mapping[int, Curve]) -> dict[int, Line]:

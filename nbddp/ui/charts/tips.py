@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isclose, isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,42 +56,48 @@ def _steps(chart: Chart) -> Numbers:
 
 def _texts(chart: Chart, steps: Numbers) -> list[str]:
     near = NEAR * chart.frame.span
-    values = {rank: _said(line, steps, near) for rank, line in chart.lines.items()}
-    means = [""] * len(steps)
+    values = {rank: _values(line, steps, near) for rank, line in chart.lines.items()}
+    means: list[float | None] = [None] * len(steps)
     if len(chart.lines) > 1 and chart.strong is not None:
-        means = _said(chart.strong, steps, near)
+        means = _values(chart.strong, steps, near)
     texts = []
-    for at, step in enumerate(steps.tolist()):
-        mean = [f"mean  {means[at]}"] if means[at] else []
-        here = {rank: each[at] for rank, each in values.items() if each[at]}
-        rows = [f"{chart.frame.unit} {step:.0f}", *mean, *_rows(here)]
-        texts.append("\n".join(rows))
+    for at, (step, mean) in enumerate(zip(steps.tolist(), means, strict=True)):
+        said = [] if mean is None else [f"mean  {_say(mean)}"]
+        here = {rank: value for rank, each in values.items() if (value := each[at]) is not None}
+        texts.append("\n".join([f"{chart.frame.unit} {step:.0f}", *said, *_rows(here)]))
     return texts
 
 
-def _rows(here: Mapping[int, str]) -> list[str]:
+def _rows(here: Mapping[int, float]) -> list[str]:
     """Each rank; of many the lowest, the highest, and those that are not finite."""
     if len(here) <= MANY_RANKS:
-        return [f"rank {rank}  {text}" for rank, text in here.items()]
-    numbers = {rank: float(text) for rank, text in here.items() if text != NOT_FINITE}
+        return [f"rank {rank}  {_say(value)}" for rank, value in here.items()]
+    numbers = {rank: value for rank, value in here.items() if isfinite(value)}
     rows = []
     if numbers:
-        low, high = min(numbers, key=numbers.__getitem__), max(numbers, key=numbers.__getitem__)
-        rows = [f"lowest  {here[low]} (rank {low})", f"highest  {here[high]} (rank {high})"]
+        low, high = min(numbers.values()), max(numbers.values())
+        rows = [f"lowest  {_first(numbers, low)}", f"highest  {_first(numbers, high)}"]
     lost = len(here) - len(numbers)
     return [*rows, f"{lost} ranks {NOT_FINITE}"] if lost else rows
 
 
-def _said(line: Line, steps: Numbers, near: float) -> list[str]:
-    """Its value at the nearest point to each step; empty where none is near."""
+def _first(numbers: Mapping[int, float], wanted: float) -> str:
+    """A value and the first rank that shows it, as far as one can read."""
+    text = say_number(wanted)
+    near = (rank for rank, value in numbers.items() if isclose(value, wanted, rel_tol=1e-3))
+    return f"{text} (rank {next(rank for rank in near if say_number(numbers[rank]) == text)})"
+
+
+def _values(line: Line, steps: Numbers, near: float) -> list[float | None]:
+    """Its value at the nearest point to each step; None where none is near."""
     after = np.searchsorted(line.steps, steps).clip(0, len(line.steps) - 1)
     before = (after - 1).clip(0)
     is_before = np.abs(line.steps[before] - steps) < np.abs(line.steps[after] - steps)
     at = np.where(is_before, before, after)
     is_near = np.abs(line.steps[at] - steps) <= near
-    said = zip(line.values[at].tolist(), is_near.tolist(), strict=True)
-    return [_say(value) if is_there else "" for value, is_there in said]
+    found = zip(line.values[at].tolist(), is_near.tolist(), strict=True)
+    return [value if is_there else None for value, is_there in found]
 
 
 def _say(value: float) -> str:
-    return say_number(value) if np.isfinite(value) else NOT_FINITE
+    return say_number(value) if isfinite(value) else NOT_FINITE
