@@ -11,6 +11,7 @@ import pytest
 from nbddp.ui.panel import pages as pages_module
 from nbddp.ui.panel.log import MAX_BATCH, LogWidgets
 from nbddp.ui.panel.pages import BOOK_PAGES, MAX_EMPTY, MAX_PAGES, MAX_ROWS, PAGE_ROWS, Pages
+from nbddp.ui.panel.pieces import Plain
 from nbddp.ui.tails import Tails
 
 
@@ -52,6 +53,15 @@ def written(*lines: str, max_merged: int = MAX_ROWS) -> Tails:
 
 
 # ---- pages
+
+
+def test_a_page_is_one_widget_without_those_for_its_looks() -> None:
+    new: list[widgets.Widget] = []
+    Pages(new.append).add(["a"], 1)
+    _, page = new
+    assert not [name for name in page.keys if isinstance(getattr(page, name), widgets.Widget)]
+    assert {"layout", "style"}.isdisjoint(page.get_state())
+    assert page.get_state()["_view_name"] == "HTMLView"
 
 
 def test_rows_that_come_soon_share_a_page_and_a_full_page_is_left_alone(clock: list[float]) -> None:
@@ -136,7 +146,7 @@ def test_one_rank_or_one_word_can_be_looked_for_and_what_comes_is_counted_on() -
     field.value = " LOSS "
     log.draw(tails)
     assert text(log) == ["[rank 0] Loss 1", "[rank 0] loss 2"]
-    found = control(log, widgets.HTML)
+    found = control(log, Plain)
     assert "2 of 4 lines" in found.value
     tails.write(1, "\x1b[32mlo\x1b[mss 3\nacc 3\n")
     log.draw(tails)

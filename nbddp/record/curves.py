@@ -217,11 +217,12 @@ def _bounded(name: str) -> str:
 class _Tempo:
     """How fast a loop goes, from marks that it left in the recent past."""
 
-    __slots__ = ("_at", "_marks", "_step")
+    __slots__ = ("_at", "_known", "_marks", "_step")
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, float]] = deque()
         self._at = self._step = -math.inf
+        self._known: Pace | None = None  # what is asked for several times between two steps
 
     def note(self, at: float, step: float) -> None:
         """Remember a step; one that falls back, or a clock that does, begins anew."""
@@ -229,7 +230,7 @@ class _Tempo:
             return
         if step < self._step or at < self._at:
             self._marks.clear()
-        self._at, self._step = at, step
+        self._at, self._step, self._known = at, step, None
         if not self._marks or at - self._marks[-1][0] >= MARK_PERIOD:
             self._marks.append((at, step))
         while len(self._marks) > 1 and at - self._marks[1][0] >= PACE_WINDOW:
@@ -237,10 +238,13 @@ class _Tempo:
 
     def pace(self, loop: str) -> Pace:
         """Over the recent past, or from one step to the next where that takes longer."""
-        at, step = self._marks[0]
-        seconds = self._at - at
-        per_second = (self._step - step) / seconds if seconds > 0 else 0.0
-        return Pace(self._step, per_second, self._at, seconds, self._error(per_second), loop)
+        if self._known is None:
+            at, step = self._marks[0]
+            seconds = self._at - at
+            per_second = (self._step - step) / seconds if seconds > 0 else 0.0
+            error = self._error(per_second)
+            self._known = Pace(self._step, per_second, self._at, seconds, error, loop)
+        return self._known
 
     def _error(self, per_second: float) -> float:
         """How far the pace may be off by chance: what the steps between two marks tell of it."""

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
 PERIOD = 0.1  # seconds between batches, on average; a line after a pause goes at once
-CROWD = 12  # ranks; more of them send fewer batches each, for one process reads all
+CROWD = 10  # ranks; more of them send fewer batches each, for one process reads all
 SLACK = 0.1  # seconds of batches not sent that may be made up for at once
 FLUSH_PATIENCE = 2.0  # seconds
 MAX_PIECES = 1000  # of one source in one batch: one that never ends holds up nobody

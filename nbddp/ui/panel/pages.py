@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import ipywidgets as widgets
 
 from nbddp.ui.panel.loghtml import block
-from nbddp.ui.panel.pieces import close
+from nbddp.ui.panel.pieces import Plain, close
+from nbddp.ui.panel.pieces import html as place
 
 PAGE_ROWS = 100  # a page that has so many is full
 PAGE_SECONDS = 1.0  # as is one that is so old: what somebody reads is not drawn again
@@ -22,16 +23,6 @@ BOOK_PAGES = 20
 MAX_ROWS = 2000  # the oldest book goes when there are so many without it
 MAX_PAGES = 200  # or so many pages, where rows come one by one
 MAX_EMPTY = 300  # empty books that stay behind, before all are put in order
-
-
-class Page(widgets.HTML):
-    """HTML that has neither a layout nor a style of its own, which would be two widgets more.
-
-    A talkative group needs several pages a second. The style sheet knows what they look like; a
-    front end copes with widgets without these two (ipywidgets issue 1620).
-    """
-
-    layout = style = None
 
 
 class Pages:
@@ -70,12 +61,12 @@ class Pages:
             close(box)
         self._books, self._open = [], None
 
-    def last(self) -> Page:
+    def last(self) -> Plain:
         """A page without rows, after all others: where it is drawn, which is counted, all are."""
         return self._put("", _view_count=0)
 
-    def _put(self, html: str, **options: int) -> Page:
-        page = Page(html, **options)
+    def _put(self, html: str, **options: int) -> Plain:
+        page = place(html, **options)
         if self._books and len(self._books[-1].pages) < BOOK_PAGES:
             self._books[-1].add(page)
         else:
@@ -109,7 +100,7 @@ class Pages:
 class _OpenPage:
     """The newest page, which is sent again when it gets more rows."""
 
-    page: Page
+    page: Plain
     rows: list[str]
     begun_at: float
 
@@ -127,11 +118,11 @@ class _Book:
         self.rows = self.lines = 0
 
     @property
-    def pages(self) -> tuple[Page, ...]:
+    def pages(self) -> tuple[Plain, ...]:
         """Its pages."""
         return tuple(self.box.children)
 
-    def add(self, page: Page) -> None:
+    def add(self, page: Plain) -> None:
         """One page more."""
         self.box.children = (*self.box.children, page)
 

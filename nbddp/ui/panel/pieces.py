@@ -9,9 +9,19 @@ import ipywidgets as widgets
 ASKS = "nbddp-asks"
 
 
-def html() -> widgets.HTML:
-    """A place for HTML."""
-    return widgets.HTML(layout=widgets.Layout(margin="0"))
+class Plain(widgets.HTML):
+    """HTML that has neither a layout nor a style of its own, which would be two widgets more.
+
+    A talkative log needs several a second. What they look like is in the style sheet; a front end
+    copes with widgets without these two (ipywidgets issue 1620).
+    """
+
+    layout = style = None
+
+
+def html(value: str = "", **options: int) -> Plain:
+    """A place for HTML, with no room around it."""
+    return Plain(value, _dom_classes=("nbddp-html",), **options)
 
 
 def box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) -> widgets.Box:

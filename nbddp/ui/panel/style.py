@@ -110,7 +110,8 @@ SHEET = f"""<style>
   flex-direction: column-reverse; border-top: 1px solid #8883; }}
 .nbddp-scroll > *, .nbddp-kept > * {{ flex: 0 0 auto; overflow: visible; }}
 .nbddp-scroll .widget-box {{ overflow: visible; }}
-.nbddp-scroll .widget-html.widget-html {{ margin: 0; overflow: visible; flex: 0 0 auto; }}
+.nbddp-html.nbddp-html {{ margin: 0; }}
+.nbddp-scroll .nbddp-html {{ overflow: visible; flex: 0 0 auto; }}
 .nbddp-scroll .nbddp .jp-RenderedText {{ padding: 0; }}
 .nbddp-choice {{ align-items: center; overflow: visible; }}
 .nbddp-choice > * {{ margin: 2px 2px 2px 0; }}
