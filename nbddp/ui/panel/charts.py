@@ -24,7 +24,7 @@ MAX_CHARTS = 12  # unless others are chosen
 MAX_NAMED = 20  # metrics without a chart that are named
 LOOK_PERIOD = 0.5  # seconds between two looks for news
 MAX_PAUSE = 5.0  # seconds; many ranks and metrics are shown all the same
-SHARE = 0.02  # of a core goes into drawing: the ranks need it, and charts are not read in haste
+SHARE = 0.015  # of a core goes into drawing: the ranks need it, and charts are not read in haste
 
 
 class Take(Protocol):

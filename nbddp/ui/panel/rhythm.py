@@ -8,8 +8,8 @@ from collections.abc import Callable
 from nbddp.ui.panel.budget import Budget
 
 LOG_PERIOD = 0.1  # seconds between two redraws of the log
-LOG_SHARE = 0.02  # of a core; where that is not enough it is drawn less often,
-MAX_LOG_PERIOD = 0.25  # down to this
+LOG_SHARE = 0.015  # of a core; where that is not enough it is drawn less often,
+MAX_LOG_PERIOD = 0.3  # down to this
 REST_PERIOD = 0.25  # seconds between two of all else, unless the group or the cell changes
 REST_SHARE = 0.01
 MAX_REST_PERIOD = 1.0

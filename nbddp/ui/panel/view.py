@@ -135,7 +135,7 @@ class PanelView:
                 self._ask(handle)
                 if time.monotonic() >= self._next_draw:
                     if notice is not None:
-                        self._take_together(handle)
+                        self._take_together(handle, patience=0.0 if may_wait else TOGETHER)
                     self._draw(handle)
             if handle.result is None:
                 raise RuntimeError("the cell's notices ended before the cell did")
@@ -164,11 +164,14 @@ class PanelView:
 
     # ---- what the cell says
 
-    def _take_together(self, handle: CellHandle) -> None:
-        """What ranks print at the same moment is drawn together."""
+    def _take_together(self, handle: CellHandle, *, patience: float) -> None:
+        """What ranks print at the same moment is drawn together; what has piled up is there."""
         deadline = time.monotonic() + TOGETHER
         while (left := deadline - time.monotonic()) > 0 and not handle.is_told:
-            self._take(handle, handle.next_notice(left))
+            notice = handle.next_notice(min(left, patience))
+            if notice is None:
+                return
+            self._take(handle, notice)
 
     def _take(self, handle: CellHandle, notice: Notice | None) -> None:
         match notice:
