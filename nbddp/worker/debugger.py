@@ -22,6 +22,7 @@ from nbddp.worker.keyboard import Keyboard
 
 DEBUGGERS = {module.__file__ for module in (bdb, pdb, IPython.core.debugger)}
 OURS = Path(nbddp.__file__).parent
+KNOWS_CAUSES = sys.version_info >= (3, 13) or hasattr(IPython.core.debugger, "CHAIN_EXCEPTIONS")
 FIRST = ()  # which ranks ``breakpoint()`` stops: the first that comes to one
 
 
@@ -190,8 +191,6 @@ def forget() -> None:
 
 def remember(error: BaseException) -> None:
     """Keep what ended a cell where Python keeps an uncaught error, an interrupt too."""
-    if was_quit(error):
-        return  # what was looked into may be looked into again
     sys.last_type, sys.last_value = type(error), error
     sys.last_traceback = error.__traceback__
     if sys.version_info >= (3, 12):
@@ -213,7 +212,14 @@ def post_mortem(is_users: Callable[[str], bool]) -> None:
         raise RuntimeError("nothing has failed on this rank: there is no traceback to look into")
     debugger = Pdb()
     debugger.reset()
-    debugger.interaction(None, without_ours(traceback, is_users))
+    rest, error = without_ours(traceback, is_users), getattr(sys, "last_value", None)
+    if error is None or not KNOWS_CAUSES:
+        debugger.interaction(None, rest)
+        return
+    try:
+        debugger.interaction(None, error.with_traceback(rest))
+    finally:
+        error.with_traceback(traceback)
 
 
 def without_ours(traceback: TracebackType, is_users: Callable[[str], bool]) -> TracebackType:

@@ -285,7 +285,8 @@ class Rank:
         self._end_cell(command, seconds=seconds, failure=failure, value=value)
 
     def _describe(self, error: BaseException, at: float) -> Failure:
-        remember(error)
+        if not self._was_quit:  # what was looked into may be looked into again
+            remember(error)
         return describe(
             error,
             self._shell.shown_traceback,

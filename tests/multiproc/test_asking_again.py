@@ -54,4 +54,4 @@ def test_a_restart_after_a_fault_types_what_was_typed(notebook: Notebook) -> Non
         "print(name)"
     )
     assert reply.status == "ok"
-    assert sorted(reply.lines(0) + reply.lines(1))[-2:] == ["anna", "bert"]
+    assert {reply.lines(0)[-1], reply.lines(1)[-1]} == {"anna", "bert"}

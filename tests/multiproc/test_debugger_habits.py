@@ -79,6 +79,7 @@ def test_whoever_stops_the_cell_has_not_left_the_debugger(notebook: Notebook) ->
     stopped = notebook.converse(source, notebook.interrupt)
     assert "interrupted, line" in stopped.error
     assert "left the debugger" not in stopped.error
+    assert "----> 4 dist.barrier()" in notebook.converse("%ddp debug", "q").text
     left = notebook.converse(source, "q")
     asked = left.asked[0][0][6]
     assert left.error == f"CellInterruptedError: rank {asked} left the debugger, line 4"
@@ -135,3 +136,14 @@ def test_a_rank_whose_debugger_nobody_could_use_is_looked_into_at_its_own_line(
     reply = notebook.converse("%ddp debug --rank 0", "q")
     assert "----> 3 here = 1" in reply.text
     assert "debugger.py" not in reply.text
+
+
+def test_what_an_error_came_from_is_looked_into_too(notebook: Notebook) -> None:
+    notebook.run(
+        f"{ONE}def f():\n    inner = 5\n    raise ValueError\n"
+        "try: f()\nexcept ValueError as error: raise RuntimeError('outer') from error"
+    )
+    for _ in range(2):
+        reply = notebook.converse("%ddp debug", "exceptions 0", "p inner * 2", "q")
+        assert "[rank 0] 10\n" in reply.text
+        assert "nbddp" not in reply.text
