@@ -6,7 +6,6 @@ Most of what a letter costs the kernel is to get threads out of their sleep, wit
 
 from __future__ import annotations
 
-import time
 from math import floor
 
 
@@ -17,9 +16,3 @@ def last_beat(until: float, period: float) -> float:
     (10.05, 10.05)
     """
     return floor(until / period + 1e-6) * period
-
-
-def until_beat(period: float) -> float:
-    """Seconds to a beat that is about a period away: half of one at least."""
-    now = time.monotonic()
-    return last_beat(now + 1.5 * period, period) - now

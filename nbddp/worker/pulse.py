@@ -9,7 +9,6 @@ from collections.abc import Callable
 from types import FrameType
 
 from nbddp.wire.messages import Pulse
-from nbddp.worker.beats import until_beat
 from nbddp.worker.flight_recorder import Collective, arrivals, newest_of, recorded
 from nbddp.worker.main_thread import main_cpu_time, main_frame, main_status
 from nbddp.worker.notebook_lines import as_typed
@@ -17,7 +16,7 @@ from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_cpu_time
 from nbddp.worker.waits import waited_in
 
-PERIOD = 1.0  # seconds between two looks, which are on the ranks' beat
+PERIOD = 1.0  # seconds between two looks
 FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
 HEARTBEAT = 3  # looks after which a sign of life is sent though no cell runs
 MAX_CODE = 100  # characters of the line that are shown
@@ -78,7 +77,7 @@ class PulseThread:
     def _sample(self) -> None:
         looks = 0
         while True:
-            if self._begun.wait(until_beat(PERIOD)):
+            if self._begun.wait(PERIOD):
                 self._begun.clear()
                 time.sleep(FIRST_LOOK)
             cell = self._cell
