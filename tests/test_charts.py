@@ -250,7 +250,7 @@ def test_drawing_gets_its_share_of_the_time_and_a_pause_is_never_long(
 
     log(metrics, 0, loss=0.5)
     loading = [100.0, 107.0]
-    now = iter([0.0, *loading, 7.0 + 0.03, 10.0, 10.0001, 20.0, 120.0])
+    now = iter([0.0, *loading, 7.0 + 0.03, 10.0, 10.00001, 20.0, 120.0])
     monkeypatch.setattr(room.time, "thread_time", lambda: next(now))
     charts._nudge = Over()
     charts._draw_news()

@@ -6,6 +6,7 @@ import bdb
 import functools
 import os
 import pdb
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from nbddp.wire.messages import DEBUGGER
 from nbddp.worker.keyboard import Keyboard
 
 DEBUGGERS = {module.__file__ for module in (bdb, pdb, IPython.core.debugger)}
+_LOOKS_BACK = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)  # at the last error
 OURS = Path(nbddp.__file__).parent
 KNOWS_CAUSES = sys.version_info >= (3, 13) or hasattr(IPython.core.debugger, "CHAIN_EXCEPTIONS")
 FIRST = ()  # which ranks ``breakpoint()`` stops: the first that comes to one
@@ -121,6 +123,7 @@ class Debuggers:
         self._is_first = is_first
         self._rank = -1
         self._ranks: Sequence[int] = FIRST
+        self._is_interrupts = False  # what is remembered
         self._stops: bool | None = None  # this rank in this cell; None before it came to one
 
     def take_over(self) -> None:
@@ -145,8 +148,14 @@ class Debuggers:
 
         pythons.Pdb.interaction = interact
 
-    def begin_cell(self, rank: int, ranks: Sequence[int]) -> None:
-        """A cell begins, in which these ranks are to be stopped."""
+    def begin_cell(self, rank: int, ranks: Sequence[int], source: str = "") -> None:
+        """A cell begins, in which these ranks are to be stopped.
+
+        What an interrupted one held is freed now, unless this one looks into it.
+        """
+        if self._is_interrupts and not _LOOKS_BACK.search(source):
+            self._is_interrupts = False
+            forget()
         self._rank, self._ranks, self._stops = rank, ranks, None
         if sys.breakpointhook in (self._break, sys.__breakpointhook__):
             # another debugger stops where it is called from, which must not be here
@@ -172,6 +181,18 @@ class Debuggers:
             debugger.message(header)
         debugger.set_trace(frame or sys._getframe(1))
 
+    def remember(self, error: BaseException, *, is_interrupt: bool) -> None:
+        """Keep what ended a cell where Python keeps an uncaught error.
+
+        What an interrupted cell held may be large, and wanted for its next run: it is kept until
+        another cell begins, and an error until the next one.
+        """
+        self._is_interrupts = is_interrupt
+        sys.last_type, sys.last_value = type(error), error
+        sys.last_traceback = error.__traceback__
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+
     def end_cell(self) -> None:
         """What steps through a cell does not step through the next one."""
         if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
@@ -187,14 +208,6 @@ def forget() -> None:
     """Nothing has failed here: what was tried to warm up is nobody's."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         vars(sys).pop(name, None)
-
-
-def remember(error: BaseException) -> None:
-    """Keep what ended a cell where Python keeps an uncaught error, an interrupt too."""
-    sys.last_type, sys.last_value = type(error), error
-    sys.last_traceback = error.__traceback__
-    if sys.version_info >= (3, 12):
-        sys.last_exc = error
 
 
 def post_mortem(is_users: Callable[[str], bool]) -> None:

@@ -47,7 +47,7 @@ from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
 from nbddp.worker.answers import EXPRESSION, Answers
 from nbddp.worker.arrival import Clients, settle
-from nbddp.worker.debugger import Debuggers, remember, was_quit
+from nbddp.worker.debugger import Debuggers, was_quit
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
 from nbddp.worker.failure import describe, not_begun, plain
@@ -286,7 +286,7 @@ class Rank:
 
     def _describe(self, error: BaseException, at: float) -> Failure:
         if not self._was_quit:  # what was looked into may be looked into again
-            remember(error)
+            self._debuggers.remember(error, is_interrupt=self._interrupter.was_asked)
         return describe(
             error,
             self._shell.shown_traceback,
@@ -306,7 +306,7 @@ class Rank:
             self._shell.user_ns.setdefault(name, value)
         self._cell = command.cell
         self._keyboard.begin_cell(command.answers)
-        self._debuggers.begin_cell(self._place.rank, command.break_ranks)
+        self._debuggers.begin_cell(self._place.rank, command.break_ranks, command.source)
         self._group.begin_cell(command, may_ask=may_ask(command.source, self._shell.user_ns))
         self._meters.begin_cell()
         report.begin_cell()

@@ -30,7 +30,7 @@ def stopped(group: SteeredGroup, source: str) -> None:
     presser.join()
 
 
-def test_what_a_stopped_cell_held_is_freed_without_a_collector(
+def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collector(
     make_group: Callable[..., SteeredGroup],
 ) -> None:
     group = make_group(2, init=False)
@@ -40,7 +40,8 @@ def test_what_a_stopped_cell_held_is_freed_without_a_collector(
         "def work():\n    global seen\n    big = Big()\n    seen = weakref.ref(big)\n"
         "    time.sleep(60)\nwork()",
     )
-    assert group.pull("seen() is None") == [True, True]
+    group.run("held = seen() is not None")
+    assert group.pull("held") == [False, False]
 
 
 def test_workers_of_a_stopped_loop_hold_up_no_cell(group: SteeredGroup) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from notebook import Notebook
+from processes import GLOO_ABORTS
 
 from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
 from nbddp.record.cell import CellRequest
@@ -85,13 +86,16 @@ def test_it_does_what_it_does_under_torchrun(
 ) -> None:
     script = write(TRAIN.replace("INIT", how).replace("ENDING", DESTROY))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, "work/script.py", "--lr", "2e-5"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=script.parent.parent,
-    )
+    for _ in range(3):
+        done = subprocess.run(
+            [*torchrun, "work/script.py", "--lr", "2e-5"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            cwd=script.parent.parent,
+        )
+        if GLOO_ABORTS not in done.stderr:  # torch's own end of a script, sometimes
+            break
     assert done.returncode == 0, done.stderr
     for _ in range(2):  # the second is as fresh as the first
         group.run_script("work/script.py", "--lr", "2e-5")

@@ -261,7 +261,7 @@ def test_code_that_captures_is_interrupted_as_any_other(notebook: Notebook) -> N
     ("source", "what"),
     [
         ("input('x? ')", "input()"),
-        ("import getpass; getpass.getpass()", "input()"),
+        ("import getpass; getpass.getpass()", "getpass()"),
         ("breakpoint()\nx = 1", "the debugger"),
         ("%debug", "the debugger"),
     ],
