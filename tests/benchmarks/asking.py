@@ -30,16 +30,22 @@ def ask(kernel: Kernel, ranks: int) -> tuple[float, float]:
     """Seconds until the prompt came, and until the rank had an answer."""
     request = kernel.send(BREAK.format(ranks=ranks), asks=True)
     prompted = kernel.question()
-    told = "".join(text for _, text in kernel.collect("dist.barrier()"))
-    reached = float(re.search(rf"at {NUMBER}", told)[1])
+    reached = told(kernel, "at ")
     sent = time.time()
     kernel.answer("p ('had', time.time())")
-    told = "".join(text for _, text in kernel.collect("('had', "))
-    had = float(re.search(rf"had', {NUMBER}", told)[1])
+    had = told(kernel, "('had', ")
     kernel.question()
     kernel.answer("c")
     kernel.reply(request)
     return prompted - reached, had - sent
+
+
+def told(kernel: Kernel, words: str) -> float:
+    """The number that a rank prints behind these words."""
+    text = ""
+    while not (found := re.search(rf"{re.escape(words)}{NUMBER}\D", text)):
+        text += "".join(chunk for _, chunk in kernel.collect("\n"))
+    return float(found[1])
 
 
 def main() -> None:
