@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import dis
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -22,6 +22,7 @@ _MAGIC = re.compile(r"^\s*%%?(debug|pdb)\b", re.MULTILINE)
 _WORD = re.compile(r"\b[^\W\d]\w*")
 _CALLED = {"breakpoint", "input"}  # Python's own, unless the user has something of that name
 _ANYWHERE = {"getpass", "post_mortem", "pm", "set_trace"}  # of a module, or imported from it
+_NO_CODE = (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError)
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 
 
@@ -46,7 +47,7 @@ def _asks_itself(source: str, namespace: Mapping[str, Any]) -> bool:
         code = compile(
             lines, "<lookahead>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
         )
-    except SyntaxError:  # it will be told when the cell runs
+    except _NO_CODE:  # it will be told when the cell runs
         return False
     stored = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_NAME"}
     return _asks(code, set(namespace) | stored)
@@ -66,24 +67,26 @@ def _any_asks(values: Iterator[Any], namespace: Mapping[str, Any], *, seen: set[
 
 
 def _is_of_cell(value: Any) -> bool:
-    return isinstance(value, FunctionType) and value.__module__ == "__main__"
+    # its type is asked for, as a proxy's own code may say what it is, and fail
+    return issubclass(type(value), FunctionType) and value.__module__ == "__main__"
 
 
 def _called_by(value: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
     """What runs when a value is called: what it names, wraps, or has for methods."""
+    kind = type(value)
     if _is_of_cell(value):
         names = {name for each in _parts(value.__code__) for name in each.co_names}
         yield from (namespace[name] for name in names if name in namespace)
         yield from _wrapped(value)
-    elif isinstance(value, partial):
+    elif issubclass(kind, partial):
         yield value.func
-    elif isinstance(value, MethodType):
+    elif issubclass(kind, MethodType):
         yield from (value.__func__, value.__self__)
-    elif isinstance(value, staticmethod | classmethod):
+    elif issubclass(kind, staticmethod | classmethod):
         yield value.__func__
-    elif isinstance(value, property):
+    elif issubclass(kind, property):
         yield value.fget
-    elif not isinstance(value, FunctionType):
+    elif not issubclass(kind, FunctionType):
         yield from _methods(value)
 
 
@@ -96,12 +99,23 @@ def _wrapped(function: FunctionType) -> Iterator[Any]:
 
 def _methods(value: Any) -> Iterator[Any]:
     """The functions of cells that a class has, or that of an object, or a module's parts."""
-    kinds = {value} if isinstance(value, type) else {type(value)}
-    if isinstance(value, nn.Module):
-        kinds = {type(each) for each in value.modules()}
-    for kind in kinds:
-        if kind.__module__ == "__main__":
-            yield from vars(kind).values()
+    kind = type(value)
+    kinds = {value} if issubclass(kind, type) else {kind}
+    if issubclass(kind, nn.Module):
+        kinds = {type(each) for each in _inside(value, {})}
+    for each in kinds:
+        if each.__module__ == "__main__":
+            yield from vars(each).values()
+
+
+def _inside(module: nn.Module, seen: dict[int, nn.Module]) -> Iterable[nn.Module]:
+    """A module and those in it; its own ``modules()`` fails where its ``__init__`` did not end."""
+    if id(module) not in seen:
+        seen[id(module)] = module
+        for part in (vars(module).get("_modules") or {}).values():
+            if part is not None:
+                _inside(part, seen)
+    return seen.values()
 
 
 def _asks(code: CodeType, taken: Mapping[str, Any] | set[str]) -> bool:

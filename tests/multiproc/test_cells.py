@@ -87,6 +87,14 @@ def test_names_are_kept_after_an_error_and_the_next_cell_works(notebook: Noteboo
     assert reply.lines(1) == ["1 2.0"]
 
 
+def test_a_module_that_forgot_its_beginning_costs_no_rank(notebook: Notebook) -> None:
+    notebook.run(
+        "%%ddp --nproc 2\nclass Net(torch.nn.Module):\n    def __init__(self): pass\nnet = Net()"
+    )
+    assert "AttributeError" in notebook.run("%%ddp\nnet(1)").error
+    assert notebook.run("%%ddp\ndist.barrier()").status == "ok"
+
+
 def test_a_script_that_says_sys_exit_0_has_succeeded(notebook: Notebook) -> None:
     assert notebook.run("%%ddp --nproc 1\nimport sys\nsys.exit()").status == "ok"
     reply = notebook.run("%%ddp\nsys.exit(3)")
