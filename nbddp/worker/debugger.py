@@ -20,6 +20,7 @@ from IPython.core.debugger import Pdb
 import nbddp
 from nbddp.wire.messages import DEBUGGER
 from nbddp.worker.keyboard import Keyboard
+from nbddp.worker.main_thread import comes_from
 
 DEBUGGERS = {module.__file__ for module in (bdb, pdb, IPython.core.debugger)}
 _LOOKS_BACK = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)  # at the last error
@@ -47,14 +48,7 @@ class RankPdb(Pdb):
 
     def stop_here(self, frame: FrameType) -> bool:
         """Only where the user's code is, or was called from."""
-        return bool(super().stop_here(frame)) and self._comes_from_users(frame)
-
-    def _comes_from_users(self, frame: FrameType | None) -> bool:
-        while frame is not None:
-            if self.is_users(frame.f_code.co_filename):
-                return True
-            frame = frame.f_back
-        return False
+        return bool(super().stop_here(frame)) and comes_from(frame, self.is_users)
 
     def user_call(self, frame: FrameType, argument_list: None) -> None:
         """A function is entered; where it is a statement of a cell, its line comes next."""
@@ -68,7 +62,7 @@ class RankPdb(Pdb):
 
     def user_exception(self, frame: FrameType, exc_info: Any) -> None:
         """An error comes by; those with which IPython ends a statement are not the user's."""
-        if not self._comes_from_users(frame):
+        if not comes_from(frame, self.is_users):
             return
         super().user_exception(frame, exc_info)
         if _is_statement(frame):

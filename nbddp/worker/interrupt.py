@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from nbddp.worker.main_thread import main_cpu_time, main_frame, main_thread_id
+from nbddp.worker.main_thread import comes_from, main_cpu_time, main_frame, main_thread_id
 
 PATIENCE = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
 INSISTENCE = 4.0  # seconds after which a cell that has heard it is left to itself
@@ -231,7 +231,7 @@ class Interrupter:
         self._seen += 1
         if not self._is_doing or self._is_forking:
             return
-        if self._is_in_cell(frame):
+        if comes_from(frame, self._is_cell_file):
             self._raised += 1
             raise KeyboardInterrupt
         if self._cancel():
@@ -240,13 +240,6 @@ class Interrupter:
     @property
     def _is_doing(self) -> bool:
         return self._is_inside or self._request > 0
-
-    def _is_in_cell(self, frame: FrameType | None) -> bool:
-        while frame is not None:
-            if self._is_cell_file(frame.f_code.co_filename):
-                return True
-            frame = frame.f_back
-        return False
 
     def _place(self) -> tuple[int, int]:
         frame = main_frame()

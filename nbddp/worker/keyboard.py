@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from nbddp.wire.messages import DEBUGGER, GETPASS, INPUT, Answered, Asked, Report, Withdrawn
 from nbddp.worker.streams import flush_python_streams
@@ -129,13 +128,3 @@ class Keyboard:
             if answer.question == self._number and self.asks:
                 self._answers.append(answer)
                 self._changed.notify_all()
-
-
-def refuse(what: str, reason: str) -> Any:
-    """A function that says why it cannot work."""
-
-    def refused(*_args: object, **_options: object) -> None:
-        __tracebackhide__ = True
-        raise RuntimeError(f"{what} is not supported: {reason}")
-
-    return refused

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,15 @@ def main_thread_id() -> int:
 def main_frame() -> FrameType:
     """Where the main thread is right now."""
     return sys._current_frames()[main_thread_id()]
+
+
+def comes_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
+    """Whether a frame, or one that it was called from, is of such a file."""
+    while frame is not None:
+        if is_of(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def main_cpu_time() -> float:

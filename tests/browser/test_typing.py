@@ -116,6 +116,13 @@ def test_the_last_failure_is_looked_into(notebook: LabNotebook, picture: Picture
     names_are_kept(notebook)
 
 
+def do_to_cell(notebook: LabNotebook, *commands: str) -> None:
+    """Do JupyterLab's commands to the cell that asks."""
+    notebook.js(f"panel.content.activeCellIndex = {NAME}")
+    for each in commands:
+        notebook.js(f"await window.jupyterapp.commands.execute('notebook:{each}')")
+
+
 def reload(notebook: LabNotebook) -> None:
     """Press F5."""
     notebook.reload()
@@ -123,22 +130,17 @@ def reload(notebook: LabNotebook) -> None:
 
 def delete(notebook: LabNotebook) -> None:
     """Delete the cell that asks, and undo it: the cells after it have the same places then."""
-    notebook.js("panel.content.activeCellIndex = 4")
-    notebook.js("await window.jupyterapp.commands.execute('notebook:delete-cell')")
-    notebook.js("await window.jupyterapp.commands.execute('notebook:undo-cell-action')")
+    do_to_cell(notebook, "delete-cell", "undo-cell-action")
 
 
 def clear(notebook: LabNotebook) -> None:
     """Clear the outputs, and with them the box."""
-    notebook.js("panel.content.activeCellIndex = 4")
-    notebook.js("await window.jupyterapp.commands.execute('notebook:clear-cell-output')")
+    do_to_cell(notebook, "clear-cell-output")
 
 
 def move(notebook: LabNotebook) -> None:
     """Move the cell that asks down and up again."""
-    notebook.js("panel.content.activeCellIndex = 4")
-    notebook.js("await window.jupyterapp.commands.execute('notebook:move-cell-down')")
-    notebook.js("await window.jupyterapp.commands.execute('notebook:move-cell-up')")
+    do_to_cell(notebook, "move-cell-down", "move-cell-up")
 
 
 def interrupt(notebook: LabNotebook) -> None:
