@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -184,6 +185,53 @@ def test_a_cell_that_cleans_up_is_told_once(watched: Watched) -> None:
     asked.join()
     assert watched.noticed == [1]
     assert watched.broken == []
+
+
+def imported(seconds: float, *, filename: str, name: str = "a_library") -> None:
+    """Run a module's code for so long."""
+    source = "end = time.monotonic() + seconds\nwhile time.monotonic() < end: time.sleep(0.01)\n"
+    code = compile(source, filename, "exec")
+    exec(code, {"time": time, "seconds": seconds, "__name__": name})
+
+
+IN_A_LIBRARY = str(Path(pytest.__file__).parent / "a_module.py")
+
+
+def test_a_library_that_is_being_imported_is_imported_in_whole(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "INSISTENCE", 0.2)  # is over long before the import is
+    asked, done = watched.soon(1), []
+    source = "imported(0.8, filename=library)\ndone.append(1)\nwhile True: time.sleep(0.01)"
+    names = {"imported": imported, "library": IN_A_LIBRARY, "done": done}
+    assert watched.run(1, source, **names) == "KeyboardInterrupt"
+    assert done
+    asked.join()
+    assert watched.noticed == [1]
+    assert watched.broken == []
+
+
+@pytest.mark.parametrize(
+    ("filename", "name", "importing"),
+    [
+        ("/home/somebody/helpers.py", "helpers", 10.0),
+        (IN_A_LIBRARY, "__main__", 10.0),  # `%ddp run -m` of a library
+        (IN_A_LIBRARY, "a_library", 0.2),  # it takes too long
+    ],
+)
+def test_the_import_of_the_users_own_and_one_that_does_not_end_are_broken_off(
+    watched: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    filename: str,
+    name: str,
+    importing: float,
+) -> None:
+    monkeypatch.setattr(interrupt, "IMPORTING", importing)
+    asked = watched.soon(1)
+    source = "imported(5.0, filename=filename, name=name)\nlibrary_is_whole = 1 / 0"
+    names = {"imported": imported, "filename": filename, "name": name}
+    assert watched.run(1, source, **names) == "KeyboardInterrupt"
+    asked.join()
 
 
 def test_a_process_group_that_cannot_be_formed_is_ended_before_the_cell(

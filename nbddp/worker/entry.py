@@ -56,6 +56,7 @@ from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.loaders import let_loaders_begin_anew
 from nbddp.worker.lookahead import may_ask
 from nbddp.worker.mailing import Mailer
+from nbddp.worker.main_thread import main_frame
 from nbddp.worker.meters import Meters
 from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.process_group import ProcessGroup, say_shared
@@ -65,6 +66,7 @@ from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.streams import RankLog, flush_python_streams, say_lost
 from nbddp.worker.usage import Usage
+from nbddp.worker.waits import waited_in
 
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
 LAST_VALUE = "the last value"
@@ -243,6 +245,7 @@ class Rank:
 
     def _interrupt(self, cell: int) -> None:
         try:
+            self._group.note_wait(waited_in(main_frame(), self._shell.is_cell_file))
             self._interrupter.interrupt(cell)
         except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
             traceback.print_exc()

@@ -5,7 +5,8 @@ thread is back in Python. So if it has not run shortly after the signal, the wai
 first what process groups wait on, then all connections but those of the mail. As long as they send
 and receive, the wait will end by itself. A cell that catches KeyboardInterrupt to clean up is told
 once and left to it; one in which Python throws the interrupt away, as it does where an object is
-freed, gets it again.
+freed, gets it again. A library that is being imported is waited for: what has half of it keeps half
+of it, and every later cell fails with "partially initialized module".
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
+from nbddp.worker.folding import library_of
 from nbddp.worker.main_thread import comes_from, main_cpu_time, main_frame, main_thread_id
 
 PATIENCE = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
 INSISTENCE = 4.0  # seconds after which a cell that has heard it is left to itself
 FLOWING = 10.0  # seconds for which a process group may go on to send and receive
+IMPORTING = 10.0  # seconds that a library gets to be imported in whole
 COMPUTING = 0.005  # seconds of CPU in one round of PATIENCE: the main thread does not merely wait
 REGROUPING = 1.0  # seconds that a new process group gets, which stands before the cell
 OTHERS_AFTER = 3  # rounds of PATIENCE after which any wait is ended, not only a process group's
@@ -69,6 +72,7 @@ class Interrupter:
         self._seen = 0  # times that the signal came through to Python
         self._raised = 0  # times that it became an exception in the cell
         self._is_forking = False
+        self._importing_since = 0.0  # when an interrupt met the import of a library; 0 if none did
         self._request = 0  # the one that is being answered
 
     def listen(self) -> None:
@@ -110,6 +114,7 @@ class Interrupter:
         self._hear()
         with self._changed:
             self._cell = cell
+            self._importing_since = 0.0
             self._is_inside = not self.was_asked
             self._changed.notify_all()
             return self._is_inside
@@ -209,7 +214,8 @@ class Interrupter:
             if not has_told and (is_heard or waits_for_bytes or used - before > COMPUTING):
                 has_told = True  # it will answer: nobody needs to kill it for that
                 self._tell_noticed(self._cell)
-            if is_heard and time.monotonic() > began + INSISTENCE:
+            is_left_alone = is_heard and not self._importing_since
+            if is_left_alone and time.monotonic() > began + INSISTENCE:
                 return
             if waits_for_bytes:
                 continue
@@ -232,10 +238,20 @@ class Interrupter:
         if not self._is_doing or self._is_forking:
             return
         if comes_from(frame, self._is_cell_file):
+            if self._waits_for_import(frame):
+                return
             self._raised += 1
             raise KeyboardInterrupt
         if self._cancel():
             self._raised += 1
+
+    def _waits_for_import(self, frame: FrameType | None) -> bool:
+        if not _imports_library(frame, self._is_cell_file):
+            self._importing_since = 0.0
+            return False
+        now = time.monotonic()
+        self._importing_since = self._importing_since or now
+        return now < self._importing_since + IMPORTING
 
     @property
     def _is_doing(self) -> bool:
@@ -247,6 +263,16 @@ class Interrupter:
 
     def _waits_in_torch(self) -> bool:
         return "torch/distributed" in main_frame().f_code.co_filename
+
+
+def _imports_library(frame: FrameType | None, is_cell_file: Callable[[str], bool]) -> bool:
+    """Whether a cell is in the middle of an import, and it is none of the user's own modules."""
+    while frame is not None and not is_cell_file(frame.f_code.co_filename):
+        is_module = frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__"
+        if is_module and library_of(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_ours(step: TracebackType | None) -> bool:

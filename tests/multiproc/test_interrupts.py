@@ -74,6 +74,23 @@ def test_the_stop_button_ends_the_cell_and_keeps_the_names(
     )
 
 
+def test_what_a_rank_imports_when_it_is_interrupted_can_be_imported_afterwards(
+    notebook: Notebook,
+) -> None:
+    notebook.run("%%ddp --nproc 2\nimport sys, threading, time")
+    request = notebook.begin(
+        "%%ddp\ndef watch():\n    while 'sympy.polys' not in sys.modules: time.sleep(0.01)\n"
+        "    print('half way')\nthreading.Thread(target=watch).start()\n"
+        "import torch._dynamo\ntime.sleep(60)"
+    )
+    notebook.finish(request, until="half way")
+    notebook.interrupt()
+    assert "interrupted, line " in notebook.finish(request).traceback
+    # the first step of an optimizer imports it; half imported, it failed in every later cell
+    step = "torch.optim.AdamW(torch.nn.Linear(2, 2).parameters()).step()\nprint('stepped')"
+    assert notebook.run(f"%%ddp\n{step}").text.count("stepped") == 2
+
+
 def test_a_ddp_backward_that_waits_for_a_peer_is_freed(notebook: Notebook) -> None:
     notebook.run(
         "%%ddp --nproc 2\nmodel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))"
