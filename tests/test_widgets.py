@@ -51,6 +51,19 @@ def test_a_panel_is_gone_when_the_page_that_showed_it_does_so_no_more() -> None:
     panel.close()
 
 
+def test_a_panel_that_goes_and_comes_between_two_words_of_the_page_was_gone() -> None:
+    panel = panel_of([0])
+    panel._line.set_state({"_view_count": 1})
+    assert panel.times_gone == 0
+    panel._line.set_state({"_view_count": 1})  # 0 and 1, held back until the first was answered
+    assert panel.times_gone == 1
+    assert panel.is_shown
+    assert not panel.is_gone.is_set()
+    panel._line.set_state({"_view_count": 0})
+    assert panel.times_gone == 2
+    panel.close()
+
+
 def test_a_chart_that_comes_later_has_to_be_on_the_page_too() -> None:
     panel = panel_of([0])
     for part in panel._deepest:

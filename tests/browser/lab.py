@@ -211,6 +211,16 @@ class LabNotebook:
         """Until no cell runs or waits to run."""
         self.await_js(_IDLE, timeout)
 
+    def await_kernel(self, timeout: float = 60) -> None:
+        """Until the kernel is free to answer.
+
+        While a page that was loaded again asks for its widgets, it shows the kernel as idle for a
+        few milliseconds, now and then, though a cell runs.
+        """
+        late = f"new Promise((_, refuse) => setTimeout(refuse, {1000 * timeout}, 'no answer'))"
+        answer = "panel.sessionContext.session.kernel.requestKernelInfo()"
+        self.js(f"await Promise.race([{answer}, {late}])")
+
     def code_cell(self, cell: int) -> Locator:
         """A code cell of the notebook in front."""
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(cell)

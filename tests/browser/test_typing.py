@@ -153,23 +153,37 @@ def press_interrupt(notebook: LabNotebook) -> None:
     notebook.button("Interrupt").click()
 
 
-@pytest.mark.parametrize(
-    "leave",
-    [reload, delete, clear, move, interrupt, press_interrupt],
-    ids=lambda each: each.__name__,
-)
-def test_who_turns_away_is_not_waited_for(
-    notebook: LabNotebook, leave: Callable[[LabNotebook], None]
-) -> None:
+WAYS_OUT = (reload, delete, clear, move, interrupt, press_interrupt)
+
+
+def turn_away(notebook: LabNotebook, leave: Callable[[LabNotebook], None]) -> None:
+    """Be asked, and do something else."""
     notebook.run(KEEP)
     notebook.begin(NAME)
     await_box(notebook, "name?")
     notebook.await_text(NAME, "input")
     leave(notebook)
     notebook.await_ready()
+    notebook.await_kernel(30)
     notebook.await_idle(30)
     interrupt(notebook)  # JupyterLab waits for an answer, the kernel does not
     names_are_kept(notebook)
+
+
+@pytest.mark.parametrize("leave", WAYS_OUT, ids=lambda each: each.__name__)
+def test_who_turns_away_is_not_waited_for(
+    notebook: LabNotebook, leave: Callable[[LabNotebook], None]
+) -> None:
+    turn_away(notebook, leave)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("leave", WAYS_OUT, ids=lambda each: each.__name__)
+def test_who_turns_away_twenty_times_in_a_page_is_never_waited_for(
+    notebook: LabNotebook, leave: Callable[[LabNotebook], None]
+) -> None:
+    for _ in range(20):
+        turn_away(notebook, leave)
 
 
 def test_who_scrolls_away_may_come_back(notebook: LabNotebook) -> None:

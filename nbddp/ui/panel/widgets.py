@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from threading import Event
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -13,11 +14,30 @@ from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, state_line, time_line
 from nbddp.ui.panel.log import LogWidgets
-from nbddp.ui.panel.pieces import box, bundle, close, html
+from nbddp.ui.panel.pieces import Plain, box, bundle, close, html
 from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.shots import Choose, Shots
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.panel.trends import Trends
+
+
+class Counted(Plain):
+    """HTML that knows how often it was drawn anew between two words of its page.
+
+    A page holds back what it has to say until its last word was answered, and of several it then
+    says the newest. Of what was taken away and drawn again meanwhile it tells the old count.
+    """
+
+    def __init__(self, on_drawn_anew: Callable[[], None]) -> None:
+        super().__init__(_dom_classes=("nbddp-html",))
+        self._on_drawn_anew = on_drawn_anew
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """Take what the page says; a count that it has told already is news, too."""
+        is_anew = bool(self._view_count) and sync_data.get("_view_count") == self._view_count
+        super().set_state(sync_data)
+        if is_anew:
+            self._on_drawn_anew()
 
 
 class PanelWidgets:
@@ -36,7 +56,7 @@ class PanelWidgets:
     ) -> None:
         self._ranks = list(ranks)
         self._state, self._note, self._table = html(), html(), html()
-        self._line = html()
+        self._line = Counted(self._note_drawn_anew)
         self._controls = Controls(self._ranks, press)
         self.log = LogWidgets(ranks, on_new)
         self._shots = Shots(self._ranks, choose, on_new)
@@ -102,6 +122,9 @@ class PanelWidgets:
         elif self.was_shown:
             self.is_gone.set()
             self.times_gone += 1
+
+    def _note_drawn_anew(self) -> None:
+        self.times_gone += 1
 
     def draw(self, snapshot: Snapshot, *, note: str = "") -> None:
         """Show a snapshot; what has not changed is not sent."""
