@@ -186,6 +186,7 @@ class Forkserver:
 
     def _ensure_running(self) -> None:
         with interrupt_held_back(), self._own_folder():
+            give_main_a_spec()
             start_resource_tracker_apart()
             self._server.ensure_running()
 
@@ -302,6 +303,13 @@ def interrupt_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def give_main_a_spec() -> None:
+    """Give back what ``%reset -f`` takes away; without it multiprocessing starts nothing."""
+    main = sys.modules["__main__"]
+    if not hasattr(main, "__spec__"):
+        main.__spec__ = None
 
 
 def start_resource_tracker_apart() -> None:

@@ -13,6 +13,7 @@ import psutil
 from nbddp.controller.forkserver import (
     CudaTouchedError,
     Forkserver,
+    give_main_a_spec,
     interrupt_held_back,
     start_resource_tracker_apart,
 )
@@ -129,9 +130,7 @@ def _in_session(leader: int | None) -> list[psutil.Process]:
 def _spawn(start: RankStart, name: str) -> RankHandle:
     import torch.multiprocessing as mp
 
-    main = sys.modules["__main__"]
-    if not hasattr(main, "__spec__"):
-        main.__spec__ = None  # `%reset -f` takes it away and spawn cannot do without
+    give_main_a_spec()
     process = mp.get_context("spawn").Process(target=rank_main, args=(start,), name=name)
     with interrupt_held_back():
         start_resource_tracker_apart()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
@@ -14,6 +17,7 @@ from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError, WorkerGroup
+from nbddp.controller.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
@@ -96,16 +100,16 @@ def test_what_a_killed_rank_started_ends_and_what_the_others_started_lives(
     assert all(lives(each) for each in spared)
 
 
-@pytest.mark.parametrize("what", ["own session", "deaf", "daemon of a daemon"])
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_what_ranks_started_ends_with_the_kernel(
-    fresh_notebook: Notebook, what: str, *, is_stopped: bool
+    fresh_notebook: Notebook, *, is_stopped: bool
 ) -> None:
-    assert fresh_notebook.run(f"%%ddp --nproc 2\n{IMPORTS}{CHILDREN[what]}").status == "ok"
-    pids = fresh_notebook.run("%ddp pull __import__('os').getpid()").result
-    started = [each for pid in map(int, pids.strip("[]").split(",")) for each in started_by(pid)]
+    kinds = "\n".join(CHILDREN[what] for what in ("own session", "deaf", "daemon of a daemon"))
+    assert fresh_notebook.run(f"%%ddp --nproc 2\n{IMPORTS}{kinds}").status == "ok"
+    pids = json.loads(fresh_notebook.run("%ddp pull __import__('os').getpid()").result)
+    started = [each for pid in pids for each in started_by(pid, expected=5)]  # 1, 2, and 2 or 3
     if is_stopped:  # they cannot see to it themselves
-        for pid in map(int, pids.strip("[]").split(",")):
+        for pid in pids:
             psutil.Process(pid).suspend()
     psutil.Process(fresh_notebook.pid).kill()
     assert not psutil.wait_procs(started, timeout=10)[1]
@@ -185,6 +189,18 @@ def test_a_helper_that_still_imports_survives_its_kernels_group_and_leaves_no_fo
     os.killpg(kernel, signal.SIGKILL)
     assert not psutil.wait_procs(helpers, timeout=20)[1]
     assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp_*")))
+
+
+def test_a_helper_starts_where_reset_took_a_name_of_python_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main = ModuleType("__main__")
+    del main.__spec__  # as `%reset -f` does
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    launcher = LocalLauncher("forkserver")
+    launcher.warm_up()
+    assert psutil.pid_exists(launcher.forkserver.pid)
+    launcher.close()
 
 
 def test_a_temporary_folder_with_a_long_name_holds_up_nothing(tmp_path: Path) -> None:
