@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from processes import is_helper, marked, wait_until
+from processes import is_helper, marked, own_children, wait_until
 
 settings.register_profile(
     "nbddp", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -27,24 +29,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every rank, and every child of a rank, that a test starts must be gone when it ends."""
     if not any(request.node.get_closest_marker(name) for name in STARTS_PROCESSES):
-        children = set(psutil.Process().children())
+        children = own_children()
         yield
-        assert set(psutil.Process().children()) <= children
+        assert own_children() <= children
         return
-    before = set(marked())
+    before = set(psutil.pids())
     yield
 
     def left() -> list[psutil.Process]:
-        return [
-            process
-            for pid, process in marked().items()
-            if pid not in before and not is_helper(process)
-        ]
+        return [process for process in marked(but=before).values() if not is_helper(process)]
 
     wait_until(lambda: not left(), timeout=5.0)
-    remaining = [process for process in left() if process.is_running()]
-    for process in remaining:
-        process.kill()
+    remaining = {}
+    for process in left():
+        with suppress(psutil.NoSuchProcess):
+            remaining[process.pid] = shlex.join(process.cmdline())
+            process.kill()
     assert not remaining, f"left running: {remaining}"
 
 

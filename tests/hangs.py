@@ -10,6 +10,8 @@ from processes import wait_until
 
 from nbddp import CellInterruptedError, WorkerGroup
 
+SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the user
+
 
 def act_when_said(group: WorkerGroup, words: str, act: Callable[[], None]) -> None:
     """Do something as soon as the group's alarm says these words."""
@@ -21,8 +23,11 @@ def act_when_said(group: WorkerGroup, words: str, act: Callable[[], None]) -> No
     threading.Thread(target=wait_and_act).start()
 
 
-def said_of_a_hang(group: WorkerGroup, source: str, capsys: pytest.CaptureFixture[str]) -> str:
+def said_of_a_hang(
+    group: WorkerGroup, source: str, capsys: pytest.CaptureFixture[str], after: float = SHORT
+) -> str:
     """What is printed for a cell in which nothing moves, until it is interrupted."""
+    group.session.whereabouts.hang_after = after
     act_when_said(group, "no progress", group.interrupt)
     with pytest.raises(CellInterruptedError):
         group.run(source)

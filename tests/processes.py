@@ -6,7 +6,8 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 import psutil
 
@@ -16,17 +17,33 @@ MARKER = "NBDDP_TEST_RUN"
 os.environ[MARKER] = uuid.uuid4().hex  # inherited by whatever a test starts
 
 
-def marked() -> dict[int, psutil.Process]:
+def own_children() -> set[int]:
+    """The process ids of this process's children; a test run asks twice for every test."""
+    try:
+        lists = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+    except OSError:  # a thread has ended meanwhile
+        return own_children()
+    return {int(pid) for pids in lists for pid in pids.split()} if lists else _children()
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+def marked(but: Collection[int] = ()) -> dict[int, psutil.Process]:
     """Every other process that descends from this test run, orphans included."""
     found = {}
-    for process in psutil.process_iter():
+    for pid in psutil.pids():
+        if pid in but:
+            continue
         try:
+            process = psutil.Process(pid)
             is_ours = process.environ().get(MARKER) == os.environ[MARKER]
             is_there = process.status() != psutil.STATUS_ZOMBIE and bool(process.cmdline())
         except psutil.Error:
             continue
-        if is_ours and is_there and process.pid != os.getpid():
-            found[process.pid] = process
+        if is_ours and is_there and pid != os.getpid():
+            found[pid] = process
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from browser.desk import BLANK, Desk
 from browser.lab import CHROMIUM, Lab, LabNotebook
 
 NEEDS_CHROMIUM = pytest.mark.skipif(
@@ -35,6 +36,30 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     with Lab(tmp_path_factory.mktemp("lab") / "root") as lab:
         lab.browser()  # it stays for all tests of all files
         yield lab
+
+
+@pytest.fixture(scope="package")
+def lasting(lab: Lab) -> Iterator[Desk]:
+    """The desk for all tests of all files."""
+    write_notebook(lab.notebooks / BLANK, "")
+    desk = Desk(lab)
+    yield desk
+    desk.close()
+
+
+@pytest.fixture
+def desk(lasting: Desk) -> Desk:
+    """A page and a kernel for notebooks that need none of their own."""
+    lasting.prepare()
+    return lasting
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays_behind(request: pytest.FixtureRequest) -> None:
+    """As everywhere; a page and a kernel that will stay are there before."""
+    if "desk" in request.fixturenames:
+        request.getfixturevalue("desk")
+    request.getfixturevalue("no_process_stays_behind")
 
 
 @pytest.fixture

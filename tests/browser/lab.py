@@ -31,6 +31,7 @@ CHROMIUM_ARGS = [
     "--disable-sync",
     "--no-first-run",
 ]
+SIZE = {"width": 1200, "height": 1000}
 _IDLE = (
     "return panel.sessionContext.session.kernel.status === 'idle' && "
     "!panel.content.widgets.some(c => (c.promptNode?.innerText || '').includes('[*]'))"
@@ -80,7 +81,7 @@ class Lab:
             self._playwright.stop()
         children = psutil.Process(self._server.pid).children(recursive=True)
         with contextlib.suppress(OSError):  # it may hang up before it answers
-            self._request("POST", "/api/shutdown")
+            self.request("POST", "/api/shutdown")
         try:
             self._server.wait(20)
         except subprocess.TimeoutExpired:
@@ -126,30 +127,36 @@ class Lab:
             time.sleep(0.1)
         raise RuntimeError(f"JupyterLab did not start:\n{(self._root / 'lab.log').read_text()}")
 
-    def _request(self, method: str, path: str) -> None:
+    def request(self, method: str, path: str, body: dict[str, str] | None = None) -> None:
+        """Ask the server to do something."""
         request = urllib.request.Request(
-            self.url + path, method=method, headers={"Authorization": f"token {self._token}"}
+            self.url + path,
+            method=method,
+            headers={"Authorization": f"token {self._token}"},
+            data=json.dumps(body).encode() if body else None,
         )
         urllib.request.urlopen(request, timeout=10).close()
 
-    def open(self, name: str, *, scale: float = 1) -> AbstractContextManager[LabNotebook]:
-        """Open a notebook in a page that shares nothing with others."""
+    def address(self, name: str) -> str:
+        """Where a notebook is found."""
         place = "lab/tree" if IS_LAB else "notebooks"
-        return self._open(f"{place}/{name}?token={self._token}&reset", scale=scale)
+        return f"{self.url}/{place}/{name}?token={self._token}&reset"
+
+    def open(self, name: str, *, scale: float = 1) -> AbstractContextManager[LabNotebook]:
+        """Open a notebook in a page and with a kernel that share nothing with others."""
+        return self._open(self.address(name), scale=scale)
 
     def open_first_page(self) -> AbstractContextManager[LabNotebook]:
         """Open the page that the server itself leads to, which has to be a notebook."""
-        return self._open(f"?token={self._token}")
+        return self._open(f"{self.url}/?token={self._token}")
 
     @contextlib.contextmanager
-    def _open(self, path: str, *, scale: float = 1) -> Iterator[LabNotebook]:
-        context = self.browser().new_context(
-            viewport={"width": 1200, "height": 1000}, device_scale_factor=scale
-        )
+    def _open(self, address: str, *, scale: float = 1) -> Iterator[LabNotebook]:
+        context = self.browser().new_context(viewport=SIZE, device_scale_factor=scale)
         try:
             page = context.new_page()
             notebook = LabNotebook(page)
-            page.goto(f"{self.url}/{path}")
+            page.goto(address)
             notebook.await_ready()
             try:
                 yield notebook
@@ -174,8 +181,16 @@ class LabNotebook:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.problems: list[str] = []
-        page.on("pageerror", lambda error: self.problems.append(f"page: {error}"))
+        page.on("pageerror", self._note_error)
         page.on("console", self._note)
+
+    def listen_no_more(self) -> None:
+        """The page goes on with another notebook."""
+        self.page.remove_listener("pageerror", self._note_error)
+        self.page.remove_listener("console", self._note)
+
+    def _note_error(self, error: Any) -> None:
+        self.problems.append(f"page: {error}")
 
     def _note(self, message: Any) -> None:
         if message.type == "error":
@@ -227,12 +242,17 @@ class LabNotebook:
 
     def place_of(self, source: str) -> int:
         """Which code cell begins with this."""
-        sources = self.js(
-            "return panel.content.widgets.filter(c => c.model.type === 'code')"
-            ".map(c => c.model.sharedModel.source)"
-        )
-        [place] = [at for at, each in enumerate(sources) if each.startswith(source)]
+        [place] = [at for at, each in enumerate(self.sources()) if each.startswith(source)]
         return place
+
+    def sources(self) -> list[str]:
+        """What is written in each code cell."""
+        return list(
+            self.js(
+                "return panel.content.widgets.filter(c => c.model.type === 'code')"
+                ".map(c => c.model.sharedModel.source)"
+            )
+        )
 
     def type(self, cell: int, text: str) -> None:
         """Write into a code cell with the keyboard; the cursor stays at the end."""

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
-from browser.lab import Lab, LabNotebook
+from browser.desk import Desk
+from browser.lab import LabNotebook
 from nbddp.ui.palette import LIGHT, rank_color
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
@@ -39,12 +40,12 @@ FAILING = "%%ddp\nMANY, WAITS, FAILS = False, False, True"
 
 
 @pytest.fixture
-def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
     """A page with ranks that have not trained yet; cell 4 trains."""
-    (lab.notebooks / "enough").unlink(missing_ok=True)
+    (desk.notebooks / "enough").unlink(missing_ok=True)
     name = f"{request.node.name}.ipynb"
-    write_notebook(lab.notebooks / name, START, SHORT, LONG, FAILING, TRAIN, "1 + 1")
-    with lab.open(name) as notebook:
+    write_notebook(desk.notebooks / name, START, SHORT, LONG, FAILING, TRAIN, "1 + 1")
+    with desk.open(name) as notebook:
         notebook.run(0)
         yield notebook
         assert notebook.problems == []
@@ -89,7 +90,7 @@ def rows(charts: Locator) -> int:
 
 
 def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
-    lab: Lab, notebook: LabNotebook, picture: Picture
+    desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.run(2)
     notebook.begin(4)
@@ -118,7 +119,7 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     expect(chart_of(notebook, "m3")).to_be_hidden()
     picture(notebook, "chart-chosen")
     assert rows(panel.locator(".nbddp-shots .nbddp-chart:visible")) == 1
-    (lab.notebooks / "enough").touch()
+    (desk.notebooks / "enough").touch()
     notebook.await_idle()
     notebook.await_text(4, "^done on ranks 0-1")
     kept = panel.locator(".nbddp-charts .nbddp-chart")
@@ -151,18 +152,18 @@ def test_a_records_charts_answer_without_a_kernel(notebook: LabNotebook, picture
 
 
 def test_a_notebook_that_is_not_trusted_has_its_curves_and_its_failures_in_colour(
-    lab: Lab, notebook: LabNotebook, picture: Picture
+    desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.run(3)
     notebook.run(4)
     notebook.save()
-    path = next(lab.notebooks.glob(f"{notebook_name(notebook)}"))
+    path = next(desk.notebooks.glob(f"{notebook_name(notebook)}"))
     foreign = nbformat.read(path, as_version=4)
     for cell in foreign.cells:
         cell.metadata.pop("trusted", None)
     foreign.cells[4].outputs[0]["metadata"]["from"] = "elsewhere"  # no signature is known of it
-    nbformat.write(foreign, lab.notebooks / "foreign.ipynb")
-    with lab.open("foreign.ipynb") as page:
+    nbformat.write(foreign, desk.notebooks / "foreign.ipynb")
+    with desk.lab.open("foreign.ipynb") as page:
         cell = page.code_cell(4)
         cell.locator(".nbddp").first.scroll_into_view_if_needed()
         picture(page, "untrusted")

@@ -10,7 +10,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
-from browser.lab import Lab, LabNotebook
+from browser.desk import Desk
+from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -40,10 +41,10 @@ THEMES = ("JupyterLab Light", "JupyterLab Dark")
 
 
 @pytest.fixture(scope="module")
-def notebook(lab: Lab) -> Iterator[LabNotebook]:
+def notebook(lasting: Desk) -> Iterator[LabNotebook]:
     """A page with three ranks."""
-    write_notebook(lab.notebooks / "everybody.ipynb", START, WORK, FAILS)
-    with lab.open("everybody.ipynb") as notebook:
+    write_notebook(lasting.notebooks / "everybody.ipynb", START, WORK, FAILS)
+    with lasting.open("everybody.ipynb") as notebook:
         notebook.run(0)
         yield notebook
 

@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
-from browser.lab import Lab, LabNotebook
+from browser.desk import Desk
+from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -17,11 +18,11 @@ Picture = Callable[[LabNotebook, str], None]
 
 
 def test_tab_and_shift_tab_offer_options_kinds_and_names_with_their_help(
-    lab: Lab, picture: Picture
+    desk: Desk, picture: Picture
 ) -> None:
     define = "%%ddp --nproc 2\ndef train(steps, rate=0.1):\n    'Trains a little.'"
-    write_notebook(lab.notebooks / "found.ipynb", "%load_ext nbddp", define, "", "", "")
-    with lab.open("found.ipynb") as notebook:
+    write_notebook(desk.notebooks / "found.ipynb", "%load_ext nbddp", define, "", "", "")
+    with desk.open("found.ipynb") as notebook:
         notebook.run(0)
         notebook.run(1)
         offered = notebook.page.locator(".jp-Completer-item")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+import nbformat
 import pytest
+from nbconvert import HTMLExporter
 from playwright.sync_api import expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
-from browser.lab import Lab, LabNotebook
+from browser.desk import Desk
+from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -27,6 +30,14 @@ for step in range(1000):
     if Path("enough").exists() and step % 10 == 0:
         break
 """
+SHORT = """%%ddp
+import time
+for step in range(20):
+    time.sleep(0.05)
+    nbddp.log(step=step, loss=2 / (step + 1) + rank / 10)
+    if step % 10 == 0:
+        print("\\x1b[32mgreen\\x1b[0m step", step)
+"""
 AGAIN = """%%ddp --max-restarts 2
 import time
 from pathlib import Path
@@ -40,16 +51,16 @@ for step in range(begin, 24):
         saved.write_text(str(step - 2))
         raise ValueError(step)
 """
-GET = r"`%ddp show \S+ --cell 1` draws its record"
+GET = r"`%ddp show \S+ --cell \d+` draws its record"
 
 
 @pytest.fixture
-def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
+def notebook(desk: Desk, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
     """A page with a cell in which step 10 is done; it goes on until :func:`end` is called."""
-    (lab.notebooks / "enough").unlink(missing_ok=True)
+    (desk.notebooks / "enough").unlink(missing_ok=True)
     name = f"{request.node.name}.ipynb"
-    write_notebook(lab.notebooks / name, START, TRAIN, "1 + 1")
-    with lab.open(name) as notebook:
+    write_notebook(desk.notebooks / name, START, TRAIN, "1 + 1")
+    with desk.open(name) as notebook:
         notebook.run(0)
         notebook.begin(1)
         notebook.await_text(1, r"step 10$")
@@ -57,9 +68,9 @@ def notebook(lab: Lab, request: pytest.FixtureRequest) -> Iterator[LabNotebook]:
         yield notebook
 
 
-def end(lab: Lab) -> None:
+def end(desk: Desk) -> None:
     """Let the cell come to its end."""
-    (lab.notebooks / "enough").touch()
+    (desk.notebooks / "enough").touch()
 
 
 def command(notebook: LabNotebook, name: str) -> None:
@@ -70,11 +81,11 @@ def command(notebook: LabNotebook, name: str) -> None:
 
 
 def test_a_cell_that_was_moved_while_it_ran_shows_its_record(
-    lab: Lab, notebook: LabNotebook, picture: Picture
+    desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     command(notebook, "notebook:move-cell-down")
     notebook.await_text(2, r"step [3-9]0$")
-    end(lab)
+    end(desk)
     notebook.await_text(2, r"^done on ranks 0-1 · [\s\S]*step \d+$")
     assert not re.search(GET, notebook.text(2))
     expect(notebook.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
@@ -82,16 +93,16 @@ def test_a_cell_that_was_moved_while_it_ran_shows_its_record(
     picture(notebook, "moved")
 
 
-def test_a_cell_that_was_moved_in_its_first_moments_says_how_its_record_is_got(lab: Lab) -> None:
-    (lab.notebooks / "enough").unlink(missing_ok=True)
-    write_notebook(lab.notebooks / "soon.ipynb", START, TRAIN, "1 + 1")
-    with lab.open("soon.ipynb") as notebook:
+def test_a_cell_that_was_moved_in_its_first_moments_says_how_its_record_is_got(desk: Desk) -> None:
+    (desk.notebooks / "enough").unlink(missing_ok=True)
+    write_notebook(desk.notebooks / "soon.ipynb", START, TRAIN, "1 + 1")
+    with desk.open("soon.ipynb") as notebook:
         notebook.run(0)
         notebook.begin(1)
         expect(notebook.code_cell(1).locator(".nbddp-late")).to_be_attached()
         assert not re.search(GET, notebook.text(1))
         command(notebook, "notebook:move-cell-down")
-        end(lab)
+        end(desk)
         notebook.await_idle()
         shown = notebook.code_cell(2).locator(".nbddp-late")
         if shown.count():  # else the panel came before it was moved
@@ -102,11 +113,11 @@ def test_a_cell_that_was_moved_in_its_first_moments_says_how_its_record_is_got(l
 
 
 def test_a_cell_whose_outputs_were_cleared_while_it_ran_ends_with_its_record_once(
-    lab: Lab, notebook: LabNotebook, picture: Picture
+    desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     command(notebook, "notebook:clear-cell-output")
     expect(notebook.code_cell(1).locator(".nbddp-panel")).to_have_count(0)
-    end(lab)
+    end(desk)
     notebook.await_idle()
     text = notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$").string
     assert text.count("done on ranks 0-1") == 1
@@ -115,13 +126,13 @@ def test_a_cell_whose_outputs_were_cleared_while_it_ran_ends_with_its_record_onc
 
 
 def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_it(
-    lab: Lab, notebook: LabNotebook, picture: Picture, request: pytest.FixtureRequest
+    desk: Desk, notebook: LabNotebook, picture: Picture, request: pytest.FixtureRequest
 ) -> None:
     notebook.save()
     notebook.reload()
     notebook.await_text(1, r"running a cell · [\s\S]* step [4-9]0$")
     assert not re.search(GET, notebook.text(1))  # the panel is there
-    end(lab)
+    end(desk)
     notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$")
     assert not re.search(GET, notebook.text(1))
     notebook.await_idle()
@@ -130,7 +141,7 @@ def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_
     notebook.await_text(2, said + GET)
     notebook.save()
     notebook.shut_down_kernel()
-    with lab.open(f"{request.node.name}.ipynb") as again:
+    with desk.lab.open(f"{request.node.name}.ipynb") as again:
         found = again.await_text(1, GET).group()
         picture(again, "reopened-without-its-kernel")
         show = found.partition("`")[2].partition("`")[0]
@@ -139,38 +150,61 @@ def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_
             f"cell.model.sharedModel.setSource('%load_ext nbddp\\n{show}')"
         )
         again.run(2)
-        again.await_text(2, r"^cell 1 of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$")
+        again.await_text(
+            2, r"^cell \d+ of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$"
+        )
         expect(again.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
         picture(again, "shown-again")
 
 
 def test_a_cell_that_was_started_again_has_one_record_and_one_curve(
-    lab: Lab, picture: Picture
+    desk: Desk, picture: Picture
 ) -> None:
-    write_notebook(lab.notebooks / "again.ipynb", START, AGAIN)
-    with lab.open("again.ipynb") as notebook:
+    write_notebook(desk.notebooks / "again.ipynb", START, AGAIN)
+    with desk.open("again.ipynb") as notebook:
         notebook.run(0)
         notebook.run(1)
         text = notebook.text(1)
         assert re.match(r"done on ranks 0-1 after 2 restarts, \d+\.\d s lost · ", text)
-        assert len(re.findall("^attempt [12]: rank 1: ValueError: ", text, re.MULTILINE)) == 2
+        assert len(re.findall(r"^attempt \d+: rank 1: ValueError: ", text, re.MULTILINE)) == 2
         assert "%ddp restart" not in text
         output = notebook.code_cell(1).locator(".jp-OutputArea-child:visible")
         expect(output).to_have_count(1)
         expect(output.locator("svg[aria-label^='loss: ']").first).to_have_count(1)
-        output.locator("summary", has_text="attempt 1").click()
+        output.locator("summary", has_text="rank 1: ValueError: 8,").click()
         notebook.await_text(1, "^ValueError: 8$")
         assert notebook.problems == []
         picture(notebook, "started-again")
 
 
 def test_a_cell_that_nothing_was_done_to_leaves_no_line_and_no_empty_room(
-    lab: Lab, notebook: LabNotebook
+    desk: Desk, notebook: LabNotebook
 ) -> None:
-    end(lab)
+    end(desk)
     notebook.await_idle()
     notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$")
     assert not re.search(GET, notebook.text(1))
     fallback = notebook.code_cell(1).locator(".jp-OutputArea-child:has(.nbddp-fallback)")
     expect(fallback).to_be_hidden()
     assert notebook.problems == []
+
+
+def test_a_saved_notebook_shows_the_record_when_its_kernel_is_gone(
+    desk: Desk, picture: Picture
+) -> None:
+    path = desk.notebooks / "saved.ipynb"
+    write_notebook(path, START, SHORT, "%ddp status")
+    with desk.open(path.name) as notebook:
+        notebook.run_all()
+        notebook.save()
+    with desk.lab.open(path.name) as notebook:
+        picture(notebook, "reopened")
+        for cell, title in ((1, "done on ranks 0-1 · "), (2, "ready · 2 ranks · ")):
+            assert title in notebook.text(cell)
+            assert "[rank 1] green step 10" in notebook.text(cell)
+            chart = notebook.code_cell(cell).locator("svg[aria-label^='loss: ']").first
+            assert chart.bounding_box()["width"] > 300
+        assert notebook.problems == []
+    page, _ = HTMLExporter().from_notebook_node(nbformat.read(path, as_version=4))
+    assert "done on ranks 0-1" in page
+    assert len(re.findall(r'<img[^>]* alt="loss"', page)) == 2

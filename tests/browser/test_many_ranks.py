@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
-from browser.lab import Lab, LabNotebook
+from browser.desk import Desk
+from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -24,10 +25,10 @@ for step in nbddp.track(range(1000)):
 
 
 def test_the_ranks_are_a_line_that_opens_and_the_record_is_not_much_higher(
-    lab: Lab, picture: Picture
+    desk: Desk, picture: Picture
 ) -> None:
-    write_notebook(lab.notebooks / "many.ipynb", START, TRAIN)
-    with lab.open("many.ipynb") as notebook:
+    write_notebook(desk.notebooks / "many.ipynb", START, TRAIN)
+    with desk.open("many.ipynb") as notebook:
         notebook.run(0)
         notebook.begin(1)
         cell = notebook.code_cell(1)

@@ -1,4 +1,4 @@
-"""Every notebook in a real JupyterLab: it runs from start to end, with its panels."""
+"""Every notebook in a real JupyterLab, with its panels; where there is no page they run whole."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import nbformat
 import pytest
 
 from browser.conftest import NEEDS_CHROMIUM
+from browser.desk import Desk
 from browser.lab import Lab, LabNotebook
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 OTHERS = sorted(path for path in NOTEBOOKS.glob("*.ipynb") if "quickstart" not in path.name)
+WHOLE = "05_faults_and_recovery"  # it has all that a page can show; with -m soak all run whole
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,11 +31,37 @@ def meant_to_fail(path: Path) -> int:
     return sum("raises-exception" in cell.metadata.get("tags", []) for cell in cells)
 
 
+def of(path: Path) -> object:
+    """A notebook that is run whole: which takes half a minute."""
+    marks = [] if path.stem == WHOLE else [pytest.mark.soak]
+    return pytest.param(path, id=path.stem, marks=marks)
+
+
+@pytest.fixture
+def pictures(lab: Lab) -> None:
+    """What the notebooks show."""
+    shutil.copytree(NOTEBOOKS / "pictures", lab.notebooks / "pictures", dirs_exist_ok=True)
+
+
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
+def test_it_opens_and_its_first_ranks_leave_their_record(desk: Desk, path: Path) -> None:
+    shutil.copy(path, desk.notebooks)
+    with desk.open(path.name) as notebook:
+        first = next(at for at, each in enumerate(notebook.sources()) if each.startswith("%%ddp"))
+        for cell in range(first + 1):
+            notebook.run(cell)
+        notebook.await_text(first, "^done on ranks 0-")
+        broken = "[...document.images].filter(it => it.complete && !it.naturalWidth).length"
+        assert notebook.page.evaluate(broken) == 0
+        assert notebook.problems == []
+
+
+@pytest.mark.usefixtures("pictures")
+@pytest.mark.parametrize("path", [of(path) for path in OTHERS])
 def test_run_all_shows_no_error_and_nothing_on_the_console(
     lab: Lab, path: Path, picture: Callable[[LabNotebook, str], None]
 ) -> None:
-    shutil.copytree(NOTEBOOKS / "pictures", lab.notebooks / "pictures", dirs_exist_ok=True)
     shutil.copy(path, lab.notebooks)
     with lab.open(path.name) as notebook:
         notebook.run_all(timeout=200)

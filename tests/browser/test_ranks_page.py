@@ -9,7 +9,8 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
-from browser.lab import Lab, LabNotebook
+from browser.desk import Desk
+from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -35,10 +36,10 @@ SCALE = r"now \d+ MiB, axis 0 to \d+ MiB, over \d+\.\d s"
 
 
 @pytest.fixture(scope="module")
-def shared(lab: Lab) -> Iterator[LabNotebook]:
+def shared(lasting: Desk) -> Iterator[LabNotebook]:
     """One page and one kernel for all tests."""
-    write_notebook(lab.notebooks / "ranks.ipynb", RESTART, TRAIN, CROWD, LOAD, STOP)
-    with lab.open("ranks.ipynb") as notebook:
+    write_notebook(lasting.notebooks / "ranks.ipynb", RESTART, TRAIN, CROWD, LOAD, STOP)
+    with lasting.open("ranks.ipynb") as notebook:
         notebook.run(3)
         yield notebook
 

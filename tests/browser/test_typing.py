@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import Locator
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
-from browser.lab import Lab, LabNotebook
+from browser.desk import Desk
+from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -39,10 +40,10 @@ OPEN = ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding)"  # JupyterLa
 
 
 @pytest.fixture(scope="module")
-def shared(lab: Lab) -> Iterator[LabNotebook]:
+def shared(lasting: Desk) -> Iterator[LabNotebook]:
     """A page with cells that ask."""
-    write_notebook(lab.notebooks / "typing.ipynb", *CELLS)
-    with lab.open("typing.ipynb") as notebook:
+    write_notebook(lasting.notebooks / "typing.ipynb", *CELLS)
+    with lasting.open("typing.ipynb") as notebook:
         notebook.run(0)
         yield notebook
 

@@ -12,6 +12,7 @@ import pytest
 from hangs import act_when_said, said_of_a_hang
 
 from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
+from nbddp.record.hangs import HANG_AFTER
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
 
@@ -24,7 +25,7 @@ def test_mismatched_collectives_and_a_rank_that_never_came_are_shown(
         "import time\nx = torch.ones(4)\nif rank == 0:\n    dist.all_reduce(x)\n"
         "elif rank == 1:\n    dist.broadcast(x, src=2)\nelse:\n    time.sleep(80)"
     )
-    assert said_of_a_hang(group, source, capsys).splitlines()[:5] == [
+    assert said_of_a_hang(group, source, capsys, after=HANG_AFTER).splitlines()[:5] == [
         "nbddp: no progress for 10 s: rank 0 called all_reduce #1, rank 1 broadcast #1, "
         "rank 2 never came",
         "  rank 0 waiting in all_reduce #1 float [4], line 4",

@@ -7,13 +7,12 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from hangs import said_of_a_hang
+from hangs import SHORT, said_of_a_hang
 
 from nbddp import WorkerGroup
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
 
-SHORT = 3.0  # seconds without progress that make a hang here; 10 for the user
 WORK = 2.3 * SHORT
 
 BEGIN = f"""import hashlib, subprocess, sys, threading, time

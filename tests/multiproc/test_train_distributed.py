@@ -425,7 +425,7 @@ def test_rank_0_alone_does_nothing_and_the_hang_is_explained(
 ) -> None:
     source = "ran = []\nsave = nbddp.on_main(lambda: ran.append(1))\nif rank == 0:\n    save()"
     assert said_of_a_hang(group, source, capsys).splitlines()[:3] == [
-        "nbddp: no progress for 10 s: rank 0 called all_gather #1, rank 1 is done with the cell",
+        "nbddp: no progress for 3 s: rank 0 called all_gather #1, rank 1 is done with the cell",
         "  rank 0 waiting in all_gather #1 long [1], line 4",
         "  rank 1 done with the cell: will not come",
     ]

@@ -1,0 +1,115 @@
+"""A page and a kernel that stay, while notebooks are opened and closed on them.
+
+A new page takes ten seconds of a processor until its notebook can be run, a new kernel seven until
+it has ranks. Tests that ask nothing of either share them, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import BrowserContext, Error, Page
+
+from browser.lab import SIZE, Lab, LabNotebook
+
+BLANK = "desk.ipynb"
+# what a notebook may leave in its kernel: ranks, widgets, names
+_TIDY = """
+if "ddp" in get_ipython().magics_manager.magics["line"]:
+    get_ipython().run_line_magic("ddp", "auto off")
+    get_ipython().run_line_magic("ddp", "stop")
+__import__("ipywidgets").Widget.close_all()
+get_ipython().run_line_magic("reset", "-f")
+"""
+_RUN = """
+const session = panel.sessionContext.session;
+if (session?.kernel?.status !== 'idle') return null;
+const reply = await session.kernel.requestExecute({code: CODE, store_history: false}).done;
+return reply.content.status === 'ok' ? session.id : null;
+"""
+_OPEN = "await window.jupyterapp.commands.execute('docmanager:open', {path: PATH});"
+_CLOSE = "panel.context.model.dirty = false; panel.dispose();"
+
+
+class Desk:
+    """Notebooks one after the other, on one page and in one kernel that has no names and no ranks.
+
+    A page on which anything went wrong, and a kernel that a test has ended, are made anew.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self._context: BrowserContext | None = None
+        self._page: Page | None = None
+        self._session = ""  # what the server calls the kernel that is kept
+
+    @property
+    def notebooks(self) -> Path:
+        """The folder with all notebooks, in which the kernel works."""
+        return self.lab.notebooks
+
+    def prepare(self) -> None:
+        """See that there is a page, and a kernel: both outlive the test that is the first."""
+        if self._page is None or not self._session:
+            with self._opened(BLANK):
+                pass
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[LabNotebook]:
+        """Open a notebook, and close it in the end."""
+        self.prepare()
+        with self._opened(name) as notebook:
+            yield notebook
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[LabNotebook]:
+        notebook = LabNotebook(self._page or self._new_page(name))
+        try:
+            if self._page is None:
+                self._page = notebook.page
+            else:
+                self._give_kernel(name)
+                notebook.js(_OPEN.replace("PATH", json.dumps(name)))
+            notebook.await_ready()
+            yield notebook
+            self._clear(notebook)
+        except BaseException:
+            with contextlib.suppress(Error):
+                notebook.shut_down_kernel()
+            self.close()
+            raise
+        finally:
+            notebook.listen_no_more()
+
+    def _new_page(self, name: str) -> Page:
+        self._context = self.lab.browser().new_context(viewport=SIZE)
+        page = self._context.new_page()
+        page.goto(self.lab.address(name))
+        return page
+
+    def _give_kernel(self, name: str) -> None:
+        """A page asks the server for the kernel that belongs to a notebook's path."""
+        if self._session:
+            self.lab.request("PATCH", f"/api/sessions/{self._session}", {"path": name})
+
+    def _clear(self, notebook: LabNotebook) -> None:
+        """Close the notebook; its kernel is kept if it is there and is rid of all that was left."""
+        session = notebook.js(_RUN.replace("CODE", json.dumps(_TIDY)))
+        if session is None or session != (self._session or session):
+            notebook.shut_down_kernel()
+            session = ""
+        self._session = session
+        notebook.js(_CLOSE)
+        self._give_kernel(BLANK)
+        notebook.page.set_viewport_size(SIZE)
+
+    def close(self) -> None:
+        """Close the page; a kernel ends with its server at the latest."""
+        if self._context is not None:
+            with contextlib.suppress(Error):
+                self._context.close()
+        self._context = self._page = None
+        self._session = ""
