@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from processes import is_helper, marked, own_children, wait_until
 
+# nbformat loads it through jsonschema, for addresses that no notebook has: it takes three seconds
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 settings.register_profile(
     "nbddp", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )

@@ -1,5 +1,6 @@
 #!/bin/bash
 # nbddp's own wheel in an environment such as Colab's or Kaggle's: bash tests/hosted.sh [colab|kaggle]
+# With "install FOLDER" or "test FOLDER" behind it does the first or the second half, and keeps all there.
 #
 # Installing it must bring nothing but nbddp: a package that is replaced under a running kernel
 # breaks the page. Then a chosen part of the tests runs with the wheel, not with the clone.
@@ -7,34 +8,52 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 list=tests/platforms/${1:-colab}.txt
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+scratch=${3:-$(mktemp -d)}
+[ $# -ge 3 ] || trap 'rm -rf "$scratch"' EXIT
 here="$scratch/venv/bin"
 
-python3 -m venv "$scratch/venv"
-there=(cloudpickle ipykernel ipython ipywidgets jupyter_client matplotlib nbclient nbconvert
-    nbformat notebook numpy psutil scikit-learn tqdm)
-"$here/pip" install -qq --disable-pip-version-check -c "$list" "${there[@]}"
-"$here/python" -c 'import sys; sys.path.insert(0, "binder"); import install; install.ensure_torch()'
-"$here/pip" install -qq --disable-pip-version-check -c "$list" "torch==$("$here/python" -c \
-    'from importlib.metadata import version; print(version("torch"))')"
+install_all() {
+    python3 -m venv "$scratch/venv"
+    there=(cloudpickle ipykernel ipython ipywidgets jupyter_client matplotlib nbclient nbconvert
+        nbformat notebook numpy psutil scikit-learn tqdm)
+    "$here/pip" install -qq --disable-pip-version-check -c "$list" "${there[@]}"
+    "$here/python" -c 'import sys; sys.path.insert(0, "binder"); import install; install.ensure_torch()'
+    "$here/pip" install -qq --disable-pip-version-check -c "$list" "torch==$("$here/python" -c \
+        'from importlib.metadata import version; print(version("torch"))')"
 
-"$here/pip" wheel -qq --disable-pip-version-check --no-deps -w "$scratch" .
-"$here/pip" freeze >"$scratch/before"
-"$here/pip" install -qq --disable-pip-version-check "$scratch"/nbddp-*.whl
-"$here/pip" freeze >"$scratch/after"
-changed=$(diff "$scratch/before" "$scratch/after" | grep '^[<>]' | grep -v '^> nbddp @' || true)
-[ -z "$changed" ] || { printf 'installing nbddp has changed:\n%s\n' "$changed"; exit 1; }
-echo "nbddp came alone, beside the packages of $list"
+    "$here/pip" wheel -qq --disable-pip-version-check --no-deps -w "$scratch" .
+    "$here/pip" freeze >"$scratch/before"
+    "$here/pip" install -qq --disable-pip-version-check "$scratch"/nbddp-*.whl
+    "$here/pip" freeze >"$scratch/after"
+    changed=$(diff "$scratch/before" "$scratch/after" | grep '^[<>]' | grep -v '^> nbddp @' || true)
+    [ -z "$changed" ] || { printf 'installing nbddp has changed:\n%s\n' "$changed"; exit 1; }
+    echo "nbddp came alone, beside the packages of $list"
 
-"$here/pip" install -qq --disable-pip-version-check -c "$list" hypothesis playwright pytest \
-    pytest-timeout
-mkdir "$scratch/clone" # all but the package: so it is the wheel that is tested
-cp -r binder notebooks pyproject.toml README.md tests "$scratch/clone"
-cd "$scratch/clone"
-# -W default: packages of that age warn of newer ones
-"$here/pytest" -q -W default -p no:cacheprovider \
-    tests/test_frontend.py tests/multiproc/test_cells.py tests/multiproc/test_deaths.py \
-    tests/multiproc/test_interrupts.py tests/multiproc/test_steering.py \
-    tests/notebooks/test_panel.py tests/platforms/classic_notebook.py \
-    "tests/notebooks/test_notebooks.py::test_a_notebook_runs_from_start_to_end[00_quickstart]"
+    "$here/pip" install -qq --disable-pip-version-check -c "$list" hypothesis playwright pytest \
+        pytest-timeout
+}
+
+run_tests() {
+    mkdir "$scratch/clone" # all but the package: so it is the wheel that is tested
+    cp -r binder notebooks pyproject.toml README.md tests "$scratch/clone"
+    cd "$scratch/clone"
+    # -W default: packages of that age warn of newer ones
+    "$here/pytest" -q -W default -p no:cacheprovider \
+        tests/test_frontend.py tests/multiproc/test_cells.py tests/multiproc/test_deaths.py \
+        tests/multiproc/test_interrupts.py tests/multiproc/test_steering.py \
+        tests/notebooks/test_panel.py tests/platforms/classic_notebook.py \
+        "tests/notebooks/test_notebooks.py::test_a_notebook_runs_from_start_to_end[00_quickstart]"
+}
+
+case ${2:-both} in
+install) install_all ;;
+test) run_tests ;;
+both)
+    install_all
+    run_tests
+    ;;
+*)
+    echo "expected install or test, got '$2'"
+    exit 2
+    ;;
+esac

@@ -58,9 +58,27 @@ def group(make_group: Callable[..., SteeredGroup]) -> SteeredGroup:
     return make_group(2)
 
 
+@pytest.fixture(scope="session")
+def lasting_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A kernel with nbddp loaded, for the files that say ``SHARES_KERNEL = True``."""
+    with Notebook(tmp_path_factory.mktemp("lasting")) as notebook:
+        yield notebook
+
+
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A kernel with nbddp loaded, for all tests of a file."""
+def kernel(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Notebook]:
+    """A kernel with nbddp loaded, for all tests of a file.
+
+    Until it has ranks it takes seven seconds of a processor: files in which few tests have use of
+    one share it.
+    """
+    if getattr(request.module, "SHARES_KERNEL", False):
+        lasting: Notebook = request.getfixturevalue("lasting_kernel")
+        lasting.run("%reset -f")
+        yield lasting
+        return
     with Notebook(tmp_path_factory.mktemp("notebook")) as notebook:
         yield notebook
 

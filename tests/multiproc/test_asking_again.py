@@ -6,6 +6,7 @@ import pytest
 from notebook import Notebook
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+SHARES_KERNEL = True
 
 SOURCE = (
     "%%ddp --nproc 2\n"

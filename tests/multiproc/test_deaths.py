@@ -22,6 +22,7 @@ from nbddp.ui.tails import Tails
 from nbddp.ui.text.view import TextView
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 DEATHS = {
     "os.kill(os.getpid(), signal.SIGKILL)": "was killed by SIGKILL",

@@ -11,6 +11,7 @@ import pytest
 from notebook import Notebook
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+SHARES_KERNEL = True
 
 PAIR = "%%ddp --nproc 2\n"
 

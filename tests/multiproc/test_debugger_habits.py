@@ -8,6 +8,7 @@ import pytest
 from notebook import Notebook
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+SHARES_KERNEL = True
 
 ONE = "%%ddp --nproc 2 --ranks 0\n"
 F = "def f(a):\n    b = a + 1\n    return b\n"

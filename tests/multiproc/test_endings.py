@@ -27,6 +27,7 @@ from nbddp.magics.steered import SteeredGroup
 from nbddp.wire.helper import FOLDER
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 WITH_WORKERS = (
     "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"

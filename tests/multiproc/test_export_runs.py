@@ -14,6 +14,7 @@ from notebook import Notebook
 from processes import GLOO_ABORTS
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+SHARES_KERNEL = True
 
 PREPARE = """%%ddp --nproc 2
 import torch.nn as nn

@@ -13,6 +13,7 @@ from notebook import Notebook
 from nbddp import CellFailedError, WorkerGroup
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 LOADER = """class Images(torch.utils.data.Dataset):
     def __len__(self): return 4

@@ -12,6 +12,7 @@ from notebook import Notebook, Reply
 from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 AFTER = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, x.item())"
 

@@ -18,6 +18,7 @@ from nbddp import CellFailedError, RequestError, WorkerGroup
 from nbddp.record.cell import CellRequest
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 MB = 1_000_000
 

@@ -18,6 +18,7 @@ from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGro
 from nbddp.record.cell import CellRequest
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
+SHARES_KERNEL = True
 
 Capture = pytest.CaptureFixture[str]
 

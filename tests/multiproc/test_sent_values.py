@@ -9,6 +9,7 @@ from torch import nn
 from nbddp import RequestError, WorkerGroup
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 NOTE = "without its DistributedDataParallel, which stays with the ranks"
 

@@ -9,6 +9,7 @@ import pytest
 from notebook import Notebook
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+SHARES_KERNEL = True
 
 READY = "%%ddp --nproc 2\nkept = rank"
 COMMANDS = [

@@ -12,6 +12,7 @@ from notebook import Notebook
 from nbddp.ui.ansi import strip
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 TRAIN = """%%ddp --nproc 2
 for step in range(20):

@@ -13,6 +13,7 @@ from notebook import Notebook
 from nbddp import CellFailedError, RequestError, WorkerGroup
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 
 def kept_in_store(group: WorkerGroup) -> int:

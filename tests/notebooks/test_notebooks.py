@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -41,10 +43,23 @@ def text_of(notebook: NotebookNode) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", "".join(streams))
 
 
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], NotebookNode]:
+    """Executes a notebook in a folder of its own, once for all tests."""
+
+    @cache
+    def run(path: Path) -> NotebookNode:
+        return execute(nbformat.read(path, as_version=4), tmp_path_factory.mktemp(path.stem))
+
+    return run
+
+
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_start_to_end(path: Path, folder: Path) -> None:
-    notebook = execute(nbformat.read(path, as_version=4), folder)
+def test_a_notebook_runs_from_start_to_end(
+    path: Path, executed: Callable[[Path], NotebookNode]
+) -> None:
+    notebook = executed(path)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     failed = {
@@ -61,8 +76,10 @@ def test_a_notebook_runs_from_start_to_end(path: Path, folder: Path) -> None:
     assert failed == meant
 
 
-def test_the_quickstart_names_the_rank_that_was_lost(folder: Path) -> None:
-    notebook = execute(nbformat.read(NOTEBOOKS[0], as_version=4), folder)
+def test_the_quickstart_names_the_rank_that_was_lost(
+    executed: Callable[[Path], NotebookNode],
+) -> None:
+    notebook = executed(NOTEBOOKS[0])
     errors = [
         output
         for cell in notebook.cells
