@@ -229,6 +229,7 @@ def test_it_runs_with_its_parts_in_their_order() -> None:
 
 def test_pushed_values_become_arguments_text_or_a_file() -> None:
     values = {"rate": 0.5, "folder_name": "a b", "flag": True, "many": list(range(99)), "n": None}
+    values |= {"runs": Path("runs")}
     program = export(
         Sent(values),
         Sent({"rate": 0.25}),
@@ -240,11 +241,33 @@ def test_pushed_values_become_arguments_text_or_a_file() -> None:
     assert "parser.add_argument('--folder-name', dest='folder_name', type=str, default='a b')" in (
         lines
     )
+    assert "parser.add_argument('--runs', dest='runs', type=Path, default='runs')" in lines
+    assert "from pathlib import Path" in lines
     for line in ("rate = arguments.rate", "flag = True", "n = None", "rate = 0.25", "mine = 3"):
         assert line in lines
     assert "many = pushed['0 many']" in lines
     assert pickle.loads(program.pickled) == {"0 many": list(range(99))}
     assert "if rank in (1,):" in lines
+
+
+def test_a_store_that_the_notebook_kept_is_kept_by_rank_0() -> None:
+    pushed = Sent({"port": 4711, "url": "tcp://127.0.0.1:4711", "lr": 0.1})
+    again = Sent({"port": 4712}, (1,))
+    program = export(pushed, cell("x = port"), again, ports=frozenset({4711, 4712}))
+    for line in (
+        "keep_store(4711)",
+        "port = ports[4711]",
+        "url = 'tcp://127.0.0.1:' + str(ports[4711])",
+        "lr = arguments.lr",
+        "if rank in (1,):\n        port = ports[4712]",
+    ):
+        assert f"    {line}\n" in program.text
+    assert program.text.index("    keep_store(4712)\n") < program.text.index("if rank in (1,)")
+    assert program.text.index("    dist.barrier()") < program.text.index("    dist.destroy")
+    assert program.remarks[0] == (
+        "port: the notebook kept a store there: rank 0 keeps one in its place"
+    )
+    assert "keep_store" not in export(cell("x = 1")).text
 
 
 def test_names_of_cells_are_not_the_scripts_own() -> None:

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from nbddp.errors import RequestError
@@ -15,11 +15,12 @@ from nbddp.export.layout import to_body
 from nbddp.export.names import bound_names, undefined_names
 from nbddp.export.plain import to_plain
 from nbddp.export.replacements import REPLACEMENTS
+from nbddp.export.stores import KEEP, port_in, with_new_port
+from nbddp.export.values import argument, is_argument, is_simple
 from nbddp.record.cell import CellRequest
 from nbddp.wire.parcels import dumps
 
 GIVEN = ("rank", "local_rank", "world_size", "device")
-SIMPLE = (bool, int, float, str, type(None))
 MARGIN = "    "
 
 
@@ -62,6 +63,7 @@ class Plan:
         threads: of torch's operators in each rank.
         out: by a cell's prompt number, the name that its values have in the notebook.
         above: by a cell's prompt number, what the notebook says above it, in Markdown.
+        ports: of stores that the notebook kept when it pushed something.
         is_plain: whether to say what stands for nbddp's own functions.
     """
 
@@ -72,6 +74,7 @@ class Plan:
     threads: int = 1
     out: Mapping[int, str] = field(default_factory=dict)
     above: Mapping[int, str] = field(default_factory=dict)
+    ports: frozenset[int] = frozenset()
     is_plain: bool = False
 
 
@@ -128,6 +131,7 @@ class _Writer:
         self._beside: dict[str, Any] = {}
         self._remarks: list[str] = []
         self._groups = 1
+        self._keeps_stores = False
         self.cells = 0
 
     def add(self, item: Item) -> None:
@@ -182,16 +186,28 @@ class _Writer:
         for name, value in sent.values.items():
             is_first = name not in self._names and sent.ranks is None
             self._names.add(name)
-            if is_first and type(value) in (int, float, str) and name.isidentifier():
+            if (port := port_in(value, self._plan.ports)) is not None:
+                self._keep_store(name, port)
+                new = f"{self._own['ports']}[{port}]"
+                lines.append(f"{name} = {with_new_port(value, port, new)}")
+            elif is_first and is_argument(name, value):
                 self._arguments[name] = value
                 lines.append(f"{name} = {self._own['arguments']}.{name}")
-            elif _is_simple(value):
+            elif is_simple(value):
                 lines.append(f"{name} = {value!r}")
             else:
                 key = f"{len(self._beside)} {name}"
                 self._beside[key] = value
                 lines.append(f"{name} = {self._own['pushed']}[{key!r}]")
         self._put("\n".join(lines), sent.ranks, mark="%% pushed by the notebook")
+
+    def _keep_store(self, name: str, port: int) -> None:
+        """All ranks do so, whoever is told of it."""
+        self._put(f"{self._own['keep_store']}({port})", None, mark="%% a store")
+        self._keeps_stores = True
+        self._remarks.append(
+            f"{name}: the notebook kept a store there: rank 0 keeps one in its place"
+        )
 
     # ---- the whole
 
@@ -233,6 +249,7 @@ class _Writer:
             "\n".join(self._head(uses_kit=uses_kit)),
             _SHOW.format(show=show) if f"{show}(" in body else "",
             self._form_group(),
+            KEEP.format(**self._own) if self._keeps_stores else "",
             self._main(body),
             'if __name__ == "__main__":\n    main()',
         ]
@@ -242,7 +259,9 @@ class _Writer:
         """Imports: of the language's future, of what is needed here, of the cells."""
         needed = ["import os", "import torch", "import torch.distributed as dist"]
         needed += ["import argparse"] if self._arguments else []
-        needed += ["import pickle", "from pathlib import Path"] if self._beside else []
+        needed += ["import pickle"] if self._beside else []
+        has_paths = any(isinstance(each, PurePath) for each in self._arguments.values())
+        needed += ["from pathlib import Path"] if self._beside or has_paths else []
         needed += ["import nbddp"] if uses_kit else []
         needed += ["from datetime import timedelta"] if self._plan.timeout else []
         needed += ["from torch.distributed.elastic.multiprocessing.errors import record"]
@@ -283,18 +302,14 @@ class _Writer:
             f"    torch.set_num_threads({self._plan.threads})  # as in the notebook",
             *self._parsing(),
         ]
-        return "\n".join(before) + f"\n\n{body}\n\n# %%\n    dist.destroy_process_group()"
+        last = "    dist.barrier()  # the stores end with rank 0\n" if self._keeps_stores else ""
+        return "\n".join(before) + f"\n\n{body}\n\n# %%\n{last}    dist.destroy_process_group()"
 
     def _parsing(self) -> Iterator[str]:
         if self._arguments:
             yield "    parser = argparse.ArgumentParser()"
             for name, value in self._arguments.items():
-                kind = type(value).__name__
-                flag = "--" + name.replace("_", "-")
-                yield (
-                    f"    parser.add_argument({flag!r}, dest={name!r}, type={kind}, "
-                    f"default={value!r})"
-                )
+                yield f"    parser.{argument(name, value)}"
             yield f"    {self._own['arguments']} = parser.parse_args()"
         if self._beside:
             file = 'Path(__file__).with_suffix(".pushed.pkl").read_bytes()'
@@ -304,7 +319,7 @@ class _Writer:
 _SHOW = '''def {show}(value, name="Out"):
     """Print what the notebook showed."""
     if value is not None:
-        print(f"[rank {{dist.get_rank()}}] {{name}} {{value!r}}\\n", end="", flush=True)'''
+        print(f"[rank {{os.environ['RANK']}}] {{name}} {{value!r}}\\n", end="", flush=True)'''
 
 
 # under torchrun a second init_process_group() of torch 2.13 finds the addresses of the first, and
@@ -326,24 +341,11 @@ def _own_names(items: Sequence[Item]) -> dict[str, str]:
         if isinstance(item, CellRequest):
             taken |= bound_names(to_plain(item.source).text)
     own = {}
-    for name in ("show", "form_group", "arguments", "pushed"):
+    for name in ("show", "form_group", "arguments", "pushed", "keep_store", "ports", "stores"):
         own[name] = name
         while own[name] in taken:
             own[name] += "_"
     return own
-
-
-def _is_simple(value: Any) -> bool:
-    """Whether its repr() makes it again."""
-    if type(value) in (list, tuple, set) and len(value) <= 20:
-        return all(_is_simple(each) for each in value)
-    if type(value) is dict and len(value) <= 20:
-        return all(_is_simple(each) for pair in value.items() for each in pair)
-    is_number = (isinstance(value, float) and value != value) or value in (
-        float("inf"),
-        -float("inf"),
-    )
-    return type(value) in SIMPLE and not is_number
 
 
 def _has_code(text: str) -> bool:

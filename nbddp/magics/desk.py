@@ -249,6 +249,7 @@ class Desk:
         for name in names:
             if name not in self.shell.user_ns:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
+        self.diary.note_stores(self.shell.user_ns)
         return {name: self.shell.user_ns[name] for name in names}
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import RequestError
@@ -12,6 +13,7 @@ from nbddp.record.cell import CellRequest, Deed
 from nbddp.record.pushes import Pushed
 
 Asked = CellRequest | Pulled | Left
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,21 @@ class Diary:
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
         self.out: dict[int, str] = {}  # by prompt number: the notebook's name for a cell's values
+        self.ports: set[int] = set()  # of stores that the notebook kept when it pushed something
 
     def note(self, asked: Asked, *, attempt: int, fault: str = "", out: str = "") -> None:
         """Something was asked."""
         self._entries.append(_Entry(attempt, asked, fault))
         if out and isinstance(asked, CellRequest):
             self.out[asked.execution_count] = out
+
+    def note_stores(self, names: Mapping[str, object]) -> None:
+        """Something is pushed: it may tell the ranks of a store among the notebook's names."""
+        if "torch.distributed" in sys.modules:
+            from torch.distributed import TCPStore
+
+            stores = [each for each in names.values() if isinstance(each, TCPStore)]
+            self.ports |= {each.port for each in stores if each.host in THIS_MACHINE}
 
     def items(self, deeds: Sequence[Deed], *, attempt: int) -> list[Item]:
         """What an export is made of: what was done, and between it what is left out.

@@ -55,6 +55,7 @@ def _plan(desk: Desk, *, is_plain: bool) -> Plan:
         threads=spec.threads_per_rank(),
         out=desk.diary.out,
         above=text_above(cells, desk.shell.user_ns),
+        ports=frozenset(desk.diary.ports),
         is_plain=is_plain,
     )
 

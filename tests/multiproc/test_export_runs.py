@@ -90,12 +90,36 @@ def test_a_cell_that_makes_its_own_group_is_exported(notebook: Notebook, folder:
     reduce = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
     notebook.run(f"%%ddp --nproc 4\n{reduce}")
     notebook.run(
-        f"%%ddp --no-init\ndist.init_process_group('gloo')\n{reduce}\ndist.destroy_process_group()"
+        f"%%ddp --no-init\ndist.init_process_group('gloo')\n{reduce}\n"
+        "dist.destroy_process_group()\nx.item()"
     )
     notebook.run(f"%%ddp\n{reduce}")
     assert notebook.run("%ddp export train.py").status == "ok"
-    shown = [f"[rank {rank}] Out 4.0" for rank in range(4) for _ in range(2)]
+    shown = [f"[rank {rank}] Out 4.0" for rank in range(4) for _ in range(3)]
     assert under_torchrun("--nproc-per-node=4", "train.py") == shown
+    notebook.run("%ddp stop")
+
+
+def test_a_store_that_the_notebook_kept_is_kept_by_rank_0(notebook: Notebook, folder: Path) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nimport torch.distributed as dist")
+    notebook.run("store = dist.TCPStore('127.0.0.1', 0, is_master=True)\nport = store.port")
+    count = "theirs = dist.TCPStore('127.0.0.1', port)\ntheirs.add('all', 1)\ndist.barrier()"
+    assert notebook.run(f"%%ddp --nproc 2 --push port\n{count}").status == "ok"
+    assert notebook.run("%%ddp --out counted\ntheirs.add('all', 0)").status == "ok"
+    notebook.run("url = f'tcp://127.0.0.1:{port}'")
+    meet = "dist.init_process_group('gloo', init_method=url, rank=rank, world_size=2)"
+    meet += "\ndist.destroy_process_group()"
+    assert notebook.run(f"%%ddp --no-init --push url\n{meet}").status == "ok"
+    reply = notebook.run("%ddp export train.py")
+    assert reply.text.splitlines()[2:] == [
+        "what it does not do, or needs:",
+        "  port: the notebook kept a store there: rank 0 keeps one in its place",
+        "  url: the notebook kept a store there: rank 0 keeps one in its place",
+    ]
+    notebook.run("del store")
+    shown = [f"[rank {rank}] counted 2" for rank in (0, 1)]
+    assert under_torchrun("--nproc-per-node=2", "train.py") == shown
+    assert notebook.run("print(*counted)").text.split() == ["2", "2"]
     notebook.run("%ddp stop")
 
 
