@@ -29,6 +29,7 @@ import torch
 from nbddp.train.seeds import going_on
 from nbddp.wire.script import Script
 from nbddp.worker.family import family_of_its_own
+from nbddp.worker.libraries import accelerate_apart, compiler_apart
 from nbddp.worker.streams import flush_python_streams
 
 # what a GPU's generator begins with: default_rng_seed_val in torch's c10/core/GeneratorImpl.h; the
@@ -60,6 +61,8 @@ def leaving_no_trace(script: Script, is_own: Callable[[str], bool]) -> Iterator[
             _torch(),
             _random(),
             _pyplot(),
+            accelerate_apart(keeps=script.keeps),
+            compiler_apart(),
         ):
             stack.enter_context(part)
         yield

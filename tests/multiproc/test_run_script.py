@@ -260,6 +260,33 @@ def test_settings_are_a_new_processs_each_time(
 # ---- how it ends
 
 
+COMPILES = """
+import torch
+from torch._dynamo.utils import counters
+model = torch.compile(torch.nn.Linear(2, 1), backend="eager")
+for size in (3, 3, 4):
+    model(torch.ones(size, 2))
+print({name: dict(each) for name, each in counters.items() if name in ("frames", "stats")})
+"""
+
+
+def test_what_one_has_compiled_the_next_does_not_find(
+    group: WorkerGroup, write: Write, capsys: Capture
+) -> None:
+    compiled = "twice = torch.compile(lambda x: 2 * x, backend='eager')\ntwice(torch.ones(1))"
+    group.run(f"{compiled}\nfrom torch._dynamo.utils import counters\nhad = str(counters)")
+    script = write(COMPILES)
+    printed = []
+    for _ in range(3):
+        capsys.readouterr()
+        group.run_script(str(script))
+        printed.append(sorted(capsys.readouterr().out.splitlines()))
+    assert "unique_graphs" in printed[0][0]
+    assert printed[1:] == printed[:1] * 2
+    assert group.pull("had == str(counters)") == [True, True]
+    assert group.pull("twice(torch.ones(1)).item()") == [2.0, 2.0]
+
+
 @pytest.mark.parametrize(
     "ending", ["sys.exit()", "sys.exit(0)", "sys.exit(256)", "raise SystemExit(None)", "pass"]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import regression
 from notebook import Notebook
@@ -54,3 +56,27 @@ def test_training_that_is_interrupted_keeps_its_names_and_can_go_on(notebook: No
     )
     assert reply.status == "ok", reply.traceback
     assert reply.lines(0)[-1][2:] == reply.lines(1)[-1][2:]
+
+
+SCRIPT = f"""{TRAINING}
+accelerator, model = train()
+everyone = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
+accelerator.print(everyone, accelerator.unwrap_model(model).weight[0].tolist())
+"""
+
+
+def test_a_script_may_run_again_and_between_cells(
+    group: WorkerGroup, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    group.run(f"{TRAINING}\naccelerator, model = train()")
+    said = []
+    for _ in range(2):
+        capsys.readouterr()
+        group.run_script(str(script))
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert "[0, 1]" in said[0]
+    group.run("everyone = accelerator.gather(torch.tensor([rank])).tolist()")
+    assert group.pull("everyone") == [[0, 1], [0, 1]]
