@@ -24,6 +24,10 @@ if "ddp" in get_ipython().magics_manager.magics["line"]:
 __import__("ipywidgets").Widget.close_all()
 get_ipython().run_line_magic("reset", "-f")
 """
+_AT_REST = """
+const kernel = panel.sessionContext.session?.kernel;
+return !kernel || kernel.status === 'idle';
+"""
 _RUN = """
 const session = panel.sessionContext.session;
 if (session?.kernel?.status !== 'idle') return null;
@@ -97,6 +101,8 @@ class Desk:
 
     def _clear(self, notebook: LabNotebook) -> None:
         """Close the notebook; its kernel is kept if it is there and is rid of all that was left."""
+        with contextlib.suppress(TimeoutError):
+            notebook.await_js(_AT_REST, 5)
         session = notebook.js(_RUN.replace("CODE", json.dumps(_TIDY)))
         if session is None or session != (self._session or session):
             notebook.shut_down_kernel()

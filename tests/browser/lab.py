@@ -269,7 +269,7 @@ class LabNotebook:
         while not (found := re.search(pattern, self.text(cell), re.MULTILINE)):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{pattern!r} is not in:\n{self.text(cell)}")
-            time.sleep(0.02)
+            time.sleep(0.05)
         return found
 
     def button(self, label: str) -> Locator:

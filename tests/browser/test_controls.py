@@ -155,7 +155,11 @@ def test_after_a_failure_the_cell_can_be_run_again_by_a_button(
 
 
 def test_a_button_that_is_pressed_twice_at_once_runs_the_cell_again_once(desk: Desk) -> None:
-    fails = f"{TRAIN.replace('2000', '60')}\nif rank == 1: raise ValueError('no luck')"
+    steps = "2000 if Path('was-there').exists() else 20"  # the second time it is interrupted
+    fails = TRAIN.replace("2000", steps).replace(
+        "import time", "import time\nfrom pathlib import Path"
+    )
+    fails += "\nif rank == 1:\n    Path('was-there').touch()\n    raise ValueError('no luck')"
     write_notebook(desk.notebooks / "twice.ipynb", START, fails, TRAIN)
     with desk.open("twice.ipynb") as notebook:
         notebook.run(0)

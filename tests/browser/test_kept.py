@@ -126,7 +126,7 @@ def test_a_cell_whose_outputs_were_cleared_while_it_ran_ends_with_its_record_onc
 
 
 def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_it(
-    desk: Desk, notebook: LabNotebook, picture: Picture, request: pytest.FixtureRequest
+    desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
     notebook.save()
     notebook.reload()
@@ -141,20 +141,19 @@ def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_
     notebook.await_text(2, said + GET)
     notebook.save()
     notebook.shut_down_kernel()
-    with desk.lab.open(f"{request.node.name}.ipynb") as again:
-        found = again.await_text(1, GET).group()
-        picture(again, "reopened-without-its-kernel")
-        show = found.partition("`")[2].partition("`")[0]
-        again.js(
-            "const cell = panel.content.widgets[2]; "
-            f"cell.model.sharedModel.setSource('%load_ext nbddp\\n{show}')"
-        )
-        again.run(2)
-        again.await_text(
-            2, r"^cell \d+ of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$"
-        )
-        expect(again.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
-        picture(again, "shown-again")
+    notebook.reload()
+    notebook.await_ready()
+    found = notebook.await_text(1, GET).group()
+    picture(notebook, "reopened-without-its-kernel")
+    show = found.partition("`")[2].partition("`")[0]
+    notebook.js(
+        "const cell = panel.content.widgets[2]; "
+        f"cell.model.sharedModel.setSource('%load_ext nbddp\\n{show}')"
+    )
+    notebook.run(2)
+    notebook.await_text(2, r"^cell \d+ of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$")
+    expect(notebook.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
+    picture(notebook, "shown-again")
 
 
 def test_a_cell_that_was_started_again_has_one_record_and_one_curve(

@@ -15,7 +15,6 @@ from browser.lab import Lab, LabNotebook
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 OTHERS = sorted(path for path in NOTEBOOKS.glob("*.ipynb") if "quickstart" not in path.name)
-WHOLE = "05_faults_and_recovery"  # it has all that a page can show; with -m soak all run whole
 
 pytestmark = [
     pytest.mark.browser,
@@ -29,12 +28,6 @@ def meant_to_fail(path: Path) -> int:
     """How many cells of a notebook shall end with an error."""
     cells = nbformat.read(path, as_version=4).cells
     return sum("raises-exception" in cell.metadata.get("tags", []) for cell in cells)
-
-
-def of(path: Path) -> object:
-    """A notebook that is run whole: which takes half a minute."""
-    marks = [] if path.stem == WHOLE else [pytest.mark.soak]
-    return pytest.param(path, id=path.stem, marks=marks)
 
 
 @pytest.fixture
@@ -58,7 +51,8 @@ def test_it_opens_and_its_first_ranks_leave_their_record(desk: Desk, path: Path)
 
 
 @pytest.mark.usefixtures("pictures")
-@pytest.mark.parametrize("path", [of(path) for path in OTHERS])
+@pytest.mark.soak  # half a minute each; the quickstart runs whole in every run
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
 def test_run_all_shows_no_error_and_nothing_on_the_console(
     lab: Lab, path: Path, picture: Callable[[LabNotebook, str], None]
 ) -> None:
