@@ -141,8 +141,8 @@ class Interrupter:
                 self._tell_noticed(cell)
         elif not has_begun:
             self._await_its_turn(cell)
-        else:
-            self._free()
+        elif not self._free(cell):
+            self._tell_noticed(cell)  # how it ended may take long to describe, and to come
 
     # ---- what is asked between cells
 
@@ -196,8 +196,12 @@ class Interrupter:
                 if not is_flowing or time.monotonic() > limit:
                     self._break_open(others_too=False)
 
-    def _free(self) -> None:
-        """Send the signal until it arrives in the cell, and end the waits it cannot get through."""
+    def _free(self, cell: int) -> bool:
+        """Send the signal until it arrives in the cell, and end the waits it cannot get through.
+
+        Returns:
+            Whether the controller was told that the rank has heard.
+        """
         raised, place, rounds, has_told = self._raised, self._place(), 0, False
         began, used = time.monotonic(), main_cpu_time()
         self._is_flowing()
@@ -206,17 +210,17 @@ class Interrupter:
             if self._raised == raised:
                 signal.pthread_kill(main_thread_id(), signal.SIGINT)
             if self._is_over(PATIENCE):
-                return
+                return has_told
             place, last = self._place(), place
             used, before = main_cpu_time(), used
             is_heard = self._seen > seen or self._raised > raised
             waits_for_bytes = self._is_flowing() and time.monotonic() < began + FLOWING
             if not has_told and (is_heard or waits_for_bytes or used - before > COMPUTING):
                 has_told = True  # it will answer: nobody needs to kill it for that
-                self._tell_noticed(self._cell)
+                self._tell_noticed(cell)
             is_left_alone = is_heard and not self._importing_since
             if is_left_alone and time.monotonic() > began + INSISTENCE:
-                return
+                return has_told
             if waits_for_bytes:
                 continue
             if not is_heard or (place == last and self._waits_in_torch()):

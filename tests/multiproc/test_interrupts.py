@@ -133,6 +133,21 @@ def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
     assert group.run("kept", ranks=[0]).results[0]["data"]["text/plain"] == "0"
 
 
+def test_a_rank_that_takes_long_to_say_how_it_ended_is_not_killed(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(2, grace=1.0)
+    group.run(
+        "import time\nkept = rank\nclass Slow(Exception):\n    asked = 0\n"
+        "    def __str__(self):\n        self.asked += 1  # first while the cell still runs\n"
+        "        time.sleep(2 if self.asked == 2 else 0)\n        return 'slow'"
+    )
+    source = "try:\n    print('begun')\n    time.sleep(60)\nexcept KeyboardInterrupt:\n"
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(group, f"{source}    raise Slow from None")
+    assert group.pull("kept") == [0, 1]
+
+
 def test_a_second_interrupt_kills_at_once(make_group: Callable[..., WorkerGroup]) -> None:
     group = make_group(2, grace=40.0)
     source = (
