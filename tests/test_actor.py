@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -228,3 +229,24 @@ def test_what_was_told_before_the_end_is_done_before_it() -> None:
     actor.tell_first(done.append, "first")
     actor.close()
     assert sorted(map(str, done)) == sorted([*map(str, range(100)), "first"])
+
+
+def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbddp.controller.actor.STILL", 0.2)
+    done: list[str] = []
+    over, awake = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        actor.later(0.01, done.append, "judged")
+        actor.later(0.02, over.set)
+        time.sleep(0.5)
+        awake.set()
+
+    actor.tell(stand_still)
+    assert awake.wait(10)
+    time.sleep(0.2)
+    actor.tell(done.append, "heard")
+    assert over.wait(10)
+    assert done == ["heard", "judged"]

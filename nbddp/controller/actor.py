@@ -17,6 +17,9 @@ from nbddp.controller.promises import kept
 
 logger = logging.getLogger(__name__)
 
+STILL = 1.0  # seconds that something is late when this process, or the machine, stood still
+RESPITE = 2.0  # seconds in which those come to word then who could not
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[], Any]
@@ -40,6 +43,7 @@ class Actor:
         self._inbox: queue.SimpleQueue[tuple[bool, Work | None]] = queue.SimpleQueue()
         self._in_turn: deque[Work | None] = deque()
         self._due: list[tuple[float, int, Work]] = []
+        self._was_late: set[int] = set()  # what was put off once, by its order
         self._order = itertools.count()
         self._is_closed = False
         self._closing = threading.RLock()  # of a signal's handler too, which may come in between
@@ -83,7 +87,11 @@ class Actor:
     def later(
         self, seconds: float, act: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Do something on this very thread, some time from now."""
+        """Do something on this very thread, some time from now.
+
+        It may be a judgement on who has kept silent. If the time comes while this process stands
+        still, nobody was heard: then it is done a little later, once.
+        """
         due = time.monotonic() + seconds
         heapq.heappush(self._due, (due, next(self._order), lambda: act(*args, **kwargs)))
 
@@ -105,7 +113,9 @@ class Actor:
     def _next(self) -> Work | None:
         while True:
             if self._due and self._due[0][0] <= time.monotonic():  # before any mail: a flood of it
-                return heapq.heappop(self._due)[2]  # would win
+                work = self._take_due()  # would win
+                if work is not None:
+                    return work
             try:
                 comes_first, work = self._receive()
             except queue.Empty:
@@ -115,6 +125,16 @@ class Actor:
             if comes_first:
                 return work
             self._in_turn.append(work)
+
+    def _take_due(self) -> Work | None:
+        due, order, work = heapq.heappop(self._due)
+        now = time.monotonic()
+        if now - due > STILL and order not in self._was_late:
+            self._was_late.add(order)
+            heapq.heappush(self._due, (now + RESPITE, order, work))
+            return None
+        self._was_late.discard(order)
+        return work
 
     def _receive(self) -> tuple[bool, Work | None]:
         """What has come; waits only while there is nothing else to do."""

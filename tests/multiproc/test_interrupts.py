@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable
 
@@ -146,6 +148,25 @@ def test_a_rank_that_takes_long_to_say_how_it_ended_is_not_killed(
     with pytest.raises(CellInterruptedError):
         run_and_interrupt(group, f"{source}    raise Slow from None")
     assert group.pull("kept") == [0, 1]
+
+
+def test_a_notebook_that_stood_still_takes_nobody_for_deaf(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2 --grace 2\nimport time\nkept = rank")
+    request = notebook.begin(
+        "%%ddp\nif rank == 0: print('begun')\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    time.sleep(6)\n    raise"
+    )
+    notebook.finish(request, until="begun")
+    time.sleep(0.3)
+    notebook.interrupt()
+    time.sleep(0.03)  # the ranks are told, and cannot be heard
+    os.kill(notebook.pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(notebook.pid, signal.SIGCONT)
+    reply = notebook.finish(request)
+    assert re.search(r"interrupted, line \d", reply.error)
+    assert "killed" not in reply.text
+    assert "kept 1" in notebook.run("%%ddp --ranks 1\nprint('kept', kept)").text
 
 
 def test_a_second_interrupt_kills_at_once(make_group: Callable[..., WorkerGroup]) -> None:
