@@ -31,6 +31,7 @@ class Watched:
         self.it = Interrupter(
             is_cell_file=lambda name: name == CELL,
             cancel=self.cancel,
+            note_wait=lambda: None,
             is_flowing=lambda: next(self.flow, False),
             break_open=self.break_open,
             tell_noticed=self.noticed.append,

@@ -155,6 +155,7 @@ class Rank:
         self._interrupter = Interrupter(
             is_cell_file=self._may_be_interrupted,
             cancel=self._shell.cancel,
+            note_wait=self._note_wait,
             is_flowing=clients.connections.have_moved,
             break_open=self._group.break_open,
             tell_noticed=lambda cell: self._mailer.post(Noticed(cell=cell)),
@@ -245,10 +246,13 @@ class Rank:
 
     def _interrupt(self, cell: int) -> None:
         try:
-            self._group.note_wait(waited_in(main_frame(), self._shell.is_cell_file))
             self._interrupter.interrupt(cell)
         except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
             traceback.print_exc()
+
+    def _note_wait(self) -> None:
+        if waited_in(main_frame(), self._shell.is_cell_file):
+            self._group.note_wait()
 
     # ---- cells
 

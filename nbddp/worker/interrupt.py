@@ -46,6 +46,7 @@ class Interrupter:
     Args:
         is_cell_file: whether code of this file name is a cell's.
         cancel: cancels what an event loop of the cell runs; false where none runs.
+        note_wait: notes what the cell waits in, before anything ends that.
         is_flowing: whether process groups sent or received anything since it was asked last.
         break_open: frees the main thread from what it waits on.
         tell_noticed: tells the controller that this rank has heard.
@@ -56,12 +57,14 @@ class Interrupter:
         *,
         is_cell_file: Callable[[str], bool],
         cancel: Callable[[], bool],
+        note_wait: Callable[[], None],
         is_flowing: Callable[[], bool],
         break_open: BreakOpen,
         tell_noticed: Callable[[int], None],
     ) -> None:
         self._is_cell_file = is_cell_file
         self._cancel = cancel
+        self._note_wait = note_wait
         self._is_flowing = is_flowing
         self._break_open = break_open
         self._tell_noticed = tell_noticed
@@ -204,6 +207,7 @@ class Interrupter:
         """
         raised, place, rounds, has_told = self._raised, self._place(), 0, False
         began, used = time.monotonic(), main_cpu_time()
+        self._note_wait()
         self._is_flowing()
         while True:
             seen = self._seen

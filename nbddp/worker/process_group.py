@@ -170,21 +170,17 @@ class ProcessGroup:
         forms waits for connections that are to come: it gets some.
         """
         self.is_broken = self._is_store_shut = True
-        self._note_in_flight()
+        self.note_wait()
         if self.backend == "nccl" and dist.is_initialized():
             abort_groups()
         self._dialing.answer_for_absent(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
 
-    def note_wait(self, what: str) -> None:
-        """The cell is to be interrupted while it waits in this; nothing if it does not wait.
+    def note_wait(self) -> None:
+        """The cell is to be interrupted while it waits.
 
         Another rank that is interrupted may end the wait before this one has to break it open.
         """
-        if what:
-            self._note_in_flight()
-
-    def _note_in_flight(self) -> None:
         newest = newest_collective()
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
