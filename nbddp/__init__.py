@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from nbddp.group import WorkerGroup
     from nbddp.record.cell import CellResult
+    from nbddp.record.healed import Healed
     from nbddp.train import faults
     from nbddp.train.checkpoint import Checkpoint
     from nbddp.train.data import Loader, loader
@@ -50,6 +51,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Digits",
+    "Healed",
     "Loader",
     "NbddpError",
     "Precision",
@@ -78,6 +80,7 @@ _LAZY = {
     "CellResult": "nbddp.record.cell",
     "Checkpoint": "nbddp.train.checkpoint",
     "Digits": "nbddp.train.digits",
+    "Healed": "nbddp.record.healed",
     "Loader": "nbddp.train.data",
     "Precision": "nbddp.train.precision",
     "Resumed": "nbddp.train.resumed",

@@ -170,6 +170,8 @@ class FakeLink:
     def open_attempt(self, attempt: int, world_size: int) -> None:  # noqa: ARG002 - as the real one
         self.attempt = attempt
 
+    def open_again(self, attempt: int, rank: int, incarnation: int) -> None: ...
+
     def send(self, rank: int, command: Command) -> None:
         if self.is_broken:
             raise ConnectionError("the store is gone")

@@ -159,8 +159,9 @@ class Notebook:
             answer = self.client.get_shell_msg(timeout=DROPPED_AFTER if is_stopped else timeout)
             while answer["parent_header"].get("msg_id") != request:
                 answer = self.client.get_shell_msg(timeout=timeout)
-        except Empty:
-            if is_stopped:
+        except (Empty, ValueError) as error:
+            is_damaged = "Invalid Signature" in str(error)  # interrupted while it signed its answer
+            if is_stopped and (is_damaged or isinstance(error, Empty)):
                 return "dropped"
             raise
         if "execution_count" in answer["content"]:

@@ -10,7 +10,7 @@ import pytest
 from processes import wait_until
 
 from nbddp.ui.panel import aftermath as module
-from nbddp.ui.panel.aftermath import Aftermath
+from nbddp.ui.panel.aftermath import RESTART, RUN_AGAIN, Aftermath
 
 
 class Kernel:
@@ -55,13 +55,13 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def press(offer: Aftermath) -> threading.Thread:
     """Press "Restart and run again", on a thread of the kernel."""
-    thread = threading.Thread(target=offer._run_again.click)
+    thread = threading.Thread(target=offer._buttons[RUN_AGAIN].click)
     thread.start()
     return thread
 
 
 def test_two_quick_presses_do_it_once_whichever_threads_answer_them(deed: Deed) -> None:
-    offer = Aftermath(Kernel(), restart=deed, run_again=deed)
+    offer = Aftermath(Kernel(), {RESTART: deed, RUN_AGAIN: deed})
     offer.publish()
     first = press(offer)
     assert wait_until(lambda: deed.begun == 1)
@@ -74,7 +74,7 @@ def test_two_quick_presses_do_it_once_whichever_threads_answer_them(deed: Deed) 
 def test_buttons_that_are_taken_away_meanwhile_are_closed_when_all_is_done(
     deed: Deed, closed: list[object]
 ) -> None:
-    offer = Aftermath(Kernel(), restart=deed, run_again=deed)
+    offer = Aftermath(Kernel(), {RESTART: deed, RUN_AGAIN: deed})
     offer.publish()
     pressed = press(offer)
     assert wait_until(lambda: deed.begun == 1)
@@ -88,7 +88,7 @@ def test_buttons_that_are_taken_away_meanwhile_are_closed_when_all_is_done(
 
 
 def test_buttons_that_nobody_pressed_are_closed_at_once(deed: Deed, closed: list[object]) -> None:
-    offer = Aftermath(Kernel(), restart=deed, run_again=deed)
+    offer = Aftermath(Kernel(), {RESTART: deed, RUN_AGAIN: deed})
     offer.publish()
     offer.withdraw()
     assert closed == [offer._row]

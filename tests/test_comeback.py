@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lifecycle.comeback import Comeback, Setback, why_stop
+from nbddp.lifecycle.comeback import Comeback, Retries, Setback, Way, next_way, why_stop
 
 
 def setback(step: float | None, attempt: int = 1) -> Setback:
@@ -18,11 +18,36 @@ def comeback(step: float | None) -> Comeback:
 
 
 def test_a_failure_is_worth_as_many_restarts_as_are_allowed() -> None:
-    assert why_stop([setback(3)], 1) == ""
-    assert why_stop([setback(3), setback(5)], 2) == ""
-    assert why_stop([setback(3), setback(5)], 1) == "the restart was used up"
-    assert why_stop([setback(3), setback(5), setback(7)], 2) == "the 2 restarts were used up"
-    assert why_stop([setback(3)], 0) == "no restart was allowed"
+    assert why_stop([setback(3)], Retries(restarts=1)) == ""
+    assert why_stop([setback(3), setback(5)], Retries(restarts=2)) == ""
+    assert why_stop([setback(3), setback(5)], Retries(restarts=1)) == "the restart was used up"
+    assert (
+        why_stop([setback(3), setback(5), setback(7)], Retries(restarts=2))
+        == "the 2 restarts were used up"
+    )
+    assert why_stop([setback(3)], Retries(restarts=0)) == "no restart was allowed"
+
+
+def death(step: float, way: Way = Way.HEAL) -> Setback:
+    return Setback(attempt=1, what="rank 1 is gone", at=0.0, step=step, is_death=True, way=way)
+
+
+def test_a_death_is_healed_first_and_then_restarted() -> None:
+    both = Retries(heals=1, restarts=1)
+    assert next_way([death(1)], both) is Way.HEAL
+    assert next_way([death(1), death(2)], both) is Way.RESTART
+    assert next_way([death(1), death(2, Way.RESTART), death(3)], both) is None
+    assert why_stop([death(1), death(2, Way.RESTART), death(3)], both) == (
+        "the 1 heal and 1 restart were used up"
+    )
+    assert why_stop([death(1), death(2)], Retries(heals=1)) == "the heal was used up"
+
+
+def test_where_all_live_only_a_restart_helps() -> None:
+    assert next_way([setback(3)], Retries(heals=3, restarts=1)) is Way.RESTART
+    assert why_stop([setback(3)], Retries(heals=3)) == (
+        "every rank lives, so that there is none to heal"
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,13 +56,13 @@ def test_a_failure_is_worth_as_many_restarts_as_are_allowed() -> None:
 def test_a_failure_at_the_same_step_twice_in_a_row_ends_it_early(
     step: float | None, where: str
 ) -> None:
-    assert why_stop([setback(step), setback(step)], 9) == (
+    assert why_stop([setback(step), setback(step)], Retries(restarts=9)) == (
         f"it failed {where} twice in a row: starting again would not help"
     )
 
 
 def test_the_same_step_with_progress_in_between_does_not() -> None:
-    assert why_stop([setback(30), setback(40), setback(30)], 9) == ""
+    assert why_stop([setback(30), setback(40), setback(30)], Retries(restarts=9)) == ""
 
 
 def test_steps_between_the_checkpoint_and_the_failure_are_lost() -> None:

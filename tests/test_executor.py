@@ -13,6 +13,7 @@ import pytest
 from fakes import FakeLauncher, FakeLink, HandTurnedActor, HandTurnedWatcher, hand_turned, ready
 
 from nbddp.controller.executor import Executor
+from nbddp.controller.requests import Requests
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.lifecycle.events import InterruptAsked, RestartAsked
@@ -33,6 +34,7 @@ class Stage:
         self.launcher = FakeLauncher()
         self.link = FakeLink()
         self.executor = Executor(self.launcher, colors="")
+        self.asks = Requests(self.executor)
         self.executor.means = self.means = hand_turned(self.link)
 
     @property
@@ -68,14 +70,14 @@ class Stage:
 
     def start(self, spec: GroupSpec = TWO) -> None:
         """Start a group and see it ready."""
-        started = self.executor.ask_start(spec, spec.start_event())
+        started = self.asks.ask_start(spec, spec.start_event())
         self.turn()
         for rank in range(spec.nproc):
             self.say(rank, ready(rank))
         assert started.result(0) is None
 
     def run(self, request: CellRequest = HELLO) -> CellHandle:
-        handle = self.executor.begin_cell(request)
+        handle = self.asks.begin_cell(request)
         self.turn()
         return handle
 
@@ -129,7 +131,7 @@ def test_a_run_that_cannot_be_recorded_anywhere_is_no_start_and_the_next_one_wor
 ) -> None:
     with monkeypatch.context() as patch:
         fill_disk(patch)
-        started = stage.executor.ask_start(TWO, TWO.start_event())
+        started = stage.asks.ask_start(TWO, TWO.start_event())
         stage.turn()
         assert stage.state is GroupState.OFF
     error = started.exception(0)
@@ -158,15 +160,15 @@ def test_after_a_start_for_which_there_was_no_room_a_stop_and_a_restart_work(
 ) -> None:
     with monkeypatch.context() as patch:
         fill_disk(patch)
-        stage.executor.ask_start(TWO, TWO.start_event())
+        stage.asks.ask_start(TWO, TWO.start_event())
     if asks == "stop":
-        stopped = stage.executor.ask_stop()
+        stopped = stage.asks.ask_stop()
         stage.turn()
         assert stopped.result(0) is None
         assert stage.state is GroupState.OFF
         return
     event = RestartAsked(start=TWO.start_event())
-    started = stage.executor.ask_start(TWO, event)
+    started = stage.asks.ask_start(TWO, event)
     stage.turn()
     stage.say(0, ready(0))
     stage.say(1, ready(1))
@@ -183,7 +185,7 @@ def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
     stage.executor.time_line.folder.path.rmdir()
     with monkeypatch.context() as patch:
         fill_disk(patch)
-        started = stage.executor.ask_start(TWO, RestartAsked(start=TWO.start_event()))
+        started = stage.asks.ask_start(TWO, RestartAsked(start=TWO.start_event()))
         stage.turn()
         for handle in stage.launcher.living():
             handle.end(0)
@@ -198,7 +200,7 @@ def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
 
 def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(stage: Stage) -> None:
     stage.launcher.faults.extend([None, OSError(errno.EAGAIN, "Resource temporarily unavailable")])
-    started = stage.executor.ask_start(TWO, TWO.start_event())
+    started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.turn()
     assert str(started.exception(0)) == (
         "rank 1 could not be started: Resource temporarily unavailable"
@@ -210,7 +212,7 @@ def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(stage: 
 
 def test_a_process_whose_end_would_not_be_seen_is_no_rank(stage: Stage) -> None:
     stage.watcher.faults.append(OSError(errno.EMFILE, "Too many open files"))
-    started = stage.executor.ask_start(TWO, TWO.start_event())
+    started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.turn()
     assert str(started.exception(0)) == "rank 0 could not be started: Too many open files"
     assert stage.state is GroupState.OFF
@@ -218,8 +220,8 @@ def test_a_process_whose_end_would_not_be_seen_is_no_rank(stage: Stage) -> None:
 
 
 def test_while_the_helper_imports_a_stop_works_and_nothing_is_started_later(stage: Stage) -> None:
-    started = stage.executor.ask_start(TWO, TWO.start_event())
-    stopped = stage.executor.ask_stop()
+    started = stage.asks.ask_start(TWO, TWO.start_event())
+    stopped = stage.asks.ask_stop()
     stage.actor.turn_all()  # the launching thread still waits
     assert stopped.result(0) is None
     assert str(started.exception(0)) == "stopped while it started"
@@ -229,7 +231,7 @@ def test_while_the_helper_imports_a_stop_works_and_nothing_is_started_later(stag
 
 
 def test_while_the_helper_imports_a_start_ends_in_time(stage: Stage) -> None:
-    started = stage.executor.ask_start(TWO, TWO.start_event())
+    started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.actor.ring()
     stage.actor.turn_all()
     assert str(started.exception(0)) == "ranks 0-1 did not get ready in 90 s"
@@ -237,9 +239,9 @@ def test_while_the_helper_imports_a_start_ends_in_time(stage: Stage) -> None:
 
 
 def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(stage: Stage) -> None:
-    stage.executor.ask_start(TWO, TWO.start_event())
+    stage.asks.ask_start(TWO, TWO.start_event())
     stage.means.launching.turn()  # rank 0 was being started when the stop came
-    stopped = stage.executor.ask_stop()
+    stopped = stage.asks.ask_stop()
     stage.actor.turn_all()
     assert stopped.done()
     late = stage.launcher.handles[1, 0]
@@ -247,13 +249,13 @@ def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(stage: Stage) ->
     assert late.exitcode == -9
     assert late.is_joined
     assert list(stage.launcher.handles) == [(1, 0), (2, 0), (2, 1)]
-    asked = stage.executor.send(0, lambda number: Complete(request=number, code="", cursor=0))
+    asked = stage.asks.send(0, lambda number: Complete(request=number, code="", cursor=0))
     stage.turn()
     assert not asked.done()
 
 
 def test_what_a_rank_says_before_its_process_is_known_is_heard_then(stage: Stage) -> None:
-    started = stage.executor.ask_start(TWO, TWO.start_event())
+    started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.say(0, ready(0))
     stage.say(1, ready(1))
     assert not started.done()
@@ -316,7 +318,7 @@ def test_a_rank_that_cannot_be_interrupted_is_killed_and_the_user_is_told(stage:
 def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
     stage.start()
     stage.link.is_broken = True
-    stopped = stage.executor.ask_stop()
+    stopped = stage.asks.ask_stop()
     stage.turn()
     assert stopped.result(0) is None
     assert stage.state is GroupState.OFF
@@ -326,7 +328,7 @@ def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
     stage.start()
     stage.launcher.handles[1, 1].kill_fails = PermissionError(errno.EPERM, "not permitted")
     handle = stage.run()
-    killed = stage.executor.ask_kill(1)
+    killed = stage.asks.ask_kill(1)
     stage.turn()
     assert killed.result(0) is None
     stage.end(handle, 0)
@@ -336,7 +338,7 @@ def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
     stage.launcher.handles[1, 1].end(3)
     stage.turn()
     assert stage.executor.life.ranks[1].exitcode is None
-    stage.executor.ask_stop()
+    stage.asks.ask_stop()
     stage.launcher.handles[1, 0].end(0)
     stage.turn()
     assert stage.state is GroupState.OFF
@@ -346,9 +348,9 @@ def test_a_question_that_cannot_be_sent_is_refused_and_the_next_one_is_not(stage
     stage.start()
     stage.link.faults.append(ConnectionError("the store is gone"))
     with pytest.raises(RequestError) as caught:
-        stage.executor.send(1, lambda number: Complete(request=number, code="", cursor=0))
+        stage.asks.send(1, lambda number: Complete(request=number, code="", cursor=0))
     assert str(caught.value) == "rank 1 cannot be asked: ConnectionError: the store is gone"
-    answer = stage.executor.send(1, lambda number: Complete(request=number, code="", cursor=0))
+    answer = stage.asks.send(1, lambda number: Complete(request=number, code="", cursor=0))
     question = stage.link.sent[-1][1]
     assert isinstance(question, Complete)
     stage.say(1, Answer(request=question.request))
@@ -374,7 +376,7 @@ def test_when_the_ranks_cannot_be_heard_any_more_they_are_ended_and_the_cell_is_
 
 
 def test_a_start_whose_ranks_cannot_be_heard_fails_and_says_why(stage: Stage) -> None:
-    started = stage.executor.ask_start(TWO, TWO.start_event())
+    started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.executor.lose_link(ConnectionError("the store is gone"))
     stage.turn()
     assert str(started.exception(0)) == (
@@ -396,7 +398,7 @@ def test_an_end_is_seen_whatever_cannot_be_done_about_it(
             monkeypatch.setattr("nbddp.controller.ranks.Ranks.last_output", refuse_all)
         case "join":
             monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
-    asked = stage.executor.ask_kill(1)
+    asked = stage.asks.ask_kill(1)
     stage.end(handle, 0)
     with contextlib.suppress(OSError):  # the actor logs it and goes on
         stage.turn()

@@ -86,6 +86,7 @@ class Rank:
     attempt: int
     rank: int
     handle: FakeHandle
+    incarnation: int = 0
     is_ready: bool = False
     cell: int = 0
     commands: deque[Command] = field(default_factory=deque)
@@ -114,6 +115,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.launcher.on_launch = self.is_born
         self.session = Session(self.launcher, make_means=self.make_means)
         self.ranks: dict[tuple[int, int], Rank] = {}
+        self.replaced: list[Rank] = []
         self.mail: list[Letter] = []
         self.futures: list[tuple[str, Future[Any]]] = []
         self.cells: list[CellHandle] = []
@@ -139,7 +141,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     def is_born(self, start: Any) -> None:
         key = start.attempt, start.topology.rank
-        self.ranks[key] = Rank(*key, self.launcher.handles[key])
+        if key in self.ranks:  # it may live on for a while, and what it says is not heard
+            self.replaced.append(self.ranks[key])
+        self.ranks[key] = Rank(*key, self.launcher.handles[key], start.incarnation)
 
     def is_told(self, attempt: int, rank: int, command: Command) -> None:
         if isinstance(command, Interrupt):
@@ -226,6 +230,19 @@ class AnyOrder(RuleBasedStateMachine):
     def asks_for_a_kill(self, rank: int) -> None:
         self.asks("kill", self.session.begin_kill, rank)
 
+    @precondition(lambda self: self.state is GroupState.BROKEN)
+    @rule(is_for_all=st.booleans(), donor=RANK)
+    def asks_for_new_ranks(self, is_for_all: bool, donor: int) -> None:
+        gone = self.session.life.gone
+        self.asks("heal", self.session.begin_heal, gone if is_for_all else gone[:1], donor)
+
+    @precondition(lambda self: self.state is GroupState.HEALING)
+    @rule(reason=st.sampled_from(["", "", "no"]))
+    def they_have_met_or_not(self, reason: str) -> None:
+        self.catch_up()
+        with contextlib.suppress(RequestError):
+            self.session.end_heal(reason)
+
     @precondition(lambda self: self.is_open())
     @rule(rank=RANK)
     def asks_a_question(self, rank: int) -> None:
@@ -258,11 +275,12 @@ class AnyOrder(RuleBasedStateMachine):
     # ---- the ranks
 
     def living(self, can: Callable[[Rank], object] = lambda _rank: True) -> list[Rank]:
-        there = [each for each in self.ranks.values() if each.handle.exitcode is None]
+        everybody = [*self.ranks.values(), *self.replaced]
+        there = [each for each in everybody if each.handle.exitcode is None]
         return [each for each in there if can(each)]
 
     def posts(self, rank: Rank, message: Message) -> None:
-        self.mail.append(Letter(rank.rank, rank.attempt, 1, message))
+        self.mail.append(Letter(rank.rank, rank.attempt, 1, message, rank.incarnation))
 
     @precondition(lambda self: self.living(lambda each: not each.is_ready))
     @rule(number=NUMBER, is_able=st.sampled_from([True, True, True, False]))

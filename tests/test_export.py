@@ -14,9 +14,10 @@ from nbddp.errors import RequestError
 from nbddp.export import Item, Left, Plan, Program, Pulled, Sent, sbatch, write_program
 from nbddp.export.edits import indented
 from nbddp.export.layout import to_body
-from nbddp.export.names import bound_names, undefined_names
+from nbddp.export.names import undefined_names
 from nbddp.export.plain import to_plain
 from nbddp.record.cell import CellRequest
+from nbddp.record.names import bound_names
 
 
 def cell(source: str, number: int = 1, **options: object) -> CellRequest:

@@ -93,7 +93,7 @@ def test_a_sealed_letter_comes_out_whole(
 def test_the_signature_is_hmac_sha256_over_queue_and_body() -> None:
     data = sealed()
     assert data == signed(data[32:])
-    assert data[32:] == struct.pack("!iIQ", 0, 1, 1) + encode(Noticed(cell=1))
+    assert data[32:] == struct.pack("!iIIQ", 0, 1, 0, 1) + encode(Noticed(cell=1))
 
 
 def test_the_secret_is_not_in_the_letter() -> None:
@@ -135,14 +135,14 @@ def test_a_letter_cut_anywhere_or_made_longer_is_refused() -> None:
         unseal(data + b"\0", queue=QUEUE, secret=SECRET)
 
 
-HEADER = struct.pack("!iIQ", 0, 1, 1)
+HEADER = struct.pack("!iIIQ", 0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(
     "body",
     [
         b"",
-        HEADER[:15],
+        HEADER[:19],
         HEADER,
         HEADER + b"null",
         HEADER + b'["Nonsense", {}]',
@@ -224,7 +224,7 @@ def test_a_refused_letter_does_not_use_up_its_number(reader: QueueReader) -> Non
 def test_a_signed_body_that_is_no_message_is_refused_and_the_next_letter_comes(
     store: MemoryStore, reader: QueueReader
 ) -> None:
-    for body in (b"", HEADER[:15], HEADER, HEADER + b"[]", HEADER + b"[" * 100_000):
+    for body in (b"", HEADER[:19], HEADER, HEADER + b"[]", HEADER + b"[" * 100_000):
         store.queue_push(QUEUE, signed(body))
     writer(store).post(Leave())
     assert reader.collect().message == Leave()

@@ -15,6 +15,7 @@ from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.recovery import Recovery
+from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
@@ -209,7 +210,7 @@ def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: P
 
     play.on_cell = hang_from_now_on
     play.interrupt_when_it_hangs()
-    result = play.recovery.run_with_restarts(CellRequest(source="fails"), max_restarts=3)
+    result = play.recovery.run(CellRequest(source="fails"), Retries(restarts=3))
     with pytest.raises(CellInterruptedError):
         result.raise_for_failure()
     assert play.session.life.attempt == 2
@@ -222,7 +223,7 @@ def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(
 ) -> None:
     play.fails_in = "fails"
     play.on_cell = lambda _source: play.session.interrupt()
-    result = play.recovery.run_with_restarts(CellRequest(source="fails"), max_restarts=3)
+    result = play.recovery.run(CellRequest(source="fails"), Retries(restarts=3))
     assert not result.is_ok
     assert play.said == ["not started again: you asked to end it"]
     assert play.session.life.attempt == 1

@@ -26,6 +26,8 @@ from nbddp.lifecycle.events import (
     Event,
     Exited,
     Finished,
+    HealAsked,
+    HealEnded,
     InterruptAsked,
     Kill,
     KillAsked,
@@ -38,6 +40,7 @@ from nbddp.lifecycle.events import (
     RankUnable,
     Refuse,
     RestartAsked,
+    Revive,
     RunAsked,
     SendCell,
     SendInterrupt,
@@ -189,6 +192,9 @@ class AnyOrder(RuleBasedStateMachine):
         match action:
             case Spawn():
                 self.spawn(action)
+            case Revive(attempt=attempt, ranks=born):
+                for rank, _ in born:
+                    self.revive(attempt, rank)
             case SetAlarm() as alarm:
                 self.alarms.append(alarm)
             case Kill(ranks=ranks) | Terminate(ranks=ranks):
@@ -206,6 +212,12 @@ class AnyOrder(RuleBasedStateMachine):
         assert not self.exits
         for rank in range(action.world_size):
             self.processes[rank] = Process(action.attempt, rank)
+
+    def revive(self, attempt: int, rank: int) -> None:
+        """Of the one before nothing is heard any more, which the session sees to."""
+        self.exits = [each for each in self.exits if each[0].rank != rank]
+        self.late = [each for each in self.late if getattr(each, "rank", None) != rank]
+        self.processes[rank] = Process(attempt, rank)
 
     def living(self, ranks: tuple[int, ...]) -> list[Process]:
         return [self.processes[rank] for rank in ranks if rank in self.processes]
@@ -234,6 +246,17 @@ class AnyOrder(RuleBasedStateMachine):
     def asks_for_a_cell_on_all_that_live(self, needs_group: bool) -> None:
         if self.life.alive:
             self.asks_for_a_cell(self.life.alive, needs_group)
+
+    @precondition(lambda self: self.life.state is GroupState.BROKEN)
+    @rule(is_for_all=st.booleans(), donor=RANK)
+    def asks_for_new_ranks(self, is_for_all: bool, donor: int) -> None:
+        gone = self.life.gone
+        self.step(HealAsked(ranks=gone if is_for_all else gone[:1], donor=donor))
+
+    @precondition(lambda self: self.life.state is GroupState.HEALING)
+    @rule(reason=st.sampled_from(["", "", "no"]))
+    def they_have_met_or_not(self, reason: str) -> None:
+        self.step(HealEnded(attempt=self.life.attempt, reason=reason))
 
     @precondition(lambda self: self.life.state.is_live)
     @rule(event=ENDINGS)
@@ -404,6 +427,15 @@ class AnyOrder(RuleBasedStateMachine):
                 assert imagined.life.state is GroupState.RUNNING
                 imagined.step(well_ended(imagined.life.attempt, rank, number))
             assert imagined.ledger.finished[number] == 1
+
+    @invariant()
+    def an_interrupt_ends_healing_and_whoever_lived_lives(self) -> None:
+        if self.life.state is GroupState.HEALING:
+            before = set(self.life.alive) - set(self.life.newcomers)
+            imagined = Imagined(self)
+            imagined.step(InterruptAsked())
+            assert imagined.life.state is GroupState.BROKEN
+            assert set(imagined.life.alive) == before
 
     @invariant()
     def a_second_interrupt_ends_the_cell(self) -> None:

@@ -45,6 +45,7 @@ from nbddp.lifecycle.events import (
 from nbddp.lifecycle.states import GroupState, Life, RankState
 from nbddp.lifecycle.transitions import (
     CLEANUP,
+    DEATH_PATIENCE,
     PEERS_PATIENCE,
     START_PATIENCE,
     STUCK_AFTER,
@@ -329,10 +330,10 @@ def test_a_rank_named_twice_gets_the_cell_once() -> None:
     assert sent in ([(1,)], [])  # once, or refused
 
 
-def test_a_cell_for_a_dead_rank_is_refused_with_both_ways_out() -> None:
+def test_a_cell_for_a_dead_rank_is_refused_with_all_ways_out() -> None:
     words = (
-        "rank 1 was killed by SIGKILL; `%ddp restart` starts the group anew, "
-        "`%%ddp --ranks 0` uses the others"
+        "rank 1 was killed by SIGKILL; `%ddp heal` replaces it, `%ddp restart` starts the group "
+        "anew, `%%ddp --ranks 0` uses the others"
     )
     assert advance(BROKEN, run()) == (BROKEN, [Refuse(reason=words)])
 
@@ -439,11 +440,11 @@ def test_the_first_failure_gives_the_peers_a_moment() -> None:
     assert actions == [alarm(Alarm.PEERS, PEERS_PATIENCE)]
 
 
-def test_a_dead_rank_gives_the_peers_a_moment_too() -> None:
+def test_a_dead_rank_gives_the_peers_a_shorter_one() -> None:
     life, actions = play(died(1), life=RUNNING)
     assert life.state is GroupState.RUNNING
     said = Remark(text="rank 1 was killed by SIGKILL")
-    assert actions == [said, alarm(Alarm.PEERS, PEERS_PATIENCE)]
+    assert actions == [said, alarm(Alarm.PEERS, DEATH_PATIENCE)]
 
 
 def test_the_last_rank_to_die_is_told_by_the_verdict_alone() -> None:

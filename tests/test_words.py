@@ -99,10 +99,17 @@ RECORDED = recorded()
 SAMPLES: dict[str, Any] = {
     "logs": {"0": 3},
     "attempt": 2,
+    "bytes": 7400,
     "cells": 2,
     "detected": 0.2,
+    "donor": 0,
+    "carry": 0.01,
+    "fork": 0.12,
+    "meet": 0.2,
     "how": "was killed by SIGKILL",
+    "left": {"lock": "cannot pickle '_thread.lock' object"},
     "lost": 4,
+    "names": 12,
     "number": 7,
     "outcome": "ok",
     "rank": 3,
@@ -145,6 +152,14 @@ def test_every_event_can_be_said_with_the_facts_that_it_is_recorded_with(kind: s
         ("start", {"attempt": 1, "world_size": 2}, "start: attempt 1"),
         ("start", {"attempt": 3, "world_size": 2}, "restart: attempt 3"),
         ("start failed", {"reason": "no GPU"}, "start failed: no GPU"),
+        (
+            "healed",
+            {"ranks": [1], "donor": 0, "fork": 0.12, "carry": 0.01, "meet": 0.2, "bytes": 7400}
+            | {"left": {"lock": "cannot pickle '_thread.lock' object"}},
+            "rank 1 healed with the names of rank 0: forked in 0.12 s, 7.4 kB packed in 0.01 s, "
+            "met in 0.20 s; not carried: lock",
+        ),
+        ("not healed", {"reason": "it was interrupted"}, "not healed: it was interrupted"),
         ("interrupt", {}, "interrupt asked"),
         ("restart asked", {}, "restart asked"),
         ("stop asked", {}, "stop asked"),
@@ -323,12 +338,16 @@ def test_what_ranks_tell_of_has_words_whatever_its_facts(
 
 def test_a_recovery_is_told_with_what_it_cost() -> None:
     comeback = {"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
-    words = "noticed after 0.2 s, restarted in 0.1 s, 2 cells replayed in 0.3 s"
+    words = "noticed after 0.20 s, restarted in 0.10 s, 2 cells replayed in 0.35 s"
     facts = {"step": 31, "lost": 4, "seconds": 0.9} | comeback
     said = "resumed at step 31, 0.9 s after the failure"
     assert say_event(Happening(1.0, "resumed", facts)) == f"{said}, 4 steps lost ({words})"
     assert say_event(Happening(1.0, "resumed", facts | {"lost": None})) == f"{said} ({words})"
     assert say_event(Happening(1.0, "recovery", comeback | {"attempt": 2})) == f"recovery: {words}"
+    healed = {"detected": 0.02, "healed": 0.31, "attempt": 1}
+    assert say_event(Happening(1.0, "recovery", healed)) == (
+        "recovery: noticed after 0.02 s, healed in 0.31 s"
+    )
 
 
 def test_one_message_is_one_message() -> None:

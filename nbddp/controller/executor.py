@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +11,7 @@ from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.means import Means
 from nbddp.controller.memory import MemoryWatch
 from nbddp.controller.promises import Promises
-from nbddp.controller.ranks import Ranks, Told
+from nbddp.controller.ranks import Ranks, Told, revived
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import reasons
@@ -23,7 +20,7 @@ from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.lifecycle.transitions import advance
 from nbddp.record.audience import Audience
-from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.deeds import Deeds
 from nbddp.record.notices import notice_of
 from nbddp.record.pushes import Pushed
@@ -34,6 +31,7 @@ from nbddp.wire import messages as msg
 if TYPE_CHECKING:
     from nbddp.controller.spec import GroupSpec
     from nbddp.wire.letters import Letter
+    from nbddp.wire.start import RankStart
 
 
 class Executor:
@@ -54,7 +52,7 @@ class Executor:
         self.means: Means | None = None
         self.deeds = Deeds()
         self.comeback: Comeback | None = None
-        self._struck: set[str] = set()
+        self.struck: set[str] = set()
         self._audience = Audience(lambda: self.cell)
         self.time_line = TimeLine(self._audience.say)
         self.whereabouts = Whereabouts(
@@ -63,10 +61,9 @@ class Executor:
         )
         self._launcher = launcher
         self._colors = colors
-        self._numbers = itertools.count(1)
         self._ranks: Ranks | None = None
         self._start_error: StartError | None = None
-        self._promises = Promises()
+        self.promises = Promises()
         self._memory = MemoryWatch()
 
     def process_ids(self) -> dict[int, int]:
@@ -78,98 +75,22 @@ class Executor:
         self.means = self._ranks = self.cell = None
 
     @property
-    def _with(self) -> Means:
+    def means_now(self) -> Means:
+        """What the ranks are reached by.
+
+        Raises:
+            RequestError: there are none.
+        """
         if self.means is None:
             raise RequestError(NO_GROUP)
         return self.means
 
-    # ---- requests
-
-    def _ask(self, event: ev.Event) -> None:
-        refusal = self.step(event)
-        if refusal:
-            raise RequestError(refusal)
-
-    def ask_start(
-        self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
-    ) -> Future[None]:
-        """Start or restart, in a recovery without faults that struck; tells when all are ready."""
-        before, self.spec = self.spec, spec
-        if not is_recovery:
-            self._struck.clear()
-        if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
-            self._mark_end("restart")
-        try:
-            self._ask(event)
-        except RequestError:
-            self.spec = before
-            raise
-        return self._promises.for_start()
-
-    def ask_kill(self, rank: int) -> Future[None]:
-        """Kill a rank; the future tells when it is gone."""
-        self._ask(ev.KillAsked(rank=rank))
-        self.time_line.record("kill asked", rank=rank)
-        return self._promises.for_kill(rank)
-
-    def ask_stop(self) -> Future[None]:
-        """End all ranks; the future tells when they are gone."""
-        stopped = self._promises.for_stop()
-        self._mark_end("stop")
-        self.step(ev.StopAsked())
-        if not self.life.state.is_live:
-            self._promises.stopped()
-        return stopped
-
-    def _mark_end(self, how: str) -> None:
-        """The user ends the running cell with its ranks: that is then no failure of theirs."""
-        if self.cell is not None and self.life.state.is_busy:
-            self.cell.end_by(how)
-            self.time_line.record(f"{how} asked")
-
-    def begun(self) -> Future[None] | None:
-        """The start or stop that is under way, if one is."""
-        if self.life.state is GroupState.STARTING or self.life.next_start:
-            return self._promises.pending_start
-        return self._promises.for_stop() if self.life.state is GroupState.STOPPING else None
-
-    def begin_cell(self, request: CellRequest) -> CellHandle:
-        """Hand a cell to the ranks."""
-        if not self.life.state.is_live:
-            raise RequestError(NO_GROUP)
-        ranks = self.life.everybody if request.ranks is None else request.ranks
-        before, logs = self.cell, self.time_line.sizes_of_logs(ranks)  # ranks write at once
-        self.cell = handle = CellHandle(
-            next(self._numbers), request, ranks, self._with.link.unpack, attempt=self.life.attempt
-        )
-        try:
-            self._ask(ev.RunAsked(cell=handle.number, ranks=ranks, needs_group=request.needs_group))
-        except RequestError:
-            self.cell = before
-            raise
-        self.time_line.record("cell", **handle.facts(), logs=logs)
-        self.whereabouts.begin_cell(ranks, time.monotonic())
-        self._with.actor.later(LOOK_PERIOD, self._look, handle)
-        self._audience.catch_up(handle)
-        return handle
-
-    def send(self, rank: int, make: Callable[[int], msg.Command]) -> Future[msg.Answer]:
-        """Ask an idle rank something."""
-        if self.life.state not in (GroupState.IDLE, GroupState.BROKEN):
-            raise RequestError(f"the worker group is {self.life.state.value}")
-        if rank not in self.life.alive:
-            raise RequestError(reasons.no_such_rank(self.life, rank))
-        number = next(self._numbers)
-        try:
-            self._with.link.send(rank, make(number))
-        except Exception as error:  # whatever the link's own end says
-            raise RequestError(f"rank {rank} cannot be asked: {plain(error)}") from error
-        return self._promises.for_answer(number, rank)
+    # ---- while a cell runs
 
     def answer(self, rank: int, answer: msg.Answered) -> None:
         """Hand a rank what it has asked for; if it is gone, nobody waits for it."""
         if rank in self.life.alive:
-            self._with.link.send(rank, answer)
+            self.means_now.link.send(rank, answer)
 
     def interrupt_unless_asked(self) -> None:
         """See to it that the running cell has its first interrupt, and no second one."""
@@ -177,11 +98,17 @@ class Executor:
         if cell is not None and not cell.interrupts:
             self.step(ev.InterruptAsked())
 
+    def follow(self, handle: CellHandle) -> None:
+        """A cell runs: see whether it goes on."""
+        self.whereabouts.begin_cell(handle.ranks, time.monotonic())
+        self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
+        self._audience.catch_up(handle)
+
     def _look(self, handle: CellHandle) -> None:
         cell = self.life.cell
         if cell is None or cell.number != handle.number:
             return
-        self._with.actor.later(LOOK_PERIOD, self._look, handle)
+        self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
         text = self.whereabouts.look(cell.number, cell.waiting, handle.ranks, time.monotonic())
         if text and self.life.state is GroupState.RUNNING:
             self._audience.say(text)
@@ -202,7 +129,7 @@ class Executor:
             case msg.Display() | msg.Asked() | msg.Withdrawn() as said:
                 self._audience.feed(notice_of(rank, said))
             case msg.Answer() as answer:
-                self._promises.answered(answer)
+                self.promises.answered(answer)
             case msg.Ready() as ready:
                 self.ready[rank] = ready
                 self.step(ev.RankReady(attempt=attempt, rank=rank))
@@ -215,7 +142,7 @@ class Executor:
             case msg.Happened(kind=kind, facts=facts):
                 self.time_line.note(rank, kind, facts)
                 if kind == "fault":
-                    self._struck.add(str(facts.get("fault")))
+                    self.struck.add(str(facts.get("fault")))
             case msg.Noticed(cell=cell):
                 self.step(ev.RankNoticed(attempt=attempt, rank=rank, cell=cell))
             case msg.CellEnded() as report:
@@ -248,6 +175,7 @@ class Executor:
 
     def note_exit(self, attempt: int, rank: int, handle: RankHandle) -> None:
         """A rank's process has ended."""
+        is_current = self._ranks is not None and self._ranks.is_current(rank, handle)
         try:
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
             if handle.exitcode != 0:
@@ -255,7 +183,8 @@ class Executor:
                 self.time_line.record("exit", rank=rank, attempt=attempt, how=how)
             self._launcher.sweep(handle)
         finally:
-            self._note_gone(attempt, rank, handle.exitcode)
+            if is_current:
+                self._note_gone(attempt, rank, handle.exitcode)
 
     def _note_gone(self, attempt: int, rank: int, exitcode: int | None) -> None:
         """A rank has no process any more, or never had one: nobody shall wait for it."""
@@ -265,7 +194,7 @@ class Executor:
             self._read_last(rank, exitcode)
         finally:
             self.step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
-            self._promises.gone(rank, reasons.unanswered(self.life, rank, exitcode))
+            self.promises.gone(rank, reasons.unanswered(self.life, rank, exitcode))
 
     def _read_last(self, rank: int, exitcode: int | None) -> None:
         words = hint = ""
@@ -315,7 +244,7 @@ class Executor:
         match action:
             case ev.SendCell(cell=cell):
                 report = not_begun(cell, error)
-                self._with.actor.tell(self._read_report, rank, self.life.attempt, report)
+                self.means_now.actor.tell(self._read_report, rank, self.life.attempt, report)
                 return
             case ev.Spawn():
                 self._start_error = self._start_error or unable("the ranks", error)
@@ -325,7 +254,7 @@ class Executor:
 
     def _give_up(self, rank: int) -> None:
         if self._ranks is None or not self._ranks.give_up(rank):
-            self._with.actor.tell(self._note_gone, self.life.attempt, rank, None)
+            self.means_now.actor.tell(self._note_gone, self.life.attempt, rank, None)
 
     def _act(self, action: ev.Action) -> Told:  # noqa: C901 - a table, a line or two a case
         match action:
@@ -333,16 +262,23 @@ class Executor:
                 self._spawn(action)
             case ev.SetAlarm(alarm=alarm, attempt=attempt, cell=cell, seconds=seconds):
                 rang = ev.Rang(alarm=alarm, attempt=attempt, cell=cell)
-                self._with.actor.later(seconds, self._ring, rang)
+                self.means_now.actor.later(seconds, self._ring, rang)
             case ev.Remark(text=text):
                 self._audience.say(text)
             case ev.Started():
                 self.time_line.record("ready", attempt=self.life.attempt)
-                self._promises.started()
+                self.promises.started()
             case ev.NotStarted(reason=reason, details=details):
                 failed = start_failure(self.life, reason, details, self.time_line)
                 self._start_error = self._start_error or failed
                 self.time_line.record("start failed", reason=str(self._start_error))
+            case ev.Revive(ranks=born) if self._ranks is not None:
+                self._ranks.revive(revived(self._starts(), born))
+            case ev.Revived():
+                self.promises.revived()
+            case ev.NotHealed(reason=reason):
+                self.time_line.record("not healed", reason=reason)
+                self.promises.not_healed(reason)
             case ev.Finished():
                 self._finish()
             case ev.Stopped():
@@ -352,23 +288,32 @@ class Executor:
         return {}
 
     def _ring(self, rang: ev.Rang) -> None:
-        stopped = self._ranks.stopped(self.life.alive) if self._ranks else ()
-        self.step(replace(rang, stopped=stopped))
+        self.step(replace(rang, stopped=self.stopped()))
+
+    def stopped(self) -> tuple[tuple[int, int], ...]:
+        """Ranks that somebody sent a SIGSTOP, with their process ids."""
+        return self._ranks.stopped(self.life.alive) if self._ranks else ()
 
     def _spawn(self, action: ev.Spawn) -> None:
-        if self.spec is None:
-            raise RuntimeError("a group was to be started and nobody said how")
         self._start_error = None
         self.ready = {}
         self.deeds.forget()
         self.whereabouts.forget()
-        self._ranks = Ranks(action.attempt, self._with, self._launcher, self)
-        link, folder = self._with.link, self.spec.open(self.time_line)
+        self._ranks = Ranks(action.attempt, self.means_now, self._launcher, self)
+        starts = self._starts()
         self.time_line.record("start", attempt=action.attempt, world_size=action.world_size)
-        starts = self.spec.starts(
-            link, attempt=action.attempt, folder=folder, colors=self._colors, struck=self._struck
-        )
         self._ranks.launch(starts)
+
+    def _starts(self) -> list[RankStart]:
+        if self.spec is None:
+            raise RuntimeError("a group was to be started and nobody said how")
+        return self.spec.starts(
+            self.means_now.link,
+            attempt=self.life.attempt,
+            folder=self.spec.open(self.time_line),
+            colors=self._colors,
+            struck=self.struck,
+        )
 
     def note_push(self, pushed: Pushed) -> None:
         """Values were sent to ranks."""
@@ -383,7 +328,9 @@ class Executor:
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.parcel:
-                    self._with.link.discard(report.parcel)  # nobody asks for a part of the values
+                    self.means_now.link.discard(
+                        report.parcel
+                    )  # nobody asks for a part of the values
 
     def _note_result(self, result: CellResult) -> None:
         logs = self.time_line.sizes_of_logs(result.ranks)
@@ -394,6 +341,7 @@ class Executor:
     def _tell_stopped(self) -> None:
         self.time_line.record("stopped", attempt=self.life.attempt)
         if not self.life.state.is_live:  # else it is started again at once
-            self._promises.start_failed(self._start_error or StartError("stopped while it started"))
+            self.promises.start_failed(self._start_error or StartError("stopped while it started"))
             self.time_line.close()
-        self._promises.stopped()
+        self.promises.not_healed("the group was stopped")
+        self.promises.stopped()

@@ -42,8 +42,9 @@ class StoreLink:
         self._numbers = itertools.count()
         self._reader = QueueReader(inbox, UP, secret=self.secret)
         self._urgent = QueueReader(urgent, NEWS, secret=self.secret)
-        self._commands: list[QueueWriter] = []
-        self._controls: list[QueueWriter] = []
+        self._commands: dict[int, QueueWriter] = {}
+        self._controls: dict[int, QueueWriter] = {}
+        self._reborn: dict[tuple[int, int], int] = {}  # incarnations of ranks that were healed
         self._ended: deque[tuple[int, int]] = deque()  # attempts, the last of which may live
 
     @property
@@ -63,24 +64,34 @@ class StoreLink:
 
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Make the writers for the ranks of an attempt; those of another are gone."""
-        for box in (*self._commands, *self._controls):
+        for box in (*self._commands.values(), *self._controls.values()):
             box.sweep()
         self._sweep()
         self._ended.append((attempt, world_size))
-        self._commands = [
-            self._writer(command_queue(attempt, rank), attempt) for rank in range(world_size)
-        ]
-        self._controls = [
-            self._writer(control_queue(attempt, rank), attempt) for rank in range(world_size)
-        ]
+        self._commands.clear()
+        self._controls.clear()
+        for rank in range(world_size):
+            self._open(attempt, rank, 0)
+
+    def open_again(self, attempt: int, rank: int, incarnation: int) -> None:
+        """Make the writers for a rank's new process; what the old one left unread is gone."""
+        for boxes in (self._commands, self._controls):
+            boxes[rank].sweep()
+        self._reborn[attempt, rank] = incarnation
+        self._open(attempt, rank, incarnation)
+
+    def _open(self, attempt: int, rank: int, incarnation: int) -> None:
+        self._commands[rank] = self._writer(command_queue(attempt, rank, incarnation), attempt)
+        self._controls[rank] = self._writer(control_queue(attempt, rank, incarnation), attempt)
 
     def _sweep(self) -> None:
         """What ranks left unfinished when they ended; by now all else of them was read."""
         while len(self._ended) > 1:
             attempt, world_size = self._ended.popleft()
             for rank in range(world_size):
-                for reader in (self._reader, self._urgent):
-                    reader.sweep(self._sender, rank, attempt)
+                for incarnation in range(self._reborn.pop((attempt, rank), 0) + 1):
+                    for reader in (self._reader, self._urgent):
+                        reader.sweep(self._sender, rank, attempt, incarnation)
 
     def _writer(self, queue: str, attempt: int) -> QueueWriter:
         return QueueWriter(

@@ -35,6 +35,9 @@ class Link(Protocol):
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Be ready to send to the ranks of an attempt."""
 
+    def open_again(self, attempt: int, rank: int, incarnation: int) -> None:
+        """Be ready to send to a rank's new process."""
+
     def send(self, rank: int, command: Command) -> None:
         """Hand a command to a rank of this attempt."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
 from nbddp.errors import RequestError, StartError
@@ -30,11 +30,21 @@ def await_all(promises: Iterable[Future[Any]]) -> None:
         left = wait(left, HEARING).not_done
 
 
+def await_all_or_a_failure(promises: Iterable[Future[Answer]]) -> None:
+    """Wait until all have answered, or one of them could not."""
+    left = set(promises)
+    while left:
+        done, left = wait(left, HEARING, FIRST_COMPLETED)
+        if any(each.exception() or each.result().error for each in done):
+            return
+
+
 class Promises:
     """The promises a session has made and not kept yet."""
 
     def __init__(self) -> None:
         self._start: Future[None] | None = None
+        self._heal: Future[None] | None = None
         self._stops: list[Future[None]] = []
         self._kills: dict[int, list[Future[None]]] = {}
         self._answers: dict[int, tuple[int, Future[Answer]]] = {}
@@ -49,6 +59,22 @@ class Promises:
     def pending_start(self) -> Future[None] | None:
         """The start that was asked for last."""
         return self._start
+
+    def for_heal(self) -> Future[None]:
+        """Somebody waits for new processes in the places of dead ones."""
+        self.not_healed("it was asked for again")
+        self._heal = Future()
+        return self._heal
+
+    def revived(self) -> None:
+        """They are there."""
+        if self._heal is not None and not self._heal.done():
+            self._heal.set_result(None)
+
+    def not_healed(self, why: str) -> None:
+        """They are not, or not any more."""
+        if self._heal is not None and not self._heal.done():
+            self._heal.set_exception(RequestError(f"the group was not healed: {why}"))
 
     def for_stop(self) -> Future[None]:
         """Somebody waits until all processes are gone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -64,6 +65,7 @@ class Ranks:
         self._killed: set[int] = set()
         self._given_up: set[int] = set()
         self._cpu: dict[int, tuple[float, float]] = {}
+        self._incarnations: dict[int, int] = {}  # of those that are not the first of their rank
 
     # ---- how they begin
 
@@ -76,29 +78,53 @@ class Ranks:
         for start in starts:
             self._means.launching.tell(self._launch, start)
 
+    def revive(self, starts: Sequence[RankStart]) -> None:
+        """Start processes in the places of ranks that are gone."""
+        for start in starts:
+            rank = start.topology.rank
+            self._incarnations[rank] = start.incarnation
+            self._means.link.open_again(self.attempt, rank, start.incarnation)
+            self._logs[rank] = LogReader(Path(start.log_path), rank)
+            self._handles.pop(rank, None)
+            for known in (self._killed, self._given_up):
+                known.discard(rank)
+            self._cpu.pop(rank, None)
+            self._early.pop(rank, None)
+        for start in starts:
+            self._means.launching.tell(self._launch, start)
+
     def _launch(self, start: RankStart) -> None:
         rank, tell = start.topology.rank, self._means.actor.tell
-        if rank in self._given_up:
+        if rank in self._given_up or self._is_overtaken(start):
             return
         try:
             handle = self._launcher.launch(start)
         except Exception as error:  # noqa: BLE001 - whatever it is, this rank is waited for
             tell(self._owner.note_unlaunched, self.attempt, rank, error)
             return
-        if not tell(self._adopt, rank, handle):  # all was closed meanwhile
+        if not tell(self._adopt, start, handle):  # all was closed meanwhile
             handle.kill()
             handle.join()
 
-    def _adopt(self, rank: int, handle: RankHandle) -> None:
-        self._handles[rank] = handle
+    def _is_overtaken(self, start: RankStart) -> bool:
+        """Whether another process was started in this one's place meanwhile."""
+        return start.incarnation != self._incarnations.get(start.topology.rank, 0)
+
+    def _adopt(self, start: RankStart, handle: RankHandle) -> None:
+        rank, is_overtaken = start.topology.rank, self._is_overtaken(start)
+        if not is_overtaken:
+            self._handles[rank] = handle
         try:
             self._means.watcher.watch(handle, lambda it: self._tell_exit(rank, it))
         except OSError as error:
-            self._owner.note_unlaunched(self.attempt, rank, error)
+            if not is_overtaken:
+                self._owner.note_unlaunched(self.attempt, rank, error)
             handle.kill()
             return
-        if rank in self._given_up:  # it comes late
+        if rank in self._given_up or is_overtaken:  # it comes late
             handle.kill()
+        if is_overtaken:
+            return
         for letter in self._early.pop(rank, ()):
             self._owner.read(letter)
 
@@ -107,10 +133,13 @@ class Ranks:
 
     def takes(self, letter: Letter) -> bool:
         """Whether a letter is to be read now; one that is earlier than its sender is kept."""
-        if letter.attempt == self.attempt and letter.sender not in self._handles:
+        is_of_now = letter.incarnation == self._incarnations.get(letter.sender, 0)
+        if letter.attempt != self.attempt or not is_of_now:
+            return False
+        if letter.sender not in self._handles:
             self._early.setdefault(letter.sender, []).append(letter)
             return False
-        return letter.attempt == self.attempt
+        return True
 
     # ---- what they are told
 
@@ -147,6 +176,10 @@ class Ranks:
         return not failed
 
     # ---- what is known of them
+
+    def is_current(self, rank: int, handle: RankHandle) -> bool:
+        """Whether this is the rank's process, and not one that was replaced."""
+        return self._handles.get(rank) is handle
 
     def has_process(self, rank: int) -> bool:
         """Whether it was launched."""
@@ -196,6 +229,14 @@ class Ranks:
     def last_output(self, rank: int) -> Logged | None:
         """What a rank that is gone wrote and could not mail any more."""
         return self._logs[rank].rest()
+
+
+def revived(starts: Sequence[RankStart], born: Sequence[tuple[int, int]]) -> list[RankStart]:
+    """What processes must be told that take dead ones' places; ``born``: ranks, incarnations."""
+    return [
+        replace(starts[rank], incarnation=incarnation, joins_group=False)
+        for rank, incarnation in born
+    ]
 
 
 def _try_each(ranks: Sequence[int], act: Callable[[int], None]) -> Told:

@@ -22,6 +22,7 @@ from nbddp.controller.gpus import GpuWatch
 from nbddp.controller.launcher import Launcher, LocalLauncher
 from nbddp.controller.means import Link, Means, open_means
 from nbddp.controller.promises import kept
+from nbddp.controller.requests import Requests
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.lifecycle import events as ev
@@ -61,13 +62,12 @@ class Session:
         self.launcher: Launcher = launcher or LocalLauncher()
         self._make_means = make_means
         self._do = Executor(self.launcher, colors=colors)
+        self._asks = Requests(self._do)
         self._collectors: list[threading.Thread] = []
         self._opening = threading.Lock()
         self.times_ended = 0
         self._pushes = Pushes()
         self._gpus = GpuWatch()
-
-    # ---- what is known
 
     @property
     def life(self) -> Life:
@@ -210,7 +210,7 @@ class Session:
     ) -> Future[None]:
         spec.check_gpus()
         self._open()
-        return self._call(self._do.ask_start, spec, event, is_recovery=is_recovery)
+        return self._call(self._asks.ask_start, spec, event, is_recovery=is_recovery)
 
     @contextmanager
     def _stopping_if_interrupted(self) -> Iterator[None]:
@@ -233,7 +233,7 @@ class Session:
 
     def settle(self) -> None:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
-        if self._do.means is not None and (begun := self._call(self._do.begun)):
+        if self._do.means is not None and (begun := self._call(self._asks.begun)):
             with self._stopping_if_interrupted():
                 kept(begun)
 
@@ -243,7 +243,7 @@ class Session:
         Raises:
             RequestError: the group cannot run it now; nothing was started, nothing lost.
         """
-        return self._call(self._do.begin_cell, request)
+        return self._call(self._asks.begin_cell, request)
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
@@ -296,7 +296,15 @@ class Session:
 
     def begin_kill(self, rank: int) -> Future[None]:
         """Kill one rank and do not wait until it is gone."""
-        return self._call(self._do.ask_kill, rank)
+        return self._call(self._asks.ask_kill, rank)
+
+    def begin_heal(self, ranks: Sequence[int], donor: int) -> Future[None]:
+        """Put new processes in the places of dead ranks and do not wait until they are there."""
+        return self._call(self._asks.ask_heal, ranks, donor)
+
+    def end_heal(self, reason: str = "") -> None:
+        """The new ranks have what they need and all have met, or not, for this reason."""
+        self._call(self._asks.end_heal, reason)
 
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""
@@ -306,11 +314,11 @@ class Session:
     def begin_stop(self) -> Future[None]:
         """End all ranks and do not wait until they are gone."""
         self.times_ended += 1
-        return self._call(self._do.ask_stop)
+        return self._call(self._asks.ask_stop)
 
     def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
         """Send ``make(number)`` to an idle rank; the future will hold what it answers."""
-        return self._call(self._do.send, rank, make)
+        return self._call(self._asks.send, rank, make)
 
     def drop(self, rank: int, number: int) -> None:
         """Tell a rank that nobody waits any more for the answer to this request."""

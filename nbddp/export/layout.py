@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbddp.export.edits import Edit, Source
-from nbddp.export.names import bound_names
+from nbddp.record.names import bound_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,15 @@
-"""Which names a piece of source binds, and which ones a program uses that nobody defines."""
+"""Which names a program uses that nobody defines."""
 
 from __future__ import annotations
 
 import builtins
 import dis
-import symtable
 from collections.abc import Iterator
 from types import CodeType
 
 _STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
 _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL"})
 _OF_MODULES = frozenset({"__name__", "__file__", "__doc__", "__annotations__"})
-
-
-def bound_names(source: str) -> set[str]:
-    """The names that source binds outside its functions.
-
-    >>> sorted(bound_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
-    ['os', 'x', 'z']
-    """
-    top = symtable.symtable(source, "cell", "exec")
-    return {
-        each.get_name()
-        for each in top.get_symbols()
-        if each.is_assigned() or each.is_imported() or each.is_namespace()
-    }
 
 
 def undefined_names(program: str) -> list[str]:

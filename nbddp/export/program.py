@@ -12,12 +12,13 @@ from typing import Any
 from nbddp.errors import RequestError
 from nbddp.export.edits import indented
 from nbddp.export.layout import to_body
-from nbddp.export.names import bound_names, undefined_names
+from nbddp.export.names import undefined_names
 from nbddp.export.plain import to_plain
 from nbddp.export.replacements import REPLACEMENTS
 from nbddp.export.stores import KEEP, port_in, with_new_port
 from nbddp.export.values import argument, is_argument, is_simple
 from nbddp.record.cell import CellRequest
+from nbddp.record.names import bound_names
 from nbddp.wire.parcels import dumps
 
 GIVEN = ("rank", "local_rank", "world_size", "device")

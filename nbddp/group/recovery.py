@@ -1,4 +1,4 @@
-"""Runs a cell with restarts: a failed group is started anew, and what was done is done again."""
+"""Runs a cell again after a failure: the group is healed, or started anew and all done again."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from nbddp.controller.healing import heal
 from nbddp.controller.session import Session
-from nbddp.errors import CellInterruptedError
-from nbddp.lifecycle.comeback import Comeback, Setback, say_restarts, why_stop
+from nbddp.errors import CellInterruptedError, RequestError
+from nbddp.lifecycle.comeback import (
+    Comeback,
+    Retries,
+    Setback,
+    Way,
+    next_way,
+    say_comebacks,
+    why_stop,
+)
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed, Typed
 from nbddp.record.deeds import say_deeds
 from nbddp.record.notices import Question
 from nbddp.record.pushes import Pushed
+from nbddp.record.verdict import Verdict
 from nbddp.wire.messages import DEBUGGER, Answered
 
 ENDED = "you asked to end it"
+NO_RETRIES = Retries()
 
 FAILED = "a cell that had gone well failed when it was replayed"
 ENDED_EARLY = "the replay did not come to its end"
@@ -53,16 +64,16 @@ class Recovery:
         self._seconds_lost = 0.0
         self._done: int | None = None  # by the replay that goes on, or was the last
 
-    def run_with_restarts(self, request: CellRequest, *, max_restarts: int) -> CellResult:
-        """Run a cell; after a failure restart the group, replay, and run it again.
+    def run(self, request: CellRequest, retries: Retries = NO_RETRIES) -> CellResult:
+        """Run a cell; after a failure heal the group, or restart it and replay, and run it again.
 
         What the user ended, by an interrupt, a restart or a stop, is not started again. An
         interrupt counts whenever it comes: it ends the cell, or the replay, that begins next.
         """
         self._times_ended = self._session.times_ended
-        return self._recover(self._run_shown(request), request, max_restarts=max_restarts)
+        return self._recover(self._run_shown(request), request, retries)
 
-    def run_again(self, request: CellRequest, *, max_restarts: int) -> CellResult:
+    def run_again(self, request: CellRequest, retries: Retries = NO_RETRIES) -> CellResult:
         """After a failure, as the user asks: restart, replay, and run the cell in the same view."""
         deeds = (*self._session.deeds, *self._session.undone)
         self._note("restarting the ranks, to run it again ...")
@@ -76,7 +87,7 @@ class Recovery:
         if failed is not None:
             self._note(f"not run again: {FAILED}")
             return failed
-        return self.run_with_restarts(replace(request, is_again=True), max_restarts=max_restarts)
+        return self.run(replace(request, is_again=True), retries)
 
     def begin(self, request: CellRequest) -> CellHandle:
         """Hand a cell to the ranks and return at once; :meth:`follow` shows it."""
@@ -84,9 +95,9 @@ class Recovery:
         with self._session.taking_interrupts():
             return self._hand_over(request)
 
-    def follow(self, handle: CellHandle, *, max_restarts: int) -> CellResult:
-        """The same as :meth:`run_with_restarts` for a cell that was begun."""
-        return self._recover(self._show(handle), handle.request, max_restarts=max_restarts)
+    def follow(self, handle: CellHandle, retries: Retries = NO_RETRIES) -> CellResult:
+        """The same as :meth:`run` for a cell that was begun."""
+        return self._recover(self._show(handle), handle.request, retries)
 
     def _run_shown(self, request: CellRequest) -> CellResult:
         with self._session.taking_interrupts():
@@ -103,33 +114,68 @@ class Recovery:
         """Whether the user has asked for an end since this began."""
         return self._session.times_ended > self._times_ended
 
-    def _recover(
-        self, result: CellResult, request: CellRequest, *, max_restarts: int
-    ) -> CellResult:
+    def _recover(self, result: CellResult, request: CellRequest, retries: Retries) -> CellResult:
         setbacks: list[Setback] = []
         self._seconds_lost = 0.0
         while (verdict := result.verdict) is not None and not verdict.is_interrupt:
-            setbacks.append(
-                Setback(
-                    attempt=self._session.life.attempt,
-                    what=verdict.summary(),
-                    at=verdict.first.at,
-                    step=self._session.whereabouts.last_step,
-                )
-            )
-            reason = ENDED if self._is_ended else why_stop(setbacks, max_restarts)
-            if reason:
-                if max_restarts:
+            setbacks.append(self._setback(verdict))
+            way, reason = self._way_on(setbacks, retries)
+            if way is None:
+                if retries != NO_RETRIES:
                     self._say(f"not started again: {reason}")
                 return result
-            self._note(f"{verdict.summary()}; restart {len(setbacks)} of {max_restarts}")
-            failed = self._come_back(setbacks[-1])
+            setbacks[-1] = setback = replace(setbacks[-1], way=way)
+            failed = self._come_back(setback) if way is Way.RESTART else None
             if failed is not None:
                 return failed
             result = self._run_shown(replace(request, is_again=True))
         if setbacks and result.is_ok and self._tells_end:
-            self._say(f"done {say_restarts(len(setbacks), self._seconds_lost)}")
+            ways = [each.way for each in setbacks]
+            self._say(f"done {say_comebacks(ways, self._seconds_lost)}")
         return result
+
+    def _setback(self, verdict: Verdict) -> Setback:
+        life = self._session.life
+        return Setback(
+            attempt=life.attempt,
+            what=verdict.summary(),
+            at=verdict.first.at,
+            step=self._session.whereabouts.last_step,
+            is_death=bool(life.gone),
+        )
+
+    def _way_on(self, setbacks: Sequence[Setback], retries: Retries) -> tuple[Way | None, str]:
+        """How to go on, with the group healed if that is the way; or why not."""
+        reason = ENDED if self._is_ended else why_stop(setbacks, retries)
+        way = None if reason else next_way(setbacks, retries)
+        if way is None:
+            return None, reason
+        count = sum(each.way is way for each in setbacks[:-1]) + 1
+        self._note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
+        if way is Way.RESTART:
+            return way, ""
+        try:
+            self._heal(setbacks[-1])
+        except RequestError as error:
+            if not retries.restarts:
+                return None, f"it cannot be healed: {error}"
+            self._note(f"not healed: {error}")
+            return self._way_on(setbacks, replace(retries, heals=0))
+        return way, ""
+
+    def _heal(self, setback: Setback) -> None:
+        """Put new ranks in the places of dead ones; the cell takes up what it had reported.
+
+        Raises:
+            RequestError: why that cannot be.
+        """
+        detected = time.time() - setback.at
+        with self._keeping_curves():
+            healed = heal(self._session)
+        for line in healed.lines()[1:]:
+            self._say(line)
+        setback = replace(setback, way=Way.HEAL)
+        self._take_up(Comeback(setback=setback, detected=detected, healed=healed.seconds))
 
     def _come_back(self, setback: Setback) -> CellResult | None:
         """Restart and replay; what came of a cell that failed this time, else None."""
@@ -149,14 +195,14 @@ class Recovery:
             replayed=time.monotonic() - ready,
             cells=sum(isinstance(deed, CellRequest) for deed in deeds),
         )
+        self._take_up(comeback)
+        return None
+
+    def _take_up(self, comeback: Comeback) -> None:
         self._session.expect(comeback)
         self._session.end_recovery(is_taken_up=True)
-        self._seconds_lost += comeback.detected + comeback.restarted + comeback.replayed
-        self._note(
-            f"noticed after {comeback.detected:.2f} s, restarted in {comeback.restarted:.2f} s, "
-            f"{_say_cells(comeback.cells)} replayed in {comeback.replayed:.2f} s"
-        )
-        return None
+        self._seconds_lost += comeback.seconds
+        self._note(str(comeback))
 
     def replay(
         self, deeds: Sequence[Deed], *, restart: Callable[[], None] = lambda: None
@@ -244,10 +290,6 @@ def _type_again(question: Question, typed: list[Typed]) -> Answered:
     if asked.what == DEBUGGER:
         return Answered(question=asked.question, text="c")
     return Answered(question=asked.question, is_end=True)
-
-
-def _say_cells(count: int) -> str:
-    return f"{count} cell{'' if count == 1 else 's'}"
 
 
 def _ended(done: int, count: int) -> CellInterruptedError:

@@ -12,13 +12,16 @@ from types import TracebackType
 from typing import Any
 
 from nbddp.controller.asking import Asking
+from nbddp.controller.healing import heal
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group.recovery import Recovery
 from nbddp.group.scripts import find_script
+from nbddp.lifecycle.comeback import Retries
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
-from nbddp.record.pushes import Pushed
+from nbddp.record.healed import Healed
+from nbddp.record.pushes import Pushed, culprit
 from nbddp.ui.questions import ConsoleBox, Questions
 from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
@@ -175,6 +178,7 @@ class WorkerGroup:
         quiet: bool = False,
         wants_value: bool = False,
         max_restarts: int = 0,
+        heal: int = 0,
     ) -> CellResult:
         """Run source on the ranks, print what they print, and wait for the end.
 
@@ -183,8 +187,9 @@ class WorkerGroup:
             ranks: where; None for all.
             quiet: print nothing but the values of the last line.
             wants_value: fetch the last expression's values, for ``result.values()``.
-            max_restarts: after a failure, restart the ranks so many times, replay the cells that
-                had gone well, and run this one again.
+            max_restarts: after a failure, so often restart the ranks, replay the cells that had
+                gone well, and run this one again.
+            heal: before that, so many times, replace ranks that died, and run this one again.
 
         Returns:
             What came of it.
@@ -201,7 +206,7 @@ class WorkerGroup:
             wants_value=wants_value,
             needs_group=self._spec.joins_group,
         )
-        return self._run(request, quiet=quiet, max_restarts=max_restarts)
+        return self._run(request, Retries(heals=heal, restarts=max_restarts), quiet=quiet)
 
     def run_script(
         self,
@@ -241,9 +246,9 @@ class WorkerGroup:
             once=not keeps,
             script=script,
         )
-        return self._run(request, quiet=quiet, max_restarts=max_restarts)
+        return self._run(request, Retries(restarts=max_restarts), quiet=quiet)
 
-    def _run(self, request: CellRequest, *, quiet: bool, max_restarts: int) -> CellResult:
+    def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
         self._check_started()
         self._asking.check_ranks(request.ranks)
         screen = StreamScreen()
@@ -253,7 +258,7 @@ class WorkerGroup:
             ),
             say=lambda text: screen.write(f"nbddp: {text}\n"),
         )
-        result = recovery.run_with_restarts(request, max_restarts=max_restarts)
+        result = recovery.run(request, retries)
         result.raise_for_failure()
         return result
 
@@ -291,9 +296,6 @@ class WorkerGroup:
     def kill(self, rank: int) -> None:
         """Kill one rank, as if it had run out of memory; a cell that runs fails on it.
 
-        Args:
-            rank: which one.
-
         Raises:
             ArgumentError: there is no such rank.
             RequestError: it is gone already, or there is no group.
@@ -302,7 +304,14 @@ class WorkerGroup:
         self._asking.check_ranks([rank])
         self._session.kill(rank)
 
-    # ---- values
+    def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
+        """Replace ranks that are gone by new ones with a donor's names (the lowest that lives).
+
+        Raises:
+            RequestError: it cannot be done; the group is as it was before.
+        """
+        self._check_started()
+        return heal(self._session, ranks, donor)
 
     def _check_started(self) -> None:
         if not self.is_live:
@@ -331,7 +340,7 @@ class WorkerGroup:
         try:
             data = dumps(dict(values))
         except Exception as error:  # whatever a value's own pickling raises
-            raise RequestError(f"cannot push {_culprit(values)}: {error}") from error
+            raise RequestError(f"cannot push {culprit(values)}: {error}") from error
         self._send_pushed(self._session.keep_push(tuple(values), ranks, data), data, chosen)
 
     def _push_again(self, pushed: Pushed) -> None:
@@ -380,14 +389,3 @@ class WorkerGroup:
 def default_colors() -> str:
     """IPython's theme for tracebacks: none where escape sequences would be read as they are."""
     return "" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else "nocolor"
-
-
-def _culprit(values: Mapping[str, Any]) -> str:
-    import cloudpickle
-
-    for name, value in values.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception:  # noqa: BLE001 - this is the question
-            return repr(name)
-    return ", ".join(repr(name) for name in values)

@@ -1,9 +1,30 @@
-"""Whether to start again after a failure, and what that cost: pure, told by whoever does it."""
+"""Whether to go on after a failure, how, and what that cost: pure, told by whoever does it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Way(Enum):
+    """How a cell is begun again: what is tried first stands first."""
+
+    HEAL = "heal"  # new ranks in the places of dead ones, the others keep all that they have
+    RESTART = "restart"  # all ranks are new, and what was done is done again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How often a cell is begun again after a failure, each way."""
+
+    heals: int = 0
+    restarts: int = 0
+
+    def of(self, way: Way) -> int:
+        """How often this way."""
+        return self.heals if way is Way.HEAL else self.restarts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +36,16 @@ class Setback:
         what: the first cause, in one line.
         at: when it happened, as the rank's ``time.time()`` has it.
         step: the last step that any rank had reported, None if none had.
+        is_death: whether a rank died of it, so that there is one to replace.
+        way: how it went on.
     """
 
     attempt: int
     what: str
     at: float
     step: float | None
+    is_death: bool = False
+    way: Way = Way.RESTART
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +57,24 @@ class Comeback:
         detected: seconds from the failure to the end of the cell.
         restarted: seconds until all ranks were ready again.
         replayed: seconds that the earlier cells took, and ``cells`` how many they were.
+        healed: seconds that it took instead of both where the setback's way was to heal.
     """
 
     setback: Setback
     detected: float
-    restarted: float
-    replayed: float
-    cells: int
+    restarted: float = 0.0
+    replayed: float = 0.0
+    cells: int = 0
+    healed: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All that it took."""
+        return self.detected + self.restarted + self.replayed + self.healed
+
+    def __str__(self) -> str:
+        """In words."""
+        return say_comeback(self.facts())
 
     def resumed(self, step: float, at: float) -> dict[str, float | int | None]:
         """For the record of its first step, reported at a time of ``time.time()``."""
@@ -47,6 +83,8 @@ class Comeback:
 
     def facts(self) -> dict[str, float | int]:
         """For the record, in seconds and cells."""
+        if self.setback.way is Way.HEAL:
+            return {"detected": round(self.detected, 3), "healed": round(self.healed, 3)}
         return {
             "detected": round(self.detected, 3),
             "restarted": round(self.restarted, 3),
@@ -61,29 +99,78 @@ class Comeback:
         return max(0, int(self.setback.step - resumed_at) + 1)
 
 
-def say_restarts(count: int, seconds: float) -> str:
-    """How often a cell was begun again, and what that cost.
+def say_comeback(facts: Mapping[str, Any]) -> str:
+    """What is recorded of a comeback, in words.
 
-    >>> say_restarts(1, 0.84), say_restarts(2, 1.36)
-    ('after 1 restart, 0.8 s lost', 'after 2 restarts, 1.4 s lost')
+    >>> say_comeback({"detected": 0.02, "healed": 0.31})
+    'noticed after 0.02 s, healed in 0.31 s'
     """
-    return f"after {count} restart{'' if count == 1 else 's'}, {seconds:.1f} s lost"
+    noticed = f"noticed after {facts['detected']:.2f} s"
+    if "healed" in facts:
+        return f"{noticed}, healed in {facts['healed']:.2f} s"
+    cells = f"{facts['cells']} cell{'' if facts['cells'] == 1 else 's'}"
+    return (
+        f"{noticed}, restarted in {facts['restarted']:.2f} s, "
+        f"{cells} replayed in {facts['replayed']:.2f} s"
+    )
 
 
-def why_stop(setbacks: Sequence[Setback], max_restarts: int) -> str:
-    """Why it is not worth, or not allowed, to start again; empty if it is.
+def say_comebacks(ways: Sequence[Way], seconds: float) -> str:
+    """How often a cell was begun again, in which ways, and what that cost.
+
+    >>> say_comebacks([Way.RESTART], 0.84)
+    'after 1 restart, 0.8 s lost'
+    >>> say_comebacks([Way.HEAL, Way.HEAL, Way.RESTART], 1.36)
+    'after 2 heals and 1 restart, 1.4 s lost'
+    """
+    counts = [(ways.count(way), way.value) for way in Way if way in ways]
+    return f"after {_say_counts(counts)}, {seconds:.1f} s lost"
+
+
+def _say_counts(counts: Sequence[tuple[int, str]]) -> str:
+    return " and ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts)
+
+
+def next_way(setbacks: Sequence[Setback], retries: Retries) -> Way | None:
+    """How to go on from the last setback; None if no way is left.
+
+    >>> died = Setback(attempt=1, what="rank 1 is gone", at=0.0, step=30, is_death=True)
+    >>> next_way([died], Retries(heals=1, restarts=1)), next_way([died], Retries())
+    (<Way.HEAL: 'heal'>, None)
+    """
+    for way in Way:
+        used = sum(each.way is way for each in setbacks[:-1])
+        if used < retries.of(way) and (way is not Way.HEAL or setbacks[-1].is_death):
+            return way
+    return None
+
+
+def why_stop(setbacks: Sequence[Setback], retries: Retries) -> str:
+    """Why it is not worth, or not allowed, to go on; empty if it is.
 
     >>> first = Setback(attempt=1, what="rank 1 is gone", at=0.0, step=30)
-    >>> why_stop([first], 3)
+    >>> why_stop([first], Retries(restarts=3))
     ''
-    >>> why_stop([first, first], 3)
+    >>> why_stop([first, first], Retries(restarts=3))
     'it failed at step 30 twice in a row: starting again would not help'
+    >>> why_stop([first], Retries(heals=3))
+    'every rank lives, so that there is none to heal'
     """
-    if len(setbacks) > max_restarts:
-        times = "restart was" if max_restarts == 1 else f"{max_restarts} restarts were"
-        return f"the {times} used up" if max_restarts else "no restart was allowed"
+    if next_way(setbacks, retries) is None:
+        return _why_none(setbacks, retries)
     if len(setbacks) > 1 and setbacks[-1].step == setbacks[-2].step:
         step = setbacks[-1].step
         where = "before the first step" if step is None else f"at step {step:g}"
         return f"it failed {where} twice in a row: starting again would not help"
     return ""
+
+
+def _why_none(setbacks: Sequence[Setback], retries: Retries) -> str:
+    if not setbacks[-1].is_death and retries.heals and not retries.restarts:
+        return "every rank lives, so that there is none to heal"
+    counts = [(retries.of(way), way.value) for way in Way if retries.of(way)]
+    if not counts:
+        return "no restart was allowed"
+    if counts in ([(1, "heal")], [(1, "restart")]):
+        return f"the {counts[0][1]} was used up"
+    return f"the {_say_counts(counts)} were used up"

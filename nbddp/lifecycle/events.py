@@ -44,6 +44,22 @@ class RestartAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealAsked:
+    """Put new processes in the places of dead ranks, with the names of a living one, the donor."""
+
+    ranks: tuple[int, ...]
+    donor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealEnded:
+    """The new ranks have their names and all have met, or ``reason`` says why not."""
+
+    attempt: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunAsked:
     """Run a cell on these ranks."""
 
@@ -140,8 +156,10 @@ class Rang:
     stopped: tuple[tuple[int, int], ...] = ()
 
 
-News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | Rang
-Event = StartAsked | RestartAsked | RunAsked | InterruptAsked | KillAsked | StopAsked | News
+News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | HealEnded | Rang
+Event = (
+    StartAsked | RestartAsked | HealAsked | RunAsked | InterruptAsked | KillAsked | StopAsked | News
+)
 
 
 # ---- actions: what the session shall do
@@ -154,6 +172,26 @@ class Spawn:
     attempt: int
     world_size: int
     joins_group: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revive:
+    """Start new processes for some ranks: which, and as which incarnation."""
+
+    attempt: int
+    ranks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revived:
+    """All of them are ready to be given names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotHealed:
+    """The dead ranks stay dead, for a reason; the others live on."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +291,9 @@ class Stopped:
 
 Action = (
     Spawn
+    | Revive
+    | Revived
+    | NotHealed
     | SendRegroup
     | SendCell
     | SendInterrupt

@@ -17,6 +17,25 @@ def already(life: Life) -> str:
     return f"the worker group is {life.state.value} already"
 
 
+def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
+    """Why a group cannot be healed; nothing if it can."""
+    if not life.state.is_live:
+        return NO_GROUP
+    if life.state is not GroupState.BROKEN:
+        return "no rank is gone" if life.state is GroupState.IDLE else f"it is {life.state.value}"
+    if not life.alive:
+        return (
+            "no rank lives that could give its names: `%ddp restart --replay` runs the cells again"
+        )
+    for rank in (*ranks, donor):
+        if not 0 <= rank < len(life.ranks):
+            return unknown_rank(rank, len(life.ranks))
+    for rank in ranks:
+        if rank in life.alive:
+            return f"rank {rank} lives"
+    return no_such_rank(life, donor) if donor not in life.alive else ""
+
+
 def no_such_rank(life: Life, rank: int) -> str:
     """Why a rank can do nothing."""
     if not life.ranks:
@@ -39,7 +58,8 @@ def unanswered(life: Life, rank: int, exitcode: int | None) -> str:
 
 def _way_on(life: Life) -> str:
     others = f", `%%ddp --ranks {_option(life.alive)}` uses the others" if life.alive else ""
-    return f"`%ddp restart` starts the group anew{others}"
+    heal = "`%ddp heal` replaces it, " if life.alive else ""
+    return f"{heal}`%ddp restart` starts the group anew{others}"
 
 
 def _option(ranks: Iterable[int]) -> str:

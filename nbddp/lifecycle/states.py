@@ -17,6 +17,7 @@ class GroupState(Enum):
     RUNNING = "running a cell"
     INTERRUPTING = "interrupting the cell"
     BROKEN = "a rank is gone"
+    HEALING = "healing"
     STOPPING = "stopping"
 
     @property
@@ -51,6 +52,7 @@ class RankLife:
     rank: int
     state: RankState = RankState.STARTING
     exitcode: int | None = None
+    incarnation: int = 0  # which process of this rank in the attempt
 
     @property
     def is_alive(self) -> bool:
@@ -82,6 +84,7 @@ class Life:
     generation: int = 0
     has_group: bool = False
     ranks: tuple[RankLife, ...] = ()
+    newcomers: tuple[int, ...] = ()  # while the group heals
     cell: CellLife | None = None
     next_start: StartAsked | None = None
     grace: float = GRACE
@@ -90,6 +93,11 @@ class Life:
     def alive(self) -> list[int]:
         """Ranks whose process is there."""
         return [each.rank for each in self.ranks if each.is_alive]
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """Ranks whose process has ended."""
+        return tuple(each.rank for each in self.ranks if not each.is_alive)
 
     @property
     def everybody(self) -> tuple[int, ...]:

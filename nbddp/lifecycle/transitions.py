@@ -18,6 +18,8 @@ from nbddp.lifecycle.events import (
     Event,
     Exited,
     Finished,
+    HealAsked,
+    HealEnded,
     InterruptAsked,
     Kill,
     KillAsked,
@@ -36,7 +38,6 @@ from nbddp.lifecycle.events import (
     SendInterrupt,
     SendLeave,
     SendRegroup,
-    SetAlarm,
     Spawn,
     StartAsked,
     Started,
@@ -44,13 +45,14 @@ from nbddp.lifecycle.events import (
     Stopped,
     Terminate,
 )
+from nbddp.lifecycle.heals import give_up, on_heal_asked, on_heal_ended, on_newcomer_ready
 from nbddp.lifecycle.states import CellLife, GroupState, Life, RankLife, RankState
+from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, mark, ring_in
 
-START_PATIENCE = 90.0  # seconds for all ranks to get ready (the first may import torch)
-PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed
+PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
+DEATH_PATIENCE = 0.2  # or died: who waits for it in a ring, but not next to it, hears of nothing
 STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
 CLEANUP = 60.0  # seconds that a cell gets which caught its KeyboardInterrupt to clean up
-Step = tuple[Life, list[Action]]
 
 
 def advance(life: Life, event: Event) -> Step:
@@ -80,7 +82,7 @@ def _start(life: Life, event: StartAsked) -> Step:
         grace=event.grace,
     )
     spawn = Spawn(attempt=attempt, world_size=event.world_size, joins_group=event.joins_group)
-    return born, [spawn, _alarm(born, Alarm.START, START_PATIENCE)]
+    return born, [spawn, ring_in(born, Alarm.START, START_PATIENCE)]
 
 
 def _on_restart_asked(life: Life, event: RestartAsked) -> Step:
@@ -97,14 +99,14 @@ def _on_stop_asked(life: Life, _event: StopAsked) -> Step:
         return life, []
     if life.state is GroupState.STOPPING:
         return replace(life, next_start=None), []
-    idle = _in_state(life, RankState.IDLE)
+    idle = in_state(life, RankState.IDLE)
     busy = tuple(rank for rank in life.alive if rank not in idle)
     stopping = replace(life, state=GroupState.STOPPING)
     if not life.alive:
         return _all_gone(stopping)
     actions: list[Action] = [SendLeave(ranks=idle)] if idle else []
     actions += [Terminate(ranks=busy)] if busy else []
-    return stopping, [*actions, _alarm(stopping, Alarm.STOP, life.grace)]
+    return stopping, [*actions, ring_in(stopping, Alarm.STOP, life.grace)]
 
 
 def _all_gone(life: Life) -> Step:
@@ -118,18 +120,22 @@ def _all_gone(life: Life) -> Step:
 
 
 def _on_rank_ready(life: Life, event: RankReady) -> Step:
+    if life.state is GroupState.HEALING and event.rank in life.newcomers:
+        return on_newcomer_ready(mark(life, event.rank, RankState.IDLE))
     if life.state is not GroupState.STARTING:
         return life, []
-    life = _mark(life, event.rank, RankState.IDLE)
-    if len(_in_state(life, RankState.IDLE)) < len(life.ranks):
+    life = mark(life, event.rank, RankState.IDLE)
+    if len(in_state(life, RankState.IDLE)) < len(life.ranks):
         return life, []
     return replace(life, state=GroupState.IDLE), [Started()]
 
 
 def _on_rank_unable(life: Life, event: RankUnable) -> Step:
+    reason = f"rank {event.rank} could not start: {event.reason}"
+    if life.state is GroupState.HEALING:
+        return give_up(life, reason)
     if life.state is not GroupState.STARTING:
         return life, []
-    reason = f"rank {event.rank} could not start: {event.reason}"
     return _give_up_start(life, reason, details=event.details)
 
 
@@ -149,10 +155,12 @@ def _give_up_start(life: Life, reason: str, *, details: str = "") -> Step:
 def _on_exited(life: Life, event: Exited) -> Step:
     if all(each.rank != event.rank or not each.is_alive for each in life.ranks):
         return life, []
-    life = _mark(life, event.rank, RankState.GONE, event.exitcode)
+    life = mark(life, event.rank, RankState.GONE, event.exitcode)
     life = replace(life, has_group=False)
     if life.state is GroupState.STOPPING:
         return (life, []) if life.alive else _all_gone(life)
+    if life.state is GroupState.HEALING:
+        return give_up(life, f"rank {event.rank} {describe_exit(event.exitcode)} meanwhile")
     if life.state is GroupState.STARTING:
         how = describe_exit(event.exitcode)
         return _give_up_start(life, f"rank {event.rank} {how} while it started")
@@ -218,7 +226,7 @@ def _on_rank_ended(life: Life, event: RankEnded) -> Step:
         return life, []
     if event.rank not in life.alive:
         return life, []  # its exit was seen before its last report
-    life = _mark(life, event.rank, RankState.IDLE)
+    life = mark(life, event.rank, RankState.IDLE)
     cell = replace(cell, sequences=cell.sequences | {event.sequence})
     return _one_less(
         life, cell, event.rank, has_failed=not event.is_ok, lost_group=not event.in_group
@@ -244,7 +252,8 @@ def _one_less(life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_g
     if not cell.waiting:
         return _finish(life, cell)
     if life.state is GroupState.RUNNING and is_first_failure:
-        return life, [_alarm(life, Alarm.PEERS, PEERS_PATIENCE)]
+        is_dead = rank not in life.alive
+        return life, [ring_in(life, Alarm.PEERS, DEATH_PATIENCE if is_dead else PEERS_PATIENCE)]
     return life, []
 
 
@@ -266,6 +275,8 @@ def _on_interrupt_asked(life: Life, _event: InterruptAsked) -> Step:
     match life.state:
         case GroupState.STARTING:
             return _on_stop_asked(life, StopAsked())
+        case GroupState.HEALING:
+            return give_up(life, "it was interrupted")
         case GroupState.STOPPING:
             return life, [Kill(ranks=tuple(life.alive))]
         case GroupState.RUNNING | GroupState.INTERRUPTING if life.cell is not None:
@@ -282,9 +293,9 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
         return _kill(life, cell, waiting) if cell.is_stuck else (life, [])
     return life, [
         SendInterrupt(cell=cell.number, ranks=waiting),
-        _alarm(life, Alarm.STUCK, STUCK_AFTER),
-        _alarm(life, Alarm.GRACE, life.grace),
-        _alarm(life, Alarm.CLEANUP, CLEANUP),
+        ring_in(life, Alarm.STUCK, STUCK_AFTER),
+        ring_in(life, Alarm.GRACE, life.grace),
+        ring_in(life, Alarm.CLEANUP, CLEANUP),
     ]
 
 
@@ -293,8 +304,12 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
 
 def _on_rang(life: Life, event: Rang) -> Step:
     if event.alarm is Alarm.START and life.state is GroupState.STARTING:
-        late = say_ranks(_in_state(life, RankState.STARTING))
+        late = say_ranks(in_state(life, RankState.STARTING))
         return _give_up_start(life, f"{late} did not get ready in {START_PATIENCE:.0f} s")
+    if event.alarm is Alarm.START and life.state is GroupState.HEALING:
+        waited = in_state(life, RankState.STARTING)
+        why = f"{say_ranks(waited)} did not get ready in {START_PATIENCE:.0f} s"
+        return give_up(life, why) if waited else (life, [])
     if event.alarm is Alarm.STOP and life.state is GroupState.STOPPING:
         text = f"{say_ranks(life.alive)} did not end in {life.grace:g} s: killed"
         return life, [Remark(text=text), Kill(ranks=tuple(life.alive))]
@@ -312,8 +327,8 @@ def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm, stopped: dict[int, 
             life = replace(life, state=GroupState.INTERRUPTING)
             return life, [
                 SendInterrupt(cell=cell.number, ranks=waiting),
-                _alarm(life, Alarm.GRACE, life.grace),
-                _alarm(life, Alarm.CLEANUP, CLEANUP),
+                ring_in(life, Alarm.GRACE, life.grace),
+                ring_in(life, Alarm.CLEANUP, CLEANUP),
             ]
         case Alarm.STUCK:
             cell = replace(cell, is_stuck=True)
@@ -339,28 +354,11 @@ def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") ->
     return life, [Remark(text=text), Kill(ranks=ranks)]
 
 
-# ---- small things
-
-
-def _alarm(life: Life, alarm: Alarm, seconds: float) -> SetAlarm:
-    cell = life.cell.number if life.cell else 0
-    return SetAlarm(alarm=alarm, attempt=life.attempt, cell=cell, seconds=seconds)
-
-
-def _in_state(life: Life, state: RankState) -> tuple[int, ...]:
-    return tuple(each.rank for each in life.ranks if each.state is state)
-
-
-def _mark(life: Life, rank: int, state: RankState, exitcode: int | None = None) -> Life:
-    ranks = tuple(
-        RankLife(rank, state, exitcode) if each.rank == rank else each for each in life.ranks
-    )
-    return replace(life, ranks=ranks)
-
-
 _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     StartAsked: _on_start_asked,
     RestartAsked: _on_restart_asked,
+    HealAsked: on_heal_asked,
+    HealEnded: on_heal_ended,
     RunAsked: _on_run_asked,
     InterruptAsked: _on_interrupt_asked,
     KillAsked: _on_kill_asked,

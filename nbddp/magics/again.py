@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.errors import NbddpError
 from nbddp.group.recovery import Recovery
+from nbddp.lifecycle.comeback import Retries
 from nbddp.record.cell import CellRequest, CellResult
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class Again:
         desk: of the notebook.
         recovery: ran the cell, and knows its views.
         request: the cell.
-        max_restarts: as the cell was asked to run.
+        retries: as the cell was asked to run.
         conclude: told what came of it this time.
     """
 
@@ -29,34 +30,45 @@ class Again:
         desk: Desk,
         recovery: Recovery,
         request: CellRequest,
+        retries: Retries,
         *,
-        max_restarts: int,
         conclude: Callable[[CellResult], None],
     ) -> None:
         self._desk = desk
         self._recovery = recovery
         self._request = request
-        self._max_restarts = max_restarts
+        self._retries = retries
         self._conclude = conclude
+
+    def heal(self) -> str:
+        """Put new ranks in the places of those that died; what to say of it."""
+        return self._try(lambda: str(self._desk.group.heal()))
 
     def restart(self) -> str:
         """Start the ranks anew; what to say of it."""
-        return self._try(lambda: self._desk.make_ready(self._desk.group.spec, fresh=True))
+        return self._try(self._restart)
+
+    def _restart(self) -> str:
+        self._desk.make_ready(self._desk.group.spec, fresh=True)
+        return self._is_anew()
+
+    def _is_anew(self) -> str:
+        return f"the ranks were started anew: attempt {self._desk.group.life.attempt}"
 
     def run_again(self) -> str:
         """Start them anew, replay, and run the cell once more."""
         return self._try(self._run_again)
 
-    def _run_again(self) -> None:
+    def _run_again(self) -> str:
         self._desk.views.start_over()
-        result = self._recovery.run_again(self._request, max_restarts=self._max_restarts)
+        result = self._recovery.run_again(self._request, self._retries)
         self._conclude(result)
+        return self._is_anew()
 
-    def _try(self, act: Callable[[], None]) -> str:
+    def _try(self, act: Callable[[], str]) -> str:
         try:
-            act()
+            return act()
         except NbddpError as error:
             return str(error)
         except KeyboardInterrupt:
             return "interrupted"
-        return f"the ranks were started anew: attempt {self._desk.group.life.attempt}"

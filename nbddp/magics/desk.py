@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.group.recovery import Recovery
+from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.reasons import unknown_rank
 from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
@@ -107,10 +108,10 @@ class Desk:
         stopped = self.group.life.everybody if args.break_ranks == ALL else args.break_ranks
         request = replace(request, break_ranks=tuple(stopped or ()))
         self.note(request, out=getattr(args, "out", None) or "")
-        how = {"quiet": args.quiet, "max_restarts": args.max_restarts}
+        retries = Retries(heals=args.heal, restarts=args.max_restarts)
         if not args.no_wait:
-            return self._run_in_foreground(request, **how)
-        self._run_in_background(request, **how)
+            return self._run_in_foreground(request, retries, quiet=args.quiet)
+        self._run_in_background(request, retries, quiet=args.quiet)
         return None
 
     def note(self, asked: Asked, *, fault: str = "", out: str = "") -> None:
@@ -118,22 +119,22 @@ class Desk:
         self.diary.note(asked, attempt=self.group.life.attempt, fault=fault, out=out)
 
     def _run_in_foreground(
-        self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
+        self, request: CellRequest, retries: Retries, *, quiet: bool
     ) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
         recovery = self._recovery(quiet=quiet)
-        result = recovery.run_with_restarts(request, max_restarts=max_restarts)
-        self._offer_again(result, recovery, request, max_restarts=max_restarts)
+        result = recovery.run(request, retries)
+        self._offer_again(result, recovery, request, retries)
         self._raise_for_failure(result)
         return result
 
     def _offer_again(
-        self, result: CellResult, recovery: Recovery, request: CellRequest, *, max_restarts: int
+        self, result: CellResult, recovery: Recovery, request: CellRequest, retries: Retries
     ) -> None:
         """After a failure: buttons for what can be done about it."""
 
         def conclude(result: CellResult) -> None:
-            self._offer_again(result, recovery, request, max_restarts=max_restarts)
+            self._offer_again(result, recovery, request, retries)
             if not self.views.has_record:
                 self._raise_for_failure(result)
 
@@ -141,8 +142,9 @@ class Desk:
         if verdict is not None and not verdict.first.is_quit:
             self._failed, self._failed_in = verdict, self.group.life.attempt
         if verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
-            again = Again(self, recovery, request, max_restarts=max_restarts, conclude=conclude)
-            self.views.offer(restart=again.restart, run_again=again.run_again)
+            again = Again(self, recovery, request, retries, conclude=conclude)
+            life = self.group.life
+            self.views.offer(again, can_heal=bool(life.gone and life.alive))
 
     def _recovery(self, *, quiet: bool) -> Recovery:
         return self.group.recovery(
@@ -173,7 +175,7 @@ class Desk:
             answers=tuple(commands),
         )
         recovery = self._recovery(quiet=False)
-        self._raise_for_failure(recovery.run_with_restarts(request, max_restarts=0))
+        self._raise_for_failure(recovery.run(request))
 
     def _raise_for_failure(self, result: CellResult) -> None:
         try:
@@ -182,9 +184,7 @@ class Desk:
             error.is_shown = self.views.has_record
             raise
 
-    def _run_in_background(
-        self, request: CellRequest, *, quiet: bool, max_restarts: int = 0
-    ) -> None:
+    def _run_in_background(self, request: CellRequest, retries: Retries, *, quiet: bool) -> None:
         """Run a cell; show it on a thread whose output stays in this notebook cell.
 
         Raises:
@@ -194,8 +194,8 @@ class Desk:
         handle = recovery.begin(request)
 
         def follow() -> CellResult:
-            result = recovery.follow(handle, max_restarts=max_restarts)
-            self._offer_again(result, recovery, request, max_restarts=max_restarts)
+            result = recovery.follow(handle, retries)
+            self._offer_again(result, recovery, request, retries)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
             return result
@@ -227,9 +227,7 @@ class Desk:
             execution_count=self.prompt_number,
         )
         self.note(request, fault=f"%ddp fault {kind} --rank {rank} --step {step}")
-        self._raise_for_failure(
-            self._recovery(quiet=True).run_with_restarts(request, max_restarts=0)
-        )
+        self._raise_for_failure(self._recovery(quiet=True).run(request))
 
     def restart_and_replay(self, spec: GroupSpec) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""

@@ -78,6 +78,7 @@ class LineMagics(Magics):
             "stop": self.stop,
             "interrupt": self.interrupt,
             "kill": self.kill,
+            "heal": self.heal,
             "fault": self.fault,
             "debug": self.debug,
             "logs": self.logs,
@@ -176,6 +177,18 @@ class LineMagics(Magics):
     def kill(self, line: str) -> None:
         """Kill one rank, to see what happens."""
         self._desk.group.kill(parse(self.kill, line).rank)
+
+    @magic_arguments("ddp heal")
+    @argument(
+        "--rank", type=numbers, metavar="R", help="whom to replace (default: all that are gone)"
+    )
+    @argument(
+        "--from", dest="donor", type=rank_number, metavar="R", help="whose names the new one gets"
+    )
+    def heal(self, line: str) -> None:
+        """Put new ranks in the places of those that died; the others keep all they have."""
+        args = parse(self.heal, line)
+        self._desk.views.say(f"nbddp: {self._desk.group.heal(args.rank or (), donor=args.donor)}")
 
     @magic_arguments("ddp fault")
     @argument("kind", help=", ".join(KINDS))

@@ -175,6 +175,14 @@ _RUN_ARGUMENTS = (
         "well, and run this one again (default: 0)",
     ),
     argument(
+        "--heal",
+        type=count,
+        default=0,
+        metavar="N",
+        help="after a rank's death, and before any restart, up to N times: put a new rank in its "
+        "place with the names of one that lives, and run this cell again (default: 0)",
+    ),
+    argument(
         "--break-ranks",
         type=some_or_all,
         metavar="0,2",

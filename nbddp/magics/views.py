@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from nbddp.ui.text.status import status
 from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
+    from nbddp.magics.again import Again
     from nbddp.ui.panel.aftermath import Aftermath
     from nbddp.ui.panel.view import PanelView
 
@@ -73,13 +74,15 @@ class Views:
                 view.withdraw()
             raise
 
-    def offer(self, *, restart: Callable[[], str], run_again: Callable[[], str]) -> None:
+    def offer(self, again: Again, *, can_heal: bool) -> None:
         """Show, under a record, buttons for what can be done after a failure."""
         if self.has_record and hasattr(self._shell, "kernel"):
-            from nbddp.ui.panel.aftermath import Aftermath
+            from nbddp.ui.panel.aftermath import HEAL, RESTART, RUN_AGAIN, Aftermath
 
             self._take_back_offer()
-            self._aftermath = Aftermath(self._shell.kernel, restart=restart, run_again=run_again)
+            offers = {HEAL: again.heal} if can_heal else {}
+            offers |= {RESTART: again.restart, RUN_AGAIN: again.run_again}
+            self._aftermath = Aftermath(self._shell.kernel, offers)
             self._aftermath.publish()
 
     def start_over(self) -> None:

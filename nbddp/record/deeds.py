@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from nbddp.errors import fold
 from nbddp.record.cell import CellRequest, Deed
+from nbddp.record.names import bound_names
 from nbddp.record.pushes import Pushed
 
 
@@ -34,6 +35,26 @@ class Deeds:
     def forget(self) -> None:
         """The namespaces are empty again."""
         self.done = self.undone = ()
+
+
+def cell_that_made(name: str, deeds: Sequence[Deed]) -> int:
+    """The prompt's number of the last cell that bound a name; 0 if none is known.
+
+    >>> cells = [CellRequest(source="lock = 1", execution_count=4), CellRequest(source="!ls")]
+    >>> cell_that_made("lock", cells), cell_that_made("x", cells)
+    (4, 0)
+    """
+    for deed in reversed(deeds):
+        if isinstance(deed, CellRequest) and _binds(deed.source, name):
+            return deed.execution_count
+    return 0
+
+
+def _binds(source: str, name: str) -> bool:
+    try:
+        return name in bound_names(source)
+    except SyntaxError:  # it has a magic in it
+        return False
 
 
 def say_deeds(deeds: Sequence[Deed]) -> str:

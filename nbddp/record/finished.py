@@ -133,14 +133,18 @@ class RecordedRun:
 
     def _read_metrics(self, cell: RecordedCell | None) -> Curves:
         curves, attempt = Curves(), 0
-        taken_up = {each.facts.get("attempt") for each in self.events if each.kind == "recovery"}
+        recoveries = [each for each in self.events if each.kind == "recovery"]
+        taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
+        heals = [each.at for each in recoveries if "healed" in each.facts]
         path = self.path / "metrics.jsonl"
         for row in self._rows(path, "rank", "attempt") if path.exists() else ():
             if cell is None or _is_in(cell, row["time"]):
-                if row["attempt"] != attempt:
-                    attempt = row["attempt"]
-                    if attempt in taken_up:
-                        curves.take_up()
+                is_healed = bool(heals) and row["time"] > heals[0]
+                while heals and row["time"] > heals[0]:
+                    del heals[0]
+                if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
+                    curves.take_up()
+                attempt = row["attempt"]
                 values = {name: row[name] for name in row if name not in NOT_NUMBERS}
                 curves.add(row["rank"], row["time"], row.get("step"), values)
         return curves

@@ -13,10 +13,10 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from nbddp.errors import RequestError
 
@@ -139,3 +139,15 @@ class Pushes:
                 self._file.close()
             self._file, self._end = None, 0
             self._held.clear()
+
+
+def culprit(values: Mapping[str, Any]) -> str:
+    """Which of some values cannot be pickled; all of them if each alone can."""
+    import cloudpickle
+
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001 - this is the question
+            return repr(name)
+    return ", ".join(repr(name) for name in values)

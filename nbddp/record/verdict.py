@@ -192,10 +192,12 @@ class Verdict:
             return "All names are gone with the ranks; the next cell finds, or starts, new ones."
         if not self.lost:
             return f"Every rank keeps its names{'' if self._lasts else '; the next cell works'}."
-        others = ", the others keep theirs" if self.has_survivors else ""
+        who = say_ranks(self.lost)
+        if not self.has_survivors:
+            return f"{who.capitalize()} lost all names. `%ddp restart` starts the group anew."
         return (
-            f"{say_ranks(self.lost).capitalize()} lost all names{others}. "
-            "`%ddp restart` starts the group anew."
+            f"{who.capitalize()} lost all names, the others keep theirs: `%ddp heal` brings {who} "
+            "back with them, `%ddp restart` starts the group anew."
         )
 
 

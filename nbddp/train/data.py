@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
@@ -160,6 +161,9 @@ def _check_stream(
         )
 
 
+_numbers = itertools.count()
+
+
 class Loader(Iterable[Any]):
     """Batches for this rank; made by ``loader()``.
 
@@ -170,6 +174,8 @@ class Loader(Iterable[Any]):
         dataset: what it loads from.
         batch_size: samples in a batch of one rank; None where a ``batch_sampler`` makes them.
         seed: of the order and of the generators.
+        number: which one it is of those that this process made; the same on every rank, if all
+            ranks make the same ones.
     """
 
     def __init__(
@@ -184,6 +190,7 @@ class Loader(Iterable[Any]):
         self.dataset = dataset
         self.batch_size = batch_size
         self.seed = seed
+        self.number = next(_numbers)
         self._order = order
         self._position = Position()
         self._generator = torch.Generator()  # else each epoch would draw from the training's
@@ -197,6 +204,11 @@ class Loader(Iterable[Any]):
             self._reader = Plan(order, batch_size)
             batches = Batches(dataset, collate)  # an index of ours is a whole batch
             self._loader = DataLoader(batches, batch_size=None, sampler=self._reader, **options)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether no sample comes twice, and each iteration is the whole of it."""
+        return self._order.evaluation
 
     @property
     def epoch(self) -> int:

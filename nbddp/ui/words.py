@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import say_ranks
+from nbddp.lifecycle.comeback import say_comeback
+from nbddp.record import logs
 from nbddp.record.lags import Lag
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
@@ -141,6 +143,13 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "start": lambda facts: (
         f"{'restart' if facts['attempt'] > 1 else 'start'}: attempt {facts['attempt']}"
     ),
+    "healed": lambda facts: (
+        f"{say_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
+        f"in {facts['fork']:.2f} s, {logs.say_bytes(facts['bytes'])} packed in "
+        f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s"
+        + (f"; not carried: {', '.join(facts['left'])}" if facts["left"] else "")
+    ),
+    "not healed": lambda facts: f"not healed: {facts['reason']}",
     "start failed": lambda facts: f"start failed: {facts['reason']}",
     "interrupt": lambda _: "interrupt asked",
     "restart asked": lambda _: "restart asked",
@@ -148,23 +157,15 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "kill asked": lambda facts: f"kill asked for rank {facts['rank']}",
     "failure": lambda facts: f"{say_ranks(facts['ranks'])}: {facts['what']}",
     "exit": lambda facts: f"{say_ranks(facts['ranks'])} {facts['how']}",
-    "recovery": lambda facts: f"recovery: {_say_comeback(facts)}",
+    "recovery": lambda facts: f"recovery: {say_comeback(facts)}",
     "resumed": lambda facts: (
         f"resumed at step {facts['step']:g}, {say_seconds(facts['seconds'])} after the failure"
         + ("" if facts["lost"] is None else f", {facts['lost']} steps lost")
-        + f" ({_say_comeback(facts)})"
+        + f" ({say_comeback(facts)})"
     ),
     "no progress": lambda facts: str(facts["text"]).partition("\n")[0].rstrip(":"),
 }
 _UNSAID = {"ready", "cell", "cell ended", "stopped"}  # the panel says these in other ways
-
-
-def _say_comeback(facts: dict[str, Any]) -> str:
-    noticed, restarted, replayed = (
-        say_seconds(facts[name]) for name in ("detected", "restarted", "replayed")
-    )
-    cells = f"{facts['cells']} cell{'' if facts['cells'] == 1 else 's'}"
-    return f"noticed after {noticed}, restarted in {restarted}, {cells} replayed in {replayed}"
 
 
 def say_event(event: Happening) -> str:

@@ -10,38 +10,40 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbddp.errors import SignatureError, WireError
 from nbddp.wire.messages import Batch, Message, decode, encode
 
 CONTROLLER = -1
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
-HEADER = struct.Struct("!iIQ")  # sender's rank (-1: the controller), attempt, sequence number
+HEADER = struct.Struct("!iIIQ")  # sender's rank (-1: the controller), attempt, incarnation, number
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message with who sent it, in which attempt, and as which of its letters."""
+    """A message with who sent it, in which attempt, and as which of its letters.
+
+    ``incarnation``: which process of this rank in this attempt, from 0: a healed one is the next.
+    """
 
     sender: int
     attempt: int
     sequence: int
     message: Message
+    incarnation: int = 0
 
     @property
     def parts(self) -> list[Letter]:
         """A letter for each of the reports that came in this one: most often just itself."""
         if not isinstance(self.message, Batch):
             return [self]
-        return [
-            Letter(self.sender, self.attempt, self.sequence, each) for each in self.message.reports
-        ]
+        return [replace(self, message=each) for each in self.message.reports]
 
 
 def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:
     """Turn a letter into signed bytes for one queue."""
-    head = HEADER.pack(letter.sender, letter.attempt, letter.sequence)
+    head = HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
     return signed(head + encode(letter.message), queue, secret)
 
 
@@ -57,8 +59,8 @@ def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:
         raise SignatureError(f"a message in queue {queue!r} has no valid signature")
     if len(body) < HEADER.size:
         raise WireError(f"a message in queue {queue!r} has no header")
-    sender, attempt, sequence = HEADER.unpack_from(body)
-    return Letter(sender, attempt, sequence, decode(body[HEADER.size :]))
+    sender, attempt, incarnation, sequence = HEADER.unpack_from(body)
+    return Letter(sender, attempt, sequence, decode(body[HEADER.size :]), incarnation)
 
 
 def signed(body: bytes, queue: str, secret: bytes) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from nbddp.errors import WireError
+from nbddp.wire.heal_messages import Give, Meet
 
 JsonDict = dict[str, Any]
 
@@ -302,7 +303,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a rank says to a Push, Pull, Complete or Inspect; ``error`` is empty when it worked."""
+    """What a rank says to what it was asked; ``error`` is empty when it worked."""
 
     request: int
     error: str = ""
@@ -310,7 +311,8 @@ class Answer:
     payload: JsonDict = field(default_factory=dict)
 
 
-Command = RunCell | Regroup | Push | Pull | Complete | Inspect | Leave | Interrupt | Drop | Answered
+Request = Push | Pull | Complete | Inspect | Give | Meet
+Command = RunCell | Regroup | Request | Leave | Interrupt | Drop | Answered
 Report = (
     Ready
     | StartFailed

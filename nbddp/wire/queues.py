@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+Lived = tuple[int, int]  # a process: its rank's attempt and incarnation
 PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
 MAX_BACKLOG = 128  # letters nobody has read: who has more to say should wait
 
@@ -36,13 +37,20 @@ class QueueWriter:
     """The end of a queue that letters go into; may be used from several threads."""
 
     def __init__(
-        self, store: Store, queue: str, *, secret: bytes, sender: int, attempt: int
+        self,
+        store: Store,
+        queue: str,
+        *,
+        secret: bytes,
+        sender: int,
+        attempt: int,
+        incarnation: int = 0,
     ) -> None:
         self._store = store
         self._queue = queue
         self._secret = secret
         self._sender = sender
-        self._attempt = attempt
+        self._life = attempt, incarnation
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
         self._cut: list[str] = []  # the queues of messages in pieces
@@ -64,11 +72,11 @@ class QueueWriter:
                 self._put(sequence, body)
 
     def _put(self, sequence: int, body: bytes) -> None:
-        beside = _beside(self._queue, self._sender, self._attempt, sequence)
+        beside = _beside(self._queue, self._sender, self._life, sequence)
         try:
             if len(body) > PIECE_BYTES:
                 body = encode(self._put_pieces(beside, body))
-            head = HEADER.pack(self._sender, self._attempt, sequence)
+            head = HEADER.pack(self._sender, *self._life, sequence)
             self._store.queue_push(self._queue, signed(head + body, self._queue, self._secret))
         except BaseException:
             if beside in self._cut:  # nobody will know of them
@@ -107,7 +115,7 @@ class QueueReader:
         self._store = store
         self._queue = queue
         self._secret = secret
-        self._last: dict[tuple[int, int], int] = {}
+        self._last: dict[tuple[int, Lived], int] = {}
         self.refused = 0
 
     def collect(self) -> Letter:
@@ -124,7 +132,7 @@ class QueueReader:
     def open(self, data: bytes) -> Letter:
         """Read one sealed letter, if it is newer than the last of its sender."""
         letter = unseal(data, queue=self._queue, secret=self._secret)
-        stream = (letter.sender, letter.attempt)
+        stream = letter.sender, (letter.attempt, letter.incarnation)
         if letter.sequence <= self._last.get(stream, 0):
             self._forget_pieces(letter)
             raise ReplayError(f"message {letter.sequence} of rank {letter.sender} came twice")
@@ -134,7 +142,7 @@ class QueueReader:
         return letter
 
     def _take_pieces(self, letter: Letter, said: InPieces) -> bytes:
-        beside = _beside(self._queue, letter.sender, letter.attempt, letter.sequence)
+        beside = _of(letter, self._queue)
         try:  # never waits: whoever can reach the store can take things out of it
             body = b"".join(self._store.queue_pop(beside, block=False) for _ in range(said.pieces))
         except RuntimeError as error:  # torch's QueueEmptyError
@@ -148,25 +156,31 @@ class QueueReader:
     def _forget_pieces(self, letter: Letter) -> None:
         """Else their sender would wait until they are read."""
         if isinstance(letter.message, InPieces):
-            _sweep(
-                self._store, _beside(self._queue, letter.sender, letter.attempt, letter.sequence)
-            )
+            _sweep(self._store, _of(letter, self._queue))
 
-    def sweep(self, store: Store, sender: int, attempt: int) -> None:
+    def sweep(self, store: Store, sender: int, attempt: int, incarnation: int = 0) -> None:
         """Free the memory of a message that a sender was in the middle of when it ended.
 
         Args:
             store: another client than the one that waits for letters.
             sender: who has ended, and of whom every letter was read.
             attempt: in which it lived.
+            incarnation: as which process of its rank.
         """
-        sequence = self._last.get((sender, attempt), 0) + 1
-        _sweep(store, _beside(self._queue, sender, attempt, sequence))
+        lived = attempt, incarnation
+        sequence = self._last.get((sender, lived), 0) + 1
+        _sweep(store, _beside(self._queue, sender, lived, sequence))
 
 
-def _beside(queue: str, sender: int, attempt: int, sequence: int) -> str:
+def _beside(queue: str, sender: int, lived: Lived, sequence: int) -> str:
     """The queue that the pieces of one message lie in."""
-    return f"{queue}/pieces/{attempt}/{sender}/{sequence}"
+    attempt, incarnation = lived
+    return f"{queue}/pieces/{attempt}.{incarnation}/{sender}/{sequence}"
+
+
+def _of(letter: Letter, queue: str) -> str:
+    lived = letter.attempt, letter.incarnation
+    return _beside(queue, letter.sender, lived, letter.sequence)
 
 
 def _sweep(store: Store, queue: str) -> None:

@@ -22,6 +22,7 @@ class RankStart:
         topology: its place in the world.
         store_port: the port of the store that messages go through, on this machine.
         attempt: which start of the group this is, from 1.
+        incarnation: which process of this rank in it, from 0: one that heals it is the next.
         secret: what messages are signed with.
         log_path: the file that becomes its standard output and error.
         kernel_pid: the process that it must not outlive.
@@ -51,16 +52,17 @@ class RankStart:
     joins_group: bool = True
     run_id: str = "nbddp"
     colors: str = ""
+    incarnation: int = 0
 
 
-def command_queue(attempt: int, rank: int) -> str:
+def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
     """The queue of a rank's main thread."""
-    return f"a{attempt}/command/{rank}"
+    return f"a{attempt}.{incarnation}/command/{rank}"
 
 
-def control_queue(attempt: int, rank: int) -> str:
+def control_queue(attempt: int, rank: int, incarnation: int = 0) -> str:
     """The queue of a rank's control thread, which answers while a cell runs."""
-    return f"a{attempt}/control/{rank}"
+    return f"a{attempt}.{incarnation}/control/{rank}"
 
 
 def rank_main(start: RankStart) -> None:

@@ -10,7 +10,8 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from nbddp.errors import RequestError
 from nbddp.wire import parcels
-from nbddp.wire.messages import Answer, Complete, Inspect, Pull, Push
+from nbddp.wire.heal_messages import Give, Meet
+from nbddp.wire.messages import Answer, Complete, Inspect, Pull, Push, Request
 from nbddp.worker import values
 from nbddp.worker.headline import text_of
 from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten
@@ -18,9 +19,9 @@ from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from nbddp.worker.healing import Healing
     from nbddp.worker.shell import RankShell
 
-Asked = Push | Pull | Complete | Inspect
 EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
 UNWANTED = "nobody waits for this value any more"
 
@@ -33,7 +34,9 @@ class Answers:
         store: what values travel through.
         key: where in it this rank may put what is called so.
         post: sends an answer.
-        answering: within it the answer to this request is made, and may be interrupted.
+        answering: within it the answer to this request is made, and may be interrupted; if the
+            ranks meet for it, their waits are ended, too.
+        healing: does what is asked while the group heals.
     """
 
     def __init__(
@@ -42,24 +45,26 @@ class Answers:
         store: Store,
         key: Callable[[str], str],
         post: Callable[[Answer], None],
-        answering: Callable[[int], AbstractContextManager[None]],
+        answering: Callable[[int, bool], AbstractContextManager[None]],
+        healing: Healing,
     ) -> None:
         self._shell = shell
         self._store = store
         self._key = key
         self._post = post
         self._answering = answering
+        self._healing = healing
         self._unwanted: frozenset[int] = frozenset()  # replaced as a whole: two threads look at it
 
     def drop(self, request: int) -> None:
         """Nobody waits for this one any more, which may be under way, or still to come."""
         self._unwanted |= {request}
 
-    def give(self, command: Asked) -> None:
+    def give(self, command: Request) -> None:
         """Do what was asked and say what came of it; an error belongs to the answer."""
         request = command.request
         try:
-            with self._answering(request):
+            with self._answering(request, isinstance(command, Meet)):
                 answer = self._act(command)
         except RequestError as error:
             answer = Answer(request=request, error=str(error))
@@ -69,7 +74,7 @@ class Answers:
         self._unwanted = frozenset(each for each in self._unwanted if each > request)
         self._post(answer)
 
-    def _act(self, command: Asked) -> Answer:
+    def _act(self, command: Request) -> Answer:
         match command:
             case Push():
                 return self._push(command)
@@ -79,6 +84,8 @@ class Answers:
                 return self._complete(command)
             case Inspect():
                 return self._inspect(command)
+            case Give() | Meet():
+                return self._healing.act(command)
 
     def _push(self, command: Push) -> Answer:
         names = parcels.unpack(self._store, command.parcel)

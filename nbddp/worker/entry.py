@@ -25,20 +25,17 @@ from nbddp.wire.letters import CONTROLLER, Letter
 from nbddp.wire.messages import (
     Answered,
     CellEnded,
-    Complete,
     Display,
     Drop,
     Failure,
-    Inspect,
     Interrupt,
     JsonDict,
     Leave,
     Noticed,
-    Pull,
-    Push,
     Ready,
     Regroup,
     Report,
+    Request,
     RunCell,
     StartFailed,
 )
@@ -51,6 +48,7 @@ from nbddp.worker.debugger import Debuggers, was_quit
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
 from nbddp.worker.failure import describe, not_begun, plain
+from nbddp.worker.healing import Healing
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.loaders import let_loaders_begin_anew
@@ -85,7 +83,14 @@ def live(start: RankStart) -> None:
     clients = Clients.connect(start.topology.master_addr, start.store_port)
     sender, attempt = start.topology.rank, start.attempt
     writer, urgent = (
-        QueueWriter(clients.reports, queue, secret=start.secret, sender=sender, attempt=attempt)
+        QueueWriter(
+            clients.reports,
+            queue,
+            secret=start.secret,
+            sender=sender,
+            attempt=attempt,
+            incarnation=start.incarnation,
+        )
         for queue in (UP, NEWS)
     )
     meters = Meters(Path(start.log_path).with_name("metrics.jsonl"), rank=sender, attempt=attempt)
@@ -162,7 +167,12 @@ class Rank:
         )
         self._interrupter.listen()
         self._answers = Answers(
-            self._shell, self._parcels, self._key, mailer.post, self._interrupter.answering
+            self._shell,
+            self._parcels,
+            self._key,
+            mailer.post,
+            self._interrupter.answering,
+            Healing(self._shell, self._group, self._regrouper, self._parcels, self._key),
         )
         let_loaders_begin_anew()
         self._shell.is_interrupted = lambda: self._interrupter.was_asked
@@ -170,10 +180,14 @@ class Rank:
         self._debuggers.take_over()
         rank = start.topology.rank
         self._commands = QueueReader(
-            clients.commands, command_queue(start.attempt, rank), secret=start.secret
+            clients.commands,
+            command_queue(start.attempt, rank, start.incarnation),
+            secret=start.secret,
         )
         self._control = QueueReader(
-            clients.control, control_queue(start.attempt, rank), secret=start.secret
+            clients.control,
+            control_queue(start.attempt, rank, start.incarnation),
+            secret=start.secret,
         )
         if start.joins_group:
             self._group.form(0)
@@ -222,7 +236,7 @@ class Rank:
                     self._run_cell(command)
                 case Regroup() as command:
                     self._regrouper.regroup(command)
-                case Push() | Pull() | Complete() | Inspect() as command:
+                case command if isinstance(command, Request):
                     self._answers.give(command)
         if self._group.backend == "nccl":
             self._group.leave()  # NCCL warns when its communicators are left to the end

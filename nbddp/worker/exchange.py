@@ -40,11 +40,11 @@ def _gathered(mine: torch.Tensor) -> list[torch.Tensor]:
     return everyone
 
 
-def take_from_main(tensor: torch.Tensor, device: torch.device) -> None:
-    """Fill a tensor with what rank 0 has in its own, of whatever type and layout."""
+def take_over(tensor: torch.Tensor, device: torch.device, source: int) -> None:
+    """Fill a tensor with what one rank has in its own, of whatever type and layout."""
     if not tensor.numel():
         return
     sent = tensor.detach().to(device).contiguous()  # a step count may live on the CPU
-    dist.broadcast(sent.reshape(-1).view(torch.uint8), src=0)
+    dist.broadcast(sent.reshape(-1).view(torch.uint8), src=source)
     with torch.no_grad():
         tensor.copy_(sent)

@@ -76,7 +76,8 @@ class Interrupter:
         self._raised = 0  # times that it became an exception in the cell
         self._is_forking = False
         self._importing_since = 0.0  # when an interrupt met the import of a library; 0 if none did
-        self._request = 0  # the one that is being answered
+        self._request = 0  # the one that is being answered,
+        self._meets = False  # and whether ranks meet for it
 
     def listen(self) -> None:
         """From here on no interrupt is lost, nor breaks off what is done around a fork.
@@ -150,24 +151,27 @@ class Interrupter:
     # ---- what is asked between cells
 
     @contextmanager
-    def answering(self, request: int) -> Iterator[None]:
-        """Within it an answer is made, which :meth:`give_up` may end."""
+    def answering(self, request: int, meets: bool = False) -> Iterator[None]:  # noqa: FBT001, FBT002
+        """Within it an answer is made, which :meth:`give_up` may end.
+
+        With ``meets`` the ranks meet for it in a new process group, whose waits are then ended.
+        """
         self._hear()
-        self._answer(request)
+        self._answer(request, meets=meets)
         try:
             yield
         finally:
             self._answer(0)
 
-    def _answer(self, request: int) -> None:
+    def _answer(self, request: int, *, meets: bool = False) -> None:
         with self._changed:
-            self._request = request
+            self._request, self._meets = request, meets
             self._changed.notify_all()
 
     def give_up(self, request: int) -> None:
         """Interrupt whoever makes the answer to this request; called on the control thread.
 
-        It waits for nothing: a wait is broken open for a cell only, which is told of it.
+        It waits for nothing.
         """
         insisting = threading.Thread(target=self._insist, args=[request], name="nbddp-drop")
         insisting.daemon = True
@@ -179,6 +183,8 @@ class Interrupter:
             while self._request == request:
                 if self._raised == raised:
                     signal.pthread_kill(main_thread_id(), signal.SIGINT)
+                if self._meets:
+                    self._break_open(others_too=False)
                 self._changed.wait(PATIENCE)
 
     # ---- the cell that is to be interrupted

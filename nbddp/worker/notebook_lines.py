@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
 
+Sources = dict[str, tuple[int, str]]  # by the name of a cell's code: the prompt's number, the text
 _MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
 _SYSTEM = re.compile(r"get_ipython\(\)\.system\('(.*)'\)")
 
@@ -52,6 +54,21 @@ class NotebookLines(CachingCompiler):
         name = super().cache(self._pad(transformed_code), self._number, raw_code)
         self.files.add(name)
         return name
+
+    def sources(self) -> Sources:
+        """The cells that were compiled here, for the tracebacks of another rank."""
+        numbers = getattr(self, "_filename_map", {})  # not in IPython 7
+        return {
+            name: (numbers.get(name, 0), "".join(linecache.getlines(name))) for name in self.files
+        }
+
+    def take_sources(self, sources: Sources) -> None:
+        """Know cells that were compiled in another rank, whose functions have come here."""
+        for name, (number, source) in sources.items():
+            if name not in self.files:
+                self.files.add(name)
+                getattr(self, "_filename_map", {})[name] = number
+                linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
     def _pad(self, source: str) -> str:
         above = self._lines_above(source)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.errors import say_ranks
-from nbddp.worker.exchange import exchange, take_from_main
+from nbddp.worker.exchange import exchange, take_over
 from nbddp.worker.optimizer_state import (
     layout_of,
     make_room,
@@ -28,11 +28,11 @@ from nbddp.worker.optimizer_state import (
     take_values,
     unsendable,
 )
-from nbddp.worker.registry import Registry, names_of, sharded_modules
+from nbddp.worker.registry import Registry, is_sharded, loaders, names_of, sharded_modules
 
-_OF_THE_GROUP = ("process_group", "reducer", "logger")
+OF_THE_GROUP = ("process_group", "reducer", "logger")
 _ANEW = "make it again"
-_TAKEN_ALONG = "on the new process group, as rank 0 has them"
+_TAKEN_ALONG = "on the new process group, as rank {} has them"
 _ALL_ELSE = "; all else (an EMA copy, a counter) is as each rank left it"
 _DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
 
@@ -41,8 +41,9 @@ class Rebinding:
     """Binds models of an old default group to the new one, and makes the ranks agree again.
 
     The ranks may have been interrupted on either side of an optimizer's step. So parameters,
-    buffers and the state of the models' optimizers are sent around from rank 0, as DDP does with
-    the parameters when it is made. Called on every rank at the same place.
+    buffers and the state of the models' optimizers are sent around from one rank: from rank 0, as
+    DDP does with the parameters when it is made, or from one that has lived on. Called on every
+    rank at the same place.
 
     Where the ranks cannot agree on what they have, nothing is sent: first all that may fail on one
     rank alone is done and told, then come only collectives that all ranks know to be the same.
@@ -51,12 +52,22 @@ class Rebinding:
         registry: the models and optimizers of this process.
         namespace: the user's names, to call them by.
         device: where the backend can send from.
+        source: the rank whose parameters and states the others take over.
+        is_heal: whether ranks are new. Then loaders, too, go on where the source's are.
     """
 
     def __init__(
-        self, registry: Registry, namespace: Mapping[str, Any], device: torch.device
+        self,
+        registry: Registry,
+        namespace: Mapping[str, Any],
+        device: torch.device,
+        *,
+        source: int = 0,
+        is_heal: bool = False,
     ) -> None:
         self._registry = registry
+        self._source = source
+        self._loaders = loaders() if is_heal else []
         self._namespace = namespace
         self._device = device
         self._bound: list[Any] = []
@@ -70,7 +81,9 @@ class Rebinding:
         """
         gc.collect()  # one rank may have let go of a model already and another not yet
         movable, others = self._movable(), self._others()
-        has_any = bool(movable or others or self._left or self._sharded_optimizers())
+        has_any = bool(
+            movable or others or self._left or self._sharded_optimizers() or self._loaders
+        )
         told = self._tell([tries, has_any])
         if not any(has_any for _, has_any in told):
             return []
@@ -78,6 +91,7 @@ class Rebinding:
             self._bind_models(self._agreed(movable))
             self._bind_optimizers()
             self._send_schedules()
+            self._send_positions()
         else:
             self._left += [(each, "it failed before", _ANEW) for each in movable]
         self._left += others
@@ -112,7 +126,7 @@ class Rebinding:
     def _bind_models(self, models: list[DistributedDataParallel]) -> None:
         failures = [_attempt(_bind, model) for model in models]
         for model in self._well(models, failures):
-            _send_model(model)
+            _send_model(model, self._source)
             self._bound.append(model)
 
     def _well(self, mine: list[Any], failures: list[str]) -> list[Any]:
@@ -144,7 +158,7 @@ class Rebinding:
         self._send_states(self._agreed(plain))
 
     def _sharded_optimizers(self) -> list[Any]:
-        return [each for each in self._registry.optimizers if hasattr(each, "process_group")]
+        return [each for each in self._registry.optimizers if is_sharded(each)]
 
     def _bind_sharded(self, optimizer: Any) -> None:
         """ZeroRedundancyOptimizer: each rank keeps its own part of the state."""
@@ -168,7 +182,7 @@ class Rebinding:
                 why = f"the ranks' states differ, and a {kind} in it cannot be sent"
                 self._left.append((optimizer, why, _ANEW))
             else:
-                sendable.append((optimizer, layouts[0]))
+                sendable.append((optimizer, layouts[self._source]))
         rooms: dict[int, list[torch.Tensor]] = {}
 
         def prepare(told: tuple[Optimizer, Any]) -> None:
@@ -177,7 +191,7 @@ class Rebinding:
         failures = [_attempt(prepare, each) for each in sendable]
         for optimizer in self._well([each for each, _ in sendable], failures):
             for tensor in rooms[id(optimizer)]:
-                take_from_main(tensor, self._device)
+                take_over(tensor, self._device, self._source)
             self._bound.append(optimizer)
 
     def _send_schedules(self) -> None:
@@ -185,10 +199,18 @@ class Rebinding:
         owners = {id(each) for each in self._bound}
         mine = [each for each in self._registry.schedules if id(each.optimizer) in owners]
         schedules = self._agreed(mine)
-        told = self._tell([plain_values(vars(each)) for each in schedules])[0]
+        told = self._tell([plain_values(vars(each)) for each in schedules])[self._source]
         for schedule, values in zip(schedules, told, strict=True):
             take_values(vars(schedule), values)
         self._bound += schedules
+
+    def _send_positions(self) -> None:
+        """One rank may have come to a batch that another had not; an epoch goes on where it was."""
+        mine = self._agreed(self._loaders)
+        told = self._tell([each.state_dict() for each in mine])[self._source]
+        for loader, position in zip(mine, told, strict=True):
+            loader.load_state_dict(position)
+        self._bound += mine
 
     # ---- words
 
@@ -212,7 +234,9 @@ class Rebinding:
         if self._bound:
             bound = ", ".join(dict.fromkeys(_name(each, names) for each in self._bound))
             trained = any(hasattr(each, "param_groups") for each in self._bound)
-            lines.append(f"{bound}: {_TAKEN_ALONG}{_ALL_ELSE if trained else ''}")
+            lines.append(
+                f"{bound}: {_TAKEN_ALONG.format(self._source)}{_ALL_ELSE if trained else ''}"
+            )
         for said in dict.fromkeys(line for each in everyone for line in each):
             ranks = [rank for rank, each in enumerate(everyone) if said in each]
             who = "" if len(ranks) == len(everyone) else f" ({say_ranks(ranks)})"
@@ -254,7 +278,7 @@ def _signature(value: Any) -> str:
         groups = [[_facts(each) for each in group["params"]] for group in value.param_groups]
         facts = [type(value).__name__, groups]
     elif not isinstance(value, DistributedDataParallel):
-        facts = [type(value).__name__]
+        facts = [type(value).__name__, str(getattr(value, "seed", ""))]
     else:
         parts = [*value.module.named_parameters(), *value.module.named_buffers()]
         facts = [type(value.module).__name__, [[name, *_facts(each)] for name, each in parts]]
@@ -286,13 +310,13 @@ def _name(value: Any, names: Mapping[int, str]) -> str:
 
 def unbind(model: DistributedDataParallel) -> None:
     """Take a model off its process group; the reducer takes its hooks along."""
-    for key in _OF_THE_GROUP:
+    for key in OF_THE_GROUP:
         model.__dict__.pop(key, None)
 
 
 def _bind(model: DistributedDataParallel) -> None:
     """As torch does when it unpickles a model, but in place; nothing is sent."""
-    state = {key: value for key, value in model.__dict__.items() if key not in _OF_THE_GROUP}
+    state = {key: value for key, value in model.__dict__.items() if key not in OF_THE_GROUP}
     old = model.__dict__.get("process_group")
     unbind(model)
     model.zero_grad(set_to_none=True)  # half a backward pass may have left some
@@ -306,12 +330,12 @@ def _bind(model: DistributedDataParallel) -> None:
         reducer._set_mixed_precision_param_dtype(model.mixed_precision.param_dtype)
 
 
-def _send_model(model: DistributedDataParallel) -> None:
+def _send_model(model: DistributedDataParallel, source: int) -> None:
     _sync_module_states(
         module=model.module,
         process_group=model.process_group,
         broadcast_bucket_size=model.broadcast_bucket_size,
-        src=0,
+        src=source,
         params_and_buffers_to_ignore=model.parameters_to_ignore,
         broadcast_buffers=getattr(model, "forward_sync_buffers", True),  # not in torch 2.9
     )

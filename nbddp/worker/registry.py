@@ -10,6 +10,7 @@ import functools
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -61,6 +62,17 @@ class Registry:
             if hasattr(kind, "__setstate__"):
                 _note_after(kind, "__setstate__", roll)
 
+    def find(self) -> None:
+        """Note what is there and was not seen being made: it was opened without its own code."""
+        kinds: list[tuple[Any, Roll]] = [
+            ((DistributedDataParallel,), self.models),
+            ((Optimizer,), self.optimizers),
+            ((LRScheduler, ReduceLROnPlateau), self.schedules),
+        ]
+        for kind, roll in kinds:
+            for each in _instances(kind):
+                roll.note(each)
+
 
 def _note_after(kind: type, method: str, roll: Roll) -> None:
     original = getattr(kind, method)
@@ -73,6 +85,28 @@ def _note_after(kind: type, method: str, roll: Roll) -> None:
     setattr(kind, method, noting)
 
 
+def _instances(kinds: Iterable[type]) -> list[Any]:
+    """The objects of these types and of those made from them; none of their code runs."""
+    family = [*kinds]
+    for kind in family:  # it grows meanwhile
+        family += type.__subclasses__(kind)
+    known = {id(kind) for kind in family}
+    referrers = gc.get_referrers(*family)  # an object refers to its type; Python looks far slower
+    return [each for each in referrers if id(type(each)) in known]
+
+
+def loaders() -> list[Any]:
+    """Those of ``nbddp.loader`` that train, in the order in which they were made."""
+    data = sys.modules.get("nbddp.train.data")
+    found = [] if data is None else _instances([data.Loader])
+    return sorted((each for each in found if not each.is_evaluation), key=attrgetter("number"))
+
+
+def is_sharded(optimizer: Any) -> bool:
+    """Whether it keeps a part of the state on each rank, as ZeroRedundancyOptimizer does."""
+    return hasattr(optimizer, "process_group")
+
+
 def sharded_modules() -> list[nn.Module]:
     """The outermost modules that FSDP, old or new, has cut up."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -80,7 +114,7 @@ def sharded_modules() -> list[nn.Module]:
     kinds = tuple(kind for kind in (getattr(fsdp, name, None) for name in names) if kind)
     if not kinds:
         return []
-    found = [each for each in gc.get_objects() if any(kind in type(each).__mro__ for kind in kinds)]
+    found = _instances(kinds)
     inner = {id(part) for each in found for part in each.modules() if part is not each}
     return [each for each in found if id(each) not in inner]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,37 +29,70 @@ class Regrouper:
         self._tries = True
         self._failure: Failure | None = None
 
-    def regroup(self, command: Regroup) -> None:
-        """Leave the process group and, if asked, meet the other ranks in a new one."""
+    @property
+    def optimizers(self) -> Iterable[Any]:
+        """Those of this process."""
+        return self._registry.optimizers
+
+    def find_models(self) -> None:
+        """Note the models and all that goes with them which were not made here, but opened."""
+        self._registry.find()
+
+    def regroup(
+        self,
+        command: Regroup,
+        *,
+        source: int = 0,
+        is_heal: bool = False,
+        before: Callable[[], None] = lambda: None,
+    ) -> str:
+        """Leave the process group and, if asked, meet the other ranks in a new one.
+
+        Args:
+            command: which.
+            source: the rank whose models the others take over.
+            is_heal: whether some ranks are new.
+            before: what is done in the new group before that.
+
+        Returns:
+            Why it failed, in one line; nothing if it did not.
+        """
         self._failure = None
         try:
             if command.form:
                 self._group.form(command.generation)
-                self._rebind()
+                before()
+                self._rebind(source, is_heal=is_heal)
                 self._group.settle()
             else:
                 self._group.leave()
         except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
             lasts = isinstance(error, NoDescriptorsError)
             self._failure = replace(plain(error), lasts=lasts)
-        if self._failure is not None:
-            self._give_up()
+        if self._failure is None:
+            return ""
+        self._give_up()
+        return f"{self._failure.name}: {self._failure.text}".partition("\n")[0]
 
     def take_failure(self, command: RunCell) -> Failure | None:
         """Why this cell cannot begin; the one after it is free to try again."""
         failure, self._failure = self._failure, None
         return failure if command.needs_group else None
 
-    def _rebind(self) -> None:
+    def _rebind(self, source: int, *, is_heal: bool) -> None:
         """Take the models along; what failed here once is not tried again at the next group.
 
         That the connection was lost, or an interrupt ended it, says nothing of the models.
         """
         tries, self._tries = self._tries, True
         try:
-            lines = Rebinding(self._registry, self._namespace, self._group.device).rebind(
-                tries=tries
-            )
+            lines = Rebinding(
+                self._registry,
+                self._namespace,
+                self._group.device,
+                source=source,
+                is_heal=is_heal,
+            ).rebind(tries=tries)
         except Exception as error:
             self._tries = self._group.is_broken or comes_from_backend(error)
             raise

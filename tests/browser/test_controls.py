@@ -154,6 +154,41 @@ def test_after_a_failure_the_cell_can_be_run_again_by_a_button(
         assert notebook.problems == []
 
 
+DIES = """%%ddp
+import os, signal
+if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()"""
+DIES_ONCE = """%%ddp --heal 1
+for step in nbddp.track(range(40)):
+    time.sleep(0.05)
+    nbddp.log(step=step, loss=1 / (1 + step))
+    if step == 20: nbddp.faults.at(step=20, rank=1, kind="kill")
+    dist.barrier()"""
+
+
+def test_after_a_death_the_group_is_healed_by_a_button_and_by_itself(
+    desk: Desk, picture: Picture
+) -> None:
+    cells = [START, "%%ddp\nimport time\nkept = [rank]", DIES, "%%ddp --quiet\nkept", DIES_ONCE]
+    write_notebook(desk.notebooks / "heal.ipynb", *cells)
+    with desk.open("heal.ipynb") as notebook:
+        for cell in (0, 1, 2):
+            notebook.run(cell)
+        notebook.await_text(2, "^failed on rank 1 · ")
+        notebook.button("Heal").scroll_into_view_if_needed()
+        picture(notebook, "died")
+        notebook.button("Heal").click()
+        notebook.await_text(2, r"^rank 1 healed with the names of rank 0 in \d+\.\d\d s ")
+        picture(notebook, "healed")
+        notebook.run(3)
+        assert "[0]" in notebook.text(3)
+        notebook.run(4)
+        notebook.await_text(4, "^done on ranks 0-1 after 1 heal, ")
+        notebook.await_text(4, r"^attempt \d+, healed: rank 1 was killed by SIGKILL ")
+        picture(notebook, "went-on")
+        assert notebook.problems == []
+
+
 def test_a_button_that_is_pressed_twice_at_once_runs_the_cell_again_once(desk: Desk) -> None:
     steps = "2000 if Path('was-there').exists() else 20"  # the second time it is interrupted
     fails = TRAIN.replace("2000", steps).replace(

@@ -126,7 +126,7 @@ def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(group: WorkerGroup)
 
 def test_what_a_rank_left_unfinished_is_swept_from_the_store(group: WorkerGroup) -> None:
     store = group.session.require_link()._sender
-    beside = [f"up/pieces/1/{rank}/{number}" for rank in (0, 1) for number in range(1, 200)]
+    beside = [f"up/pieces/1.0/{rank}/{number}" for rank in (0, 1) for number in range(1, 200)]
     with pytest.raises(CellFailedError):
         group.run(
             "import os, signal\n"

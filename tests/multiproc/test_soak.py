@@ -71,7 +71,21 @@ class Walk:
                 self.group.run("pass")
             if self.group.life.alive:
                 self.run("1 + 1", ranks=self.group.life.alive)
-            self.group.restart()
+            if self.group.life.alive and self.chance.random() < 0.5:
+                self.heal()
+            else:
+                self.group.restart()
+
+    def heal(self) -> None:
+        """Who lives keeps its process and its names, and the others have them, too."""
+        self.run("kept = 'kept'", ranks=self.group.life.alive)
+        gone, before = self.group.life.gone, self.group.session.process_ids()
+        assert self.group.heal().ranks == gone
+        after = self.group.session.process_ids()
+        assert {rank: pid for rank, pid in after.items() if rank not in gone} == before
+        world = len(self.group.life.ranks)
+        self.run("y = torch.ones(1); dist.all_reduce(y)")
+        assert self.group.pull("kept, y.item()") == [("kept", float(world))] * world
 
     def run(self, source: str, **options: object) -> None:
         self.group.run(source, quiet=True, **options)

@@ -171,7 +171,8 @@ def test_what_is_rich_comes_under_the_panel(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     reply = page.run(
         "%%ddp\nfrom IPython.display import HTML, display\n"
-        "if rank == 1: display(HTML('<b>bold</b>'))\nHTML('<i>value</i>')"
+        "import time\nif rank == 1: display(HTML('<b>bold</b>'))\n"
+        "time.sleep(0.5)  # it still runs when that is shown\nHTML('<i>value</i>')"
     )
     kinds = [next(iter(set(each) - {"text/plain"})) for each in panels(reply.displays)]
     assert kinds == ["text/html"] * 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -22,25 +22,27 @@ from nbddp.ui.panel.pieces import box, bundle, button, close, show_question
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RESTART, RUN_AGAIN = "Restart", "Restart and run again"
+HEAL, RESTART, RUN_AGAIN = "Heal", "Restart", "Restart and run again"
 _TIPS = {
+    HEAL: "New ranks in the places of those that died; the others keep all that they have",
     RESTART: "Start the ranks anew; their names are lost. Press twice",
     RUN_AGAIN: "Start the ranks anew, do again the cells that had gone well, and then this one",
 }
-_ICONS = {RESTART: "refresh", RUN_AGAIN: "step-forward"}
+_ICONS = {HEAL: "medkit", RESTART: "refresh", RUN_AGAIN: "step-forward"}
+_MEANWHILE = {HEAL: "healing the group ..."}
 Deed = Callable[[], str]
 
 
 class Aftermath:
-    """A row of two buttons; to be made and published in the cell that failed.
+    """A row of buttons; to be made and published in the cell that failed.
 
     Args:
         kernel: in which the cell ran.
-        restart: starts the ranks anew, and returns what to say of it.
-        run_again: does all of it again; it may show the cell again, which takes this row away.
+        offers: what each button does, by its label; it returns what to say of it. It may show the
+            cell again, which takes this row away. ``RESTART`` is among them, and asks first.
     """
 
-    def __init__(self, kernel: Any, *, restart: Deed, run_again: Deed) -> None:
+    def __init__(self, kernel: Any, offers: Mapping[str, Deed]) -> None:
         self._kernel = kernel
         self._cell: dict[str, Any] = kernel.get_parent("shell")
         self._context = contextvars.copy_context()
@@ -48,12 +50,12 @@ class Aftermath:
         self._is_there = False
         self._doing = Lock()
         self._asks = False
-        self._restart, self._run_again = _button(RESTART), _button(RUN_AGAIN)
+        self._buttons = {label: _button(label) for label in offers}
         self._said = widgets.HTML()
-        row = [self._restart, self._run_again, self._said]
+        row = [*self._buttons.values(), self._said]
         self._row = box(widgets.HBox, row, "nbddp-aftermath")
-        self._restart.on_click(lambda _: self._ask_or(restart))
-        self._run_again.on_click(lambda _: self._do(run_again))
+        for label, deed in offers.items():
+            self._buttons[label].on_click(lambda _, it=(label, deed): self._press(*it))
 
     def publish(self) -> None:
         """Show it; a page without widgets shows nothing."""
@@ -71,29 +73,36 @@ class Aftermath:
             )
             self._close_if_done()
 
-    def _ask_or(self, restart: Deed) -> None:
+    def _press(self, label: str, deed: Deed) -> None:
+        if label != RESTART:
+            self._do(label, deed)
+            return
         if self._asks:
-            self._do(restart)
+            self._do(label, deed)
         self._show_question(not self._asks)
 
     def _show_question(self, asks: bool) -> None:  # noqa: FBT001 - the one thing it is told
         self._asks = asks
-        show_question(self._restart, RESTART, asks=asks)
+        show_question(self._buttons[RESTART], RESTART, asks=asks)
 
-    def _do(self, deed: Deed) -> None:
+    def _do(self, label: str, deed: Deed) -> None:
         # Two quick presses may be answered on two threads of the kernel. The second says nothing.
         if not (self._is_there and self._doing.acquire(blocking=False)):
             return
         try:
-            self._restart.disabled = self._run_again.disabled = True
-            self._say("restarting the ranks ...")
+            self._set_disabled(value=True)
+            self._say(_MEANWHILE.get(label, "restarting the ranks ..."))
             said = self._context.copy().run(self._as_cell, deed)
         finally:
             self._doing.release()
             self._close_if_done()
         if self._is_there:
             self._say(said)
-            self._restart.disabled = self._run_again.disabled = False
+            self._set_disabled(value=False)
+
+    def _set_disabled(self, *, value: bool) -> None:
+        for each in self._buttons.values():
+            each.disabled = value
 
     def _close_if_done(self) -> None:
         """Take the buttons out of memory, unless what one of them began still goes on.

@@ -37,7 +37,7 @@ _DOTS = {
     GroupState.STOPPING: "nbddp-warn",
 }
 _TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")  # of a collective
-_BAD_EVENTS = {"failure", "exit", "start failed"}
+_BAD_EVENTS = {"failure", "exit", "start failed", "not healed"}
 _WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no progress", "fault"}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nbddp.errors import say_ranks
-from nbddp.lifecycle.comeback import say_restarts
+from nbddp.lifecycle.comeback import Way, say_comebacks
 from nbddp.record.cell import CellResult
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
@@ -30,7 +30,8 @@ class Record:
         earlier: a word on the lines before those; ``log_path`` is where all are.
         rank_lines: the tail of each rank whose lines are not all among ``lines``.
         charts: those of the metrics.
-        attempts: those before this one, as HTML each; ``seconds_lost`` between them.
+        attempts: those before this one, as HTML each; ``ways`` from each to the next, and
+            ``seconds_lost`` between them.
         curves: what draws the small ones of a rank, by their column in the table.
         notes: what else should be said, such as metrics that are not drawn.
         is_brief: the ranks are folded, as they are in the record of a cell that went well.
@@ -44,6 +45,7 @@ class Record:
     rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
     charts: Sequence[Drawn] = ()
     attempts: Sequence[str] = ()
+    ways: Sequence[Way] = ()
     seconds_lost: float = 0.0
     curves: Mapping[str, Cell] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -82,12 +84,13 @@ def record_text(record: Record) -> str:
     return "\n".join([*parts, *map(strip, [*said, *record.notes])])
 
 
-def attempt_html(number: int, result: CellResult) -> str:
+def attempt_html(number: int, result: CellResult, way: Way) -> str:
     """An attempt that failed and was followed by another, folded: its failure, and no advice."""
     verdict = result.verdict
     if verdict is None:
         return ""
-    said = f"attempt {number}: {verdict.summary()} ({say_seconds(result.seconds)})"
+    healed = ", healed" if way is Way.HEAL else ""
+    said = f"attempt {number}{healed}: {verdict.summary()} ({say_seconds(result.seconds)})"
     report = card(to_html(verdict.report(advises=False)), is_error=True)
     return f"<details><summary>{dot('nbddp-bad')}{escape(said)}</summary>{report}</details>"
 
@@ -106,7 +109,7 @@ def _title(record: Record) -> str:
     kind, said = _outcome(result)
     seconds = result.seconds
     if record.attempts:
-        said += f" {say_restarts(len(record.attempts), record.seconds_lost)}"
+        said += f" {say_comebacks(record.ways, record.seconds_lost)}"
         seconds = snapshot.seconds
     return (
         f'{dot(kind)}<span class="nbddp-state" role="status" style="{STRONG}">'

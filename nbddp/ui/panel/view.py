@@ -98,7 +98,8 @@ class PanelView:
     def take_over(self, before: View) -> None:
         """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
         if isinstance(before, PanelView) and before._shown is not None:
-            self._before = [*before._before, Attempt(before._shown, time.time())]
+            is_healed = before._shown.attempt == self._session.life.attempt
+            self._before = [*before._before, Attempt(before._shown, time.time(), is_healed)]
             self.tails = before.tails
             self._display_id, self._is_published = before._display_id, before._is_published
             self._fallback, self._stale = before._fallback, before._stale
@@ -346,6 +347,7 @@ class PanelView:
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
             charts=charts,
             attempts=[each.html() for each in self._before],
+            ways=[each.way for each in self._before],
             seconds_lost=sum(each.seconds_lost for each in self._before),
             curves=self._widgets.trends.columns(is_kept=True) if self._widgets else {},
             notes=[each for each in notes if each],

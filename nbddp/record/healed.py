@@ -1,0 +1,59 @@
+"""What came of healing a worker group, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nbddp.errors import say_ranks
+from nbddp.record.logs import say_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Healed:
+    """What healing has done, and cost.
+
+    Attributes:
+        ranks: those that are new.
+        donor: the one whose names they have.
+        names: how many.
+        left: why not, for each name that could not be carried.
+        cells: the prompt's number of the cell that made such a name, where it is known.
+        size: bytes that were carried.
+        fork, carry, meet: seconds until the new ranks were there, the names packed, and all met.
+    """
+
+    ranks: tuple[int, ...]
+    donor: int
+    names: int
+    left: Mapping[str, str]
+    cells: Mapping[str, int]
+    size: int
+    fork: float
+    carry: float
+    meet: float
+
+    @property
+    def seconds(self) -> float:
+        """From when it was asked for until the ranks were ready."""
+        return self.fork + self.carry + self.meet
+
+    def __str__(self) -> str:
+        """In a line, and one for each name that did not come."""
+        return "\n".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """What was done, and then each name that did not come."""
+        lines = [
+            f"{say_ranks(self.ranks)} healed with the names of rank {self.donor} in "
+            f"{self.seconds:.2f} s ({self.names} names, {say_bytes(self.size)})"
+        ]
+        return lines + [
+            f"not carried: {name} ({why}){self._way_out(name)}" for name, why in self.left.items()
+        ]
+
+    def _way_out(self, name: str) -> str:
+        if not self.cells.get(name):
+            return ""
+        ranks = ",".join(map(str, self.ranks))
+        return f"; cell [{self.cells[name]}] makes it: run it with --ranks {ranks}"

@@ -1,0 +1,19 @@
+"""Which names the source of a cell makes."""
+
+from __future__ import annotations
+
+import symtable
+
+
+def bound_names(source: str) -> set[str]:
+    """The names that source binds outside its functions.
+
+    >>> sorted(bound_names("import os.path; x = [i for i in range(2)]; (z := 1)"))
+    ['os', 'x', 'z']
+    """
+    top = symtable.symtable(source, "cell", "exec")
+    return {
+        each.get_name()
+        for each in top.get_symbols()
+        if each.is_assigned() or each.is_imported() or each.is_namespace()
+    }

@@ -1,0 +1,28 @@
+"""What ranks are told while a group heals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Give:
+    """Lay all names out for a rank that takes a dead one's place."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meet:
+    """Form a new process group, in which newcomers get the names that a donor gave.
+
+    ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each.
+    """
+
+    request: int
+    generation: int
+    donor: int
+    newcomers: list[int]
+    parcel: dict[str, Any]
+    storages: list[Any]

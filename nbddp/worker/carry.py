@@ -1,0 +1,214 @@
+"""A rank's names for another rank that takes a dead one's place: everything that can be carried.
+
+One pickle holds them all, so that what belongs together does so at the other end: an optimizer's
+parameters are the model's. What cannot be pickled is left out, by name, and the rest goes. The
+memory of tensors is not in the pickle: it can be sent in whatever way is best, and views share it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType
+from typing import Any
+
+import cloudpickle
+from torch import UntypedStorage
+from torch.nn.parallel import DistributedDataParallel
+from torch.storage import TypedStorage
+
+from nbddp.worker.headline import text_of
+from nbddp.worker.rebind import OF_THE_GROUP
+
+_NAMES = "the namespace"
+Slot = tuple[bool, Any]  # whether a closure's cell is filled, and with what
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Names that go to another rank.
+
+    Attributes:
+        data: all of them, pickled.
+        storages: the memory of their tensors, each once.
+        names: which.
+        left: why not, for each of the others.
+    """
+
+    data: bytes
+    storages: Sequence[UntypedStorage]
+    names: tuple[str, ...]
+    left: Mapping[str, str]
+
+
+class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+    """Pickles what lives in a namespace for the same namespace in another process."""
+
+    def __init__(self, file: Any, namespace: dict[str, Any]) -> None:
+        super().__init__(file, protocol=5)
+        self.file = file
+        self._namespace = namespace
+        self._places: dict[int, int] = {}  # of a storage, by its address in C++
+        self.storages: list[UntypedStorage] = []
+
+    def persistent_id(self, obj: Any) -> Any:
+        """The namespace itself stays where it is; memory goes another way."""
+        if obj is self._namespace:
+            return _NAMES
+        if isinstance(obj, TypedStorage):
+            return self._place(obj._untyped_storage), obj.dtype
+        return (self._place(obj), None) if isinstance(obj, UntypedStorage) else None
+
+    def _place(self, storage: UntypedStorage) -> int:
+        place = self._places.setdefault(storage._cdata, len(self.storages))
+        if place == len(self.storages):
+            self.storages.append(storage)
+        return place
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Functions of cells see the other rank's names; models wait for their process group."""
+        if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
+            return _reduced(obj)
+        if isinstance(obj, DistributedDataParallel):
+            state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
+            return _without_group, (type(obj), state)
+        return super().reducer_override(obj)
+
+
+class _Opener(pickle.Unpickler):
+    """Opens it in the other process."""
+
+    def __init__(
+        self, data: bytes, namespace: dict[str, Any], storages: Sequence[UntypedStorage]
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self._namespace = namespace
+        self._storages = storages
+
+    def persistent_load(self, pid: Any) -> Any:
+        """The namespace of this process, or memory that was made for it here."""
+        if pid == _NAMES:
+            return self._namespace
+        place, dtype = pid
+        storage = self._storages[place]
+        if dtype is None:
+            return storage
+        return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def pack_names(
+    namespace: dict[str, Any],
+    leave: Iterable[str] = (),
+    check: Callable[[], None] = lambda: None,
+    beside: Any = None,
+) -> Carried:
+    """Pickle a namespace's names, but those that are to be left.
+
+    Args:
+        namespace: where the cells' functions look names up.
+        leave: names that are the rank's own, or the shell's.
+        check: is asked again and again; what it raises ends this.
+        beside: what else :func:`open_names` shall return.
+
+    >>> step = [3]
+    >>> carried = pack_names({"step": step, "same": step, "gate": (n for n in ())})
+    >>> carried.names, carried.left
+    (('step', 'same'), {'gate': "cannot pickle 'generator' object"})
+    >>> there = {}
+    >>> open_names(carried.data, there, carried.storages)
+    >>> there["step"] is there["same"]
+    True
+    """
+    leave = {*leave}
+    names = {name: value for name, value in namespace.items() if name not in leave}
+    left: dict[str, str] = {}
+    packer, why = _try(names, namespace, beside)
+    if why:
+        for name, value in names.items():
+            check()
+            why = _try({name: value}, namespace)[1]
+            if why:
+                left[name] = why
+        names = {name: value for name, value in names.items() if name not in left}
+        packer, why = _try(names, namespace, beside)
+        if why:
+            raise pickle.PicklingError(why)
+    return Carried(packer.file.getvalue(), packer.storages, tuple(names), left)
+
+
+def open_names(data: bytes, namespace: dict[str, Any], storages: Sequence[UntypedStorage]) -> Any:
+    """Put names that were carried into this process's namespace.
+
+    ``storages`` is memory of the sizes that it has at the other end; it may be filled later.
+
+    Returns:
+        What was packed beside them.
+    """
+    names, beside = _Opener(data, namespace, storages).load()
+    namespace.update(names)
+    return beside
+
+
+def _try(
+    names: Mapping[str, Any], namespace: dict[str, Any], beside: Any = None
+) -> tuple[_Packer, str]:
+    """The names pickled, or why not."""
+    packer = _Packer(io.BytesIO(), namespace)
+    try:
+        packer.dump((dict(names), beside))
+    except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
+        return packer, text_of(error).partition("\n")[0] or type(error).__name__
+    return packer, ""
+
+
+# ---- functions of cells
+
+
+def _reduced(function: FunctionType) -> tuple[Any, ...]:
+    """A function with the other side's names, whose closures are filled when it is there."""
+    cells = [_slot(cell) for cell in function.__closure__ or ()]
+    looks = {
+        "__module__": function.__module__,
+        "__qualname__": function.__qualname__,
+        "__doc__": function.__doc__,
+        "__kwdefaults__": function.__kwdefaults__,
+        "__annotations__": function.__annotations__,
+        "__defaults__": function.__defaults__,
+    }
+    made = (function.__code__, function.__globals__, function.__name__, len(cells))
+    return _function, made, (vars(function), looks, cells), None, None, _fill
+
+
+def _slot(cell: CellType) -> Slot:
+    try:
+        return True, cell.cell_contents
+    except ValueError:  # nothing in it yet
+        return False, None
+
+
+def _function(code: CodeType, names: dict[str, Any], name: str, closures: int) -> FunctionType:
+    return FunctionType(code, names, name, None, tuple(CellType() for _ in range(closures)))
+
+
+def _fill(function: FunctionType, told: tuple[dict[str, Any], dict[str, Any], list[Slot]]) -> None:
+    attributes, looks, cells = told
+    vars(function).update(attributes)
+    for name, value in looks.items():
+        setattr(function, name, value)
+    for cell, (is_filled, value) in zip(function.__closure__ or (), cells, strict=True):
+        if is_filled:
+            cell.cell_contents = value
+
+
+# ---- models
+
+
+def _without_group(
+    kind: type[DistributedDataParallel], state: dict[str, Any]
+) -> DistributedDataParallel:
+    """A model that is bound when there is a process group again."""
+    model = kind.__new__(kind)
+    model.__dict__.update(state)
+    return model

@@ -1,0 +1,183 @@
+"""A rank's part when one that died is replaced: it gives its names, is given them, or only meets.
+
+The pickle of the names is signed for; what comes over the process group are bytes of tensors alone,
+so that nothing is unpickled that a rank of ours did not sign.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import UntypedStorage
+
+from nbddp.errors import RequestError
+from nbddp.wire import parcels
+from nbddp.wire.heal_messages import Give, Meet
+from nbddp.wire.messages import Answer, JsonDict, Regroup
+from nbddp.worker.carry import open_names, pack_names
+from nbddp.worker.registry import is_sharded, sharded_modules
+
+if TYPE_CHECKING:
+    from nbddp.worker.process_group import ProcessGroup
+    from nbddp.worker.regroup import Regrouper
+    from nbddp.worker.shell import RankShell
+
+BATCH_BYTES = 16 << 20  # of storages that are sent as one
+_HISTORY = re.compile(r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out")  # what IPython keeps of cells
+
+Asked = Give | Meet
+
+
+class Healing:
+    """Answers what a rank is asked while the group heals.
+
+    Args:
+        shell: has the cells and the names; all that it has now are the rank's own, and stay so.
+        group: the process group.
+        regrouper: takes models along to a new one.
+        store: what the pickle travels through.
+        key: where in it this rank may put something.
+    """
+
+    def __init__(
+        self,
+        shell: RankShell,
+        group: ProcessGroup,
+        regrouper: Regrouper,
+        store: dist.Store,
+        key: Callable[[str], str],
+    ) -> None:
+        self._namespace = shell.user_ns
+        self._own = {*shell.user_ns}
+        self._cells = shell.compile
+        self._group = group
+        self._regrouper = regrouper
+        self._store = store
+        self._key = key
+        self._storages: Sequence[UntypedStorage] = ()
+
+    def act(self, command: Asked) -> Answer:
+        """Do it, and say what came of it."""
+        match command:
+            case Give():
+                return self._give(command)
+            case Meet():
+                return self._meet(command)
+
+    def _give(self, command: Give) -> Answer:
+        """Pack all names; their tensors stay here until the ranks meet."""
+        _refuse_sharded(self._namespace, self._regrouper.optimizers)
+        leave = [*self._own, *self._history()]
+        carried = pack_names(self._namespace, leave=leave, beside=self._cells.sources())
+        self._storages = carried.storages
+        parcel = parcels.put(self._store, self._key(f"names{command.request}"), carried.data)
+        payload: JsonDict = {
+            "names": list(carried.names),
+            "bytes": len(carried.data),
+            "left": dict(carried.left),
+            "storages": [[each.nbytes(), each.device.type] for each in carried.storages],
+        }
+        return Answer(request=command.request, parcel=parcel, payload=payload)
+
+    def _history(self) -> Iterator[str]:
+        return (name for name in self._namespace if _HISTORY.fullmatch(name))
+
+    def _meet(self, command: Meet) -> Answer:
+        """Form the process group, hand the names over in it, take the models along."""
+        error = self._regrouper.regroup(
+            Regroup(generation=command.generation),
+            source=command.donor,
+            is_heal=True,
+            before=lambda: self._hand_over(command),
+        )
+        self._storages = ()
+        return Answer(request=command.request, error=error)
+
+    def _hand_over(self, command: Meet) -> None:
+        """Memory first: what is opened may look into its tensors at once."""
+        rank, device = dist.get_rank(), self._group.device
+        if rank == command.donor:
+            _send(self._storages, command.newcomers, device)
+        elif rank in command.newcomers:
+            data = parcels.take(self._store, command.parcel)
+            storages = [self._room(size, kind) for size, kind in command.storages]
+            _receive(storages, command.donor, device)
+            self._cells.take_sources(open_names(data, self._namespace, storages))
+            self._regrouper.find_models()
+
+    def _room(self, size: int, kind: str) -> UntypedStorage:
+        own = self._group.device
+        device = own if kind == own.type else torch.device(kind)
+        return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def _refuse_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> None:
+    """What is cut up among the ranks died in part with the dead one."""
+    cut = _what_is_sharded(namespace, optimizers)
+    if cut:  # it may be what nobody has any more
+        gc.collect()
+        cut = _what_is_sharded(namespace, optimizers)
+    if cut:
+        raise RequestError(
+            f"a part of what is sharded ({cut}) died with its rank: `%ddp restart --replay`, and "
+            "load a checkpoint"
+        )
+
+
+def _what_is_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> str:
+    if sharded_modules():
+        return "FSDP"
+    kinds = (type(each).__name__ for each in optimizers if is_sharded(each))
+    return next(kinds, "DTensor" if any(map(_has_dtensors, namespace.values())) else "")
+
+
+def _has_dtensors(value: Any) -> bool:
+    """Whether it is one, or a module that has some."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor is None:
+        return False
+    kind = type(value)
+    if issubclass(kind, torch.nn.Module) and "_modules" in vars(value):
+        return any(issubclass(type(each), tensor.DTensor) for each in value.parameters())
+    return issubclass(kind, tensor.DTensor)
+
+
+def _send(
+    storages: Sequence[UntypedStorage], newcomers: Sequence[int], device: torch.device
+) -> None:
+    for batch in _batches(storages):
+        bytes_ = torch.cat([_bytes(each).to(device) for each in batch])
+        for newcomer in newcomers:
+            dist.send(bytes_, newcomer)
+
+
+def _receive(storages: Sequence[UntypedStorage], donor: int, device: torch.device) -> None:
+    for batch in _batches(storages):
+        sizes = [each.nbytes() for each in batch]
+        came = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        dist.recv(came, donor)
+        for storage, part in zip(batch, came.split(sizes), strict=True):
+            _bytes(storage).copy_(part)
+
+
+def _batches(storages: Sequence[UntypedStorage]) -> Iterator[list[UntypedStorage]]:
+    """Storages that are sent as one, the same at both ends."""
+    batch: list[UntypedStorage] = []
+    for storage in storages:
+        if batch and sum(each.nbytes() for each in batch) + storage.nbytes() > BATCH_BYTES:
+            yield batch
+            batch = []
+        if storage.nbytes():
+            batch.append(storage)
+    if batch:
+        yield batch
+
+
+def _bytes(storage: UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

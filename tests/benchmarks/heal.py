@@ -1,0 +1,190 @@
+"""From the kill of a rank to ready: healed, restarted with replay, and under torchrun.
+
+    python tests/benchmarks/heal.py [--repeats 20] [--ranks 4] [--megabytes 1]
+
+The three take turns in each round, so that all meet the same machine. A rank is killed in a
+training loop: a random one, 0 too. *Healed* and *restarted* end when every rank is idle again, with
+the names of the cells; what a restart has to do besides is to train again. torchrun ends its
+workers and starts new ones, which load a checkpoint: the time is from the kill to the first step
+after that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median, quantiles
+
+from nbddp import CellFailedError, WorkerGroup
+
+SETUP = """
+torch.manual_seed(0)
+width = {width}
+net = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+model = nbddp.prepare(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+loader = nbddp.loader(torch.randn(4096, 64), 16)
+step = 0
+model(torch.randn(4, 64)).sum().backward()
+optimizer.step()
+print("begun")
+"""
+TRAIN = """
+while True:
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        step += 1
+"""
+SAME = """
+import hashlib
+hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
+"""
+SCRIPT = """
+import datetime, json, os, signal, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+path, width = sys.argv[1], int(sys.argv[2])
+first = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == 0
+net = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+model = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+if not first:
+    state = torch.load(path + ".pt")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+for step in range(12 if first else 1):
+    optimizer.zero_grad()
+    model(torch.randn(16, 64)).square().mean().backward()
+    optimizer.step()
+    if first and step == 10 and dist.get_rank() == 0:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path + ".pt")
+    if first and step == 11 and dist.get_rank() == 1:
+        open(path, "w").write(json.dumps(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+if not first and dist.get_rank() == 0:
+    open(path, "a").write(" " + json.dumps(time.time()))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def lose_one(group: WorkerGroup) -> float:
+    """Kill a random rank in the middle of training; when."""
+    victim = random.choice(group.alive)
+    pid = group._session.process_ids()[victim]
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(random.uniform(0.2, 0.6), kill)
+    timer.start()
+    try:
+        group.run(TRAIN, quiet=True)
+    except CellFailedError:
+        timer.join()
+        return killed[0]
+    raise RuntimeError("the training has ended")
+
+
+def is_equal(group: WorkerGroup) -> bool:
+    """Whether every rank has the same parameters, bit for bit."""
+    return len(set(group.run(SAME, quiet=True, wants_value=True).values())) == 1
+
+
+def healed(group: WorkerGroup) -> tuple[float, float]:
+    """Seconds from the kill until the cell is over, and until all are ready with all names."""
+    killed = lose_one(group)
+    noticed = time.monotonic() - killed
+    group.heal()
+    seconds = time.monotonic() - killed
+    if not is_equal(group):
+        raise RuntimeError("the ranks differ")
+    return noticed, seconds
+
+
+def restarted(group: WorkerGroup, width: int) -> float:
+    """Seconds from the kill until all are new and the cells have run again."""
+    killed = lose_one(group)
+    group.restart()
+    group.run(SETUP.format(width=width), quiet=True)
+    return time.monotonic() - killed
+
+
+def under_torchrun(folder: Path, ranks: int, width: int) -> float | None:
+    """Seconds from the kill to the first step from the checkpoint; None if it did not come back."""
+    script, out = folder / "script.py", folder / "times"
+    script.write_text(SCRIPT)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # a fixed address: under --standalone the second attempt often dials ports of the first
+    where = ["--nnodes", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    options = [*where, "--nproc-per-node", str(ranks), "--max-restarts", "1"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(out)]
+    done = subprocess.run([*command, str(width)], env=env, capture_output=True, check=False)
+    if done.returncode:
+        return None
+    killed, resumed = map(json.loads, out.read_text().split())
+    return float(resumed - killed)
+
+
+def spread(name: str, seconds: Sequence[float]) -> str:
+    """Median and 95th percentile."""
+    late = quantiles(seconds, n=20)[-1] if len(seconds) > 1 else seconds[0]
+    return f"{name:<28}{median(seconds):>8.2f} s{late:>8.2f} s"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--megabytes", type=float, default=1.0, help="of parameters")
+    parser.add_argument("--alone", action="store_true", help="only heal")
+    asked = parser.parse_args()
+    random.seed(0)
+    width = max(1, int(asked.megabytes * 2**20 / 4 / 66))
+    mine, anew, theirs = [], [], []
+    with WorkerGroup(nproc=asked.ranks) as group, tempfile.TemporaryDirectory() as folder:
+        group.run(SETUP.format(width=width), quiet=True)
+        group._session.launcher.warm_up_more()  # else the first new rank imports all by itself
+        for _ in range(asked.repeats):
+            mine.append(healed(group))
+            if not asked.alone:
+                anew.append(restarted(group, width))
+                theirs.append(under_torchrun(Path(folder), asked.ranks, width))
+    print(
+        f"{os.cpu_count()} cores, python {platform.python_version()}, torch {version('torch')}; "
+        f"{asked.ranks} ranks, {asked.megabytes:g} MB of parameters, {asked.repeats} kills\n"
+    )
+    print(f"{'from the kill to ready':<28}{'median':>10}{'95 %':>10}")
+    for name, seconds in zip(("the cell is over", "healed"), zip(*mine, strict=True), strict=True):
+        print(spread(name, seconds))
+    if not asked.alone:
+        came = [each for each in theirs if each is not None]
+        print(spread("restarted and replayed", anew))
+        print(f"torchrun came back in {len(came)} of {len(theirs)} runs")
+        if came:
+            print(spread("torchrun", came))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What one rank's names become in another: the same things, bound to the other's names."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nbddp
+from nbddp.worker.carry import open_names, pack_names
+
+CELLS = """
+import functools, torch
+from torch import nn
+scale = 2
+def times(x): return x * scale
+def fact(n): return n * fact(n - 1) if n else 1
+def counter():
+    count = 0
+    def tick(by=1, *, twice=False):
+        "Count."
+        nonlocal count
+        count += by * (2 if twice else 1)
+        return count
+    return tick
+tick = counter(); tick()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+    def forward(self, x): return times(self.layer(x))
+class Wide(Net):
+    def __init__(self):
+        super().__init__()
+        self.wide = True
+model = Wide()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+for _ in range(2):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step(); schedule.step()
+half = functools.partial(times, 0.5)
+weight = model.layer.weight
+view = weight.detach()[0]
+"""
+
+
+def namespace(source: str = CELLS) -> dict[str, Any]:
+    """The names of a rank in which these cells ran."""
+    names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    exec(source, names)
+    return names
+
+
+@pytest.fixture
+def there() -> dict[str, Any]:
+    """Another rank's names, which had every one of this one's, carried."""
+    names, other = namespace(), {"__name__": "__main__", "__builtins__": __builtins__}
+    carried = pack_names(names, leave=["__name__", "__builtins__"])
+    assert carried.left == {}
+    open_names(carried.data, other, carried.storages)
+    return other
+
+
+def test_functions_see_the_names_of_where_they_are(there: dict[str, Any]) -> None:
+    assert there["times"](1) == 2
+    there["scale"] = 5
+    assert there["times"](1) == 5
+    assert there["half"]() == 2.5
+    assert there["fact"](5) == 120
+    assert there["times"].__globals__ is there
+
+
+def test_closures_keep_what_they_hold_and_how_they_look(there: dict[str, Any]) -> None:
+    tick = there["tick"]
+    assert tick(twice=True) == 3
+    assert tick.__doc__ == "Count."
+    assert tick.__qualname__ == "counter.<locals>.tick"
+
+
+def test_an_optimizers_parameters_are_the_models(there: dict[str, Any]) -> None:
+    model, optimizer = there["model"], there["optimizer"]
+    mine = [id(each) for each in model.parameters()]
+    assert [id(each) for group in optimizer.param_groups for each in group["params"]] == mine
+    assert there["schedule"].optimizer is optimizer
+    assert there["weight"] is model.layer.weight
+    assert optimizer.state[there["weight"]]["step"] == 2
+    assert (
+        there["view"].untyped_storage().data_ptr() == there["weight"].untyped_storage().data_ptr()
+    )
+
+
+def test_a_class_of_a_cell_is_one_class(there: dict[str, Any]) -> None:
+    assert type(there["model"]) is there["Wide"]
+    assert issubclass(there["Wide"], there["Net"])
+    assert there["model"](torch.ones(1, 2)).shape == (1, 2)
+    assert there["Net"]().layer.in_features == 2
+
+
+def test_training_goes_on_as_it_would_have(there: dict[str, Any]) -> None:
+    here = namespace()
+    carried = pack_names(here, leave=["__name__", "__builtins__"])
+    open_names(carried.data, there, [each.clone() for each in carried.storages])
+    for names in (here, there):
+        model, optimizer = names["model"], names["optimizer"]
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    pairs = zip(here["model"].parameters(), there["model"].parameters(), strict=True)
+    assert all(torch.equal(mine, its) for mine, its in pairs)
+
+
+def test_what_cannot_be_carried_is_named_with_its_reason(tmp_path: Any) -> None:
+    names = namespace("kept = [1]\nalso = kept")
+    with (tmp_path / "log").open("w") as file:
+        names |= {"file": file, "lock": threading.Lock(), "inside": {"deep": [file]}}
+        carried = pack_names(names, leave=["__name__", "__builtins__"])
+    assert carried.names == ("kept", "also")
+    assert set(carried.left) == {"file", "lock", "inside"}
+    assert "lock" in carried.left["lock"]
+
+
+def test_the_kits_own_things_are_carried() -> None:
+    loader = nbddp.loader(range(100), 4, seed=3)
+    batches = iter(loader)
+    next(batches), next(batches)
+    names = {"loader": loader, "precision": nbddp.precision("fp32"), "net": nn.Linear(1, 1)}
+    there: dict[str, Any] = {}
+    carried = pack_names(names)
+    assert carried.left == {}
+    open_names(carried.data, there, carried.storages)
+    assert there["loader"].state_dict() == loader.state_dict()
