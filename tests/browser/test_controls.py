@@ -180,6 +180,9 @@ def test_after_a_death_the_group_is_healed_by_a_button_and_by_itself(
         notebook.button("Heal").click()
         notebook.await_text(2, r"^rank 1 healed with the names of rank 0 in \d+\.\d\d s ")
         picture(notebook, "healed")
+        for label in ("Heal", "Restart and run again"):  # what is said does not cut them off
+            is_whole = "it => it.scrollWidth <= it.clientWidth"
+            assert notebook.button(label).evaluate(is_whole)
         notebook.run(3)
         assert "[0]" in notebook.text(3)
         notebook.run(4)

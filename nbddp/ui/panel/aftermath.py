@@ -132,4 +132,6 @@ class Aftermath:
 
 
 def _button(label: str) -> widgets.Button:
-    return button(label, tooltip=_TIPS[label], icon=_ICONS[label])
+    made = button(label, tooltip=_TIPS[label], icon=_ICONS[label])
+    made.layout.flex = "none"  # what is said beside it may be long, and takes two lines
+    return made
