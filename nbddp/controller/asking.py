@@ -77,7 +77,7 @@ class Asking:
         numbers: dict[int, int] = {}
         try:
             for rank in ranks:
-                futures[rank] = self._send(rank, _noting(numbers, rank, make))
+                futures[rank] = self._send(rank, noting(numbers, rank, make))
             await_all(futures.values())
             return _answers(futures, what)
         except BaseException:
@@ -101,9 +101,11 @@ class Asking:
             self._session.require_link().discard(future.result().parcel)
 
 
-def _noting(
+def noting(
     numbers: dict[int, int], rank: int, make: Callable[[int], Command]
 ) -> Callable[[int], Command]:
+    """Makes the same question, and notes its number, by which it can be dropped."""
+
     def make_noted(number: int) -> Command:
         numbers[rank] = number
         return make(number)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
+from nbddp.controller.asking import noting
 from nbddp.controller.promises import await_all, await_all_or_a_failure, kept
 from nbddp.errors import RequestError
 from nbddp.record.deeds import cell_that_made
@@ -38,7 +38,7 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
     began = time.monotonic()
     revived = session.begin_heal(chosen, source)
     with _given_up_if_it_fails(session):
-        given = _ask(session, [source], lambda number: Give(request=number))
+        given = {source: session.send(source, lambda number: Give(request=number))}
         kept(revived)
         forked = time.monotonic()
         [answer] = _answers(given)
@@ -96,12 +96,6 @@ def _given_up_if_it_fails(session: Session) -> Iterator[None]:
         raise
 
 
-def _ask(
-    session: Session, ranks: Sequence[int], make: Callable[[int], Command]
-) -> dict[int, Future[Answer]]:
-    return {rank: session.send(rank, make) for rank in ranks}
-
-
 def _let_meet(session: Session, make: Callable[[int], Command]) -> None:
     """Have all meet; if one of them cannot, the others do not wait for it any longer.
 
@@ -109,15 +103,10 @@ def _let_meet(session: Session, make: Callable[[int], Command]) -> None:
         RequestError: they could not.
     """
     numbers: dict[int, int] = {}
-
-    def noted(rank: int, number: int) -> Command:
-        numbers[rank] = number
-        return make(number)
-
     asked: dict[int, Future[Answer]] = {}
     try:
         for rank in session.life.alive:
-            asked[rank] = session.send(rank, partial(noted, rank))
+            asked[rank] = session.send(rank, noting(numbers, rank, make))
         await_all_or_a_failure(asked.values())
     finally:
         for rank, answer in asked.items():
