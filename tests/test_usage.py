@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from subprocess import PIPE
 from types import SimpleNamespace
 
 import psutil
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 from nbddp.worker import usage as usage_module
-from nbddp.worker.usage import Usage
+from nbddp.worker.usage import Usage, children_cpu_time
 
 
 def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +53,15 @@ def test_of_a_gpu_a_rank_tells_what_is_its_own_and_asks_nobody_before_cells_have
         told = (use.gpu, use.gpu_name, use.gpu_memory, use.gpu_reserved)
         assert told == ("8f2a", "NVIDIA T4", 5, 7)
     assert asked == [torch.device("cuda", 1)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell")
+def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
+    before = children_cpu_time()
+    script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo; read line"
+    with subprocess.Popen(["sh", "-c", script], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()  # the grandchild has ended, the child has not
+        used = children_cpu_time() - before
+        child.stdin.close()
+    assert used >= 0.05

@@ -67,12 +67,12 @@ class Usage:
 
 
 def children_cpu_time() -> float:
-    """Seconds of CPU that the children of this process have used, those that ended included."""
+    """Seconds of CPU that the descendants of this process have used, those that ended included."""
     ended = os.times()
     seconds = ended.children_user + ended.children_system
     with suppress(OSError):  # no descriptors are left to look with
         for each in descendants(os.getpid()):
             with suppress(psutil.Error):  # it has just ended
                 used = each.cpu_times()
-                seconds += used.user + used.system
+                seconds += used.user + used.system + used.children_user + used.children_system
     return seconds
