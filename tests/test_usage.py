@@ -60,7 +60,8 @@ def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
     before = children_cpu_time()
     script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo; read line"
     with subprocess.Popen(["sh", "-c", script], stdin=PIPE, stdout=PIPE) as child:
-        assert child.stdin is not None and child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
         child.stdout.readline()  # the grandchild has ended, the child has not
         used = children_cpu_time() - before
         child.stdin.close()
