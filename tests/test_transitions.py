@@ -455,7 +455,15 @@ def test_a_second_failure_sets_no_second_alarm() -> None:
     life = after(StartAsked(world_size=3), ready(0), ready(1), ready(2), run(0, 1, 2))
     life, _ = play(ended(0, is_ok=False), life=life)
     assert play(ended(1, is_ok=False), life=life)[1] == []
-    assert play(died(1), life=life)[1] == [Remark(text="rank 1 was killed by SIGKILL")]
+
+
+def test_a_death_that_is_heard_of_after_a_failure_makes_the_moment_shorter() -> None:
+    life = after(StartAsked(world_size=4), *map(ready, range(4)), run(0, 1, 2, 3))
+    life, _ = play(ended(0, is_ok=False), life=life)  # of the connection to rank 1
+    said = Remark(text="rank 1 was killed by SIGKILL")
+    life, actions = play(died(1), life=life)
+    assert actions == [said, alarm(Alarm.PEERS, DEATH_PATIENCE)]
+    assert alarm(Alarm.PEERS, DEATH_PATIENCE) not in play(died(2), life=life)[1]
 
 
 def test_a_success_sets_no_alarm() -> None:

@@ -67,6 +67,7 @@ class CellLife:
     number: int
     waiting: frozenset[int]
     has_failed: bool = False
+    has_lost_rank: bool = False  # for it is dead, which is worse than a failure
     lost_group: bool = False
     sequences: frozenset[int] = frozenset()
     interrupts: int = 0

@@ -50,7 +50,7 @@ from nbddp.lifecycle.states import CellLife, GroupState, Life, RankLife, RankSta
 from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, mark, ring_in
 
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
-DEATH_PATIENCE = 0.2  # or died: who waits for it in a ring, but not next to it, hears of nothing
+DEATH_PATIENCE = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
 STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
 CLEANUP = 60.0  # seconds that a cell gets which caught its KeyboardInterrupt to clean up
 
@@ -241,18 +241,19 @@ def _on_rank_noticed(life: Life, event: RankNoticed) -> Step:
 
 
 def _one_less(life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool) -> Step:
-    is_first_failure = has_failed and not cell.has_failed
+    is_dead = rank not in life.alive
+    is_news = has_failed and not (cell.has_lost_rank if is_dead else cell.has_failed)
     cell = replace(
         cell,
         waiting=cell.waiting - {rank},
         has_failed=cell.has_failed or has_failed,
+        has_lost_rank=cell.has_lost_rank or is_dead,
         lost_group=cell.lost_group or lost_group,
     )
     life = replace(life, cell=cell)
     if not cell.waiting:
         return _finish(life, cell)
-    if life.state is GroupState.RUNNING and is_first_failure:
-        is_dead = rank not in life.alive
+    if life.state is GroupState.RUNNING and is_news:
         return life, [ring_in(life, Alarm.PEERS, DEATH_PATIENCE if is_dead else PEERS_PATIENCE)]
     return life, []
 

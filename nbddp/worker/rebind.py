@@ -5,7 +5,6 @@ Nothing here is fatal: what cannot go on is named, with the way out, and the res
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 from collections import Counter
@@ -79,7 +78,6 @@ class Rebinding:
         Returns:
             What the user should know, a line for each piece of news; the same on every rank.
         """
-        gc.collect()  # one rank may have let go of a model already and another not yet
         movable, others = self._movable(), self._others()
         has_any = bool(
             movable or others or self._left or self._sharded_optimizers() or self._loaders
