@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import nbddp
-from nbddp.worker.carry import open_names, pack_names
+from nbddp.worker.carry import NotOpenedError, open_names, pack_names
 
 CELLS = """
 import functools, torch
@@ -133,3 +133,49 @@ def test_the_kits_own_things_are_carried() -> None:
     assert carried.left == {}
     open_names(carried.data, there, carried.storages)
     assert there["loader"].state_dict() == loader.state_dict()
+
+
+def carried_over(source: str) -> dict[str, Any]:
+    """The names that a cell makes, in another rank."""
+    names, other = namespace(source), {"__name__": "__main__", "__builtins__": __builtins__}
+    carried = pack_names(names, leave=["__name__", "__builtins__"])
+    open_names(carried.data, other, carried.storages)
+    return other
+
+
+def test_a_function_that_keeps_its_results_is_carried_without_them() -> None:
+    there = carried_over(
+        "import functools\nscale = 2\n"
+        "@functools.lru_cache(maxsize=5)\ndef times(x): return x * scale"
+    )
+    there["scale"] = 3
+    assert there["times"](4) == 12
+    assert there["times"].cache_parameters() == {"maxsize": 5, "typed": False}
+
+
+def test_code_that_runs_while_an_object_is_made_finds_what_it_uses() -> None:
+    there = carried_over(
+        "class Guarded:\n"
+        "    def __getstate__(self): return {'value': 3}\n"
+        "    def __setstate__(self, state):\n"
+        "        vars(self).update(state)\n"
+        "        self.gate = checked(threading.Lock())\n"
+        "guarded = Guarded()\n"
+        "import threading\n"
+        "def checked(gate): return gate\n"
+    )
+    assert there["guarded"].value == 3
+    assert not there["guarded"].gate.locked()
+
+
+def test_what_cannot_be_made_there_is_named_and_changes_nothing() -> None:
+    source = (
+        "class Here:\n    def __reduce__(self): return made, ()\n"
+        "def made():\n    raise OSError('not on this machine')\nkept, here = [1], Here()"
+    )
+    names, there = namespace(source), {"mine": 1}
+    carried = pack_names(names, leave=["__name__", "__builtins__"])
+    with pytest.raises(NotOpenedError, match="not on this machine") as failure:
+        open_names(carried.data, there, carried.storages)
+    assert failure.value.name == "here"
+    assert there == {"mine": 1}

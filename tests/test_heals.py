@@ -46,6 +46,13 @@ def test_a_group_heals_while_the_others_live_on() -> None:
     assert advance(life, run())[1] == [SendCell(cell=1, ranks=(0, 1))]
 
 
+def test_no_ranks_meet_where_others_have_tried_to() -> None:
+    """What those left in the store would lead them astray."""
+    life, _ = advance(HEALING, HealEnded(attempt=BROKEN.attempt, reason="one could not"))
+    again, _ = advance(life, HealAsked(ranks=(1,), donor=0))
+    assert len({each.generation for each in (BROKEN, HEALING, again)}) == 3
+
+
 @pytest.mark.parametrize(
     ("event", "why"),
     [

@@ -38,36 +38,25 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
     began = time.monotonic()
     revived = session.begin_heal(chosen, source)
     with _given_up_if_it_fails(session):
-        given = {source: session.send(source, lambda number: Give(request=number))}
+        given = _give(session, source, [])
         kept(revived)
         forked = time.monotonic()
-        [answer] = _answers(given)
+        left: dict[str, str] = {}
+        answer = given()
         carried = time.monotonic()
-        parcel, storages = answer.parcel, answer.payload["storages"]
-        generation = session.life.generation + 1
-
-        def meet(number: int) -> Meet:
-            return Meet(
-                request=number,
-                generation=generation,
-                donor=source,
-                newcomers=list(chosen),
-                parcel=parcel,
-                storages=storages,
-            )
-
-        try:
-            _let_meet(session, meet)
-        finally:
-            session.require_link().discard(parcel)
+        while unopened := _hand_over(session, answer, source, chosen, turn=len(left)):
+            left |= unopened  # the next one may be another
+            answer = _give(session, source, [*left])()
         session.end_heal()
+    left |= answer.payload["left"]
+    storages = answer.payload["storages"]
     size = answer.payload["bytes"] + sum(size for size, _ in storages)
     healed = Healed(
         ranks=chosen,
         donor=source,
         names=len(answer.payload["names"]),
-        left=answer.payload["left"],
-        cells={name: cell_that_made(name, session.deeds) for name in answer.payload["left"]},
+        left=left,
+        cells={name: cell_that_made(name, session.deeds) for name in left},
         size=size,
         fork=forked - began,
         carry=carried - forked,
@@ -96,11 +85,58 @@ def _given_up_if_it_fails(session: Session) -> Iterator[None]:
         raise
 
 
-def _let_meet(session: Session, make: Callable[[int], Command]) -> None:
-    """Have all meet; if one of them cannot, the others do not wait for it any longer.
+def _give(session: Session, donor: int, leave: list[str]) -> Callable[[], Answer]:
+    """Ask the donor for all its names but these; to be waited for."""
+    asked = {donor: session.send(donor, lambda number: Give(request=number, leave=leave))}
+
+    def given() -> Answer:
+        said = _answers(asked)
+        _check(said)
+        return said[donor]
+
+    return given
+
+
+def _hand_over(
+    session: Session, answer: Answer, donor: int, newcomers: Sequence[int], *, turn: int
+) -> dict[str, str]:
+    """Have all meet, and the new ones take the names.
+
+    Returns:
+        Why not, for a name that could not be made there: then they have none, and have not met.
 
     Raises:
         RequestError: they could not.
+    """
+
+    def meet(number: int) -> Meet:
+        return Meet(
+            request=number,
+            generation=session.life.generation,
+            turn=turn,
+            donor=donor,
+            newcomers=list(newcomers),
+            parcel=answer.parcel,
+            storages=answer.payload["storages"],
+        )
+
+    try:
+        said = _let_meet(session, meet)
+    finally:
+        session.require_link().discard(answer.parcel)
+    unopened: dict[str, str] = {}
+    for each in said.values():
+        unopened |= each.payload.get("unopened", {})
+    if not unopened:
+        _check(said)
+    return unopened
+
+
+def _let_meet(session: Session, make: Callable[[int], Command]) -> dict[int, Answer]:
+    """Have all meet; if one of them cannot, the others do not wait for it any longer.
+
+    Raises:
+        RequestError: one of them died.
     """
     numbers: dict[int, int] = {}
     asked: dict[int, Future[Answer]] = {}
@@ -112,20 +148,29 @@ def _let_meet(session: Session, make: Callable[[int], Command]) -> None:
         for rank, answer in asked.items():
             if not answer.done():
                 session.drop(rank, numbers[rank])
-    _answers(asked)
+    return _answers(asked)
 
 
-def _answers(asked: Mapping[int, Future[Answer]]) -> list[Answer]:
+def _answers(asked: Mapping[int, Future[Answer]]) -> dict[int, Answer]:
     """What all of them say.
 
     Raises:
-        RequestError: one of them could not do it.
+        RequestError: one of them died.
     """
     await_all(asked.values())
     for future in asked.values():  # what one died of is why the others could not
         if died := future.exception():
             raise died
-    for rank, future in asked.items():
-        if error := future.result().error:
-            raise RequestError(f"rank {rank}: {error}")
-    return [future.result() for future in asked.values()]
+    return {rank: future.result() for rank, future in asked.items()}
+
+
+def _check(said: Mapping[int, Answer]) -> None:
+    """See that all could do it.
+
+    Raises:
+        RequestError: why one could not; not, of one that it has left.
+    """
+    failed = [(rank, answer) for rank, answer in said.items() if answer.error]
+    first = sorted(failed, key=lambda each: each[1].payload.get("was_left", False))
+    for rank, answer in first[:1]:
+        raise RequestError(f"rank {rank}: {answer.error}")

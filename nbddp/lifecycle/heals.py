@@ -35,7 +35,13 @@ def on_heal_asked(life: Life, event: HealAsked) -> Step:
         RankLife(each.rank, incarnation=each.incarnation + 1) if each.rank in event.ranks else each
         for each in life.ranks
     )
-    healing = replace(life, state=GroupState.HEALING, ranks=ranks, newcomers=event.ranks)
+    healing = replace(
+        life,
+        state=GroupState.HEALING,
+        ranks=ranks,
+        newcomers=event.ranks,
+        generation=life.generation + 1,  # no ranks ever meet where others did, or tried to
+    )
     born = tuple((each.rank, each.incarnation) for each in ranks if each.rank in event.ranks)
     revive = Revive(attempt=life.attempt, ranks=born)
     return healing, [revive, ring_in(healing, Alarm.START, START_PATIENCE)]
@@ -73,6 +79,5 @@ def on_heal_ended(life: Life, event: HealEnded) -> Step:
         state=GroupState.IDLE if is_whole else GroupState.BROKEN,
         newcomers=(),
         has_group=is_whole,
-        generation=life.generation + 1,
     )
     return over, []

@@ -8,20 +8,23 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Give:
-    """Lay all names out for a rank that takes a dead one's place."""
+    """Lay all names out for a rank that takes a dead one's place, but those to ``leave``."""
 
     request: int
+    leave: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meet:
     """Form a new process group, in which newcomers get the names that a donor gave.
 
+    ``turn`` counts the meetings of one generation: some come to nothing.
     ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each.
     """
 
     request: int
     generation: int
+    turn: int
     donor: int
     newcomers: list[int]
     parcel: dict[str, Any]

@@ -1,17 +1,20 @@
 """A rank's names for another rank that takes a dead one's place: everything that can be carried.
 
-One pickle holds them all, so that what belongs together does so at the other end: an optimizer's
-parameters are the model's. What cannot be pickled is left out, by name, and the rest goes. The
-memory of tensors is not in the pickle: it can be sent in whatever way is best, and views share it.
+They are pickled one after the other by one pickler, which knows what it has had. So what belongs
+together does so at the other end (an optimizer's parameters are the model's), and code that runs
+there when an object is made finds the modules, functions and classes that it uses. What cannot be
+pickled is left out, by name, and the rest goes. The memory of tensors is not in the pickle: it can
+be sent in whatever way is best, and views share it.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -23,6 +26,7 @@ from nbddp.worker.headline import text_of
 from nbddp.worker.rebind import OF_THE_GROUP
 
 _NAMES = "the namespace"
+_CACHED = type(functools.lru_cache(print))
 Slot = tuple[bool, Any]  # whether a closure's cell is filled, and with what
 
 
@@ -41,6 +45,18 @@ class Carried:
     storages: Sequence[UntypedStorage]
     names: tuple[str, ...]
     left: Mapping[str, str]
+
+
+class NotOpenedError(Exception):
+    """A name that was carried could not be made at the other end.
+
+    Attributes:
+        name: which.
+    """
+
+    def __init__(self, name: str, error: BaseException) -> None:
+        super().__init__(_why(error))
+        self.name = name
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
@@ -71,6 +87,8 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         """Functions of cells see the other rank's names; models wait for their process group."""
         if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
             return _reduced(obj)
+        if isinstance(obj, _CACHED):  # which says of itself only what it is called
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, DistributedDataParallel):
             state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
             return _without_group, (type(obj), state)
@@ -101,7 +119,6 @@ class _Opener(pickle.Unpickler):
 def pack_names(
     namespace: dict[str, Any],
     leave: Iterable[str] = (),
-    check: Callable[[], None] = lambda: None,
     beside: Any = None,
 ) -> Carried:
     """Pickle a namespace's names, but those that are to be left.
@@ -109,8 +126,7 @@ def pack_names(
     Args:
         namespace: where the cells' functions look names up.
         leave: names that are the rank's own, or the shell's.
-        check: is asked again and again; what it raises ends this.
-        beside: what else :func:`open_names` shall return.
+        beside: what else :func:`open_names` shall hand over.
 
     >>> step = [3]
     >>> carried = pack_names({"step": step, "same": step, "gate": (n for n in ())})
@@ -127,7 +143,6 @@ def pack_names(
     packer, why = _try(names, namespace, beside)
     if why:
         for name, value in names.items():
-            check()
             why = _try({name: value}, namespace)[1]
             if why:
                 left[name] = why
@@ -138,17 +153,31 @@ def pack_names(
     return Carried(packer.file.getvalue(), packer.storages, tuple(names), left)
 
 
-def open_names(data: bytes, namespace: dict[str, Any], storages: Sequence[UntypedStorage]) -> Any:
+def open_names(
+    data: bytes,
+    namespace: dict[str, Any],
+    storages: Sequence[UntypedStorage],
+    take: Callable[[Any], None] = lambda _: None,
+) -> None:
     """Put names that were carried into this process's namespace.
 
     ``storages`` is memory of the sizes that it has at the other end; it may be filled later.
+    ``take`` is given what was packed beside the names, before they are opened.
 
-    Returns:
-        What was packed beside them.
+    Raises:
+        NotOpenedError: one could not be made here; the namespace is as it was before.
     """
-    names, beside = _Opener(data, namespace, storages).load()
-    namespace.update(names)
-    return beside
+    opener = _Opener(data, namespace, storages)
+    names, beside = opener.load()
+    take(beside)
+    before = dict(namespace)
+    for name in names:
+        try:
+            namespace[name] = opener.load()
+        except Exception as error:
+            namespace.clear()
+            namespace.update(before)
+            raise NotOpenedError(name, error) from error
 
 
 def _try(
@@ -156,11 +185,25 @@ def _try(
 ) -> tuple[_Packer, str]:
     """The names pickled, or why not."""
     packer = _Packer(io.BytesIO(), namespace)
+    order = sorted(names, key=lambda name: _turn(names[name]))
     try:
-        packer.dump((dict(names), beside))
+        packer.dump((order, beside))
+        for name in order:
+            packer.dump(names[name])
     except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
-        return packer, text_of(error).partition("\n")[0] or type(error).__name__
+        return packer, _why(error)
     return packer, ""
+
+
+def _turn(value: Any) -> int:
+    """What others may need while they are made comes first."""
+    if isinstance(value, ModuleType):
+        return 0
+    return 1 if isinstance(value, (type, FunctionType)) else 2
+
+
+def _why(error: BaseException) -> str:
+    return text_of(error).partition("\n")[0] or type(error).__name__
 
 
 # ---- functions of cells
@@ -200,6 +243,10 @@ def _fill(function: FunctionType, told: tuple[dict[str, Any], dict[str, Any], li
     for cell, (is_filled, value) in zip(function.__closure__ or (), cells, strict=True):
         if is_filled:
             cell.cell_contents = value
+
+
+def _cached(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**options)(function)
 
 
 # ---- models

@@ -20,8 +20,9 @@ from nbddp.errors import RequestError
 from nbddp.wire import parcels
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, JsonDict, Regroup
-from nbddp.worker.carry import open_names, pack_names
+from nbddp.worker.carry import NotOpenedError, open_names, pack_names
 from nbddp.worker.registry import is_sharded, sharded_modules
+from nbddp.worker.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from nbddp.worker.process_group import ProcessGroup
@@ -55,12 +56,14 @@ class Healing:
     ) -> None:
         self._namespace = shell.user_ns
         self._own = {*shell.user_ns}
+        self._surroundings = Surroundings()
         self._cells = shell.compile
         self._group = group
         self._regrouper = regrouper
         self._store = store
         self._key = key
         self._storages: Sequence[UntypedStorage] = ()
+        self._unopened: NotOpenedError | None = None
 
     def act(self, command: Asked) -> Answer:
         """Do it, and say what came of it."""
@@ -73,8 +76,9 @@ class Healing:
     def _give(self, command: Give) -> Answer:
         """Pack all names; their tensors stay here until the ranks meet."""
         _refuse_sharded(self._namespace, self._regrouper.optimizers)
-        leave = [*self._own, *self._history()]
-        carried = pack_names(self._namespace, leave=leave, beside=self._cells.sources())
+        leave = [*self._own, *self._history(), *command.leave]
+        beside = self._cells.sources(), self._surroundings.told()
+        carried = pack_names(self._namespace, leave=leave, beside=beside)
         self._storages = carried.storages
         parcel = parcels.put(self._store, self._key(f"names{command.request}"), carried.data)
         payload: JsonDict = {
@@ -91,13 +95,18 @@ class Healing:
     def _meet(self, command: Meet) -> Answer:
         """Form the process group, hand the names over in it, take the models along."""
         error = self._regrouper.regroup(
-            Regroup(generation=command.generation),
+            Regroup(generation=command.generation, turn=command.turn),
             source=command.donor,
             is_heal=True,
             before=lambda: self._hand_over(command),
         )
         self._storages = ()
-        return Answer(request=command.request, error=error)
+        payload: JsonDict = {"was_left": bool(error) and self._regrouper.was_left}
+        if self._unopened is not None:
+            error = str(self._unopened)
+            payload["unopened"] = {self._unopened.name: error}
+        self._unopened = None
+        return Answer(request=command.request, error=error, payload=payload)
 
     def _hand_over(self, command: Meet) -> None:
         """Memory first: what is opened may look into its tensors at once."""
@@ -108,8 +117,20 @@ class Healing:
             data = parcels.take(self._store, command.parcel)
             storages = [self._room(size, kind) for size, kind in command.storages]
             _receive(storages, command.donor, device)
-            self._cells.take_sources(open_names(data, self._namespace, storages))
+            self._open(data, storages)
             self._regrouper.find_models()
+
+    def _open(self, data: bytes, storages: Sequence[UntypedStorage]) -> None:
+        try:
+            open_names(data, self._namespace, storages, self._take_beside)
+        except NotOpenedError as error:
+            self._unopened = error.with_traceback(None)
+            raise
+
+    def _take_beside(self, beside: Any) -> None:
+        sources, surroundings = beside
+        self._cells.take_sources(sources)
+        self._surroundings.take(surroundings)
 
     def _room(self, size: int, kind: str) -> UntypedStorage:
         own = self._group.device

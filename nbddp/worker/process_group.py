@@ -75,7 +75,7 @@ class ProcessGroup:
         """The default process group, None without one."""
         return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
 
-    def form(self, generation: int) -> None:
+    def form(self, generation: int, turn: int = 0) -> None:
         """Leave the old group, if any, and meet the other ranks in a new one.
 
         A group keeps the timeout that it was made with in a send, in a recv and in the checks of
@@ -85,7 +85,8 @@ class ProcessGroup:
         self.leave()
         _check_room(self._topology.world_size)
         _number_groups_from(0)
-        store = dist.PrefixStore(f"a{self._attempt}/group/{generation}", self._open_store())
+        prefix = f"a{self._attempt}/group/{generation}/{turn}"
+        store = dist.PrefixStore(prefix, self._open_store())
         world = self._topology.world_size
         enough = max(self._timeout, CONNECTING * world)
         self._meet(store, world)

@@ -16,7 +16,11 @@ from nbddp.worker.registry import Registry
 
 
 class Regrouper:
-    """Does what a Regroup says; a failure is told by the next cell that needs the group, once."""
+    """Does what a Regroup says; a failure is told by the next cell that needs the group, once.
+
+    Attributes:
+        was_left: whether the last failure is but that another rank has gone away.
+    """
 
     def __init__(
         self, group: ProcessGroup, namespace: Mapping[str, Any], say: Callable[[str], None]
@@ -29,6 +33,7 @@ class Regrouper:
         self._tries = True
         self._failure: Failure | None = None
         self._is_tidy = False
+        self.was_left = False
 
     @property
     def optimizers(self) -> Iterable[Any]:
@@ -61,13 +66,14 @@ class Regrouper:
         self._failure = None
         try:
             if command.form:
-                self._group.form(command.generation)
+                self._group.form(command.generation, command.turn)
                 before()
                 self._rebind(source, is_heal=is_heal)
                 self._group.settle()
             else:
                 self._group.leave()
         except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
+            self.was_left = comes_from_backend(error)
             lasts = isinstance(error, NoDescriptorsError)
             self._failure = replace(plain(error), lasts=lasts)
         if self._failure is None:

@@ -283,11 +283,10 @@ def _printing() -> Iterator[None]:
 _NUMPYS: dict[str, Any] = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 
 
-@contextmanager
-def _torch() -> Iterator[None]:
-    """The settings of torch; what a new process begins with are the defaults."""
+def torch_settings() -> list[Pair]:
+    """How each setting of torch is read, and written."""
     cudnn: Any = torch.backends.cudnn
-    pairs: list[Pair] = [
+    return [
         (torch.get_default_dtype, torch.set_default_dtype),
         (_default_device, torch.set_default_device),
         (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -304,9 +303,14 @@ def _torch() -> Iterator[None]:
         ),
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     ]
+
+
+@contextmanager
+def _torch() -> Iterator[None]:
+    """The settings of torch; what a new process begins with are the defaults."""
     context: Any = multiprocessing.context._default_context
     chosen = context._actual_context
-    with _kept(pairs), _interop_threads():
+    with _kept(torch_settings()), _interop_threads():
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
         torch.set_grad_enabled(True)
