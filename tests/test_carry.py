@@ -118,8 +118,8 @@ def test_what_cannot_be_carried_is_named_with_its_reason(tmp_path: Any) -> None:
     with (tmp_path / "log").open("w") as file:
         names |= {"file": file, "lock": threading.Lock(), "inside": {"deep": [file]}}
         carried = pack_names(names, leave=["__name__", "__builtins__"])
-    assert carried.names == ("kept", "also")
-    assert set(carried.left) == {"file", "lock", "inside"}
+    assert carried.names == ("kept", "also", "inside")
+    assert set(carried.left) == {"file", "lock", "inside['deep'][0]"}
     assert "lock" in carried.left["lock"]
 
 
@@ -179,3 +179,48 @@ def test_what_cannot_be_made_there_is_named_and_changes_nothing() -> None:
         open_names(carried.data, there, carried.storages)
     assert failure.value.name == "here"
     assert there == {"mine": 1}
+
+
+TRAINER = """
+import threading, queue
+class Trainer:
+    def __init__(self):
+        self.model, self.gate, self.log = [1, 2], threading.Lock(), open('/dev/null', 'w')
+        self.mail, self.stream = queue.Queue(), (each for each in range(3))
+        self.inner = {'deep': threading.Event()}
+trainer = Trainer()
+same = trainer.model
+"""
+
+
+def test_an_object_comes_without_the_parts_that_cannot_be_carried() -> None:
+    names, there = namespace(TRAINER), {"__name__": "__main__", "__builtins__": __builtins__}
+    carried = pack_names(names, leave=["__name__", "__builtins__"])
+    open_names(carried.data, there, carried.storages)
+    names["trainer"].log.close()
+    assert {"trainer.gate", "trainer.log", "trainer.stream"} <= {*carried.left}
+    assert carried.left["trainer.stream"] == "cannot pickle 'generator' object"
+    trainer = there["trainer"]
+    assert trainer.model is there["same"]
+    said = "of another rank, which could not be carried here: make it again"
+    with pytest.raises(RuntimeError, match=f"a lock {said}"), trainer.gate:
+        pass
+    with pytest.raises(RuntimeError, match=f"a generator {said}"):
+        next(trainer.stream)
+    with pytest.raises(AttributeError, match=f"a TextIOWrapper {said}"):
+        trainer.log.write("")
+    with pytest.raises(RuntimeError, match=said):
+        trainer.mail.put(1)
+    with pytest.raises(RuntimeError, match=said):
+        trainer.inner["deep"].set()
+
+
+def test_a_file_that_is_open_stays_where_it_is(tmp_path: Any) -> None:
+    (tmp_path / "text").write_text("one")
+    with (tmp_path / "text").open() as text, (tmp_path / "text").open("rb") as raw:
+        carried = pack_names({"text": text, "raw": raw})
+    said = "a {} that is open belongs to its process"
+    assert carried.left == {
+        "text": said.format("TextIOWrapper"),
+        "raw": said.format("BufferedReader"),
+    }

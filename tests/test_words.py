@@ -112,6 +112,7 @@ SAMPLES: dict[str, Any] = {
     "names": 12,
     "number": 7,
     "outcome": "ok",
+    "places": ["trainer.rank"],
     "rank": 3,
     "ranks": (0, 1),
     "reason": "no GPU",

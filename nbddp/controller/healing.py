@@ -44,7 +44,8 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         left: dict[str, str] = {}
         answer = given()
         carried = time.monotonic()
-        while unopened := _hand_over(session, answer, source, chosen, turn=len(left)):
+        places: list[str] = []
+        while unopened := _hand_over(session, answer, source, chosen, len(left), places):
             left |= unopened  # the next one may be another
             answer = _give(session, source, [*left])()
         session.end_heal()
@@ -56,6 +57,7 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         donor=source,
         names=len(answer.payload["names"]),
         left=left,
+        places=tuple(places),
         cells={name: cell_that_made(name, session.deeds) for name in left},
         size=size,
         fork=forked - began,
@@ -68,6 +70,7 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         donor=source,
         names=healed.names,
         left=dict(healed.left),
+        places=places,
         bytes=size,
         fork=round(healed.fork, 3),
         carry=round(healed.carry, 3),
@@ -98,9 +101,14 @@ def _give(session: Session, donor: int, leave: list[str]) -> Callable[[], Answer
 
 
 def _hand_over(
-    session: Session, answer: Answer, donor: int, newcomers: Sequence[int], *, turn: int
+    session: Session,
+    answer: Answer,
+    donor: int,
+    newcomers: Sequence[int],
+    turn: int,
+    places: list[str],
 ) -> dict[str, str]:
-    """Have all meet, and the new ones take the names.
+    """Have all meet, and the new ones take the names; ``places`` gets where they put their rank.
 
     Returns:
         Why not, for a name that could not be made there: then they have none, and have not met.
@@ -127,6 +135,7 @@ def _hand_over(
     unopened: dict[str, str] = {}
     for each in said.values():
         unopened |= each.payload.get("unopened", {})
+        places += [place for place in each.payload.get("places", ()) if place not in places]
     if not unopened:
         _check(said)
     return unopened

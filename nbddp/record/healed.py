@@ -18,6 +18,7 @@ class Healed:
         donor: the one whose names they have.
         names: how many.
         left: why not, for each name that could not be carried.
+        places: where a new rank put its own number in the place of the donor's.
         cells: the prompt's number of the cell that made such a name, where it is known.
         size: bytes that were carried.
         fork, carry, meet: seconds until the new ranks were there, the names packed, and all met.
@@ -27,6 +28,7 @@ class Healed:
     donor: int
     names: int
     left: Mapping[str, str]
+    places: tuple[str, ...]
     cells: Mapping[str, int]
     size: int
     fork: float
@@ -48,12 +50,16 @@ class Healed:
             f"{say_ranks(self.ranks)} healed with the names of rank {self.donor} in "
             f"{self.seconds:.2f} s ({self.names} names, {say_bytes(self.size)})"
         ]
+        if self.places:
+            lines.append(f"given the rank of who has it now: {', '.join(self.places)}")
         return lines + [
             f"not carried: {name} ({why}){self._way_out(name)}" for name, why in self.left.items()
         ]
 
     def _way_out(self, name: str) -> str:
+        ranks = ",".join(map(str, self.ranks))
+        if not name.isidentifier():  # a part of what came
+            return f"; make it again, with --ranks {ranks}"
         if not self.cells.get(name):
             return ""
-        ranks = ",".join(map(str, self.ranks))
         return f"; cell [{self.cells[name]}] makes it: run it with --ranks {ranks}"

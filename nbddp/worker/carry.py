@@ -3,7 +3,8 @@
 They are pickled one after the other by one pickler, which knows what it has had. So what belongs
 together does so at the other end (an optimizer's parameters are the model's), and code that runs
 there when an object is made finds the modules, functions and classes that it uses. What cannot be
-pickled is left out, by name, and the rest goes. The memory of tensors is not in the pickle: it can
+pickled is left out, by name, and the rest goes; where it is a part of an object, so does the
+object, with a part that says what it was. The memory of tensors is not in the pickle: it can
 be sent in whatever way is best, and views share it.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -23,7 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.storage import TypedStorage
 
 from nbddp.worker.headline import text_of
+from nbddp.worker.missing import NotCarried, why_missing
 from nbddp.worker.rebind import OF_THE_GROUP
+from nbddp.worker.registry import names_of
 
 _NAMES = "the namespace"
 _CACHED = type(functools.lru_cache(print))
@@ -68,6 +71,14 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         self._namespace = namespace
         self._places: dict[int, int] = {}  # of a storage, by its address in C++
         self.storages: list[UntypedStorage] = []
+        self.missing: list[tuple[Any, str]] = []
+        self._whole: Any = None
+        self._may_lack_parts = False
+
+    def add(self, value: Any, *, may_lack_parts: bool = False) -> None:
+        """Pickle one more object; with ``may_lack_parts`` even if not all of it can be."""
+        self._whole, self._may_lack_parts = value, may_lack_parts
+        self.dump(value)
 
     def persistent_id(self, obj: Any) -> Any:
         """The namespace itself stays where it is; memory goes another way."""
@@ -92,7 +103,19 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         if isinstance(obj, DistributedDataParallel):
             state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
             return _without_group, (type(obj), state)
-        return super().reducer_override(obj)
+        if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
+            return self._lack(obj, f"{_a(obj)} that is open belongs to its process")
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and self._may_lack_parts and not isinstance(obj, type):
+            why = why_missing(obj, self.dispatch_table)
+            return self._lack(obj, why) if why else reduced
+        return reduced
+
+    def _lack(self, part: Any, why: str) -> Any:
+        if part is self._whole or not self._may_lack_parts:
+            raise pickle.PicklingError(why)
+        self.missing.append((part, why))
+        return NotCarried, (_a(part),)
 
 
 class _Opener(pickle.Unpickler):
@@ -140,17 +163,26 @@ def pack_names(
     leave = {*leave}
     names = {name: value for name, value in namespace.items() if name not in leave}
     left: dict[str, str] = {}
+    broken: set[str] = set()
     packer, why = _try(names, namespace, beside)
     if why:
         for name, value in names.items():
-            why = _try({name: value}, namespace)[1]
-            if why:
-                left[name] = why
+            if not _try({name: value}, namespace)[1]:
+                continue
+            parts, why = _try({name: value}, namespace, broken={name})
+            left |= {name: why} if why else _say_missing(name, value, parts.missing)
+            broken.add(name)
         names = {name: value for name, value in names.items() if name not in left}
-        packer, why = _try(names, namespace, beside)
+        packer, why = _try(names, namespace, beside, broken)
         if why:
             raise pickle.PicklingError(why)
     return Carried(packer.file.getvalue(), packer.storages, tuple(names), left)
+
+
+def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
+    """The parts of an object that could not be carried, and why not."""
+    known = names_of([part for part, _ in missing], {name: whole})
+    return {known.get(id(part), f"{_a(part)} in {name}"): why for part, why in missing}
 
 
 def open_names(
@@ -181,15 +213,18 @@ def open_names(
 
 
 def _try(
-    names: Mapping[str, Any], namespace: dict[str, Any], beside: Any = None
+    names: Mapping[str, Any],
+    namespace: dict[str, Any],
+    beside: Any = None,
+    broken: Container[str] = (),
 ) -> tuple[_Packer, str]:
-    """The names pickled, or why not."""
+    """The names pickled, the broken ones without what cannot be; or why not."""
     packer = _Packer(io.BytesIO(), namespace)
     order = sorted(names, key=lambda name: _turn(names[name]))
     try:
-        packer.dump((order, beside))
+        packer.add((order, beside))
         for name in order:
-            packer.dump(names[name])
+            packer.add(names[name], may_lack_parts=name in broken)
     except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
         return packer, _why(error)
     return packer, ""
@@ -200,6 +235,11 @@ def _turn(value: Any) -> int:
     if isinstance(value, ModuleType):
         return 0
     return 1 if isinstance(value, (type, FunctionType)) else 2
+
+
+def _a(value: Any) -> str:
+    kind = type(value).__name__.strip("_")
+    return f"an {kind}" if kind[:1] in "AEIOUaeiou" else f"a {kind}"
 
 
 def _why(error: BaseException) -> str:

@@ -21,6 +21,8 @@ from nbddp.wire import parcels
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, JsonDict, Regroup
 from nbddp.worker.carry import NotOpenedError, open_names, pack_names
+from nbddp.worker.exchange import exchange
+from nbddp.worker.places import own_places, take_places, take_samplers
 from nbddp.worker.registry import is_sharded, sharded_modules
 from nbddp.worker.surroundings import Surroundings
 
@@ -64,6 +66,7 @@ class Healing:
         self._key = key
         self._storages: Sequence[UntypedStorage] = ()
         self._unopened: NotOpenedError | None = None
+        self._places: list[str] = []
 
     def act(self, command: Asked) -> Answer:
         """Do it, and say what came of it."""
@@ -101,11 +104,14 @@ class Healing:
             before=lambda: self._hand_over(command),
         )
         self._storages = ()
-        payload: JsonDict = {"was_left": bool(error) and self._regrouper.was_left}
+        payload: JsonDict = {
+            "was_left": bool(error) and self._regrouper.was_left,
+            "places": self._places,
+        }
         if self._unopened is not None:
             error = str(self._unopened)
             payload["unopened"] = {self._unopened.name: error}
-        self._unopened = None
+        self._unopened, self._places = None, []
         return Answer(request=command.request, error=error, payload=payload)
 
     def _hand_over(self, command: Meet) -> None:
@@ -119,6 +125,18 @@ class Healing:
             _receive(storages, command.donor, device)
             self._open(data, storages)
             self._regrouper.find_models()
+        self._take_places(command)
+
+    def _take_places(self, command: Meet) -> None:
+        """Where all that live keep their own rank, the new ones keep theirs."""
+        is_new = dist.get_rank() in command.newcomers
+        mine = None if is_new else own_places(self._namespace, self._own)
+        told = [each for each in exchange(mine, self._group.device) if each is not None]
+        if is_new:
+            agreed = {*told[0]}.intersection(*told[1:])
+            self._places = take_places(self._namespace, self._own, agreed)
+            if take_samplers(command.donor):
+                self._places.append("a DistributedSampler")
 
     def _open(self, data: bytes, storages: Sequence[UntypedStorage]) -> None:
         try:

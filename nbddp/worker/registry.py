@@ -70,7 +70,7 @@ class Registry:
             ((LRScheduler, ReduceLROnPlateau), self.schedules),
         ]
         for kind, roll in kinds:
-            for each in _instances(kind):
+            for each in instances(kind):
                 roll.note(each)
 
 
@@ -85,7 +85,7 @@ def _note_after(kind: type, method: str, roll: Roll) -> None:
     setattr(kind, method, noting)
 
 
-def _instances(kinds: Iterable[type]) -> list[Any]:
+def instances(kinds: Iterable[type]) -> list[Any]:
     """The objects of these types and of those made from them; none of their code runs."""
     family = [*kinds]
     for kind in family:  # it grows meanwhile
@@ -98,7 +98,7 @@ def _instances(kinds: Iterable[type]) -> list[Any]:
 def loaders() -> list[Any]:
     """Those of ``nbddp.loader`` that train, in the order in which they were made."""
     data = sys.modules.get("nbddp.train.data")
-    found = [] if data is None else _instances([data.Loader])
+    found = [] if data is None else instances([data.Loader])
     return sorted((each for each in found if not each.is_evaluation), key=attrgetter("number"))
 
 
@@ -114,7 +114,7 @@ def sharded_modules() -> list[nn.Module]:
     kinds = tuple(kind for kind in (getattr(fsdp, name, None) for name in names) if kind)
     if not kinds:
         return []
-    found = _instances(kinds)
+    found = instances(kinds)
     inner = {id(part) for each in found for part in each.modules() if part is not each}
     return [each for each in found if id(each) not in inner]
 

@@ -8,7 +8,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -329,41 +328,3 @@ def test_a_loop_over_a_loader_goes_on_where_it_was(group: WorkerGroup) -> None:
     assert len(first[0]) == len(last[0]) == 3  # the second batch is not given again
     assert new[0][:2] == first[0][:2]  # it has the donor's names
     assert len({*first[0][2], *new[0][2], *last[0][2]}) == 12
-
-
-def test_what_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group: WorkerGroup) -> None:
-    group.run(
-        "class Here:\n    def __reduce__(self): return made, ()\n"
-        "def made():\n    if rank == 1: raise OSError('not on this rank')\n    return 7\n"
-        "one, two = Here(), [Here()]",
-        quiet=True,
-    )
-    kill(group, 1)
-    left = group.heal().left
-    assert {name: left[name] for name in ("one", "two")} == dict.fromkeys(
-        ("one", "two"), "not on this rank"
-    )
-    states = group.run(STATE, quiet=True, wants_value=True).values()
-    assert [each["at"] for each in states] == [True, False, True]
-    assert states[0]["weights"] == states[1]["weights"] == states[2]["weights"]
-
-
-def test_a_new_rank_finds_what_cells_have_set_in_the_process(
-    group: WorkerGroup, tmp_path: Path
-) -> None:
-    (tmp_path / "mine.py").write_text("class Mine:\n    value = 3\n")
-    group.run(
-        f"import os, sys\nos.chdir({str(tmp_path)!r})\nsys.path.insert(0, {str(tmp_path)!r})\n"
-        "os.environ['MINE'] = 'kept'\nos.environ.pop('HOME', None)\n"
-        "torch.set_default_dtype(torch.float64)\nimport mine\nthing = mine.Mine()",
-        quiet=True,
-    )
-    kill(group, 1)
-    assert "thing" not in group.heal().left
-    told = group.run(
-        "thing.value, os.getcwd(), os.environ['MINE'], 'HOME' in os.environ,"
-        " str(torch.ones(1).dtype), os.environ['RANK'] == str(rank)",
-        quiet=True,
-        wants_value=True,
-    ).values()
-    assert told == [(3, str(tmp_path), "kept", False, "torch.float64", True)] * 3
