@@ -30,6 +30,7 @@ class Reply:
     traceback: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
     updates: list[dict[str, Any]] = field(default_factory=list)
+    places: dict[str, dict[str, Any]] = field(default_factory=dict)  # what is displayed in the end
     widget_texts: list[str] = field(default_factory=list)
     result: str = ""
     asked: list[tuple[str, bool]] = field(default_factory=list)  # prompts; whether it is a secret
@@ -182,8 +183,13 @@ class Notebook:
                 reply.result = content["data"]["text/plain"]
             case "display_data":
                 reply.displays.append(content["data"])
+                place = content.get("transient", {}).get("display_id", f"#{len(reply.places)}")
+                reply.places[place] = content["data"]
             case "update_display_data":
                 reply.updates.append(content["data"])
+                place = content["transient"]["display_id"]
+                if place in reply.places:  # else it is another cell's
+                    reply.places[place] = content["data"]
             case "comm_open" | "comm_msg":
                 state = content["data"].get("state", {})
                 reply.widget_texts.append(str(state.get("value", "")))

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
 from nbddp.controller.session import Session
+from nbddp.magics.unseen import Unseen
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
@@ -45,6 +47,7 @@ class Views:
         self._last: View | None = None
         self._announced: PanelView | None = None
         self._aftermath: Aftermath | None = None
+        self._unseen = Unseen(shell, self.say)
 
     @property
     def has_record(self) -> bool:
@@ -122,7 +125,7 @@ class Views:
             LiveComms.of(self._shell),
             IPythonScreen(),
             has_color=shows_color(self._shell),
-            tell_later=self._tell_in_next_cell,
+            tell_later=partial(self._note_unseen, self._unseen.page()),
             questions=self._questions(session),
         )
 
@@ -137,15 +140,8 @@ class Views:
             box = KernelBox(self._shell.kernel)
         return Questions(box, session.answer)
 
-    def _tell_in_next_cell(self, text: str) -> None:
-        """Tell a page that was loaded again while a cell ran, and may have lost its output."""
-        events = self._shell.events
-
-        def tell(*_info: object) -> None:
-            events.unregister("pre_run_cell", tell)
-            self.say(f"nbddp: the page was loaded again while a cell ran; {text}")
-
-        events.register("pre_run_cell", tell)
+    def _note_unseen(self, page: str, text: str, surely: bool) -> None:  # noqa: FBT001 - a callback
+        self._unseen.note(page, text, surely=surely)
 
     def note(self, text: str) -> None:
         """Tell the user, in the panel of the attempt that failed, what is done about it."""

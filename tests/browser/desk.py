@@ -13,7 +13,7 @@ from pathlib import Path
 
 from playwright.sync_api import BrowserContext, Error, Page
 
-from browser.lab import SIZE, Lab, LabNotebook
+from browser.lab import IS_LAB, SIZE, Lab, LabNotebook
 
 BLANK = "desk.ipynb"
 # what a notebook may leave in its kernel: ranks, widgets, names
@@ -35,7 +35,7 @@ const reply = await session.kernel.requestExecute({code: CODE, store_history: fa
 return reply.content.status === 'ok' ? session.id : null;
 """
 _OPEN = "await window.jupyterapp.commands.execute('docmanager:open', {path: PATH});"
-_CLOSE = "panel.context.model.dirty = false; panel.dispose();"
+_CLOSE = "panel.context.model.dirty = false;" + (" panel.dispose();" if IS_LAB else "")
 
 
 class Desk:
@@ -76,7 +76,7 @@ class Desk:
                 self._page = notebook.page
             else:
                 self._give_kernel(name)
-                notebook.js(_OPEN.replace("PATH", json.dumps(name)))
+                self._show(notebook, name)
             notebook.await_ready()
             yield notebook
             self._clear(notebook)
@@ -87,6 +87,13 @@ class Desk:
             raise
         finally:
             notebook.listen_no_more()
+
+    def _show(self, notebook: LabNotebook, name: str) -> None:
+        """Bring a notebook onto the page, which in Notebook 7 has room for one only."""
+        if IS_LAB:
+            notebook.js(_OPEN.replace("PATH", json.dumps(name)))
+        else:
+            notebook.page.goto(self.lab.address(name))
 
     def _new_page(self, name: str) -> Page:
         self._context = self.lab.browser().new_context(viewport=SIZE)

@@ -125,6 +125,61 @@ def test_a_cell_whose_outputs_were_cleared_while_it_ran_ends_with_its_record_onc
     picture(notebook, "cleared")
 
 
+BRIEF = """%%ddp
+import time
+print("first")
+time.sleep({seconds})
+print("last")
+"""
+WHEN_SHOWN = """
+const outputs = panel.content.widgets[1].model.outputs;
+while (outputs.length === 0) await new Promise(go => setTimeout(go, 5));
+"""
+
+
+def begin_brief(notebook: LabNotebook) -> None:
+    """Run the second cell, and wait until something stands under it, before its panel."""
+    notebook.run(0)
+    notebook.begin(1)
+    notebook.js(WHEN_SHOWN)
+
+
+@pytest.mark.parametrize("seconds", [0.6, 3])
+def test_a_cell_whose_outputs_were_cleared_in_its_first_moments_ends_with_its_record(
+    desk: Desk, seconds: float
+) -> None:
+    name = f"cleared-soon-{seconds}.ipynb"
+    write_notebook(desk.notebooks / name, START, BRIEF.format(seconds=seconds), "1 + 1")
+    with desk.open(name) as notebook:
+        begin_brief(notebook)
+        command(notebook, "notebook:clear-cell-output")
+        text = notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*\[rank 0\] last$").string
+        assert text.count("[rank 0] first") == 1
+        assert text.count("done on ranks 0-1") == 1
+        shown = notebook.code_cell(1).locator(".jp-OutputArea-child:visible")
+        expect(shown).to_have_count(1)
+        assert notebook.problems == []
+
+
+def test_a_page_that_was_loaded_again_in_a_cells_first_moments_is_told_of_its_record(
+    desk: Desk,
+) -> None:
+    path = desk.notebooks / "loaded-soon.ipynb"
+    write_notebook(path, START, BRIEF.format(seconds=1), "1 + 1", "2 + 2")
+    with desk.lab.open(path.name) as notebook:
+        begin_brief(notebook)
+        notebook.reload()
+        notebook.await_ready()
+        notebook.await_kernel()
+        assert notebook.text(1) == ""  # it was not saved, and JupyterLab sends it to the old page
+        notebook.run(2)
+        notebook.await_text(
+            2, "^nbddp: the page was loaded again at about the time of a cell; " + GET
+        )
+        notebook.run(3)
+        assert not re.search(GET, notebook.text(3))
+
+
 def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_it(
     desk: Desk, notebook: LabNotebook, picture: Picture
 ) -> None:
@@ -183,8 +238,7 @@ def test_a_cell_that_nothing_was_done_to_leaves_no_line_and_no_empty_room(
     notebook.await_idle()
     notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$")
     assert not re.search(GET, notebook.text(1))
-    fallback = notebook.code_cell(1).locator(".jp-OutputArea-child:has(.nbddp-fallback)")
-    expect(fallback).to_be_hidden()
+    expect(notebook.code_cell(1).locator(".jp-OutputArea-child:visible")).to_have_count(1)
     assert notebook.problems == []
 
 

@@ -63,8 +63,8 @@ def page(kernel: Page) -> Iterator[Page]:
 
 def final(reply: Any) -> dict[str, Any]:
     """What stays where the panel was."""
-    assert len(panels(reply.displays)) == 1
-    return dict(panels(reply.updates or reply.displays)[-1])
+    [shown] = panels(list(reply.places.values()))
+    return shown
 
 
 def panels(bundles: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -111,9 +111,9 @@ def test_a_longer_cell_shows_widgets_and_leaves_none_behind(page: Page) -> None:
     assert "`%ddp view text`" in reply.displays[0]["text/plain"]
     way = re.fullmatch(r"`(%ddp show \S+ --cell \d+)` draws its record", fallback(reply.displays))
     assert way is not None
-    assert fallback(reply.updates) == ""  # the record is there
+    assert {each["text/plain"] for each in fallbacks(reply.updates)} == {""}, "the record is there"
     assert "[rank 1] late" in page.run(way[1]).displays[0]["text/plain"]
-    assert "late" in panels(reply.updates)[-1]["text/html"]
+    assert "late" in final(reply)["text/html"]
     assert page.run("len(all_widgets)").result == "0"
 
 
@@ -121,14 +121,13 @@ def test_a_cell_of_half_a_second_shows_its_lines_at_once_and_no_widgets(page: Pa
     page.run("%ddp start --nproc 2")
     reply = page.run("%%ddp\nimport time\nprint('early')\ntime.sleep(0.6)\nprint('late')")
     assert not any(WIDGET in each for each in (*reply.displays, *reply.updates))
-    assert len(reply.displays) == 1
     assert "running a cell" in reply.displays[0]["text/html"]
     assert "<details>" in reply.displays[0]["text/html"], "folded, as the record will be"
     assert sorted(reply.displays[0]["text/plain"].splitlines()) == [
         "[rank 0] early",
         "[rank 1] early",
     ]
-    assert "done on ranks 0-1" in reply.updates[-1]["text/html"]
+    assert "done on ranks 0-1" in final(reply)["text/html"]
     assert fallbacks(reply.displays) == []
 
 
@@ -150,11 +149,10 @@ def test_a_cell_that_starts_the_ranks_says_so_at_once_in_the_place_of_its_panel(
         ("%%ddp --fresh --nproc 1", "restarting 1 rank ..."),
     ):
         reply = page.run(f"{magic}\nrank")
-        assert len(reply.displays) == 1
         assert text in reply.displays[0]["text/html"]
         assert reply.displays[0]["text/plain"] == f"nbddp: {text}"
-        assert "done on rank" in reply.updates[-1]["text/html"]
-        assert "starting" not in reply.updates[-1]["text/html"]
+        assert "done on rank" in final(reply)["text/html"]
+        assert "starting" not in final(reply)["text/html"]
     assert page.run("%%ddp\nrank").updates == []  # they are there
 
 
@@ -239,10 +237,9 @@ def test_a_flood_of_lines_and_numbers_is_complete_in_the_files_and_bounded_in_th
     reply = page.run(FLOOD, timeout=100)
     assert reply.status == "ok"
     assert kernel.memory_info().rss - before < 100 << 20
-    assert len(panels(reply.displays)) == 1
-    assert len(panels(reply.updates)[-1]["text/html"]) < 1 << 20
+    assert len(final(reply)["text/html"]) < 1 << 20
     earlier = r"^\d+,\d+ earlier lines in \.nbddp/runs/\S+/rank\*\.log$"
-    assert re.search(earlier, panels(reply.updates)[-1]["text/plain"], re.MULTILINE)
+    assert re.search(earlier, final(reply)["text/plain"], re.MULTILINE)
     check = (
         "import glob, json, collections\n"
         "folder = sorted(glob.glob('.nbddp/runs/*'))[-1]\n"
@@ -325,5 +322,5 @@ def test_a_page_that_draws_no_widgets_is_waited_for_once(page: Page) -> None:
     page.run(f"{live}; live.page_draws = True")  # as in a kernel that has shown nothing yet
     for _ in range(2):
         reply = page.run("%%ddp\nimport time; time.sleep(1.3)")
-        assert len(panels(reply.updates)) == 1, "the record takes the panel's place all the same"
+        assert "done on ranks 0-1" in final(reply)["text/html"], "it takes the panel's place"
         assert page.run("live.page_draws").result == "False"

@@ -11,6 +11,7 @@ import uuid
 from IPython.display import publish_display_data
 
 from nbddp.ui.panel.html import escape
+from nbddp.ui.panel.place import EMPTY
 from nbddp.wire.messages import JsonDict
 
 
@@ -37,8 +38,7 @@ class Fallback:
     def withdraw(self) -> None:
         """The record is in its place."""
         if self.text:
-            empty = '<div class="nbddp-fallback"></div>'
-            self._publish({"text/html": empty, "text/plain": ""}, is_update=True)
+            self._publish(EMPTY, is_update=True)
 
     def _publish(self, bundle: JsonDict, *, is_update: bool) -> None:
         publish_display_data(bundle, transient={"display_id": self._display_id}, update=is_update)

@@ -14,7 +14,10 @@ SHEET = f"""<style>
 .nbddp {{ font-family: var(--jp-ui-font-family, system-ui, sans-serif); font-size: 13px;
   line-height: 1.45; color: inherit; overflow-x: auto; }}
 .nbddp .widget-html-content, .nbddp.widget-html > .widget-html-content {{ line-height: 1.45; }}
-.jp-OutputArea-child:has(.nbddp) + .jp-OutputArea-child:has(.nbddp-fallback) {{ display: none; }}
+.jp-OutputArea:has(.nbddp) .jp-OutputArea-child:has(.nbddp-fallback),
+.output:has(.nbddp) .output_area:has(.nbddp-fallback),
+.jp-OutputArea-child:has(.nbddp-first) ~ .jp-OutputArea-child:has(.nbddp),
+.output_area:has(.nbddp-first) ~ .output_area:has(.nbddp) {{ display: none; }}
 .jp-OutputArea-child:has(.nbddp)
   ~ .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(> .jupyter-widgets > *)) {{
   display: none; }}

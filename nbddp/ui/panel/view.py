@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from IPython.display import publish_display_data
 from ipywidgets import Widget
 
 from nbddp.controller.session import Session
@@ -23,10 +21,11 @@ from nbddp.ui.panel.budget import Budget
 from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.controls import Press
-from nbddp.ui.panel.fallback import Fallback, late_html
+from nbddp.ui.panel.fallback import Fallback, late_html, way_to_record
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log import log_path, say_earlier
 from nbddp.ui.panel.pages import MAX_ROWS
+from nbddp.ui.panel.place import Place
 from nbddp.ui.panel.record import Record, going_on_html, record_html, record_text
 from nbddp.ui.panel.rhythm import Rhythm
 from nbddp.ui.panel.widgets import PanelWidgets
@@ -34,7 +33,7 @@ from nbddp.ui.questions import Questions
 from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
 from nbddp.ui.words import shorten
-from nbddp.wire.messages import Display, JsonDict
+from nbddp.wire.messages import Display
 
 DELAY = 0.2  # seconds: a cell that is over by then gets its record at once
 OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
@@ -58,7 +57,8 @@ NO_WIDGETS = (
 class PanelView:
     """Shows one cell, from its beginning to its end, on the thread that calls ``show``.
 
-    ``tell_later`` is given what a page shall be told that has lost the cell's output.
+    ``tell_later`` is given how the cell's record is got, for a page that may not have seen it, and
+    whether one surely has not.
     """
 
     has_record = True
@@ -70,7 +70,7 @@ class PanelView:
         screen: Screen,
         *,
         has_color: bool,
-        tell_later: Callable[[str], None] = lambda _text: None,
+        tell_later: Callable[[str, bool], None] = lambda _text, _surely: None,
         questions: Questions,
     ) -> None:
         self.tails = Tails(max_merged=MAX_ROWS)
@@ -84,8 +84,7 @@ class PanelView:
         self._serving: Serving | None = None
         self._tell_later = tell_later
         self._questions = questions
-        self._display_id = f"nbddp-{uuid.uuid4().hex}"
-        self._is_published = False
+        self._place = Place()
         self._fallback = Fallback()
         self._before: list[Attempt] = []
         self._stale: list[PanelWidgets] = []  # on pages that see no other output
@@ -101,8 +100,11 @@ class PanelView:
             is_healed = before._shown.attempt == self._session.life.attempt
             self._before = [*before._before, Attempt(before._shown, time.time(), is_healed)]
             self.tails = before.tails
-            self._display_id, self._is_published = before._display_id, before._is_published
-            self._fallback, self._stale = before._fallback, before._stale
+            self._place, self._fallback, self._stale = (
+                before._place,
+                before._fallback,
+                before._stale,
+            )
 
     def note(self, text: str) -> None:
         """Say in the place of the panel, which is over, what is done about its failure."""
@@ -111,15 +113,16 @@ class PanelView:
 
     def start_over(self) -> None:
         """The output was cleared: nothing is there to be replaced."""
-        self._is_published, self._fallback = False, Fallback()
+        self._place.forget()
+        self._fallback = Fallback()
 
     def announce(self, text: str) -> None:
         """Say in the place of the panel, which is still to come, what goes on."""
-        self._publish({"text/html": going_on_html(text), "text/plain": f"nbddp: {text}"})
+        self._place.begin(going_on_html(text), f"nbddp: {text}")
 
     def withdraw(self) -> None:
         """Nothing comes of what was announced."""
-        self._publish({"text/html": "", "text/plain": ""})
+        self._place.empty()
 
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it is over; the panel then is its record."""
@@ -191,9 +194,10 @@ class PanelView:
         if is_text(message):
             self.tails.write(rank, f"{message.data['text/plain']}\n")
             return
-        if not self._is_published:  # else the record would stand below what it belongs to
+        if not self._place.is_taken:  # else the record would stand below what it belongs to
             self._preview(handle)
         show_rich(self._screen, rank, message, has_color=self._has_color)
+        self._place.is_followed = True
 
     # ---- while it runs
 
@@ -206,7 +210,7 @@ class PanelView:
         else:
             budget = Budget(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPENING)
             with budget.spending():
-                if self._is_published or self.tails.version:
+                if self._place.is_taken or self.tails.version:
                     self._preview(handle)
             self._next_draw = min(budget.next_at, self._opens_at)
 
@@ -220,7 +224,7 @@ class PanelView:
             is_brief=True,
         )
         html = record_html(record) + late_html(record.snapshot.run, handle.number)
-        self._publish({"text/html": html, "text/plain": record_text(record)})
+        self._place.begin(html, record_text(record))
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         log_seen = (self.tails.version, widgets.log.looks_at)
@@ -240,7 +244,7 @@ class PanelView:
         )
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
-        self._publish({**widgets.bundle(), "text/plain": NO_WIDGETS})
+        self._place.replace({**widgets.bundle(), "text/plain": NO_WIDGETS})
         self._fallback.publish(self._session.snapshot(handle).run, handle.number)
         self._charts.draw_on_thread()
 
@@ -285,8 +289,9 @@ class PanelView:
         html = self._publish_record(handle, result, values, charts)
         for ranks, bundle in rich:
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
-        if self._widgets is not None:
-            self._let_go(self._widgets, html)
+        has_lost = self._widgets is not None and self._let_go(self._widgets, html)
+        if run := self._session.snapshot(handle).run:
+            self._tell_later(way_to_record(run, handle.number), has_lost)
 
     def _await_page(self, widgets: PanelWidgets) -> None:
         """Let the page draw the panel to the end: what is taken away half drawn is an error there.
@@ -302,8 +307,8 @@ class PanelView:
         self._live.page_draws = widgets.is_on_page.is_set()
         widgets.count_no_more()
 
-    def _let_go(self, widgets: PanelWidgets, html: str) -> None:
-        """See to it that the record is in the panel's place.
+    def _let_go(self, widgets: PanelWidgets, html: str) -> bool:
+        """See to it that the record is in the panel's place; whether a page surely lacks it.
 
         A page that was loaded again, or whose cell was moved, is not told of what replaces the
         panel: there the panel itself becomes the record, as long as the kernel lives. The classic
@@ -314,7 +319,7 @@ class PanelView:
             widgets.is_gone.wait(PUMP_PERIOD)
             self._live.pump()
         if self._live.kernel_ends:
-            return
+            return False
         if widgets.was_shown:
             self._live.page_tells = not widgets.is_shown
         self._fallback.withdraw()  # a page that is told of this was told of the record
@@ -325,8 +330,7 @@ class PanelView:
             self._live.keep(widgets.close)
             self._stale.append(widgets)
             self._widgets = None
-        if self._serving is not None and self._serving.reloads:
-            self._tell_later(self._fallback.text)
+        return self._serving is not None and self._serving.reloads > 0
 
     def _publish_record(
         self,
@@ -354,8 +358,10 @@ class PanelView:
         )
         html = record_html(record)
         if self._widgets is not None and self._widgets.is_gone.is_set():
-            self._is_published = False  # the output was cleared: there is nothing to replace
-        self._publish({"text/html": html, "text/plain": record_text(record)})
+            self._place.forget()  # the output was cleared
+        elif self._widgets is not None and not self._widgets.was_shown:
+            self._place.distrust()  # it may have been cleared before the panel was drawn
+        self._place.replace({"text/html": html, "text/plain": record_text(record)})
         return html
 
     def _snapshot(self, handle: CellHandle) -> Snapshot:
@@ -376,11 +382,6 @@ class PanelView:
             if lines:
                 found.append((rank, lines[-SHOWN_OF_RANK:], earlier))
         return found
-
-    def _publish(self, bundle: JsonDict) -> None:
-        """Show something in the panel's place."""
-        is_update, self._is_published = self._is_published, True
-        publish_display_data(bundle, transient={"display_id": self._display_id}, update=is_update)
 
     def _close(self) -> None:
         self._charts.stop()

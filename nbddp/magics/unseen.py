@@ -1,0 +1,58 @@
+"""Cells of whose end a page may have seen nothing: what they have shown is told to the next page.
+
+A page that is loaded again takes in nothing of what it was sent before. Which page runs a cell is
+known by the name of its connection, which stands in each request.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from IPython.core.interactiveshell import InteractiveShell
+
+ABOUT = 60.0  # seconds after a cell in which a new page, most likely, was loaded while that ran
+MOST = 8  # cells that one page is told of
+
+
+class Lost(NamedTuple):
+    """A cell; ``page`` ran it, ``text`` says how its record is got."""
+
+    page: str
+    text: str
+    surely: bool
+    at: float
+
+
+class Unseen:
+    """One for each shell; ``say`` tells the user something."""
+
+    def __init__(self, shell: InteractiveShell, say: Callable[[str], None]) -> None:
+        self._shell = shell
+        self._say = say
+        self._lost: deque[Lost] = deque(maxlen=MOST)
+        self._is_listening = False
+
+    def page(self) -> str:
+        """The page that runs the present cell."""
+        kernel = getattr(self._shell, "kernel", None)
+        header = kernel.get_parent("shell").get("header", {}) if kernel is not None else {}
+        return str(header.get("session", ""))
+
+    def note(self, page: str, text: str, *, surely: bool) -> None:
+        """A cell is over; ``surely`` if a page was loaded meanwhile, or has not seen the end."""
+        self._lost.append(Lost(page, text, surely, time.monotonic()))
+        if not self._is_listening:
+            self._shell.events.register("pre_run_cell", self._tell)
+            self._is_listening = True
+
+    def _tell(self, *_info: object) -> None:
+        page, now = self.page(), time.monotonic()
+        recent = [each for each in self._lost if each.surely or now - each.at < ABOUT]
+        for each in recent:
+            if each.page != page:
+                when = "while a cell ran" if each.surely else "at about the time of a cell"
+                self._say(f"nbddp: the page was loaded again {when}; {each.text}")
+        self._lost = deque((each for each in recent if each.page == page), maxlen=MOST)

@@ -1,0 +1,88 @@
+"""A page is told of the cells that another page has run, and of whose end it may know nothing."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from nbddp.magics.unseen import ABOUT, MOST, Unseen
+
+
+class Events:
+    """Those of a shell: ``begin_cell`` is what it does before it runs one."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def register(self, event: str, hear: Any) -> None:
+        assert event == "pre_run_cell"
+        self.heard.append(hear)
+
+
+class Shell:
+    """A shell, and the page whose request it works on."""
+
+    def __init__(self) -> None:
+        self.events = Events()
+        self.page = "one"
+        self.kernel = SimpleNamespace(
+            get_parent=lambda _channel: {"header": {"session": self.page}}
+        )
+        self.said: list[str] = []
+        self.unseen = Unseen(self, self.said.append)  # type: ignore[arg-type]
+
+    def run_cell(self, page: str) -> list[str]:
+        """What a page is told when it runs a cell."""
+        self.page = page
+        self.said.clear()
+        for hear in self.events.heard:
+            hear(None)
+        return list(self.said)
+
+
+def test_the_page_that_ran_the_cell_is_told_nothing() -> None:
+    shell = Shell()
+    shell.unseen.note("one", "get it", surely=False)
+    assert shell.run_cell("one") == []
+
+
+def test_another_page_is_told_once() -> None:
+    shell = Shell()
+    shell.unseen.note("one", "get it", surely=True)
+    shell.unseen.note("one", "get the other", surely=False)
+    shell.run_cell("one")  # the rest of "Run all", which goes to the old page
+    assert shell.run_cell("two") == [
+        "nbddp: the page was loaded again while a cell ran; get it",
+        "nbddp: the page was loaded again at about the time of a cell; get the other",
+    ]
+    assert shell.run_cell("two") == []
+    assert len(shell.events.heard) == 1
+
+
+def test_what_it_may_well_have_seen_is_not_told_of_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell = Shell()
+    shell.unseen.note("one", "get it", surely=False)
+    shell.unseen.note("one", "get the other", surely=True)
+    later = time.monotonic() + ABOUT
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert shell.run_cell("two") == [
+        "nbddp: the page was loaded again while a cell ran; get the other"
+    ]
+
+
+def test_no_page_is_told_of_more_than_a_few_cells() -> None:
+    shell = Shell()
+    for number in range(MOST + 3):
+        shell.unseen.note("one", f"get {number}", surely=True)
+    told = [each.rpartition(" ")[2] for each in shell.run_cell("two")]
+    assert told == [str(number) for number in range(3, MOST + 3)]
+
+
+def test_a_shell_without_a_kernel_has_no_pages() -> None:
+    assert Unseen(InteractiveShell(), print).page() == ""
