@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -224,3 +225,18 @@ def test_a_file_that_is_open_stays_where_it_is(tmp_path: Any) -> None:
         "text": said.format("TextIOWrapper"),
         "raw": said.format("BufferedReader"),
     }
+
+
+def test_the_memory_of_large_arrays_is_not_in_the_pickle() -> None:
+    large, small, fixed = np.arange(5000.0), np.arange(3), np.arange(2000.0)
+    fixed.setflags(write=False)
+    names = {"large": large, "same": large, "small": small, "fixed": fixed}
+    carried, there = pack_names(names), dict[str, Any]()
+    assert [each.nbytes() for each in carried.buffers] == [40_000]
+    assert len(carried.data) < 20_000
+    open_names(carried.data, there, carried.storages, [each.clone() for each in carried.buffers])
+    assert there["large"] is there["same"]
+    there["large"][0] = 7
+    assert (there["large"][:2].tolist(), large[0]) == ([7.0, 1.0], 0.0)
+    assert there["small"].tolist() == [0, 1, 2]
+    assert there["fixed"].sum() == fixed.sum()

@@ -126,6 +126,7 @@ def _hand_over(
             newcomers=list(newcomers),
             parcel=answer.parcel,
             storages=answer.payload["storages"],
+            buffers=answer.payload["buffers"],
         )
 
     try:

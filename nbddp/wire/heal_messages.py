@@ -19,7 +19,8 @@ class Meet:
     """Form a new process group, in which newcomers get the names that a donor gave.
 
     ``turn`` counts the meetings of one generation: some come to nothing.
-    ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each.
+    ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each;
+    the last ``buffers`` of them are not of tensors, but of arrays.
     """
 
     request: int
@@ -29,3 +30,4 @@ class Meet:
     newcomers: list[int]
     parcel: dict[str, Any]
     storages: list[Any]
+    buffers: int

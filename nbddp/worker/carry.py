@@ -19,6 +19,7 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+import torch
 from torch import UntypedStorage
 from torch.nn.parallel import DistributedDataParallel
 from torch.storage import TypedStorage
@@ -29,6 +30,7 @@ from nbddp.worker.rebind import OF_THE_GROUP
 from nbddp.worker.registry import names_of
 
 _NAMES = "the namespace"
+APART = 4096  # bytes of an array that are not in the pickle
 _CACHED = type(functools.lru_cache(print))
 Slot = tuple[bool, Any]  # whether a closure's cell is filled, and with what
 
@@ -40,12 +42,14 @@ class Carried:
     Attributes:
         data: all of them, pickled.
         storages: the memory of their tensors, each once.
+        buffers: that of their NumPy arrays.
         names: which.
         left: why not, for each of the others.
     """
 
     data: bytes
     storages: Sequence[UntypedStorage]
+    buffers: Sequence[UntypedStorage]
     names: tuple[str, ...]
     left: Mapping[str, str]
 
@@ -66,11 +70,12 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     """Pickles what lives in a namespace for the same namespace in another process."""
 
     def __init__(self, file: Any, namespace: dict[str, Any]) -> None:
-        super().__init__(file, protocol=5)
+        super().__init__(file, protocol=5, buffer_callback=self._keep_apart)
         self.file = file
         self._namespace = namespace
         self._places: dict[int, int] = {}  # of a storage, by its address in C++
         self.storages: list[UntypedStorage] = []
+        self.buffers: list[UntypedStorage] = []
         self.missing: list[tuple[Any, str]] = []
         self._whole: Any = None
         self._may_lack_parts = False
@@ -93,6 +98,14 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         if place == len(self.storages):
             self.storages.append(storage)
         return place
+
+    def _keep_apart(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether memory that is not a tensor's stays in the pickle."""
+        raw = buffer.raw()
+        if raw.readonly or raw.nbytes < APART:
+            return True
+        self.buffers.append(torch.frombuffer(raw, dtype=torch.uint8).untyped_storage())
+        return False
 
     def reducer_override(self, obj: Any) -> Any:
         """Functions of cells see the other rank's names; models wait for their process group."""
@@ -122,9 +135,14 @@ class _Opener(pickle.Unpickler):
     """Opens it in the other process."""
 
     def __init__(
-        self, data: bytes, namespace: dict[str, Any], storages: Sequence[UntypedStorage]
+        self,
+        data: bytes,
+        namespace: dict[str, Any],
+        storages: Sequence[UntypedStorage],
+        buffers: Sequence[UntypedStorage],
     ) -> None:
-        super().__init__(io.BytesIO(data))
+        arrays = (torch.empty(0, dtype=torch.uint8).set_(each).numpy() for each in buffers)
+        super().__init__(io.BytesIO(data), buffers=arrays)
         self._namespace = namespace
         self._storages = storages
 
@@ -176,7 +194,8 @@ def pack_names(
         packer, why = _try(names, namespace, beside, broken)
         if why:
             raise pickle.PicklingError(why)
-    return Carried(packer.file.getvalue(), packer.storages, tuple(names), left)
+    data = packer.file.getvalue()
+    return Carried(data, packer.storages, packer.buffers, tuple(names), left)
 
 
 def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
@@ -189,17 +208,19 @@ def open_names(
     data: bytes,
     namespace: dict[str, Any],
     storages: Sequence[UntypedStorage],
+    buffers: Sequence[UntypedStorage] = (),
     take: Callable[[Any], None] = lambda _: None,
 ) -> None:
     """Put names that were carried into this process's namespace.
 
-    ``storages`` is memory of the sizes that it has at the other end; it may be filled later.
+    ``storages`` and ``buffers`` are memory of the sizes that it has at the other end; it may be
+    filled later.
     ``take`` is given what was packed beside the names, before they are opened.
 
     Raises:
         NotOpenedError: one could not be made here; the namespace is as it was before.
     """
-    opener = _Opener(data, namespace, storages)
+    opener = _Opener(data, namespace, storages, buffers)
     names, beside = opener.load()
     take(beside)
     before = dict(namespace)

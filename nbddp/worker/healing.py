@@ -82,13 +82,14 @@ class Healing:
         leave = [*self._own, *self._history(), *command.leave]
         beside = self._cells.sources(), self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
-        self._storages = carried.storages
+        self._storages = [*carried.storages, *carried.buffers]
         parcel = parcels.put(self._store, self._key(f"names{command.request}"), carried.data)
         payload: JsonDict = {
             "names": list(carried.names),
             "bytes": len(carried.data),
             "left": dict(carried.left),
-            "storages": [[each.nbytes(), each.device.type] for each in carried.storages],
+            "storages": [[each.nbytes(), each.device.type] for each in self._storages],
+            "buffers": len(carried.buffers),
         }
         return Answer(request=command.request, parcel=parcel, payload=payload)
 
@@ -123,7 +124,7 @@ class Healing:
             data = parcels.take(self._store, command.parcel)
             storages = [self._room(size, kind) for size, kind in command.storages]
             _receive(storages, command.donor, device)
-            self._open(data, storages)
+            self._open(data, storages, len(storages) - command.buffers)
             self._regrouper.find_models()
         self._take_places(command)
 
@@ -138,9 +139,11 @@ class Healing:
             if take_samplers(command.donor):
                 self._places.append("a DistributedSampler")
 
-    def _open(self, data: bytes, storages: Sequence[UntypedStorage]) -> None:
+    def _open(self, data: bytes, memory: Sequence[UntypedStorage], count: int) -> None:
         try:
-            open_names(data, self._namespace, storages, self._take_beside)
+            open_names(
+                data, self._namespace, memory[:count], memory[count:], take=self._take_beside
+            )
         except NotOpenedError as error:
             self._unopened = error.with_traceback(None)
             raise
@@ -191,7 +194,8 @@ def _send(
     storages: Sequence[UntypedStorage], newcomers: Sequence[int], device: torch.device
 ) -> None:
     for batch in _batches(storages):
-        bytes_ = torch.cat([_bytes(each).to(device) for each in batch])
+        parts = [_bytes(each).to(device) for each in batch]
+        bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
         for newcomer in newcomers:
             dist.send(bytes_, newcomer)
 
@@ -199,6 +203,9 @@ def _send(
 def _receive(storages: Sequence[UntypedStorage], donor: int, device: torch.device) -> None:
     for batch in _batches(storages):
         sizes = [each.nbytes() for each in batch]
+        if len(batch) == 1 and batch[0].device == device:
+            dist.recv(_bytes(batch[0]), donor)
+            continue
         came = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         dist.recv(came, donor)
         for storage, part in zip(batch, came.split(sizes), strict=True):

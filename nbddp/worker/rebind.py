@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.errors import say_ranks
-from nbddp.worker.exchange import exchange, take_over
+from nbddp.worker.exchange import equal_on_all, exchange, take_over
 from nbddp.worker.optimizer_state import (
     layout_of,
     make_room,
@@ -124,7 +124,7 @@ class Rebinding:
     def _bind_models(self, models: list[DistributedDataParallel]) -> None:
         failures = [_attempt(_bind, model) for model in models]
         for model in self._well(models, failures):
-            _send_model(model, self._source)
+            _send_model(model, self._device, self._source)
             self._bound.append(model)
 
     def _well(self, mine: list[Any], failures: list[str]) -> list[Any]:
@@ -188,8 +188,11 @@ class Rebinding:
 
         failures = [_attempt(prepare, each) for each in sendable]
         for optimizer in self._well([each for each, _ in sendable], failures):
-            for tensor in rooms[id(optimizer)]:
-                take_over(tensor, self._device, self._source)
+            tensors = rooms[id(optimizer)]
+            equal = equal_on_all(tensors, self._device, self._source)
+            for tensor, is_equal in zip(tensors, equal, strict=True):
+                if not is_equal:
+                    take_over(tensor, self._device, self._source)
             self._bound.append(optimizer)
 
     def _send_schedules(self) -> None:
@@ -328,12 +331,17 @@ def _bind(model: DistributedDataParallel) -> None:
         reducer._set_mixed_precision_param_dtype(model.mixed_precision.param_dtype)
 
 
-def _send_model(model: DistributedDataParallel, source: int) -> None:
+def _send_model(model: DistributedDataParallel, device: torch.device, source: int) -> None:
+    states = dict([*model.module.named_parameters(), *model.module.named_buffers()])
+    equal = zip(states, equal_on_all([*states.values()], device, source), strict=True)
     _sync_module_states(
         module=model.module,
         process_group=model.process_group,
         broadcast_bucket_size=model.broadcast_bucket_size,
         src=source,
-        params_and_buffers_to_ignore=model.parameters_to_ignore,
+        params_and_buffers_to_ignore={
+            *model.parameters_to_ignore,
+            *(name for name, is_equal in equal if is_equal),
+        },
         broadcast_buffers=getattr(model, "forward_sync_buffers", True),  # not in torch 2.9
     )

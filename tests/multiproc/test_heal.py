@@ -328,3 +328,42 @@ def test_a_loop_over_a_loader_goes_on_where_it_was(group: WorkerGroup) -> None:
     assert len(first[0]) == len(last[0]) == 3  # the second batch is not given again
     assert new[0][:2] == first[0][:2]  # it has the donor's names
     assert len({*first[0][2], *new[0][2], *last[0][2]}) == 12
+
+
+LARGE = """
+import numpy as np
+model = nbddp.prepare(torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 600)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+model(torch.ones(1, 600)).sum().backward()
+optimizer.step()
+array = np.arange(1_000_000.0)
+[first, *_, last] = model.parameters()
+if rank == 2:
+    with torch.no_grad():
+        first += 1
+    optimizer.state[first]["exp_avg"] += 1
+    last.data[3] = 7
+before = {name: value.clone() for name, value in optimizer.state[first].items()}
+weights = first.detach().clone()
+"""
+
+
+def test_large_tensors_agree_whether_they_had_to_be_sent_or_not(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    """Those that all have in the same way are not; the others are the donor's again."""
+    group = make_group(3)
+    group.run(LARGE, quiet=True)
+    kill(group, 1)
+    group.heal()
+    told = group.run(
+        "[float(each.double().sum()) for each in model.parameters()],"
+        "[float(each['exp_avg'].double().sum()) for each in optimizer.state.values()],"
+        "first.equal(weights), before['exp_avg'].equal(optimizer.state[first]['exp_avg']),"
+        "array.sum(), array.flags.writeable",
+        quiet=True,
+        wants_value=True,
+    ).values()
+    assert told[0][:2] == told[1][:2] == told[2][:2]
+    assert [each[2:4] for each in told] == [(True, True), (True, True), (False, False)]
+    assert told[1][4:] == (499_999_500_000.0, True)
