@@ -24,6 +24,15 @@ for step in nbddp.track(range(2000)):
         print("step", step)
 """
 
+# a page at 200 %, or beside another window; the wrap around a row of buttons cuts what sticks out
+NARROW = {"width": 620, "height": 700}
+CUT_OFF = """rows => rows.flatMap(row => {
+    const box = row.closest('.nbddp-panel, .jp-OutputArea-output').getBoundingClientRect();
+    const inside = row.querySelectorAll('button, select, input');
+    return [...inside].filter(each => each.offsetWidth > 0
+        && each.getBoundingClientRect().right > box.right).map(each => each.innerText);
+})"""
+
 LUCK = """%%ddp
 import time
 from pathlib import Path
@@ -92,6 +101,23 @@ def test_the_header_stays_in_sight_while_one_scrolls(
     running.button("Interrupt").click()
     running.await_idle()
     assert running.text(1).startswith("interrupted · ")
+
+
+def test_no_button_is_cut_off_in_a_narrow_page(running: LabNotebook, picture: Picture) -> None:
+    running.code_cell(1).locator(".nbddp-shots svg").nth(3).wait_for()
+    running.page.set_viewport_size(NARROW)
+    running.code_cell(1).locator(".nbddp-head").scroll_into_view_if_needed()
+    picture(running, "narrow")
+    rows = running.code_cell(1).locator(".nbddp-buttons, .nbddp-choice")
+    assert rows.count() == 3
+    assert rows.evaluate_all(CUT_OFF) == []
+    running.press_twice("Kill")
+    running.await_idle()
+    running.await_text(1, "^failed on rank 0 · ")
+    row = running.code_cell(1).locator(".nbddp-aftermath")
+    row.scroll_into_view_if_needed()
+    picture(running, "narrow-aftermath")
+    assert row.evaluate_all(CUT_OFF) == []
 
 
 def test_a_short_cell_grows_and_never_shrinks(desk: Desk) -> None:

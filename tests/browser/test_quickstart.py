@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from browser.conftest import NEEDS_CHROMIUM
-from browser.lab import Lab
+from browser.lab import IS_LAB, Lab
 
 QUICKSTART = Path(__file__).parents[2] / "notebooks" / "00_quickstart.ipynb"
 
@@ -40,6 +40,7 @@ def test_run_all_trains_loses_a_rank_and_starts_again(lab: Lab) -> None:
     assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
 
 
+@pytest.mark.skipif(not IS_LAB, reason="mybinder.org opens JupyterLab, as binder/ tells it to")
 def test_a_binder_opens_it(lab: Lab, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(QUICKSTART.parent, root / "notebooks" / "notebooks")

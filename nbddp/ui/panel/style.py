@@ -21,7 +21,8 @@ SHEET = f"""<style>
 .jp-OutputArea-child:has(.nbddp)
   ~ .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(> .jupyter-widgets > *)) {{
   display: none; }}
-.nbddp-aftermath {{ align-items: center; overflow: visible; }}
+.nbddp-aftermath, .nbddp-buttons, .nbddp-choice {{ flex-wrap: wrap; align-items: center;
+  overflow: visible; }}
 .nbddp-muted {{ opacity: .78; }}
 .nbddp-state {{ font-weight: 600; }}
 .nbddp-dot {{ display: inline-block; width: .6em; height: .6em; border-radius: 50%;
@@ -108,7 +109,7 @@ SHEET = f"""<style>
 .nbddp-panel .nbddp-asks {{ font-weight: 600; outline: 2px solid {WARN};
   outline-offset: -2px; }}
 .nbddp-head > .widget-html {{ flex: 1 1 auto; }}
-.nbddp-buttons {{ flex: 0 0 auto; align-items: center; overflow: visible; }}
+.nbddp-buttons {{ flex: 0 1 auto; }}
 .nbddp-scroll {{ max-height: {HEIGHT}px; overflow-y: auto; display: flex;
   flex-direction: column-reverse; border-top: 1px solid #8883; }}
 .nbddp-scroll > *, .nbddp-kept > * {{ flex: 0 0 auto; overflow: visible; }}
@@ -116,7 +117,6 @@ SHEET = f"""<style>
 .nbddp-html.nbddp-html {{ margin: 0; }}
 .nbddp-scroll .nbddp-html {{ overflow: visible; flex: 0 0 auto; }}
 .nbddp-scroll .nbddp .jp-RenderedText {{ padding: 0; }}
-.nbddp-choice {{ align-items: center; overflow: visible; }}
 .nbddp-choice > * {{ margin: 2px 2px 2px 0; }}
 .nbddp-panel .widget-html-content {{ overflow-x: auto; }}
 .nbddp-shots {{ flex-flow: row wrap; }}
