@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_heal import STATE, TRAINED, kill
+from trained import STATE, TRAINED, kill
 
 from nbddp import CellFailedError, WorkerGroup
 
