@@ -94,7 +94,7 @@ def test_a_group_that_heals_may_be_stopped() -> None:
         (BROKEN, (0,), 0, "rank 0 lives"),
         (BROKEN, (1,), 1, "rank 1 was killed by SIGKILL"),
         (BROKEN, (9,), 0, "there is no rank 9"),
-        (HEALING, (1,), 0, "it is healing"),
+        (HEALING, (1,), 0, "the worker group is healing"),
     ],
 )
 def test_what_cannot_be_healed_is_refused(

@@ -39,7 +39,8 @@ OFF, IDLE = life(GroupState.OFF), life(GroupState.IDLE)
             "%ddp kill",
             IDLE,
             life(GroupState.BROKEN, gone=1),
-            "of rank 1 all names are gone; `%ddp restart` starts the group anew",
+            "of rank 1 all names are gone; `%ddp heal` replaces it, `%ddp restart` starts the "
+            "group anew, `%%ddp --ranks 0,2` uses the others",
         ),
         (
             "%ddp stop",

@@ -33,7 +33,7 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         RequestError: it cannot be done; the group is as it was before.
     """
     life = session.life
-    chosen = tuple(ranks) or life.gone
+    chosen = tuple(sorted({*ranks})) or life.gone
     source = min(life.alive, default=0) if donor is None else donor
     began = time.monotonic()
     revived = session.begin_heal(chosen, source)

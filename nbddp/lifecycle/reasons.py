@@ -22,7 +22,8 @@ def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
     if not life.state.is_live:
         return NO_GROUP
     if life.state is not GroupState.BROKEN:
-        return "no rank is gone" if life.state is GroupState.IDLE else f"it is {life.state.value}"
+        is_whole = life.state is GroupState.IDLE
+        return "no rank is gone" if is_whole else f"the worker group is {life.state.value}"
     if not life.alive:
         return (
             "no rank lives that could give its names: `%ddp restart --replay` runs the cells again"
@@ -42,7 +43,7 @@ def no_such_rank(life: Life, rank: int) -> str:
         return NO_GROUP
     if not 0 <= rank < len(life.ranks):
         return unknown_rank(rank, len(life.ranks))
-    return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {_way_on(life)}"
+    return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {way_on(life)}"
 
 
 def unknown_rank(rank: int, world_size: int) -> str:
@@ -53,10 +54,11 @@ def unknown_rank(rank: int, world_size: int) -> str:
 def unanswered(life: Life, rank: int, exitcode: int | None) -> str:
     """What became of a rank that was asked something, in the place of its answer."""
     said = f"rank {rank} {describe_exit(exitcode)} before it could answer"
-    return f"{said}; {_way_on(life)}" if life.state is GroupState.BROKEN else said
+    return f"{said}; {way_on(life)}" if life.state is GroupState.BROKEN else said
 
 
-def _way_on(life: Life) -> str:
+def way_on(life: Life) -> str:
+    """What can be done where ranks are gone."""
     others = f", `%%ddp --ranks {_option(life.alive)}` uses the others" if life.alive else ""
     heal = "`%ddp heal` replaces it, " if life.alive else ""
     return f"{heal}`%ddp restart` starts the group anew{others}"

@@ -72,7 +72,7 @@ def test_bad_input_is_refused_and_changes_nothing(group: WorkerGroup) -> None:
     assert (
         group.run("big.sum().item()", ranks=[0, 2], wants_value=True).values() == [499999500000] * 2
     )
-    group.heal(donor=2)
+    assert group.heal((1, 1), donor=2).ranks == (1,)
     assert group.alive == [0, 1, 2]
 
 
