@@ -6,7 +6,9 @@ The three take turns in each round, so that all meet the same machine. A rank is
 training loop: a random one, 0 too. *Healed* and *restarted* end when every rank is idle again, with
 the names of the cells; what a restart has to do besides is to train again. torchrun ends its
 workers and starts new ones, which load a checkpoint: the time is from the kill to the first step
-after that.
+after that. It is tried with its defaults, with which the second attempt often meets at the store of
+the first, under the same keys, and does not come back; and with
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, by which each attempt has a store of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ import os
 import platform
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,7 @@ SAME = """
 import hashlib
 hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in model.parameters())).hexdigest()
 """
+PATIENCE = 90.0  # seconds for torchrun to come back
 SCRIPT = """
 import datetime, json, os, signal, sys, time
 import torch, torch.distributed as dist
@@ -127,23 +129,40 @@ def restarted(group: WorkerGroup, width: int) -> float:
     return time.monotonic() - killed
 
 
-def under_torchrun(folder: Path, ranks: int, width: int) -> float | None:
-    """Seconds from the kill to the first step from the checkpoint; None if it did not come back."""
+def under_torchrun(folder: Path, ranks: int, width: int, *, shares: bool) -> float | None:
+    """Seconds from the kill to the first step from the checkpoint; None if it did not come back.
+
+    With ``shares`` all attempts meet at one store, which is torchrun's default.
+    """
     script, out = folder / "script.py", folder / "times"
     script.write_text(SCRIPT)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # a fixed address: under --standalone the second attempt often dials ports of the first
-    where = ["--nnodes", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    where = [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "--local-addr",
+        "127.0.0.1",
+    ]
     options = [*where, "--nproc-per-node", str(ranks), "--max-restarts", "1"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "0" if shares else "1"
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), str(out)]
-    done = subprocess.run([*command, str(width)], env=env, capture_output=True, check=False)
-    if done.returncode:
+    if not ends_well([*command, str(width)], env):
         return None
     killed, resumed = map(json.loads, out.read_text().split())
     return float(resumed - killed)
+
+
+def ends_well(command: list[str], env: dict[str, str]) -> bool:
+    """Whether it comes to its end in time; else it is ended as a user would, and its workers."""
+    agent = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        return agent.wait(PATIENCE) == 0
+    except subprocess.TimeoutExpired:
+        agent.terminate()  # upon which it ends its workers
+        agent.wait()
+        return False
 
 
 def spread(name: str, seconds: Sequence[float]) -> str:
@@ -162,7 +181,8 @@ def main() -> None:
     asked = parser.parse_args()
     random.seed(0)
     width = max(1, int(asked.megabytes * 2**20 / 4 / 66))
-    mine, anew, theirs = [], [], []
+    mine, anew = [], []
+    theirs: dict[bool, list[float | None]] = {True: [], False: []}
     with WorkerGroup(nproc=asked.ranks) as group, tempfile.TemporaryDirectory() as folder:
         group.run(SETUP.format(width=width), quiet=True)
         group._session.launcher.warm_up_more()  # else the first new rank imports all by itself
@@ -170,7 +190,8 @@ def main() -> None:
             mine.append(healed(group))
             if not asked.alone:
                 anew.append(restarted(group, width))
-                theirs.append(under_torchrun(Path(folder), asked.ranks, width))
+                for shares, times in theirs.items():
+                    times.append(under_torchrun(Path(folder), asked.ranks, width, shares=shares))
     print(
         f"{os.cpu_count()} cores, python {platform.python_version()}, torch {version('torch')}; "
         f"{asked.ranks} ranks, {asked.megabytes:g} MB of parameters, {asked.repeats} kills\n"
@@ -179,11 +200,13 @@ def main() -> None:
     for name, seconds in zip(("the cell is over", "healed"), zip(*mine, strict=True), strict=True):
         print(spread(name, seconds))
     if not asked.alone:
-        came = [each for each in theirs if each is not None]
         print(spread("restarted and replayed", anew))
-        print(f"torchrun came back in {len(came)} of {len(theirs)} runs")
-        if came:
-            print(spread("torchrun", came))
+        for shares, times in theirs.items():
+            came = [each for each in times if each is not None]
+            name = "torchrun" if shares else "torchrun, a store each"
+            print(f"{name} came back in {len(came)} of {len(times)} runs")
+            if came:
+                print(spread(name, came))
 
 
 if __name__ == "__main__":
