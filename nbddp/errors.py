@@ -111,10 +111,10 @@ def describe_exit(exitcode: int | None) -> str:
     >>> describe_exit(3)
     'exited with code 3'
     >>> describe_exit(None)
-    'is gone'
+    'disappeared'
     """
     if exitcode is None:
-        return "is gone"
+        return "disappeared"
     if exitcode < 0:
         try:
             return f"was killed by {signal.Signals(-exitcode).name}"

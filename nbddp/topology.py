@@ -25,6 +25,7 @@ class Topology:
         rank: index in the world, ``0 <= rank < world_size``.
         local_rank: index on this machine, ``0 <= local_rank < local_world_size``.
         node_rank: index of the machine.
+        group_world_size: machines in total; 0 where all have as many ranks as this one.
         world_size: ranks in total.
         local_world_size: ranks on this machine.
         master_addr: host where rank 0, or its process, may serve a store for the others.
@@ -45,6 +46,7 @@ class Topology:
     world_size: int
     local_world_size: int
     node_rank: int = 0
+    group_world_size: int = 0
     master_addr: str = "127.0.0.1"
     master_port: int = 0
 
@@ -121,13 +123,14 @@ class Topology:
         >>> place.to_env(attempt=2)["TORCHELASTIC_RESTART_COUNT"]
         '1'
         """
+        machines = self.group_world_size or max(1, self.world_size // self.local_world_size)
         env = {name: str(getattr(self, field)) for field, name in _NUMBERS.items()}
         env |= {
             "MASTER_ADDR": self.master_addr,
             "ROLE_NAME": "default",
             "ROLE_RANK": str(self.rank),
             "ROLE_WORLD_SIZE": str(self.world_size),
-            "GROUP_WORLD_SIZE": str(max(1, self.world_size // self.local_world_size)),
+            "GROUP_WORLD_SIZE": str(machines),
             "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RUN_ID": run_id,

@@ -18,8 +18,8 @@ from typing import Any
 
 from nbddp.controller.actor import Actor
 from nbddp.controller.exits import ExitWatcher
-from nbddp.controller.launcher import RankHandle
 from nbddp.controller.means import Means
+from nbddp.launch.launcher import RankHandle, ThisMachine
 from nbddp.wire.letters import Letter
 from nbddp.wire.messages import (
     URGENT,
@@ -92,7 +92,7 @@ class FakeHandle:
             self.end(exitcode)
 
 
-class FakeLauncher:
+class FakeLauncher(ThisMachine):
     """Makes fake processes.
 
     Attributes:

@@ -73,6 +73,7 @@ def test_the_readme_uses_only_options_that_there_are() -> None:
     others = {  # of pip, torchrun, Jupyter and our installer
         *("--test", "--execute", "--to", "--no-input", "--stdout"),
         *("--standalone", "--nproc-per-node", "--max-restarts"),
+        *("--master-addr", "--master-port", "--join"),
         "--lr",  # of a script
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= ours | others
@@ -89,7 +90,7 @@ def test_every_kind_of_fault_is_written_about() -> None:
 
 def test_the_readme_uses_only_names_that_there_are() -> None:
     names = set(re.findall(r"\bnbddp\.([A-Za-z_]+)", README))
-    assert names - {"nbddp"} <= set(nbddp.__all__)
+    assert names - {"nbddp", "worker"} <= set(nbddp.__all__)
     public = {name for name in nbddp.__all__ if not name[0].isupper() or name == "Checkpoint"}
     assert public - {"load_ipython_extension", "unload_ipython_extension"} <= set(
         re.findall(r"\w+", README)

@@ -86,7 +86,7 @@ def test_a_failed_cell_whose_report_was_shown_already_is_one_line(
 @pytest.mark.parametrize(
     ("exitcode", "words"),
     [
-        (None, "is gone"),
+        (None, "disappeared"),
         (0, "exited with code 0"),
         (3, "exited with code 3"),
         (-signal.SIGKILL, "was killed by SIGKILL"),

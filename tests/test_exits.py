@@ -10,7 +10,7 @@ from fakes import FakeHandle
 
 from nbddp.controller import exits as watcher_module
 from nbddp.controller.exits import ExitWatcher
-from nbddp.controller.launcher import RankHandle
+from nbddp.launch.launcher import RankHandle
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from nbddp.controller.memory import COUNTERS, MemoryWatch, memory_limit
+from nbddp.launch.memory import COUNTERS, MemoryWatch, memory_limit
 
 GIB = 2**30
 WAY_OUT = "a smaller batch, fewer ranks or fewer DataLoader workers need less"

@@ -211,7 +211,7 @@ def test_when_the_group_was_started_anew_the_ranks_are_those_of_the_cell(
     anew = replace(RUNNING, attempt=3, ranks=tuple(RankLife(rank) for rank in range(4)))
     snapshot = look(anew, cell)
     assert [(each.rank, each.state, each.is_alive) for each in snapshot.ranks] == [
-        (0, "is gone", False),
+        (0, "disappeared", False),
         (1, "was killed by SIGKILL", False),
     ]
     assert not any(each.is_well for each in snapshot.ranks)
@@ -231,7 +231,10 @@ def test_when_the_group_is_off_the_ranks_are_those_of_the_cell(
 ) -> None:
     off = Life(state=GroupState.OFF, attempt=2)
     snapshot = look(off, cell)
-    assert [(each.rank, each.state) for each in snapshot.ranks] == [(0, "is gone"), (1, "is gone")]
+    assert [(each.rank, each.state) for each in snapshot.ranks] == [
+        (0, "disappeared"),
+        (1, "disappeared"),
+    ]
     assert look(off, cell, is_for_cell=False).ranks == ()
     assert look(off).ranks == ()
 

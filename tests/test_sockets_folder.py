@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.controller.sockets_folder import AGE, SocketsFolder
+from nbddp.launch.sockets_folder import AGE, SocketsFolder
 
 MAKES_ONE = (
-    "import time; from nbddp.controller.sockets_folder import SocketsFolder\n"
+    "import time; from nbddp.launch.sockets_folder import SocketsFolder\n"
     "folder = SocketsFolder(); print(folder.ensure(), flush=True); time.sleep(600)"
 )
 

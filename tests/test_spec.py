@@ -15,6 +15,7 @@ import pytest
 from nbddp.controller import spec as room
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.launch.launcher import ThisMachine
 
 LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, free_port=29501)
 
@@ -90,7 +91,7 @@ def test_other_backends_do_not_ask_for_gpus(monkeypatch: pytest.MonkeyPatch, bac
 def test_cores_are_shared_out_unless_threads_were_asked_for(
     monkeypatch: pytest.MonkeyPatch, cores: int, nproc: int, threads: int, each: int
 ) -> None:
-    monkeypatch.setattr(room, "_cores", lambda: cores)
+    monkeypatch.setattr(room, "cores_here", lambda: cores)
     assert GroupSpec(nproc=nproc, threads=threads).threads_per_rank() == each
 
 
@@ -149,7 +150,7 @@ def test_the_record_has_the_names_of_variables_and_never_their_values(wrap: Any)
 def test_every_rank_is_told_its_place_and_its_log_and_all_else_alike(tmp_path: Path) -> None:
     folder: Any = SimpleNamespace(path=tmp_path, log=lambda rank: tmp_path / f"rank{rank}.log")
     spec = GroupSpec(nproc=3, backend="gloo", timeout=9.0, env={"A": "1"}, joins_group=False)
-    starts = spec.starts(LINK, attempt=2, folder=folder, colors="linux")
+    starts = spec.starts(LINK, attempt=2, folder=folder, colors="linux", launcher=ThisMachine())
     assert [start.topology.rank for start in starts] == [0, 1, 2]
     assert {start.topology.world_size for start in starts} == {3}
     assert {start.topology.master_port for start in starts} == {29501}
@@ -167,7 +168,7 @@ def test_every_rank_is_told_its_place_and_its_log_and_all_else_alike(tmp_path: P
 def test_a_rank_that_is_printed_shows_neither_secret_nor_environment(tmp_path: Path) -> None:
     spec = GroupSpec(env={"TOKEN": "hunter2"})
     folder: Any = SimpleNamespace(path=tmp_path, log=lambda rank: tmp_path / f"rank{rank}.log")
-    [start, _] = spec.starts(LINK, attempt=1, folder=folder, colors="")
+    [start, _] = spec.starts(LINK, attempt=1, folder=folder, colors="", launcher=ThisMachine())
     assert "very secret" not in repr(start)
     assert "hunter2" not in repr(start)
 

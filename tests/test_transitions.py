@@ -193,7 +193,7 @@ def test_a_rank_that_is_unable_ends_the_start_and_all_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("exitcode", "words"),
-    [(-9, "was killed by SIGKILL"), (1, "exited with code 1"), (None, "is gone")],
+    [(-9, "was killed by SIGKILL"), (1, "exited with code 1"), (None, "disappeared")],
 )
 def test_a_rank_that_dies_while_it_starts_ends_the_start_with_its_exit_in_words(
     exitcode: int | None, words: str

@@ -222,7 +222,7 @@ def test_a_failure_in_one_line(ended: CellEnded, words: str) -> None:
         (-11, "rank 0 was killed by SIGSEGV"),
         (3, "rank 0 exited with code 3"),
         (0, "rank 0 exited with code 0"),
-        (None, "rank 0 is gone"),
+        (None, "rank 0 disappeared"),
     ],
 )
 def test_a_death_in_one_line(exitcode: int | None, words: str) -> None:
@@ -397,7 +397,7 @@ def test_or_how_its_process_ended() -> None:
     assert killed.exitcode == -9
     gone = trouble_of(1, None, Ending(None, 3.0))
     assert gone is not None
-    assert (gone.headline(), gone.exitcode) == ("is gone", None)
+    assert (gone.headline(), gone.exitcode) == ("disappeared", None)
 
 
 def test_a_rank_that_failed_and_then_ended_had_failed() -> None:

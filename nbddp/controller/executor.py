@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nbddp.controller.acts import complaint, for_all, not_begun, plain, start_failure, unable
-from nbddp.controller.launcher import Launcher, RankHandle
 from nbddp.controller.means import Means
-from nbddp.controller.memory import MemoryWatch
 from nbddp.controller.promises import Promises
 from nbddp.controller.ranks import Ranks, Told, revived
 from nbddp.errors import RequestError, StartError, describe_exit
+from nbddp.launch.launcher import Launcher, RankHandle
+from nbddp.launch.memory import MemoryWatch
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import reasons
 from nbddp.lifecycle.comeback import Comeback
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.lifecycle.transitions import advance
+from nbddp.nodes.door import why_gone
 from nbddp.record.audience import Audience
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.deeds import Deeds
@@ -39,6 +40,7 @@ class Executor:
 
     Attributes:
         life: the lifecycle's own view.
+        launcher: where ranks come from at the next start.
         spec, cell: how the group was started last; the cell that runs, or ran last.
         ready: what each rank said of itself when it was ready.
         deeds, comeback: what this attempt has done; what it came back from, until it works again.
@@ -59,7 +61,7 @@ class Executor:
             lambda rank: self._ranks is not None and self._ranks.is_stopped(rank),
             lambda rank: self._ranks is not None and self._ranks.is_working(rank),
         )
-        self._launcher = launcher
+        self.launcher = launcher
         self._colors = colors
         self._ranks: Ranks | None = None
         self._start_error: StartError | None = None
@@ -177,32 +179,36 @@ class Executor:
         """A rank's process has ended."""
         is_current = self._ranks is not None and self._ranks.is_current(rank, handle)
         try:
+            why = why_gone(handle)
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
             if handle.exitcode != 0:
-                how = describe_exit(handle.exitcode)
+                how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
                 self.time_line.record("exit", rank=rank, attempt=attempt, how=how)
-            self._launcher.sweep(handle)
+            self.launcher.sweep(handle)
         finally:
             if is_current:
-                self._note_gone(attempt, rank, handle.exitcode)
+                self._note_gone(attempt, rank, handle.exitcode, why)
 
-    def _note_gone(self, attempt: int, rank: int, exitcode: int | None) -> None:
+    def _note_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
         """A rank has no process any more, or never had one: nobody shall wait for it."""
         if attempt != self.life.attempt or rank not in self.life.alive:
             return  # it was given up before
         try:
-            self._read_last(rank, exitcode)
+            self._read_last(rank, exitcode, why)
         finally:
-            self.step(ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode))
+            is_told = bool(why)  # with all ranks of its node
+            exited = ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode, is_told=is_told)
+            self.step(exited)
             self.promises.gone(rank, reasons.unanswered(self.life, rank, exitcode))
 
-    def _read_last(self, rank: int, exitcode: int | None) -> None:
-        words = hint = ""
+    def _read_last(self, rank: int, exitcode: int | None, why: str) -> None:
+        words, hint = "", why
         try:
             if self._ranks is not None and self._ranks.has_process(rank):
                 self._audience.feed(self._ranks.last_output(rank))
                 words, is_ours = self._ranks.last_words(rank), self._ranks.was_killed(rank)
-                hint = "" if is_ours else self._memory.hint_at(exitcode, self.whereabouts.memory())
+                used = self.whereabouts.memory()
+                hint = why or ("" if is_ours else self._memory.hint_at(exitcode, used))
         finally:
             if self.cell is not None:
                 self.cell.note_exit(rank, exitcode, last_words=words, hint=hint)
@@ -299,7 +305,8 @@ class Executor:
         self.ready = {}
         self.deeds.forget()
         self.whereabouts.forget()
-        self._ranks = Ranks(action.attempt, self.means_now, self._launcher, self)
+        self._ranks = Ranks(action.attempt, self.means_now, self.launcher, self)
+        self.launcher.settle(action.world_size)
         starts = self._starts()
         self.time_line.record("start", attempt=action.attempt, world_size=action.world_size)
         self._ranks.launch(starts)
@@ -312,6 +319,7 @@ class Executor:
             attempt=self.life.attempt,
             folder=self.spec.open(self.time_line),
             colors=self._colors,
+            launcher=self.launcher,
             struck=self.struck,
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from typing import Any
 
-from nbddp.controller.launcher import RankHandle
+from nbddp.launch.launcher import RankHandle
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
-from nbddp.controller.launcher import Launcher, RankHandle
+from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
+from nbddp.nodes.door import RemoteHandle
 from nbddp.record.cell import CellHandle
 from nbddp.record.logs import Logged, LogReader
 from nbddp.record.notices import Wrote
@@ -185,17 +186,24 @@ class Ranks:
         """Whether it was launched."""
         return rank in self._handles
 
+    def _process(self, rank: int) -> psutil.Process:
+        """Of a rank of this machine; another one's process ids mean nothing here."""
+        handle = self._handles[rank]
+        if isinstance(handle, RemoteHandle):
+            raise psutil.NoSuchProcess(handle.pid or 0)
+        return psutil.Process(handle.pid)
+
     def is_stopped(self, rank: int) -> bool:
         """Whether somebody sent it SIGSTOP."""
         try:
-            return bool(psutil.Process(self._handles[rank].pid).status() == psutil.STATUS_STOPPED)
+            return bool(self._process(rank).status() == psutil.STATUS_STOPPED)
         except (psutil.Error, KeyError):
             return False
 
     def is_working(self, rank: int) -> bool:
         """Whether it has used the CPU since the last time that this was asked; at first, yes."""
         try:
-            used = psutil.Process(self._handles[rank].pid).cpu_times()
+            used = self._process(rank).cpu_times()
         except (psutil.Error, KeyError):
             return False
         now, cpu = time.monotonic(), used.user + used.system

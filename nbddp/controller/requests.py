@@ -60,6 +60,7 @@ class Requests:
                 f"rank {rank} is stopped (SIGSTOP) and could not meet the others: "
                 f"`kill -CONT {pid}` wakes it, `%ddp kill {rank}` ends it"
             )
+        self._do.launcher.take_over(ranks)
         revived = self._do.promises.for_heal()
         self._ask(ev.HealAsked(ranks=tuple(ranks), donor=donor))
         return revived

@@ -8,27 +8,27 @@ asks comes in on the caller's thread and is done on the session's.
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import ParamSpec, TypeVar
 
 from nbddp.controller.actor import ClosedError
 from nbddp.controller.acts import unable
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpus import GpuWatch
-from nbddp.controller.launcher import Launcher, LocalLauncher
 from nbddp.controller.means import Link, Means, open_means
 from nbddp.controller.promises import kept
 from nbddp.controller.requests import Requests
+from nbddp.controller.signals import handing_on
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.launch.launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.comeback import Comeback
 from nbddp.lifecycle.reasons import NO_GROUP
-from nbddp.lifecycle.states import GroupState, Life
+from nbddp.lifecycle.states import Life
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.pushes import Pushed, Pushes
@@ -89,6 +89,11 @@ class Session:
         """What happened."""
         return self._do.time_line
 
+    def use(self, launcher: Launcher) -> None:
+        """Start ranks elsewhere from the next start on; there must be none now."""
+        self.launcher = launcher
+        self._do.launcher = launcher
+
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
         """All that is known right now of the group, and what became of this cell."""
         return take(
@@ -100,6 +105,7 @@ class Session:
             is_for_cell=cell is not None,
             refused=self._do.means.link.refused if self._do.means else 0,
             look=self._gpus.look,
+            nodes=self.launcher.nodes(),
         )
 
     def metrics(
@@ -265,30 +271,9 @@ class Session:
             self._do.cell.note_answer(rank, answer)
         self._do.answer(rank, answer)
 
-    @contextmanager
-    def taking_interrupts(self) -> Iterator[None]:
-        """Pass SIGINT on to the ranks: raised here, it would leave their cell running.
-
-        One that finds no cell is for the cell that begins next, and a second one of that kind is
-        raised after all: whatever is waited for here may never come.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        unheard = 0
-
-        def on_sigint(*_: object) -> None:
-            nonlocal unheard
-            unheard += self.life.state in (GroupState.OFF, GroupState.IDLE, GroupState.BROKEN)
-            self.interrupt()
-            if unheard > 1:
-                raise KeyboardInterrupt
-
-        before = signal.signal(signal.SIGINT, on_sigint)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    def taking_interrupts(self) -> AbstractContextManager[None]:
+        """Pass SIGINT on to the ranks: raised here, it would leave their cell running."""
+        return handing_on(self.interrupt, lambda: self.life.state)
 
     def kill(self, rank: int) -> None:
         """Kill one rank and wait until it is gone."""

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.launch.launcher import cores_here
 from nbddp.lifecycle.events import StartAsked
 from nbddp.topology import Topology
 from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.means import Link
+    from nbddp.launch.launcher import Places
     from nbddp.record.folder import RunFolder
     from nbddp.record.timeline import TimeLine
 
@@ -94,11 +96,11 @@ class GroupSpec:
 
     def threads_per_rank(self) -> int:
         """As asked, or the cores shared out, at least 1."""
-        return self.threads or max(1, _cores() // self.nproc)
+        return self.threads or max(1, cores_here() // self.nproc)
 
-    def environment(self, rank: int = 0) -> dict[str, str]:
-        """The kernel's environment as it is now, with what was asked for on top."""
-        env = dict(os.environ)
+    def environment(self, rank: int = 0, base: Mapping[str, str] | None = None) -> dict[str, str]:
+        """This one, or the kernel's as it is now, with what was asked for on top."""
+        env = dict(os.environ if base is None else base)
         if self.gpus is not None:
             shown = [str(gpu) for gpu in self.gpus]
             if shown and all(name.startswith("MIG-") for name in shown):
@@ -130,9 +132,11 @@ class GroupSpec:
         attempt: int,
         folder: RunFolder,
         colors: str,
+        launcher: Places,
         struck: Iterable[str] = (),
     ) -> list[RankStart]:
         """What each rank must be told; ``struck`` are faults that shall not strike again."""
+        base = launcher.base_env
         common = RankStart(
             topology=Topology.local(1)[0],
             store_port=link.port,
@@ -156,14 +160,8 @@ class GroupSpec:
                 common,
                 topology=place,
                 log_path=str(folder.log(place.rank)),
-                env=self.environment(place.rank) | known,
+                env=self.environment(place.rank, base) | known,
+                threads=self.threads or max(1, launcher.cores(place) // place.local_world_size),
             )
-            for place in Topology.local(self.nproc, master_port=link.free_port)
+            for place in launcher.places(self.nproc, master_port=link.free_port)
         ]
-
-
-def _cores() -> int:
-    """Cores this process may use, which a container or Slurm may have limited."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -32,3 +32,25 @@ srun torchrun \\
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:{PORT}" \\
     {command}
 """
+
+
+def nodes_job(command: str, *, nnodes: int, nproc: int) -> str:
+    """A job that gives its nodes to a notebook: torchrun on each, for itself.
+
+    Args:
+        command: the line for torchrun, with the join file.
+        nnodes: machines.
+        nproc: ranks on each.
+    """
+    return f"""#!/bin/bash
+#SBATCH --job-name=nbddp
+#SBATCH --nodes={nnodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task={nproc}
+#SBATCH --time=04:00:00
+#SBATCH --output=nbddp-nodes-%j-%N.log
+# with GPUs: #SBATCH --gpus-per-node={nproc}
+
+export OMP_NUM_THREADS=1  # of the agents; ranks get --threads
+srun {command}
+"""

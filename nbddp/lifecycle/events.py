@@ -139,11 +139,12 @@ class RankNoticed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A rank's process is gone."""
+    """A rank's process is gone; ``is_told``: the user knows already."""
 
     attempt: int
     rank: int
     exitcode: int | None
+    is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,7 +166,7 @@ def _on_exited(life: Life, event: Exited) -> Step:
         return _give_up_start(life, f"rank {event.rank} {how} while it started")
     if life.cell is not None and event.rank in life.cell.waiting:
         life, actions = _one_less(life, life.cell, event.rank, has_failed=True, lost_group=True)
-        is_told = life.cell is None or event.rank in life.cell.killed
+        is_told = event.is_told or life.cell is None or event.rank in life.cell.killed
         if not is_told:  # the others may take their time: say at once who is gone
             said = f"rank {event.rank} {describe_exit(event.exitcode)}"
             actions = [Remark(text=said), *actions]

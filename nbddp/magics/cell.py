@@ -11,7 +11,7 @@ from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
-from nbddp.magics.options import asked_spec, names, parse, run_options, start_options
+from nbddp.magics.options import names, parse, run_options, start_options
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.syntax import check_syntax
 from nbddp.record.cell import CellRequest, CellResult
@@ -73,7 +73,7 @@ class CellMagics(Magics):
         check_syntax(desk.shell, cell, first_line)
         self._check(args)
         values = desk.values(args.push or ())
-        spec = replace(asked_spec(args, desk.group.spec), joins_group=not args.no_init)
+        spec = replace(desk.asked_spec(args), joins_group=not args.no_init)
         with desk.ready_for_cell(spec, fresh=args.fresh, quiet=args.quiet):
             if values:
                 desk.group.push(values)

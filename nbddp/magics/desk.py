@@ -21,7 +21,7 @@ from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
 from nbddp.magics.diary import Asked, Diary
-from nbddp.magics.options import ALL, check_unchanged
+from nbddp.magics.options import ALL, asked_spec, check_unchanged
 from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
 from nbddp.record.cell import CellRequest, CellResult
@@ -54,6 +54,18 @@ class Desk:
         In newer versions IPython's own counter is one ahead of it; its display hook knows.
         """
         return int(self.shell.displayhook.prompt_count)
+
+    def asked_spec(self, args: Namespace) -> GroupSpec:
+        """The group as what was written on the line asks for it.
+
+        Raises:
+            RequestError: its nodes are not here.
+        """
+        spec, nodes = asked_spec(args, self.group.spec), self.group.nodes
+        is_new = not self.group.is_live or getattr(args, "fresh", True)
+        if nodes is None or args.nproc is not None or not is_new:
+            return spec
+        return nodes.fit(spec)
 
     def make_ready(self, spec: GroupSpec, *, fresh: bool, is_recovery: bool = False) -> None:
         """See to it that the group runs as asked: start it, restart it, or find it so."""
@@ -149,11 +161,12 @@ class Desk:
     def _recovery(self, *, quiet: bool) -> Recovery:
         return self.group.recovery(
             lambda: self.views.view(self.group.session, quiet=quiet),
-            say=self._remark,
+            say=self.remark,
             note=None if quiet or not self.views.shows_panels else self.views.note,
         )
 
-    def _remark(self, text: str) -> None:
+    def remark(self, text: str) -> None:
+        """Tell the user something beside a cell's output."""
         self.views.say(f"nbddp: {text}")
 
     def debug(self, rank: int | None, commands: Sequence[str] = ()) -> None:
@@ -235,7 +248,7 @@ class Desk:
         self.group.replay(
             (*session.deeds, *session.undone),
             restart=lambda: self.make_ready(spec, fresh=True, is_recovery=True),
-            say=self._remark,
+            say=self.remark,
         )
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:

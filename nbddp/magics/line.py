@@ -18,8 +18,8 @@ from nbddp.export import Pulled
 from nbddp.group.scripts import find_script
 from nbddp.magics.desk import Desk
 from nbddp.magics.export import export
+from nbddp.magics.nodes import node_range, steer_nodes
 from nbddp.magics.options import (
-    asked_spec,
     count,
     numbers,
     parse,
@@ -79,6 +79,7 @@ class LineMagics(Magics):
             "interrupt": self.interrupt,
             "kill": self.kill,
             "heal": self.heal,
+            "nodes": self.nodes,
             "fault": self.fault,
             "debug": self.debug,
             "logs": self.logs,
@@ -107,7 +108,7 @@ class LineMagics(Magics):
         """Start the ranks, so that the next cell need not."""
         args = parse(self.start, line)
         desk = self._desk
-        spec = replace(asked_spec(args, desk.group.spec), joins_group=True)
+        spec = replace(desk.asked_spec(args), joins_group=True)
         desk.make_ready(spec, fresh=False)
         desk.views.show_status(desk.group.session)
 
@@ -118,7 +119,7 @@ class LineMagics(Magics):
         """End all ranks, whatever they do, and start them anew; their names are lost."""
         args = parse(self.restart, line)
         desk = self._desk
-        spec = asked_spec(args, desk.group.spec)
+        spec = desk.asked_spec(args)
         if args.replay:
             desk.restart_and_replay(spec)
         else:
@@ -137,7 +138,7 @@ class LineMagics(Magics):
         args, desk = parse(self.run, line), self._desk
         desk.check_ranks(args)
         script = find_script(args.script, args.script_args, is_module=args.module, keeps=args.keep)
-        spec = replace(asked_spec(args, desk.group.spec), joins_group=False)
+        spec = replace(desk.asked_spec(args), joins_group=False)
         with desk.ready_for_cell(spec, fresh=args.fresh, quiet=args.quiet):
             request = CellRequest(
                 source=f"%ddp run {line.strip()}",
@@ -189,6 +190,25 @@ class LineMagics(Magics):
         """Put new ranks in the places of those that died; the others keep all they have."""
         args = parse(self.heal, line)
         self._desk.views.say(f"nbddp: {self._desk.group.heal(args.rank or (), donor=args.donor)}")
+
+    @magic_arguments("ddp nodes")
+    @argument("--nnodes", type=node_range, metavar="N", help="how many, or MIN:MAX (default: 1)")
+    @argument("--nproc-per-node", type=positive_int, metavar="N", help="ranks on each (default: 1)")
+    @argument(
+        "--host",
+        metavar="ADDRESS",
+        help="the address of this machine at which they come in (default: 127.0.0.1)",
+    )
+    @argument("--port", type=positive_int, metavar="N", help="the port there (default: any)")
+    @argument(
+        "--local", type=positive_int, metavar="N", help="start N agents here, to learn and to test"
+    )
+    @argument("--slurm", action="store_true", help="write an sbatch file that starts them")
+    @argument("--leave", metavar="NODE", help="send this one home")
+    def nodes(self, line: str) -> None:
+        """Have ranks on other machines: open a door for them, and see who has come in."""
+        said = steer_nodes(self._desk, parse(self.nodes, line))
+        self._desk.views.say(f"nbddp: {said}" if said else "")
 
     @magic_arguments("ddp fault")
     @argument("kind", help=", ".join(KINDS))

@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from nbddp.controller.launcher import Launcher
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
+from nbddp.errors import RequestError
 from nbddp.group import WorkerGroup, default_colors
+from nbddp.group.nodes import Nodes, NodesSpec
 from nbddp.group.recovery import Recovery
+from nbddp.launch.launcher import Launcher
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
@@ -37,6 +39,7 @@ class SteeredGroup(WorkerGroup):
     ) -> None:
         super().__init__(**options)
         self._session = Session(launcher, colors=colors or default_colors())
+        self.nodes: Nodes | None = None
 
     @property
     def session(self) -> Session:
@@ -90,6 +93,36 @@ class SteeredGroup(WorkerGroup):
         """
         self._close_at_exit()
         self._session.restart(self._spec, is_recovery=True)
+
+    # ---- many machines
+
+    def open_nodes(self, spec: NodesSpec, *, say: Callable[[str], None]) -> Nodes:
+        """Have ranks on the machines that come in from here on.
+
+        Raises:
+            RequestError: there are ranks, a door is open, or nobody can listen there.
+        """
+        if self.nodes is not None:
+            raise RequestError("the door is open already: `%ddp stop` sends the nodes home")
+        self._close_at_exit()
+        self.nodes = Nodes(self._session, spec, say=say)
+        return self.nodes
+
+    def stop(self) -> None:
+        """End all ranks, and send the nodes home that they were on."""
+        super().stop()
+        self._close_nodes()
+
+    def close(self) -> None:
+        """End all ranks and everything that was started for them."""
+        if self.nodes is not None:
+            self.stop()
+        super().close()
+
+    def _close_nodes(self) -> None:
+        nodes, self.nodes = self.nodes, None
+        if nodes is not None:
+            nodes.close()
 
     # ---- cells
 

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from nbddp.errors import describe_exit
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
@@ -23,6 +24,7 @@ class RankSnapshot:
 
     Attributes:
         state: what it does, in words.
+        node: its machine, where there are several.
         line: the cell's line that it is on, 0 for none; ``code`` stands there, and ``file`` is the
             script's, if it runs one.
         seconds: how long it has stayed where it is, 0 if anything of it moves.
@@ -42,6 +44,7 @@ class RankSnapshot:
 
     rank: int
     state: str
+    node: str = ""
     pid: int = 0
     device: str = ""
     line: int = 0
@@ -123,11 +126,13 @@ def take(
     refused: int = 0,
     is_for_cell: bool = True,
     look: Callable[[Mapping[str, Set[int]]], Mapping[str, DeviceUse]] = lambda _pids: {},
+    nodes: Mapping[int, str] = MappingProxyType({}),
 ) -> Snapshot:
     """Draw up what is known right now; may be called from any thread.
 
     ``is_for_cell`` asks for what became of the cell on each rank, not for what the rank does now.
-    ``look`` tells of GPUs, given their UUIDs and the processes of ours that use them.
+    ``look`` tells of GPUs, given their UUIDs and the processes of ours that use them. ``nodes``:
+    the machine of each rank, where there are several.
     """
     now, at = time.monotonic(), time.time()
     if cell is not None and not is_for_cell and cell.attempt != life.attempt:
@@ -158,6 +163,7 @@ def take(
                     asked=asked,
                     ready=ready.get(each.rank),
                     lag=lags.get(each.rank),
+                    node=nodes.get(each.rank, ""),
                     now=now,
                 )
                 for each in _ranks(life, cell if is_for_cell else None)
@@ -217,6 +223,7 @@ def _rank(
     asked: str,
     ready: Ready | None,
     lag: Lag | None,
+    node: str,
     now: float,
 ) -> RankSnapshot:
     sign = whereabouts.sign(each.rank)
@@ -228,6 +235,7 @@ def _rank(
     return RankSnapshot(
         rank=each.rank,
         state=_doing(pulse, words, asked) if is_inside else words,
+        node=node,
         pid=ready.pid if ready else 0,
         device=ready.device if ready else "",
         line=pulse.line if is_inside else 0,

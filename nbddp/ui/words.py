@@ -108,7 +108,10 @@ def say_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) 
 def say_facts(snapshot: Snapshot) -> list[str]:
     """What kind of group it is: ranks, backend, devices, attempt."""
     count = len(snapshot.ranks)
-    facts = [f"{count} rank{'s' if count != 1 else ''}", snapshot.backend, say_devices(snapshot)]
+    nodes = len({each.node for each in snapshot.ranks if each.node})
+    on = f" on {nodes} node{'s' if nodes > 1 else ''}" if nodes else ""
+    ranks = f"{count} rank{'s' if count != 1 else ''}{on}"
+    facts = [ranks, snapshot.backend, say_devices(snapshot)]
     return [*filter(None, facts), f"attempt {snapshot.attempt}"]
 
 

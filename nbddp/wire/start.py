@@ -35,6 +35,8 @@ class RankStart:
         joins_group: whether to form a process group at the start.
         run_id: name of the run.
         colors: IPython's colour theme for tracebacks.
+        interface: of the network, through which it meets the others; empty for the loopback where
+            all are on this machine, else for the one that the backend chooses.
     """
 
     topology: Topology
@@ -53,6 +55,7 @@ class RankStart:
     run_id: str = "nbddp"
     colors: str = ""
     incarnation: int = 0
+    interface: str = ""
 
 
 def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:

@@ -26,15 +26,20 @@ def settle(start: RankStart) -> None:
     os.environ["OMP_NUM_THREADS"] = str(start.threads)
     # torch's flight recorder: read once a second, 5 ms for 200 entries
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")
-    if start.topology.master_addr == "127.0.0.1":
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
+    if interface := start.interface or _loopback(start.topology.master_addr):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-            os.environ.setdefault(name, loopback)  # else they listen on every interface
+            os.environ.setdefault(name, interface)  # else they listen on every interface
     let_live()
     dist.set_debug_level_from_env()  # torch has read TORCH_DISTRIBUTED_DEBUG before we were forked
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
     torch.set_num_threads(start.threads)
+
+
+def _loopback(address: str) -> str:
+    if address != "127.0.0.1":
+        return ""
+    return "lo0" if sys.platform == "darwin" else "lo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,13 @@ class Clients:
     connections: Connections
 
     @classmethod
-    def connect(cls, address: str, port: int) -> Clients:
-        """Connect them all, before any code of the user runs."""
+    def connect(cls, port: int) -> Clients:
+        """Connect them all, before any code of the user runs; ``port`` is of this machine."""
         connections = Connections()
         with names_from_files():
             with connections.keeping():
                 first = dist.TCPStore(
-                    address,
+                    "127.0.0.1",
                     port,
                     is_master=False,
                     timeout=FOREVER,

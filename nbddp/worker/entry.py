@@ -80,7 +80,7 @@ def live(start: RankStart) -> None:
     watch_kernel(start.kernel_pid)
     settle(start)
     log = RankLog(Path(start.log_path))
-    clients = Clients.connect(start.topology.master_addr, start.store_port)
+    clients = Clients.connect(start.store_port)
     sender, attempt = start.topology.rank, start.attempt
     writer, urgent = (
         QueueWriter(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from notebook import Notebook
 
-from nbddp.controller.launcher import LocalLauncher
+from nbddp.launch.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
 
 

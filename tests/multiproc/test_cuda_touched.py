@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from nbddp import WorkerGroup
-from nbddp.controller import forkserver
+from nbddp.launch import forkserver
 from nbddp.worker.untouched import DRIVER, is_touched
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]  # each starts helpers anew

@@ -13,7 +13,7 @@ import pytest
 from notebook import Notebook
 
 from nbddp import CellFailedError, WorkerGroup
-from nbddp.controller.memory import MemoryWatch
+from nbddp.launch.memory import MemoryWatch
 from nbddp.record.cell import CellRequest
 from nbddp.record.notices import Notice, Said, Wrote
 from nbddp.ui.panel.loghtml import log_text

@@ -21,7 +21,7 @@ from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError, RequestError, StartError, WorkerGroup
-from nbddp.controller import forkserver
+from nbddp.launch import forkserver
 from nbddp.lifecycle.states import GroupState
 from nbddp.magics.steered import SteeredGroup
 from nbddp.wire.helper import FOLDER

@@ -17,7 +17,7 @@ from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError, WorkerGroup
-from nbddp.controller.launcher import LocalLauncher
+from nbddp.launch.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc

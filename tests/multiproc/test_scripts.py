@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbddp import RequestError
-from nbddp.controller.launcher import LocalLauncher
+from nbddp.launch.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
@@ -57,7 +57,7 @@ def test_spawned_ranks_do_all_that_forked_ones_do(capsys: pytest.CaptureFixture[
 
 INTERRUPTED = """
 import os, signal, threading
-from nbddp.controller.launcher import LocalLauncher
+from nbddp.launch.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from nbddp.ui.words import (
     shorten,
 )
 
-_HEAD = ("rank", "state", "line", "collective", "step", "cpu", "memory", "pid")
+_HEAD = ("rank", "node", "state", "line", "collective", "step", "cpu", "memory", "pid")
 SHOWN_EVENTS = 8
 
 
@@ -34,9 +34,10 @@ def status(snapshot: Snapshot) -> str:
 
 def _row(each: RankSnapshot) -> tuple[str, ...]:
     if not each.is_alive:
-        return (str(each.rank), each.state, *[""] * (len(_HEAD) - 2))
+        return (str(each.rank), each.node, each.state, *[""] * (len(_HEAD) - 3))
     return (
         str(each.rank),
+        each.node,
         each.state,
         say_line(each),
         each.collective,

@@ -29,8 +29,8 @@ from typing import Any
 
 import psutil
 
-from nbddp.controller.sockets_folder import SocketsFolder
 from nbddp.descendants import children, descendants
+from nbddp.launch.sockets_folder import SocketsFolder
 from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL, TOUCHED
 
 logger = logging.getLogger(__name__)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import psutil
 
-from nbddp.controller.forkserver import (
+from nbddp.descendants import existing, kill
+from nbddp.launch.forkserver import (
     CudaTouchedError,
     Forkserver,
     give_main_a_spec,
     interrupt_held_back,
     start_resource_tracker_apart,
 )
-from nbddp.controller.memory import memory_limit
-from nbddp.descendants import existing, kill
+from nbddp.launch.memory import memory_limit
+from nbddp.topology import Topology
 from nbddp.wire.start import RankStart, rank_main
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,38 @@ class RankHandle(Protocol):
         """Send SIGKILL."""
 
 
-class Launcher(Protocol):
+class Places(Protocol):
+    """Where ranks are, or will be."""
+
+    @property
+    def base_env(self) -> Mapping[str, str]:
+        """What a rank's environment begins with, as far as it is to be told."""
+
+    def settle(self, world_size: int) -> None:
+        """Choose where the ranks of a new attempt will be.
+
+        Raises:
+            RequestError: there is no room for so many.
+        """
+
+    def take_over(self, ranks: Sequence[int]) -> None:
+        """Find room for new processes of ranks that are gone.
+
+        Raises:
+            RequestError: there is none; nothing has changed.
+        """
+
+    def places(self, world_size: int, *, master_port: int) -> list[Topology]:
+        """Each rank's place in the world, as it was chosen."""
+
+    def nodes(self) -> Mapping[int, str]:
+        """What each rank's machine is called; nothing if all are on this one."""
+
+    def cores(self, place: Topology) -> int:
+        """Cores that the ranks of a rank's machine share."""
+
+
+class Launcher(Places, Protocol):
     """Starts ranks somewhere."""
 
     def warm_up(self) -> None:
@@ -70,7 +103,35 @@ class Launcher(Protocol):
         """Give back whatever starting needed; no rank runs any more."""
 
 
-class LocalLauncher:
+class ThisMachine:
+    """Where all ranks are on the notebook's own machine."""
+
+    @property
+    def base_env(self) -> Mapping[str, str]:
+        """This process's own, as it is now."""
+        return dict(os.environ)
+
+    def settle(self, world_size: int) -> None:
+        """All are here."""
+
+    def take_over(self, ranks: Sequence[int]) -> None:
+        """Where the old ones were."""
+
+    def places(self, world_size: int, *, master_port: int) -> list[Topology]:
+        """All on this machine."""
+        return Topology.local(world_size, master_port=master_port)
+
+    def nodes(self) -> Mapping[int, str]:
+        """All are here."""
+        return {}
+
+    def cores(self, place: Topology) -> int:
+        """This machine's."""
+        del place
+        return cores_here()
+
+
+class LocalLauncher(ThisMachine):
     """Ranks on this machine, through torch.multiprocessing.
 
     ``forkserver`` forks them from a warm helper in milliseconds; ``spawn``, where forking is not
@@ -115,6 +176,13 @@ class LocalLauncher:
         """End the helper."""
         if self.forkserver is not None:
             self.forkserver.close()
+
+
+def cores_here() -> int:
+    """Cores this process may use, which a container or Slurm may have limited."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _in_session(leader: int | None) -> list[psutil.Process]:

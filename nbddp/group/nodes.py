@@ -1,0 +1,253 @@
+"""Ranks on many machines: a door for their nodes, what is to be typed there, and who has come."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
+from nbddp.errors import ArgumentError, RequestError, say_ranks
+from nbddp.launch.launcher import Launcher
+from nbddp.nodes.door import Change, Door, Node
+from nbddp.nodes.frames import Kind
+from nbddp.nodes.launching import NodesLauncher
+
+LOOPBACK = "127.0.0.1"
+_HEAD = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
+ENDING = 15.0  # seconds that torchrun's agents of this machine get to end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesSpec:
+    """What is wanted.
+
+    Attributes:
+        host: the address of this machine at which nodes come in, and no other one listens.
+        port: there; 0 for any that is free.
+        least: nodes without which no cell begins.
+        most: nodes of which cells make use; more wait as spares.
+        nproc_per_node: ranks on each, as the line for torchrun says it.
+
+    Raises:
+        ArgumentError: when the numbers make no sense.
+    """
+
+    host: str = LOOPBACK
+    port: int = 0
+    least: int = 1
+    most: int = 1
+    nproc_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise ArgumentError(
+                f"nnodes must be N or MIN:MAX from 1 on, got {self.least}:{self.most}"
+            )
+        if not 0 <= self.port <= 65535:
+            raise ArgumentError(f"port must be between 0 and 65535, got {self.port}")
+        if self.nproc_per_node < 1:
+            raise ArgumentError(f"nproc_per_node must be at least 1, got {self.nproc_per_node}")
+
+
+class Nodes:
+    """The ranks of a session are on nodes while this is open.
+
+    Args:
+        session: of a worker group that is not started.
+        spec: how many are wanted, and where they come in.
+        say: tells the user that a node has come or gone.
+
+    Raises:
+        RequestError: there is a group on this machine, or nobody can listen there.
+    """
+
+    def __init__(self, session: Session, spec: NodesSpec, *, say: Callable[[str], None]) -> None:
+        if session.life.state.is_live:
+            raise RequestError(
+                "the worker group runs on this machine: `%ddp stop` ends it, then open the door"
+            )
+        self.spec = spec
+        self._session = session
+        self._say = say
+        self._is_closing = False
+        self._agents: list[subprocess.Popen[bytes]] = []
+        self.door = Door(spec.host, spec.port, on_change=self._note)
+        self.join_file = self.door.join.save()
+        self._before: Launcher = session.launcher
+        self.launcher = NodesLauncher(self.door)
+        session.use(self.launcher)
+
+    def _note(self, change: Change) -> None:
+        """On the door's thread: nobody may be kept waiting here."""
+        node = change.node
+        if self._is_closing:
+            return
+        if change.has_come:
+            self._say(f"node {node.name} has come with {_count(node.nproc, 'rank')}")
+            return
+        ranks = self.launcher.ranks_of(node)
+        lost = f": {say_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} gone" if ranks else ""
+        self._say(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
+
+    # ---- what the user is told
+
+    @property
+    def command(self) -> str:
+        """What is to be typed on each machine."""
+        return f"torchrun {' '.join(self._torchrun())} -m nbddp.worker --join {self._file}"
+
+    @property
+    def _file(self) -> str:
+        with suppress(ValueError):
+            return f"~/{self.join_file.relative_to(Path.home())}"
+        return str(self.join_file)
+
+    def _torchrun(self) -> Sequence[str]:
+        """An agent for each machine alone; 0: nobody has to know its port."""
+        return (
+            "--master-addr=127.0.0.1",
+            "--master-port=0",
+            f"--nproc-per-node={self.spec.nproc_per_node}",
+        )
+
+    def opened(self) -> str:
+        """What to do now."""
+        join = self.door.join
+        lines = [
+            f"the door is open at {join.address}:{join.port}. On each machine, with the same nbddp "
+            "and Python:",
+            "",
+            f"    {self.command}",
+            "",
+        ]
+        if join.address == LOOPBACK:
+            lines.append(
+                "Only this machine reaches that address. For another one: "
+                f"`ssh -R {join.port}:{LOOPBACK}:{join.port} HOST` and type the line there, or "
+                "`--host ADDRESS`."
+            )
+        lines.append(
+            f"{self._file} holds the secret, and only you can read it: copy it (scp -p) where "
+            "home folders are not shared."
+        )
+        return "\n".join([*lines, self._wanted()])
+
+    def _wanted(self) -> str:
+        here, least = len(self.door.nodes), self.spec.least
+        if here >= least:
+            return "A %%ddp cell runs on all of them."
+        return f"A %%ddp cell runs when {_count(least, 'node')} {_are(least)} here; now {here}."
+
+    def table(self) -> str:
+        """Who is here."""
+        nodes = self.door.nodes
+        join = self.door.join
+        head = f"{_count(len(nodes), 'node')} at {join.address}:{join.port}"
+        if self.door.refused:
+            head += f" · {_count(self.door.refused, 'connection')} refused"
+        rows: list[tuple[str, ...]] = [_HEAD, *map(self._row, nodes)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        gone = [
+            f"{say_ranks(list(slot.ranks))} {_are(slot.nproc)} gone with node {slot.node.name}: "
+            f"{slot.node.why_gone}"
+            for slot in self.launcher.lost
+        ]
+        return "\n".join([head, *(lines if nodes else []), *gone, self._wanted()])
+
+    def _row(self, node: Node) -> tuple[str, ...]:
+        ranks = self.launcher.ranks_of(node)
+        said = say_ranks(ranks).removeprefix("rank ").removeprefix("ranks ")
+        clock = node.clock
+        offset = f"{1000 * clock.offset:+.1f} ± {1000 * clock.error:.1f} ms"
+        return (
+            node.name,
+            node.address,
+            said if ranks else f"({node.nproc})",
+            str(node.facts["gpus"] or ""),
+            str(node.facts["cores"]),
+            f"{time.time() - node.since:.0f} s",
+            offset if clock.error < float("inf") else "",
+        )
+
+    # ---- what the user asks
+
+    def fit(self, spec: GroupSpec) -> GroupSpec:
+        """The group that the nodes make which are here.
+
+        Raises:
+            RequestError: too few are.
+        """
+        here = self.door.nodes[: self.spec.most]
+        if len(here) < self.spec.least:
+            raise RequestError(
+                f"{len(here)} of {_count(self.spec.least, 'node')} {_are(len(here))} here; on each "
+                f"machine: `{self.command}`"
+            )
+        return replace(spec, nproc=sum(node.nproc for node in here))
+
+    def start_local(self, count: int) -> None:
+        """Start agents on this machine, to learn and to test with."""
+        folder = self.join_file.parent.parent / "agents"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "torch.distributed.run", *self._torchrun()]
+        command += ["-m", "nbddp.worker", "--join", str(self.join_file)]
+        for number in range(count):
+            path = folder / f"{self.door.join.run}-{number}.log"
+            with path.open("wb") as log:
+                agent = subprocess.Popen(
+                    command,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns of it
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Jupyter's interrupt is not for it
+                )
+            self._agents.append(agent)
+
+    def leave(self, name: str) -> None:
+        """Send a node home, and its ranks with it.
+
+        Raises:
+            RequestError: there is none of this name.
+        """
+        for node in self.door.nodes:
+            if node.name == name:
+                self.door.tell(node, Kind.LEAVE, reason="")
+                return
+        known = ", ".join(node.name for node in self.door.nodes) or "none"
+        raise RequestError(f"no node {name!r} is here; those that are: {known}")
+
+    def close(self) -> None:
+        """Send all nodes home; later ranks are on this machine again."""
+        self._is_closing = True
+        self._session.use(self._before)
+        self.door.close()
+        with suppress(FileNotFoundError):
+            self.join_file.unlink()
+        deadline = time.monotonic() + ENDING
+        for agent in self._agents:
+            try:
+                agent.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                agent.terminate()  # torchrun ends what it started
+                agent.wait(ENDING)
+        self._agents.clear()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"

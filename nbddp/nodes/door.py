@@ -1,0 +1,353 @@
+"""The notebook's side: listens for nodes, and starts, ends and hears the ranks on them.
+
+All of it happens on one thread of its own, in an event loop; what others ask is handed to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import platform
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbddp.errors import RequestError
+from nbddp.launch.launcher import RankHandle
+from nbddp.nodes.clocks import Clock
+from nbddp.nodes.frames import Kind, Wire, facts_of
+from nbddp.nodes.joining import Join
+from nbddp.nodes.keys import at_the_door
+from nbddp.nodes.mirror import Inlet
+from nbddp.nodes.starts import packed
+from nbddp.nodes.tunnel import Carried, Tunnel
+from nbddp.wire.start import RankStart
+
+logger = logging.getLogger(__name__)
+
+BEAT = 1.0  # seconds between two signs of life
+SILENT_AFTER = 5.0  # seconds without one after which a node is gone
+PATIENCE = 5.0  # seconds that the door's thread gets to open and to close
+GREETING = 20.0  # seconds that a node has to say who it is
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One that has come in, and is not gone.
+
+    Attributes:
+        name: its host's, with a number if several nodes have the same.
+        address: its own, as seen from the door.
+        nproc: ranks that it is to have.
+        since: when it came, in seconds of ``time.time()``.
+        clock: how its clock differs from this machine's.
+        why_gone: empty while it is there.
+    """
+
+    name: str
+    address: str
+    nproc: int
+    facts: dict[str, Any]
+    wire: Wire
+    tunnel: Tunnel
+    since: float = field(default_factory=time.time)
+    clock: Clock = field(default_factory=Clock)
+    why_gone: str = ""
+    handles: dict[int, RemoteHandle] = field(default_factory=dict)
+
+
+class RemoteHandle:
+    """A rank's process on a node; see :class:`nbddp.launch.launcher.RankHandle`."""
+
+    def __init__(self, door: Door, node: Node, number: int, folder: Path) -> None:
+        self._door = door
+        self._number = number
+        self.node = node
+        self.folder = folder
+        self.pid: int | None = None
+        self.exitcode: int | None = None
+        self.why = ""  # why it has ended, where no exit code tells
+        self.sentinel, self._writer = os.pipe()
+        self._has_ended = threading.Event()
+
+    def join(self) -> None:
+        """Wait until it has ended, and let go of the descriptor."""
+        self._has_ended.wait()
+        if self.sentinel >= 0:
+            os.close(self.sentinel)
+            self.sentinel = -1
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._door.tell(self.node, Kind.TERMINATE, self._number)
+
+    def kill(self) -> None:
+        """Send SIGKILL; a node that cannot be reached ends its ranks itself."""
+        self._door.tell(self.node, Kind.KILL, self._number)
+
+    def note_end(self, exitcode: int | None, why: str = "") -> None:
+        """It has ended, or nobody will hear of it any more."""
+        if not self._has_ended.is_set():
+            self.exitcode, self.why = exitcode, why
+            self._has_ended.set()
+            os.close(self._writer)
+
+
+def why_gone(handle: RankHandle) -> str:
+    """Why a rank has ended, where that is not its process's own doing; else empty."""
+    return handle.why if isinstance(handle, RemoteHandle) else ""
+
+
+class Change(NamedTuple):
+    """A node has come, or is gone."""
+
+    node: Node
+    has_come: bool
+
+
+class Door:
+    """Where nodes come in.
+
+    Args:
+        host: the address to listen on, and no other.
+        port: 0 for any that is free.
+        on_change: told on the door's thread when a node has come or gone.
+
+    Raises:
+        RequestError: that address is not this machine's, or the port is taken.
+    """
+
+    def __init__(
+        self, host: str, port: int = 0, *, on_change: Callable[[Change], None] = lambda _: None
+    ) -> None:
+        self._on_change = on_change
+        self._numbers = itertools.count(1)
+        self._inlet = Inlet()
+        self._store_port = 0
+        self._guests: set[Wire] = set()  # that have not said who they are
+        self.nodes: list[Node] = []
+        self.refused = 0  # connections of those that could not prove who they are, or were no node
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nbddp-nodes")
+        self._thread.daemon = True
+        self.join = Join.new(host, port)
+        self._thread.start()
+        try:
+            self._server = self._call(self._listen(host, port, at_the_door(self.join.secret)))
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    async def _listen(self, host: str, port: int, context: ssl.SSLContext) -> asyncio.Server:
+        self._loop.set_exception_handler(self._note_trouble)
+        try:
+            server = await self._loop.create_server(
+                self._greet, host, port, ssl=context, ssl_handshake_timeout=GREETING
+            )
+        except OSError as error:
+            where = f"{host}:{port}" if port else host
+            raise RequestError(f"cannot listen on {where}: {error.strerror or error}") from error
+        address, number = server.sockets[0].getsockname()[:2]
+        self.join = Join(address=address, port=number, run=self.join.run, secret=self.join.secret)
+        self._loop.call_later(BEAT, self._look, self._loop.time())
+        return server
+
+    def _note_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if isinstance(context.get("exception"), ssl.SSLError | ConnectionError | TimeoutError):
+            self.refused += 1
+            return
+        loop.default_exception_handler(context)
+
+    def _call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # ---- nodes that come and go
+
+    def _greet(self) -> Wire:
+        wire = Wire(self._on_frame_of_guest, self._on_lost_guest)
+        self._guests.add(wire)
+        self._loop.call_later(GREETING, self._dismiss, wire)
+        return wire
+
+    def _dismiss(self, wire: Wire) -> None:
+        if wire in self._guests:
+            self._on_lost_guest(wire, None)
+            wire.abort()
+
+    def _on_lost_guest(self, wire: Wire, _error: Exception | None) -> None:
+        if wire in self._guests:
+            self._guests.discard(wire)
+            self.refused += 1
+
+    def _on_frame_of_guest(self, wire: Wire, kind: Kind, _number: int, data: bytes) -> None:
+        if kind is not Kind.HELLO:
+            raise ValueError("who comes in says first who it is")
+        facts = facts_of(data)
+        self._guests.discard(wire)
+        reason = why_not(facts)
+        if reason:
+            wire.tell(Kind.REFUSED, reason=reason)
+            wire.close()
+            self.refused += 1
+            return
+        address = str(facts.get("address") or wire.peer)
+        node = Node(
+            name=self._name(str(facts["host"])),
+            address=address,
+            nproc=int(facts["nproc"]),
+            facts=facts,
+            wire=wire,
+            tunnel=Tunnel(wire),
+        )
+        wire.follow(
+            lambda _wire, kind, number, data: self._on_frame(node, kind, number, data),
+            lambda _wire, error: self._lose(node, _say_lost(error)),
+        )
+        wire.tell(Kind.WELCOME)
+        self.nodes = [*self.nodes, node]
+        self._on_change(Change(node, has_come=True))
+
+    def _name(self, host: str) -> str:
+        known = {node.name for node in self.nodes}
+        names = itertools.chain([host], (f"{host}#{count}" for count in itertools.count(2)))
+        return next(name for name in names if name not in known)
+
+    def _look(self, last: float) -> None:
+        """Once a second: say that this side lives, and see who does not."""
+        now = self._loop.time()
+        was_held_up = now - last > 2 * BEAT  # this process stood still: nobody could be heard
+        for node in self.nodes:
+            if was_held_up:
+                node.wire.heard_at = now
+            elif now - node.wire.heard_at > SILENT_AFTER:
+                self._lose(node, f"no sign of life for {SILENT_AFTER:.0f} s")
+                node.wire.abort()
+                continue
+            node.wire.tell(Kind.BEAT, at=time.time())
+        self._loop.call_later(BEAT, self._look, now)
+
+    def _lose(self, node: Node, why: str) -> None:
+        if node.why_gone:
+            return
+        node.why_gone = why
+        self.nodes = [each for each in self.nodes if each is not node]
+        node.tunnel.close()
+        for handle in node.handles.values():
+            handle.note_end(None, f"node {node.name}: {why}")
+        self._on_change(Change(node, has_come=False))
+
+    # ---- what nodes say
+
+    def _on_frame(self, node: Node, kind: Kind, number: int, data: bytes) -> None:  # noqa: C901
+        match kind:
+            case Kind.DATA | Kind.CREDIT | Kind.CLOSE:
+                node.tunnel.take(kind, number, data)
+            case Kind.OPEN:
+                carried = node.tunnel.add(
+                    number
+                )  # at once: what it carries comes in the same breath
+                self._loop.create_task(self._connect(node, number, carried))
+            case Kind.LOG:
+                name, _, text = data.partition(b"\0")
+                folder = node.handles[number].folder
+                self._inlet.append(folder / Path(name.decode()).name, text)
+            case Kind.STARTED:
+                node.handles[number].pid = int(facts_of(data)["pid"])
+            case Kind.FAILED:
+                node.handles[number].note_end(None, str(facts_of(data)["reason"]))
+            case Kind.EXITED:
+                node.handles.pop(number).note_end(facts_of(data)["exitcode"])
+            case Kind.BEAT:
+                node.wire.tell(Kind.ECHO, sent=facts_of(data)["at"], at=time.time())
+            case Kind.ECHO:
+                facts = facts_of(data)
+                node.clock.note(float(facts["sent"]), float(facts["at"]), time.time())
+            case Kind.LEAVE:
+                self._lose(node, str(facts_of(data)["reason"]) or "it has left")
+            case _:
+                raise ValueError(f"a node does not say {kind.name}")
+
+    async def _connect(self, node: Node, number: int, carried: Carried) -> None:
+        """A rank of this node dials the store."""
+        try:
+            await self._loop.create_connection(lambda: carried, "127.0.0.1", self._store_port)
+        except OSError:
+            node.tunnel.refuse(number)
+
+    # ---- what the notebook asks, from any thread
+
+    def serve_store(self, port: int) -> None:
+        """Ranks that dial the store find it at this port of this machine."""
+        self._store_port = port
+
+    def launch(self, node: Node, start: RankStart, env: Mapping[str, str]) -> RemoteHandle:
+        """Have a node start a rank; returns before it has.
+
+        If the node is gone, or goes meanwhile, the rank has ended.
+        """
+        handle = RemoteHandle(self, node, next(self._numbers), Path(start.log_path).parent)
+        facts = packed(start, env)
+
+        def begin() -> None:
+            node.handles[handle._number] = handle
+            if node.why_gone:
+                handle.note_end(None, f"node {node.name}: {node.why_gone}")
+            node.wire.tell(Kind.START, handle._number, **facts)
+
+        self._loop.call_soon_threadsafe(begin)
+        return handle
+
+    def tell(self, node: Node, kind: Kind, number: int = 0, **facts: Any) -> None:
+        """Send something to a node; to one that is gone, nothing."""
+        self._loop.call_soon_threadsafe(lambda: node.wire.tell(kind, number, **facts))
+
+    def close(self) -> None:
+        """Send all nodes home and end the thread."""
+        self._call(self._close())
+        self._stop_loop()
+
+    async def _close(self) -> None:
+        self._server.close()
+        wires = [node.wire for node in self.nodes]
+        for node in self.nodes:
+            node.wire.tell(Kind.LEAVE, reason="")
+            self._lose(node, "the door was closed")
+            node.wire.close()
+        for wire in self._guests.copy():
+            wire.abort()
+            wires.append(wire)
+        deadline = self._loop.time() + PATIENCE
+        while any(wire.is_open for wire in wires) and self._loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for wire in wires:
+            wire.abort()
+        self._inlet.close()
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+def why_not(facts: Mapping[str, Any]) -> str:
+    """Why a node with these cannot work with this notebook; empty if it can."""
+    versions = facts["versions"]
+    mine = version("nbddp")
+    if versions["nbddp"] != mine:
+        return f"nbddp is {versions['nbddp']} on {facts['host']} and {mine} in the notebook"
+    python, here = str(facts["python"]).rsplit(".", 1)[0], platform.python_version()
+    if python != here.rsplit(".", 1)[0]:
+        return f"Python is {facts['python']} on {facts['host']} and {here} in the notebook"
+    return ""
+
+
+def _say_lost(error: Exception | None) -> str:
+    return f"the connection was lost ({error})" if error else "the connection has ended"

@@ -1,0 +1,100 @@
+"""What a node must know to come in: where the door is, and the secret that both sides prove.
+
+The file that holds it is all that has to reach another machine. Whoever has it can run code in the
+notebook's ranks, so only its owner may read it, and nothing of it goes into an argument, a variable
+of the environment or a log.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nbddp.errors import RequestError
+
+SECRET_BYTES = 32
+FOLDER = ".nbddp/join"  # in the home folder, which machines of a cluster often share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Where to come in, and how to prove that one may.
+
+    Attributes:
+        address: the notebook's, as seen from the node; ``127.0.0.1`` through a tunnel.
+        port: where the door listens.
+        run: the name of this opening of the door.
+        secret: 32 random bytes.
+
+    >>> join = Join.new("10.0.0.5", 29400)
+    >>> Join.read_token(join.token()) == join
+    True
+    """
+
+    address: str
+    port: int
+    run: str
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def new(cls, address: str, port: int) -> Join:
+        """One that was never used."""
+        return cls(
+            address=address,
+            port=port,
+            run=secrets.token_hex(4),
+            secret=secrets.token_bytes(SECRET_BYTES),
+        )
+
+    def token(self) -> str:
+        """All of it in one line, to be typed or pasted at a prompt."""
+        facts = [self.address, self.port, self.run, base64.b64encode(self.secret).decode()]
+        return base64.urlsafe_b64encode(json.dumps(facts).encode()).decode()
+
+    @classmethod
+    def read_token(cls, token: str) -> Join:
+        """Take it from such a line.
+
+        Raises:
+            RequestError: it is none.
+        """
+        try:
+            address, port, run, secret = json.loads(base64.urlsafe_b64decode(token.strip()))
+            key = base64.b64decode(secret)
+            if len(key) != SECRET_BYTES:
+                raise ValueError
+            return cls(address=str(address), port=int(port), run=str(run), secret=key)
+        except (ValueError, TypeError):
+            raise RequestError("this is not what `%ddp nodes` wrote into its join file") from None
+
+    def save(self, folder: Path | None = None) -> Path:
+        """Write it into a file that only its owner can read; the file's path."""
+        folder = folder or Path.home() / FOLDER
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / self.run
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(opened, "w") as file:
+            file.write(self.token() + "\n")
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Join:
+        """Read it from its file.
+
+        Raises:
+            RequestError: there is none, others can read it too, or it holds something else.
+        """
+        try:
+            with path.open() as file:
+                facts = os.fstat(file.fileno())
+                token = file.read()
+        except OSError as error:
+            raise RequestError(f"no join file at {path}: {error.strerror}") from error
+        if facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise RequestError(f"others can read {path}: `chmod 600 {path}` first")
+        return cls.read_token(token)

@@ -1,0 +1,264 @@
+"""A node's side: comes in at the door, forks ranks, carries what they say, and sees them end.
+
+torchrun starts it, one for each local rank; the one with local rank 0 keeps all of them, the others
+only wait (:mod:`nbddp.nodes.agent`). It loads no torch itself: ranks are forked from a warm helper,
+so that a restart costs nobody an import, and their ends are seen as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from nbddp.launch.launcher import LocalLauncher, RankHandle, cores_here
+from nbddp.nodes.frames import Kind, Wire, facts_of
+from nbddp.nodes.joining import Join
+from nbddp.nodes.keys import at_a_node
+from nbddp.nodes.mirror import Outlet
+from nbddp.nodes.starts import Here, interface_of
+from nbddp.nodes.tunnel import Tunnel
+from nbddp.wire.start import RankStart
+
+BEAT = 1.0  # seconds between two signs of life
+LOOK = 0.05  # seconds between two looks for what ranks have written
+ENDING = 5.0  # seconds that ranks get to end by themselves, as a rank of this machine does
+DIALING = 0.5  # seconds between two tries to come in
+
+
+class Keeper:
+    """All ranks of one node, in an event loop.
+
+    Args:
+        join: where to come in.
+        nproc: ranks that this node is to have.
+        folder: where ranks write first.
+        agent_pid: the process that started this one, which it does not outlive; 0 for none.
+        orphan_timeout: seconds after which it ends when the notebook is not heard any more.
+    """
+
+    def __init__(
+        self, join: Join, *, nproc: int, folder: Path, agent_pid: int, orphan_timeout: float
+    ) -> None:
+        self._join = join
+        self._nproc = nproc
+        self._folder = folder
+        self._agent_pid = agent_pid
+        self._orphan_timeout = orphan_timeout
+        self._launcher = LocalLauncher()
+        self._forking = ThreadPoolExecutor(1, "nbddp-fork")
+        self._handles: dict[int, RankHandle] = {}
+        self._outlet = Outlet(self._send_log)
+        self._wire: Wire | None = None
+        self._tunnel: Tunnel | None = None
+        self._here: Here | None = None
+        self._server: asyncio.Server | None = None
+        self._over: asyncio.Future[str] | None = None
+        self._is_welcome = False
+
+    async def keep(self) -> str:
+        """Come in and serve until there is no more to do; why it ended, empty if it ended well."""
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, "")
+        self._launcher.warm_up()
+        agent = self._watch_agent(loop)
+        try:
+            if not await self._come_in(loop):
+                return f"no way in at {self._join.address}:{self._join.port}"
+            for repeat, period in ((self._beat, BEAT), (self._outlet.send_news, LOOK)):
+                self._every(loop, period, repeat)
+            loop.run_in_executor(None, self._launcher.warm_up_more)
+            return await self._over
+        finally:
+            if agent is not None:
+                loop.remove_reader(agent)
+                os.close(agent)
+            await self._leave(loop)
+
+    # ---- coming in
+
+    async def _come_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+        context = at_a_node(self._join.secret)
+        deadline = time.monotonic() + self._orphan_timeout
+        while self._over is not None and not self._over.done():
+            try:
+                _, self._wire = await loop.create_connection(
+                    lambda: Wire(self._on_frame, self._on_lost),
+                    self._join.address,
+                    self._join.port,
+                    ssl=context,
+                )
+            except OSError:  # nobody there yet, or another secret
+                if time.monotonic() > deadline:
+                    return False
+                await asyncio.sleep(DIALING)
+            else:
+                await self._introduce(loop, self._wire)
+                return True
+        return True
+
+    async def _introduce(self, loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
+        self._tunnel = Tunnel(wire, before=self._outlet.send_news)
+        tunnel = self._tunnel
+        self._server = await loop.create_server(tunnel.new, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        address = wire.own_address
+        interface = interface_of(address) if not address.startswith("127.") else ""
+        self._here = Here(store_port=port, folder=self._folder, interface=interface)
+        wire.tell(Kind.HELLO, **about_this_node(self._nproc), address=address)
+
+    def _every(
+        self, loop: asyncio.AbstractEventLoop, period: float, act: Callable[[], None]
+    ) -> None:
+        if self._over is not None and not self._over.done():
+            act()
+            loop.call_later(period, self._every, loop, period, act)
+
+    def _beat(self) -> None:
+        if self._wire is None:
+            return
+        self._wire.tell(Kind.BEAT, at=time.time())
+        if asyncio.get_running_loop().time() - self._wire.heard_at > self._orphan_timeout:
+            self._end(f"the notebook was not heard for {self._orphan_timeout:g} s")
+
+    # ---- what the door says
+
+    def _on_frame(self, wire: Wire, kind: Kind, number: int, data: bytes) -> None:
+        match kind:
+            case Kind.DATA | Kind.CREDIT | Kind.CLOSE if self._tunnel is not None:
+                self._tunnel.take(kind, number, data)
+            case Kind.START:
+                loop = asyncio.get_running_loop()
+                facts = facts_of(data)
+                loop.run_in_executor(self._forking, self._fork, loop, number, facts)
+            case Kind.TERMINATE | Kind.KILL:
+                self._signal(number, is_kill=kind is Kind.KILL)
+            case Kind.BEAT:
+                wire.tell(Kind.ECHO, sent=facts_of(data)["at"], at=time.time())
+            case Kind.WELCOME:
+                self._is_welcome = True
+            case Kind.REFUSED | Kind.LEAVE:
+                self._end(str(facts_of(data).get("reason", "")))
+
+    def _on_lost(self, _wire: Wire, error: Exception | None) -> None:
+        self._end(f"the notebook is gone{f' ({error})' if error else ''}")
+
+    def _fork(self, loop: asyncio.AbstractEventLoop, number: int, facts: dict[str, Any]) -> None:
+        """On the forking thread: a helper that still imports keeps it waiting."""
+        try:
+            assert self._here is not None
+            start = self._here.unpacked(facts)
+            handle = self._launcher.launch(start)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the door waits for this rank
+            reason = f"{type(error).__name__}: {error}"
+            loop.call_soon_threadsafe(self._tell, Kind.FAILED, number, {"reason": reason})
+        else:
+            loop.call_soon_threadsafe(self._adopt, number, start, handle)
+
+    def _adopt(self, number: int, start: RankStart, handle: RankHandle) -> None:
+        log = Path(start.log_path)
+        self._handles[number] = handle
+        self._outlet.follow(number, log)
+        self._outlet.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
+        asyncio.get_running_loop().add_reader(handle.sentinel, self._on_exit, number)
+        self._tell(Kind.STARTED, number, {"pid": handle.pid})
+
+    def _signal(self, number: int, *, is_kill: bool) -> None:
+        handle = self._handles.get(number)
+        if handle is not None:
+            (handle.kill if is_kill else handle.terminate)()
+
+    def _on_exit(self, number: int) -> None:
+        handle = self._handles.pop(number)
+        asyncio.get_running_loop().remove_reader(handle.sentinel)
+        handle.join()
+        self._outlet.send_news()
+        self._tell(Kind.EXITED, number, {"exitcode": handle.exitcode})
+        self._forking.submit(self._launcher.sweep, handle)
+
+    def _tell(self, kind: Kind, number: int, facts: dict[str, Any]) -> None:
+        if self._wire is not None:
+            self._wire.tell(kind, number, **facts)
+
+    def _send_log(self, number: int, name: str, data: bytes) -> None:
+        if self._wire is not None:
+            self._wire.send(Kind.LOG, number, name.encode() + b"\0" + data)
+
+    # ---- the end
+
+    def _watch_agent(self, loop: asyncio.AbstractEventLoop) -> int | None:
+        """Torchrun's agent, when it is killed, leaves those that it started running."""
+        if not self._agent_pid or not hasattr(os, "pidfd_open"):
+            return None
+        try:
+            agent = os.pidfd_open(self._agent_pid)
+        except ProcessLookupError:
+            self._end("torchrun's agent is gone")
+            return None
+        loop.add_reader(agent, self._end, "torchrun's agent is gone")
+        return agent
+
+    def _end(self, reason: str) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(reason)
+
+    async def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Say why, then end all ranks, and then the helper.
+
+        Said first: else the ranks' ends would be news of their own.
+        """
+        if self._wire is not None:
+            reason = self._over.result() if self._over is not None and self._over.done() else ""
+            self._wire.tell(Kind.LEAVE, reason=reason)
+        for handle in self._handles.values():
+            handle.terminate()
+        deadline = time.monotonic() + ENDING
+        while self._handles and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for handle in self._handles.values():
+            handle.kill()
+        self._outlet.send_news()
+        if self._wire is not None:
+            self._wire.close()
+        if self._server is not None:
+            self._server.close()
+        await loop.run_in_executor(self._forking, self._launcher.close)
+        self._forking.shutdown()
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs that ranks of this node will see; asks no driver, touches no GPU."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None:
+        return len([each for each in shown.split(",") if each.strip() not in ("", "-1")])
+    folder = Path("/proc/driver/nvidia/gpus")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def about_this_node(nproc: int) -> dict[str, Any]:
+    """What the door must know of it."""
+    found = dict.fromkeys(("torch", "nbddp", "cloudpickle"), "")
+    for name in found:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return {
+        "host": socket.gethostname(),
+        "nproc": nproc,
+        "cores": cores_here(),
+        "gpus": count_gpus(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "versions": found,
+        "group_rank": int(os.environ.get("GROUP_RANK", "-1")),
+    }

@@ -1,0 +1,157 @@
+"""Starts ranks on the nodes that have come in, as the launcher of this machine does here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nbddp.errors import RequestError
+from nbddp.launch.launcher import RankHandle
+from nbddp.nodes.door import Door, Node
+from nbddp.topology import Topology
+from nbddp.wire.start import RankStart
+
+
+@dataclass(slots=True)
+class Slot:
+    """Ranks that are next to each other on one node; another node may take it over."""
+
+    node: Node
+    first: int
+    nproc: int
+
+    @property
+    def ranks(self) -> range:
+        """Its ranks."""
+        return range(self.first, self.first + self.nproc)
+
+
+class NodesLauncher:
+    """Ranks on nodes: those of the first that came, then of the second, and so on.
+
+    Args:
+        door: where the nodes come in.
+    """
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        self.slots: list[Slot] = []
+
+    @property
+    def base_env(self) -> Mapping[str, str]:
+        """What a rank's environment begins with: its node's own, which is not known here."""
+        return {}
+
+    def settle(self, world_size: int) -> None:
+        """Give each node its ranks, for a new attempt.
+
+        Raises:
+            RequestError: the nodes that are here have not so many.
+        """
+        slots: list[Slot] = []
+        left = world_size
+        for node in self.door.nodes:
+            if left:
+                slots.append(Slot(node, world_size - left, min(left, node.nproc)))
+                left -= slots[-1].nproc
+        if left:
+            raise RequestError(
+                f"{world_size} ranks were asked for, and the nodes that are here have "
+                f"{world_size - left}; `%ddp nodes` lists them"
+            )
+        self.slots = slots
+
+    def take_over(self, ranks: Sequence[int]) -> None:
+        """Nodes that are here, and have no ranks, take the places of those that are gone.
+
+        Raises:
+            RequestError: too few are; nothing has changed.
+        """
+        lost = [slot for slot in self.lost if any(rank in slot.ranks for rank in ranks)]
+        taken = [slot.node for slot in self.slots]
+        found = []
+        for slot in lost:
+            found.append(self._spare_for(slot, taken))
+            taken.append(found[-1])
+        for slot, node in zip(lost, found, strict=True):
+            slot.node = node
+
+    def places(self, world_size: int, *, master_port: int) -> list[Topology]:
+        """Each rank's place in the world."""
+        if sum(slot.nproc for slot in self.slots) != world_size:
+            self.settle(world_size)
+        return [
+            Topology(
+                rank=rank,
+                local_rank=local_rank,
+                node_rank=node_rank,
+                world_size=world_size,
+                local_world_size=slot.nproc,
+                group_world_size=len(self.slots),
+                master_addr=self.slots[0].node.address,
+                master_port=master_port,
+            )
+            for node_rank, slot in enumerate(self.slots)
+            for local_rank, rank in enumerate(slot.ranks)
+        ]
+
+    def slot_of(self, rank: int) -> Slot:
+        """Where a rank is, or was."""
+        return next(slot for slot in self.slots if rank in slot.ranks)
+
+    def ranks_of(self, node: Node) -> list[int]:
+        """The ranks that a node has, or had."""
+        return [rank for slot in self.slots if slot.node is node for rank in slot.ranks]
+
+    def nodes(self) -> Mapping[int, str]:
+        """What each rank's node is called."""
+        return {rank: slot.node.name for slot in self.slots for rank in slot.ranks}
+
+    def cores(self, place: Topology) -> int:
+        """Those of the rank's node."""
+        return int(self.slot_of(place.rank).node.facts["cores"])
+
+    def warm_up(self) -> None:
+        """Nodes warm up by themselves."""
+
+    def warm_up_more(self) -> None:
+        """So they do."""
+
+    def launch(self, start: RankStart) -> RankHandle:
+        """Have a rank's node start it, or another one in that one's place.
+
+        Raises:
+            RequestError: its node is gone.
+        """
+        slot = self.slot_of(start.topology.rank)
+        self.door.serve_store(start.store_port)
+        start = replace(start, backend=self._backend(start.backend))
+        return self.door.launch(slot.node, start, start.env)
+
+    def _spare_for(self, slot: Slot, taken: Sequence[Node]) -> Node:
+        for node in self.door.nodes:
+            if node not in taken and node.nproc >= slot.nproc:
+                return node
+        gone = slot.node
+        raise RequestError(
+            f"node {gone.name} is gone ({gone.why_gone}), and no other has room for its ranks; "
+            "when one has come, try again, or `%ddp restart` with the nodes that are here"
+        )
+
+    def _backend(self, asked: str) -> str:
+        """Decided here: every node would choose by its own GPUs, and all ranks must agree."""
+        if asked != "auto":
+            return asked
+        has_gpus = all(int(slot.node.facts["gpus"]) >= slot.nproc for slot in self.slots)
+        return "nccl" if has_gpus else "gloo"
+
+    def sweep(self, handle: RankHandle) -> None:
+        """A node does that itself."""
+
+    def close(self) -> None:
+        """Nodes stay, for a start to come; closing the door sends them home."""
+
+    @property
+    def lost(self) -> Sequence[Slot]:
+        """Those whose node is gone."""
+        return [slot for slot in self.slots if slot.node.why_gone]

@@ -1,0 +1,7 @@
+"""``torchrun ... -m nbddp.worker --join FILE``; see :mod:`nbddp.nodes.agent`."""
+
+import importlib
+import sys
+
+if __name__ == "__main__":
+    sys.exit(importlib.import_module("nbddp.nodes.agent").main())

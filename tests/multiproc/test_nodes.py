@@ -1,0 +1,280 @@
+"""Ranks that torchrun started: as on one machine, and what happens when a node goes.
+
+The nodes are several agents on this machine, each with processes of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from processes import wait_until
+
+from nbddp import CellFailedError, CellInterruptedError
+from nbddp.errors import RequestError
+from nbddp.group.nodes import Nodes, NodesSpec
+from nbddp.launch.launcher import LocalLauncher
+from nbddp.magics.steered import SteeredGroup
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+
+COMING = 60.0  # seconds for agents to import torch and come in
+TRAIN = """
+import time
+for step in range(100_000):
+    optimizer.zero_grad()
+    model(torch.randn(4, 2)).sum().backward()
+    optimizer.step()
+    time.sleep(.01)
+"""
+
+
+class OnNodes:
+    """A group on nodes, and what it said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.group = SteeredGroup(nproc=1, launcher=LocalLauncher())
+        spec = NodesSpec(least=2, most=2, nproc_per_node=2)
+        self.nodes: Nodes = self.group.open_nodes(spec, say=self.said.append)
+
+    def start(self, count: int = 2) -> SteeredGroup:
+        """Start so many agents, and ranks on the nodes."""
+        self.bring(count)
+        self.group.spec = self.nodes.fit(self.group.spec)
+        self.group.start()
+        return self.group
+
+    def bring(self, count: int = 1) -> None:
+        """Have nodes come in."""
+        enough = len(self.nodes.door.nodes) + count
+        self.nodes.start_local(count)
+        wait_until(lambda: len(self.nodes.door.nodes) == enough, timeout=COMING)
+
+    def node_of(self, rank: int) -> Any:
+        """The node that a rank is on."""
+        return self.nodes.launcher.slot_of(rank).node
+
+    def agent_of(self, rank: int) -> psutil.Process:
+        """The agent that started it."""
+        agent = psutil.Process(self.node_of(rank).facts["pid"]).parent()
+        assert agent is not None
+        return agent
+
+
+@pytest.fixture
+def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNodes]:
+    monkeypatch.setenv("HOME", str(folder))
+    made = OnNodes()
+    yield made
+    made.group.close()
+
+
+def test_ranks_on_nodes_do_what_ranks_do(
+    on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = on_nodes.start()
+    result = group.run(
+        "import os\nx = torch.ones(3) * rank\ndist.all_reduce(x)\n"
+        "places = [os.environ[name] for name in ('RANK', 'LOCAL_RANK', 'GROUP_RANK', 'WORLD_SIZE',"
+        " 'LOCAL_WORLD_SIZE', 'GROUP_WORLD_SIZE')]\n"
+        "leaks = [name for name in os.environ if name.startswith('TORCHELASTIC_USE')]\n"
+        "print('hello of', rank)\nnbddp.log(step=1, loss=rank)\nx.sum().item(), places, leaks",
+        wants_value=True,
+    )
+    assert result.values() == [
+        (18.0, ["0", "0", "0", "4", "2", "2"], []),
+        (18.0, ["1", "1", "0", "4", "2", "2"], []),
+        (18.0, ["2", "0", "1", "4", "2", "2"], []),
+        (18.0, ["3", "1", "1", "4", "2", "2"], []),
+    ]
+    out = capsys.readouterr().out
+    assert all(f"hello of {rank}" in out for rank in range(4))
+    _logs_are_here(group)
+    _values_travel(group)
+    threading.Timer(0.5, group.interrupt).start()
+    with pytest.raises(CellInterruptedError):
+        group.run("if rank: dist.barrier()\nelse:\n    import time; time.sleep(100)")
+    assert group.run("x.sum().item()", wants_value=True).values() == [18.0] * 4
+    group.kill(3)
+    group.heal()
+    assert group.run("x.sum().item()", wants_value=True).values() == [18.0] * 4
+    pids = group.session.process_ids()
+    group.restart()
+    assert not set(pids.values()) & set(group.session.process_ids().values())
+    assert group.run("'x' in globals()", wants_value=True).values() == [False] * 4
+    agents = [on_nodes.agent_of(rank) for rank in (0, 2)]
+    group.stop()
+    wait_until(lambda: not any(map(_lives, agents)))
+    assert not on_nodes.said[2:]
+    assert group.nodes is None
+
+
+def _logs_are_here(group: SteeredGroup) -> None:
+    folder = group.folder
+    assert folder is not None
+    for rank in range(4):
+        log = folder / f"rank{rank}.log"
+        assert wait_until(lambda log=log, rank=rank: f"hello of {rank}\n" in log.read_text())
+    numbers = folder / "metrics.jsonl"
+    assert wait_until(lambda: numbers.read_text().count('"loss"') == 4)
+
+
+def _values_travel(group: SteeredGroup) -> None:
+    group.push({"big": bytes(12 << 20)})  # more than the store takes in one piece
+    assert group.pull("len(big)") == [12 << 20] * 4
+    assert len(group.pull("big", rank=3)) == 12 << 20
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill_keeper(on_nodes: OnNodes) -> None:
+    os.kill(on_nodes.node_of(2).facts["pid"], signal.SIGKILL)
+
+
+def _kill_agent(on_nodes: OnNodes) -> None:
+    on_nodes.agent_of(2).kill()
+
+
+def _kill_all(on_nodes: OnNodes) -> None:
+    agent = on_nodes.agent_of(2)
+    for each in (agent, *agent.children(recursive=True)):
+        each.kill()
+
+
+def _leave(on_nodes: OnNodes) -> None:
+    on_nodes.nodes.leave(on_nodes.node_of(2).name)
+
+
+WAYS: dict[str, tuple[Callable[[OnNodes], None], str]] = {
+    "its keeper is killed": (_kill_keeper, "the connection has ended"),
+    "its agent is killed": (_kill_agent, "torchrun's agent is gone"),
+    "all of it is killed": (_kill_all, "the connection has ended"),
+    "it is sent home": (_leave, "it has left"),
+}
+
+
+@pytest.mark.parametrize(("end", "why"), WAYS.values(), ids=WAYS)
+def test_a_node_goes_and_another_one_takes_its_place(
+    on_nodes: OnNodes, end: Callable[[OnNodes], None], why: str
+) -> None:
+    group = on_nodes.start()
+    group.run(
+        "model = nbddp.prepare(torch.nn.Linear(2, 2))\nmine = rank\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=.1)"
+    )
+    survivors = {rank: group.session.process_ids()[rank] for rank in (0, 1)}
+    its = psutil.Process(on_nodes.node_of(2).facts["pid"]).children(recursive=True)
+    name = on_nodes.node_of(2).name
+    threading.Timer(1.0, end, [on_nodes]).start()
+    with pytest.raises(CellFailedError) as caught:
+        group.run(TRAIN)
+    assert f"node {name}: {why}" in caught.value.report
+    told = [said for said in on_nodes.said if why in said]
+    assert told == [f"node {name} (127.0.0.1): {why}: ranks 2-3 are gone"]
+    assert group.alive == [0, 1]
+    wait_until(lambda: not any(map(_lives, its)))
+    with pytest.raises(RequestError, match=f"node {name} is gone .*and no other has room"):
+        group.heal()
+    on_nodes.bring()
+    group.heal()
+    now = group.session.process_ids()
+    assert {rank: now[rank] for rank in (0, 1)} == survivors
+    assert group.run("mine", wants_value=True).values()[:2] == [0, 1]
+    sums = group.run("sum(p.sum().item() for p in model.parameters())", wants_value=True).values()
+    assert len(set(sums)) == 1
+
+
+def test_a_node_that_stands_still_is_gone_and_ends_itself_when_it_goes_on(
+    on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbddp.nodes.door.SILENT_AFTER", 2.0)
+    group = on_nodes.start()
+    keeper = psutil.Process(on_nodes.node_of(2).facts["pid"])
+    its = [keeper, *keeper.children(recursive=True)]
+    threading.Timer(0.5, keeper.suspend).start()
+    with pytest.raises(CellFailedError) as caught:
+        group.run("dist.barrier()\nwhile True: dist.all_reduce(torch.ones(1))")
+    assert "no sign of life for 2 s" in caught.value.report
+    assert group.alive == [0, 1]
+    keeper.resume()
+    wait_until(lambda: not any(map(_lives, its)))
+
+
+def test_fewer_nodes_make_a_smaller_world(on_nodes: OnNodes) -> None:
+    group = on_nodes.start()
+    _kill_keeper(on_nodes)
+    wait_until(lambda: len(on_nodes.nodes.door.nodes) == 1)
+    with pytest.raises(RequestError, match="1 of 2 nodes is here"):
+        on_nodes.nodes.fit(group.spec)
+    on_nodes.nodes.spec = NodesSpec(least=1, most=2, nproc_per_node=2)
+    group.spec = on_nodes.nodes.fit(group.spec)
+    group.restart()
+    assert group.run("dist.get_world_size()", wants_value=True).values() == [2, 2]
+
+
+def test_the_secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
+    on_nodes.start()
+    token = on_nodes.nodes.join_file.read_text().strip()
+    agents = [on_nodes.agent_of(rank) for rank in (0, 2)]
+    looked_at = [each for agent in agents for each in (agent, *agent.children(recursive=True))]
+    assert len(looked_at) >= 8
+    for each in looked_at:
+        assert token not in " ".join(each.cmdline())
+        assert token not in " ".join(each.environ().values())
+    for log in Path.home().rglob("*.log"):
+        assert token not in log.read_text()
+
+
+def test_nobody_listens_but_on_the_named_address(on_nodes: OnNodes) -> None:
+    on_nodes.start()
+    keepers = [on_nodes.node_of(rank).facts["pid"] for rank in (0, 2)]
+    ranks = on_nodes.group.session.process_ids().values()
+    for pid in (os.getpid(), *keepers, *ranks):
+        for each in psutil.Process(pid).net_connections("inet"):
+            if each.status == psutil.CONN_LISTEN:
+                assert each.laddr.ip == "127.0.0.1", pid
+
+
+KERNEL = """
+import sys, time
+from nbddp.group.nodes import NodesSpec
+from nbddp.magics.steered import SteeredGroup
+group = SteeredGroup(nproc=2)
+nodes = group.open_nodes(NodesSpec(nproc_per_node=2), say=lambda _: None)
+nodes.start_local(1)
+while not nodes.door.nodes:
+    time.sleep(.05)
+group.spec = nodes.fit(group.spec)
+group.start()
+print(*group.session.process_ids().values(), nodes.door.nodes[0].facts["pid"], flush=True)
+group.run("import time; time.sleep(100)")
+"""
+
+
+def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    with subprocess.Popen([sys.executable, "-c", KERNEL], stdout=subprocess.PIPE) as kernel:
+        assert kernel.stdout is not None
+        pids = [int(pid) for pid in kernel.stdout.readline().split()]
+        keeper = psutil.Process(pids[-1])
+        agent = keeper.parent()
+        assert agent is not None
+        its = [agent, *agent.children(recursive=True)]
+        kernel.kill()
+    wait_until(lambda: not any(map(_lives, its)))

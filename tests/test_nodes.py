@@ -1,0 +1,390 @@
+"""What machines prove to each other, and what goes between them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import wait_until
+
+from nbddp.errors import ArgumentError, RequestError
+from nbddp.group.nodes import NodesSpec
+from nbddp.magics.nodes import node_range
+from nbddp.nodes.clocks import Clock
+from nbddp.nodes.door import Change, Door
+from nbddp.nodes.frames import Kind, Wire, facts_of
+from nbddp.nodes.joining import Join
+from nbddp.nodes.keeper import about_this_node
+from nbddp.nodes.keys import at_a_node
+from nbddp.nodes.mirror import Inlet, Outlet
+from nbddp.nodes.tunnel import WINDOW, Tunnel
+
+JOIN = Join.new("127.0.0.1", 29400)
+
+
+# ---- the secret
+
+
+def test_the_join_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = JOIN.save(tmp_path / "join")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert Join.load(path) == JOIN
+
+
+def test_a_join_file_that_others_can_read_is_not_used(tmp_path: Path) -> None:
+    path = JOIN.save(tmp_path)
+    path.chmod(0o640)
+    with pytest.raises(RequestError, match=r"others can read .*: `chmod 600 .*` first"):
+        Join.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "x", "bm90IGpzb24=", "WzEsIDIsIDMsICJ4Il0="])
+def test_what_is_no_join_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file"
+    path.touch(0o600)
+    path.write_text(text)
+    with pytest.raises(RequestError, match=r"not what `%ddp nodes` wrote"):
+        Join.load(path)
+
+
+def test_a_missing_join_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"no join file at .*nowhere: No such file"):
+        Join.load(tmp_path / "nowhere")
+
+
+def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
+    assert "secret" not in repr(JOIN)
+
+
+# ---- the door
+
+
+class Guest:
+    """Who comes to a door, on a thread of its own."""
+
+    def __init__(self, door: Door, secret: bytes | None = None) -> None:
+        self.frames: list[tuple[Kind, bytes]] = []
+        self.is_lost = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        context = at_a_node(door.join.secret if secret is None else secret)
+        try:
+            self.wire: Wire = self._call(self._dial(door.join.port, context))
+        except ssl.SSLError:
+            self.close()
+            raise
+
+    async def _dial(self, port: int, context: ssl.SSLContext) -> Wire:
+        def note(_wire: Wire, kind: Kind, _number: int, data: bytes) -> None:
+            self.frames.append((kind, data))
+
+        _, wire = await self._loop.create_connection(
+            lambda: Wire(note, lambda *_: self.is_lost.set()), "127.0.0.1", port, ssl=context
+        )
+        return wire
+
+    def _call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    def tell(self, kind: Kind, number: int = 0, **facts: Any) -> None:
+        self._loop.call_soon_threadsafe(lambda: self.wire.tell(kind, number, **facts))
+
+    def leave(self) -> None:
+        self._loop.call_soon_threadsafe(self.wire.abort)
+
+    def close(self) -> None:
+        if hasattr(self, "wire"):
+            self.leave()
+            wait_until(lambda: not self.wire.is_open)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+
+@pytest.fixture
+def changes() -> list[Change]:
+    return []
+
+
+@pytest.fixture
+def door(changes: list[Change]) -> Iterator[Door]:
+    opened = Door("127.0.0.1", on_change=changes.append)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def come(door: Door) -> Iterator[Callable[..., Guest]]:
+    guests: list[Guest] = []
+
+    def come(secret: bytes | None = None) -> Guest:
+        guests.append(Guest(door, secret))
+        return guests[-1]
+
+    yield come
+    for guest in guests:
+        guest.close()
+
+
+def test_who_says_what_he_has_comes_in(door: Door, come: Callable[..., Guest]) -> None:
+    guest = come()
+    guest.tell(Kind.HELLO, **about_this_node(3))
+    wait_until(lambda: len(door.nodes) == 1)
+    [node] = door.nodes
+    assert (node.name, node.nproc) == (socket.gethostname(), 3)
+    wait_until(lambda: (Kind.WELCOME, b"{}") in guest.frames)
+    assert door.refused == 0
+
+
+def test_two_nodes_of_one_host_have_two_names(door: Door, come: Callable[..., Guest]) -> None:
+    for _ in range(2):
+        come().tell(Kind.HELLO, **about_this_node(1))
+    wait_until(lambda: len(door.nodes) == 2)
+    host = socket.gethostname()
+    assert [node.name for node in door.nodes] == [host, f"{host}#2"]
+
+
+def test_another_secret_does_not_come_in(door: Door, come: Callable[..., Guest]) -> None:
+    with pytest.raises(ssl.SSLError):
+        come(b"x" * 32)
+    wait_until(lambda: door.refused == 1)
+    assert not door.nodes
+
+
+def test_who_speaks_no_tls_does_not_come_in_and_is_counted(door: Door) -> None:
+    for count in (1, 2):
+        with socket.create_connection(("127.0.0.1", door.join.port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert stranger.recv(100) in (b"", b"\x15\x03\x01\x00\x02\x02F")  # a TLS alert
+        wait_until(lambda count=count: door.refused == count)  # type: ignore[misc]
+    assert not door.nodes
+
+
+def test_who_has_no_certificate_does_not_come_in(door: Door) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        socket.create_connection(("127.0.0.1", door.join.port)) as stranger,
+        suppress(ssl.SSLError, ConnectionError),  # it may learn of it when it reads
+        context.wrap_socket(stranger) as wrapped,
+    ):
+        assert wrapped.recv(1) == b""
+    wait_until(lambda: door.refused == 1)
+
+
+def test_another_version_is_refused_with_the_reason(door: Door, come: Callable[..., Guest]) -> None:
+    guest = come()
+    guest.tell(Kind.HELLO, **about_this_node(1) | {"python": "3.8.1", "host": "old"})
+    wait_until(guest.is_lost.is_set)
+    [(kind, data)] = guest.frames
+    assert kind is Kind.REFUSED
+    assert facts_of(data)["reason"].startswith("Python is 3.8.1 on old and 3.")
+    assert (door.nodes, door.refused) == ([], 1)
+
+
+@pytest.mark.parametrize("kind", [Kind.DATA, Kind.STARTED, Kind.LEAVE])
+def test_who_does_not_say_first_who_he_is_is_sent_away(
+    door: Door, come: Callable[..., Guest], kind: Kind
+) -> None:
+    guest = come()
+    guest.tell(kind)
+    wait_until(guest.is_lost.is_set)
+    wait_until(lambda: door.refused == 1)
+
+
+@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.START, Kind.WELCOME, Kind.LOG])
+def test_a_node_that_says_what_no_node_says_is_gone(
+    door: Door, come: Callable[..., Guest], changes: list[Change], kind: Kind
+) -> None:
+    guest = come()
+    guest.tell(Kind.HELLO, **about_this_node(1))
+    wait_until(lambda: len(changes) == 1)
+    guest.tell(kind, number=99)
+    wait_until(lambda: len(changes) == 2)
+    assert not changes[1].has_come
+    assert "connection was lost" in changes[1].node.why_gone
+    assert not door.nodes
+
+
+def test_a_node_whose_connection_ends_is_gone_at_once(
+    door: Door, come: Callable[..., Guest], changes: list[Change]
+) -> None:
+    guest = come()
+    guest.tell(Kind.HELLO, **about_this_node(1))
+    wait_until(lambda: len(changes) == 1)
+    guest.leave()
+    wait_until(lambda: len(changes) == 2)
+    assert not door.nodes
+
+
+def test_a_silent_node_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+    come: Callable[..., Guest],
+    changes: list[Change],
+) -> None:
+    monkeypatch.setattr("nbddp.nodes.door.SILENT_AFTER", 2.0)
+    come().tell(Kind.HELLO, **about_this_node(1))  # and no sign of life after that
+    wait_until(lambda: len(changes) == 2)
+    assert changes[1].node.why_gone == "no sign of life for 2 s"
+
+
+def test_an_address_that_is_not_ours_is_named() -> None:
+    with pytest.raises(RequestError, match=r"cannot listen on 203\.0\.113\.1: "):
+        Door("203.0.113.1")
+
+
+def test_a_port_that_is_taken_is_named(door: Door) -> None:
+    with pytest.raises(RequestError, match=f"cannot listen on 127.0.0.1:{door.join.port}: "):
+        Door("127.0.0.1", door.join.port)
+
+
+# ---- what is carried
+
+
+class Ends(asyncio.Protocol):
+    """A store that counts what comes, and says it again."""
+
+    def __init__(self) -> None:
+        self.came = bytearray()
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.came += data
+        assert isinstance(self.transport, asyncio.Transport)
+        self.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self.is_lost = True
+
+
+async def carried(size: int) -> tuple[int, int, bool]:
+    """Send so much through a tunnel to a store and back; what came there, what came here."""
+    loop = asyncio.get_running_loop()
+    store = Ends()
+    server = await loop.create_server(lambda: store, "127.0.0.1", 0)
+    store_port = server.sockets[0].getsockname()[1]
+    tunnels: dict[str, Tunnel] = {}
+    dialling: list[asyncio.Task[Any]] = []
+
+    def at_the_door(_wire: Wire, kind: Kind, number: int, data: bytes) -> None:
+        if kind is Kind.OPEN:
+            half = tunnels["door"].add(number)
+            dial = loop.create_connection(lambda: half, "127.0.0.1", store_port)
+            dialling.append(loop.create_task(dial))
+        else:
+            tunnels["door"].take(kind, number, data)
+
+    def at_the_node(_wire: Wire, kind: Kind, number: int, data: bytes) -> None:
+        tunnels["node"].take(kind, number, data)
+
+    def greet() -> Wire:
+        wire = Wire(at_the_door, lambda *_: None)
+        tunnels["door"] = Tunnel(wire)
+        return wire
+
+    door = await loop.create_server(greet, "127.0.0.1", 0)
+    port = door.sockets[0].getsockname()[1]
+    _, wire = await loop.create_connection(
+        lambda: Wire(at_the_node, lambda *_: None), "127.0.0.1", port
+    )
+    tunnels["node"] = Tunnel(wire)
+    keeper = await loop.create_server(tunnels["node"].new, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*keeper.sockets[0].getsockname())
+    data = bytes(range(256)) * (size // 256)
+    sending = loop.create_task(_send(writer, data))
+    back = await reader.readexactly(len(data))
+    await sending
+    writer.close()
+    await writer.wait_closed()
+    while not store.is_lost:
+        await asyncio.sleep(0.01)
+    for each in (server, door, keeper):
+        each.close()
+    wire.close()
+    return len(store.came), len(back), back == data and bytes(store.came) == data
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    await writer.drain()
+
+
+@pytest.mark.parametrize("size", [256, WINDOW, 20 * WINDOW])
+def test_what_a_rank_sends_to_the_store_comes_whole_and_so_does_the_answer(size: int) -> None:
+    assert asyncio.run(asyncio.wait_for(carried(size), 50)) == (size, size, True)
+
+
+# ---- logs
+
+
+def test_a_log_grows_here_as_it_grows_there(tmp_path: Path) -> None:
+    original, copy = tmp_path / "rank0.log", tmp_path / "copy.log"
+    inlet = Inlet()
+    outlet = Outlet(lambda _number, _name, data: inlet.append(copy, data))
+    outlet.follow(1, original)
+    outlet.send_news()
+    for text in ("a line\n", "half", " and half\n", "x" * 3_000_000):
+        with original.open("a") as file:
+            file.write(text)
+        outlet.send_news()
+        assert copy.read_bytes() == original.read_bytes()
+    inlet.close()
+
+
+def test_numbers_of_several_nodes_are_not_mixed_within_a_line(tmp_path: Path) -> None:
+    original = tmp_path / "metrics.jsonl"
+    sent: list[bytes] = []
+    outlet = Outlet(lambda _number, _name, data: sent.append(data))
+    outlet.follow(1, original, whole_lines=True)
+    original.write_text('{"a": 1}\n{"a"')
+    outlet.send_news()
+    outlet.send_news()
+    with original.open("a") as file:
+        file.write(": 2}\n")
+    outlet.send_news()
+    assert sent == [b'{"a": 1}\n', b'{"a": 2}\n']
+
+
+# ---- clocks, numbers
+
+
+def test_the_quickest_round_trip_is_believed() -> None:
+    clock = Clock()
+    clock.note(0.0, 5.9, 1.0)  # ± 0.5
+    clock.note(10.0, 15.05, 10.1)  # ± 0.05
+    clock.note(20.0, 25.5, 20.8)  # ± 0.4
+    assert clock.offset == pytest.approx(5.0)
+    assert clock.error == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("text", "found"), [("2", (2, 2)), ("2:4", (2, 4))])
+def test_nodes_are_counted_as_torchrun_counts_them(text: str, found: tuple[int, int]) -> None:
+    assert node_range(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "0", "4:2", "x", "1:", ":3", "-1"])
+def test_what_is_no_number_of_nodes_is_refused(text: str) -> None:
+    from argparse import ArgumentTypeError
+
+    with pytest.raises(ArgumentTypeError, match="expected"):
+        node_range(text)
+
+
+@pytest.mark.parametrize("wrong", [{"least": 0}, {"least": 3}, {"port": -1}, {"nproc_per_node": 0}])
+def test_a_door_for_nobody_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError):
+        NodesSpec(**wrong)  # type: ignore[arg-type]
