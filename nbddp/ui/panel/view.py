@@ -35,7 +35,7 @@ from nbddp.ui.tails import Line, Tails
 from nbddp.ui.words import shorten
 from nbddp.wire.messages import Display
 
-DELAY = 0.2  # seconds: a cell that is over by then gets its record at once
+DELAY = 0.1  # seconds: a cell that is over by then gets its record at once
 OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is shown as its record is
 DRAW_PERIOD = 0.1  # seconds between two drawings of what is there before the panel,
 PREVIEW_SHARE = 0.02  # of a core, or else less often
