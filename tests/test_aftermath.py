@@ -92,3 +92,9 @@ def test_buttons_that_nobody_pressed_are_closed_at_once(deed: Deed, closed: list
     offer.publish()
     offer.withdraw()
     assert closed == [offer._row]
+
+
+def test_what_a_button_did_is_said_in_its_lines() -> None:
+    offer = Aftermath(Kernel(), {RESTART: lambda: ""})
+    offer._say("rank 1 healed\nnot carried: <gate>")
+    assert "rank 1 healed<br>not carried: &lt;gate&gt;" in offer._said.value

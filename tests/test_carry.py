@@ -183,12 +183,13 @@ def test_what_cannot_be_made_there_is_named_and_changes_nothing() -> None:
 
 
 TRAINER = """
-import threading, queue
+import threading, queue, os, math
 class Trainer:
     def __init__(self):
         self.model, self.gate, self.log = [1, 2], threading.Lock(), open('/dev/null', 'w')
         self.mail, self.stream = queue.Queue(), (each for each in range(3))
         self.inner = {'deep': threading.Event()}
+        self.join, self.root, self.out = os.path.join, math.sqrt, queue.Queue.put
 trainer = Trainer()
 same = trainer.model
 """
@@ -203,6 +204,7 @@ def test_an_object_comes_without_the_parts_that_cannot_be_carried() -> None:
     assert carried.left["trainer.stream"] == "cannot pickle 'generator' object"
     trainer = there["trainer"]
     assert trainer.model is there["same"]
+    assert (trainer.join("a", "b"), trainer.root(4)) == ("a/b", 2)
     said = "of another rank, which could not be carried here: make it again"
     with pytest.raises(RuntimeError, match=f"a lock {said}"), trainer.gate:
         pass

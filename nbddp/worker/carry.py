@@ -119,7 +119,8 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
             return self._lack(obj, f"{_a(obj)} that is open belongs to its process")
         reduced = super().reducer_override(obj)
-        if reduced is NotImplemented and self._may_lack_parts and not isinstance(obj, type):
+        is_by_name = isinstance(obj, (type, FunctionType))  # that of a module, here
+        if reduced is NotImplemented and self._may_lack_parts and not is_by_name:
             why = why_missing(obj, self.dispatch_table)
             return self._lack(obj, why) if why else reduced
         return reduced

@@ -128,7 +128,8 @@ class Aftermath:
             self._kernel.set_parent([], pressed, "shell")
 
     def _say(self, text: str) -> None:
-        self._said.value = f'<div class="nbddp nbddp-muted" role="status">{escape(text)}</div>'
+        lines = escape(text).replace("\n", "<br>")
+        self._said.value = f'<div class="nbddp nbddp-muted" role="status">{lines}</div>'
 
 
 def _button(label: str) -> widgets.Button:
