@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from nbddp.worker.shell import RankShell
 
 BATCH_BYTES = 16 << 20  # of storages that are sent as one
-_HISTORY = re.compile(r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out")  # what IPython keeps of cells
+_HISTORY = re.compile(
+    r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
+    r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
+)
 
 Asked = Give | Meet
 
@@ -104,6 +107,7 @@ class Healing:
             is_heal=True,
             before=lambda: self._hand_over(command),
         )
+        self._regrouper.forget_failure()
         self._storages = ()
         payload: JsonDict = {
             "was_left": bool(error) and self._regrouper.was_left,

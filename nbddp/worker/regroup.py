@@ -93,6 +93,10 @@ class Regrouper:
             gc.collect()
             self._is_tidy = True
 
+    def forget_failure(self) -> None:
+        """Who asked for it knows: the next cell need not fail for it."""
+        self._failure = None
+
     def take_failure(self, command: RunCell) -> Failure | None:
         """Why this cell cannot begin; the one after it is free to try again."""
         self._is_tidy = False

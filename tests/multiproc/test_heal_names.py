@@ -107,3 +107,14 @@ def test_an_object_comes_without_what_belongs_to_its_process(group: WorkerGroup)
     assert said.value.rank == 1
     group.run("trainer.gate = threading.Lock()", ranks=[1], quiet=True)
     group.run("with trainer.gate: pass", quiet=True)
+
+
+def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: WorkerGroup) -> None:
+    group.run(
+        "plus = torch.compile(lambda x: x + scale, backend='eager')\nplus(torch.ones(1))\n"
+        "def split(x):\n    print(x)\n    return x * 2\n"
+        "twice = torch.compile(split, backend='eager')\ntwice(torch.ones(1))",
+        quiet=True,
+    )
+    kill(group, 1)
+    assert [name for name in group.heal().left if name.startswith("__")] == []
