@@ -261,3 +261,30 @@ def test_a_saved_notebook_shows_the_record_when_its_kernel_is_gone(
     page, _ = HTMLExporter().from_notebook_node(nbformat.read(path, as_version=4))
     assert "done on ranks 0-1" in page
     assert len(re.findall(r'<img[^>]* alt="loss"', page)) == 2
+
+
+PRINTS = """%%ddp --ranks 0
+for line in range(100):
+    print("line", line)
+raise ValueError("\\n".join(map(str, range(100))))
+"""
+
+
+def test_a_record_that_is_put_on_paper_is_whole(desk: Desk) -> None:
+    path = desk.notebooks / "paper.ipynb"
+    write_notebook(path, START, PRINTS)
+    with desk.open(path.name) as notebook:
+        notebook.run(0)
+        notebook.run(1)
+        notebook.await_text(1, "^failed on rank 0 · ")
+        notebook.save()
+    html, _ = HTMLExporter().from_notebook_node(nbformat.read(path, as_version=4))
+    with desk.lab.browser().new_context() as context:
+        page = context.new_page()
+        page.set_content(html)
+        parts = page.locator(".nbddp-kept:visible, .nbddp-card:visible")
+        assert parts.count() == 2
+        is_cut = "parts => parts.map(each => each.scrollHeight > each.clientHeight + 1)"
+        assert parts.evaluate_all(is_cut) == [True, True]
+        page.emulate_media(media="print")
+        assert parts.evaluate_all(is_cut) == [False, False]

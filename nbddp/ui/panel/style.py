@@ -124,4 +124,5 @@ SHEET = f"""<style>
 .nbddp-choice .widget-text input {{ height: 22px; padding: 0 6px; font-size: 11px; }}
 .nbddp-choice .widget-toggle-button, .nbddp-choice .jupyter-button {{ height: 22px;
   line-height: 22px; padding: 0 8px; font-size: 11px; width: auto; }}
+@media print {{ .nbddp-kept, .nbddp-card {{ max-height: none !important; }} }}
 </style>"""
