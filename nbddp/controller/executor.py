@@ -323,6 +323,11 @@ class Executor:
             struck=self.struck,
         )
 
+    def remark(self, text: str) -> None:
+        """A node has come, or is gone."""
+        self._audience.say(text)
+        self.time_line.record("node", text=text)
+
     def note_push(self, pushed: Pushed) -> None:
         """Values were sent to ranks."""
         self.deeds.note(pushed)

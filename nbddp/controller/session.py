@@ -94,6 +94,13 @@ class Session:
         self.launcher = launcher
         self._do.launcher = launcher
 
+    def remark(self, text: str) -> None:
+        """Tell whoever reads the cell that runs, or the next one."""
+        if self._do.means is None:
+            self._do.remark(text)
+        else:
+            self._do.means.actor.tell(self._do.remark, text)
+
     def snapshot(self, cell: CellHandle | None = None) -> Snapshot:
         """All that is known right now of the group, and what became of this cell."""
         return take(

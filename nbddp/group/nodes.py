@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,20 +62,18 @@ class Nodes:
     Args:
         session: of a worker group that is not started.
         spec: how many are wanted, and where they come in.
-        say: tells the user that a node has come or gone.
 
     Raises:
         RequestError: there is a group on this machine, or nobody can listen there.
     """
 
-    def __init__(self, session: Session, spec: NodesSpec, *, say: Callable[[str], None]) -> None:
+    def __init__(self, session: Session, spec: NodesSpec) -> None:
         if session.life.state.is_live:
             raise RequestError(
                 "the worker group runs on this machine: `%ddp stop` ends it, then open the door"
             )
         self.spec = spec
         self._session = session
-        self._say = say
         self._is_closing = False
         self._agents: list[subprocess.Popen[bytes]] = []
         self.door = Door(spec.host, spec.port, on_change=self._note)
@@ -90,11 +88,11 @@ class Nodes:
         if self._is_closing:
             return
         if change.has_come:
-            self._say(f"node {node.name} has come with {_count(node.nproc, 'rank')}")
+            self._session.remark(f"node {node.name} has come with {_count(node.nproc, 'rank')}")
             return
         ranks = self.launcher.ranks_of(node)
         lost = f": {say_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} gone" if ranks else ""
-        self._say(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
+        self._session.remark(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
 
     # ---- what the user is told
 

@@ -161,12 +161,11 @@ class Desk:
     def _recovery(self, *, quiet: bool) -> Recovery:
         return self.group.recovery(
             lambda: self.views.view(self.group.session, quiet=quiet),
-            say=self.remark,
+            say=self._remark,
             note=None if quiet or not self.views.shows_panels else self.views.note,
         )
 
-    def remark(self, text: str) -> None:
-        """Tell the user something beside a cell's output."""
+    def _remark(self, text: str) -> None:
         self.views.say(f"nbddp: {text}")
 
     def debug(self, rank: int | None, commands: Sequence[str] = ()) -> None:
@@ -248,7 +247,7 @@ class Desk:
         self.group.replay(
             (*session.deeds, *session.undone),
             restart=lambda: self.make_ready(spec, fresh=True, is_recovery=True),
-            say=self.remark,
+            say=self._remark,
         )
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def steer_nodes(desk: Desk, args: Namespace) -> str:
         return CLOSED if group.nodes is None else group.nodes.table()
     nodes = group.nodes
     if wants_door or nodes is None:
-        nodes = group.open_nodes(_asked(args), say=desk.remark)
+        nodes = group.open_nodes(_asked(args))
     if args.local:
         nodes.start_local(args.local)
         return f"{args.local} nodes are starting on this machine; `%ddp nodes` lists them"

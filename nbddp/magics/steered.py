@@ -96,7 +96,7 @@ class SteeredGroup(WorkerGroup):
 
     # ---- many machines
 
-    def open_nodes(self, spec: NodesSpec, *, say: Callable[[str], None]) -> Nodes:
+    def open_nodes(self, spec: NodesSpec) -> Nodes:
         """Have ranks on the machines that come in from here on.
 
         Raises:
@@ -105,7 +105,7 @@ class SteeredGroup(WorkerGroup):
         if self.nodes is not None:
             raise RequestError("the door is open already: `%ddp stop` sends the nodes home")
         self._close_at_exit()
-        self.nodes = Nodes(self._session, spec, say=say)
+        self.nodes = Nodes(self._session, spec)
         return self.nodes
 
     def stop(self) -> None:

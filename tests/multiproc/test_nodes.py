@@ -41,10 +41,15 @@ class OnNodes:
     """A group on nodes, and what it said."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
         self.group = SteeredGroup(nproc=1, launcher=LocalLauncher())
         spec = NodesSpec(least=2, most=2, nproc_per_node=2)
-        self.nodes: Nodes = self.group.open_nodes(spec, say=self.said.append)
+        self.nodes: Nodes = self.group.open_nodes(spec)
+
+    @property
+    def said(self) -> list[str]:
+        """What was said of nodes that came and went."""
+        events = self.group.session.time_line.since(0.0)
+        return [str(event.facts["text"]) for event in events if event.kind == "node"]
 
     def start(self, count: int = 2) -> SteeredGroup:
         """Start so many agents, and ranks on the nodes."""
@@ -254,7 +259,7 @@ import sys, time
 from nbddp.group.nodes import NodesSpec
 from nbddp.magics.steered import SteeredGroup
 group = SteeredGroup(nproc=2)
-nodes = group.open_nodes(NodesSpec(nproc_per_node=2), say=lambda _: None)
+nodes = group.open_nodes(NodesSpec(nproc_per_node=2))
 nodes.start_local(1)
 while not nodes.door.nodes:
     time.sleep(.05)

@@ -87,11 +87,16 @@ class Apart:
 
     def __init__(self, cables: Cables) -> None:
         self.cables = cables
-        self.said: list[str] = []
         self.agents: list[subprocess.Popen[bytes]] = []
         self.group = SteeredGroup(nproc=1, launcher=LocalLauncher())
         spec = NodesSpec(host=cables.address, least=2, most=2, nproc_per_node=2)
-        self.nodes: Nodes = self.group.open_nodes(spec, say=self.said.append)
+        self.nodes: Nodes = self.group.open_nodes(spec)
+
+    @property
+    def said(self) -> list[str]:
+        """What was said of nodes that came and went."""
+        events = self.group.session.time_line.since(0.0)
+        return [str(event.facts["text"]) for event in events if event.kind == "node"]
 
     def bring(self) -> str:
         """Have a node come in; its namespace."""

@@ -192,6 +192,7 @@ def _gpu(each: RankSnapshot) -> str:
 
 _COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("rank", _rank),
+    ("node", lambda each: escape(each.node)),
     ("state", _state),
     ("line", _line),
     ("collective", _collective),

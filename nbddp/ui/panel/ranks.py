@@ -76,7 +76,8 @@ def _field(each: RankSnapshot) -> str:
     known = [bar for bar in each.bars if bar.total]
     share = min(1.0, known[0].done / known[0].total) if known else 0.0
     step, memory = say_step(each), say_bytes(each.memory)
-    said = [f"rank {each.rank}: {each.state}", f"step {step}" if step else "", memory]
+    where = f" on {each.node}" if each.node else ""
+    said = [f"rank {each.rank}{where}: {each.state}", f"step {step}" if step else "", memory]
     title = escape(" · ".join(filter(None, [*said, say_lag(each.lag) if each.lag else ""])))
     color = rank_color(each.rank)
     return (
