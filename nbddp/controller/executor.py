@@ -326,7 +326,7 @@ class Executor:
     def remark(self, text: str) -> None:
         """A node has come, or is gone."""
         self._audience.say(text)
-        self.time_line.record("node", text=text)
+        self.time_line.record("node", what=text)
 
     def note_push(self, pushed: Pushed) -> None:
         """Values were sent to ranks."""

@@ -152,7 +152,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s"
         + (f"; not carried: {', '.join(facts['left'])}" if facts["left"] else "")
     ),
-    "node": lambda facts: str(facts["text"]),
+    "node": lambda facts: str(facts["what"]),
     "not healed": lambda facts: f"not healed: {facts['reason']}",
     "start failed": lambda facts: f"start failed: {facts['reason']}",
     "interrupt": lambda _: "interrupt asked",

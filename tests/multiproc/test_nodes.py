@@ -49,7 +49,7 @@ class OnNodes:
     def said(self) -> list[str]:
         """What was said of nodes that came and went."""
         events = self.group.session.time_line.since(0.0)
-        return [str(event.facts["text"]) for event in events if event.kind == "node"]
+        return [str(event.facts["what"]) for event in events if event.kind == "node"]
 
     def start(self, count: int = 2) -> SteeredGroup:
         """Start so many agents, and ranks on the nodes."""

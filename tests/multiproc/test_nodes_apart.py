@@ -96,7 +96,7 @@ class Apart:
     def said(self) -> list[str]:
         """What was said of nodes that came and went."""
         events = self.group.session.time_line.since(0.0)
-        return [str(event.facts["text"]) for event in events if event.kind == "node"]
+        return [str(event.facts["what"]) for event in events if event.kind == "node"]
 
     def bring(self) -> str:
         """Have a node come in; its namespace."""
