@@ -207,7 +207,7 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Worker
     group.run(
         "from nbddp.worker import process_group\nfrom datetime import timedelta\n"
         "form = process_group.ProcessGroup.form\n"
-        "def broken(self, generation): raise OSError('no more ports')\n"
+        "def broken(self, *_): raise OSError('no more ports')\n"
         "if rank == 1: process_group.ProcessGroup.form = broken\n"
         "process_group.FORM_TIMEOUT = timedelta(seconds=1)\ndist.destroy_process_group()"
     )

@@ -221,7 +221,7 @@ def test_a_failure_on_the_way_is_told_once_and_the_next_cell_does_without(
 ) -> None:
     group.run(
         f"{DDP}model = DDP(torch.nn.Linear(4, 4))\nfrom nbddp.worker import rebind\n"
-        "def broken(model, source): raise MemoryError('no room')\n"
+        "def broken(*_): raise MemoryError('no room')\n"
         "if rank == 1: rebind._send_model = broken"
     )
     lose_the_group(group)
