@@ -63,18 +63,26 @@ class Cables:
         """Take all of it away."""
         for space in self._spaces:
             subprocess.run(["ip", "link", "del", space], check=False, capture_output=True)
-            ip("netns", "del", space)
-        ip("link", "del", self.switch)
+            subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", self.switch], check=False, capture_output=True)
 
 
 def has_namespaces() -> bool:
+    """Whether all of it can be made here; some containers allow namespaces and no bridge."""
     if os.getuid() or shutil.which("ip") is None:
         return False
+    name = f"nbt{os.getpid() % 100_000}x"
     try:
-        ip("netns", "add", "nbddp-try")
-        ip("netns", "del", "nbddp-try")
+        cables = Cables(name)
+    except subprocess.CalledProcessError:
+        subprocess.run(["ip", "link", "del", f"{name}s"], check=False, capture_output=True)
+        return False
+    try:
+        cables.add()
     except subprocess.CalledProcessError:
         return False
+    finally:
+        cables.close()
     return True
 
 
