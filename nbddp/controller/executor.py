@@ -341,9 +341,8 @@ class Executor:
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
                 if report.parcel:
-                    self.means_now.link.discard(
-                        report.parcel
-                    )  # nobody asks for a part of the values
+                    # nobody asks for a part of the values
+                    self.means_now.link.discard(report.parcel)
 
     def _note_result(self, result: CellResult) -> None:
         logs = self.time_line.sizes_of_logs(result.ranks)

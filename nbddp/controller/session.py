@@ -59,15 +59,19 @@ class Session:
         colors: str = "",
         make_means: Callable[[], Means] = open_means,
     ) -> None:
-        self.launcher: Launcher = launcher or LocalLauncher()
         self._make_means = make_means
-        self._do = Executor(self.launcher, colors=colors)
+        self._do = Executor(launcher or LocalLauncher(), colors=colors)
         self._asks = Requests(self._do)
         self._collectors: list[threading.Thread] = []
         self._opening = threading.Lock()
         self.times_ended = 0
         self._pushes = Pushes()
         self._gpus = GpuWatch()
+
+    @property
+    def launcher(self) -> Launcher:
+        """Where ranks come from at the next start."""
+        return self._do.launcher
 
     @property
     def life(self) -> Life:
@@ -91,7 +95,6 @@ class Session:
 
     def use(self, launcher: Launcher) -> None:
         """Start ranks elsewhere from the next start on; there must be none now."""
-        self.launcher = launcher
         self._do.launcher = launcher
 
     def remark(self, text: str) -> None:

@@ -18,6 +18,7 @@ from nbddp.launch.launcher import Launcher
 from nbddp.nodes.door import Change, Door, Node
 from nbddp.nodes.frames import Kind
 from nbddp.nodes.launching import NodesLauncher
+from nbddp.ui.words import aligned
 
 LOOPBACK = "127.0.0.1"
 _HEAD = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
@@ -91,7 +92,7 @@ class Nodes:
             self._session.remark(f"node {node.name} has come with {_count(node.nproc, 'rank')}")
             return
         ranks = self.launcher.ranks_of(node)
-        lost = f": {say_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} gone" if ranks else ""
+        lost = f": {say_ranks(ranks)} {_are(len(ranks))} gone" if ranks else ""
         self._session.remark(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
 
     # ---- what the user is told
@@ -151,11 +152,7 @@ class Nodes:
         if self.door.refused:
             head += f" · {_count(self.door.refused, 'connection')} refused"
         rows: list[tuple[str, ...]] = [_HEAD, *map(self._row, nodes)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = aligned(rows)
         gone = [
             f"{say_ranks(list(slot.ranks))} {_are(slot.nproc)} gone with node {slot.node.name}: "
             f"{slot.node.why_gone}"

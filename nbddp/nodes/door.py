@@ -14,7 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,7 +155,7 @@ class Door:
             where = f"{host}:{port}" if port else host
             raise RequestError(f"cannot listen on {where}: {error.strerror or error}") from error
         address, number = server.sockets[0].getsockname()[:2]
-        self.join = Join(address=address, port=number, run=self.join.run, secret=self.join.secret)
+        self.join = replace(self.join, address=address, port=number)
         self._loop.call_later(BEAT, self._look, self._loop.time())
         return server
 
@@ -265,7 +265,7 @@ class Door:
             case Kind.EXITED:
                 node.handles.pop(number).note_end(facts_of(data)["exitcode"])
             case Kind.BEAT:
-                node.wire.tell(Kind.ECHO, sent=facts_of(data)["at"], at=time.time())
+                pass  # that it was heard is all that is wanted of it
             case Kind.ECHO:
                 facts = facts_of(data)
                 node.clock.note(float(facts["sent"]), float(facts["at"]), time.time())
@@ -287,13 +287,13 @@ class Door:
         """Ranks that dial the store find it at this port of this machine."""
         self._store_port = port
 
-    def launch(self, node: Node, start: RankStart, env: Mapping[str, str]) -> RemoteHandle:
+    def launch(self, node: Node, start: RankStart) -> RemoteHandle:
         """Have a node start a rank; returns before it has.
 
         If the node is gone, or goes meanwhile, the rank has ended.
         """
         handle = RemoteHandle(self, node, next(self._numbers), Path(start.log_path).parent)
-        facts = packed(start, env)
+        facts = packed(start)
 
         def begin() -> None:
             node.handles[handle._number] = handle

@@ -63,7 +63,6 @@ class Keeper:
         self._here: Here | None = None
         self._server: asyncio.Server | None = None
         self._over: asyncio.Future[str] | None = None
-        self._is_welcome = False
 
     async def keep(self) -> str:
         """Come in and serve until there is no more to do; why it ended, empty if it ended well."""
@@ -146,8 +145,6 @@ class Keeper:
                 self._signal(number, is_kill=kind is Kind.KILL)
             case Kind.BEAT:
                 wire.tell(Kind.ECHO, sent=facts_of(data)["at"], at=time.time())
-            case Kind.WELCOME:
-                self._is_welcome = True
             case Kind.REFUSED | Kind.LEAVE:
                 self._end(str(facts_of(data).get("reason", "")))
 

@@ -78,8 +78,6 @@ class NodesLauncher:
 
     def places(self, world_size: int, *, master_port: int) -> list[Topology]:
         """Each rank's place in the world."""
-        if sum(slot.nproc for slot in self.slots) != world_size:
-            self.settle(world_size)
         return [
             Topology(
                 rank=rank,
@@ -126,7 +124,7 @@ class NodesLauncher:
         slot = self.slot_of(start.topology.rank)
         self.door.serve_store(start.store_port)
         start = replace(start, backend=self._backend(start.backend))
-        return self.door.launch(slot.node, start, start.env)
+        return self.door.launch(slot.node, start)
 
     def _spare_for(self, slot: Slot, taken: Sequence[Node]) -> Node:
         for node in self.door.nodes:

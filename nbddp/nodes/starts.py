@@ -23,13 +23,13 @@ _OWN = ("store_port", "log_path", "kernel_pid", "sys_path", "interface")  # the 
 _AGENTS = "TORCHELASTIC_"  # what the variables of torchrun's agent begin with
 
 
-def packed(start: RankStart, env: Mapping[str, str]) -> dict[str, Any]:
-    """What of it travels; ``env`` is what the user asked for."""
+def packed(start: RankStart) -> dict[str, Any]:
+    """What of it travels; its environment is what the user asked for."""
     facts = {name: value for name, value in asdict(start).items() if name not in _OWN}
     secret = base64.b64encode(start.secret).decode()
     path = Path(start.log_path)
     begin = path.stat().st_size if path.exists() else 0
-    return facts | {"secret": secret, "env": dict(env), "log": path.name, "log_begin": begin}
+    return facts | {"secret": secret, "log": path.name, "log_begin": begin}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,19 @@ def say_rate(per_second: float) -> str:
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table's rows as lines, each column as wide as it needs be.
+
+    >>> aligned([("rank", "state"), ("10", "ready")])
+    ['rank  state', '10    ready']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
 def say_tag(ranks: Sequence[int], mark: str = "") -> str:
     """What stands before a line of some ranks.
 

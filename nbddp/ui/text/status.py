@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.words import (
+    aligned,
     say_bar,
     say_bytes,
     say_cpu,
@@ -66,11 +67,7 @@ def say_memory(each: RankSnapshot) -> str:
 def _table(rows: list[tuple[str, ...]]) -> list[str]:
     """Columns as wide as they need be; those that are empty all the way down are left out."""
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in zip(*columns, strict=True)
-    ]
+    return aligned(list(zip(*columns, strict=True)))
 
 
 def _footer(snapshot: Snapshot) -> Iterator[str]:
