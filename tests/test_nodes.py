@@ -6,13 +6,13 @@ import asyncio
 import socket
 import ssl
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from guests import Guest
 from processes import wait_until
 
 from nbddp.errors import ArgumentError, RequestError
@@ -23,7 +23,6 @@ from nbddp.nodes.door import Change, Door
 from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keeper import about_this_node
-from nbddp.nodes.keys import at_a_node
 from nbddp.nodes.mirror import Inlet, Outlet
 from nbddp.nodes.tunnel import WINDOW, Tunnel
 
@@ -66,49 +65,6 @@ def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
 
 
 # ---- the door
-
-
-class Guest:
-    """Who comes to a door, on a thread of its own."""
-
-    def __init__(self, door: Door, secret: bytes | None = None) -> None:
-        self.frames: list[tuple[Kind, bytes]] = []
-        self.is_lost = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        context = at_a_node(door.join.secret if secret is None else secret)
-        try:
-            self.wire: Wire = self._call(self._dial(door.join.port, context))
-        except ssl.SSLError:
-            self.close()
-            raise
-
-    async def _dial(self, port: int, context: ssl.SSLContext) -> Wire:
-        def note(_wire: Wire, kind: Kind, _number: int, data: bytes) -> None:
-            self.frames.append((kind, data))
-
-        _, wire = await self._loop.create_connection(
-            lambda: Wire(note, lambda *_: self.is_lost.set()), "127.0.0.1", port, ssl=context
-        )
-        return wire
-
-    def _call(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
-
-    def tell(self, kind: Kind, number: int = 0, **facts: Any) -> None:
-        self._loop.call_soon_threadsafe(lambda: self.wire.tell(kind, number, **facts))
-
-    def leave(self) -> None:
-        self._loop.call_soon_threadsafe(self.wire.abort)
-
-    def close(self) -> None:
-        if hasattr(self, "wire"):
-            self.leave()
-            wait_until(lambda: not self.wire.is_open)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-        self._loop.close()
 
 
 @pytest.fixture
@@ -190,6 +146,7 @@ def test_another_version_is_refused_with_the_reason(door: Door, come: Callable[.
     assert kind is Kind.REFUSED
     assert facts_of(data)["reason"].startswith("Python is 3.8.1 on old and 3.")
     assert (door.nodes, door.refused) == ([], 1)
+    assert door.why_refused == facts_of(data)["reason"]
 
 
 @pytest.mark.parametrize("kind", [Kind.DATA, Kind.STARTED, Kind.LEAVE])

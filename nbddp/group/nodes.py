@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,15 +12,16 @@ from pathlib import Path
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError, say_ranks
+from nbddp.group.agents import LocalAgents
 from nbddp.launch.launcher import Launcher
 from nbddp.nodes.door import Change, Door, Node
 from nbddp.nodes.frames import Kind
 from nbddp.nodes.launching import NodesLauncher
-from nbddp.ui.words import aligned
+from nbddp.ui.words import aligned, say_seconds
 
 LOOPBACK = "127.0.0.1"
 _HEAD = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
-ENDING = 15.0  # seconds that torchrun's agents of this machine get to end
+LOOK = 0.1  # seconds between two looks for agents of this machine that have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +75,13 @@ class Nodes:
         self.spec = spec
         self._session = session
         self._is_closing = False
-        self._agents: list[subprocess.Popen[bytes]] = []
+        self._has_changed = threading.Event()
         self.door = Door(spec.host, spec.port, on_change=self._note)
         self.join_file = self.door.join.save()
+        self._agents = LocalAgents(
+            [*self._torchrun(), "-m", "nbddp.worker", "--join", str(self.join_file)],
+            self.join_file.parent.parent / "agents" / self.door.join.run,
+        )
         self._before: Launcher = session.launcher
         self.launcher = NodesLauncher(self.door)
         session.use(self.launcher)
@@ -86,9 +89,11 @@ class Nodes:
     def _note(self, change: Change) -> None:
         """On the door's thread: nobody may be kept waiting here."""
         node = change.node
+        self._has_changed.set()
         if self._is_closing:
             return
         if change.has_come:
+            self._agents.note(node)
             self._session.remark(f"node {node.name} has come with {_count(node.nproc, 'rank')}")
             return
         ranks = self.launcher.ranks_of(node)
@@ -139,7 +144,10 @@ class Nodes:
         return "\n".join([*lines, self._wanted()])
 
     def _wanted(self) -> str:
-        here, least = len(self.door.nodes), self.spec.least
+        here, least, most = len(self.door.nodes), self.spec.least, self.spec.most
+        if here > most:
+            spares = "1 is a spare" if here == most + 1 else f"{here - most} are spares"
+            return f"A %%ddp cell runs on the first {most} of them, {spares}."
         if here >= least:
             return "A %%ddp cell runs on all of them."
         return f"A %%ddp cell runs when {_count(least, 'node')} {_are(least)} here; now {here}."
@@ -193,22 +201,51 @@ class Nodes:
 
     def start_local(self, count: int) -> None:
         """Start agents on this machine, to learn and to test with."""
-        folder = self.join_file.parent.parent / "agents"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "torch.distributed.run", *self._torchrun()]
-        command += ["-m", "nbddp.worker", "--join", str(self.join_file)]
-        for number in range(count):
-            path = folder / f"{self.door.join.run}-{number}.log"
-            with path.open("wb") as log:
-                agent = subprocess.Popen(
-                    command,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns of it
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Jupyter's interrupt is not for it
-                )
-            self._agents.append(agent)
+        self._agents.start(count)
+
+    def wait(self, seconds: float) -> str:
+        """Wait for as many nodes as a cell needs, and for all agents of this machine.
+
+        Args:
+            seconds: how long at most.
+
+        Returns:
+            Who is here, in one line.
+
+        Raises:
+            RequestError: too few came in time, or an agent of this machine ended instead; the door
+                stays open.
+        """
+        began = time.monotonic()
+        while self._missing:
+            left = began + seconds - time.monotonic()
+            if failed := self._agents.take_failed():
+                raise RequestError(f"{failed}; {self._here()}")
+            if left <= 0:
+                raise RequestError(self._say_missing(seconds))
+            self._has_changed.wait(min(left, LOOK))
+            self._has_changed.clear()
+        return f"{self._here()}, after {say_seconds(time.monotonic() - began)}"
+
+    @property
+    def _missing(self) -> int:
+        """Nodes that one waits for."""
+        return max(self.spec.least - len(self.door.nodes), self._agents.awaited)
+
+    def _here(self) -> str:
+        nodes = self.door.nodes
+        names = ", ".join(f"{node.name} ({_count(node.nproc, 'rank')})" for node in nodes)
+        return f"{_count(len(nodes), 'node')} {_are(len(nodes))} here{': ' if nodes else ''}{names}"
+
+    def _say_missing(self, seconds: float) -> str:
+        missing = self._missing
+        refused = self.door.why_refused
+        return (
+            f"{_count(missing, 'node')} {_are(missing)} missing after {say_seconds(seconds)}; "
+            f"{self._here()}"
+            + (f"; the last one that was refused: {refused}" if refused else "")
+            + f"; on each machine: `{self.command}`"
+        )
 
     def leave(self, name: str) -> None:
         """Send a node home, and its ranks with it.
@@ -230,14 +267,7 @@ class Nodes:
         self.door.close()
         with suppress(FileNotFoundError):
             self.join_file.unlink()
-        deadline = time.monotonic() + ENDING
-        for agent in self._agents:
-            try:
-                agent.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                agent.terminate()  # torchrun ends what it started
-                agent.wait(ENDING)
-        self._agents.clear()
+        self._agents.close()
 
 
 def _count(number: int, what: str) -> str:

@@ -26,6 +26,7 @@ from nbddp.magics.options import (
     positive_int,
     rank_number,
     run_options,
+    seconds,
     start_options,
 )
 from nbddp.magics.show import chosen_metrics, say_ending
@@ -202,6 +203,12 @@ class LineMagics(Magics):
     @argument("--port", type=positive_int, metavar="N", help="the port there (default: any)")
     @argument(
         "--local", type=positive_int, metavar="N", help="start N agents here, to learn and to test"
+    )
+    @argument(
+        "--wait",
+        type=seconds,
+        metavar="SECONDS",
+        help="wait for the nodes that a cell needs, and for those of --local; fail after that long",
     )
     @argument("--slurm", action="store_true", help="write an sbatch file that starts them")
     @argument("--leave", metavar="NODE", help="send this one home")

@@ -32,24 +32,44 @@ def steer_nodes(desk: Desk, args: Namespace) -> str:
     Raises:
         RequestError: it cannot be done now.
     """
-    group = desk.group
-    wants_door = any((args.nnodes, args.nproc_per_node, args.host, args.port, args.local))
     if args.leave:
-        if group.nodes is None:
-            raise RequestError(CLOSED)
-        group.nodes.leave(args.leave)
+        _open_door(desk).leave(args.leave)
         return ""
-    if not wants_door and not args.slurm:
-        return CLOSED if group.nodes is None else group.nodes.table()
-    nodes = group.nodes
-    if wants_door or nodes is None:
-        nodes = group.open_nodes(_asked(args))
+    said = _open(desk, args)
+    if args.slurm:
+        said = _written(_open_door(desk))
     if args.local:
-        nodes.start_local(args.local)
-        return f"{args.local} nodes are starting on this machine; `%ddp nodes` lists them"
-    return _written(nodes) if args.slurm else nodes.opened()
+        _open_door(desk).start_local(args.local)
+        are = "1 node is" if args.local == 1 else f"{args.local} nodes are"
+        said = f"{are} starting on this machine; `%ddp nodes` lists them"
+    if args.wait:
+        said = _open_door(desk).wait(args.wait)
+    nodes = desk.group.nodes
+    return said or (CLOSED if nodes is None else nodes.table())
 
 
+def _open(desk: Desk, args: Namespace) -> str:
+    """Open a door if one is asked for, or if something needs one that is not there."""
+    for_a_new_one = any((args.nnodes, args.nproc_per_node, args.host, args.port))
+    needed = (args.local or args.slurm) and desk.group.nodes is None
+    if not for_a_new_one and not needed:
+        return ""
+    spec = _asked(args)
+    if args.slurm and spec.host == LOOPBACK:
+        raise RequestError(UNREACHED)
+    return desk.group.open_nodes(spec).opened()
+
+
+def _open_door(desk: Desk) -> Nodes:
+    if desk.group.nodes is None:
+        raise RequestError(CLOSED)
+    return desk.group.nodes
+
+
+UNREACHED = (
+    "a job's machines do not reach 127.0.0.1: open the door with --host and the address of this "
+    "machine in the cluster's network"
+)
 CLOSED = (
     "no door is open, all ranks are on this machine: `%ddp nodes --nnodes 2 --nproc-per-node 8 "
     "--host ADDRESS` opens one, `%ddp nodes --local 2` starts two nodes here, to try it"
@@ -69,10 +89,7 @@ def _asked(args: Namespace) -> NodesSpec:
 
 def _written(nodes: Nodes) -> str:
     if nodes.door.join.address == LOOPBACK:
-        raise RequestError(
-            "a job's machines do not reach 127.0.0.1: open the door with --host and the address "
-            "of this machine in the cluster's network"
-        )
+        raise RequestError(UNREACHED)
     spec = nodes.spec
     JOB.write_text(nodes_job(nodes.command, nnodes=spec.most, nproc=spec.nproc_per_node))
     return f"wrote {JOB}: `!sbatch {JOB}`; the ranks appear when the job starts"

@@ -103,7 +103,10 @@ class SteeredGroup(WorkerGroup):
             RequestError: there are ranks, a door is open, or nobody can listen there.
         """
         if self.nodes is not None:
-            raise RequestError("the door is open already: `%ddp stop` sends the nodes home")
+            raise RequestError(
+                "the door is open already: `%ddp nodes --local 1` adds a node of this machine, "
+                "`%ddp stop` sends all nodes home"
+            )
         self._close_at_exit()
         self.nodes = Nodes(self._session, spec)
         return self.nodes

@@ -9,6 +9,7 @@ from nbddp.lifecycle.states import GroupState, Life
 _HALF_DONE = {
     "%ddp push": "the values may have come to some ranks only: push them again",
     "%ddp pull": "nothing was fetched",
+    "%ddp nodes": "nodes on their way still come in, `%ddp nodes` lists them",
 }
 
 

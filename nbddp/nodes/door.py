@@ -134,6 +134,7 @@ class Door:
         self._guests: set[Wire] = set()  # that have not said who they are
         self.nodes: list[Node] = []
         self.refused = 0  # connections of those that could not prove who they are, or were no node
+        self.why_refused = ""  # the last of those that proved it, and do not fit
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nbddp-nodes")
         self._thread.daemon = True
@@ -196,6 +197,7 @@ class Door:
             wire.tell(Kind.REFUSED, reason=reason)
             wire.close()
             self.refused += 1
+            self.why_refused = reason
             return
         address = str(facts.get("address") or wire.peer)
         node = Node(

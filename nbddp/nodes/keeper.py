@@ -115,7 +115,8 @@ class Keeper:
         address = wire.own_address
         interface = interface_of(address) if not address.startswith("127.") else ""
         self._here = Here(store_port=port, folder=self._folder, interface=interface)
-        wire.tell(Kind.HELLO, **about_this_node(self._nproc), address=address)
+        about = about_this_node(self._nproc)
+        wire.tell(Kind.HELLO, **about, address=address, agent=self._agent_pid)
 
     def _every(
         self, loop: asyncio.AbstractEventLoop, period: float, act: Callable[[], None]
