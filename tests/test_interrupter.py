@@ -57,9 +57,12 @@ class Watched:
             self.it.end_cell()
         return "done"
 
-    def soon(self, cell: int, *, after: float = 0.05) -> threading.Thread:
+    def soon(
+        self, cell: int, *, after: float = 0.05, is_for_death: bool = False
+    ) -> threading.Thread:
         """Interrupt a cell from another thread, as the control thread does."""
-        thread = threading.Timer(after, self.it.interrupt, [cell])
+        asked = {"is_for_death": is_for_death}
+        thread = threading.Timer(after, self.it.interrupt, [cell], asked)
         thread.start()
         return thread
 
@@ -118,6 +121,21 @@ def test_before_the_cells_first_line_the_signal_is_sent_again(watched: Watched) 
     asked.join()
     assert watched.broken == []
     assert watched.noticed == [1]
+
+
+def test_who_waits_for_the_dead_is_freed_without_the_patience_that_others_get(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "PATIENCE", 60.0)
+    assert watched.it.begin_cell(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as C code that waits
+    try:
+        watched.on_break = watched.it.end_cell
+        watched.soon(1, after=0.0, is_for_death=True).join(30.0)
+        assert watched.broken == [False]
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is pending is for nobody
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(

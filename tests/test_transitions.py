@@ -485,6 +485,11 @@ def test_peers_that_still_wait_are_freed_when_their_moment_is_over() -> None:
     ]
 
 
+def test_peers_of_a_dead_rank_are_told_that_they_wait_in_vain() -> None:
+    _, actions = play(died(1), rang(Alarm.PEERS), life=RUNNING)
+    assert actions[0] == SendInterrupt(cell=1, ranks=(0,), is_for_death=True)
+
+
 def test_peers_that_the_user_interrupted_already_are_not_interrupted_again() -> None:
     life = after(START, ready(0), ready(1), run(), ended(1, is_ok=False), InterruptAsked())
     assert advance(life, rang(Alarm.PEERS)) == (life, [])

@@ -153,8 +153,8 @@ class Ranks:
                 for rank in ranks:
                     self._logs[rank].begin_cell()
                 return self._send(ranks, cell.command())
-            case ev.SendInterrupt(cell=number, ranks=ranks):
-                return self._send(ranks, Interrupt(cell=number))
+            case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
+                return self._send(ranks, Interrupt(cell=number, is_for_death=is_for_death))
             case ev.SendLeave(ranks=ranks):
                 return self._send(ranks, Leave())
             case ev.Terminate(ranks=ranks):

@@ -214,10 +214,11 @@ class SendCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendInterrupt:
-    """Tell ranks to interrupt the cell."""
+    """Tell ranks to interrupt the cell; with ``is_for_death`` because one of them has died."""
 
     cell: int
     ranks: tuple[int, ...]
+    is_for_death: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,7 +327,7 @@ def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm, stopped: dict[int, 
         case Alarm.PEERS if life.state is GroupState.RUNNING:
             life = replace(life, state=GroupState.INTERRUPTING)
             return life, [
-                SendInterrupt(cell=cell.number, ranks=waiting),
+                SendInterrupt(cell=cell.number, ranks=waiting, is_for_death=cell.has_lost_rank),
                 ring_in(life, Alarm.GRACE, life.grace),
                 ring_in(life, Alarm.CLEANUP, CLEANUP),
             ]

@@ -94,9 +94,15 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interrupt:
-    """Raise KeyboardInterrupt in the cell and free it from any wait; if it is to come, skip it."""
+    """Raise KeyboardInterrupt in the cell and free it from any wait; if it is to come, skip it.
+
+    Attributes:
+        cell: its number.
+        is_for_death: whether a rank has died, so that who waits waits for nothing.
+    """
 
     cell: int
+    is_for_death: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

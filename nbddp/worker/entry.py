@@ -251,17 +251,17 @@ class Rank:
             if not self._is_from_controller(letter):
                 continue
             match letter.message:
-                case Interrupt(cell=cell):
-                    self._interrupt(cell)
+                case Interrupt() as command:
+                    self._interrupt(command)
                 case Answered() as answer:
                     self._keyboard.answered(answer)
                 case Drop(request=request):
                     self._answers.drop(request)
                     self._interrupter.give_up(request)
 
-    def _interrupt(self, cell: int) -> None:
+    def _interrupt(self, command: Interrupt) -> None:
         try:
-            self._interrupter.interrupt(cell)
+            self._interrupter.interrupt(command.cell, is_for_death=command.is_for_death)
         except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
             traceback.print_exc()
 

@@ -25,6 +25,7 @@ from nbddp.worker.folding import library_of
 from nbddp.worker.main_thread import comes_from, main_cpu_time, main_frame, main_thread_id
 
 PATIENCE = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
+MOMENT = 0.05  # the same where a rank has died: who waits for it waits in vain
 INSISTENCE = 4.0  # seconds after which a cell that has heard it is left to itself
 FLOWING = 10.0  # seconds for which a process group may go on to send and receive
 IMPORTING = 10.0  # seconds that a library gets to be imported in whole
@@ -133,7 +134,7 @@ class Interrupter:
             self._is_inside = False
             self._changed.notify_all()
 
-    def interrupt(self, cell: int) -> None:
+    def interrupt(self, cell: int, *, is_for_death: bool = False) -> None:
         """Interrupt this cell unless it is over; called on the control thread."""
         with self._changed:
             is_over = cell < self._cell or (cell == self._cell and not self._is_inside)
@@ -145,7 +146,7 @@ class Interrupter:
                 self._tell_noticed(cell)
         elif not has_begun:
             self._await_its_turn(cell)
-        elif not self._free(cell):
+        elif not self._free(cell, MOMENT if is_for_death else PATIENCE):
             self._tell_noticed(cell)  # how it ended may take long to describe, and to come
 
     # ---- what is asked between cells
@@ -205,8 +206,12 @@ class Interrupter:
                 if not is_flowing or time.monotonic() > limit:
                     self._break_open(others_too=False)
 
-    def _free(self, cell: int) -> bool:
+    def _free(self, cell: int, patience: float) -> bool:
         """Send the signal until it arrives in the cell, and end the waits it cannot get through.
+
+        Args:
+            cell: its number.
+            patience: seconds in one round, of which the later ones take PATIENCE.
 
         Returns:
             Whether the controller was told that the rank has heard.
@@ -219,8 +224,9 @@ class Interrupter:
             seen = self._seen
             if self._raised == raised:
                 signal.pthread_kill(main_thread_id(), signal.SIGINT)
-            if self._is_over(PATIENCE):
+            if self._is_over(patience):
                 return has_told
+            patience = PATIENCE
             place, last = self._place(), place
             used, before = main_cpu_time(), used
             is_heard = self._seen > seen or self._raised > raised
