@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from nbddp.worker.rebind import pair
+from nbddp.worker.in_common import pair
 from nbddp.worker.registry import Roll, names_of, sharded_modules
 
 

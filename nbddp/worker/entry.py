@@ -234,7 +234,6 @@ class Rank:
                     break
                 case RunCell() as command:
                     self._run_cell(command)
-                    self._regrouper.tidy(self._mailer.flush)
                 case Regroup() as command:
                     self._regrouper.regroup(command)
                 case command if isinstance(command, Request):

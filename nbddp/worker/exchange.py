@@ -6,52 +6,93 @@ Gloo's connections have no authentication, so nothing that comes over them is un
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 LARGE = 1 << 20  # bytes of a tensor that is looked at before it is sent
+BATCH_BYTES = 16 << 20  # of tensors that are sent as one
+FRAME = 512  # bytes that every rank sends, whatever it has to say; what is longer follows
+_LENGTH = struct.Struct("<q")
 _ROWS = 64
+T = TypeVar("T")
 
 
 def exchange(value: Any, device: torch.device) -> list[Any]:
     """Every rank's JSON value, on every rank, in order of rank.
 
     By way of rank 0. An all_gather goes around a ring, and each of its steps waits for the one
-    before: with 64 ranks on two cores it takes half a second, and this a tenth of that.
+    before: with 64 ranks on two cores it takes half a second, and this a twentieth of that.
 
     Args:
         value: what this rank says.
         device: where the backend can send from.
     """
-    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = torch.cat(_gathered(torch.tensor([data.numel()], device=device)))
-    dist.broadcast(sizes, src=0)
-    mine = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=device)
-    mine[: data.numel()] = data.to(device)
-    parts = [part[:size] for part, size in zip(_gathered(mine), sizes.tolist(), strict=True)]
-    everyone = torch.cat(parts)
+    data = json.dumps(value).encode()
+    frame = (_LENGTH.pack(len(data)) + data)[:FRAME]
+    frames = _all(_tensor(frame.ljust(FRAME, b"\0"), device), [FRAME] * dist.get_world_size())
+    sizes = [_LENGTH.unpack_from(each)[0] for each in frames]
+    room = FRAME - _LENGTH.size
+    said = [each[_LENGTH.size :][:size] for each, size in zip(frames, sizes, strict=True)]
+    more = [max(0, size - room) for size in sizes]
+    if any(more):
+        rest = _tensor(data[room:].ljust(max(more), b"\0"), device)
+        said = [first + rest for first, rest in zip(said, _all(rest, more), strict=True)]
+    return [json.loads(each) for each in said]
+
+
+def _tensor(data: bytes, device: torch.device) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+
+
+def _all(mine: torch.Tensor, sizes: Sequence[int]) -> list[bytes]:
+    """What all ranks have, on every rank: so many bytes from the beginning of each one's."""
+    parts = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
+    dist.gather(mine, parts, dst=0)
+    if parts is None:
+        everyone = torch.empty(sum(sizes), dtype=torch.uint8, device=mine.device)
+    else:
+        everyone = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
     dist.broadcast(everyone, src=0)
-    return [json.loads(bytes(each.tolist())) for each in everyone.cpu().split(sizes.tolist())]
+    return [each.numpy().tobytes() for each in everyone.cpu().split(list(sizes))]
 
 
-def _gathered(mine: torch.Tensor) -> list[torch.Tensor]:
-    """What every rank has, on rank 0; elsewhere only room for as much."""
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.gather(mine, everyone if dist.get_rank() == 0 else None, dst=0)
-    return everyone
+def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """What is sent as one: as many as BATCH_BYTES hold, none that is empty, one at least."""
+    batch: list[T] = []
+    size = 0
+    for thing in things:
+        if batch and size + size_of(thing) > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        if size_of(thing):
+            batch.append(thing)
+            size += size_of(thing)
+    if batch:
+        yield batch
 
 
-def take_over(tensor: torch.Tensor, device: torch.device, source: int) -> None:
-    """Fill a tensor with what one rank has in its own, of whatever type and layout."""
-    if not tensor.numel():
-        return
-    sent = tensor.detach().to(device).contiguous()  # a step count may live on the CPU
-    dist.broadcast(sent.reshape(-1).view(torch.uint8), src=source)
-    with torch.no_grad():
-        tensor.copy_(sent)
+def take_over(tensors: Iterable[torch.Tensor], device: torch.device, source: int) -> None:
+    """Fill tensors with what one rank has in its own, of whatever types and layouts."""
+    for batch in batches(tensors, _size):
+        parts = [_bytes(each).to(device) for each in batch]  # a step count may live on the CPU
+        sent = parts[0] if len(parts) == 1 else torch.cat(parts)
+        dist.broadcast(sent, src=source)
+        with torch.no_grad():
+            for tensor, part in zip(
+                batch, sent.split([_size(each) for each in batch]), strict=True
+            ):
+                aligned = (
+                    part if part.storage_offset() % tensor.element_size() == 0 else part.clone()
+                )
+                tensor.copy_(aligned.view(tensor.dtype).view(tensor.shape))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def equal_on_all(tensors: Sequence[torch.Tensor], device: torch.device, source: int) -> list[bool]:
@@ -79,7 +120,7 @@ def _size(tensor: torch.Tensor) -> int:
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """64 bits that another value, or another order of the values, changes."""
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    data = _bytes(tensor)
     if data.storage_offset() % 8:  # no whole words can be seen there
         data = data.clone()
     whole = data.numel() // (8 * _ROWS) * (8 * _ROWS)

@@ -21,7 +21,7 @@ from nbddp.wire import parcels
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, JsonDict, Regroup
 from nbddp.worker.carry import NotOpenedError, open_names, pack_names
-from nbddp.worker.exchange import exchange
+from nbddp.worker.exchange import batches, exchange
 from nbddp.worker.places import own_places, take_places, take_samplers
 from nbddp.worker.registry import is_sharded, sharded_modules
 from nbddp.worker.surroundings import Surroundings
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from nbddp.worker.regroup import Regrouper
     from nbddp.worker.shell import RankShell
 
-BATCH_BYTES = 16 << 20  # of storages that are sent as one
 _HISTORY = re.compile(
     r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
     r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
@@ -197,7 +196,7 @@ def _has_dtensors(value: Any) -> bool:
 def _send(
     storages: Sequence[UntypedStorage], newcomers: Sequence[int], device: torch.device
 ) -> None:
-    for batch in _batches(storages):
+    for batch in batches(storages, UntypedStorage.nbytes):
         parts = [_bytes(each).to(device) for each in batch]
         bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
         for newcomer in newcomers:
@@ -205,7 +204,7 @@ def _send(
 
 
 def _receive(storages: Sequence[UntypedStorage], donor: int, device: torch.device) -> None:
-    for batch in _batches(storages):
+    for batch in batches(storages, UntypedStorage.nbytes):
         sizes = [each.nbytes() for each in batch]
         if len(batch) == 1 and batch[0].device == device:
             dist.recv(_bytes(batch[0]), donor)
@@ -214,19 +213,6 @@ def _receive(storages: Sequence[UntypedStorage], donor: int, device: torch.devic
         dist.recv(came, donor)
         for storage, part in zip(batch, came.split(sizes), strict=True):
             _bytes(storage).copy_(part)
-
-
-def _batches(storages: Sequence[UntypedStorage]) -> Iterator[list[UntypedStorage]]:
-    """Storages that are sent as one, the same at both ends."""
-    batch: list[UntypedStorage] = []
-    for storage in storages:
-        if batch and sum(each.nbytes() for each in batch) + storage.nbytes() > BATCH_BYTES:
-            yield batch
-            batch = []
-        if storage.nbytes():
-            batch.append(storage)
-    if batch:
-        yield batch
 
 
 def _bytes(storage: UntypedStorage) -> torch.Tensor:

@@ -32,7 +32,6 @@ class Regrouper:
         self._registry.listen()
         self._tries = True
         self._failure: Failure | None = None
-        self._is_tidy = False
         self.was_left = False
 
     @property
@@ -81,25 +80,12 @@ class Regrouper:
         self._give_up()
         return f"{self._failure.name}: {self._failure.text}".partition("\n")[0]
 
-    def tidy(self, before: Callable[[], None]) -> None:
-        """Have Python let go of what nobody has any more, if a cell has lost the group.
-
-        It is time, while other ranks still end the cell: in a rank that has imported all that DDP
-        needs it takes 0.1 s, and a heal would wait for it. Meanwhile no thread of the rank runs:
-        what they have to do is done ``before``.
-        """
-        if self._group.is_broken:
-            before()
-            gc.collect()
-            self._is_tidy = True
-
     def forget_failure(self) -> None:
         """Who asked for it knows: the next cell need not fail for it."""
         self._failure = None
 
     def take_failure(self, command: RunCell) -> Failure | None:
         """Why this cell cannot begin; the one after it is free to try again."""
-        self._is_tidy = False
         failure, self._failure = self._failure, None
         return failure if command.needs_group else None
 
@@ -109,8 +95,6 @@ class Regrouper:
         That the connection was lost, or an interrupt ended it, says nothing of the models.
         """
         tries, self._tries = self._tries, True
-        if not self._is_tidy:
-            gc.collect()  # one rank may have let go of a model already and another not yet
         try:
             lines = Rebinding(
                 self._registry,

@@ -279,3 +279,41 @@ def test_what_is_not_taken_along_stays_as_each_rank_left_it_and_that_is_said(
     assert group.pull("count") == [10, 11]
     assert group.pull("averaged.module.weight[0, 0].item()") == [0.0, 1.0]
     assert agree(group, "model.module.weight.tolist()")
+
+
+def test_tensors_of_all_kinds_are_sent_as_one(group: WorkerGroup) -> None:
+    group.run(
+        "from nbddp.worker.exchange import take_over\n"
+        "def kinds(seed):\n"
+        "    torch.manual_seed(seed)\n"
+        "    return [torch.rand(3) < 0.5, torch.randn(2, 3, dtype=torch.float64), torch.zeros(0),\n"
+        "            torch.randn(5).to(torch.float16), torch.randn(4, 5).t(), torch.tensor(seed),\n"
+        "            torch.randn(7, dtype=torch.complex64), torch.randn(2500000), torch.rand(1)]\n"
+        "mine, theirs = kinds(rank), kinds(1)\n"
+        "take_over(mine, device, 1)\n"
+    )
+    same = "all(map(torch.equal, mine, theirs))"
+    assert group.pull(f"{same}, not torch.equal(kinds(0)[1], theirs[1])") == [(True, True)] * 2
+
+
+def test_a_model_that_only_one_rank_still_holds_in_a_circle_keeps_no_other_from_going_on(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(f"{DDP}import gc\ngc.disable()\nkept = [DDP(torch.nn.Linear(4, 4))]")
+    group.run("kept[0].me = kept[0]\nmodel = DDP(torch.nn.Linear(4, 4))\nkept.clear()")
+    group.run("if rank == 1: gc.collect()")
+    lose_the_group(group)
+    capsys.readouterr()
+    group.run("model(torch.ones(1, 4)).sum().backward()\ngc.enable()")
+    assert said(capsys) == [f"model: {TAKEN_ALONG}"]
+
+
+def test_a_model_that_every_rank_holds_in_a_circle_alone_is_not_taken_along(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(f"{DDP}import gc\ngc.disable()\nmodel = DDP(torch.nn.Linear(4, 4))")
+    group.run("model.me = model\ndel model")
+    lose_the_group(group)
+    capsys.readouterr()
+    group.run("gc.enable()")
+    assert said(capsys) == []
