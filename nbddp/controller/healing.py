@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nbddp.controller.asking import noting
@@ -38,7 +39,9 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
     began = time.monotonic()
     revived = session.begin_heal(chosen, source)
     with _given_up_if_it_fails(session):
-        given = _give(session, source, [])
+        # whoever chose a donor knows that its names are the right ones
+        give = partial(_give, session, source, chosen if donor is None else ())
+        given = give([])
         kept(revived)
         forked = time.monotonic()
         left: dict[str, str] = {}
@@ -47,7 +50,7 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         places: list[str] = []
         while unopened := _hand_over(session, answer, source, chosen, len(left), places):
             left |= unopened  # the next one may be another
-            answer = _give(session, source, [*left])()
+            answer = give([*left])()
         session.end_heal()
     left |= answer.payload["left"]
     storages = answer.payload["storages"]
@@ -88,9 +91,16 @@ def _given_up_if_it_fails(session: Session) -> Iterator[None]:
         raise
 
 
-def _give(session: Session, donor: int, leave: list[str]) -> Callable[[], Answer]:
+def _give(
+    session: Session, donor: int, newcomers: Sequence[int], leave: list[str]
+) -> Callable[[], Answer]:
     """Ask the donor for all its names but these; to be waited for."""
-    asked = {donor: session.send(donor, lambda number: Give(request=number, leave=leave))}
+    news = list(newcomers)
+
+    def make(number: int) -> Command:
+        return Give(request=number, leave=leave, newcomers=news)
+
+    asked = {donor: session.send(donor, make)}
 
     def given() -> Answer:
         said = _answers(asked)

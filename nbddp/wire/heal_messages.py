@@ -8,10 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Give:
-    """Lay all names out for a rank that takes a dead one's place, but those to ``leave``."""
+    """Lay all names out for ranks that take dead ones' places, but those to ``leave``.
+
+    ``newcomers`` are none where the user has chosen whose names they get.
+    """
 
     request: int
     leave: list[str]
+    newcomers: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

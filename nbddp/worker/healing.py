@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import UntypedStorage
 
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, say_ranks
 from nbddp.wire import parcels
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, JsonDict, Regroup
@@ -81,6 +81,8 @@ class Healing:
     def _give(self, command: Give) -> Answer:
         """Pack all names; their tensors stay here until the ranks meet."""
         _refuse_sharded(self._namespace, self._regrouper.optimizers)
+        for newcomer in command.newcomers:
+            _refuse_other_part(self._group.part_without(newcomer), newcomer)
         leave = [*self._own, *self._history(), *command.leave]
         beside = self._cells.sources(), self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
@@ -172,6 +174,17 @@ def _refuse_sharded(namespace: dict[str, Any], optimizers: Iterable[Any]) -> Non
         raise RequestError(
             f"a part of what is sharded ({cut}) died with its rank: `%ddp restart --replay`, and "
             "load a checkpoint"
+        )
+
+
+def _refuse_other_part(part: list[int], newcomer: int) -> None:
+    """Whose names are right where ranks play different parts, only the user knows."""
+    if part:
+        outside = "this rank is" if newcomer in part else f"rank {newcomer} was"
+        raise RequestError(
+            f"{say_ranks(part)} have a group of their own, which {outside} not in: rank {newcomer} "
+            "may have had other values. `%ddp heal --from R` gives it those of a rank that had the "
+            "same, `%ddp restart --replay` starts anew"
         )
 
 

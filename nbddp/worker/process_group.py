@@ -58,7 +58,13 @@ class ProcessGroup:
         self._dialing = Dialing()
         self._afterlife = Afterlife(connections.close_groups)
         self._afterlife.begin()
-        watch_new_groups(self._dialing.forming, connections.noting_group, made=self._afterlife.hold)
+        self._parts: set[frozenset[int]] = set()
+        watch_new_groups(
+            self._dialing.forming,
+            connections.noting_group,
+            asked=lambda ranks: self._parts.add(frozenset(ranks)),
+            made=self._afterlife.hold,
+        )
         self._topology = topology
         self._timeout = timeout
         self._attempt = attempt
@@ -83,6 +89,7 @@ class ProcessGroup:
         to come, meet before.
         """
         self.leave()
+        self._parts.clear()
         _check_room(self._topology.world_size)
         _number_groups_from(0)
         prefix = f"a{self._attempt}/group/{generation}/{turn}"
@@ -147,6 +154,12 @@ class ProcessGroup:
         if dist.is_initialized():
             dist.destroy_process_group()
             self._connections.close_groups()  # no cell runs: all ranks leave, or may as well
+
+    def part_without(self, other: int) -> list[int]:
+        """The ranks of a group, made since this one was formed, of which one of us two was not."""
+        mine = self._topology.rank
+        parts = (each for each in self._parts if (mine in each) != (other in each))
+        return min((sorted(part) for part in parts if len(part) > 1), default=[])
 
     def is_intact(self) -> bool:
         """Whether there is a process group of all ranks, in order, and not broken open."""

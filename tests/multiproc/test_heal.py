@@ -170,6 +170,32 @@ def test_what_died_in_part_is_refused_and_nothing_changes(group: WorkerGroup, ki
         assert group.heal().ranks == (1,)
 
 
+@pytest.mark.parametrize("ranks", [[0, 2], [1, 2]])
+def test_where_ranks_played_different_parts_the_user_must_say_whose_names_are_right(
+    group: WorkerGroup, ranks: list[int]
+) -> None:
+    group.run(f"part = dist.new_group({ranks})\nalone = dist.new_group([rank])\nshare = 'mine'")
+    kill(group, 1)
+    part, outside = ("0,2", "rank 1 was") if 0 in ranks else ("1-2", "this rank is")
+    said = (
+        f"rank 0: ranks {part} have a group of their own, which {outside} not in: rank 1 may "
+        "have had other values. `%ddp heal --from R` gives it those of a rank that had the same"
+    )
+    with pytest.raises(RequestError, match=re.escape(said)):
+        group.heal()
+    assert group.alive == [0, 2]
+    assert group.heal(donor=2).ranks == (1,)
+    assert group.pull("share") == ["mine"] * 3
+    kill(group, 1)  # no such group is there any more
+    assert group.heal().ranks == (1,)
+
+
+def test_a_group_of_all_ranks_beside_the_default_one_is_no_part(group: WorkerGroup) -> None:
+    group.run("beside = dist.new_group()\nwhole = dist.new_group([0, 1, 2], backend='gloo')")
+    kill(group, 1)
+    assert group.heal().ranks == (1,)
+
+
 def test_what_cannot_be_healed_is_restarted(
     group: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:
