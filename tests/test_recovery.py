@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
@@ -41,8 +42,9 @@ def again(deeds: tuple[CellRequest, ...]) -> tuple[CellRequest, ...]:
 class Play:
     """A session with willing ranks, of whose cells some do not end by themselves."""
 
-    def __init__(self) -> None:
-        self.launcher, self.link = FakeLauncher(), FakeLink()
+    def __init__(self, launcher: FakeLauncher | None = None) -> None:
+        self.launcher: Any = launcher or FakeLauncher()
+        self.link = FakeLink()
         make_willing(self.launcher, self.link)
         self.session = Session(self.launcher, make_means=lambda: with_threads(self.link))
         self.said: list[str] = []
@@ -227,3 +229,97 @@ def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(
     assert not result.is_ok
     assert play.said == ["not started again: you asked to end it"]
     assert play.session.life.attempt == 1
+
+
+class Roomy(FakeLauncher):
+    """Nodes come to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks = 2
+        self.on_room: Callable[[], None] | None = None
+
+    def world_size(self, asked: int) -> int:
+        return max(asked, self.ranks)
+
+    def has_room(self) -> bool:
+        return self.ranks > max((rank for _, rank in self.handles), default=1) + 1
+
+    def watch_room(self, on_room: Callable[[], None] | None) -> None:
+        self.on_room = on_room
+
+    def bring(self, ranks: int) -> None:
+        """A node comes; on a thread of its own, as from the door."""
+        self.ranks = ranks
+        coming = threading.Thread(target=self.on_room or (lambda: None))
+        coming.start()
+        coming.join()
+
+
+@pytest.fixture
+def roomy(folder: Path) -> Iterator[Play]:  # noqa: ARG001 - where the run is recorded
+    play = Play(Roomy())
+    play.session.start(TWO)
+    assert play.show(play.session.submit(DEEDS[0])).is_ok
+    yield play
+    play.session.close()
+
+
+def test_an_elastic_cell_begins_with_the_nodes_that_came_before(roomy: Play) -> None:
+    roomy.launcher.bring(3)
+    result = roomy.recovery.run(CellRequest(source="trains"), Retries(is_elastic=True))
+    assert result.is_ok
+    assert roomy.sources == ["step 0", "step 0", "trains"]
+    assert roomy.said == ["3 ranks now, 2 before"]
+    assert roomy.session.life.alive == [0, 1, 2]
+
+
+def test_an_elastic_cell_begins_again_when_a_node_comes(roomy: Play) -> None:
+    roomy.hangs_in = "trains"
+
+    def come() -> None:
+        roomy.hung.wait(20)
+        roomy.hangs_in = ""
+        roomy.launcher.bring(4)
+
+    coming = threading.Thread(target=come)
+    coming.start()
+    result = roomy.recovery.run(CellRequest(source="trains"), Retries(is_elastic=True))
+    coming.join()
+    assert result.is_ok
+    assert roomy.sources == ["step 0", "trains", "step 0", "trains"]
+    assert roomy.said == ["4 ranks now, 2 before"]
+    assert roomy.session.times_ended == 0
+    assert roomy.launcher.on_room is None
+
+
+def test_what_is_replayed_for_one_node_is_not_ended_for_the_next(roomy: Play) -> None:
+    roomy.hangs_in = "trains"
+
+    def come(source: str) -> None:
+        if source == "step 0" and roomy.sources.count(source) == 2:
+            roomy.launcher.bring(4)
+        elif source == "step 0":
+            roomy.hangs_in = ""
+
+    roomy.on_cell = come
+    roomy.launcher.bring(3)
+    result = roomy.recovery.run(CellRequest(source="trains"), Retries(is_elastic=True))
+    assert result.is_ok
+    assert roomy.said == ["3 ranks now, 2 before", "4 ranks now, 3 before"]
+    assert roomy.sources == ["step 0", "step 0", "trains", "step 0", "trains"]
+
+
+def test_an_elastic_cell_that_the_user_ends_stays_ended(roomy: Play) -> None:
+    roomy.hangs_in = "trains"
+    roomy.interrupt_when_it_hangs()
+    result = roomy.recovery.run(CellRequest(source="trains"), Retries(is_elastic=True))
+    with pytest.raises(CellInterruptedError):
+        result.raise_for_failure()
+    assert roomy.sources == ["step 0", "trains"]
+
+
+def test_a_cell_that_is_not_elastic_leaves_a_node_waiting(roomy: Play) -> None:
+    roomy.launcher.bring(3)
+    assert roomy.recovery.run(CellRequest(source="trains")).is_ok
+    assert roomy.session.life.alive == [0, 1]

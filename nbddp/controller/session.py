@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from nbddp.controller.actor import ClosedError
@@ -218,6 +219,8 @@ class Session:
         if spec is None:
             raise RequestError(NO_GROUP)
         self.times_ended += not is_recovery
+        if is_recovery:
+            spec = replace(spec, nproc=self.launcher.world_size(spec.nproc))
         event = ev.RestartAsked(start=spec.start_event())
         return self._begin(spec, event, is_recovery=is_recovery)
 
@@ -261,11 +264,11 @@ class Session:
         """
         return self._call(self._asks.begin_cell, request)
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, by_user: bool = True) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
         means = self._do.means
         if means is not None:
-            self.times_ended += 1
+            self.times_ended += by_user
             means.actor.tell_first(self._do.step, ev.InterruptAsked())
 
     def interrupt_unless_asked(self) -> None:

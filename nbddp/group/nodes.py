@@ -83,7 +83,12 @@ class Nodes:
             self.join_file.parent.parent / "agents" / self.door.join.run,
         )
         self._before: Launcher = session.launcher
-        self.launcher = NodesLauncher(self.door)
+        self.launcher = NodesLauncher(
+            self.door,
+            least=spec.least,
+            most=spec.most,
+            way=f"on each machine: `{self.command}`",
+        )
         session.use(self.launcher)
 
     def _note(self, change: Change) -> None:
@@ -94,11 +99,22 @@ class Nodes:
             return
         if change.has_come:
             self._agents.note(node)
-            self._session.remark(f"node {node.name} has come with {_count(node.nproc, 'rank')}")
+            self._session.remark(
+                f"node {node.name} has come with {_count(node.nproc, 'rank')}{self._say_room()}"
+            )
+            self.launcher.note_coming()
             return
         ranks = self.launcher.ranks_of(node)
         lost = f": {say_ranks(ranks)} {_are(len(ranks))} gone" if ranks else ""
         self._session.remark(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
+
+    def _say_room(self) -> str:
+        """What a node that has come is for."""
+        if not self._session.life.state.is_live or not self.launcher.has_room():
+            return ""
+        if self.launcher.is_watched:
+            return ": the cell begins again with them"
+        return "; `%ddp restart` takes it in, and a cell with --elastic does"
 
     # ---- what the user is told
 
@@ -191,13 +207,7 @@ class Nodes:
         Raises:
             RequestError: too few are.
         """
-        here = self.door.nodes[: self.spec.most]
-        if len(here) < self.spec.least:
-            raise RequestError(
-                f"{len(here)} of {_count(self.spec.least, 'node')} {_are(len(here))} here; on each "
-                f"machine: `{self.command}`"
-            )
-        return replace(spec, nproc=sum(node.nproc for node in here))
+        return replace(spec, nproc=self.launcher.room())
 
     def start_local(self, count: int) -> None:
         """Start agents on this machine, to learn and to test with."""

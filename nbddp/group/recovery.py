@@ -62,6 +62,9 @@ class Recovery:
         self._say = say
         self._times_ended = session.times_ended
         self._seconds_lost = 0.0
+        self._is_elastic = False
+        self._can_end = False  # whether it is the user's own cell that runs
+        self._has_room = False  # a node has come, and the cell was ended for it
         self._done: int | None = None  # by the replay that goes on, or was the last
 
     def run(self, request: CellRequest, retries: Retries = NO_RETRIES) -> CellResult:
@@ -71,7 +74,12 @@ class Recovery:
         interrupt counts whenever it comes: it ends the cell, or the replay, that begins next.
         """
         self._times_ended = self._session.times_ended
-        return self._recover(self._run_shown(request), request, retries)
+        with self._looking_for_room(retries):
+            if retries.is_elastic and self._session.launcher.has_room():
+                failed = self._grow()
+                if failed is not None:
+                    return failed
+            return self._recover(self._run_shown(request), request, retries)
 
     def run_again(self, request: CellRequest, retries: Retries = NO_RETRIES) -> CellResult:
         """After a failure, as the user asks: restart, replay, and run the cell in the same view."""
@@ -97,11 +105,22 @@ class Recovery:
 
     def follow(self, handle: CellHandle, retries: Retries = NO_RETRIES) -> CellResult:
         """The same as :meth:`run` for a cell that was begun."""
-        return self._recover(self._show(handle), handle.request, retries)
+        with self._looking_for_room(retries):
+            return self._recover(self._watch(handle), handle.request, retries)
 
     def _run_shown(self, request: CellRequest) -> CellResult:
         with self._session.taking_interrupts():
-            return self._show(self._hand_over(request))
+            return self._watch(self._hand_over(request))
+
+    def _watch(self, handle: CellHandle) -> CellResult:
+        """Show the user's cell; a node for which there is room ends it, if the user wants that."""
+        self._has_room, self._can_end = False, self._is_elastic
+        try:
+            if self._can_end and self._session.launcher.has_room():  # it came just now
+                self._note_room()
+            return self._show(handle)
+        finally:
+            self._can_end = False
 
     def _hand_over(self, request: CellRequest) -> CellHandle:
         handle = self._session.submit(request)
@@ -117,7 +136,13 @@ class Recovery:
     def _recover(self, result: CellResult, request: CellRequest, retries: Retries) -> CellResult:
         setbacks: list[Setback] = []
         self._seconds_lost = 0.0
-        while (verdict := result.verdict) is not None and not verdict.is_interrupt:
+        while (verdict := result.verdict) is not None:
+            if verdict.is_interrupt:
+                failed = self._grow() if self._has_room and not self._is_ended else result
+                if failed is not None:
+                    return failed
+                result = self._run_shown(replace(request, is_again=True))
+                continue
             setbacks.append(self._setback(verdict))
             way, reason = self._way_on(setbacks, retries)
             if way is None:
@@ -133,6 +158,37 @@ class Recovery:
             ways = [each.way for each in setbacks]
             self._say(f"done {say_comebacks(ways, self._seconds_lost)}")
         return result
+
+    @contextmanager
+    def _looking_for_room(self, retries: Retries) -> Iterator[None]:
+        """Be told meanwhile of nodes that come."""
+        self._is_elastic = retries.is_elastic
+        self._session.launcher.watch_room(self._note_room if self._is_elastic else None)
+        try:
+            yield
+        finally:
+            self._session.launcher.watch_room(None)
+
+    def _note_room(self) -> None:
+        if self._can_end:
+            self._has_room = True
+            self._session.interrupt(by_user=False)
+
+    def _grow(self) -> CellResult | None:
+        """Restart with all nodes that are here, and replay; what came of a cell that failed."""
+        before, deeds = len(self._session.life.ranks), self._session.deeds
+        with self._accounting_for(deeds), self._keeping_curves():
+            self._restart(before)
+            failed = self._replay(deeds)
+        self._session.end_recovery(is_taken_up=failed is None)
+        return failed
+
+    def _restart(self, before: int) -> None:
+        """Restart with whatever nodes are here, and say so if their ranks are not as many."""
+        self._session.restart(is_recovery=True)
+        ranks = len(self._session.life.ranks)
+        if ranks != before:
+            self._note(f"{ranks} ranks now, {before} before")
 
     def _setback(self, verdict: Verdict) -> Setback:
         life = self._session.life
@@ -182,7 +238,7 @@ class Recovery:
         detected = time.time() - setback.at
         deeds, began = self._session.deeds, time.monotonic()
         with self._accounting_for(deeds), self._keeping_curves():
-            self._session.restart(is_recovery=True)
+            self._restart(len(self._session.life.ranks))
             ready = time.monotonic()
             failed = self._replay(deeds)
         if failed is not None:

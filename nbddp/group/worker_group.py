@@ -179,6 +179,7 @@ class WorkerGroup:
         wants_value: bool = False,
         max_restarts: int = 0,
         heal: int = 0,
+        elastic: bool = False,
     ) -> CellResult:
         """Run source on the ranks, print what they print, and wait for the end.
 
@@ -190,6 +191,7 @@ class WorkerGroup:
             max_restarts: after a failure, so often restart the ranks, replay the cells that had
                 gone well, and run this one again.
             heal: before that, so many times, replace ranks that died, and run this one again.
+            elastic: when a node comes, restart with its ranks too, and do the same.
 
         Returns:
             What came of it.
@@ -206,7 +208,8 @@ class WorkerGroup:
             wants_value=wants_value,
             needs_group=self._spec.joins_group,
         )
-        return self._run(request, Retries(heals=heal, restarts=max_restarts), quiet=quiet)
+        retries = Retries(heals=heal, restarts=max_restarts, is_elastic=elastic)
+        return self._run(request, retries, quiet=quiet)
 
     def run_script(
         self,

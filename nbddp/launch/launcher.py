@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -60,6 +60,19 @@ class Places(Protocol):
     def base_env(self) -> Mapping[str, str]:
         """What a rank's environment begins with, as far as it is to be told."""
 
+    def world_size(self, asked: int) -> int:
+        """How many ranks a restart makes of those that were asked for; other nodes may be here.
+
+        Raises:
+            RequestError: too few nodes are here.
+        """
+
+    def has_room(self) -> bool:
+        """Whether there would be more ranks by it."""
+
+    def watch_room(self, on_room: Callable[[], None] | None) -> None:
+        """Have somebody told, on whatever thread, when there is; None for nobody any more."""
+
     def settle(self, world_size: int) -> None:
         """Choose where the ranks of a new attempt will be.
 
@@ -110,6 +123,17 @@ class ThisMachine:
     def base_env(self) -> Mapping[str, str]:
         """This process's own, as it is now."""
         return dict(os.environ)
+
+    def world_size(self, asked: int) -> int:
+        """As many as were asked for."""
+        return asked
+
+    def has_room(self) -> bool:
+        """It is all there is."""
+        return False
+
+    def watch_room(self, on_room: Callable[[], None] | None) -> None:
+        """No other machine comes."""
 
     def settle(self, world_size: int) -> None:
         """All are here."""

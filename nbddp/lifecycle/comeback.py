@@ -17,10 +17,14 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How often a cell is begun again after a failure, each way."""
+    """How often a cell is begun again after a failure, each way.
+
+    With ``is_elastic`` also whenever a node has come, which no failure is: with more ranks then.
+    """
 
     heals: int = 0
     restarts: int = 0
+    is_elastic: bool = False
 
     def of(self, way: Way) -> int:
         """How often this way."""

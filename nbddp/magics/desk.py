@@ -120,7 +120,7 @@ class Desk:
         stopped = self.group.life.everybody if args.break_ranks == ALL else args.break_ranks
         request = replace(request, break_ranks=tuple(stopped or ()))
         self.note(request, out=getattr(args, "out", None) or "")
-        retries = Retries(heals=args.heal, restarts=args.max_restarts)
+        retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
         if not args.no_wait:
             return self._run_in_foreground(request, retries, quiet=args.quiet)
         self._run_in_background(request, retries, quiet=args.quiet)

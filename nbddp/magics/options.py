@@ -183,6 +183,12 @@ _RUN_ARGUMENTS = (
         "place with the names of one that lives, and run this cell again (default: 0)",
     ),
     argument(
+        "--elastic",
+        action="store_true",
+        help="when a node comes, restart with its ranks too, replay the cells that had gone well, "
+        "and run this one again (see `%%ddp nodes`)",
+    ),
+    argument(
         "--break-ranks",
         type=some_or_all,
         metavar="0,2",

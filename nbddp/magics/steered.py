@@ -6,6 +6,7 @@ import importlib
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from typing import Any
 
 from nbddp.controller.session import Session
@@ -52,8 +53,9 @@ class SteeredGroup(WorkerGroup):
 
     @property
     def spec(self) -> GroupSpec:
-        """How the next start is to be."""
-        return self._spec
+        """How the next start is to be; of a group that runs, with the ranks that it has."""
+        running = self._session.spec if self.is_live else None
+        return self._spec if running is None else replace(self._spec, nproc=running.nproc)
 
     @spec.setter
     def spec(self, spec: GroupSpec) -> None:

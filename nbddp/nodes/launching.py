@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.errors import RequestError
@@ -31,16 +32,68 @@ class NodesLauncher:
 
     Args:
         door: where the nodes come in.
+        least: nodes without which none starts.
+        most: nodes of which ranks are made; more wait as spares.
+        way: how one comes in, for who has too few.
     """
 
-    def __init__(self, door: Door) -> None:
+    def __init__(
+        self, door: Door, *, least: int = 1, most: int = sys.maxsize, way: str = ""
+    ) -> None:
         self.door = door
+        self.least = least
+        self.most = most
+        self._way = way
         self.slots: list[Slot] = []
+        self._room = 0  # for ranks when they were shared out
+        self._on_room: Callable[[], None] | None = None
 
     @property
     def base_env(self) -> Mapping[str, str]:
         """What a rank's environment begins with: its node's own, which is not known here."""
         return {}
+
+    def room(self) -> int:
+        """Ranks that there are on the nodes that are here.
+
+        Raises:
+            RequestError: these are too few.
+        """
+        here = self.door.nodes[: self.most]
+        if len(here) < self.least:
+            are = "is" if len(here) == 1 else "are"
+            nodes = "node" if self.least == 1 else "nodes"
+            raise RequestError(f"{len(here)} of {self.least} {nodes} {are} here; {self._way}")
+        return sum(node.nproc for node in here)
+
+    def world_size(self, asked: int) -> int:
+        """All ranks that there are now, if those that were asked for were all then; else no more.
+
+        Raises:
+            RequestError: too few nodes are here.
+        """
+        room = self.room()
+        return room if asked == self._room else min(asked, room)
+
+    def has_room(self) -> bool:
+        """Whether a restart would make more ranks than there are."""
+        ranks = sum(slot.nproc for slot in self.slots)
+        is_short = len(self.door.nodes) < self.least
+        return bool(ranks) and not is_short and self.world_size(ranks) > ranks
+
+    def watch_room(self, on_room: Callable[[], None] | None) -> None:
+        """Have somebody told when a node has come for which there is room."""
+        self._on_room = on_room
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody is told."""
+        return self._on_room is not None
+
+    def note_coming(self) -> None:
+        """A node has come."""
+        if self._on_room is not None and self.has_room():
+            self._on_room()
 
     def settle(self, world_size: int) -> None:
         """Give each node its ranks, for a new attempt.
@@ -60,6 +113,7 @@ class NodesLauncher:
                 f"{world_size - left}; `%ddp nodes` lists them"
             )
         self.slots = slots
+        self._room = sum(node.nproc for node in self.door.nodes[: self.most])
 
     def take_over(self, ranks: Sequence[int]) -> None:
         """Nodes that are here, and have no ranks, take the places of those that are gone.

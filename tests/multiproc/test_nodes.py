@@ -225,10 +225,86 @@ def test_fewer_nodes_make_a_smaller_world(on_nodes: OnNodes) -> None:
     wait_until(lambda: len(on_nodes.nodes.door.nodes) == 1)
     with pytest.raises(RequestError, match="1 of 2 nodes is here"):
         on_nodes.nodes.fit(group.spec)
-    on_nodes.nodes.spec = NodesSpec(least=1, most=2, nproc_per_node=2)
+    on_nodes.nodes.launcher.least = 1
     group.spec = on_nodes.nodes.fit(group.spec)
     group.restart()
     assert group.run("dist.get_world_size()", wants_value=True).values() == [2, 2]
+
+
+ELASTIC = """
+import os, time
+torch.manual_seed(0)
+model = nbddp.prepare(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+loader = nbddp.loader(torch.arange(720.0).reshape(-1, 1), 4)
+parts = dict(model=model, optimizer=optimizer, loader=loader)
+checkpoint = nbddp.Checkpoint(os.path.join(folder, "saved"))
+resumed = checkpoint.resume(**parts)
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+rows = open(os.path.join(folder, f"{attempt}-{world_size}-{rank}"), "w")
+print(resumed.step, file=rows, flush=True)
+while loader.epoch < 2:
+    for batch in loader:
+        epoch, step = loader.epoch, loader.step
+        optimizer.zero_grad()
+        loss = (model(batch / 720) - 3).square().mean()
+        loss.backward()
+        optimizer.step()
+        nbddp.log(step=step, loss=loss.item())
+        print(step, epoch, *batch.flatten().int().tolist(), file=rows, flush=True)
+        checkpoint.save(step, **parts)
+        time.sleep(0.02)
+dist.get_world_size()
+"""
+Rows = dict[str, list[list[int]]]
+
+
+def test_a_training_grows_with_a_node_that_comes_and_shrinks_when_one_goes(
+    on_nodes: OnNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = on_nodes.start()
+    on_nodes.nodes.launcher.most = 3
+    group.push({"folder": str(tmp_path)})
+
+    def come_and_go() -> None:
+        wait_until(lambda: _trains(tmp_path, "0-4-*"), timeout=COMING)
+        on_nodes.bring()
+        wait_until(lambda: _trains(tmp_path, "1-6-*"), timeout=COMING)
+        os.kill(on_nodes.node_of(0).facts["pid"], signal.SIGKILL)
+
+    changes = threading.Thread(target=come_and_go)
+    changes.start()
+    result = group.run(ELASTIC, elastic=True, max_restarts=1, wants_value=True)
+    changes.join()
+    assert result.values() == [4] * 4
+    said = capsys.readouterr().out
+    assert "has come with 2 ranks: the cell begins again with them" in "\n".join(on_nodes.said)
+    assert "nbddp: 6 ranks now, 4 before\n" in said
+    assert "nbddp: 4 ranks now, 6 before\n" in said
+    assert group.spec.nproc == 4
+    _had_every_sample_once(_read(tmp_path))
+
+
+def _trains(folder: Path, names: str) -> bool:
+    return any(len(file.read_text().splitlines()) > 3 for file in folder.glob(names))
+
+
+def _read(folder: Path) -> Rows:
+    files = {file.name: file.read_text().splitlines() for file in sorted(folder.glob("*-*-*"))}
+    return {name: [[*map(int, line.split())] for line in lines] for name, lines in files.items()}
+
+
+def _had_every_sample_once(files: Rows) -> None:
+    """In each epoch; of what an attempt did, that counts from which the next one went on."""
+    begins = {int(name[0]): rows[0][0] for name, rows in files.items()}
+    had: dict[int, list[int]] = {0: [], 1: []}
+    for name, rows in files.items():
+        end = begins.get(int(name[0]) + 1, 10_000)
+        for step, epoch, *samples in rows[1:]:
+            had[epoch] += samples if step <= end else []
+    for samples in had.values():
+        assert set(samples) == {*range(720)}
+        assert len(samples) <= 720 + 5  # as many on every rank
 
 
 def test_the_secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
