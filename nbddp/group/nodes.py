@@ -160,6 +160,11 @@ class Nodes:
         return "\n".join([*lines, self._wanted()])
 
     def _wanted(self) -> str:
+        if self.launcher.lost:
+            return (
+                "`%ddp heal` brings them back on nodes that are free, once there are some; "
+                "`%ddp restart` goes on with those that are here."
+            )
         here, least, most = len(self.door.nodes), self.spec.least, self.spec.most
         if here > most:
             spares = "1 is a spare" if here == most + 1 else f"{here - most} are spares"

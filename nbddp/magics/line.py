@@ -214,8 +214,8 @@ class LineMagics(Magics):
     @argument("--leave", metavar="NODE", help="send this one home")
     def nodes(self, line: str) -> None:
         """Have ranks on other machines: open a door for them, and see who has come in."""
-        said = steer_nodes(self._desk, parse(self.nodes, line))
-        self._desk.views.say(f"nbddp: {said}" if said else "")
+        if said := steer_nodes(self._desk, parse(self.nodes, line)):
+            self._desk.views.say(f"nbddp: {said}")
 
     @magic_arguments("ddp fault")
     @argument("kind", help=", ".join(KINDS))

@@ -58,7 +58,7 @@ def names_of(tree: ast.Module) -> set[str]:
 
 
 def test_the_notebooks_are_numbered_without_a_gap() -> None:
-    assert [int(path.name[:2]) for path in NOTEBOOKS] == list(range(8))
+    assert [int(path.name[:2]) for path in NOTEBOOKS] == list(range(9))
 
 
 def test_it_is_stored_without_outputs_and_asserts_what_it_teaches(lesson: NotebookNode) -> None:
