@@ -115,6 +115,15 @@ def test_the_keys_of_many_ranks_unfold_and_one_band_goes_around_them() -> None:
     assert sum(kind.startswith("nbddp-rank") for kind in kinds) == 16
 
 
+def test_a_step_that_counts_on_from_the_largest_that_there_is_has_a_mean() -> None:
+    metrics = Curves()
+    for rank, step in ((0, 0), (1, 2**53), (1, -1)):
+        metrics.add(rank, 0.0, step, {"loss": 1.0})
+    chart = Chart.of("loss", metrics.curves("loss"))
+    assert chart.strong is not None
+    assert chart.strong.values.tolist() == [1.0]
+
+
 def test_what_is_not_in_the_picture_is_said_beside_the_name() -> None:
     curves = curves_of(lambda _rank, step: math.nan if step == 3 else 10.0 ** (-step / 20))
     page = Page(live_chart("loss", curves).html)

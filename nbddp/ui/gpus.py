@@ -24,7 +24,7 @@ def say_gpu(each: RankSnapshot) -> Iterator[str]:
         yield f"shared with {say_ranks(each.gpu_ranks)}"
     if use.others > 0:
         yield f"others {say_bytes(use.others)}"
-    yield _short(each.gpu)
+    yield short_gpu(each.gpu)
 
 
 def say_whole_gpu(each: RankSnapshot) -> str:
@@ -43,7 +43,12 @@ def say_whole_gpu(each: RankSnapshot) -> str:
     return "\n".join(lines)
 
 
-def _short(name: str) -> str:
+def short_gpu(name: str) -> str:
+    """Its name without who made it.
+
+    >>> short_gpu("NVIDIA H100 80GB HBM3")
+    'H100 80GB HBM3'
+    """
     for maker in _MAKERS:
         name = name.removeprefix(maker)
     return name

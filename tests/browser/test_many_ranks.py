@@ -1,4 +1,7 @@
-"""A panel of more ranks than have rows: one line, a grid that opens, a record no longer than it."""
+"""A panel of more ranks than have rows: one line, a grid that opens, a record no longer than it.
+
+On several nodes there is a row for each of them.
+"""
 
 from __future__ import annotations
 
@@ -48,4 +51,41 @@ def test_the_ranks_are_a_line_that_opens_and_the_record_is_not_much_higher(
         notebook.await_text(1, "^each rank's lines$")
         picture(notebook, "many-ranks-record")
         assert cell.locator(".jp-OutputArea").evaluate("it => it.offsetHeight") < live + 100
+        assert notebook.problems == []
+
+
+NODES = "%load_ext nbddp\n%ddp nodes --local 3 --nproc-per-node 3 --wait 100\n%ddp start"
+HANG = """%%ddp
+import time
+for step in range(30):
+    time.sleep(0.1)
+    nbddp.log(step=step, loss=1 / (step + 1) + rank)
+if rank == 4:
+    time.sleep(1000)
+dist.barrier()
+"""
+
+
+def test_many_ranks_on_nodes_are_a_row_for_each_node_and_who_differs_stands_below(
+    desk: Desk, picture: Picture
+) -> None:
+    write_notebook(desk.notebooks / "nodes.ipynb", NODES, HANG, "%ddp stop")
+    with desk.open("nodes.ipynb") as notebook:
+        notebook.run(0, timeout=200)
+        notebook.begin(1)
+        cell = notebook.code_cell(1)
+        rows = cell.locator(".nbddp-panel .nbddp-nodes tbody tr")
+        cell.locator(".nbddp-panel .nbddp-node").nth(2).wait_for()
+        picture(notebook, "many-nodes")
+        assert rows.count() == 3
+        cell.locator(".nbddp-nodes", has_text="2 of 3 waiting").wait_for(timeout=60_000)
+        assert "\t4\t" in rows.nth(2).inner_text()
+        assert rows.count() == 4
+        notebook.button("All ranks").click()
+        cell.locator(".nbddp-field").nth(8).wait_for()
+        picture(notebook, "many-nodes-hang")
+        notebook.button("Interrupt").click()
+        notebook.await_idle()
+        picture(notebook, "many-nodes-record")
+        notebook.run(2)
         assert notebook.problems == []

@@ -16,6 +16,7 @@ from nbddp.errors import say_ranks
 from nbddp.record.series import Curve
 from nbddp.ui.charts.frame import DIGIT, SMALL, WIDTH, Frame, Scale
 from nbddp.ui.charts.lines import Line, lines_of, mean, newest, runs, spread
+from nbddp.ui.charts.outliers import outliers
 from nbddp.ui.charts.scale import say_number
 from nbddp.ui.palette import rank_class, rank_color
 
@@ -31,6 +32,7 @@ FINE, COARSE = 180, 160  # points of a thin line, and of a strong one
 POINTS = 8 * FINE  # of all thin lines together: many ranks have shorter ones
 MAX_DOTS = 25  # a line of more points goes without
 MANY_RANKS = 8
+VERY_MANY = 16  # ranks; of more only those have a line that stand apart
 
 
 class Sheet(Protocol):
@@ -61,12 +63,14 @@ class Chart:
     """A metric, ready to be drawn.
 
     Attributes:
+        thin: of several ranks, those that have a line of their own.
         strong: the mean of the ranks, or the line of a single one; None if there are no points.
         value: the newest, as a mean of the ranks.
     """
 
     name: str
     lines: Mapping[int, Line]
+    thin: Mapping[int, Line]
     frame: Frame
     strong: Line | None
     value: float | None
@@ -77,7 +81,8 @@ class Chart:
         lines = lines_of(curves)
         known = list(lines.values())
         strong = (known[0] if len(known) == 1 else mean(known)) if known else None
-        return cls(name, lines, Frame(known, scale), strong, newest(known))
+        thin = outliers(lines) if len(lines) > VERY_MANY else lines
+        return cls(name, lines, thin, Frame(known, scale), strong, newest(known))
 
     @property
     def color(self) -> str:
@@ -110,6 +115,7 @@ def draw(sheet: Sheet, chart: Chart) -> None:
     The mean is over the ranks that have values at a step. Values that are not finite are gaps with
     a red mark on top. Where there are more values than pixels, a line is the mean of neighbours,
     and a band goes from the lowest to the highest; of more than 8 ranks there is one band for all.
+    Of more than 16 only those have a line that stand apart, and the band is around the others.
     Where a loop was begun again is a grey mark, where another attempt took the work up an orange
     one.
     """
@@ -123,7 +129,7 @@ def draw(sheet: Sheet, chart: Chart) -> None:
     if len(lines) == 1:
         _draw_band(sheet, frame, strong, chart.color)
     else:
-        _draw_ranks(sheet, frame, lines)
+        _draw_ranks(sheet, frame, chart)
     with sheet.part("mean"):
         _draw_strong(sheet, frame, strong, chart.color)
     with sheet.part("smooth"):
@@ -180,19 +186,27 @@ def _box(left: float, right: float, bottom: float, top: float) -> Numbers:
     return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
 
 
-def _draw_ranks(sheet: Sheet, frame: Frame, lines: Mapping[int, Line]) -> None:
-    is_many = len(lines) > MANY_RANKS
-    grid = frame.grid(min(FINE, POINTS // len(lines)))
+def _draw_ranks(sheet: Sheet, frame: Frame, chart: Chart) -> None:
+    is_many = len(chart.lines) > MANY_RANKS
+    is_very_many = len(chart.lines) > VERY_MANY
     if is_many:
-        band = spread(list(lines.values()), frame.grid(COARSE))
-        _draw_band(sheet, frame, band, INK)
-    for rank, line in lines.items():
+        _draw_band(sheet, frame, spread(_in_band(chart), frame.grid(COARSE)), INK)
+    grid = frame.grid(min(FINE, POINTS // max(1, len(chart.thin))))
+    width, alpha = (1.2, 0.9) if is_very_many else (0.9, 0.3 if is_many else 0.6)
+    for rank, line in chart.thin.items():
         thin, color = line.thinned(grid), rank_color(rank)
         with sheet.part(f"rank k{rank} {rank_class(rank)}"):
             if not is_many:
                 _draw_band(sheet, frame, thin, color)
             xs, ys = frame.across(thin.steps), frame.up(thin.values)
-            sheet.line(xs, ys, color=color, width=0.9, alpha=0.3 if is_many else 0.6)
+            sheet.line(xs, ys, color=color, width=width, alpha=alpha)
+
+
+def _in_band(chart: Chart) -> list[Line]:
+    is_very_many = len(chart.lines) > VERY_MANY
+    return [
+        line for rank, line in chart.lines.items() if not is_very_many or rank not in chart.thin
+    ]
 
 
 def _draw_band(sheet: Sheet, frame: Frame, line: Line, color: str) -> None:

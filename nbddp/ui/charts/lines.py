@@ -111,7 +111,8 @@ def mean(lines: Sequence[Line]) -> Line:
         here = (steps >= line.steps[0]) & (steps <= line.steps[-1])
         totals[here] += np.interp(steps[here], line.steps, line.values)
         counts += here
-    means = totals / counts  # a step is one of some rank: no count is zero
+    is_known = counts > 0  # where steps are as large as can be, one that counts on is not above
+    steps, means = steps[is_known], totals[is_known] / counts[is_known]
     return Line(steps, means, means, means, np.zeros_like(steps), means[-1])
 
 

@@ -89,8 +89,8 @@ def _write_name(paper: Paper, chart: Chart) -> None:
 def _write_legend(paper: Paper, chart: Chart) -> None:
     x, y = 8.0, HEIGHT + 4.0
     keys = [(chart.said_lines, chart.color, BOLD)]
-    if 1 < len(chart.lines) <= MANY_RANKS:
-        keys += [(f"rank {rank}", rank_color(rank), PLAIN) for rank in chart.lines]
+    if len(chart.lines) > 1 and len(chart.thin) <= MANY_RANKS:
+        keys += [(f"rank {rank}", rank_color(rank), PLAIN) for rank in chart.thin]
     for text, color, font in keys:
         width = paper.width_of(text, font=font)
         if x + width > WIDTH:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from nbddp.record.series import Curve
-from nbddp.ui.charts.drawing import ALERT, MANY_RANKS, Chart, draw
+from nbddp.ui.charts.drawing import ALERT, MANY_RANKS, VERY_MANY, Chart, draw
 from nbddp.ui.charts.frame import HEIGHT, WIDTH, Scale
 from nbddp.ui.charts.svg import Label, SvgSheet
 from nbddp.ui.charts.tips import Tip, tips
@@ -120,7 +120,7 @@ def charts_html(charts: Sequence[Drawn]) -> str:
 def live_chart(name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO) -> Drawn:
     """A chart for a page that is told when there is another."""
     chart = Chart.of(name, curves, scale)
-    return Drawn(name, _box(chart, _plot(chart)), tuple(chart.lines))
+    return Drawn(name, _box(chart, _plot(chart)), tuple(chart.thin))
 
 
 def kept_chart(name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO) -> Drawn:
@@ -128,11 +128,11 @@ def kept_chart(name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO
     chart = Chart.of(name, curves, scale)
     if not chart.frame.may_be_log:
         plots = _plot(chart, is_kept=True)
-        return Drawn(name, _box(chart, plots), tuple(chart.lines), _say(chart))
+        return Drawn(name, _box(chart, plots), tuple(chart.thin), _say(chart))
     plots = _plot(chart, kind="nbddp-first", is_kept=True)
     other = Chart.of(name, curves, Scale.LINEAR if chart.frame.is_log else Scale.LOG)
     plots += _plot(other, kind="nbddp-other")
-    return Drawn(name, _box(chart, plots), tuple(chart.lines), _say(chart))
+    return Drawn(name, _box(chart, plots), tuple(chart.thin), _say(chart))
 
 
 def _box(chart: Chart, plots: str) -> str:
@@ -165,6 +165,11 @@ def _keys(chart: Chart) -> str:
         return first if chart.lines else ""
     if len(chart.lines) <= MANY_RANKS:
         return first + "".join(_key(rank, f"━ {rank}") for rank in chart.lines)
+    if len(chart.lines) > VERY_MANY:
+        apart = "".join(_key(rank, f"━ {rank}") for rank in chart.thin)
+        others = "the others" if chart.thin else "all"
+        band = f'<span title="from the lowest to the highest">▒ {others}</span>'
+        return f'{first}<span style="font-size:11px">{band}</span> {apart}'
     keys = "".join(_key(rank, str(rank)) for rank in chart.lines)
     band = "the band goes from the lowest to the highest; point at a rank to see its line"
     return (

@@ -97,7 +97,7 @@ def rank_table(ranks: Sequence[RankSnapshot], *, curves: Mapping[str, Cell] | No
     shown, drawn = _most_telling(ranks), curves or {}
     cells = [
         (title, [_joined(drawn.get(title, _empty)(each), say(each)) for each in shown])
-        for title, say in _COLUMNS
+        for title, say in COLUMNS
     ]
     cells = [(title, column) for title, column in cells if any(column)]
     head = "".join(f'<th scope="col">{title}</th>' for title, _ in cells)
@@ -190,7 +190,7 @@ def _gpu(each: RankSnapshot) -> str:
     return f'<span title="{escape(say_whole_gpu(each))}">{shown}</span>' if shown else ""
 
 
-_COLUMNS: tuple[tuple[str, Cell], ...] = (
+COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("rank", _rank),
     ("node", lambda each: escape(each.node)),
     ("state", _state),

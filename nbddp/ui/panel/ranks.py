@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.record.whereabouts import LoopProgress
+from nbddp.ui.by_node import NodeOfRanks, by_node
 from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.html import Cell, escape, rank_table
+from nbddp.ui.panel.nodes import node_table
 from nbddp.ui.words import say_bytes, say_lag, say_seconds, say_step
 
 FEW = 8  # ranks with a row each; more are in a grid
@@ -64,10 +66,11 @@ def _trouble(each: RankSnapshot) -> str:
     return "interrupted" if each.state.startswith("interrupted") else "ended"
 
 
-def grid(ranks: Sequence[RankSnapshot]) -> str:
+def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
     """A small field for each rank: its number, how far it is, and whether it is well and slow."""
     fields = "".join(map(_field, ranks))
-    return f'<div class="nbddp-grid" role="list" aria-label="ranks">{fields}</div>'
+    label = f"ranks of {escape(of)}" if of else "ranks"
+    return f'<div class="nbddp-grid" role="list" aria-label="{label}">{fields}</div>'
 
 
 def _field(each: RankSnapshot) -> str:
@@ -93,14 +96,27 @@ def ranks_html(
 ) -> str:
     """A few ranks as rows; many as a line, those with trouble as rows, and all of them if asked.
 
+    Many ranks on several nodes have a row for each node, too.
+
     ``curves`` draws something for a rank, by the title of the column that it goes to.
     """
     if len(ranks) <= FEW:
         is_telling = bool(stragglers(ranks) or seconds_left(ranks))
         return (_line(ranks) if is_telling else "") + rank_table(ranks, curves=curves)
+    nodes = by_node(ranks)
     told = [each for each in ranks if each.is_cause][:FEW]
-    rows = rank_table(told) if told else ""
-    return _line(ranks) + rows + (grid(ranks) if is_open else "")
+    rows = node_table(nodes) if nodes else rank_table(told) if told else ""
+    return _line(ranks) + rows + (_fields(ranks, nodes) if is_open else "")
+
+
+def _fields(ranks: Sequence[RankSnapshot], nodes: Sequence[NodeOfRanks]) -> str:
+    if not nodes:
+        return grid(ranks)
+    return "".join(
+        f'<div class="nbddp-grid-of"><span class="nbddp-muted">{escape(node.title)}</span>'
+        f"{grid(node.ranks, of=node.title)}</div>"
+        for node in nodes
+    )
 
 
 def _line(ranks: Sequence[RankSnapshot]) -> str:

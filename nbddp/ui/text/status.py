@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from nbddp.errors import say_ranks
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.ui.by_node import NodeOfRanks, by_node
 from nbddp.ui.words import (
     aligned,
     say_bar,
@@ -21,16 +23,50 @@ from nbddp.ui.words import (
 
 _HEAD = ("rank", "node", "state", "line", "collective", "step", "cpu", "memory", "pid")
 SHOWN_EVENTS = 8
+FEW = 8  # ranks with a row each; more are put together by node, where there are several
 
 
 def status(snapshot: Snapshot) -> str:
-    """The state of the group and of every rank."""
+    """The state of the group and of every rank; of many, what is alike is said once for a node."""
     if not snapshot.state.is_live:
         return NO_GROUP
     facts = [snapshot.state.value, *say_facts(snapshot)]
     lines = ["worker group: " + " · ".join(facts)]
-    lines += _table([_HEAD, *(_row(each) for each in snapshot.ranks)])
-    return "\n".join([*lines, *_footer(snapshot)])
+    nodes = by_node(snapshot.ranks) if len(snapshot.ranks) > FEW else []
+    lines += _table([_HEAD, *_rows(snapshot, nodes)])
+    return "\n".join([*lines, *_footer(snapshot, _with_bars(snapshot, nodes))])
+
+
+def _rows(snapshot: Snapshot, nodes: Sequence[NodeOfRanks]) -> Iterator[tuple[str, ...]]:
+    if not nodes:
+        yield from map(_row, snapshot.ranks)
+    for node in nodes:
+        yield _row_of_node(node)
+        yield from map(_row, node.others)
+
+
+def _row_of_node(node: NodeOfRanks) -> tuple[str, ...]:
+    said = say_ranks([each.rank for each in node.ranks])
+    for_seconds = f" for {say_seconds(node.seconds)}" if node.place and node.seconds else ""
+    return (
+        said.removeprefix("ranks ").removeprefix("rank "),
+        node.title,
+        f"{len(node.usual)} of {len(node.ranks)} {node.state}" if node.others else node.state,
+        f"{node.place}{for_seconds}",
+        node.collective,
+        node.step,
+        node.cpu,
+        say_bytes(node.memory),
+        "",
+    )
+
+
+def _with_bars(snapshot: Snapshot, nodes: Sequence[NodeOfRanks]) -> Sequence[RankSnapshot]:
+    """Whose loops are shown: of many ranks only the one that is furthest behind."""
+    if not nodes:
+        return snapshot.ranks
+    known = [each for each in snapshot.ranks if each.bars and each.bars[0].total]
+    return sorted(known, key=lambda each: each.bars[0].done / each.bars[0].total)[:1]
 
 
 def _row(each: RankSnapshot) -> tuple[str, ...]:
@@ -70,8 +106,8 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
     return aligned(list(zip(*columns, strict=True)))
 
 
-def _footer(snapshot: Snapshot) -> Iterator[str]:
-    for each in snapshot.ranks:
+def _footer(snapshot: Snapshot, shown: Sequence[RankSnapshot]) -> Iterator[str]:
+    for each in shown:
         for bar in each.bars:
             yield f"rank {each.rank}: {say_bar(bar)}"
     said = [(event, say_event(event)) for event in snapshot.events]

@@ -1,0 +1,214 @@
+"""Many ranks on several nodes: what is alike is said once, and who differs has a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import Page, cells, column, ranks, titles
+
+from nbddp.lifecycle.states import GroupState
+from nbddp.record.lags import Lag
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.whereabouts import LoopProgress
+from nbddp.ui.by_node import STILL, by_node
+from nbddp.ui.panel.nodes import MAX_NODES, MAX_OTHERS, node_table
+from nbddp.ui.panel.ranks import ranks_html
+from nbddp.ui.text.status import status
+
+GONE = {"state": "was killed by SIGKILL", "is_alive": False, "is_well": False, "is_cause": True}
+
+
+def group(nodes: int = 16, each: int = 8) -> list[RankSnapshot]:
+    """Ranks in the middle of a training."""
+    return [
+        RankSnapshot(
+            rank=rank,
+            node=f"gpu-{rank // each:02}",
+            state="waiting" if rank % 3 else "running",
+            line=12,
+            collective=f"all_reduce #{40 + rank % 2}, [25]",
+            step=120 + rank % 2,
+            steps_per_second=4.0,
+            cpu=97.0,
+            memory=1 << 30,
+        )
+        for rank in range(nodes * each)
+    ]
+
+
+def change(known: Sequence[RankSnapshot], *who: int, **facts: Any) -> list[RankSnapshot]:
+    return [replace(each, **facts) if each.rank in who else each for each in known]
+
+
+def still(known: Sequence[RankSnapshot], **facts: Any) -> list[RankSnapshot]:
+    """All have waited for a while in the same collective."""
+    here = {"state": "waiting", "seconds": 30.0, "collective": "all_reduce #41, [25]"} | facts
+    return [replace(each, **here) for each in known]
+
+
+def others(known: Sequence[RankSnapshot]) -> dict[int, list[int]]:
+    """The ranks that differ, by the node rank."""
+    found = {node.number: [each.rank for each in node.others] for node in by_node(known)}
+    return {number: differ for number, differ in found.items() if differ}
+
+
+# ---- who differs
+
+
+def test_ranks_of_one_node_or_of_none_are_not_put_together() -> None:
+    assert by_node(group(1)) == []
+    assert by_node([replace(each, node="") for each in group()]) == []
+
+
+def test_while_all_go_on_nobody_differs_wherever_he_just_is() -> None:
+    nodes = by_node(group())
+    assert others(group()) == {}
+    assert [len(node.usual) for node in nodes] == [8] * 16
+    assert nodes[2].title == "node 2 (gpu-02)"
+    assert (nodes[2].state, nodes[2].place) == ("running", "12")
+    assert nodes[2].collective == "all_reduce #40-41"
+    assert nodes[2].step == "120-121 · 4.0/s"
+    assert nodes[2].cpu == "776 %"
+    assert nodes[2].memory == 8 << 30
+    assert not any(node.is_odd for node in nodes)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        GONE,
+        {"state": "ValueError: no", "is_well": False, "is_cause": True},
+        {"state": "interrupted, line 4", "is_well": False},
+        {"lag": Lag(0.3, 10.0)},
+        {"state": "done", "line": 0},
+        {"seconds": STILL, "state": "waiting"},
+    ],
+    ids=["died", "failed", "interrupted", "slow", "done", "waits for long"],
+)
+def test_a_rank_that_is_not_as_the_others_differs(facts: dict[str, Any]) -> None:
+    assert others(change(group(), 19, **facts)) == {2: [19]}
+
+
+def test_a_node_that_is_gone_is_one_row() -> None:
+    known = change(group(), *range(16, 24), **GONE)
+    assert others(known) == {}
+    assert [node.number for node in by_node(known) if node.is_odd] == [2]
+    assert by_node(known)[2].state == "was killed by SIGKILL"
+    assert by_node(known)[2].cpu == ""
+
+
+def test_in_a_hang_who_is_elsewhere_differs() -> None:
+    known = still(group())
+    assert others(known) == {}
+    assert by_node(known)[3].collective == "all_reduce #41"
+    known = change(known, 100, state="running", line=9, collective="all_reduce #40, [25]")
+    known = change(known, *range(16, 24), line=31, collective="broadcast #41, [1]")
+    assert others(known) == {12: [100]}
+    assert [node.number for node in by_node(known) if node.is_odd] == [2]
+
+
+def test_who_has_come_to_the_others_a_moment_ago_is_not_elsewhere() -> None:
+    known = change(still(group()), *range(0, 128, 5), seconds=STILL - 1)
+    assert others(known) == {}
+    assert not any(node.is_odd for node in by_node(known))
+
+
+# ---- as a table
+
+
+def test_128_ranks_are_a_row_for_each_of_16_nodes_and_one_for_each_that_differs() -> None:
+    known = change(group(), 19, **GONE)
+    known = change(known, 77, lag=Lag(0.3, 10.0))
+    page = Page(ranks_html(known, is_open=False))
+    assert len(cells(page)) == 16 + 2
+    assert column(page, "node")[:5] == [
+        *(f"node {at} (gpu-0{at})" for at in range(3)),
+        "",
+        "node 3 (gpu-03)",
+    ]
+    assert column(page, "rank")[:5] == ["0-7", "8-15", "16-23", "19", "24-31"]
+    assert column(page, "state")[2:4] == ["7 of 8 running", "was killed by SIGKILL"]
+    assert "77 ↓ slow" in column(page, "rank")
+    assert "1 failed" in page.text
+
+
+def test_a_few_ranks_have_a_row_each_with_the_name_of_their_node() -> None:
+    page = Page(ranks_html(group(2, 4), is_open=False))
+    assert column(page, "rank") == [str(rank) for rank in range(8)]
+    assert set(column(page, "node")) == {"gpu-00", "gpu-01"}
+
+
+def test_when_it_is_open_each_node_has_its_fields() -> None:
+    html = ranks_html(group(), is_open=True)
+    assert html.count("nbddp-field") == 128
+    assert html.count('aria-label="ranks of node ') == 16
+
+
+def test_a_node_that_does_something_else_stands_out() -> None:
+    known = change(still(group()), *range(16, 24), line=31)
+    table = node_table(by_node(known))
+    assert table.count("<strong>") == 1
+    assert "<strong>node 2 (gpu-02)</strong>" in table
+
+
+def test_gpus_of_a_node_are_counted() -> None:
+    known = [replace(each, gpu="NVIDIA H100", gpu_memory=2 << 30) for each in group(2)]
+    assert column(Page(node_table(by_node(known))), "GPU") == ["16.0 GiB · 8 H100"] * 2
+
+
+def test_many_that_differ_are_counted_and_those_that_failed_are_shown() -> None:
+    known = change(group(), *range(0, 128, 3), state="interrupted, line 4", is_well=False)
+    known = change(known, 127, **GONE)
+    page = Page(node_table(by_node(known)))
+    assert len(cells(page)) == 16 + MAX_OTHERS
+    assert "127" in column(page, "rank")
+    assert f"and {43 - MAX_OTHERS + 1} more ranks that differ" in page.text
+
+
+def test_of_128_nodes_those_that_matter_are_shown() -> None:
+    known = change(group(128), 1000, **GONE)
+    page = Page(node_table(by_node(known)))
+    assert len(cells(page)) == MAX_NODES + 1
+    assert "node 125 (gpu-125)" in column(page, "node")
+    assert "and 96 more nodes that are alike" in page.text
+
+
+@given(st.lists(st.integers(0, 100).flatmap(ranks), min_size=9, max_size=20))
+def test_whatever_ranks_say_of_themselves_all_are_on_some_node_and_it_is_escaped(
+    known: list[RankSnapshot],
+) -> None:
+    placed = [replace(each, rank=at, node=f"<b>{at % 3}") for at, each in enumerate(known)]
+    nodes = by_node(placed)
+    told = [each.rank for node in nodes for each in (*node.usual, *node.others)]
+    assert sorted(told) == list(range(len(known)))
+    page = Page(ranks_html(placed, is_open=True))
+    assert {"node", "rank"} <= set(titles(page))
+    assert "<b>" not in ranks_html(placed, is_open=True)
+
+
+# ---- as text
+
+
+def snapshot(known: Sequence[RankSnapshot]) -> Snapshot:
+    return Snapshot(state=GroupState.RUNNING, ranks=tuple(known), backend="gloo", attempt=1)
+
+
+def test_the_status_of_128_ranks_is_a_line_for_each_node() -> None:
+    bar = LoopProgress("epoch 1", 50, 250, 50.0)
+    known = [replace(each, bars=(bar,)) for each in change(group(), 19, **GONE)]
+    known = change(known, 40, bars=(replace(bar, done=40),))
+    lines = status(snapshot(known)).splitlines()
+    assert lines[0] == "worker group: running a cell · 128 ranks on 16 nodes · gloo · attempt 1"
+    assert len(lines) == 1 + 1 + 16 + 1 + 1
+    assert lines[4].split()[:5] == ["16-23", "node", "2", "(gpu-02)", "7"]
+    assert lines[5].split() == ["19", "gpu-02", "was", "killed", "by", "SIGKILL"]
+    assert lines[-1].startswith("rank 40: epoch 1 40/250")
+
+
+def test_the_status_of_a_few_ranks_has_a_line_for_each() -> None:
+    assert len(status(snapshot(group(2, 4))).splitlines()) == 1 + 1 + 8
