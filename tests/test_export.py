@@ -8,7 +8,9 @@ import subprocess
 import textwrap
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from nbddp.errors import RequestError
 from nbddp.export import Item, Left, Plan, Program, Pulled, Sent, sbatch, write_program
@@ -55,6 +57,21 @@ def export(*items: Item, **options: object) -> Program:
             "    os.chdir('/')\n",
         ),
         ("async def f():\n    await g()", "async def f():\n    await g()\n"),
+        ("x = await g()", "x = await g()\n"),
+        ("%env A={a}", "os.environ['A'] = f'{a}'\n"),
+        ("%cd {folder}", "os.chdir(f'{folder}')\n"),
+        ("%cd ~/runs", "os.chdir(os.path.expanduser('~/runs'))\n"),
+        (
+            "!echo \"{d['k']}\"",
+            "subprocess.run('echo \"' + str(d['k']) + '\"', shell=True, check=False)\n",
+        ),
+        ("!awk '{print $1}'", "subprocess.run(\"awk '{print $1}'\", shell=True, check=False)\n"),
+        ("%%bash\nls", "subprocess.run(['bash'], input='ls', text=True, check=True)\n"),
+        (
+            "%%writefile -a {name}.txt\none\ntwo",
+            "print((\n    'one\\n'\n    'two'\n), end='', "
+            "file=pathlib.Path(f'{name}.txt').open('a', encoding='utf-8'))\n",
+        ),
     ],
 )
 def test_what_has_an_equivalent_becomes_it(source: str, text: str) -> None:
@@ -68,27 +85,19 @@ def test_what_has_an_equivalent_becomes_it(source: str, text: str) -> None:
     [
         (
             "%matplotlib inline\nx = 1",
-            "# get_ipython().run_line_magic('matplotlib', 'inline')  # left out: a script has no "
-            "page: plt.savefig() writes a figure\nx = 1\n",
+            "# %matplotlib inline  # left out: a script has no page: plt.savefig() writes a "
+            "figure\nx = 1\n",
             "%matplotlib inline: a script has no page: plt.savefig() writes a figure",
         ),
         (
             "if x:\n    %who\ny = 1",
-            "if x:\n    # get_ipython().run_line_magic('who', '')  # left out: %who has no "
-            "equivalent in a script\n    pass\ny = 1\n",
+            "if x:\n    # %who  # left out: %who has no equivalent in a script\n    pass\ny = 1\n",
             "%who: %who has no equivalent in a script",
         ),
         (
-            "y = 1\nx = await g(\n  1)",
-            "y = 1\n# x = await g(  # left out: await needs a loop: asyncio.run() has one\n"
-            "#   1)\n",
-            "x = await g(: await needs a loop: asyncio.run() has one",
-        ),
-        (
-            "%%writefile a.txt\nsome text",
-            "# left out: %%writefile has no equivalent in a script\n# %%writefile a.txt\n"
-            "# some text",
-            "%%writefile a.txt: %%writefile has no equivalent in a script",
+            "%%html\n<b>text</b>",
+            "# left out: %%html has no equivalent in a script\n# %%html\n# <b>text</b>",
+            "%%html: %%html has no equivalent in a script",
         ),
     ],
 )
@@ -98,6 +107,20 @@ def test_what_has_none_becomes_a_comment_with_the_reason(
     plain = to_plain(source)
     assert plain.text == text
     assert plain.left_out == (left_out,)
+
+
+def test_a_shells_own_variables_are_left_to_it() -> None:
+    known = to_plain("!echo $name", {"name"}).text
+    assert known == "subprocess.run(f'echo {name}', shell=True, check=False)\n"
+    mixed = to_plain("!echo $name $HOME", {"name"}).text  # IPython expands all of it or nothing
+    assert mixed == "subprocess.run('echo $name $HOME', shell=True, check=False)\n"
+
+
+def test_nothing_beside_what_is_left_out_goes_with_it() -> None:
+    body = to_body("a = 1; global b; b = 2\nif a: c: int; d = 3\ne: int = 4; f: str")
+    found: dict[str, object] = {}
+    exec(f"def main():\n    global {', '.join(body.names)}\n{indented(body.text)}\nmain()", found)
+    assert (found["a"], found["b"], found["d"], found["e"]) == (1, 2, 3, 4)
 
 
 # ---- a cell in a function
@@ -122,6 +145,12 @@ if count:
     import json
 global other
 other = 1
+if count:
+    global more
+    more: int = 5
+    never: int
+exec("made = 6",)
+looked = ("made" in locals(), "made" in vars(), "made" in dir())
 count + 1
 '''
 
@@ -130,7 +159,7 @@ def test_a_cell_does_in_a_function_what_it_does_by_itself() -> None:
     body = to_body(CELL, show="show({})")
     assert body.imports == ("import os, sys", "from math import pi")
     names = sorted(body.names)
-    assert names == ["Box", "count", "f", "json", "other", "text"]
+    assert names == ["Box", "count", "f", "json", "looked", "more", "other", "text"]
     head = "\n".join(body.imports)
     source = f"{head}\ndef main():\n    global {', '.join(names)}\n{indented(body.text)}\nmain()"
     shown: list[object] = []
@@ -146,6 +175,9 @@ def test_a_cell_does_in_a_function_what_it_does_by_itself() -> None:
     )
     assert (found["f"].__qualname__, found["f"].__doc__) == ("f", alone["f"].__doc__)
     assert found["json"] is alone["json"]
+    for name in ("more", "made", "looked"):
+        assert found[name] == alone[name]
+    assert found["looked"] == (True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +190,12 @@ def test_a_cell_does_in_a_function_what_it_does_by_itself() -> None:
         ("x = 1", "x = 1"),
         ("(x,\n y)  # both", "show(x,\n y)  # both"),
         ("[x\n for x in y]", "show([x\n for x in y])"),
+        ("x, y", "show((x, y))"),
+        ("(x, 1), y", "show(((x, 1), y))"),
+        ("*x, y  # both", "show((*x, y))  # both"),
+        ("*x,", "show((*x,))"),
+        ("(x := 1)", "show((x := 1))"),
+        ("locals()", "show(globals())"),
     ],
 )
 def test_the_last_value_is_shown_as_in_the_notebook(source: str, shown: str) -> None:
@@ -172,6 +210,99 @@ def test_names_are_found_wherever_they_are_bound() -> None:
     )
     assert bound_names(source) == {"a", "d", "e", "f", "g", "i"}
     assert undefined_names(f"{source}\ndef k(): global l; l = m") == ["E", "b", "c", "h", "m"]
+
+
+# ---- what goes up
+
+ABOVE = {
+    "import": "import json",
+    "function": "# what it does\ndef f(x: int = len('ab'), *, t: torch.Tensor = None): later + x",
+    "class": "class Net(torch.nn.Module):\n    kinds = ('a',)\n    both = kinds * 2\n"
+    "    def forward(self, x): return f(x) * SCALE",
+    "before a star": "def f(): return later\nfrom nowhere import *",
+    "constant": "SCALE = 3",
+    "data": "import dataclasses as d\n@d.dataclass(order=True)\nclass D:\n    x: list = d.field()",
+    "cached": "from functools import lru_cache as c\n@c()\n@torch.no_grad()\ndef g(): 1",
+    "property": "class P:\n    @property\n    def x(self): 1\n    @x.setter\n    def x(self, v): 1",
+}
+
+
+@pytest.mark.parametrize("name", ABOVE)
+def test_a_spawned_process_finds_what_can_stand_above(name: str) -> None:
+    uses = "class Uses:\n    def use(self): return SCALE"
+    text = export(cell(f"{ABOVE[name]}\nlater = []"), cell(uses, 2)).text
+    above = text[: text.index("def main():")]
+    assert [each for each in ABOVE[name].splitlines() if "*" not in each][-1] in above
+    assert ABOVE[name].splitlines()[0] in above
+    assert "    later = []" in text
+
+
+STAYS = {
+    "two of a name": ("def f(): return 1", "def f(): return 2"),
+    "a name that is bound again": ("def f(): return 1", "f = 3"),
+    "a name that is taken away": ("def f(): return 1", "del f"),
+    "a name that a function binds": (
+        "def f(): return 1",
+        "def g(): global f; f = 1",
+    ),
+    "a default that is computed": ("x = [1]\ndef f(y=x): return y", ""),
+    "a default that calls": ("def f(y=torch.rand(1)): return y", ""),
+    "random numbers of a class": ("class f:\n    y = torch.rand(1)", ""),
+    "a place": ("def f(y=rank): return y", ""),
+    "the environment": ("import os\ndef f(y=os.environ['A']): return y", ""),
+    "a decorator of a cell": ("def w(g): return g\n@w\ndef f(): return w", ""),
+    "a base that looks around": (
+        "class B:\n    def __init_subclass__(c): 1\nclass f(B): 1",
+        "",
+    ),
+    "a name of a class that is a cell's": ("y = [1]\nclass f:\n    y = y", ""),
+    "all names of a module": ("from nowhere import *\ndef f(): pass", ""),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_what_would_mean_something_else_above_stays(name: str) -> None:
+    sources = [each for each in STAYS[name] if each]
+    text = export(*(cell(each, number) for number, each in enumerate(sources))).text
+    main = text[text.index("def main():") :]
+    assert "    def f(" in main or "    class f" in main
+
+
+@pytest.mark.parametrize(
+    ("before", "statement", "above"),
+    [
+        ("x = 1", "import json", True),
+        ("from time import time\nx = time()", "import time", False),
+        ("json = 1", "import json", False),
+        ("import sys\nsys.path.insert(0, 'src')", "import json", False),
+        ("%cd src", "import json", False),
+        ("%env A=1", "from json import (\n    dumps,\n)", False),
+        ("%%writefile own.py\nx = 1", "import own", False),
+        ("import os.path\nimport json", "import os", True),
+        ("from math import *\nx = pi", "from math import tau", False),
+        ("def f():\n    global json\n    json = 1", "import json", False),
+    ],
+)
+def test_an_import_stays_where_it_matters_where_it_stands(
+    before: str, statement: str, *, above: bool
+) -> None:
+    text = export(cell(before), cell(f"{statement}\ny = 2", 2)).text
+    first = ast.unparse(ast.parse(statement)) if above else statement.splitlines()[0]
+    main = text.index("def main():")
+    assert (f"\n{first}\n" in text[:main]) == above
+    assert (f"    {first}\n" in text[main:]) != above
+
+
+def test_all_names_of_a_module_are_there_where_they_were_asked_for() -> None:
+    above = export(cell("from cmath import *\nx = pi"))
+    assert "\nfrom cmath import *\n" in above.text
+    assert above.remarks == ()
+    text = export(cell("pi = 3"), cell("from math import *\nx = pi", 2)).text
+    assert "    exec('from math import *', globals())\n    x = pi" in text
+    unknown = export(cell("from nowhere import *\nx = one"))
+    assert unknown.remarks == ("nobody defines one, unless from nowhere import * does",)
+    made = export(cell("exec('two = 2')\nx = two"))
+    assert made.remarks == ("nobody defines two, unless exec() does",)
 
 
 # ---- the whole
@@ -204,6 +335,7 @@ def test_it_runs_with_its_parts_in_their_order() -> None:
         # cell [4]: left out: it did not go well
 
         # %% cell [5]
+            dist.barrier()
             if rank in (0,):
                 show(x + 1, 'values')
 
@@ -212,6 +344,7 @@ def test_it_runs_with_its_parts_in_their_order() -> None:
                 show(x, 'x')
 
         # %% cell [6]
+            dist.barrier()
             dist.destroy_process_group()  # this cell makes its own
             y = 2
             form_group(2)
@@ -282,6 +415,95 @@ def test_names_of_cells_are_not_the_scripts_own() -> None:
     assert "    pushed = pushed_['0 pushed']" in program.text
     assert "    form_group_(2)" in program.text
     assert program.remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        (torch.ones(3), "value = pushed['0 value']"),
+        (numpy.ones((2, 2)), "value = pushed['0 value']"),
+        ([torch.ones(2), 1], "value = pushed['0 value']"),
+        (float("inf"), "value = float('inf')"),
+        ([float("nan")], "value = pushed['0 value']"),
+        ({"a": (1, None, "b")}, "value = {'a': (1, None, 'b')}"),
+    ],
+)
+def test_whatever_is_pushed_can_be_exported(value: object, line: str) -> None:
+    program = export(Sent({"value": value}), cell("value"))
+    assert f"    {line}\n" in program.text
+    assert program.remarks == ()
+
+
+def test_a_pushed_name_that_the_parser_has_is_no_argument() -> None:
+    assert "    help = 3\n" in export(Sent({"help": 3}), cell("help")).text
+
+
+def test_modules_that_cells_call_by_the_names_of_others() -> None:
+    program = export(
+        cell("import torch.distributions as dist\nos = record = rank = 1\ndef main(): pass"),
+        cell("x = 1", 2, ranks=(0,)),
+        cell("main()", 3),
+    )
+    for line in (
+        "import torch.distributed as dist_",
+        "import os as os_",
+        "    dist_.destroy_process_group()",
+        "    import torch.distributions as dist",
+        "    if int(os_.environ['RANK']) in (0,):",
+        "@record_",
+        "def main_():",
+        "    main_()",
+    ):
+        assert f"\n{line}\n" in program.text
+    assert program.remarks == ()
+
+
+def test_what_was_shown_is_there_to_be_asked_for() -> None:
+    text = export(cell("3", 4), cell("x = _ + Out[4] + _4", 5)).text
+    assert "    show(3, number=4)" in text
+    assert 'names["_"], value' in text
+    assert (
+        "number"
+        not in export(cell("3", 4), cell("for _ in [1]: x = _", 5)).text.partition("show(3")[2]
+    )
+
+
+def test_what_was_displayed_is_printed() -> None:
+    program = export(cell("display(3)\nget_ipython()"))
+    assert "def display(*values" in program.text
+    assert program.remarks == ("get_ipython: IPython has it, a script has not",)
+
+
+def test_a_cell_that_awaits_does_so_on_one_loop() -> None:
+    program = export(cell("x = await f()\nx"), cell("async def f(): return 1", 2))
+    expected = textwrap.dedent(
+        """\
+        # %% cell [1]
+            async def cell():
+                global x
+                x = await f()
+                show(x)
+
+            loop.run_until_complete(cell())
+        """
+    )
+    assert expected in program.text
+    assert "    loop = asyncio.new_event_loop()" in program.text
+    assert program.remarks == ()
+
+
+def test_it_is_run_where_it_lies() -> None:
+    plan = Plan(items=[cell("x = 1")], nproc=2)
+    program = write_program(plan, Path("my runs/train.py"))
+    assert program.command == "torchrun --standalone --nproc-per-node=2 'my runs/train.py'"
+    assert program.text.startswith(
+        '"""Exported by nbddp from the cells of a notebook.\n\n    torchrun'
+    )
+
+
+def test_a_reason_of_several_lines_stays_a_comment() -> None:
+    program = export(Left("the push of x", "it cannot\nbe opened"), cell("y = 1"))
+    assert "# - the push of x: left out: it cannot\n# be opened\n" in program.text
 
 
 def test_names_that_nobody_defines_are_said_first() -> None:

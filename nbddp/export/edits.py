@@ -47,24 +47,55 @@ class Source:
         """What stands there."""
         return self._bytes[self.begin(node) : self.end(node)].decode()
 
+    def commented(self, node: ast.stmt) -> int:
+        """Where a statement begins, with the comments that stand right above it."""
+        begin = self.begin(node)
+        ends = [self.end(each) for each in self.tree.body]
+        last = max((end for end in ends if end <= begin), default=0)  # a text may have such lines
+        while begin > last:
+            above = self._bytes.rfind(b"\n", 0, begin - 1) + 1
+            if above < last or not self._bytes[above:begin].startswith(b"#"):
+                break
+            begin = above
+        return begin
+
+    def between(self, begin: int, end: int) -> str:
+        """The text from one place to another."""
+        return self._bytes[begin:end].decode()
+
     def replacing(self, node: Positioned, text: str) -> Edit:
         """The edit that puts a text in a node's place."""
         return Edit(self.begin(node), self.end(node), text)
 
-    def commenting(self, node: ast.stmt, reason: str) -> Edit:
-        """The edit that turns a statement into a comment, with ``pass`` where one is needed."""
+    def commenting(self, node: ast.stmt, reason: str, *, shown: str = "") -> Edit:
+        """The edit that turns a statement into a comment, with ``pass`` where one is needed.
+
+        Args:
+            node: the statement.
+            reason: why.
+            shown: how it was typed, if not as it stands here.
+        """
+        before = self._bytes[self._lines[node.lineno - 1] : self.begin(node)]
+        if before.strip() or self.rest_of_line(node).strip().startswith(";"):  # others beside it
+            return self.replacing(node, "pass")
         margin = " " * node.col_offset
-        lines = self.segment(node).split("\n")
+        lines = (shown or self.segment(node)).split("\n")
         kept = [f"# {line[len(margin) :] if line.startswith(margin) else line}" for line in lines]
         kept[0] = f"{kept[0]}  # left out: {reason}"
         if margin:
             kept.append("pass")
         return self.replacing(node, f"\n{margin}".join(kept))
 
+    def rest_of_line(self, node: Positioned) -> str:
+        """What stands behind it."""
+        end = self.end(node)
+        found = self._bytes.find(b"\n", end)
+        return self._bytes[end : found if found >= 0 else len(self._bytes)].decode()
+
     def apply(self, edits: Iterable[Edit]) -> str:
-        """The text with all of them made; they do not overlap."""
+        """The text with all of them made; they do not overlap, but may be inserted around one."""
         data = self._bytes
-        for edit in sorted(edits, key=lambda each: each.begin, reverse=True):
+        for edit in sorted(edits, key=lambda each: (each.begin, each.end), reverse=True):
             data = data[: edit.begin] + edit.text.encode() + data[edit.end :]
         return data.decode()
 

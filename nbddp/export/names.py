@@ -9,7 +9,12 @@ from types import CodeType
 
 _STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
 _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL"})
-_OF_MODULES = frozenset({"__name__", "__file__", "__doc__", "__annotations__"})
+_OF_MODULES = frozenset(
+    ["__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__spec__"]
+)
+
+OF_IPYTHON = frozenset({"display", "get_ipython", "In"})  # some of them among its builtins
+BUILTINS = frozenset(vars(builtins)) - OF_IPYTHON - {"_", "__IPYTHON__"}
 
 
 def undefined_names(program: str) -> list[str]:
@@ -24,7 +29,7 @@ def undefined_names(program: str) -> list[str]:
     codes = list(_codes(compile(program, "export", "exec", dont_inherit=True)))
     bound = {name for code in codes for name in _names(code, _STORES)}
     used = {name for code in codes for name in _names(code, _LOADS)}
-    return sorted(used - bound - vars(builtins).keys() - _OF_MODULES)
+    return sorted(used - bound - BUILTINS - _OF_MODULES)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

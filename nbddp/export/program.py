@@ -4,96 +4,36 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.export.edits import indented
-from nbddp.export.layout import to_body
-from nbddp.export.names import undefined_names
-from nbddp.export.plain import to_plain
+from nbddp.export.layout import Body, to_body
+from nbddp.export.names import OF_IPYTHON, undefined_names
+from nbddp.export.outline import Outline, names_in
+from nbddp.export.plain import Plain, to_plain
+from nbddp.export.plan import Item, Plan, Program, Pulled, Sent
 from nbddp.export.replacements import REPLACEMENTS
+from nbddp.export.scaffold import (
+    BEGIN,
+    DISPLAY,
+    FORM,
+    FORM_AGAIN,
+    GIVEN,
+    Names,
+    asks_for_shown,
+    showing,
+)
 from nbddp.export.stores import KEEP, port_in, with_new_port
-from nbddp.export.values import argument, is_argument, is_simple
+from nbddp.export.values import argument, is_argument, is_simple, literal
 from nbddp.record.cell import CellRequest
 from nbddp.record.names import bound_names
 from nbddp.wire.parcels import dumps
 
-GIVEN = ("rank", "local_rank", "world_size", "device")
-MARGIN = "    "
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Values that were pushed, to these ranks or to all."""
-
-    values: Mapping[str, Any]
-    ranks: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """What the notebook fetched: the script prints it."""
-
-    expression: str
-    rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What has no place in a script, and why."""
-
-    what: str
-    reason: str
-
-
-Item = CellRequest | Sent | Pulled | Left
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a script is made of.
-
-    Attributes:
-        items: in their order.
-        nproc: ranks on a machine.
-        backend: as torch calls it; ``auto`` for nccl where each rank has a GPU.
-        timeout: of collectives, in seconds; 0 for torch's own.
-        threads: of torch's operators in each rank.
-        out: by a cell's prompt number, the name that its values have in the notebook.
-        above: by a cell's prompt number, what the notebook says above it, in Markdown.
-        ports: of stores that the notebook kept when it pushed something.
-        is_plain: whether to say what stands for nbddp's own functions.
-    """
-
-    items: Sequence[Item]
-    nproc: int
-    backend: str = "auto"
-    timeout: float = 0.0
-    threads: int = 1
-    out: Mapping[int, str] = field(default_factory=dict)
-    above: Mapping[int, str] = field(default_factory=dict)
-    ports: frozenset[int] = frozenset()
-    is_plain: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """A script.
-
-    Attributes:
-        text: of the file.
-        pickled: what lies in a file beside it, empty if nothing does.
-        command: the line that runs it.
-        remarks: what the user should know: names that nobody defines, what was left out.
-    """
-
-    text: str
-    pickled: bytes
-    command: str
-    remarks: tuple[str, ...]
+PLACE = ("rank", "local_rank", "world_size", "device")
 
 
 def write_program(plan: Plan, path: Path) -> Program:
@@ -124,15 +64,24 @@ class _Writer:
     def __init__(self, plan: Plan, path: Path) -> None:
         self._plan = plan
         self._path = path
-        self._own = _own_names(plan.items)
+        self._cells = _plain_cells(plan.items)
+        texts = [each.text for each in self._cells]
+        pushed = {name: "" for each in plan.items if isinstance(each, Sent) for name in each.values}
+        self._outline = Outline(texts, {**GIVEN, **pushed})
+        self._used = names_in(map(ast.parse, texts))
+        bound = {name for text in texts for name in bound_names(text)}
+        self._bound = bound | pushed.keys() | self._outline.star_names
+        self._own = Names(self._outline, self._used | self._bound)
         self._imports: dict[str, None] = {}
-        self._names: set[str] = set(GIVEN)
+        self._definitions: dict[str, None] = {}  # a mark, or what stands under it
+        self._names: set[str] = set(PLACE)
         self._parts: list[str] = []
         self._arguments: dict[str, Any] = {}
         self._beside: dict[str, Any] = {}
         self._remarks: list[str] = []
         self._groups = 1
-        self._keeps_stores = False
+        self._keeps_stores = self._is_awaiting = False
+        self._is_apart = False  # whether a rank may be further than others
         self.cells = 0
 
     def add(self, item: Item) -> None:
@@ -152,33 +101,71 @@ class _Writer:
     # ---- cells
 
     def _add_cell(self, request: CellRequest) -> None:
-        number = request.execution_count
-        plain = to_plain(request.source)
-        name = self._plan.out.get(number)
-        show = self._own["show"]
-        body = to_body(plain.text, show=f"{show}({{}}, {name!r})" if name else f"{show}({{}})")
+        number, plain = request.execution_count, self._cells[self.cells]
+        show = "" if plain.is_silent else self._show(number)
+        body = to_body(plain.text, up=self._outline.up(self.cells), show=show)
+        self.cells += 1
         self._imports |= dict.fromkeys(
             [*body.imports, *(f"import {each}" for each in sorted(plain.modules))]
         )
+        if new := [each for each in body.definitions if each not in self._definitions]:
+            self._definitions |= dict.fromkeys([f"# %% definitions of cell [{number}]", *new])
         self._names |= body.names
         self._remarks += [f"cell [{number}]: {each}" for each in plain.left_out]
         if _asks_user(plain.text):
             self._remarks.append(f"cell [{number}]: it asks the user; torchrun's ranks cannot")
-        self.cells += 1
         if number in self._plan.above:
             self._parts.append(_markdown(self._plan.above[number]))
-        text = body.text
-        if not request.needs_group:
-            self._groups += 1
-            again = f"{self._own['form_group']}({self._groups})"
-            text = f"dist.destroy_process_group()  # this cell makes its own\n{text}\n{again}"
-        self._put(text, request.ranks, mark=f"%% cell [{number}]")
+        text = self._awaited(body) if plain.is_awaiting else body.text
+        before, after = self._around(text, needs_group=request.needs_group)
+        self._put(text, request.ranks, mark=f"%% cell [{number}]", before=before, after=after)
 
-    def _put(self, text: str, ranks: Iterable[int] | None, *, mark: str) -> None:
+    def _around(self, text: str, *, needs_group: bool) -> tuple[str, str]:
+        """What keeps ranks together: in the notebook a cell begins when all have ended the last."""
+        dist, form = self._own["dist"], self._own["form_group"]
+        before, after = f"{dist}.barrier()\n" if self._is_apart else "", ""
+        if not needs_group:
+            self._groups += 1
+            before += f"{dist}.destroy_process_group()  # this cell makes its own\n"
+            after = f"\n{form}({self._groups})"
+        elif not _has_code(text):
+            return "", ""
+        elif "destroy_process_group" in text:
+            self._groups += 1
+            after = f"\nif not {dist}.is_initialized():\n    {form}({self._groups})"
+        self._is_apart = needs_group
+        return before, after
+
+    def _awaited(self, body: Body) -> str:
+        """One loop for all cells, as in the notebook: what one has begun goes on in the next."""
+        self._is_awaiting = True
+        inside = "\n".join([*_wrapped("global ", sorted(body.names), margin=""), body.text])
+        cell, loop = self._own["cell"], self._own["loop"]
+        return f"async def {cell}():\n{indented(inside)}\n\n{loop}.run_until_complete({cell}())"
+
+    def _show(self, number: int) -> str:
+        """The call that shows a cell's value."""
+        show, name = self._own["show"], self._plan.out.get(number)
+        more = f", {name!r}" if name else ""
+        if asks_for_shown(self._used - self._bound):
+            more += f", number={number}"
+        return f"{show}({{}}{more})"
+
+    def _put(
+        self,
+        text: str,
+        ranks: Iterable[int] | None,
+        *,
+        mark: str,
+        before: str = "",
+        after: str = "",
+    ) -> None:
         if ranks is not None:
             body = text if _has_code(text) else f"{text}\npass".lstrip("\n")
-            text = f"if rank in {tuple(ranks)!r}:\n{indented(body)}"
-        self._parts.append(f"# {mark}\n{indented(text)}")
+            is_bound = self._outline.is_made_by("rank", "given")
+            rank = "rank" if is_bound else f"int({self._own['os']}.environ['RANK'])"
+            text = f"if {rank} in {tuple(ranks)!r}:\n{indented(body)}"
+        self._parts.append(f"# {mark}\n{indented(f'{before}{text}{after}')}")
 
     # ---- values
 
@@ -195,7 +182,7 @@ class _Writer:
                 self._arguments[name] = value
                 lines.append(f"{name} = {self._own['arguments']}.{name}")
             elif is_simple(value):
-                lines.append(f"{name} = {value!r}")
+                lines.append(f"{name} = {literal(value)}")
             else:
                 key = f"{len(self._beside)} {name}"
                 self._beside[key] = value
@@ -224,129 +211,123 @@ class _Writer:
         except SyntaxError as error:
             raise RequestError(f"the script does not compile: {error}") from None
         if unknown:
-            names = ", ".join(unknown)
-            self._remarks.insert(0, f"nobody defines {names}: it came from what is left out")
+            self._remarks[:0] = self._missing(unknown)
             text = self._assemble(body, uses_kit=uses_kit)
         return Program(
             text=text,
             pickled=self._pickled(),
-            command=self._command(),
+            command=self._command(str(self._path)),
             remarks=tuple(self._remarks),
         )
+
+    def _missing(self, names: Sequence[str]) -> Iterator[str]:
+        """Why nobody defines them, as far as can be told."""
+        others = [each for each in names if each not in OF_IPYTHON | self._outline.star_names]
+        ways = [f"from {each} import *" for each in self._outline.unknown_stars]
+        ways += [f"{each}()" for each in ("exec", "globals", "setattr") if each in self._used]
+        if others and ways:
+            yield f"nobody defines {', '.join(others)}, unless {' or '.join(ways)} does"
+        elif others:
+            yield f"nobody defines {', '.join(others)}: it came from what is left out"
+        if mine := [each for each in names if each in OF_IPYTHON]:
+            yield f"{', '.join(mine)}: IPython has it, a script has not"
 
     def _pickled(self) -> bytes:
         return dumps(self._beside) if self._beside else b""
 
-    def _command(self) -> str:
-        return f"torchrun --standalone --nproc-per-node={self._plan.nproc} {self._path.name}"
+    def _command(self, path: str) -> str:
+        file = shlex.quote(path)
+        return f"torchrun --standalone --nproc-per-node={self._plan.nproc} {file}"
 
     def _assemble(self, body: str, *, uses_kit: bool) -> str:
-        notes = [f"# - {each}" for each in self._remarks]
-        show = self._own["show"]
+        notes = [_comment(f"- {each}") for each in self._remarks]
         about = "\n".join(["# What the notebook did and this script does not, or needs:", *notes])
+        command = self._command(self._path.name).replace("\\", "\\\\").replace('"', '\\"')
+        own, wanted = self._own, self._used - self._bound
+        shows = f"{own['show']}(" in body
+        asked = asks_for_shown(wanted)
         pieces = [
-            f'"""Exported by nbddp from the cells of a notebook.\n\n    {self._command()}\n"""',
+            f'"""Exported by nbddp from the cells of a notebook.\n\n    {command}\n"""',
             about if notes else "",
             "\n".join(self._head(uses_kit=uses_kit)),
-            _SHOW.format(show=show) if f"{show}(" in body else "",
+            "\n\n\n".join(self._definitions),
+            DISPLAY if "display" in wanted else "",
+            showing(own, keeps=asked) if shows or asked else "",
             self._form_group(),
-            KEEP.format(**self._own) if self._keeps_stores else "",
+            KEEP.format_map(own) if self._keeps_stores else "",
             self._main(body),
-            'if __name__ == "__main__":\n    main()',
+            f'if __name__ == "__main__":\n    {own["main"]}()',
         ]
         return "\n\n\n".join(each for each in pieces if each) + "\n"
 
     def _head(self, *, uses_kit: bool) -> Iterator[str]:
         """Imports: of the language's future, of what is needed here, of the cells."""
-        needed = ["import os", "import torch", "import torch.distributed as dist"]
-        needed += ["import argparse"] if self._arguments else []
-        needed += ["import pickle"] if self._beside else []
         has_paths = any(isinstance(each, PurePath) for each in self._arguments.values())
-        needed += ["from pathlib import Path"] if self._beside or has_paths else []
-        needed += ["import nbddp"] if uses_kit else []
-        needed += ["from datetime import timedelta"] if self._plan.timeout else []
-        needed += ["from torch.distributed.elastic.multiprocessing.errors import record"]
-        lines = dict.fromkeys([*needed, *self._imports])
+        needed = {
+            "os": True,
+            "torch": True,
+            "dist": True,
+            "argparse": bool(self._arguments),
+            "asyncio": self._is_awaiting,
+            "pickle": bool(self._beside),
+            "Path": bool(self._beside) or has_paths,
+            "timedelta": bool(self._plan.timeout),
+            "record": True,
+        }
+        own = list(self._own.imports([name for name, is_needed in needed.items() if is_needed]))
+        given = ["import torch", "import torch.distributed as dist"]
+        given += ["import nbddp"] if uses_kit else []
+        lines = dict.fromkeys([*own, *given, *self._imports])
         future = [each for each in lines if each.startswith("from __future__")]
         yield from future
         yield from (each for each in lines if each not in future)
 
     def _form_group(self) -> str:
-        plan = self._plan
+        plan, own = self._plan, self._own
         backend = (
-            '"nccl" if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) else "gloo"'
+            f'"nccl" if {own["torch"]}.cuda.device_count() >= '
+            f'int({own["os"]}.environ["LOCAL_WORLD_SIZE"]) else "gloo"'
             if plan.backend == "auto"
             else repr(plan.backend)
         )
-        more = f", timeout=timedelta(seconds={plan.timeout:g})" if plan.timeout else ""
-        if self._groups > 1:
-            return _FORM_AGAIN.format(form=self._own["form_group"], backend=backend, more=more)
-        return (
-            f"def {self._own['form_group']}():\n"
-            f"    backend = {backend}\n"
-            f"    dist.init_process_group(backend{more})"
-        )
+        more = f", timeout={own['timedelta']}(seconds={plan.timeout:g})" if plan.timeout else ""
+        form = FORM_AGAIN if self._groups > 1 else FORM
+        return form.format(**own, backend=backend, more=more)
 
     def _main(self, body: str) -> str:
-        names = sorted(self._names)
+        own = self._own
         before = [
-            "@record",
-            "def main():",
-            *_wrapped("global ", names),
-            f"    {self._own['form_group']}()",
-            "    rank, world_size = dist.get_rank(), dist.get_world_size()",
-            '    local_rank = int(os.environ["LOCAL_RANK"])',
-            "    gpus = torch.cuda.device_count()",
-            '    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")',
-            "    if gpus:",
-            "        torch.cuda.set_device(device)",
-            f"    torch.set_num_threads({self._plan.threads})  # as in the notebook",
+            f"@{own['record']}",
+            f"def {own['main']}():",
+            *_wrapped("global ", sorted(self._names)),
+            BEGIN.format(**own, threads=self._plan.threads),
             *self._parsing(),
         ]
-        last = "    dist.barrier()  # the stores end with rank 0\n" if self._keeps_stores else ""
-        return "\n".join(before) + f"\n\n{body}\n\n# %%\n{last}    dist.destroy_process_group()"
+        if self._is_awaiting:
+            before.append(f"    {own['loop']} = {own['asyncio']}.new_event_loop()")
+        end = f"{own['dist']}.destroy_process_group()"
+        last = f"{own['dist']}.barrier()  # the stores end with rank 0\n    " * self._keeps_stores
+        return "\n".join(before) + f"\n\n{body}\n\n# %%\n    {last}{end}"
 
     def _parsing(self) -> Iterator[str]:
+        own = self._own
         if self._arguments:
-            yield "    parser = argparse.ArgumentParser()"
+            yield f"    {own['parser']} = {own['argparse']}.ArgumentParser()"
             for name, value in self._arguments.items():
-                yield f"    parser.{argument(name, value)}"
-            yield f"    {self._own['arguments']} = parser.parse_args()"
+                yield f"    {own['parser']}.{argument(name, value, path=own['Path'])}"
+            yield f"    {own['arguments']} = {own['parser']}.parse_args()"
         if self._beside:
-            file = 'Path(__file__).with_suffix(".pushed.pkl").read_bytes()'
-            yield f"    {self._own['pushed']} = pickle.loads({file})"
+            file = f'{own["Path"]}(__file__).with_suffix(".pushed.pkl").read_bytes()'
+            yield f"    {own['pushed']} = {own['pickle']}.loads({file})"
 
 
-_SHOW = '''def {show}(value, name="Out"):
-    """Print what the notebook showed."""
-    if value is not None:
-        print(f"[rank {{os.environ['RANK']}}] {{name}} {{value!r}}\\n", end="", flush=True)'''
-
-
-# under torchrun a second init_process_group() of torch 2.13 finds the addresses of the first, and
-# fails: tried with gloo and 4 ranks
-_FORM_AGAIN = '''def {form}(number=1):
-    """Meet under keys that were not used before: the first group's addresses are gone."""
-    backend = {backend}
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False)
-    place = dict(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
-    fresh = dist.PrefixStore(f"group {{number}}", store)
-    dist.init_process_group(backend, store=fresh, **place{more})'''
-
-
-def _own_names(items: Sequence[Item]) -> dict[str, str]:
-    """What the script's own helpers are called: as long as no cell has the name, by their own."""
-    taken = {name for item in items if isinstance(item, Sent) for name in item.values}
-    for item in items:
-        if isinstance(item, CellRequest):
-            taken |= bound_names(to_plain(item.source).text)
-    own = {}
-    for name in ("show", "form_group", "arguments", "pushed", "keep_store", "ports", "stores"):
-        own[name] = name
-        while own[name] in taken:
-            own[name] += "_"
-    return own
+def _plain_cells(items: Sequence[Item]) -> list[Plain]:
+    """The cells in plain Python; a command of the shell may speak of whatever they bind."""
+    cells = [each for each in items if isinstance(each, CellRequest)]
+    names = {name for each in items if isinstance(each, Sent) for name in each.values}
+    for each in cells:
+        names |= bound_names(to_plain(each.source).text)
+    return [to_plain(each.source, names | GIVEN.keys()) for each in cells]
 
 
 def _has_code(text: str) -> bool:
@@ -361,16 +342,18 @@ def _markdown(text: str) -> str:
     return f"# %% [markdown]\n{_comment(text)}"
 
 
-def _wrapped(word: str, names: Sequence[str], width: int = 80) -> Iterator[str]:
+def _wrapped(
+    word: str, names: Sequence[str], *, margin: str = "    ", width: int = 80
+) -> Iterator[str]:
     """Declarations of names, in lines that can be read."""
     line = ""
     for name in names:
         if line and len(line) + len(name) > width:
-            yield f"    {word}{line}"
+            yield f"{margin}{word}{line}"
             line = ""
         line = f"{line}, {name}" if line else name
     if line:
-        yield f"    {word}{line}"
+        yield f"{margin}{word}{line}"
 
 
 def _replacements(body: str) -> list[str]:

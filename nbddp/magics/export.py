@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from nbddp.export import Plan, Program, sbatch, write_program
 from nbddp.magics.desk import Desk
 from nbddp.magics.notebook_file import text_above
 from nbddp.record.cell import CellRequest
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 def export(desk: Desk, args: Namespace) -> str:
@@ -26,6 +29,7 @@ def export(desk: Desk, args: Namespace) -> str:
     path = Path(args.file).expanduser()
     if path.suffix != ".py":
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
+    _check_name(path)
     program = write_program(_plan(desk, is_plain=args.plain), path)
     files = {path: program.text.encode()}
     if program.pickled:
@@ -33,7 +37,7 @@ def export(desk: Desk, args: Namespace) -> str:
     if args.slurm:
         spec = desk.group.spec
         job = path.with_suffix(".sbatch")
-        command = shlex.quote(path.name)
+        command = shlex.quote(str(path))
         has_gpus = any(
             each.device.startswith("cuda") for each in desk.group.session.snapshot(None).ranks
         )
@@ -41,6 +45,16 @@ def export(desk: Desk, args: Namespace) -> str:
         files[job] = text.encode()
     _write(files, replaces=args.force)
     return _say(program, list(files))
+
+
+def _check_name(path: Path) -> None:
+    """A script's folder is the first that modules are looked for in."""
+    file = getattr(sys.modules.get(path.stem), "__file__", None) or ""
+    is_installed = bool(_INSTALLED & set(Path(file).parts)) or path.stem == "nbddp"
+    if path.stem in sys.stdlib_module_names or is_installed:
+        raise RequestError(
+            f"{path.name} would stand in the way of the module {path.stem}: give it another name"
+        )
 
 
 def _plan(desk: Desk, *, is_plain: bool) -> Plan:

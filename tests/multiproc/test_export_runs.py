@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,6 +101,31 @@ def test_a_cell_that_makes_its_own_group_is_exported(notebook: Notebook, folder:
     notebook.run("%ddp stop")
 
 
+def test_a_cell_that_leaves_the_group_is_exported(notebook: Notebook, folder: Path) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
+    reduce = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+    sources = (f"%%ddp --nproc 2\n{reduce}", "%%ddp\ndist.destroy_process_group()")
+    sources += (f"%%ddp\n{reduce}", "%%ddp --no-init --ranks 0\nmine = 3\nmine")
+    for source in (*sources, f"%%ddp\n{reduce}"):
+        assert notebook.run(source).status == "ok"
+    assert notebook.run("%ddp export train.py").status == "ok"
+    shown = [f"[rank {rank}] Out 2.0" for rank in (0, 1) for _ in range(3)]
+    assert under_torchrun("--nproc-per-node=2", "train.py") == sorted([*shown, "[rank 0] Out 3"])
+    notebook.run("%ddp stop")
+
+
+def test_a_cell_begins_when_all_ranks_have_ended_the_one_before(
+    notebook: Notebook, folder: Path
+) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
+    notebook.run("%%ddp --nproc 2 --ranks 1\nimport time; time.sleep(1); open('data', 'w').close()")
+    assert notebook.run("%%ddp\nopen('data').close()").status == "ok"
+    assert notebook.run("%ddp export train.py").status == "ok"
+    (folder / "data").unlink()
+    assert under_torchrun("--nproc-per-node=2", "train.py") == []
+    notebook.run("%ddp stop")
+
+
 def test_a_store_that_the_notebook_kept_is_kept_by_rank_0(notebook: Notebook, folder: Path) -> None:
     notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nimport torch.distributed as dist")
     notebook.run("store = dist.TCPStore('127.0.0.1', 0, is_master=True)\nport = store.port")
@@ -120,6 +146,102 @@ def test_a_store_that_the_notebook_kept_is_kept_by_rank_0(notebook: Notebook, fo
     shown = [f"[rank {rank}] counted 2" for rank in (0, 1)]
     assert under_torchrun("--nproc-per-node=2", "train.py") == shown
     assert notebook.run("print(*counted)").text.split() == ["2", "2"]
+    notebook.run("%ddp stop")
+
+
+OTHERS = (
+    """%%ddp --nproc 2
+import sys
+from dataclasses import dataclass
+from torch.utils.data import DataLoader, Dataset
+SCALE = 10
+class Squares(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i): return i * SCALE
+@dataclass
+class Batch:
+    values: list
+def collate(items): return Batch(items)
+""",
+    """%%ddp
+for way in ("fork", "spawn"):
+    loader = DataLoader(
+        Squares(), 2, num_workers=1, collate_fn=collate, multiprocessing_context=way
+    )
+    print(way, [each.values for each in loader])
+""",
+    "%%ddp --push table\ntable.sum().item(), rank",
+    "%%ddp\n_[0]",
+    "%%ddp --ranks 1\n%%writefile own.py\nvalue = 7",
+    "%%ddp\nsys.path.insert(0, '.')\nimport own\nfrom own import *\nprint(value)",
+    "%%ddp\nfrom time import time\nprint(callable(time))",
+    "%%ddp\nimport time\nprint(callable(time.sleep))",
+    "%%ddp\nasync def late(n): return n\nawait late(5)",
+    "%%ddp\nimport torch.distributions as dist\ndef main(): return rank\nos = rank = 9\nmain()",
+    "%%ddp --ranks 0\nif rank: y: int = 3; print(y)",
+    "%%ddp\nexec('made = 4')\nnames = 'made' in locals()\nmade, names",
+)
+SHOWN = (
+    "fork [[0, 10], [20, 30]]",
+    "spawn [[0, 10], [20, 30]]",
+    "[rank {rank}] Out (15.0, {rank})",
+    "[rank {rank}] Out 15.0",
+    "7",
+    "True",
+    "True",
+    "[rank {rank}] Out 5",
+    "[rank {rank}] Out 9",
+    "[rank {rank}] Out (4, True)",
+)
+
+
+def test_cells_of_all_habits_do_the_same_in_a_script(notebook: Notebook, folder: Path) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nimport torch\ntable = torch.arange(6.0)")
+    for source in OTHERS:
+        assert notebook.run(source).status == "ok"
+    assert notebook.run("%ddp export train.py").status == "ok"
+    expected = [line.format(rank=rank) for rank in (0, 1) for line in SHOWN] + ["3"]
+    found = under_torchrun("--nproc-per-node=2", "train.py")
+    assert sorted(filter(None, found)) == sorted(expected)
+    again = notebook.run("%ddp run train.py").text.splitlines()
+    assert sorted(re.sub(r"^\[rank \d\] ", "", line) for line in again) == sorted(expected)
+    notebook.run("%ddp stop")
+
+
+def test_ranks_that_never_wait_for_each_other_all_come_to_the_end(
+    notebook: Notebook, folder: Path
+) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
+    notebook.run("%%ddp --nproc 2\nx = 1")
+    notebook.run("%ddp export train.py")
+    late = "import os, time\ntime.sleep(int(os.environ['RANK']))\n"  # as a busy machine may be
+    (folder / "late.py").write_text(late + (folder / "train.py").read_text())
+    assert under_torchrun("--nproc-per-node=2", "late.py") == []
+    notebook.run("%ddp stop")
+
+
+def test_a_script_stands_in_the_way_of_no_module(notebook: Notebook, folder: Path) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\n")
+    notebook.run("%%ddp --nproc 2\nx = 1")
+    for name in ("random", "torch"):
+        assert notebook.run(f"%ddp export {name}.py").text.strip() == (
+            f"UsageError: {name}.py would stand in the way of the module {name}: give it another "
+            "name"
+        )
+    (folder / "train.py").write_text("")
+    assert notebook.run("import train\n%ddp export train.py --force").status == "ok"
+    notebook.run("%ddp stop")
+
+
+def test_a_script_elsewhere_is_run_where_it_lies(notebook: Notebook, folder: Path) -> None:
+    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nrows = list(range(30))")
+    notebook.run("%%ddp --nproc 2 --push rows\nlen(rows)")
+    (folder / "my runs").mkdir()
+    reply = notebook.run("%ddp export 'my runs/train.py' --slurm")
+    *launch, path = shlex.split(reply.text.splitlines()[1])
+    assert launch == ["torchrun", "--standalone", "--nproc-per-node=2"]
+    assert under_torchrun(launch[2], path) == ["[rank 0] Out 30", "[rank 1] Out 30"]
+    assert "    'my runs/train.py'\n" in (folder / "my runs" / "train.sbatch").read_text()
     notebook.run("%ddp stop")
 
 
