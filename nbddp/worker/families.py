@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlparse
 
 from nbddp.worker.streams import flush_python_streams
 
+T = TypeVar("T")
 Handler = Callable[..., Iterator[tuple[Any, int, int]]]
 
 KEY = "nbddp/family"
@@ -52,6 +53,16 @@ def _arrive(process: Any, family: str) -> Any:
         for scheme in ("env", "tcp"):
             handlers[scheme] = guarded(handlers[scheme], lambda: family)
     return process
+
+
+def at_home(make: Callable[..., T], name: str, *arguments: Any) -> T:
+    """A class or function that came whole, under its name in ``__main__``."""
+    made = make(*arguments)
+    if isinstance(made, type):
+        made.__qualname__ = name
+    if "." not in name:  # else it is part of one that has a name
+        vars(sys.modules["__main__"]).setdefault(name, made)
+    return made
 
 
 def _keep_groups() -> None:

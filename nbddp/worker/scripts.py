@@ -25,7 +25,7 @@ import torch.distributed as dist
 from nbddp.wire.script import Script
 from nbddp.worker.endings import Leftovers, ending_as_a_program
 from nbddp.worker.folding import library_of
-from nbddp.worker.traces import leaving_no_trace
+from nbddp.worker.traces import MAINS, leaving_no_trace
 
 _MAIN = "__main__"
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -95,7 +95,7 @@ def run(
         stack.callback(_leave_groups, os.getpid())
         stack.enter_context(ending_as_a_program(leftovers))
         code = _load(main, script)
-        sys.modules[_MAIN] = main
+        sys.modules.update(dict.fromkeys(MAINS, main))
         _execute(code, main)
 
 

@@ -16,12 +16,13 @@ from collections import ChainMap
 from collections.abc import Callable
 from contextlib import contextmanager
 from multiprocessing import context, process, reduction
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
 import torch.multiprocessing
 
-from nbddp.worker.families import Arrival
+from nbddp.worker.families import Arrival, at_home
 
 PATIENCE = 1.0  # seconds to end when asked to
 _UNSENDABLE = (TypeError, AttributeError, pickle.PicklingError)
@@ -67,6 +68,18 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         # before the rest: it is looked up once
         self.dispatch_table = ChainMap(ways, cloudpickle.Pickler.dispatch_table)
         super().__init__(file, protocol=protocol)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Have the new process know a class or function of a cell by its name.
+
+        What it sends back, as a loader's worker does, it pickles by that name.
+        """
+        reduced = super().reducer_override(obj)
+        is_cells = isinstance(obj, type | FunctionType) and obj.__module__ == "__main__"
+        if not is_cells or not isinstance(reduced, tuple):
+            return reduced
+        make, arguments, *more = reduced
+        return at_home, (make, obj.__qualname__, *arguments), *more
 
 
 def _ending(original: Callable[..., Any]) -> Callable[..., Any]:

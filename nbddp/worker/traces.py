@@ -36,6 +36,9 @@ from nbddp.worker.streams import flush_python_streams
 # CPU's begins with chance, as getDefaultCPUGenerator() in its ATen/CPUGeneratorImpl.cpp has it
 GPU_SEED = 67280421310721
 
+# a class of a script's that a spawned process sends back belongs to the second
+MAINS = ("__main__", "__mp_main__")
+
 Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
@@ -183,7 +186,7 @@ def _interpreter(script: Script) -> Iterator[None]:
 @contextmanager
 def _modules(is_own: Callable[[str], bool]) -> Iterator[None]:
     """``__main__``, and modules of the user's own: a script imports them as they are now."""
-    main = sys.modules["__main__"]
+    mains = {name: sys.modules[name] for name in MAINS if name in sys.modules}
     before = dict(_own_modules(is_own))
     for name in before:
         del sys.modules[name]
@@ -193,12 +196,12 @@ def _modules(is_own: Callable[[str], bool]) -> Iterator[None]:
         for name, _ in list(_own_modules(is_own)):
             del sys.modules[name]
         sys.modules.update(before)
-        sys.modules["__main__"] = main
+        sys.modules.update(mains)
 
 
 def _own_modules(is_own: Callable[[str], bool]) -> Iterable[tuple[str, ModuleType]]:
     for name, module in list(sys.modules.items()):
-        if name != "__main__" and is_own(_file_of(module)):
+        if name not in MAINS and is_own(_file_of(module)):
             yield name, module
 
 

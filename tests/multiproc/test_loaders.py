@@ -70,3 +70,23 @@ def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
         "for _ in range(3):\n"
         "    assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]"
     )
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_workers_send_back_what_a_cell_has_defined(group: SteeredGroup, way: str) -> None:
+    group.run(
+        "from enum import Enum\nfrom torch.utils.data import DataLoader, Dataset\n"
+        "class Kind(Enum):\n    ODD = 1\n"
+        "class Batch:\n    class Part: pass\n    def __init__(self, items): self.items = items\n"
+        "def name(): return 'name'\n"
+        "def collate(items): return Batch([*items, Kind.ODD, name, Batch.Part()])\n"
+        "class Rows(Dataset):\n    def __len__(self): return 2\n"
+        "    def __getitem__(self, at): return at\n"
+    )
+    group.run(  # a batch that cannot be sent would never come
+        f"loader = DataLoader(Rows(), 2, num_workers=1, collate_fn=collate, timeout=30,\n"
+        f"    multiprocessing_context={way!r})\n"
+        "[batch] = loader\n*rows, kind, function, part = batch.items\n"
+        "assert type(batch) is Batch and type(part) is Batch.Part and kind is Kind.ODD\n"
+        "assert rows == [0, 1] and function() == 'name'"
+    )
