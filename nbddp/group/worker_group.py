@@ -213,8 +213,8 @@ class WorkerGroup:
 
     def run_script(
         self,
-        name: str,
-        *arguments: str,
+        name: str | os.PathLike[str],
+        *arguments: str | os.PathLike[str],
         is_module: bool = False,
         keeps: bool = False,
         ranks: Sequence[int] | None = None,
@@ -241,9 +241,10 @@ class WorkerGroup:
             CellFailedError: it failed on some rank, or ended with another exit code than 0.
             CellInterruptedError: it was interrupted.
         """
-        script = find_script(name, arguments, is_module=is_module, keeps=keeps)
+        words = [os.fspath(each) for each in (name, *arguments)]
+        script = find_script(words[0], words[1:], is_module=is_module, keeps=keeps)
         request = CellRequest(
-            source=" ".join(["%ddp run", *(["-m"] if is_module else []), name, *arguments]),
+            source=" ".join(["%ddp run", *(["-m"] if is_module else []), *words]),
             ranks=None if ranks is None else tuple(ranks),
             needs_group=False,
             once=not keeps,

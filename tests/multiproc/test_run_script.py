@@ -530,6 +530,24 @@ def test_the_processes_that_it_starts_know_its_classes(
     assert sorted(line for line in lines(capsys) if line[:1].isdigit()) == ["0 2.0", "1 2.0"]
 
 
+def test_what_they_send_back_is_of_its_classes(group: WorkerGroup, write: Write) -> None:
+    path = write(
+        "import multiprocessing as mp\nclass Box: pass\ndef work(queue): queue.put(Box())\n"
+        "if __name__ == '__main__':\n    context = mp.get_context('spawn')\n"
+        "    queue = context.Queue()\n"
+        "    child = context.Process(target=work, args=(queue,))\n    child.start()\n"
+        "    assert type(queue.get(timeout=20)) is Box\n    child.join()"
+    )
+    group.run_script(str(path))
+    group.run_script(str(path))
+
+
+def test_a_path_is_a_name(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+    script = write("import sys\nprint(sys.argv)")
+    group.run_script(script, Path("data"), "--fast")
+    assert lines(capsys) == [str([str(script), "data", "--fast"])]
+
+
 def test_its_names_stay_when_asked(group: WorkerGroup, write: Write, capsys: Capture) -> None:
     write(TRAIN.replace("INIT", "").replace("ENDING", "global kept; kept = model"))
     group.run_script("work/script.py", keeps=True)
