@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 import stat
@@ -18,6 +19,7 @@ from processes import wait_until
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.group.nodes import NodesSpec
 from nbddp.magics.nodes import node_range
+from nbddp.nodes.agent import main
 from nbddp.nodes.clocks import Clock
 from nbddp.nodes.door import Change, Door
 from nbddp.nodes.frames import Kind, Wire, facts_of
@@ -58,6 +60,16 @@ def test_what_is_no_join_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_join_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"no join file at .*nowhere: No such file"):
         Join.load(tmp_path / "nowhere")
+
+
+def test_a_node_without_a_place_for_logs_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, taken = JOIN.save(tmp_path / "join"), tmp_path / "taken"
+    taken.touch()
+    assert main(["--join", str(path), "--folder", str(taken)]) == 2
+    said = rf"nbddp: no folder for logs at {taken}/\S+: Not a directory; --folder names another"
+    assert re.match(said, capsys.readouterr().err)
 
 
 def test_a_join_that_is_printed_does_not_show_its_secret() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +46,8 @@ class LocalAgents:
         for number in range(len(self._agents), len(self._agents) + count):
             path = self._log.with_name(f"{self._log.name}-{number}.log")
             with path.open("wb") as log:
+                with suppress(OSError):  # no locks here
+                    fcntl.flock(log, fcntl.LOCK_EX)  # goes with it: held as long as it lives
                 process = subprocess.Popen(
                     self._command,
                     env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns of it

@@ -17,6 +17,7 @@ from nbddp.launch.launcher import Launcher
 from nbddp.nodes.door import Change, Door, Node
 from nbddp.nodes.frames import Kind
 from nbddp.nodes.launching import NodesLauncher
+from nbddp.nodes.leftovers import Held, tidy
 from nbddp.ui.words import aligned, say_seconds
 
 LOOPBACK = "127.0.0.1"
@@ -77,7 +78,9 @@ class Nodes:
         self._is_closing = False
         self._has_changed = threading.Event()
         self.door = Door(spec.host, spec.port, on_change=self._note)
+        tidy(Path.home())
         self.join_file = self.door.join.save()
+        self._held = Held(self.join_file)
         self._agents = LocalAgents(
             [*self._torchrun(), "-m", "nbddp.worker", "--join", str(self.join_file)],
             self.join_file.parent.parent / "agents" / self.door.join.run,
@@ -282,6 +285,7 @@ class Nodes:
         self.door.close()
         with suppress(FileNotFoundError):
             self.join_file.unlink()
+        self._held.close()
         self._agents.close()
 
 

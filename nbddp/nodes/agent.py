@@ -86,10 +86,17 @@ def _keep(
 ) -> int:
     from nbddp.nodes.keeper import Keeper
 
+    folder = asked.folder / f"{socket.gethostname()}-{os.getpid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"no folder for logs at {folder}: {error.strerror}; --folder names another place"
+        ) from error
     keeper = Keeper(
         join,
         nproc=nproc,
-        folder=asked.folder / f"{socket.gethostname()}-{os.getpid()}",
+        folder=folder,
         agent_pid=agent_pid,
         orphan_timeout=asked.orphan_timeout,
     )

@@ -24,6 +24,7 @@ from nbddp.launch.launcher import LocalLauncher, RankHandle, cores_here
 from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keys import at_a_node
+from nbddp.nodes.leftovers import Held, tidy_folder
 from nbddp.nodes.mirror import Outlet
 from nbddp.nodes.starts import Here, interface_of
 from nbddp.nodes.tunnel import Tunnel
@@ -41,7 +42,7 @@ class Keeper:
     Args:
         join: where to come in.
         nproc: ranks that this node is to have.
-        folder: where ranks write first.
+        folder: where ranks write first; it is there.
         agent_pid: the process that started this one, which it does not outlive; 0 for none.
         orphan_timeout: seconds after which it ends when the notebook is not heard any more.
     """
@@ -52,6 +53,7 @@ class Keeper:
         self._join = join
         self._nproc = nproc
         self._folder = folder
+        self._held = Held(folder)
         self._agent_pid = agent_pid
         self._orphan_timeout = orphan_timeout
         self._launcher = LocalLauncher()
@@ -71,6 +73,7 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, "")
         self._launcher.warm_up()
+        loop.run_in_executor(None, tidy_folder, self._folder.parent)
         agent = self._watch_agent(loop)
         try:
             if not await self._come_in(loop):
@@ -129,6 +132,7 @@ class Keeper:
         if self._wire is None:
             return
         self._wire.tell(Kind.BEAT, at=time.time())
+        self._held.touch()
         if asyncio.get_running_loop().time() - self._wire.heard_at > self._orphan_timeout:
             self._end(f"the notebook was not heard for {self._orphan_timeout:g} s")
 

@@ -1,0 +1,102 @@
+"""What doors, agents and nodes have left in ``~/.nbddp``: taken away when nobody holds it any more.
+
+A node's log folder may hold what never reached the notebook, so it stays for a week. Whoever lives
+holds a lock on what is his, which ends with the process however that ends. Where a file system has
+no locks (a folder on NFS), the time of the last sign of life decides alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+
+HOME = ".nbddp"  # in the home folder
+AGE = 7 * 86400.0  # seconds since the last sign of life
+TOUCHING = 60.0  # seconds between two signs of life
+_NAMES = {
+    "nodes": re.compile(r".+-\d+"),  # a host, and its keeper's process
+    "agents": re.compile(r"[0-9a-f]{8}-\d+\.log"),
+    "join": re.compile(r"[0-9a-f]{8}"),
+}
+
+
+class Held:
+    """A file or folder of ours: nobody takes it away while this process lives.
+
+    Args:
+        path: it is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._touched_at = time.monotonic()
+        self._lock: int | None = _opened(path)
+        with suppress(OSError):  # no locks here
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def touch(self) -> None:
+        """Say now and then that we live, where locks say nothing."""
+        if time.monotonic() - self._touched_at > TOUCHING:
+            self._touched_at = time.monotonic()
+            with suppress(OSError):  # somebody deleted it
+                os.utime(self._path)
+
+    def close(self) -> None:
+        """It is nobody's from here on."""
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+
+def tidy(home: Path) -> None:
+    """Take away all that is old and nobody's, in what belongs to us of a home folder."""
+    for name in _NAMES:
+        tidy_folder(home / HOME / name, _NAMES[name])
+
+
+def tidy_folder(folder: Path, names: re.Pattern[str] = _NAMES["nodes"]) -> None:
+    """Take away what is old and nobody's; what is called otherwise is not ours."""
+    with suppress(OSError):  # there is no such folder, or it cannot be read
+        for path in folder.iterdir():
+            if names.fullmatch(path.name):
+                _take_away_if_left(path)
+
+
+def _take_away_if_left(path: Path) -> None:
+    with suppress(OSError):  # another one takes it away at this moment
+        facts = path.lstat()
+        is_link = stat.S_ISLNK(facts.st_mode)
+        if is_link or facts.st_uid != os.getuid() or time.time() - facts.st_mtime < AGE:
+            return
+        lock = _opened(path)
+        try:
+            if _is_held(lock):
+                return
+            if stat.S_ISDIR(facts.st_mode):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        finally:
+            os.close(lock)
+
+
+def _opened(path: Path) -> int:
+    """For a lock: a file for writing, as NFS wants it, a folder as that can be."""
+    mode = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR
+    return os.open(path, mode | os.O_NOFOLLOW)
+
+
+def _is_held(opened: int) -> bool:
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks here
+        return False
+    return False

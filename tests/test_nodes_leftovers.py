@@ -1,0 +1,139 @@
+"""What doors, agents and nodes have left is taken away, and nothing that somebody still has."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import wait_until
+
+from nbddp.group.agents import LocalAgents
+from nbddp.nodes import leftovers
+from nbddp.nodes.leftovers import AGE, Held, tidy
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """With a log folder of a node, the log of an agent and a join file, all of them old."""
+    node = tmp_path / ".nbddp" / "nodes" / "gpu-07-4711"
+    (node / "20260101-000000" / "attempt-1.0").mkdir(parents=True)
+    (node / "20260101-000000" / "attempt-1.0" / "rank0.log").write_text("a line\n")
+    for name in ("agents/7f3a9c01-0.log", "join/7f3a9c01"):
+        path = tmp_path / ".nbddp" / name
+        path.parent.mkdir()
+        path.write_text("x")
+    for path in things(tmp_path):
+        age(path)
+    return tmp_path
+
+
+def things(home: Path) -> list[Path]:
+    return sorted((home / ".nbddp").glob("*/*"))
+
+
+def age(path: Path, seconds: float = AGE + 10) -> None:
+    at = time.time() - seconds
+    os.utime(path, (at, at))
+
+
+def test_what_is_old_and_nobodys_is_taken_away(home: Path) -> None:
+    assert len(things(home)) == 3
+    tidy(home)
+    assert things(home) == []
+
+
+def test_what_is_younger_stays_for_who_looks_for_the_end_of_a_log(home: Path) -> None:
+    for path in things(home):
+        age(path, AGE - 60)
+    tidy(home)
+    assert len(things(home)) == 3
+
+
+def test_what_somebody_holds_stays_until_he_is_gone(home: Path) -> None:
+    held = [Held(path) for path in things(home)]
+    for path in things(home):
+        age(path)
+    tidy(home)
+    assert len(things(home)) == 3
+    for each in held:
+        each.close()
+    tidy(home)
+    assert things(home) == []
+
+
+def test_what_a_killed_process_held_is_nobodys(home: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom nbddp.nodes.leftovers import Held\n"
+        "held = [Held(Path(path)) for path in sys.argv[1:]]\nprint(flush=True)\ntime.sleep(100)"
+    )
+    command = [sys.executable, "-c", code, *map(str, things(home))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        tidy(home)
+        assert len(things(home)) == 3
+        holder.kill()
+    tidy(home)
+    assert things(home) == []
+
+
+def test_what_is_called_otherwise_or_leads_elsewhere_is_not_ours(
+    home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tidy(home)
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "kept"
+    elsewhere.mkdir()
+    link = home / ".nbddp" / "nodes" / "gpu-07-4712"
+    link.symlink_to(elsewhere)
+    others = [home / ".nbddp" / name for name in ("nodes/mine", "agents/notes.log", "join/README")]
+    for path in others:
+        path.write_text("x")
+        age(path)
+    os.utime(link, (0, 0), follow_symlinks=False)
+    tidy(home)
+    assert elsewhere.is_dir()
+    assert things(home) == sorted([*others, link])
+
+
+def test_a_home_without_anything_is_tidy(tmp_path: Path) -> None:
+    tidy(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_are_no_locks_who_gives_signs_of_life_keeps_what_he_has(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(_file: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(leftovers, "TOUCHING", 0.0)
+    lives, *left = things(home)
+    held = Held(lives)
+    held.touch()
+    tidy(home)
+    assert things(home) == [lives]
+    assert not any(path.exists() for path in left)
+    held.close()
+
+
+def test_the_log_of_an_agent_is_held_while_it_runs(tmp_path: Path) -> None:
+    log = tmp_path / ".nbddp" / "agents" / "7f3a9c01"
+    agents = LocalAgents([], log)
+    agents._command = [sys.executable, "-c", "import time; time.sleep(100)"]
+    agents.start(1)
+    [agent] = agents._agents
+    age(agent.log)
+    tidy(tmp_path)
+    assert agent.log.exists()
+    agent.process.kill()
+    agents.close()
+    assert wait_until(lambda: agent.process.poll() is not None)
+    tidy(tmp_path)
+    assert not agent.log.exists()
