@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from IPython.utils.tokenutil import token_at_cursor
 
 from nbddp.errors import RequestError
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from nbddp.worker.shell import RankShell
 
 EXPRESSION = "<pulled>"  # the file name of what is pulled, as the interrupter knows it
+NO_GROUP = (
+    "there is no process group now: what ran last has left none; a cell gets one, unless it says "
+    "--no-init: `%%ddp --out NAME` fetches its last value"
+)
+_TORCHS_WORDS = "process group has not been initialized"
 UNWANTED = "nobody waits for this value any more"
 
 
@@ -99,7 +105,12 @@ class Answers:
 
         check()
         code = compile(command.expression.strip(), EXPRESSION, "eval", dont_inherit=True)
-        value = eval(code, self._shell.user_ns)  # the user's own code
+        try:
+            value = eval(code, self._shell.user_ns)  # the user's own code
+        except ValueError as error:
+            if dist.is_initialized() or _TORCHS_WORDS not in str(error):
+                raise
+            raise RequestError(NO_GROUP) from None
         key, name = self._key(f"request{command.request}"), command.expression
         return Answer(
             request=command.request,

@@ -542,6 +542,19 @@ def test_what_they_send_back_is_of_its_classes(group: WorkerGroup, write: Write)
     group.run_script(str(path))
 
 
+def test_a_value_that_needs_the_group_is_for_a_cell(group: WorkerGroup, write: Write) -> None:
+    size = "dist.get_world_size()"
+    assert group.pull(size) == [2, 2]
+    group.run_script(write("import torch.distributed as dist\ndist.init_process_group()"))
+    with pytest.raises(RequestError, match=r"^rank 0: there is no process group now: what ran las"):
+        group.pull(size)
+    with pytest.raises(RequestError, match=r"ValueError: mine$"):
+        group.pull("(_ for _ in ()).throw(ValueError('mine'))")
+    assert group.pull("world_size") == [2, 2]
+    group.run("pass")
+    assert group.pull(size) == [2, 2]
+
+
 def test_a_path_is_a_name(group: WorkerGroup, write: Write, capsys: Capture) -> None:
     script = write("import sys\nprint(sys.argv)")
     group.run_script(script, Path("data"), "--fast")
