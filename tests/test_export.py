@@ -468,6 +468,12 @@ def test_what_was_shown_is_there_to_be_asked_for() -> None:
     )
 
 
+def test_a_pulled_value_of_several_parts_is_one() -> None:
+    text = export(cell("x = 1"), Pulled("x, rank")).text
+    assert "    show((x, rank), 'x, rank')" in text
+    assert "    show(x[0, 1], 'x[0, 1]')" in export(cell("x = 1"), Pulled("x[0, 1]")).text
+
+
 def test_what_was_displayed_is_printed() -> None:
     program = export(cell("display(3)\nget_ipython()"))
     assert "def display(*values" in program.text

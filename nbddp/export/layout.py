@@ -60,12 +60,18 @@ def to_body(text: str, *, up: Collection[int] | None = None, show: str = "") -> 
     )
 
 
+def is_several(expression: str) -> bool:
+    """Whether a call would take it for several values, as it does with ``x, y``."""
+    call = ast.parse(f"f({expression}\n)", mode="eval").body
+    if not isinstance(call, ast.Call):
+        return True
+    return len(call.args) != 1 or isinstance(call.args[0], ast.Starred)
+
+
 def _shown(source: Source, last: ast.Expr, show: str) -> Iterator[Edit]:
-    """Put the call around it: as one value, even if it is several with commas."""
+    """Put the call around it, as one value."""
     before, _, after = show.partition("{}")
-    call = ast.parse(f"f({source.segment(last)}\n)", mode="eval").body
-    is_one = isinstance(call, ast.Call) and [type(each) for each in call.args] != [ast.Starred]
-    if not is_one or len(call.args) != 1:  # type: ignore[attr-defined]
+    if is_several(source.segment(last)):
         before, after = f"{before}(", f"){after}"
     yield Edit(source.begin(last), source.begin(last), before)
     yield Edit(source.end(last), source.end(last), after)

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.export.edits import indented
-from nbddp.export.layout import Body, to_body
+from nbddp.export.layout import Body, is_several, to_body
 from nbddp.export.names import OF_IPYTHON, undefined_names
 from nbddp.export.outline import Outline, names_in
 from nbddp.export.plain import Plain, to_plain
@@ -92,7 +92,9 @@ class _Writer:
             self._add_values(item)
         elif isinstance(item, Pulled):
             whom = None if item.rank is None else (item.rank,)
-            shown = f"{self._own['show']}({item.expression}, {item.expression!r})"
+            value = item.expression.strip()
+            value = f"({value})" if is_several(value) else value
+            shown = f"{self._own['show']}({value}, {item.expression!r})"
             self._put(shown, whom, mark="%% pulled")
         else:
             self._remarks.append(f"{item.what}: left out: {item.reason}")
