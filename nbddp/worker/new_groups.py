@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 def watch_new_groups(
     *making: Callable[[], AbstractContextManager[None]],
-    asked: Callable[[Sequence[int]], None],
+    asked: Callable[[Sequence[int]], None] = lambda _ranks: None,
     made: Callable[[dist.ProcessGroup], None],
 ) -> None:
     """Be told of all groups that this process makes from here on.
