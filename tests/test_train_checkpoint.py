@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import gc
 import logging
+import pickle
 import random
 import resource
 import subprocess
@@ -667,3 +668,15 @@ def test_the_same_run_done_again_takes_its_own_place(tmp_path: Path) -> None:
         torch.load(tmp_path / "step-00000003.pt")["parts"]["model"]["0.weight"],
         run["model"][0].weight,
     )
+
+
+def test_a_checkpoint_goes_to_another_process_as_it_is_made(tmp_path: Path) -> None:
+    made, model = Checkpoint(tmp_path, keep=2), nn.Linear(2, 1)
+    made.save(3, model=model)
+    made.save(4, asynchronous=True, model=model)
+    other = pickle.loads(pickle.dumps(made))
+    made.wait()
+    assert (other.folder, other.keep) == (made.folder, 2)
+    assert other.resume(model=nn.Linear(2, 1)).step == 4
+    other.save(5, model=model)
+    assert made.resume(model=nn.Linear(2, 1)).step == 5

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
@@ -100,6 +100,19 @@ class Checkpoint:
         self._whole: set[tuple[str, int, int]] = set()
         self._saved: dict[int, References] = {}
         _live[next(_numbers)] = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs: a write that is under way is this one's to end.
+
+        But who takes a rank's place meets the others, who will be told how it ended.
+        """
+        return {"folder": self.folder, "keep": self.keep, "meets": self._finish is not None}
+
+    def __setstate__(self, told: Mapping[str, Any]) -> None:
+        """As when it is made."""
+        self.__init__(told["folder"], keep=told["keep"])  # type: ignore[misc]
+        if told["meets"]:
+            self._finish = partial(together, self._join)
 
     def newest(self) -> Path | None:
         """The checkpoint of the latest step, unverified; None when there is none."""

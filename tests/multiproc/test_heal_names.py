@@ -118,3 +118,18 @@ def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: W
     )
     kill(group, 1)
     assert [name for name in group.heal().left if name.startswith("__")] == []
+
+
+def test_a_checkpoint_that_has_saved_comes_and_saves_on(group: WorkerGroup, tmp_path: Path) -> None:
+    group.run(
+        f"saved = nbddp.Checkpoint({str(tmp_path)!r})\nsaved.save(1, model=model)\n"
+        "saved.save(2, asynchronous=True, model=model)",
+        quiet=True,
+    )
+    kill(group, 1)
+    assert "saved" not in group.heal().left
+    group.run("saved.save(3, model=model)", quiet=True)
+    assert (
+        group.run("saved.resume(model=model).step", quiet=True, wants_value=True).values()
+        == [3] * 3
+    )
