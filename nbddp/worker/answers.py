@@ -29,7 +29,7 @@ NO_GROUP = (
     "--no-init: `%%ddp --out NAME` fetches its last value"
 )
 _TORCHS_WORDS = "process group has not been initialized"
-UNWANTED = "nobody waits for this value any more"
+UNWANTED = "nobody waits for this any more"
 
 
 class Answers:
@@ -71,7 +71,10 @@ class Answers:
         request = command.request
         try:
             with self._answering(request, isinstance(command, Meet)):
-                answer = self._act(command)
+                if isinstance(command, Meet) and request in self._unwanted:
+                    answer = _stays_away(command)  # the others have given up waiting for it
+                else:
+                    answer = self._act(command)
         except RequestError as error:
             answer = Answer(request=request, error=str(error))
         except BaseException as error:  # noqa: BLE001 - the user's own code may even exit
@@ -131,6 +134,10 @@ class Answers:
             found = {}
         text = shorten(found.get("text/plain", ""), TOO_LONG, limit=MAX_MESSAGE)
         return Answer(request=command.request, payload={"text": text})
+
+
+def _stays_away(command: Meet) -> Answer:
+    return Answer(request=command.request, error=UNWANTED, payload={"was_left": True})
 
 
 def _line_at(code: str, cursor: int) -> tuple[str, int]:

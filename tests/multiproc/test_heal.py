@@ -16,6 +16,7 @@ from trained import STATE, TRAINED, kill
 
 from nbddp import CellFailedError, WorkerGroup
 from nbddp.errors import RequestError
+from nbddp.wire.messages import Pull
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
 
@@ -251,6 +252,30 @@ def test_a_newcomer_that_dies_while_all_meet_keeps_nobody_waiting(
     assert group.heal().ranks == (1,)
     values = group.run("dist.barrier()\nbig.sum().item()", wants_value=True).values()
     assert values == [499999500000] * 3
+
+
+def test_a_rank_that_is_late_does_not_wait_for_those_who_have_given_up(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(group, 1)
+    session = group._session
+    send = session.send
+
+    def and_kill(rank: int, make: Any) -> Any:
+        sent = send(rank, make)
+        if rank == 2:  # which is told to meet, and told that nobody comes, before it can begin
+            os.kill(session.process_ids()[1], signal.SIGKILL)
+        return sent
+
+    send(2, lambda number: Pull(request=number, expression="__import__('time').sleep(2)"))
+    monkeypatch.setattr(session, "send", and_kill)
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="rank 1 was killed by SIGKILL"):
+        group.heal()
+    assert time.monotonic() - began < 30  # not the minute that ranks wait for each other
+    monkeypatch.undo()
+    assert group.heal().ranks == (1,)
+    assert group.run("dist.barrier()\nrank", wants_value=True).values() == [0, 1, 2]
 
 
 EXACT = """
