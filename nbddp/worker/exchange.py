@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-LARGE = 1 << 20  # bytes of a tensor that is looked at before it is sent
+LARGE = 1 << 20  # bytes of a tensor that is looked at before it is sent, and sent alone
 BATCH_BYTES = 16 << 20  # of tensors that are sent as one
 FRAME = 512  # bytes that every rank sends, whatever it has to say; what is longer follows
 _LENGTH = struct.Struct("<q")
@@ -61,16 +61,23 @@ def _all(mine: torch.Tensor, sizes: Sequence[int]) -> list[bytes]:
 
 
 def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """What is sent as one: as many as BATCH_BYTES hold, none that is empty, one at least."""
+    """What is sent as one: a large thing alone, as it lies, of small ones what BATCH_BYTES hold.
+
+    None that is empty. To put large ones together costs more than to send them (measured).
+    """
     batch: list[T] = []
-    size = 0
+    room = BATCH_BYTES
     for thing in things:
-        if batch and size + size_of(thing) > BATCH_BYTES:
+        size = size_of(thing)
+        if size >= LARGE:
+            yield [thing]
+            continue
+        if size > room:
             yield batch
-            batch, size = [], 0
-        if size_of(thing):
+            batch, room = [], BATCH_BYTES
+        if size:
             batch.append(thing)
-            size += size_of(thing)
+            room -= size
     if batch:
         yield batch
 

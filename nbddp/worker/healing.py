@@ -9,7 +9,10 @@ from __future__ import annotations
 import gc
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from nbddp.worker.regroup import Regrouper
     from nbddp.worker.shell import RankShell
 
+AT_ONCE = 8  # messages on their way to newcomers
 _HISTORY = re.compile(
     r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
     r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
@@ -209,23 +213,61 @@ def _has_dtensors(value: Any) -> bool:
 def _send(
     storages: Sequence[UntypedStorage], newcomers: Sequence[int], device: torch.device
 ) -> None:
-    for batch in batches(storages, UntypedStorage.nbytes):
-        parts = [_bytes(each).to(device) for each in batch]
-        bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
-        for newcomer in newcomers:
-            dist.send(bytes_, newcomer)
+    with _in_flight() as begun:
+        for batch in batches(storages, UntypedStorage.nbytes):
+            parts = [_bytes(each).to(device) for each in batch]
+            bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
+            for newcomer in newcomers:
+                begun(dist.isend(bytes_, newcomer), _nothing_more)
 
 
 def _receive(storages: Sequence[UntypedStorage], donor: int, device: torch.device) -> None:
-    for batch in batches(storages, UntypedStorage.nbytes):
-        sizes = [each.nbytes() for each in batch]
-        if len(batch) == 1 and batch[0].device == device:
-            dist.recv(_bytes(batch[0]), donor)
-            continue
-        came = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-        dist.recv(came, donor)
-        for storage, part in zip(batch, came.split(sizes), strict=True):
-            _bytes(storage).copy_(part)
+    with _in_flight() as begun:
+        for batch in batches(storages, UntypedStorage.nbytes):
+            is_in_place = len(batch) == 1 and batch[0].device == device
+            size = sum(each.nbytes() for each in batch)
+            came = (
+                _bytes(batch[0])
+                if is_in_place
+                else torch.empty(size, dtype=torch.uint8, device=device)
+            )
+            begun(
+                dist.irecv(came, donor),
+                _nothing_more if is_in_place else partial(_share_out, came, batch),
+            )
+
+
+@contextmanager
+def _in_flight() -> Iterator[Callable[[Any, Callable[[], None]], None]]:
+    """Several messages on their way at once, each with what is done when it has come.
+
+    One after the other takes twice as long: each is announced, and waited for, before it is sent.
+    """
+    under_way: deque[tuple[Any, Callable[[], None]]] = deque()
+
+    def wait_for_first() -> None:
+        work, then = under_way.popleft()
+        work.wait()
+        then()
+
+    def begun(work: Any, then: Callable[[], None]) -> None:
+        under_way.append((work, then))
+        if len(under_way) > AT_ONCE:
+            wait_for_first()
+
+    yield begun
+    while under_way:
+        wait_for_first()
+
+
+def _nothing_more() -> None:
+    pass
+
+
+def _share_out(came: torch.Tensor, storages: Sequence[UntypedStorage]) -> None:
+    parts = came.split([each.nbytes() for each in storages])
+    for storage, part in zip(storages, parts, strict=True):
+        _bytes(storage).copy_(part)
 
 
 def _bytes(storage: UntypedStorage) -> torch.Tensor:
