@@ -31,6 +31,8 @@ from nbddp.wire import messages as msg
 
 if TYPE_CHECKING:
     from nbddp.controller.spec import GroupSpec
+    from nbddp.nodes.returning import Returned
+    from nbddp.record.folder import RunFolder
     from nbddp.wire.letters import Letter
     from nbddp.wire.start import RankStart
 
@@ -64,6 +66,8 @@ class Executor:
         self.launcher = launcher
         self._colors = colors
         self._ranks: Ranks | None = None
+        self.returned: Returned | None = None  # what another notebook has left
+        self._newest_cell = 0
         self._start_error: StartError | None = None
         self.promises = Promises()
         self._memory = MemoryWatch()
@@ -134,6 +138,7 @@ class Executor:
                 self.promises.answered(answer)
             case msg.Ready() as ready:
                 self.ready[rank] = ready
+                self._newest_cell = max(self._newest_cell, ready.cell)
                 self.step(ev.RankReady(attempt=attempt, rank=rank))
             case msg.StartFailed(reason=reason, traceback=traceback):
                 unable = ev.RankUnable(attempt=attempt, rank=rank, reason=reason, details=traceback)
@@ -278,6 +283,8 @@ class Executor:
                 failed = start_failure(self.life, reason, details, self.time_line)
                 self._start_error = self._start_error or failed
                 self.time_line.record("start failed", reason=str(self._start_error))
+            case ev.TakeBack() if self.returned is not None:
+                self._take_back(self.returned)
             case ev.Revive(ranks=born) if self._ranks is not None:
                 self._ranks.revive(revived(self._starts(), born))
             case ev.Revived():
@@ -311,13 +318,31 @@ class Executor:
         self.time_line.record("start", attempt=action.attempt, world_size=action.world_size)
         self._ranks.launch(starts)
 
+    def _take_back(self, returned: Returned) -> None:
+        self._start_error = None
+        self.means_now.link.take_secret(returned.secret)
+        folder = self.time_line.go_on(returned.folder, self._open_folder)
+        self.time_line.record("taken back", **returned.facts())
+        self._ranks = Ranks(returned.attempt, self.means_now, self.launcher, self)
+        self._ranks.take_back(returned, folder)
+
+    def next_cell(self) -> int:
+        """A number that no cell of these ranks has had."""
+        self._newest_cell += 1
+        return self._newest_cell
+
+    def _open_folder(self) -> RunFolder:
+        if self.spec is None:
+            raise RuntimeError("a group was to be started and nobody said how")
+        return self.spec.open(self.time_line)
+
     def _starts(self) -> list[RankStart]:
         if self.spec is None:
             raise RuntimeError("a group was to be started and nobody said how")
         return self.spec.starts(
             self.means_now.link,
             attempt=self.life.attempt,
-            folder=self.spec.open(self.time_line),
+            folder=self._open_folder(),
             colors=self._colors,
             launcher=self.launcher,
             struck=self.struck,

@@ -62,6 +62,12 @@ class StoreLink:
         """How many messages came that were not ours."""
         return self._reader.refused + self._urgent.refused
 
+    def take_secret(self, secret: bytes) -> None:
+        """Sign with that of ranks which another notebook has started; there are no others."""
+        self.secret = secret
+        for reader in (self._reader, self._urgent):
+            reader.use(secret)
+
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Make the writers for the ranks of an attempt; those of another are gone."""
         for box in (*self._commands.values(), *self._controls.values()):

@@ -32,6 +32,9 @@ class Link(Protocol):
     def refused(self) -> int:
         """How many messages came that were not ours."""
 
+    def take_secret(self, secret: bytes) -> None:
+        """Sign with that of ranks which another notebook has started."""
+
     def open_attempt(self, attempt: int, world_size: int) -> None:
         """Be ready to send to the ranks of an attempt."""
 

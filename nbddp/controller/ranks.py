@@ -25,6 +25,8 @@ from nbddp.wire.start import RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.means import Means
+    from nbddp.nodes.returning import Returned
+    from nbddp.record.folder import RunFolder
     from nbddp.wire.letters import Letter
 
 WORKING = 0.05  # of a core; threads that wait for Python's lock take turns asking, with 1 percent
@@ -94,6 +96,22 @@ class Ranks:
         for start in starts:
             self._means.launching.tell(self._launch, start)
 
+    def take_back(self, returned: Returned, folder: RunFolder) -> None:
+        """Listen to processes that there are, and which write into these logs."""
+        self._means.link.open_attempt(self.attempt, returned.world_size)
+        returned.serve(self._means.link.port)
+        for rank in range(returned.world_size):
+            self._logs[rank] = LogReader(folder.log(rank), rank)
+        for rank, each in returned.ranks.items():
+            if each.incarnation:
+                self._incarnations[rank] = each.incarnation
+                self._means.link.open_again(self.attempt, rank, each.incarnation)
+            self._handles[rank] = each.handle
+            self._watch(rank, each.handle)
+
+    def _watch(self, rank: int, handle: RankHandle) -> None:
+        self._means.watcher.watch(handle, lambda it: self._tell_exit(rank, it))
+
     def _launch(self, start: RankStart) -> None:
         rank, tell = start.topology.rank, self._means.actor.tell
         if rank in self._given_up or self._is_overtaken(start):
@@ -116,7 +134,7 @@ class Ranks:
         if not is_overtaken:
             self._handles[rank] = handle
         try:
-            self._means.watcher.watch(handle, lambda it: self._tell_exit(rank, it))
+            self._watch(rank, handle)
         except OSError as error:
             if not is_overtaken:
                 self._owner.note_unlaunched(self.attempt, rank, error)

@@ -103,7 +103,7 @@ class Requests:
         ranks = self._do.life.everybody if request.ranks is None else request.ranks
         before, logs = self._do.cell, self._do.time_line.sizes_of_logs(ranks)  # ranks write at once
         self._do.cell = handle = CellHandle(
-            next(self._numbers),
+            self._do.next_cell(),
             request,
             ranks,
             self._do.means_now.link.unpack,

@@ -30,6 +30,7 @@ from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.comeback import Comeback
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import Life
+from nbddp.nodes.returning import Returned
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.pushes import Pushed, Pushes
@@ -193,15 +194,16 @@ class Session:
 
     # ---- what may be asked, from any thread
 
-    def start(self, spec: GroupSpec) -> None:
-        """Start a group and wait until every rank is ready.
+    def start(self, spec: GroupSpec, returned: Returned | None = None) -> None:
+        """Start a group, or take ranks back, and wait until every rank is ready.
 
         Raises:
             RequestError: there is one already, or the spec cannot be met.
             StartError: a rank could not start.
         """
+        self._do.returned = returned
         with self._stopping_if_interrupted():
-            kept(self._begin(spec, spec.start_event()))
+            kept(self._begin(spec, returned.event() if returned else spec.start_event()))
 
     def restart(self, spec: GroupSpec | None = None, *, is_recovery: bool = False) -> None:
         """End the group, whatever it does, and start it anew as the next attempt.

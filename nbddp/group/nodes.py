@@ -14,10 +14,13 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError, say_ranks
 from nbddp.group.agents import LocalAgents
 from nbddp.launch.launcher import Launcher
+from nbddp.nodes.agent import ORPHAN_TIMEOUT
 from nbddp.nodes.door import Change, Door, Node
 from nbddp.nodes.frames import Kind
+from nbddp.nodes.joining import Join
 from nbddp.nodes.launching import NodesLauncher
 from nbddp.nodes.leftovers import Held, tidy
+from nbddp.nodes.returning import Returned
 from nbddp.ui.words import aligned, say_seconds
 
 LOOPBACK = "127.0.0.1"
@@ -35,6 +38,7 @@ class NodesSpec:
         least: nodes without which no cell begins.
         most: nodes of which cells make use; more wait as spares.
         nproc_per_node: ranks on each, as the line for torchrun says it.
+        orphan_timeout: seconds for which nodes and ranks wait for a notebook that is gone.
 
     Raises:
         ArgumentError: when the numbers make no sense.
@@ -45,6 +49,7 @@ class NodesSpec:
     least: int = 1
     most: int = 1
     nproc_per_node: int = 1
+    orphan_timeout: float = ORPHAN_TIMEOUT
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
@@ -55,6 +60,8 @@ class NodesSpec:
             raise ArgumentError(f"port must be between 0 and 65535, got {self.port}")
         if self.nproc_per_node < 1:
             raise ArgumentError(f"nproc_per_node must be at least 1, got {self.nproc_per_node}")
+        if not self.orphan_timeout > 0:
+            raise ArgumentError(f"orphan_timeout must be above 0, got {self.orphan_timeout}")
 
 
 class Nodes:
@@ -63,12 +70,13 @@ class Nodes:
     Args:
         session: of a worker group that is not started.
         spec: how many are wanted, and where they come in.
+        join: of a door that another notebook has left open.
 
     Raises:
         RequestError: there is a group on this machine, or nobody can listen there.
     """
 
-    def __init__(self, session: Session, spec: NodesSpec) -> None:
+    def __init__(self, session: Session, spec: NodesSpec, join: Join | None = None) -> None:
         if session.life.state.is_live:
             raise RequestError(
                 "the worker group runs on this machine: `%ddp stop` ends it, then open the door"
@@ -77,12 +85,12 @@ class Nodes:
         self._session = session
         self._is_closing = False
         self._has_changed = threading.Event()
-        self.door = Door(spec.host, spec.port, on_change=self._note)
+        self.door = Door(spec.host, spec.port, join=join, on_change=self._note)
         tidy(Path.home())
-        self.join_file = self.door.join.save()
+        self.join_file = self.door.join.path if join else self.door.join.save()
         self._held = Held(self.join_file)
         self._agents = LocalAgents(
-            [*self._torchrun(), "-m", "nbddp.worker", "--join", str(self.join_file)],
+            [*self._torchrun(), *self._module(str(self.join_file))],
             self.join_file.parent.parent / "agents" / self.door.join.run,
         )
         self._before: Launcher = session.launcher
@@ -124,7 +132,7 @@ class Nodes:
     @property
     def command(self) -> str:
         """What is to be typed on each machine."""
-        return f"torchrun {' '.join(self._torchrun())} -m nbddp.worker --join {self._file}"
+        return " ".join(["torchrun", *self._torchrun(), *self._module(self._file)])
 
     @property
     def _file(self) -> str:
@@ -139,6 +147,12 @@ class Nodes:
             "--master-port=0",
             f"--nproc-per-node={self.spec.nproc_per_node}",
         )
+
+    def _module(self, join_file: str) -> Sequence[str]:
+        """What torchrun starts."""
+        seconds = self.spec.orphan_timeout
+        own = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
+        return ("-m", "nbddp.worker", "--join", join_file, *own)
 
     def opened(self) -> str:
         """What to do now."""
@@ -265,6 +279,40 @@ class Nodes:
             + f"; on each machine: `{self.command}`"
         )
 
+    def take_back(self, seconds: float) -> Returned:
+        """Wait for the ranks that another notebook has left, and have the session go on with them.
+
+        Args:
+            seconds: how long to wait for those that are missing.
+
+        Raises:
+            RequestError: none has come back.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._are_all_back() and (left := deadline - time.monotonic()) > 0:
+            self._has_changed.wait(min(left, LOOK))
+            self._has_changed.clear()
+        self.door.takes_back = False
+        returned = self.launcher.take_back()
+        count = max(self.spec.most, len(self.launcher.slots))
+        largest = max(slot.nproc for slot in self.launcher.slots)
+        self.spec = replace(self.spec, most=count, nproc_per_node=largest)
+        self.launcher.most = count
+        return returned
+
+    def say_back(self, returned: Returned) -> str:
+        """Who has come back."""
+        ranks, all_of_them = len(returned.ranks), returned.world_size
+        whole = f"all {all_of_them}" if ranks == all_of_them else f"{ranks} of {all_of_them}"
+        lost = "" if ranks == all_of_them else "; `%ddp heal` brings the others back"
+        return f"{whole} ranks are back, with their names; {self._here()}{lost}"
+
+    def _are_all_back(self) -> bool:
+        if not any(node.living for node in self.door.nodes):
+            return False
+        returned = self.launcher.returned()
+        return len(returned.ranks) == returned.world_size
+
     def leave(self, name: str) -> None:
         """Send a node home, and its ranks with it.
 
@@ -277,6 +325,12 @@ class Nodes:
                 return
         known = ", ".join(node.name for node in self.door.nodes) or "none"
         raise RequestError(f"no node {name!r} is here; those that are: {known}")
+
+    def leave_open(self) -> None:
+        """Go, and leave the nodes and their ranks to the notebook that comes next."""
+        self._is_closing = True
+        self.door.close(sends_home=False)
+        self._held.close()
 
     def close(self) -> None:
         """Send all nodes home; later ranks are on this machine again."""

@@ -37,6 +37,15 @@ class StartAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnAsked:
+    """Take back ranks that another notebook has left: of all, the incarnations of the living."""
+
+    attempt: int
+    world_size: int
+    living: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestartAsked:
     """Stop what there is, then start."""
 
@@ -159,7 +168,15 @@ class Rang:
 
 News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | HealEnded | Rang
 Event = (
-    StartAsked | RestartAsked | HealAsked | RunAsked | InterruptAsked | KillAsked | StopAsked | News
+    StartAsked
+    | ReturnAsked
+    | RestartAsked
+    | HealAsked
+    | RunAsked
+    | InterruptAsked
+    | KillAsked
+    | StopAsked
+    | News
 )
 
 
@@ -173,6 +190,11 @@ class Spawn:
     attempt: int
     world_size: int
     joins_group: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeBack:
+    """Listen to the processes that there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +315,7 @@ class Stopped:
 
 Action = (
     Spawn
+    | TakeBack
     | Revive
     | Revived
     | NotHealed

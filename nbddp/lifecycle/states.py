@@ -89,6 +89,7 @@ class Life:
     cell: CellLife | None = None
     next_start: StartAsked | None = None
     grace: float = GRACE
+    is_return: bool = False  # the ranks were another notebook's: who is late costs nobody else
 
     @property
     def alive(self) -> list[int]:

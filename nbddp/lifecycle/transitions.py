@@ -33,6 +33,7 @@ from nbddp.lifecycle.events import (
     Refuse,
     Remark,
     RestartAsked,
+    ReturnAsked,
     RunAsked,
     SendCell,
     SendInterrupt,
@@ -46,6 +47,7 @@ from nbddp.lifecycle.events import (
     Terminate,
 )
 from nbddp.lifecycle.heals import give_up, on_heal_asked, on_heal_ended, on_newcomer_ready
+from nbddp.lifecycle.returns import on_return_asked
 from nbddp.lifecycle.states import CellLife, GroupState, Life, RankLife, RankState
 from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, mark, ring_in
 
@@ -124,10 +126,15 @@ def _on_rank_ready(life: Life, event: RankReady) -> Step:
         return on_newcomer_ready(mark(life, event.rank, RankState.IDLE))
     if life.state is not GroupState.STARTING:
         return life, []
-    life = mark(life, event.rank, RankState.IDLE)
-    if len(in_state(life, RankState.IDLE)) < len(life.ranks):
+    return _started(mark(life, event.rank, RankState.IDLE))
+
+
+def _started(life: Life) -> Step:
+    """Once all are ready that live."""
+    if in_state(life, RankState.STARTING):
         return life, []
-    return replace(life, state=GroupState.IDLE), [Started()]
+    state = GroupState.BROKEN if life.gone else GroupState.IDLE
+    return replace(life, state=state, is_return=False), [Started()]
 
 
 def _on_rank_unable(life: Life, event: RankUnable) -> Step:
@@ -161,6 +168,8 @@ def _on_exited(life: Life, event: Exited) -> Step:
         return (life, []) if life.alive else _all_gone(life)
     if life.state is GroupState.HEALING:
         return give_up(life, f"rank {event.rank} {describe_exit(event.exitcode)} meanwhile")
+    if life.state is GroupState.STARTING and life.is_return and life.alive:
+        return _started(life)
     if life.state is GroupState.STARTING:
         how = describe_exit(event.exitcode)
         return _give_up_start(life, f"rank {event.rank} {how} while it started")
@@ -305,8 +314,11 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
 
 def _on_rang(life: Life, event: Rang) -> Step:
     if event.alarm is Alarm.START and life.state is GroupState.STARTING:
-        late = say_ranks(in_state(life, RankState.STARTING))
-        return _give_up_start(life, f"{late} did not get ready in {START_PATIENCE:.0f} s")
+        late = in_state(life, RankState.STARTING)
+        text = f"{say_ranks(late)} did not get ready in {START_PATIENCE:.0f} s"
+        if life.is_return:
+            return life, [Remark(text=f"{text}: killed"), Kill(ranks=late)]
+        return _give_up_start(life, text)
     if event.alarm is Alarm.START and life.state is GroupState.HEALING:
         waited = in_state(life, RankState.STARTING)
         why = f"{say_ranks(waited)} did not get ready in {START_PATIENCE:.0f} s"
@@ -357,6 +369,7 @@ def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") ->
 
 _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     StartAsked: _on_start_asked,
+    ReturnAsked: on_return_asked,
     RestartAsked: _on_restart_asked,
     HealAsked: on_heal_asked,
     HealEnded: on_heal_ended,

@@ -26,6 +26,7 @@ from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.verdict import Verdict
+from nbddp.ui.frontend import begins_anew
 
 
 class Desk:
@@ -34,7 +35,7 @@ class Desk:
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
         self.auto = AutoMode()
-        self.group = SteeredGroup(colors=str(shell.colors))
+        self.group = SteeredGroup(colors=str(shell.colors), comes_back=lambda: begins_anew(shell))
         self.views = Views(shell)
         self.diary = Diary()
         self._background: Background | None = None

@@ -212,6 +212,19 @@ class LineMagics(Magics):
     )
     @argument("--slurm", action="store_true", help="write an sbatch file that starts them")
     @argument("--leave", metavar="NODE", help="send this one home")
+    @argument(
+        "--orphan-timeout",
+        type=seconds,
+        metavar="SECONDS",
+        help="how long nodes and ranks wait for a notebook that is gone (default: 60)",
+    )
+    @argument(
+        "--rejoin",
+        nargs="?",
+        const="",
+        metavar="JOIN",
+        help="take back the ranks of a notebook that is gone: the last one, or this join file's",
+    )
     def nodes(self, line: str) -> None:
         """Have ranks on other machines: open a door for them, and see who has come in."""
         if said := steer_nodes(self._desk, parse(self.nodes, line)):

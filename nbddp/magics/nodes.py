@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from nbddp.errors import RequestError
@@ -10,8 +11,11 @@ from nbddp.export.slurm import nodes_job
 from nbddp.group.nodes import LOOPBACK, Nodes, NodesSpec
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import positive_int
+from nbddp.nodes.agent import ORPHAN_TIMEOUT
+from nbddp.nodes.leftovers import left_open
 
 JOB = Path("nbddp-nodes.sbatch")
+COMING_BACK = 10.0  # seconds: nodes look twice a second for a notebook that is gone
 
 
 def node_range(text: str) -> tuple[int, int]:
@@ -35,6 +39,8 @@ def steer_nodes(desk: Desk, args: Namespace) -> str:
     if args.leave:
         _open_door(desk).leave(args.leave)
         return ""
+    if args.rejoin is not None:
+        return _rejoin(desk, args)
     said = _open(desk, args)
     if args.slurm:
         said = _written(_open_door(desk))
@@ -50,7 +56,9 @@ def steer_nodes(desk: Desk, args: Namespace) -> str:
 
 def _open(desk: Desk, args: Namespace) -> str:
     """Open a door if one is asked for, or if something needs one that is not there."""
-    for_a_new_one = any((args.nnodes, args.nproc_per_node, args.host, args.port))
+    for_a_new_one = any(
+        (args.nnodes, args.nproc_per_node, args.host, args.port, args.orphan_timeout)
+    )
     needed = (args.local or args.slurm) and desk.group.nodes is None
     if not for_a_new_one and not needed:
         return ""
@@ -84,7 +92,16 @@ def _asked(args: Namespace) -> NodesSpec:
         least=least,
         most=most,
         nproc_per_node=args.nproc_per_node or 1,
+        orphan_timeout=args.orphan_timeout or ORPHAN_TIMEOUT,
     )
+
+
+def _rejoin(desk: Desk, args: Namespace) -> str:
+    join = left_open(args.rejoin)
+    spec = replace(_asked(args), host=join.address, port=join.port)
+    returned = desk.group.take_back(spec, join, args.wait or COMING_BACK)
+    assert desk.group.nodes is not None
+    return desk.group.nodes.say_back(returned)
 
 
 def _written(nodes: Nodes) -> str:

@@ -18,6 +18,8 @@ from nbddp.group.recovery import Recovery
 from nbddp.launch.launcher import Launcher
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
+from nbddp.nodes.joining import Join
+from nbddp.nodes.returning import Returned
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
@@ -29,6 +31,7 @@ class SteeredGroup(WorkerGroup):
 
     Args:
         launcher: starts the processes; None for one of its own.
+        comes_back: whether this process ends to begin anew, so that nodes may wait for it.
         colors: IPython's theme for tracebacks.
         options: as for :class:`nbddp.WorkerGroup`.
     """
@@ -36,10 +39,16 @@ class SteeredGroup(WorkerGroup):
     _not_started = NO_GROUP
 
     def __init__(
-        self, *, launcher: Launcher | None = None, colors: str = "", **options: Any
+        self,
+        *,
+        launcher: Launcher | None = None,
+        colors: str = "",
+        comes_back: Callable[[], bool] = lambda: False,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self._session = Session(launcher, colors=colors or default_colors())
+        self._comes_back = comes_back
         self.nodes: Nodes | None = None
 
     @property
@@ -98,7 +107,7 @@ class SteeredGroup(WorkerGroup):
 
     # ---- many machines
 
-    def open_nodes(self, spec: NodesSpec) -> Nodes:
+    def open_nodes(self, spec: NodesSpec, join: Join | None = None) -> Nodes:
         """Have ranks on the machines that come in from here on.
 
         Raises:
@@ -110,8 +119,29 @@ class SteeredGroup(WorkerGroup):
                 "`%ddp stop` sends all nodes home"
             )
         self._close_at_exit()
-        self.nodes = Nodes(self._session, spec)
+        self.nodes = Nodes(self._session, spec, join)
         return self.nodes
+
+    def take_back(self, spec: NodesSpec, join: Join, seconds: float) -> Returned:
+        """Go on with the nodes and ranks that another notebook has left.
+
+        Args:
+            spec: of the door.
+            join: of the other notebook's.
+            seconds: how long to wait for ranks that are missing.
+
+        Raises:
+            RequestError: there are ranks here, a door is open, or none has come back.
+        """
+        nodes = self.open_nodes(spec, join)
+        try:
+            returned = nodes.take_back(seconds)
+        except RequestError:
+            self._close_nodes()
+            raise
+        self._spec = replace(self._spec, **returned.options)
+        self._session.start(self._spec, returned)
+        return returned
 
     def stop(self) -> None:
         """End all ranks, and send the nodes home that they were on."""
@@ -120,7 +150,9 @@ class SteeredGroup(WorkerGroup):
 
     def close(self) -> None:
         """End all ranks and everything that was started for them."""
-        if self.nodes is not None:
+        if self.nodes is not None and self._comes_back():
+            self.nodes.leave_open()
+        elif self.nodes is not None:
             self.stop()
         super().close()
 

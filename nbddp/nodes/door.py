@@ -26,6 +26,7 @@ from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keys import at_the_door
 from nbddp.nodes.mirror import Inlet
+from nbddp.nodes.returning import Living, folder_of
 from nbddp.nodes.starts import packed
 from nbddp.nodes.tunnel import Carried, Tunnel
 from nbddp.wire.start import RankStart
@@ -49,6 +50,7 @@ class Node:
         since: when it came, in seconds of ``time.time()``.
         clock: how its clock differs from this machine's.
         why_gone: empty while it is there.
+        living: ranks that it had when it came, and which were taken back.
     """
 
     name: str
@@ -61,6 +63,21 @@ class Node:
     clock: Clock = field(default_factory=Clock)
     why_gone: str = ""
     handles: dict[int, RemoteHandle] = field(default_factory=dict)
+    living: list[Living] = field(default_factory=list)
+
+
+def lost_node(nproc: int) -> Node:
+    """One that had so many ranks and of which nothing else is known."""
+    wire = Wire(lambda *_: None, lambda *_: None)
+    return Node(
+        name="?",
+        address="?",
+        nproc=nproc,
+        facts={"gpus": 0, "cores": 1},
+        wire=wire,
+        tunnel=Tunnel(wire),
+        why_gone="it has not come back",
+    )
 
 
 class RemoteHandle:
@@ -118,6 +135,8 @@ class Door:
     Args:
         host: the address to listen on, and no other.
         port: 0 for any that is free.
+        join: of a door that was there before. Ranks that its nodes have are taken back then, as
+            long as ``takes_back`` says so; else they are ended.
         on_change: told on the door's thread when a node has come or gone.
 
     Raises:
@@ -125,12 +144,18 @@ class Door:
     """
 
     def __init__(
-        self, host: str, port: int = 0, *, on_change: Callable[[Change], None] = lambda _: None
+        self,
+        host: str,
+        port: int = 0,
+        *,
+        join: Join | None = None,
+        on_change: Callable[[Change], None] = lambda _: None,
     ) -> None:
         self._on_change = on_change
         self._numbers = itertools.count(1)
         self._inlet = Inlet()
         self._store_port = 0
+        self._serves = asyncio.Event()  # whether there is a store
         self._guests: set[Wire] = set()  # that have not said who they are
         self.nodes: list[Node] = []
         self.refused = 0  # connections of those that could not prove who they are, or were no node
@@ -138,7 +163,8 @@ class Door:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nbddp-nodes")
         self._thread.daemon = True
-        self.join = Join.new(host, port)
+        self.takes_back = join is not None
+        self.join = join or Join.new(host, port)
         self._thread.start()
         try:
             self._server = self._call(self._listen(host, port, at_the_door(self.join.secret)))
@@ -212,9 +238,26 @@ class Door:
             lambda _wire, kind, number, data: self._on_frame(node, kind, number, data),
             lambda _wire, error: self._lose(node, _say_lost(error)),
         )
-        wire.tell(Kind.WELCOME)
+        wire.tell(Kind.WELCOME, keep=self._take_back(node, facts.pop("living", [])))
         self.nodes = [*self.nodes, node]
         self._on_change(Change(node, has_come=True))
+
+    def _take_back(self, node: Node, living: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
+        """The processes that are wanted back, and how much of their logs is here."""
+        if not self.takes_back:
+            return {}
+        keep = {}
+        for each in living:
+            number, start = int(each["number"]), each["start"]
+            folder = folder_of(start)
+            handle = RemoteHandle(self, node, number, folder)
+            handle.pid = each["pid"]
+            node.handles[number] = handle
+            node.living.append(Living(handle, start))
+            self._numbers = itertools.count(max(next(self._numbers), number + 1))
+            log = folder / str(start["log"])
+            keep[number] = {log.name: log.stat().st_size} if log.exists() else {}
+        return keep
 
     def _name(self, host: str) -> str:
         known = {node.name for node in self.nodes}
@@ -277,7 +320,8 @@ class Door:
                 raise ValueError(f"a node does not say {kind.name}")
 
     async def _connect(self, node: Node, number: int, carried: Carried) -> None:
-        """A rank of this node dials the store."""
+        """A rank of this node dials the store; one that has come back may be here before it."""
+        await self._serves.wait()
         try:
             await self._loop.create_connection(lambda: carried, "127.0.0.1", self._store_port)
         except OSError:
@@ -288,6 +332,7 @@ class Door:
     def serve_store(self, port: int) -> None:
         """Ranks that dial the store find it at this port of this machine."""
         self._store_port = port
+        self._loop.call_soon_threadsafe(self._serves.set)
 
     def launch(self, node: Node, start: RankStart) -> RemoteHandle:
         """Have a node start a rank; returns before it has.
@@ -310,16 +355,17 @@ class Door:
         """Send something to a node; to one that is gone, nothing."""
         self._loop.call_soon_threadsafe(lambda: node.wire.tell(kind, number, **facts))
 
-    def close(self) -> None:
-        """Send all nodes home and end the thread."""
-        self._call(self._close())
+    def close(self, *, sends_home: bool = True) -> None:
+        """End the thread, and send all nodes home; else they wait for somebody else."""
+        self._call(self._close(sends_home=sends_home))
         self._stop_loop()
 
-    async def _close(self) -> None:
+    async def _close(self, *, sends_home: bool) -> None:
         self._server.close()
         wires = [node.wire for node in self.nodes]
         for node in self.nodes:
-            node.wire.tell(Kind.LEAVE, reason="")
+            if sends_home:
+                node.wire.tell(Kind.LEAVE, reason="")
             self._lose(node, "the door was closed")
             node.wire.close()
         for wire in self._guests.copy():

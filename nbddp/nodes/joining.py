@@ -72,11 +72,15 @@ class Join:
         except (ValueError, TypeError):
             raise RequestError("this is not what `%ddp nodes` wrote into its join file") from None
 
+    @property
+    def path(self) -> Path:
+        """Where its file is, if nobody has chosen another place."""
+        return Path.home() / FOLDER / self.run
+
     def save(self, folder: Path | None = None) -> Path:
         """Write it into a file that only its owner can read; the file's path."""
-        folder = folder or Path.home() / FOLDER
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / self.run
+        path = self.path if folder is None else folder / self.run
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(opened, "w") as file:
             file.write(self.token() + "\n")

@@ -34,6 +34,8 @@ BEAT = 1.0  # seconds between two signs of life
 LOOK = 0.05  # seconds between two looks for what ranks have written
 ENDING = 5.0  # seconds that ranks get to end by themselves, as a rank of this machine does
 DIALING = 0.5  # seconds between two tries to come in
+SILENT_AFTER = 6.0  # seconds without a sign of life of the door, which gives up before
+BACKLOG = 512  # connections of ranks that wait while the notebook is gone
 
 
 class Keeper:
@@ -61,9 +63,14 @@ class Keeper:
         self._handles: dict[int, RankHandle] = {}
         self._outlet = Outlet(self._send_log)
         self._wire: Wire | None = None
+        self._is_welcome = False  # whether the door has said what has arrived there
         self._tunnel: Tunnel | None = None
         self._here: Here | None = None
+        self._starts: dict[int, dict[str, Any]] = {}  # what the door said of those that live
+        self._unwanted: set[int] = set()  # of those that live: the door does not know them
+        self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
+        self._coming: asyncio.Task[None] | None = None
         self._over: asyncio.Future[str] | None = None
 
     async def keep(self) -> str:
@@ -78,7 +85,7 @@ class Keeper:
         try:
             if not await self._come_in(loop):
                 return f"no way in at {self._join.address}:{self._join.port}"
-            for repeat, period in ((self._beat, BEAT), (self._outlet.send_news, LOOK)):
+            for repeat, period in ((self._beat, BEAT), (self._send_news, LOOK)):
                 self._every(loop, period, repeat)
             loop.run_in_executor(None, self._launcher.warm_up_more)
             return await self._over
@@ -111,15 +118,28 @@ class Keeper:
         return True
 
     async def _introduce(self, loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
-        self._tunnel = Tunnel(wire, before=self._outlet.send_news)
-        tunnel = self._tunnel
-        self._server = await loop.create_server(tunnel.new, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
+        self._tunnel = Tunnel(wire, before=self._send_news)
         address = wire.own_address
-        interface = interface_of(address) if not address.startswith("127.") else ""
-        self._here = Here(store_port=port, folder=self._folder, interface=interface)
+        if self._here is None:
+            self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+            interface = interface_of(address) if not address.startswith("127.") else ""
+            port = self._listener.getsockname()[1]
+            self._here = Here(store_port=port, folder=self._folder, interface=interface)
+        await self._serve(loop, self._tunnel)
         about = about_this_node(self._nproc)
-        wire.tell(Kind.HELLO, **about, address=address, agent=self._agent_pid)
+        living = [
+            {"number": number, "pid": handle.pid, "start": self._starts[number]}
+            for number, handle in self._handles.items()
+        ]
+        wire.tell(Kind.HELLO, **about, address=address, agent=self._agent_pid, living=living)
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, tunnel: Tunnel) -> None:
+        """Take ranks' connections to the store.
+
+        On a socket that stays when nobody does: who dials then waits until somebody does again.
+        """
+        assert self._listener is not None
+        self._server = await loop.create_server(tunnel.new, sock=self._listener.dup())
 
     def _every(
         self, loop: asyncio.AbstractEventLoop, period: float, act: Callable[[], None]
@@ -129,12 +149,16 @@ class Keeper:
             loop.call_later(period, self._every, loop, period, act)
 
     def _beat(self) -> None:
+        self._held.touch()
         if self._wire is None:
             return
         self._wire.tell(Kind.BEAT, at=time.time())
-        self._held.touch()
-        if asyncio.get_running_loop().time() - self._wire.heard_at > self._orphan_timeout:
-            self._end(f"the notebook was not heard for {self._orphan_timeout:g} s")
+        if asyncio.get_running_loop().time() - self._wire.heard_at > SILENT_AFTER:
+            self._wire.abort()  # it has given this node up as well
+
+    def _send_news(self) -> None:
+        if self._is_welcome:
+            self._outlet.send_news()
 
     # ---- what the door says
 
@@ -148,13 +172,48 @@ class Keeper:
                 loop.run_in_executor(self._forking, self._fork, loop, number, facts)
             case Kind.TERMINATE | Kind.KILL:
                 self._signal(number, is_kill=kind is Kind.KILL)
+            case Kind.WELCOME:
+                self._is_welcome = True
+                self._keep_only(facts_of(data)["keep"])
             case Kind.BEAT:
                 wire.tell(Kind.ECHO, sent=facts_of(data)["at"], at=time.time())
             case Kind.REFUSED | Kind.LEAVE:
                 self._end(str(facts_of(data).get("reason", "")))
 
-    def _on_lost(self, _wire: Wire, error: Exception | None) -> None:
-        self._end(f"the notebook is gone{f' ({error})' if error else ''}")
+    def _on_lost(self, wire: Wire, error: Exception | None) -> None:
+        if wire is not self._wire or self._over is None or self._over.done():
+            return
+        self._stand_alone()
+        why = f"the notebook is gone{f' ({error})' if error else ''}"
+        self._coming = asyncio.get_running_loop().create_task(self._come_back(why))
+
+    def _stand_alone(self) -> None:
+        """The notebook, or another one, may come back."""
+        self._wire, self._is_welcome = None, False
+        if self._server is not None:
+            self._server.close()
+        if self._tunnel is not None:
+            self._tunnel.close()
+        self._server = self._tunnel = None
+
+    async def _come_back(self, why: str) -> None:
+        if not await self._come_in(asyncio.get_running_loop()):
+            self._end(f"{why}, for {self._orphan_timeout:g} s")
+
+    def _keep_only(self, wanted: dict[str, dict[str, int]]) -> None:
+        """End the ranks that nobody wants back; of the others, send again what has not arrived.
+
+        Args:
+            wanted: for each process that is, how much has arrived of each of its files.
+        """
+        for number, handle in self._handles.items():
+            sizes = wanted.get(str(number))
+            if sizes is None:
+                self._unwanted.add(number)
+                self._outlet.forget(number)
+                handle.kill()
+            else:
+                self._outlet.rewind(number, sizes)
 
     def _fork(self, loop: asyncio.AbstractEventLoop, number: int, facts: dict[str, Any]) -> None:
         """On the forking thread: a helper that still imports keeps it waiting."""
@@ -166,10 +225,13 @@ class Keeper:
             reason = f"{type(error).__name__}: {error}"
             loop.call_soon_threadsafe(self._tell, Kind.FAILED, number, {"reason": reason})
         else:
-            loop.call_soon_threadsafe(self._adopt, number, start, handle)
+            loop.call_soon_threadsafe(self._adopt, number, facts, start, handle)
 
-    def _adopt(self, number: int, start: RankStart, handle: RankHandle) -> None:
+    def _adopt(
+        self, number: int, facts: dict[str, Any], start: RankStart, handle: RankHandle
+    ) -> None:
         log = Path(start.log_path)
+        self._starts[number] = facts
         self._handles[number] = handle
         self._outlet.follow(number, log)
         self._outlet.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
@@ -183,10 +245,12 @@ class Keeper:
 
     def _on_exit(self, number: int) -> None:
         handle = self._handles.pop(number)
+        del self._starts[number]
         asyncio.get_running_loop().remove_reader(handle.sentinel)
         handle.join()
-        self._outlet.send_news()
-        self._tell(Kind.EXITED, number, {"exitcode": handle.exitcode})
+        if number not in self._unwanted:
+            self._send_news()
+            self._tell(Kind.EXITED, number, {"exitcode": handle.exitcode})
         self._forking.submit(self._launcher.sweep, handle)
 
     def _tell(self, kind: Kind, number: int, facts: dict[str, Any]) -> None:
@@ -223,6 +287,17 @@ class Keeper:
         if self._wire is not None:
             reason = self._over.result() if self._over is not None and self._over.done() else ""
             self._wire.tell(Kind.LEAVE, reason=reason)
+        if self._coming is not None:
+            self._coming.cancel()
+        await self._end_ranks()
+        self._send_news()
+        for each in (self._wire, self._server, self._listener):
+            if each is not None:
+                each.close()
+        await loop.run_in_executor(self._forking, self._launcher.close)
+        self._forking.shutdown()
+
+    async def _end_ranks(self) -> None:
         for handle in self._handles.values():
             handle.terminate()
         deadline = time.monotonic() + ENDING
@@ -230,13 +305,6 @@ class Keeper:
             await asyncio.sleep(0.01)
         for handle in self._handles.values():
             handle.kill()
-        self._outlet.send_news()
-        if self._wire is not None:
-            self._wire.close()
-        if self._server is not None:
-            self._server.close()
-        await loop.run_in_executor(self._forking, self._launcher.close)
-        self._forking.shutdown()
 
 
 def count_gpus() -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from nbddp.errors import RequestError
 from nbddp.launch.launcher import RankHandle
-from nbddp.nodes.door import Door, Node
+from nbddp.nodes.door import Door, Node, lost_node
+from nbddp.nodes.returning import Returned
 from nbddp.topology import Topology
 from nbddp.wire.start import RankStart
 
@@ -114,6 +115,46 @@ class NodesLauncher:
             )
         self.slots = slots
         self._room = sum(node.nproc for node in self.door.nodes[: self.most])
+
+    def returned(self) -> Returned:
+        """The ranks of another notebook that are back.
+
+        Raises:
+            RequestError: none is.
+        """
+        living = [each for node in self.door.nodes for each in node.living]
+        return Returned.of(living, self.door.serve_store)
+
+    def take_back(self) -> Returned:
+        """The ranks that are back; those whose node is not are gone with it.
+
+        Raises:
+            RequestError: none is.
+        """
+        nodes = self.door.nodes
+        returned = self.returned()
+        slots: dict[int, Slot] = {}
+        for node in nodes:
+            for each in node.living:
+                place = each.place
+                if returned.ranks.get(place.rank) is each:
+                    first = place.rank - place.local_rank
+                    slots[first] = Slot(node, first, place.local_world_size)
+        self._fill(slots, returned.world_size)
+        self.slots = [slots[first] for first in sorted(slots)]
+        self._room = returned.world_size
+        return returned
+
+    def _fill(self, slots: dict[int, Slot], world_size: int) -> None:
+        """Ranks of nodes that have not come back are on one that is gone."""
+        rank = 0
+        while rank < world_size:
+            if rank in slots:
+                rank += slots[rank].nproc
+                continue
+            end = min((first for first in slots if first > rank), default=world_size)
+            slots[rank] = Slot(lost_node(end - rank), rank, end - rank)
+            rank = end
 
     def take_over(self, ranks: Sequence[int]) -> None:
         """Nodes that are here, and have no ranks, take the places of those that are gone.

@@ -16,6 +16,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from nbddp.errors import RequestError
+from nbddp.nodes.joining import FOLDER, Join
+
 HOME = ".nbddp"  # in the home folder
 AGE = 7 * 86400.0  # seconds since the last sign of life
 TOUCHING = 60.0  # seconds between two signs of life
@@ -52,6 +55,37 @@ class Held:
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
+
+
+def left_open(name: str = "") -> Join:
+    """The door that a notebook has left open which is gone.
+
+    Args:
+        name: its join file, or only the last part of it; empty for the newest that nobody holds.
+
+    Raises:
+        RequestError: there is none.
+    """
+    folder = Path.home() / FOLDER
+    if name:
+        path = Path(name).expanduser()
+        return Join.load(path if path.exists() else folder / name)
+    left = [path for path in _files(folder) if not _is_anybodys(path)]
+    if not left:
+        raise RequestError(f"no notebook that is gone has left a door open: see {folder}")
+    return Join.load(max(left, key=lambda path: path.stat().st_mtime))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [each for each in folder.glob("*") if _NAMES["join"].fullmatch(each.name)]
+
+
+def _is_anybodys(path: Path) -> bool:
+    lock = _opened(path)
+    try:
+        return _is_held(lock)
+    finally:
+        os.close(lock)
 
 
 def tidy(home: Path) -> None:

@@ -7,7 +7,7 @@ anything else that the rank says, so that whoever is told where a line stands fi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,16 @@ class Outlet:
             size = path.stat().st_size if path.exists() else 0
             self._files[path] = _Growing(path, number, size, whole_lines)
         self._files[path].number = number
+
+    def rewind(self, number: int, sizes: Mapping[str, int]) -> None:
+        """Send again what has not arrived of these files that a process writes."""
+        for each in self._files.values():
+            if each.number == number and each.path.name in sizes:
+                each.sent = min(each.sent, sizes[each.path.name])
+
+    def forget(self, number: int) -> None:
+        """Send nothing more of a process."""
+        self._files = {path: each for path, each in self._files.items() if each.number != number}
 
     def send_news(self) -> None:
         """Look at all files, and send what is new."""

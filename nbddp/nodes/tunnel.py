@@ -38,6 +38,7 @@ class Carried(asyncio.Protocol):
         self._untaken = 0  # bytes sent
         self._owed = 0  # bytes that came and were not yet said to be taken
         self._is_full = False
+        self._has_ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The half on this machine stands."""
@@ -46,6 +47,8 @@ class Carried(asyncio.Protocol):
         for data in self._early:
             self.take(data)
         self._early.clear()
+        if self._has_ended:  # before this one stood
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Something is to be carried."""
@@ -95,6 +98,7 @@ class Carried(asyncio.Protocol):
 
     def end(self) -> None:
         """The other half has ended; what came from there is delivered first."""
+        self._has_ended = True
         if self._transport is not None:
             self._transport.close()
 

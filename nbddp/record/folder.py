@@ -28,15 +28,23 @@ class RunFolder:
     ``run.json`` says what was started, ``events.jsonl`` what happened, ``rank{r}.log`` holds
     what each rank wrote, all attempts one after the other.
 
+    Args:
+        base: where to make it.
+        name: a part of its own name.
+        is_there: whether ``base`` is the folder itself, of a run that goes on.
+
     Raises:
         StartError: there is no room for it anywhere.
     """
 
-    def __init__(self, base: Path, name: str = "") -> None:
+    def __init__(self, base: Path, name: str = "", *, is_there: bool = False) -> None:
         self.remark = ""
         self._has_complained = False
         self._is_torn = False
-        self.path, self._events = self._make(base, _safe(name))
+        if is_there:
+            self.path, self._events = base, _open_private(base / "events.jsonl", os.O_APPEND)
+        else:
+            self.path, self._events = self._make(base, _safe(name))
 
     def log(self, rank: int) -> Path:
         """The file of a rank's output."""

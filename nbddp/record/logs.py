@@ -105,11 +105,12 @@ class LogReader:
         return ""
 
     def accept(self, output: Output) -> Logged | None:
-        """Where a mailed piece stands, or None if the file was read beyond it already."""
-        if output.start < self._shown:
+        """Where a mailed piece stands, or what of it was not read from the file already, if any."""
+        start, end = max(output.start, self._shown), output.end
+        if end <= start:
             return None
-        self._shown = output.end
-        return Logged(self._rank, self._path, output.start, output.end)
+        self._shown = end
+        return Logged(self._rank, self._path, start, end)
 
     def rest(self) -> Logged | None:
         """What a rank that is gone wrote and could not mail any more."""

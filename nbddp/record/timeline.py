@@ -84,6 +84,13 @@ class TimeLine:
                 self._tell(remark)
         return self.folder
 
+    def go_on(self, path: Path, begin: Callable[[], RunFolder]) -> RunFolder:
+        """Go on in the folder of another notebook's run; if it is gone, in a new one."""
+        if path.is_dir():
+            self.close()
+            self.folder = RunFolder(path, is_there=True)
+        return self.folder or begin()
+
     def close(self) -> None:
         """The run is over."""
         folder, self.folder = self.folder, None  # first: a descriptor that is closed may be reused

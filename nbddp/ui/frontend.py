@@ -32,3 +32,9 @@ def shows_widgets(shell: InteractiveShell) -> bool:
     speaks_as_page = request.get("header", {}).get("version") == OF_PAGES
     is_there = bool(os.environ.get(OF_COLAB) or os.environ.get(OF_KAGGLE))
     return takes_input and (bool(metadata.get("cellId")) or speaks_as_page or is_there)
+
+
+def begins_anew(shell: InteractiveShell) -> bool:
+    """Whether the kernel ends because its user wants it to start anew."""
+    asked = getattr(getattr(shell, "kernel", None), "_shutdown_message", None) or {}
+    return bool(asked.get("content", {}).get("restart"))

@@ -114,12 +114,16 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The rank has its shell and, unless told otherwise, its process group."""
+    """The rank has its shell and, unless told otherwise, its process group.
+
+    ``cell``: the newest that it has begun, for another notebook than the one before.
+    """
 
     pid: int
     device: str
     backend: str
     host: str
+    cell: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

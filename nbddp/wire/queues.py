@@ -12,7 +12,7 @@ import hmac
 import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -67,9 +67,17 @@ class QueueWriter:
             try:
                 self._put(sequence, body)
             except RuntimeError:  # torch's: the connection is gone, and the client for good
-                with names_from_files():
-                    self._store = clone(self._store)
+                self._connect_anew()
                 self._put(sequence, body)
+
+    def renew(self) -> None:
+        """The store is another one: what is put into a connection that has ended is lost."""
+        with self._lock:
+            self._connect_anew()
+
+    def _connect_anew(self) -> None:
+        with names_from_files():
+            self._store = clone(self._store)
 
     def _put(self, sequence: int, body: bytes) -> None:
         beside = _beside(self._queue, self._sender, self._life, sequence)
@@ -109,10 +117,26 @@ class QueueWriter:
 
 
 class QueueReader:
-    """The end that letters come out of; refuses and counts what is not ours."""
+    """The end that letters come out of; refuses and counts what is not ours.
 
-    def __init__(self, store: Store, queue: str, *, secret: bytes) -> None:
+    Args:
+        store: where the queue is.
+        queue: its name.
+        secret: what letters are signed with.
+        reopen: waits, when the store is gone, for another one in its place, whose writers count
+            their letters anew; None where there will be none.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: str,
+        *,
+        secret: bytes,
+        reopen: Callable[[], Store] | None = None,
+    ) -> None:
         self._store = store
+        self._reopen = reopen
         self._queue = queue
         self._secret = secret
         self._last: dict[tuple[int, Lived], int] = {}
@@ -121,13 +145,27 @@ class QueueReader:
     def collect(self) -> Letter:
         """Wait for the next letter that is ours; the first refusal is logged, all are counted."""
         while True:
-            data = self._store.queue_pop(self._queue)
+            data = self._pop()
             try:
                 return self.open(data)
             except WireError as error:
                 self.refused += 1
                 if self.refused == 1:
                     logger.warning("refused a message: %s", error)
+
+    def use(self, secret: bytes) -> None:
+        """From here on letters are signed with this."""
+        self._secret = secret
+
+    def _pop(self) -> bytes:
+        while True:
+            try:
+                return self._store.queue_pop(self._queue)
+            except RuntimeError:  # torch's: the connection is gone
+                if self._reopen is None:
+                    raise
+                self._store = self._reopen()
+                self._last.clear()
 
     def open(self, data: bytes) -> Letter:
         """Read one sealed letter, if it is newer than the last of its sender."""

@@ -35,6 +35,7 @@ class RankStart:
         joins_group: whether to form a process group at the start.
         run_id: name of the run.
         colors: IPython's colour theme for tracebacks.
+        may_return: whether the notebook, once it is gone, may come back, so that the rank waits.
         interface: of the network, through which it meets the others; empty for the loopback where
             all are on this machine, else for the one that the backend chooses.
     """
@@ -56,6 +57,7 @@ class RankStart:
     colors: str = ""
     incarnation: int = 0
     interface: str = ""
+    may_return: bool = False
 
 
 def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:

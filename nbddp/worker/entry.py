@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -55,14 +55,15 @@ from nbddp.worker.loaders import let_loaders_begin_anew
 from nbddp.worker.lookahead import may_ask
 from nbddp.worker.mailing import Mailer
 from nbddp.worker.main_thread import main_frame
-from nbddp.worker.meters import Meters
+from nbddp.worker.meters import Meters, lost_numbers
 from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.process_group import ProcessGroup, say_shared
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
+from nbddp.worker.returning import Returning
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
-from nbddp.worker.streams import RankLog, flush_python_streams, say_lost
+from nbddp.worker.streams import RankLog, flush_python_streams, lost_output
 from nbddp.worker.usage import Usage
 from nbddp.worker.waits import waited_in
 
@@ -95,8 +96,8 @@ def live(start: RankStart) -> None:
     )
     meters = Meters(Path(start.log_path).with_name("metrics.jsonl"), rank=sender, attempt=attempt)
     mailer = Mailer(writer, urgent, log, meters, ranks=start.topology.world_size)
-    log.capture(mailer.poke, lambda error: mailer.post(_lost_output(error)))
-    meters.capture(mailer.poke, lambda error: mailer.post(_lost_numbers(error)), mailer.flush)
+    log.capture(mailer.poke, lambda error: mailer.post(lost_output(error)))
+    meters.capture(mailer.poke, lambda error: mailer.post(lost_numbers(error)), mailer.flush)
     faulthandler.enable(file=2, all_threads=False)  # a SIGSEGV leaves its Python stack in the log
     mailer.start()
     try:
@@ -111,15 +112,6 @@ def live(start: RankStart) -> None:
     depart(mailer.close)
 
 
-def _lost_output(error: OSError) -> Display:
-    return Display(cell=0, data={"text/plain": f"nbddp: {say_lost(error)}"}, metadata={})
-
-
-def _lost_numbers(error: OSError) -> Display:
-    text = f"nbddp: metrics.jsonl is not complete from here on: {error.strerror}"
-    return Display(cell=0, data={"text/plain": text}, metadata={})
-
-
 class Rank:
     """One rank: a shell, a process group, and the two queues it listens to."""
 
@@ -128,8 +120,7 @@ class Rank:
     ) -> None:
         self._place = start.topology
         self._attempt = start.attempt
-        self._parcels = clients.parcels
-        self._parcels.set_timeout(PATIENCE)
+        clients.parcels.set_timeout(PATIENCE)
         self._mailer = mailer
         self._log = log
         self._meters = meters
@@ -142,13 +133,14 @@ class Rank:
             timeout=timedelta(seconds=start.timeout),
             attempt=start.attempt,
         )
+        back = Returning(clients, self._group, mailer, self._end_lost_cell, self._say_ready)
+        self._parcels, self._claims, self._cell = cast(dist.Store, back.parcels), back.commands, 0
         self._shell = self._make_shell(start.colors)
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._keyboard = Keyboard(
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
         )
         self._debuggers = Debuggers(self._keyboard, self._shell.debugger_cls, self._comes_first)
-        self._claims, self._cell = clients.commands, 0
         self._pulse = PulseThread(
             mailer.post,
             self._shell.is_cell_file,
@@ -183,11 +175,13 @@ class Rank:
             clients.commands,
             command_queue(start.attempt, rank, start.incarnation),
             secret=start.secret,
+            reopen=back.between_cells if start.may_return else None,
         )
         self._control = QueueReader(
             clients.control,
             control_queue(start.attempt, rank, start.incarnation),
             secret=start.secret,
+            reopen=back.at_any_time if start.may_return else None,
         )
         if start.joins_group:
             self._group.form(0)
@@ -197,12 +191,16 @@ class Rank:
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
         self._mailer.post(self._pulse.look())
         self._pulse.start()
+        self._say_ready()
+
+    def _say_ready(self) -> None:
         self._mailer.post(
             Ready(
                 pid=os.getpid(),
                 device=str(self._group.device),
                 backend=self._group.backend,
                 host=socket.gethostname(),
+                cell=self._cell,
             )
         )
 
@@ -263,6 +261,9 @@ class Rank:
             self._interrupter.interrupt(command.cell, is_for_death=command.is_for_death)
         except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
             traceback.print_exc()
+
+    def _end_lost_cell(self) -> None:
+        self._interrupt(Interrupt(cell=self._cell))
 
     def _note_wait(self) -> None:
         if waited_in(main_frame(), self._shell.is_cell_file):

@@ -112,6 +112,11 @@ class Mailer:
     def _has_room(self) -> bool:
         return self._held < MAX_HELD or threading.current_thread() is self._thread
 
+    def renew(self) -> None:
+        """Another reader is there, at another store."""
+        self._writer.renew()
+        self._urgent_writer.renew()
+
     def flush(self) -> None:
         """Wait until all that there is now was mailed; briefly, if the mail is stuck."""
         if self._is_elsewhere():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.train.report import Bar
-from nbddp.wire.messages import Happened, Metrics, Progress, Report
+from nbddp.wire.messages import Display, Happened, Metrics, Progress, Report
 
 MAX_ROWS = 1000  # in one letter
 MAX_WAITING = 100_000  # rows; beyond that the oldest are left out of the live view
@@ -169,3 +169,9 @@ class Meters:
         rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
         missed, self._missed = self._missed, 0
         return Metrics(rows=rows, missed=missed)
+
+
+def lost_numbers(error: OSError) -> Display:
+    """What the user is told of numbers that the file did not take."""
+    text = f"nbddp: metrics.jsonl is not complete from here on: {error.strerror}"
+    return Display(cell=0, data={"text/plain": text}, metadata={})

@@ -148,6 +148,10 @@ class ProcessGroup:
             self._is_store_shut = False
         return self._store
 
+    def lose_store(self) -> None:
+        """Its server is gone, and another one is in its place."""
+        self._is_store_shut = True
+
     def leave(self) -> None:
         """Destroy the process group and all that were made from it."""
         self.is_broken = False

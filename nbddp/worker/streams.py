@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from nbddp.wire.messages import Output
+from nbddp.wire.messages import Display, Output
 
 CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes that are mailed; of more it is only said where they are
@@ -225,3 +225,8 @@ def flush_python_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if not getattr(stream, "closed", False):
             stream.flush()
+
+
+def lost_output(error: OSError) -> Display:
+    """What the user is told of output that the file did not take."""
+    return Display(cell=0, data={"text/plain": f"nbddp: {say_lost(error)}"}, metadata={})

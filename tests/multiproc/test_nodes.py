@@ -62,7 +62,7 @@ class OnNodes:
         """Have nodes come in."""
         enough = len(self.nodes.door.nodes) + count
         self.nodes.start_local(count)
-        wait_until(lambda: len(self.nodes.door.nodes) == enough, timeout=COMING)
+        assert wait_until(lambda: len(self.nodes.door.nodes) == enough, timeout=COMING)
 
     def node_of(self, rank: int) -> Any:
         """The node that a rank is on."""
@@ -118,7 +118,7 @@ def test_ranks_on_nodes_do_what_ranks_do(
     assert group.run("'x' in globals()", wants_value=True).values() == [False] * 4
     agents = [on_nodes.agent_of(rank) for rank in (0, 2)]
     group.stop()
-    wait_until(lambda: not any(map(_lives, agents)))
+    assert wait_until(lambda: not any(map(_lives, agents)))
     assert not on_nodes.said[2:]
     assert group.nodes is None
 
@@ -191,7 +191,7 @@ def test_a_node_goes_and_another_one_takes_its_place(
     told = [said for said in on_nodes.said if why in said]
     assert told == [f"node {name} (127.0.0.1): {why}: ranks 2-3 are gone"]
     assert group.alive == [0, 1]
-    wait_until(lambda: not any(map(_lives, its)))
+    assert wait_until(lambda: not any(map(_lives, its)))
     with pytest.raises(RequestError, match=f"node {name} is gone .*and no other has room"):
         group.heal()
     on_nodes.bring()
@@ -203,26 +203,31 @@ def test_a_node_goes_and_another_one_takes_its_place(
     assert len(set(sums)) == 1
 
 
-def test_a_node_that_stands_still_is_gone_and_ends_itself_when_it_goes_on(
+def test_a_node_that_stands_still_is_gone_and_comes_back_as_a_spare_when_it_goes_on(
     on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbddp.nodes.door.SILENT_AFTER", 2.0)
     group = on_nodes.start()
     keeper = psutil.Process(on_nodes.node_of(2).facts["pid"])
-    its = [keeper, *keeper.children(recursive=True)]
+    pids = group.session.process_ids()
+    its = [psutil.Process(pids[rank]) for rank in (2, 3)]
     threading.Timer(0.5, keeper.suspend).start()
     with pytest.raises(CellFailedError) as caught:
         group.run("dist.barrier()\nwhile True: dist.all_reduce(torch.ones(1))")
     assert "no sign of life for 2 s" in caught.value.report
     assert group.alive == [0, 1]
     keeper.resume()
-    wait_until(lambda: not any(map(_lives, its)))
+    assert wait_until(lambda: not any(map(_lives, its)))
+    assert wait_until(lambda: len(on_nodes.nodes.door.nodes) == 2)
+    assert group.heal().ranks == (2, 3)
+    assert on_nodes.node_of(2).facts["pid"] == keeper.pid
+    assert group.run("dist.barrier()\nrank", wants_value=True).values() == [0, 1, 2, 3]
 
 
 def test_fewer_nodes_make_a_smaller_world(on_nodes: OnNodes) -> None:
     group = on_nodes.start()
     _kill_keeper(on_nodes)
-    wait_until(lambda: len(on_nodes.nodes.door.nodes) == 1)
+    assert wait_until(lambda: len(on_nodes.nodes.door.nodes) == 1)
     with pytest.raises(RequestError, match="1 of 2 nodes is here"):
         on_nodes.nodes.fit(group.spec)
     on_nodes.nodes.launcher.least = 1
@@ -267,9 +272,9 @@ def test_a_training_grows_with_a_node_that_comes_and_shrinks_when_one_goes(
     group.push({"folder": str(tmp_path)})
 
     def come_and_go() -> None:
-        wait_until(lambda: _trains(tmp_path, "0-4-*"), timeout=COMING)
+        assert wait_until(lambda: _trains(tmp_path, "0-4-*"), timeout=COMING)
         on_nodes.bring()
-        wait_until(lambda: _trains(tmp_path, "1-6-*"), timeout=COMING)
+        assert wait_until(lambda: _trains(tmp_path, "1-6-*"), timeout=COMING)
         os.kill(on_nodes.node_of(0).facts["pid"], signal.SIGKILL)
 
     changes = threading.Thread(target=come_and_go)
@@ -335,7 +340,7 @@ import sys, time
 from nbddp.group.nodes import NodesSpec
 from nbddp.magics.steered import SteeredGroup
 group = SteeredGroup(nproc=2)
-nodes = group.open_nodes(NodesSpec(nproc_per_node=2))
+nodes = group.open_nodes(NodesSpec(nproc_per_node=2, orphan_timeout=3))
 nodes.start_local(1)
 while not nodes.door.nodes:
     time.sleep(.05)
@@ -346,7 +351,7 @@ group.run("import time; time.sleep(100)")
 """
 
 
-def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes(
+def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes_after_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
@@ -358,4 +363,4 @@ def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes(
         assert agent is not None
         its = [agent, *agent.children(recursive=True)]
         kernel.kill()
-    wait_until(lambda: not any(map(_lives, its)))
+    assert wait_until(lambda: not any(map(_lives, its)))

@@ -1,0 +1,115 @@
+"""A notebook is gone and its ranks live on, on their nodes: the next one takes them back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from notebook import Notebook
+from processes import wait_until
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+
+NAMES = """%%ddp
+import os
+torch.manual_seed(0)
+model = nbddp.prepare(torch.nn.Linear(2, 1))
+kept, place = [rank], os.getpid()
+print("written before")
+"""
+SAME = """%%ddp
+total = torch.tensor(float(rank))
+dist.all_reduce(total)
+model(torch.ones(1, 2)).sum().backward()
+(kept, place == os.getpid(), total.item(), model.module.weight.grad.sum().item())
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def first(home: Path) -> Iterator[Notebook]:
+    (home / "first").mkdir()
+    with Notebook(home / "first") as first:
+        yield first
+
+
+@pytest.fixture
+def left(first: Notebook) -> Iterator[list[psutil.Process]]:
+    """A notebook with two nodes of two ranks, and its nodes' processes."""
+    its: list[psutil.Process] = []
+    reply = first.run("%ddp nodes --local 2 --nproc-per-node 2 --orphan-timeout 30 --wait 50")
+    assert "2 nodes are here" in reply.text, reply
+    assert "written before" in first.run(NAMES).text
+    for each in psutil.Process(first.pid).children():
+        if "torch.distributed.run" in each.cmdline():
+            its += [each, *each.children(recursive=True)]
+    yield [psutil.Process(first.pid), *its]
+    for each in its:
+        if each.is_running():
+            each.kill()
+
+
+def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
+    home: Path, left: list[psutil.Process]
+) -> None:
+    kernel, *its = left
+    os.kill(kernel.pid, signal.SIGKILL)
+    (home / "second").mkdir()
+    with Notebook(home / "second") as notebook:
+        assert notebook.run("%load_ext nbddp").status == "ok"
+        reply = notebook.run("%ddp nodes --rejoin")
+        assert "nbddp: all 4 ranks are back, with their names; 2 nodes are here" in reply.text
+        reply = notebook.run(SAME)
+        for rank in range(4):
+            assert re.search(rf"\(\[{rank}\], True, 6\.0, 2\.0\)", reply.text), reply
+        assert "written before" in notebook.run("%ddp logs 3 -n 1000").text
+        assert "[rank 2] and after" in notebook.run("%%ddp\nprint('and after')").text
+        assert notebook.run("%ddp stop").status == "ok"
+        assert wait_until(lambda: not any(each.is_running() for each in its))
+
+
+def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them_home(
+    left: list[psutil.Process], first: Notebook
+) -> None:
+    its = left[1:]
+    first.restart()
+    assert first.run("%load_ext nbddp").status == "ok"
+    assert "all 4 ranks are back, with their names" in first.run("%ddp nodes --rejoin").text
+    assert "([1], True, 6.0, 2.0)" in first.run(SAME).text
+    first.run("exit")
+    assert wait_until(lambda: not any(each.is_running() for each in its))
+
+
+def test_a_cell_that_ran_when_its_notebook_was_killed_is_ended_and_names_are_kept(
+    home: Path, left: list[psutil.Process], first: Notebook
+) -> None:
+    kernel = left[0]
+    first.begin("%%ddp\nimport time\nsteps = 0\nwhile True:\n    dist.barrier()\n    steps += 1")
+    time.sleep(1)
+    os.kill(kernel.pid, signal.SIGKILL)
+    (home / "second").mkdir()
+    with Notebook(home / "second") as notebook:
+        assert "all 4 ranks are back" in notebook.run("%ddp nodes --rejoin").text
+        assert "Out [ranks 0-3] True\n" in notebook.run("%%ddp\ndist.barrier()\nsteps > 0").text
+        assert "([1], True, 6.0, 2.0)" in notebook.run(SAME).text
+
+
+def test_no_notebook_has_left_anything(home: Path) -> None:
+    (home / "second").mkdir()
+    with Notebook(home / "second") as notebook:
+        reply = notebook.run("%ddp nodes --rejoin")
+        assert "UsageError: no notebook that is gone has left a door open" in reply.text
+        reply = notebook.run("%ddp nodes --rejoin nothere")
+        assert "no join file at" in reply.text
+        assert notebook.run("%ddp nodes").text.startswith("nbddp: no door is open")
