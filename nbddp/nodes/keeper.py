@@ -34,6 +34,7 @@ BEAT = 1.0  # seconds between two signs of life
 LOOK = 0.05  # seconds between two looks for what ranks have written
 ENDING = 5.0  # seconds that ranks get to end by themselves, as a rank of this machine does
 DIALING = 0.5  # seconds between two tries to come in
+GREETING = 5.0  # seconds for one: where a cable is cut, the system itself tries for two minutes
 SILENT_AFTER = 6.0  # seconds without a sign of life of the door, which gives up before
 BACKLOG = 512  # connections of ranks that wait while the notebook is gone
 
@@ -102,13 +103,14 @@ class Keeper:
         deadline = time.monotonic() + self._orphan_timeout
         while self._over is not None and not self._over.done():
             try:
-                _, self._wire = await loop.create_connection(
+                dialing = loop.create_connection(
                     lambda: Wire(self._on_frame, self._on_lost),
                     self._join.address,
                     self._join.port,
                     ssl=context,
                 )
-            except OSError:  # nobody there yet, or another secret
+                _, self._wire = await asyncio.wait_for(dialing, GREETING)
+            except (OSError, asyncio.TimeoutError):  # nobody there yet, or another secret
                 if time.monotonic() > deadline:
                     return False
                 await asyncio.sleep(DIALING)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from processes import wait_until
 
@@ -58,6 +59,10 @@ class Cables:
     def cut(self, space: str) -> None:
         """Pull the cable out of the switch."""
         ip("link", "set", space, "down")
+
+    def mend(self, space: str) -> None:
+        """Put it in again."""
+        ip("link", "set", space, "up")
 
     def close(self) -> None:
         """Take all of it away."""
@@ -106,15 +111,16 @@ class Apart:
         events = self.group.session.time_line.since(0.0)
         return [str(event.facts["what"]) for event in events if event.kind == "node"]
 
-    def bring(self) -> str:
+    def bring(self, *, orphan_timeout: float = 3.0) -> str:
         """Have a node come in; its namespace."""
         enough = len(self.nodes.door.nodes) + 1
         space = self.cables.add()
         inside = ["ip", "netns", "exec", space, sys.executable, "-m", "torch.distributed.run"]
         options = ["--master-addr=127.0.0.1", "--master-port=0", "--nproc-per-node=2"]
-        join = ["-m", "nbddp.worker", "--join", str(self.nodes.join_file), "--orphan-timeout", "3"]
+        join = ["-m", "nbddp.worker", "--join", str(self.nodes.join_file)]
+        join += ["--orphan-timeout", str(orphan_timeout)]
         self.agents.append(subprocess.Popen([*inside, *options, *join], start_new_session=True))
-        wait_until(lambda: len(self.nodes.door.nodes) == enough, timeout=60)
+        assert wait_until(lambda: len(self.nodes.door.nodes) == enough, timeout=60)
         return space
 
     def close(self) -> None:
@@ -160,3 +166,27 @@ def test_ranks_of_two_networks_meet_and_a_cut_cable_costs_its_node_alone(apart: 
     assert {rank: now[rank] for rank in (0, 1)} == survivors
     assert group.run("mine.sum().item()", wants_value=True).values() == [12.0] * 4
     group.run("dist.all_reduce(mine)")
+
+
+def test_a_node_that_was_cut_off_for_a_while_comes_back_as_a_spare(apart: Apart) -> None:
+    group = apart.group
+    spaces = [apart.bring(orphan_timeout=60) for _ in range(2)]
+    group.spec = apart.nodes.fit(group.spec)
+    group.start()
+    group.run("mine = [rank]")
+    survivors = {rank: group.session.process_ids()[rank] for rank in (0, 1)}
+    lost = apart.nodes.door.nodes[1].facts["pid"]
+    apart.cables.cut(spaces[1])
+    with pytest.raises(CellFailedError, match="no sign of life for 5 s"):
+        group.run("while True: dist.all_reduce(torch.ones(1000))")
+    apart.cables.mend(spaces[1])
+    assert wait_until(lambda: len(apart.nodes.door.nodes) == 2, timeout=30)
+    assert apart.nodes.door.nodes[1].facts["pid"] == lost
+    assert group.heal().ranks == (2, 3)
+    now = group.session.process_ids()
+    assert {rank: now[rank] for rank in (0, 1)} == survivors
+    values = group.run("dist.all_reduce(torch.ones(1))\nmine", wants_value=True).values()
+    assert values[:2] == [[0], [1]]
+    its = [psutil.Process(lost), *psutil.Process(lost).children(recursive=True)]
+    group.stop()
+    assert wait_until(lambda: not any(each.is_running() for each in its))
