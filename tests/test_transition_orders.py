@@ -40,6 +40,7 @@ from nbddp.lifecycle.events import (
     RankUnable,
     Refuse,
     RestartAsked,
+    ReturnAsked,
     Revive,
     RunAsked,
     SendCell,
@@ -52,6 +53,7 @@ from nbddp.lifecycle.events import (
     Started,
     StopAsked,
     Stopped,
+    TakeBack,
     Terminate,
 )
 from nbddp.lifecycle.states import GroupState, Life, RankState
@@ -125,7 +127,8 @@ class Ledger:
         if any(isinstance(action, Refuse) for action in actions):
             assert len(actions) == 1
             assert life == before
-        alive = before.alive if event.__class__ is not Exited else life.alive
+        gone = event.rank if isinstance(event, Exited) else None
+        alive = [rank for rank in before.alive if rank != gone]
         for action in actions:
             self._check_action(action, before, alive)
 
@@ -151,8 +154,8 @@ class Ledger:
             case Stopped():
                 self.stopped[attempt] += 1
                 assert self.stopped[attempt] == 1, "an attempt stops once"
-            case Spawn(attempt=new):
-                assert new == attempt + 1
+            case TakeBack() | Spawn():
+                assert isinstance(action, TakeBack) or action.attempt == attempt + 1
                 assert attempt == 0 or self.stopped[attempt] == 1, "the old attempt never stopped"
                 self.handed.clear()
 
@@ -192,6 +195,9 @@ class AnyOrder(RuleBasedStateMachine):
         match action:
             case Spawn():
                 self.spawn(action)
+            case TakeBack():
+                for rank in self.life.alive:
+                    self.processes[rank] = Process(self.life.attempt, rank)
             case Revive(attempt=attempt, ranks=born):
                 for rank, _ in born:
                     self.revive(attempt, rank)
@@ -208,8 +214,10 @@ class AnyOrder(RuleBasedStateMachine):
                     process.commands.append(action)
 
     def spawn(self, action: Spawn) -> None:
-        assert not self.processes, "processes of the old attempt are left"
-        assert not self.exits
+        left = [*self.processes.values(), *(process for process, _ in self.exits)]
+        assert all(each.is_doomed for each in left), "processes of the old attempt are left"
+        self.processes.clear()  # new ones of a heal that came to nothing: they were killed
+        self.exits.clear()
         for rank in range(action.world_size):
             self.processes[rank] = Process(action.attempt, rank)
 
@@ -234,6 +242,14 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(world_size=WORLD, joins_group=st.booleans())
     def asks_for_a_start(self, world_size: int, joins_group: bool) -> None:
         self.step(StartAsked(world_size=world_size, joins_group=joins_group))
+
+    @precondition(lambda self: not (self.life.state.is_live or self.processes or self.exits))
+    @rule(world_size=WORLD, living=st.sets(RANK, min_size=1))
+    def takes_back_what_another_has_left(self, world_size: int, living: set[int]) -> None:
+        ranks = tuple((rank, 0) for rank in sorted(living) if rank < world_size)
+        if ranks:
+            attempt = self.life.attempt + 1
+            self.step(ReturnAsked(attempt=attempt, world_size=world_size, living=ranks))
 
     @precondition(lambda self: self.life.alive)
     @rule(ranks=st.lists(RANK, min_size=1, unique=True), needs_group=st.booleans())
@@ -447,22 +463,26 @@ class AnyOrder(RuleBasedStateMachine):
             imagined.killed_exit()
             assert imagined.life.cell is None
 
+    def are_told_to_end(self) -> set[int]:
+        """The ranks that were, and those that have ended without anybody having seen it yet."""
+        doomed = {each.rank for each in self.processes.values() if each.is_doomed}
+        return doomed | {process.rank for process, _ in self.exits}
+
     @invariant()
     def a_start_ends_in_time(self) -> None:
         if self.life.state is GroupState.STARTING:
             imagined = Imagined(self)
+            imagined.killed = self.are_told_to_end()
             imagined.ring(self.alarms)
             imagined.killed_exit()
-            assert imagined.life.state is GroupState.OFF
+            assert imagined.life.state is not GroupState.STARTING
 
     @invariant()
     def a_stop_ends_in_time(self) -> None:
         """Whatever was told to end is gone when the alarms have rung, without another word."""
         if self.life.state is GroupState.STOPPING:
-            doomed = [each.rank for each in self.processes.values() if each.is_doomed]
-            gone = [process.rank for process, _ in self.exits]
             imagined = Imagined(self)
-            imagined.killed = {*doomed, *gone}
+            imagined.killed = self.are_told_to_end()
             imagined.ring(self.alarms)
             imagined.killed_exit()
             assert imagined.life.state in (GroupState.OFF, GroupState.STARTING)
@@ -473,10 +493,8 @@ class AnyOrder(RuleBasedStateMachine):
         cell = self.life.cell
         is_ending = self.life.state is GroupState.INTERRUPTING
         if self.life.state.is_busy and cell is not None and (is_ending or cell.has_failed):
-            doomed = [each.rank for each in self.processes.values() if each.is_doomed]
-            gone = [process.rank for process, _ in self.exits]
             imagined = Imagined(self)
-            imagined.killed = {*doomed, *gone}
+            imagined.killed = self.are_told_to_end()
             imagined.ring(self.alarms)
             imagined.killed_exit()
             assert imagined.life.cell is None

@@ -29,6 +29,7 @@ from nbddp.lifecycle.events import (
     Refuse,
     Remark,
     RestartAsked,
+    ReturnAsked,
     RunAsked,
     SendCell,
     SendInterrupt,
@@ -40,6 +41,7 @@ from nbddp.lifecycle.events import (
     Started,
     StopAsked,
     Stopped,
+    TakeBack,
     Terminate,
 )
 from nbddp.lifecycle.states import GroupState, Life, RankState
@@ -900,3 +902,35 @@ def test_a_group_is_live_unless_it_is_off_and_busy_while_a_cell_runs() -> None:
         GroupState.RUNNING,
         GroupState.INTERRUPTING,
     ]
+
+
+# ---- ranks that another notebook has left
+
+BACK = ReturnAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
+
+
+def test_ranks_that_have_come_back_are_those_of_their_attempt_and_the_others_are_gone() -> None:
+    life, actions = play(BACK)
+    assert actions == [TakeBack(), alarm(Alarm.START, START_PATIENCE, cell=0, attempt=4)]
+    assert (life.alive, life.gone, life.attempt) == ([0, 2], (1,), 4)
+    assert [each.incarnation for each in life.ranks] == [0, 0, 1]
+    life, actions = play(ready(0, 4), ready(2, 4), life=life)
+    assert actions == [Started()]
+    assert life.state is GroupState.BROKEN
+    _, actions = play(run(0, 2), life=life)
+    assert SendCell(cell=1, ranks=(0, 2)) in actions
+
+
+def test_one_that_is_late_or_dies_costs_the_others_nothing() -> None:
+    life, actions = play(BACK, ready(0, 4), rang(Alarm.START, cell=0, attempt=4))
+    assert Kill(ranks=(2,)) in actions
+    life, actions = play(died(2, attempt=4), life=life)
+    assert actions[-1] == Started()
+    assert life.state is GroupState.BROKEN
+    assert life.alive == [0]
+
+
+def test_where_ranks_are_none_are_taken_back() -> None:
+    life, actions = play(BACK, life=IDLE)
+    assert life is IDLE
+    assert isinstance(actions[0], Refuse)

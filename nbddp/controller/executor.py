@@ -322,7 +322,12 @@ class Executor:
         self._start_error = None
         self.means_now.link.take_secret(returned.secret)
         folder = self.time_line.go_on(returned.folder, self._open_folder)
-        self.time_line.record("taken back", **returned.facts())
+        self.time_line.record(
+            "taken back",
+            attempt=returned.attempt,
+            ranks=sorted(returned.ranks),
+            world_size=returned.world_size,
+        )
         self._ranks = Ranks(returned.attempt, self.means_now, self.launcher, self)
         self._ranks.take_back(returned, folder)
 

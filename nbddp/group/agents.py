@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import socket
 import subprocess
@@ -43,9 +44,9 @@ class LocalAgents:
     def start(self, count: int) -> None:
         """Start so many, and do not wait for them."""
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for number in range(len(self._agents), len(self._agents) + count):
-            path = self._log.with_name(f"{self._log.name}-{number}.log")
-            with path.open("wb") as log:
+        for _ in range(count):
+            path = self._next_log()
+            with path.open("xb") as log:
                 with suppress(OSError):  # no locks here
                     fcntl.flock(log, fcntl.LOCK_EX)  # goes with it: held as long as it lives
                 process = subprocess.Popen(
@@ -57,6 +58,12 @@ class LocalAgents:
                     start_new_session=True,  # Jupyter's interrupt is not for it
                 )
             self._agents.append(_Agent(process, path))
+
+    def _next_log(self) -> Path:
+        """One that no agent has, such as those that the notebook before has started."""
+        numbers = itertools.count(len(self._agents))
+        paths = (self._log.with_name(f"{self._log.name}-{number}.log") for number in numbers)
+        return next(path for path in paths if not path.exists())
 
     def note(self, node: Node) -> None:
         """A node has come in, which may be one of these."""

@@ -83,16 +83,13 @@ class Nodes:
             )
         self.spec = spec
         self._session = session
-        self._is_closing = False
+        self._is_open = False  # nodes of a door that was there before may come in at once
         self._has_changed = threading.Event()
         self.door = Door(spec.host, spec.port, join=join, on_change=self._note)
         tidy(Path.home())
         self.join_file = self.door.join.path if join else self.door.join.save()
         self._held = Held(self.join_file)
-        self._agents = LocalAgents(
-            [*self._torchrun(), *self._module(str(self.join_file))],
-            self.join_file.parent.parent / "agents" / self.door.join.run,
-        )
+        self._agents = self._new_agents()
         self._before: Launcher = session.launcher
         self.launcher = NodesLauncher(
             self.door,
@@ -101,12 +98,19 @@ class Nodes:
             way=f"on each machine: `{self.command}`",
         )
         session.use(self.launcher)
+        self._is_open = True
+
+    def _new_agents(self) -> LocalAgents:
+        return LocalAgents(
+            [*self._torchrun(), *self._module(str(self.join_file))],
+            self.join_file.parent.parent / "agents" / self.door.join.run,
+        )
 
     def _note(self, change: Change) -> None:
         """On the door's thread: nobody may be kept waiting here."""
         node = change.node
         self._has_changed.set()
-        if self._is_closing:
+        if not self._is_open:
             return
         if change.has_come:
             self._agents.note(node)
@@ -298,6 +302,7 @@ class Nodes:
         largest = max(slot.nproc for slot in self.launcher.slots)
         self.spec = replace(self.spec, most=count, nproc_per_node=largest)
         self.launcher.most = count
+        self._agents = self._new_agents()
         return returned
 
     def say_back(self, returned: Returned) -> str:
@@ -328,13 +333,13 @@ class Nodes:
 
     def leave_open(self) -> None:
         """Go, and leave the nodes and their ranks to the notebook that comes next."""
-        self._is_closing = True
+        self._is_open = False
         self.door.close(sends_home=False)
         self._held.close()
 
     def close(self) -> None:
         """Send all nodes home; later ranks are on this machine again."""
-        self._is_closing = True
+        self._is_open = False
         self._session.use(self._before)
         self.door.close()
         with suppress(FileNotFoundError):

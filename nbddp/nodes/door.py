@@ -295,9 +295,7 @@ class Door:
             case Kind.DATA | Kind.CREDIT | Kind.CLOSE:
                 node.tunnel.take(kind, number, data)
             case Kind.OPEN:
-                carried = node.tunnel.add(
-                    number
-                )  # at once: what it carries comes in the same breath
+                carried = node.tunnel.add(number)  # at once: what it carries comes with it
                 self._loop.create_task(self._connect(node, number, carried))
             case Kind.LOG:
                 name, _, text = data.partition(b"\0")

@@ -109,13 +109,14 @@ class Keeper:
                     self._join.port,
                     ssl=context,
                 )
-                _, self._wire = await asyncio.wait_for(dialing, GREETING)
+                _, wire = await asyncio.wait_for(dialing, GREETING)
             except (OSError, asyncio.TimeoutError):  # nobody there yet, or another secret
                 if time.monotonic() > deadline:
                     return False
                 await asyncio.sleep(DIALING)
             else:
-                await self._introduce(loop, self._wire)
+                self._wire = wire
+                await self._introduce(loop, wire)
                 return True
         return True
 

@@ -100,10 +100,6 @@ class Returned:
         living = tuple((rank, each.incarnation) for rank, each in self.ranks.items())
         return ReturnAsked(attempt=self.attempt, world_size=self.world_size, living=living)
 
-    def facts(self) -> dict[str, Any]:
-        """For the record."""
-        return {"attempt": self.attempt, "ranks": sorted(self.ranks), "of": self.world_size}
-
 
 def folder_of(start: Mapping[str, Any]) -> Path:
     """The run's folder, which is the notebook's."""

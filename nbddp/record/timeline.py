@@ -17,7 +17,7 @@ OWN_KINDS = frozenset(
     {
         *("start", "start failed", "ready", "stopped", "exit", "failure", "no progress"),
         *("cell", "cell ended", "interrupt", "restart asked", "stop asked", "kill asked"),
-        *("recovery", "resumed", "healed", "not healed", "node"),
+        *("recovery", "resumed", "healed", "not healed", "node", "taken back"),
     }
 )
 MAX_EVENTS = 200  # of each kind are kept for the time line; the file has all

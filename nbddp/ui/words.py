@@ -165,6 +165,10 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s"
         + (f"; not carried: {', '.join(facts['left'])}" if facts["left"] else "")
     ),
+    "taken back": lambda facts: (
+        f"{say_ranks(facts['ranks'])} of {facts['world_size']} taken back from a notebook that was "
+        "killed or restarted"
+    ),
     "node": lambda facts: str(facts["what"]),
     "not healed": lambda facts: f"not healed: {facts['reason']}",
     "start failed": lambda facts: f"start failed: {facts['reason']}",

@@ -96,9 +96,7 @@ class Leave:
 class Interrupt:
     """Raise KeyboardInterrupt in the cell and free it from any wait; if it is to come, skip it.
 
-    Attributes:
-        cell: its number.
-        is_for_death: whether a rank has died, so that who waits waits for nothing.
+    ``is_for_death``: whether a rank has died, so that who waits waits for nothing.
     """
 
     cell: int
@@ -114,10 +112,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The rank has its shell and, unless told otherwise, its process group.
-
-    ``cell``: the newest that it has begun, for another notebook than the one before.
-    """
+    """The rank has its shell, and its process group; ``cell`` is the newest that it has begun."""
 
     pid: int
     device: str

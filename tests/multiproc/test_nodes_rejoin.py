@@ -113,3 +113,24 @@ def test_no_notebook_has_left_anything(home: Path) -> None:
         reply = notebook.run("%ddp nodes --rejoin nothere")
         assert "no join file at" in reply.text
         assert notebook.run("%ddp nodes").text.startswith("nbddp: no door is open")
+
+
+def test_a_node_that_did_not_last_is_missing_and_its_ranks_are_healed_on_another(
+    home: Path, left: list[psutil.Process]
+) -> None:
+    agents = [each for each in left[1:] if "torch.distributed.run" in each.cmdline()]
+    os.kill(left[0].pid, signal.SIGKILL)
+    agents[0].kill()
+    (home / "second").mkdir()
+    with Notebook(home / "second") as notebook:
+        reply = notebook.run("%ddp nodes --rejoin --wait 4")
+        assert re.search(
+            r"nbddp: 2 of 4 ranks are back, with their names; 1 node is here: \S+ \(2 ranks\); "
+            r"`%ddp heal` brings the others back\n",
+            reply.text,
+        ), reply
+        assert notebook.run("%ddp nodes --local 1 --wait 50").status == "ok"
+        assert re.search(r"^nbddp: ranks (0-1|2-3) healed", notebook.run("%ddp heal").text)
+        values = notebook.run("%%ddp\nmodel(torch.ones(1, 2)).item()\ndist.get_world_size()").text
+        assert "Out [ranks 0-3] 4\n" in values
+        assert notebook.run("%ddp stop").status == "ok"
