@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.asking import noting
 from nbddp.controller.promises import await_all, await_all_or_a_failure, kept
-from nbddp.errors import RequestError
+from nbddp.errors import RequestError, say_ranks
 from nbddp.record.deeds import cell_that_made
 from nbddp.record.healed import Healed
 from nbddp.wire.heal_messages import Give, Meet
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from nbddp.controller.session import Session
+
+COMING_BACK = 30.0  # seconds that a rank has to say that it met in vain
 
 
 def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
@@ -156,7 +158,7 @@ def _let_meet(session: Session, make: Callable[[int], Command]) -> dict[int, Ans
     """Have all meet; if one of them cannot, the others do not wait for it any longer.
 
     Raises:
-        RequestError: one of them died.
+        RequestError: one of them died, or does not come back.
     """
     numbers: dict[int, int] = {}
     asked: dict[int, Future[Answer]] = {}
@@ -168,6 +170,13 @@ def _let_meet(session: Session, make: Callable[[int], Command]) -> dict[int, Ans
         for rank, answer in asked.items():
             if not answer.done():
                 session.drop(rank, numbers[rank])
+    await_all(asked.values(), COMING_BACK)
+    late = [rank for rank, answer in asked.items() if not answer.done()]
+    if late:
+        raise RequestError(
+            f"{say_ranks(late)} did not come back in {COMING_BACK:.0f} s from the ranks' meeting; "
+            f"`%ddp kill {late[0]}` ends it, and `%ddp heal` begins anew"
+        )
     return _answers(asked)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
@@ -23,10 +25,16 @@ def kept(promise: Future[T]) -> T:
     return promise.result()
 
 
-def await_all(promises: Iterable[Future[Any]]) -> None:
-    """Wait until all are kept or broken; a signal is heard, as by :func:`kept`."""
+def await_all(promises: Iterable[Future[Any]], patience: float = math.inf) -> None:
+    """Wait until all are kept or broken; a signal is heard, as by :func:`kept`.
+
+    Args:
+        promises: those.
+        patience: seconds after which it returns all the same.
+    """
     left = set(promises)
-    while left:
+    deadline = time.monotonic() + patience
+    while left and time.monotonic() < deadline:
         left = wait(left, HEARING).not_done
 
 

@@ -278,6 +278,30 @@ def test_a_rank_that_is_late_does_not_wait_for_those_who_have_given_up(
     assert group.run("dist.barrier()\nrank", wants_value=True).values() == [0, 1, 2]
 
 
+def test_a_rank_that_does_not_come_back_from_the_meeting_is_named(
+    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill(group, 1)
+    monkeypatch.setattr("nbddp.controller.healing.COMING_BACK", 1.0)
+    session = group._session
+    send = session.send
+
+    def and_stop(rank: int, make: Any) -> Any:
+        sent = send(rank, make)
+        if rank == 2:
+            os.kill(session.process_ids()[2], signal.SIGSTOP)
+            os.kill(session.process_ids()[1], signal.SIGKILL)
+        return sent
+
+    monkeypatch.setattr(session, "send", and_stop)
+    with pytest.raises(RequestError, match=r"rank 2 did not come back in 1 s .*`%ddp kill 2` ends"):
+        group.heal()
+    monkeypatch.undo()
+    group.kill(2)
+    assert group.heal().ranks == (1, 2)
+    assert group.run("dist.barrier()\nrank", wants_value=True).values() == [0, 1, 2]
+
+
 EXACT = """
 torch.manual_seed(0)
 model = nbddp.prepare(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1)))

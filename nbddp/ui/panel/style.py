@@ -70,7 +70,7 @@ SHEET = f"""<style>
 .nbddp pre, .nbddp .jp-RenderedText pre {{ font-size: 12px; line-height: 1.4;
   font-family: var(--jp-code-font-family, monospace); margin: 0; padding: 0 !important;
   background: none !important; color: inherit; border: none;
-  white-space: pre-wrap; overflow-wrap: anywhere; }}
+  white-space: pre-wrap; overflow-wrap: anywhere; word-break: normal; }}
 .nbddp .jp-RenderedText {{ padding: 4px 0; background: none; text-align: left; }}
 .nbddp-time {{ display: none; opacity: .78; }}
 .nbddp-timed .nbddp-time {{ display: inline; }}

@@ -1,0 +1,119 @@
+"""What many ranks on many nodes cost the notebook: its CPU, and a cell's round trip.
+
+    python tests/benchmarks/nodes.py [--nodes 16] [--ranks 8] [--seconds 20]
+
+The nodes are all on this machine, each as on one of its own: a keeper, a helper, one encrypted
+connection to the notebook. Ranks form no process group in the silent and in the logging part, so
+that what is measured is the notebook's process alone: silent, then with each rank logging ten
+numbers a second. The round trip is that of an empty cell, of all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from statistics import median, quantiles
+
+import psutil
+
+from nbddp.errors import CellFailedError
+from nbddp.group.nodes import NodesSpec
+from nbddp.magics.steered import SteeredGroup
+from nbddp.record.cell import CellRequest
+from nbddp.ui.screen import StreamScreen
+from nbddp.ui.text.view import TextView
+
+LOGGING = """
+import time
+step = 0
+while True:
+    began = time.monotonic()
+    step += 1
+    nbddp.log(step=step, value=step)
+    time.sleep(max(0.0, 0.1 - (time.monotonic() - began)))
+"""
+COMING = 300.0  # seconds for all nodes to come in
+
+
+def bring(group: SteeredGroup, nodes: int, ranks: int) -> list[subprocess.Popen[bytes]]:
+    """Open a door and start so many keepers, which torchrun would start on a node."""
+    door = group.open_nodes(NodesSpec(least=nodes, most=nodes, nproc_per_node=ranks))
+    command = [sys.executable, "-m", "nbddp.worker", "--join", str(door.join_file)]
+    command += ["--nproc-per-node", str(ranks)]
+    keepers = []
+    for number in range(nodes):
+        # each is its own session: the abstract socket of a node's processes has its parent's name
+        scratch = tempfile.mkdtemp(prefix=f"node{number}-")
+        keepers.append(
+            subprocess.Popen(
+                ["sh", "-c", 'exec "$@" & wait', "sh", *command, "--folder", scratch],
+                start_new_session=True,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+    door.wait(COMING)
+    group.spec = door.fit(group.spec)
+    return keepers
+
+
+def cpu_share(process: psutil.Process, seconds: float) -> float:
+    """Of one core, over this time, in percent."""
+    before, began = process.cpu_times(), time.monotonic()
+    time.sleep(seconds)
+    after = process.cpu_times()
+    used = after.user + after.system - before.user - before.system
+    return 100 * used / (time.monotonic() - began)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["HOME"] = home
+        os.chdir(home)
+        measure(asked.nodes, asked.ranks, asked.seconds)
+
+
+def measure(nodes: int, ranks: int, seconds: float) -> None:
+    """Print what so many cost."""
+    group = SteeredGroup(nproc=1, threads=1)
+    me = psutil.Process()
+    try:
+        began = time.monotonic()
+        keepers = bring(group, nodes, ranks)
+        print(f"{nodes} nodes of {ranks} ranks are here after {time.monotonic() - began:.0f} s")
+        began = time.monotonic()
+        group.start()
+        print(f"all ranks are ready after {time.monotonic() - began:.1f} s more")
+        time.sleep(5)
+        print(f"silent:       {cpu_share(me, seconds):5.1f} % of a core")
+        handle = group.submit(CellRequest(source=LOGGING, needs_group=False))
+        time.sleep(5)
+        print(f"10 numbers/s: {cpu_share(me, seconds):5.1f} % of a core, with nobody looking")
+        group.interrupt()
+        with suppress(CellFailedError, KeyboardInterrupt):
+            group.show(handle, TextView(StreamScreen()))
+        group.run("pass", quiet=True)  # forms the process group
+        trips = []
+        for _ in range(20):
+            began = time.monotonic()
+            group.run("pass", quiet=True)
+            trips.append(time.monotonic() - began)
+        print(f"empty cell:   {median(trips):.3f} s (95 %: {quantiles(trips, n=20)[-1]:.3f})")
+    finally:
+        group.close()
+    for keeper in keepers:
+        keeper.wait(30)
+
+
+if __name__ == "__main__":
+    main()
