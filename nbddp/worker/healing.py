@@ -11,9 +11,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -41,6 +39,7 @@ _HISTORY = re.compile(
 )
 
 Asked = Give | Meet
+T = TypeVar("T")
 
 
 class Healing:
@@ -213,55 +212,50 @@ def _has_dtensors(value: Any) -> bool:
 def _send(
     storages: Sequence[UntypedStorage], newcomers: Sequence[int], device: torch.device
 ) -> None:
-    with _in_flight() as begun:
+    def begin() -> Iterator[tuple[Any, None]]:
         for batch in batches(storages, UntypedStorage.nbytes):
             parts = [_bytes(each).to(device) for each in batch]
             bytes_ = parts[0] if len(parts) == 1 else torch.cat(parts)
             for newcomer in newcomers:
-                begun(dist.isend(bytes_, newcomer), _nothing_more)
+                yield dist.isend(bytes_, newcomer), None
+
+    for _ in _in_flight(begin()):
+        pass
 
 
 def _receive(storages: Sequence[UntypedStorage], donor: int, device: torch.device) -> None:
-    with _in_flight() as begun:
+    def begin() -> Iterator[tuple[Any, tuple[torch.Tensor, list[UntypedStorage]] | None]]:
         for batch in batches(storages, UntypedStorage.nbytes):
-            is_in_place = len(batch) == 1 and batch[0].device == device
+            if len(batch) == 1 and batch[0].device == device:
+                yield dist.irecv(_bytes(batch[0]), donor), None
+                continue
             size = sum(each.nbytes() for each in batch)
-            came = (
-                _bytes(batch[0])
-                if is_in_place
-                else torch.empty(size, dtype=torch.uint8, device=device)
-            )
-            begun(
-                dist.irecv(came, donor),
-                _nothing_more if is_in_place else partial(_share_out, came, batch),
-            )
+            came = torch.empty(size, dtype=torch.uint8, device=device)
+            yield dist.irecv(came, donor), (came, batch)
+
+    for together in _in_flight(begin()):
+        if together is not None:
+            _share_out(*together)
 
 
-@contextmanager
-def _in_flight() -> Iterator[Callable[[Any, Callable[[], None]], None]]:
-    """Several messages on their way at once, each with what is done when it has come.
+def _in_flight(begun: Iterable[tuple[Any, T]]) -> Iterator[T]:
+    """Have several messages on their way at once; what belongs to each, when it has come.
 
     One after the other takes twice as long: each is announced, and waited for, before it is sent.
     """
-    under_way: deque[tuple[Any, Callable[[], None]]] = deque()
-
-    def wait_for_first() -> None:
-        work, then = under_way.popleft()
-        work.wait()
-        then()
-
-    def begun(work: Any, then: Callable[[], None]) -> None:
-        under_way.append((work, then))
+    under_way: deque[tuple[Any, T]] = deque()
+    for each in begun:
+        under_way.append(each)
         if len(under_way) > AT_ONCE:
-            wait_for_first()
-
-    yield begun
+            yield _wait_for_first(under_way)
     while under_way:
-        wait_for_first()
+        yield _wait_for_first(under_way)
 
 
-def _nothing_more() -> None:
-    pass
+def _wait_for_first(under_way: deque[tuple[Any, T]]) -> T:
+    work, belongs = under_way.popleft()
+    work.wait()
+    return belongs
 
 
 def _share_out(came: torch.Tensor, storages: Sequence[UntypedStorage]) -> None:

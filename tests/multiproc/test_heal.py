@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -223,26 +223,40 @@ def test_an_error_in_a_function_that_was_carried_shows_its_line(group: WorkerGro
     assert failure.value.rank == 1
 
 
+Signals = Sequence[tuple[int, signal.Signals]]
+
+
+def while_all_are_told(
+    group: WorkerGroup,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    before_1: Signals = (),
+    after_2: Signals = (),
+) -> None:
+    """Signal ranks around what ranks 1 and 2 are told; the last thing is that rank 1 is killed."""
+    session = group._session
+    send = session.send
+
+    def signal_ranks(signals: Signals) -> None:
+        for rank, number in signals:
+            os.kill(session.process_ids()[rank], number)
+
+    def send_and_signal(rank: int, make: Any) -> Any:
+        if rank == 1:
+            signal_ranks(before_1)
+        sent = send(rank, make)
+        if rank == 2:  # all were told to meet
+            signal_ranks([*after_2, (1, signal.SIGKILL)])
+        return sent
+
+    monkeypatch.setattr(session, "send", send_and_signal)
+
+
 def test_a_newcomer_that_dies_while_all_meet_keeps_nobody_waiting(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(group, 1)
-    session = group._session
-    send = session.send
-
-    def stop_it(rank: int, make: Any) -> Any:
-        sent = send(rank, make)
-        pid = session.process_ids().get(1)
-        if pid is not None and rank == 2:  # the others were told to meet
-            os.kill(pid, signal.SIGKILL)
-        return sent
-
-    def send_late(rank: int, make: Any) -> Any:
-        if rank == 1:
-            os.kill(session.process_ids()[1], signal.SIGSTOP)
-        return stop_it(rank, make)
-
-    monkeypatch.setattr(session, "send", send_late)
+    while_all_are_told(group, monkeypatch, before_1=[(1, signal.SIGSTOP)])
     began = time.monotonic()
     with pytest.raises(RequestError, match="rank 1 was killed by SIGKILL"):
         group.heal()
@@ -258,17 +272,9 @@ def test_a_rank_that_is_late_does_not_wait_for_those_who_have_given_up(
     group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(group, 1)
-    session = group._session
-    send = session.send
-
-    def and_kill(rank: int, make: Any) -> Any:
-        sent = send(rank, make)
-        if rank == 2:  # which is told to meet, and told that nobody comes, before it can begin
-            os.kill(session.process_ids()[1], signal.SIGKILL)
-        return sent
-
-    send(2, lambda number: Pull(request=number, expression="__import__('time').sleep(2)"))
-    monkeypatch.setattr(session, "send", and_kill)
+    sleep = "__import__('time').sleep(2)"  # it is told that nobody comes before it can begin
+    group._session.send(2, lambda number: Pull(request=number, expression=sleep))
+    while_all_are_told(group, monkeypatch)
     began = time.monotonic()
     with pytest.raises(RequestError, match="rank 1 was killed by SIGKILL"):
         group.heal()
@@ -283,17 +289,7 @@ def test_a_rank_that_does_not_come_back_from_the_meeting_is_named(
 ) -> None:
     kill(group, 1)
     monkeypatch.setattr("nbddp.controller.healing.COMING_BACK", 1.0)
-    session = group._session
-    send = session.send
-
-    def and_stop(rank: int, make: Any) -> Any:
-        sent = send(rank, make)
-        if rank == 2:
-            os.kill(session.process_ids()[2], signal.SIGSTOP)
-            os.kill(session.process_ids()[1], signal.SIGKILL)
-        return sent
-
-    monkeypatch.setattr(session, "send", and_stop)
+    while_all_are_told(group, monkeypatch, after_2=[(2, signal.SIGSTOP)])
     with pytest.raises(RequestError, match=r"rank 2 did not come back in 1 s .*`%ddp kill 2` ends"):
         group.heal()
     monkeypatch.undo()
