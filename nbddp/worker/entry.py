@@ -25,7 +25,6 @@ from nbddp.wire.letters import CONTROLLER, Letter
 from nbddp.wire.messages import (
     Answered,
     CellEnded,
-    Display,
     Drop,
     Failure,
     Interrupt,
@@ -60,6 +59,7 @@ from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.process_group import ProcessGroup, say_shared
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
+from nbddp.worker.remarks import remark
 from nbddp.worker.returning import Returning
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
@@ -366,8 +366,7 @@ class Rank:
     def _pack_value(self, cell: int, value: Any) -> JsonDict:
         parcel = values.pack(self._parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE)
         if note := parcel.get("note"):
-            text = {"text/plain": f"nbddp: {note}"}
-            self._mailer.post(Display(cell=cell, data=text, metadata={}))
+            self._mailer.post(remark(note, cell))
         return parcel
 
     def _post_question(self, question: Report) -> None:
@@ -390,8 +389,7 @@ class Rank:
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""
         if line and self._place.rank == 0:
-            text = f"nbddp: {line}"
-            self._mailer.post(Display(cell=0, data={"text/plain": text}, metadata={}))
+            self._mailer.post(remark(line))
 
     def _key(self, name: str) -> str:
         return f"a{self._attempt}/parcel/{self._place.rank}/{name}"

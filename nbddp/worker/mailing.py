@@ -21,6 +21,7 @@ from typing import Protocol
 from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Report
 from nbddp.wire.queues import QueueWriter
 from nbddp.worker.beats import last_beat
+from nbddp.worker.remarks import remark
 
 logger = logging.getLogger(__name__)
 
@@ -268,8 +269,7 @@ class Mailer:
         self._try(writer, replace(report, failure=failure, result={}))
 
     def _say(self, text: str) -> None:
-        message = Display(cell=0, data={"text/plain": f"nbddp: {text}"}, metadata={})
-        self._try(self._writer, message)
+        self._try(self._writer, remark(text))
 
     def _try(self, writer: QueueWriter, message: Report) -> None:
         try:

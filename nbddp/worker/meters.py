@@ -13,6 +13,7 @@ from typing import Any
 
 from nbddp.train.report import Bar
 from nbddp.wire.messages import Display, Happened, Metrics, Progress, Report
+from nbddp.worker.remarks import remark
 
 MAX_ROWS = 1000  # in one letter
 MAX_WAITING = 100_000  # rows; beyond that the oldest are left out of the live view
@@ -173,5 +174,4 @@ class Meters:
 
 def lost_numbers(error: OSError) -> Display:
     """What the user is told of numbers that the file did not take."""
-    text = f"nbddp: metrics.jsonl is not complete from here on: {error.strerror}"
-    return Display(cell=0, data={"text/plain": text}, metadata={})
+    return remark(f"metrics.jsonl is not complete from here on: {error.strerror}")

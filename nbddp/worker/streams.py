@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nbddp.wire.messages import Display, Output
+from nbddp.worker.remarks import remark
 
 CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes that are mailed; of more it is only said where they are
@@ -229,4 +230,4 @@ def flush_python_streams() -> None:
 
 def lost_output(error: OSError) -> Display:
     """What the user is told of output that the file did not take."""
-    return Display(cell=0, data={"text/plain": f"nbddp: {say_lost(error)}"}, metadata={})
+    return remark(say_lost(error))
