@@ -27,11 +27,16 @@ from nbddp.topology import Topology
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from nbddp.course.exercises import Judgement, check_answer
     from nbddp.group import WorkerGroup
+    from nbddp.magics.timeline import timeline
+    from nbddp.opened import Run, runs
     from nbddp.record.cell import CellResult
     from nbddp.record.healed import Healed
+    from nbddp.record.spent import Timeline
     from nbddp.train import faults
     from nbddp.train.checkpoint import Checkpoint
+    from nbddp.train.config import config
     from nbddp.train.data import Loader, loader
     from nbddp.train.digits import Digits, digits
     from nbddp.train.distributed import all_gather, main_rank_first, on_main
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     from nbddp.train.reduction import all_reduce
     from nbddp.train.report import Track, log, track
     from nbddp.train.resumed import Resumed
+    from nbddp.train.sonnets import sonnets
 
 __version__ = "0.1.0"
 
@@ -52,17 +58,22 @@ __all__ = [
     "CheckpointError",
     "Digits",
     "Healed",
+    "Judgement",
     "Loader",
     "NbddpError",
     "Precision",
     "RequestError",
     "Resumed",
+    "Run",
     "StartError",
+    "Timeline",
     "Topology",
     "Track",
     "WorkerGroup",
     "all_gather",
     "all_reduce",
+    "check_answer",
+    "config",
     "digits",
     "faults",
     "load_ipython_extension",
@@ -72,6 +83,9 @@ __all__ = [
     "on_main",
     "precision",
     "prepare",
+    "runs",
+    "sonnets",
+    "timeline",
     "track",
     "unload_ipython_extension",
 ]
@@ -81,13 +95,18 @@ _LAZY = {
     "Checkpoint": "nbddp.train.checkpoint",
     "Digits": "nbddp.train.digits",
     "Healed": "nbddp.record.healed",
+    "Judgement": "nbddp.course.exercises",
     "Loader": "nbddp.train.data",
     "Precision": "nbddp.train.precision",
     "Resumed": "nbddp.train.resumed",
+    "Run": "nbddp.opened",
+    "Timeline": "nbddp.record.spent",
     "Track": "nbddp.train.report",
     "WorkerGroup": "nbddp.group",
     "all_gather": "nbddp.train.distributed",
     "all_reduce": "nbddp.train.reduction",
+    "check_answer": "nbddp.course.exercises",
+    "config": "nbddp.train.config",
     "digits": "nbddp.train.digits",
     "faults": "nbddp.train.faults",
     "loader": "nbddp.train.data",
@@ -96,6 +115,9 @@ _LAZY = {
     "on_main": "nbddp.train.distributed",
     "precision": "nbddp.train.precision",
     "prepare": "nbddp.train.models",
+    "runs": "nbddp.opened",
+    "sonnets": "nbddp.train.sonnets",
+    "timeline": "nbddp.magics.timeline",
     "track": "nbddp.train.report",
 }
 

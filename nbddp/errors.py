@@ -9,6 +9,7 @@
     ├── CellFailedError           a cell failed on at least one rank
     │   └── CellInterruptedError  ... because the user interrupted it
     ├── CommandInterruptedError   the user interrupted a magic, which says what is so now
+    ├── FindingsError             checks have found something, and were asked to be strict
     ├── CheckpointError           a checkpoint could not be written, or does not hold what is asked
     └── WireError                 a message that is not one of ours
         ├── SignatureError        its signature does not hold
@@ -85,6 +86,18 @@ class CommandInterruptedError(NbddpError):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows in the place of the controller's own traceback."""
         return [str(self)]
+
+
+class FindingsError(NbddpError):
+    """Checks have found something wrong, and were asked to be strict; keeps what they say."""
+
+    def __init__(self, message: str, *, report: str) -> None:
+        super().__init__(message)
+        self.report = report
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in the place of the controller's own traceback."""
+        return self.report.splitlines()
 
 
 class CheckpointError(NbddpError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +22,21 @@ settings.register_profile(
 )
 settings.load_profile("nbddp")
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` and nohup leave it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 STARTS_PROCESSES = ("multiproc", "notebook", "browser")
+NOTEBOOKS_RUN = Path(__file__).parent / "notebooks" / "test_notebooks.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How the ranks of most multiproc tests are started; ``spawn`` is the way of macOS."""
     parser.addoption("--start-method", choices=("forkserver", "spawn"), default="")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The file that takes longest comes first: last, all but one worker would wait for it."""
+    items.sort(key=lambda item: item.path != NOTEBOOKS_RUN)
 
 
 @pytest.fixture(autouse=True)
@@ -42,13 +53,27 @@ def no_process_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     def left() -> list[psutil.Process]:
         return [process for process in marked(but=before).values() if not is_helper(process)]
 
-    wait_until(lambda: not left(), timeout=5.0)
+    wait_until(lambda: not left(), timeout=20.0)
     remaining = {}
     for process in left():
         with suppress(psutil.NoSuchProcess):
             remaining[process.pid] = shlex.join(process.cmdline())
             process.kill()
     assert not remaining, f"left running: {remaining}"
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays_behind() -> Iterator[None]:
+    """Every thread of nbddp that a test starts must have ended when it ends."""
+    before = set(threading.enumerate())
+    yield
+
+    def left() -> set[str]:
+        new = set(threading.enumerate()) - before
+        return {thread.name for thread in new if thread.name.startswith("nbddp")}
+
+    wait_until(lambda: not left(), timeout=20.0)
+    assert not left()
 
 
 @pytest.fixture

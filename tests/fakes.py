@@ -12,7 +12,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,6 +19,7 @@ from nbddp.controller.actor import Actor
 from nbddp.controller.exits import ExitWatcher
 from nbddp.controller.means import Means
 from nbddp.launch.launcher import RankHandle, ThisMachine
+from nbddp.promise import Promise
 from nbddp.wire.letters import Letter
 from nbddp.wire.messages import (
     URGENT,
@@ -226,7 +226,7 @@ class HandTurnedActor(Actor):
 
     def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In its turn, that is after all that was told before."""
-        done: Future[Any] = Future()
+        done: Promise[Any] = Promise()
 
         def work() -> None:
             try:

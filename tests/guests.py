@@ -45,6 +45,9 @@ class Guest:
     def tell(self, kind: Kind, number: int = 0, **facts: Any) -> None:
         self._loop.call_soon_threadsafe(lambda: self.wire.tell(kind, number, **facts))
 
+    def send(self, kind: Kind, number: int, data: bytes) -> None:
+        self._loop.call_soon_threadsafe(self.wire.send, kind, number, data)
+
     def leave(self) -> None:
         self._loop.call_soon_threadsafe(self.wire.abort)
 

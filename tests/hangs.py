@@ -10,6 +10,10 @@ from processes import wait_until
 
 from nbddp import CellInterruptedError, WorkerGroup
 
+# before what may take its time in a group that has a short timeout
+NO_TIMEOUT = (
+    "from datetime import timedelta\ndist.distributed_c10d._set_pg_timeout(timedelta(minutes=2))\n"
+)
 SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the user
 
 

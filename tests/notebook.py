@@ -14,7 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from jupyter_client.manager import KernelManager
+from processes import wait_until
 
+PATIENCE = 120.0  # seconds that a cell may take; a slow machine is not hung
 DROPPED_AFTER = 10.0  # seconds that an answer may take once the kernel says that it is idle
 Answer = str | Callable[[], object]
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -59,7 +61,7 @@ class Notebook:
         self._manager.start_kernel(cwd=str(folder), env=env)
         self.client = self._manager.blocking_client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=PATIENCE)
         if loads:
             assert self.run("%load_ext nbddp").status == "ok"
 
@@ -81,7 +83,7 @@ class Notebook:
         """The kernel's process id."""
         return int(self._manager.provisioner.pid)
 
-    def run(self, source: str, *, timeout: float = 50.0) -> Reply:
+    def run(self, source: str, *, timeout: float = PATIENCE) -> Reply:
         """Run a cell and wait for its end.
 
         For a moment after an error ipykernel 6 turns away what comes; a person is slower.
@@ -91,7 +93,7 @@ class Notebook:
             if reply.status != "aborted":
                 return reply
 
-    def converse(self, source: str, *answers: Answer, timeout: float = 50.0) -> Reply:
+    def converse(self, source: str, *answers: Answer, timeout: float = PATIENCE) -> Reply:
         """Run a cell that asks; each answer is what is typed, or what is done instead.
 
         Returns:
@@ -130,23 +132,31 @@ class Notebook:
     def await_input(self, request: str) -> None:
         """Wait until the kernel has taken a cell up: an interrupt before that is for nobody."""
         while True:
-            message = self.client.get_iopub_msg(timeout=20)
+            message = self.client.get_iopub_msg(timeout=PATIENCE)
             is_ours = message["parent_header"].get("msg_id") == request
             if is_ours and message["msg_type"] == "execute_input":
                 return
 
-    def finish(self, request: str, *, timeout: float = 50.0, until: str = "") -> Reply:
-        """Collect what a cell says, to its end or until some text was seen."""
-        reply, began = Reply(), time.monotonic()
+    def finish(
+        self,
+        request: str,
+        *,
+        timeout: float = PATIENCE,
+        until: str = "",
+        times: int = 1,
+        so_far: Reply | None = None,
+    ) -> Reply:
+        """Collect what a cell says, to its end or until some text was seen so many times."""
+        reply, began = so_far or Reply(), time.monotonic()
         while True:
             left = timeout - (time.monotonic() - began)
             message = self.client.get_iopub_msg(timeout=max(0.01, left))
             if message["parent_header"].get("msg_id") != request:
                 continue
-            if self._read(message, reply) or (until and until in reply.text):
+            if self._read(message, reply) or (until and reply.text.count(until) >= times):
                 break
         reply.seconds = time.monotonic() - began
-        if not until or until not in reply.text:
+        if not until or reply.text.count(until) < times:
             reply.status = self._status(request, reply, timeout=timeout)
         return reply
 
@@ -197,15 +207,27 @@ class Notebook:
                 return bool(content["execution_state"] == "idle")
         return False
 
+    def run_until(self, source: str, wanted: Callable[[Reply], bool]) -> Reply:
+        """Run a cell that goes on until there is a file ``go_on``; it comes once this was seen."""
+        go_on = self.temporary.parent / "go_on"
+        go_on.unlink(missing_ok=True)
+        request, reply = self.begin(source), Reply()
+        while not wanted(reply):
+            message = self.client.get_iopub_msg(timeout=PATIENCE)
+            if message["parent_header"].get("msg_id") == request:
+                assert not self._read(message, reply), f"it was over before: {reply}"
+        go_on.touch()
+        return self.finish(request, so_far=reply)
+
     def complete(self, code: str) -> list[str]:
         """What Tab would make of the last word, dots and all."""
-        said = self.client.complete(code, reply=True, timeout=20)["content"]
+        said = self.client.complete(code, reply=True, timeout=PATIENCE)["content"]
         word_begins = len(code) - len(code.split()[-1])
         return [code[word_begins : said["cursor_start"]] + match for match in said["matches"]]
 
     def hint(self, code: str) -> str:
         """What Shift+Tab would show at the end of some code; empty if nothing."""
-        said = self.client.inspect(code, len(code), reply=True, timeout=20)["content"]
+        said = self.client.inspect(code, len(code), reply=True, timeout=PATIENCE)["content"]
         return _ANSI.sub("", said["data"].get("text/plain", ""))
 
     def interrupt(self) -> None:
@@ -224,10 +246,20 @@ class Notebook:
             if reply.status != "dropped":  # before nbddp, or any code of a cell, could see it
                 return reply
 
+    def run_and_stop_at(self, source: str, *marks: str) -> Reply:
+        """Run a cell and press stop once it has made these files, in the kernel's first folder."""
+        paths = [self.temporary.parent / mark for mark in marks]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        request = self.begin(source)
+        assert wait_until(lambda: all(path.exists() for path in paths)), "it did not come so far"
+        self.interrupt()
+        return self.finish(request)
+
     def restart(self) -> None:
         """Press Jupyter's restart button."""
         self._manager.restart_kernel()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=PATIENCE)
 
     def kill(self) -> None:
         """Kill the kernel with SIGKILL."""

@@ -81,8 +81,8 @@ def is_helper(process: psutil.Process) -> bool:
         return True  # gone meanwhile
 
 
-def wait_until(condition: Callable[[], bool], *, timeout: float = 15.0) -> bool:
-    """Poll a condition; whether it came true in time."""
+def wait_until(condition: Callable[[], bool], *, timeout: float = 40.0) -> bool:
+    """Poll a condition; whether it came true in time, on a slow machine too."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

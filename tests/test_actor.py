@@ -235,6 +235,7 @@ def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak
     actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nbddp.controller.actor.STILL", 0.2)
+    monkeypatch.setattr("nbddp.controller.actor.RESPITE", 4.0)
     done: list[str] = []
     over, awake = threading.Event(), threading.Event()
 
@@ -248,5 +249,5 @@ def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak
     assert awake.wait(10)
     time.sleep(0.2)
     actor.tell(done.append, "heard")
-    assert over.wait(10)
+    assert over.wait(30)
     assert done == ["heard", "judged"]

@@ -19,7 +19,7 @@ from jupyter_client.session import Session
 from processes import wait_until
 
 from nbddp.ui.buttons import live as live_module
-from nbddp.ui.buttons.kernel_stream import Way, interrupt_held_back
+from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import CONTROL, LiveComms, Serving
 
 CELL = {"header": {"msg_id": "the cell"}}
@@ -148,7 +148,7 @@ def answered(live: LiveComms, condition: Callable[[], object]) -> bool:
         live.pump()
         return bool(condition())
 
-    return wait_until(is_true, timeout=5.0)
+    return wait_until(is_true)
 
 
 # -- which kernels
@@ -447,7 +447,7 @@ def test_the_same_widget_twice_is_served_until_it_is_left_twice(
 
 def test_what_came_before_the_end_is_still_answered(tapped: Kernel) -> None:
     live, go = LiveComms(tapped), threading.Event()
-    button = Button(lambda: go.wait(5))
+    button = Button(lambda: go.wait(30))
     with live.serving(button):
         tapped.receive(*(click(button) for _ in range(5)))
         assert wait_until(lambda: button.presses)
@@ -460,7 +460,7 @@ def test_a_handler_that_does_not_return_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(live_module, "PATIENCE", 0.05)
     live, go = LiveComms(tapped), threading.Event()
-    button = Button(lambda: go.wait(5))
+    button = Button(lambda: go.wait(30))
     with live.serving(button):
         tapped.receive(click(button))
         assert wait_until(lambda: button.presses)
@@ -565,32 +565,3 @@ def test_an_interrupt_while_the_filter_is_put_in_leaves_none_behind(
     with pytest.raises(KeyboardInterrupt), live.serving(Button()):
         raise AssertionError("not reached")
     assert kernel.is_as_before()
-
-
-@pytest.mark.parametrize(("times", "is_done"), [(1, True), (2, False)])
-def test_held_back_the_first_interrupt_waits_and_the_second_does_not(
-    times: int, is_done: bool
-) -> None:
-    done = []
-
-    def work() -> None:
-        with interrupt_held_back():
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-            done.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert bool(done) == is_done
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_an_interrupt_that_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with interrupt_held_back():
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import nbddp
 from nbddp.worker.carry import NotOpenedError, open_names, pack_names
@@ -242,3 +244,27 @@ def test_the_memory_of_large_arrays_is_not_in_the_pickle() -> None:
     assert (there["large"][:2].tolist(), large[0]) == ([7.0, 1.0], 0.0)
     assert there["small"].tolist() == [0, 1, 2]
     assert there["fixed"].sum() == fixed.sum()
+
+
+def test_a_logger_comes_with_its_level_and_says_that_its_handlers_do_not() -> None:
+    log = logging.getLogger("tests.carried")
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
+    carried, there = pack_names({"log": log}), dict[str, Any]()
+    log.handlers.clear()
+    log.setLevel(logging.NOTSET)
+    open_names(carried.data, there, carried.storages)
+    assert there["log"] is log
+    assert log.level == logging.INFO
+    assert carried.names == ("log",)
+    assert carried.left == {"log.handlers[0]": "a StreamHandler belongs to its process"}
+
+
+def test_why_something_is_not_carried_is_said_in_words() -> None:
+    batches = iter(DataLoader([1, 2]))
+    waiting = threading.Thread(target=print)
+    left = pack_names({"batches": batches, "waiting": waiting}).left
+    assert left == {
+        "batches": "_SingleProcessDataLoaderIter cannot be pickled",
+        "waiting": "a Thread belongs to its process",
+    }

@@ -191,3 +191,13 @@ def test_a_chart_weighs_less_than_a_hundred_kilobytes() -> None:
     noisy = curves_of(lambda rank, step: (step * 7919 + rank) % 1000 + 1.0, ranks=4, steps=3000)
     assert len(live_chart("loss", noisy).html) < 40_000
     assert len(kept_chart("loss", noisy).html) < 110_000
+
+
+def test_what_was_reported_once_is_a_number_and_no_chart() -> None:
+    drawn = kept_chart("accuracy", curves_of(lambda rank, _step: 0.5 + rank, steps=1))
+    assert drawn.is_value
+    assert "1 (0.5 to 1.5)" in Page(drawn.html).text
+    assert "svg" not in drawn.html
+    html = charts_html([drawn])
+    assert "nbddp-rescale" not in html.partition("</style><div")[2]
+    assert not kept_chart("loss", curves_of(lambda _rank, step: step + 1.0)).is_value

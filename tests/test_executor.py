@@ -20,8 +20,9 @@ from nbddp.lifecycle.events import InterruptAsked, RestartAsked
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.finished import RecordedRun
-from nbddp.record.notices import Said
-from nbddp.wire.messages import Answer, CellEnded, Command, Complete, Interrupt, Message, RunCell
+from nbddp.record.notices import Said, Wrote
+from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output, RunCell
+from nbddp.wire.name_messages import Complete
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
@@ -74,7 +75,7 @@ class Stage:
         self.turn()
         for rank in range(spec.nproc):
             self.say(rank, ready(rank))
-        assert started.result(0) is None
+        assert started.result() is None
 
     def run(self, request: CellRequest = HELLO) -> CellHandle:
         handle = self.asks.begin_cell(request)
@@ -123,6 +124,39 @@ def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Sta
         assert [run.tail(rank, 10, cell) for rank in (0, 1)] == ["hello from 0", "hello from 1"]
 
 
+def test_what_a_rank_wrote_before_it_died_between_cells_is_not_heard_in_a_later_one(
+    stage: Stage,
+) -> None:
+    stage.start()
+    stage.end(stage.run(), 0, 1)
+    folder = stage.executor.time_line.folder
+    assert folder is not None
+    folder.log(1).write_text("Fatal Python error: Segmentation fault\n")
+    stage.launcher.handles[1, 1].end(-11)
+    stage.turn()
+    handle = stage.run(CellRequest(source="1", ranks=(0,)))
+    stage.end(handle, 0)
+    assert [each for each in handle.notices() if isinstance(each, Wrote)] == []
+    assert folder.last_words(1).startswith("Fatal Python error")
+
+
+def test_what_ranks_write_between_cells_the_next_one_hears_but_not_after_a_restart(
+    stage: Stage,
+) -> None:
+    stage.start()
+    stage.say(0, Output(start=0, end=6, text="a line"))
+    stage.end(handle := stage.run(), 0, 1)
+    assert list(handle.notices()) == [Wrote(0, "a line")]
+    stage.say(0, Output(start=6, end=13, text=" and on"))
+    stage.asks.ask_stop()
+    for rank in (0, 1):
+        stage.launcher.handles[1, rank].end(0)
+    stage.turn()
+    stage.start()
+    stage.end(handle := stage.run(), 0, 1)
+    assert [each for each in handle.notices() if isinstance(each, Wrote)] == []
+
+
 # ---- the disk fails
 
 
@@ -134,7 +168,7 @@ def test_a_run_that_cannot_be_recorded_anywhere_is_no_start_and_the_next_one_wor
         started = stage.asks.ask_start(TWO, TWO.start_event())
         stage.turn()
         assert stage.state is GroupState.OFF
-    error = started.exception(0)
+    error = started.exception()
     assert str(error) == (
         f"the run cannot be recorded, neither in {folder} (No space left on device) nor in "
         "a temporary folder (No space left on device); make room, or start in another folder"
@@ -164,7 +198,7 @@ def test_after_a_start_for_which_there_was_no_room_a_stop_and_a_restart_work(
     if asks == "stop":
         stopped = stage.asks.ask_stop()
         stage.turn()
-        assert stopped.result(0) is None
+        assert stopped.result() is None
         assert stage.state is GroupState.OFF
         return
     event = RestartAsked(start=TWO.start_event())
@@ -172,7 +206,7 @@ def test_after_a_start_for_which_there_was_no_room_a_stop_and_a_restart_work(
     stage.turn()
     stage.say(0, ready(0))
     stage.say(1, ready(1))
-    assert started.result(0) is None
+    assert started.result() is None
 
 
 def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
@@ -190,7 +224,7 @@ def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
         for handle in stage.launcher.living():
             handle.end(0)
         stage.turn()
-    assert str(started.exception(0)).startswith("the run cannot be recorded")
+    assert str(started.exception()).startswith("the run cannot be recorded")
     assert stage.state is GroupState.OFF
     stage.start()
 
@@ -202,7 +236,7 @@ def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(stage: 
     stage.launcher.faults.extend([None, OSError(errno.EAGAIN, "Resource temporarily unavailable")])
     started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.turn()
-    assert str(started.exception(0)) == (
+    assert str(started.exception()) == (
         "rank 1 could not be started: Resource temporarily unavailable"
     )
     assert stage.state is GroupState.OFF
@@ -214,7 +248,7 @@ def test_a_process_whose_end_would_not_be_seen_is_no_rank(stage: Stage) -> None:
     stage.watcher.faults.append(OSError(errno.EMFILE, "Too many open files"))
     started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.turn()
-    assert str(started.exception(0)) == "rank 0 could not be started: Too many open files"
+    assert str(started.exception()) == "rank 0 could not be started: Too many open files"
     assert stage.state is GroupState.OFF
     assert not stage.launcher.living()
 
@@ -223,8 +257,8 @@ def test_while_the_helper_imports_a_stop_works_and_nothing_is_started_later(stag
     started = stage.asks.ask_start(TWO, TWO.start_event())
     stopped = stage.asks.ask_stop()
     stage.actor.turn_all()  # the launching thread still waits
-    assert stopped.result(0) is None
-    assert str(started.exception(0)) == "stopped while it started"
+    assert stopped.result() is None
+    assert str(started.exception()) == "stopped while it started"
     assert stage.state is GroupState.OFF
     stage.turn()
     assert not stage.launcher.handles
@@ -234,7 +268,7 @@ def test_while_the_helper_imports_a_start_ends_in_time(stage: Stage) -> None:
     started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.actor.ring()
     stage.actor.turn_all()
-    assert str(started.exception(0)) == "ranks 0-1 did not get ready in 90 s"
+    assert str(started.exception()) == "ranks 0-1 did not get ready in 90 s"
     assert stage.state is GroupState.OFF
 
 
@@ -261,7 +295,7 @@ def test_what_a_rank_says_before_its_process_is_known_is_heard_then(stage: Stage
     assert not started.done()
     assert stage.executor.process_ids() == {}
     stage.turn()
-    assert started.result(0) is None
+    assert started.result() is None
     assert set(stage.executor.process_ids()) == {0, 1}
 
 
@@ -320,7 +354,7 @@ def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
     stage.link.is_broken = True
     stopped = stage.asks.ask_stop()
     stage.turn()
-    assert stopped.result(0) is None
+    assert stopped.result() is None
     assert stage.state is GroupState.OFF
 
 
@@ -330,7 +364,7 @@ def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
     handle = stage.run()
     killed = stage.asks.ask_kill(1)
     stage.turn()
-    assert killed.result(0) is None
+    assert killed.result() is None
     stage.end(handle, 0)
     said = list(handle.notices())
     assert said[0] == Said("rank 1 cannot be killed: given up (not permitted)")
@@ -354,7 +388,7 @@ def test_a_question_that_cannot_be_sent_is_refused_and_the_next_one_is_not(stage
     question = stage.link.sent[-1][1]
     assert isinstance(question, Complete)
     stage.say(1, Answer(request=question.request))
-    assert answer.result(0).error == ""
+    assert answer.result().error == ""
 
 
 # ---- ranks cannot be heard, or their last words not be read
@@ -379,7 +413,7 @@ def test_a_start_whose_ranks_cannot_be_heard_fails_and_says_why(stage: Stage) ->
     started = stage.asks.ask_start(TWO, TWO.start_event())
     stage.executor.lose_link(ConnectionError("the store is gone"))
     stage.turn()
-    assert str(started.exception(0)) == (
+    assert str(started.exception()) == (
         "the ranks could not be started: ConnectionError: the store is gone"
     )
     assert stage.state is GroupState.OFF
@@ -422,3 +456,20 @@ def test_a_cell_for_no_rank_at_all_is_refused(stage: Stage) -> None:
     assert str(caught.value) == "a cell needs at least one rank, and each only once"
     assert stage.state is GroupState.IDLE
     assert not stage.link.sent
+
+
+def test_a_record_that_cannot_be_made_costs_no_rank_and_no_result(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no such number")
+
+    stage.start()
+    monkeypatch.setattr(stage.executor.whereabouts.tally, "facts", fail)
+    handle = stage.run()
+    stage.end(handle, 0, 1)
+    stage.turn()
+    assert handle.result is not None
+    assert handle.result.is_ok
+    assert stage.state is GroupState.IDLE
+    assert "nbddp could not write down what it knows of the run" in caplog.text

@@ -12,7 +12,6 @@ import tempfile
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +32,7 @@ from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.states import GroupState
+from nbddp.promise import Promise
 from nbddp.record import folder
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire.letters import Letter
@@ -117,7 +117,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.ranks: dict[tuple[int, int], Rank] = {}
         self.replaced: list[Rank] = []
         self.mail: list[Letter] = []
-        self.futures: list[tuple[str, Future[Any]]] = []
+        self.futures: list[tuple[str, Promise[Any]]] = []
         self.cells: list[CellHandle] = []
         self.finished: Counter[int] = Counter()
         self.cannot_connect = False
@@ -201,7 +201,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.asks_for_a_cell(is_for_all=True, needs_group=True)
             self.all_goes_well_for_a_while()
 
-    def asks(self, what: str, ask: Callable[..., Future[Any]], *arguments: Any) -> None:
+    def asks(self, what: str, ask: Callable[..., Promise[Any]], *arguments: Any) -> None:
         """Ask as the session's callers do: before it, the session does what it was told earlier."""
         self.catch_up()
         with contextlib.suppress(RequestError, StartError):

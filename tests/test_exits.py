@@ -12,8 +12,6 @@ from nbddp.controller import exits as watcher_module
 from nbddp.controller.exits import ExitWatcher
 from nbddp.launch.launcher import RankHandle
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Ends:
     """Keeps whose end was told."""

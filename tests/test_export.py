@@ -474,6 +474,31 @@ def test_a_pulled_value_of_several_parts_is_one() -> None:
     assert "    show(x[0, 1], 'x[0, 1]')" in export(cell("x = 1"), Pulled("x[0, 1]")).text
 
 
+def test_what_only_a_left_out_cell_has_made_is_not_printed() -> None:
+    left = Left("cell [2]", "it is run once, in this notebook")
+    program = export(cell("x = 1"), left, Pulled("seconds", 0), Pulled("[seconds + i for i in x]"))
+    reason = "left out: seconds came from what is left out"
+    assert program.remarks[1:] == (
+        f"%ddp pull seconds: {reason}",
+        f"%ddp pull [seconds + i for i in x]: {reason}",
+    )
+    assert "show(" not in program.text
+    compile(program.text, "train.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("source", "expression"),
+    [
+        ("globals()['x'] = 1", "x"),
+        ("from there import *", "x"),
+        ("3", "_ + Out[1]"),
+        ("x = 1", "[sum(y) + rank for y in x]"),
+    ],
+)
+def test_what_may_be_there_is_printed(source: str, expression: str) -> None:
+    assert f"show({expression}, " in export(cell(source), Pulled(expression)).text
+
+
 def test_what_was_displayed_is_printed() -> None:
     program = export(cell("display(3)\nget_ipython()"))
     assert "def display(*values" in program.text

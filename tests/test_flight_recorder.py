@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 from typing import Any
 
 import pytest
 import torch
 
-from nbddp.worker.flight_recorder import Collective, arrivals, newest_collective
+from nbddp.worker.flight_recorder import (
+    NCCLS,
+    Collective,
+    gpu_microseconds,
+    meets,
+    newest_collective,
+    recorded,
+)
 
 
 def entry(**facts: Any) -> dict[str, Any]:
@@ -38,8 +45,8 @@ def test_a_collective_is_numbered_by_its_group(
 ) -> None:
     entries = [entry(record_id=7, process_group=["0", "default_pg"]), entry(**facts)]
     recorder = torch._C._distributed_c10d
-    text = json.dumps({"entries": entries})
-    monkeypatch.setattr(recorder, "_dump_fr_trace_json", lambda: text)
+    dump = pickle.dumps({"entries": entries})
+    monkeypatch.setattr(recorder, "_dump_fr_trace", lambda **_options: dump)
     newest = newest_collective()
     assert newest is not None
     assert str(newest).startswith(said)
@@ -52,21 +59,80 @@ def test_the_title_has_no_shape() -> None:
     assert str(one) == "broadcast #2 of group [0, 2] float [4]"
 
 
-def test_when_a_rank_came_is_told_of_the_default_group_in_order_and_once() -> None:
-    def came(number: int, name: str = "gloo:all_reduce", **more: Any) -> dict[str, Any]:
-        at = (1000 + number) * 1_000_000_000 + 1234
-        facts = {"record_id": number, "collective_seq_id": number, "time_created_ns": at}
-        return entry(**facts, profiling_name=name, **more)
+def test_all_meet_in_some_collectives_and_in_others_not() -> None:
+    names = ["gloo:all_reduce", "gloo:barrier", "gloo:broadcast", "nccl:all_reduce", "gloo:send"]
+    assert [meets(entry(profiling_name=name)) for name in names] == [True, True, *[False] * 3]
 
-    entries = [
-        came(5, "nccl:all_reduce"),
-        came(1),
-        came(2, "gloo:barrier"),
-        came(3, process_group=["7", "tensor parallel"]),
-        came(4, "gloo:broadcast"),
-        came(6, "gloo:send", is_p2p=True),
-    ]
-    told = [[2, 1002.000001, True], [4, 1004.000001, False], [5, 1005.000001, False]]
-    assert arrivals(entries, since=0.0, after=1) == told
-    assert arrivals(entries, since=1004.5, after=-1) == told[2:]
-    assert arrivals([], since=0.0, after=-1) == []
+
+def test_what_is_recorded_comes_oldest_first_and_nothing_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = torch._C._distributed_c10d
+    entries = [entry(record_id=9), entry(record_id=7)]
+    dump = pickle.dumps({"entries": entries})
+    monkeypatch.setattr(recorder, "_dump_fr_trace", lambda **_options: dump)
+    assert [each["record_id"] for each in recorded()] == [7, 9]
+
+    def fail(**_options: bool) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(recorder, "_dump_fr_trace", fail)
+    assert recorded() == []
+    assert newest_collective() is None
+
+
+# ---- NCCL
+
+
+def of_nccl(record_id: int, **facts: Any) -> dict[str, Any]:
+    """An entry as torch 2.13 writes it for NCCL (``getCollectiveTrace`` of FlightRecorder.hpp).
+
+    It has ``duration_ms`` if timing is on, and once the watchdog has seen the end.
+    """
+    return {
+        "record_id": record_id,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "thread_name": "",
+        "thread_id": "140",
+        "collective_seq_id": record_id + 1,
+        "p2p_seq_id": 0,
+        "op_id": record_id + 1,
+        "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 5_000_000_000,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4]],
+        "output_dtypes": ["Float"],
+        "state": "completed",
+        "time_discovered_started_ns": 5_000_100_000,
+        "time_discovered_completed_ns": 5_000_900_000,
+        "retired": True,
+        "timeout_ms": 600_000,
+        "is_p2p": False,
+    } | facts
+
+
+def test_nccl_has_a_recorder_of_its_own_which_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = torch._C._distributed_c10d
+    of_others = pickle.dumps({"entries": [entry(record_id=9)]})
+    monkeypatch.setattr(recorder, "_dump_fr_trace", lambda **_options: of_others)
+    dumped = {"entries": [of_nccl(1, state="started", retired=False), of_nccl(0)]}
+
+    def dump(*, includeStackTraces: bool) -> bytes:  # noqa: N803 - as torch calls it
+        assert not includeStackTraces
+        return pickle.dumps(dumped)
+
+    monkeypatch.setattr(recorder, "_dump_nccl_trace", dump, raising=False)
+    assert [each["record_id"] for each in recorded()] == [NCCLS, NCCLS + 1]
+    newest = newest_collective()
+    assert newest is not None
+    assert (newest.title, newest.backend, newest.is_in_flight) == ("all_reduce #2", "nccl", True)
+    dumped["entries"] = []
+    assert [each["record_id"] for each in recorded()] == [9], "of a rank that has not called it"
+
+
+def test_the_time_on_the_gpu_is_known_where_it_is_measured() -> None:
+    assert gpu_microseconds(of_nccl(0, duration_ms=0.25)) == 250
+    assert gpu_microseconds(of_nccl(0)) is None
+    assert gpu_microseconds(entry()) is None

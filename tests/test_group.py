@@ -16,8 +16,6 @@ from nbddp.controller.session import Session
 from nbddp.magics.steered import SteeredGroup
 from nbddp.wire.messages import Leave
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture
 def link() -> FakeLink:
@@ -38,7 +36,7 @@ def group(link: FakeLink, folder: Path) -> Iterator[SteeredGroup]:  # noqa: ARG0
 def test_a_script_sees_what_it_needs_and_none_of_the_magics_plumbing() -> None:
     assert [name for name in dir(WorkerGroup(nproc=2)) if not name.startswith("_")] == [
         *("alive", "close", "folder", "heal", "interrupt", "is_live", "kill", "pull", "push"),
-        *("restart", "run", "run_script", "start", "stop"),
+        *("restart", "run", "run_script", "start", "stop", "timeline"),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_transitions import ALL_GONE, BROKEN, IDLE, run
 
@@ -22,6 +24,7 @@ from nbddp.lifecycle.events import (
     Revived,
     SendCell,
     SendLeave,
+    SetAlarm,
     StopAsked,
     Terminate,
 )
@@ -60,7 +63,7 @@ def test_no_ranks_meet_where_others_have_tried_to() -> None:
         (HealEnded(attempt=BROKEN.attempt, reason="no room"), "no room"),
         (RankUnable(attempt=BROKEN.attempt, rank=1, reason="no"), "rank 1 could not start: no"),
         (
-            Rang(alarm=Alarm.START, attempt=BROKEN.attempt, cell=0),
+            Rang(alarm=Alarm.START, attempt=BROKEN.attempt, cell=0, generation=HEALING.generation),
             "rank 1 did not get ready in 90 s",
         ),
         (HealEnded(attempt=BROKEN.attempt), "it was ended before all ranks were there"),
@@ -104,3 +107,16 @@ def test_what_cannot_be_healed_is_refused(
     assert after is life
     assert isinstance(refusal, Refuse)
     assert refusal.reason.startswith(said)
+
+
+def test_a_deadline_of_what_was_before_ends_no_heal() -> None:
+    """That of the start, or of a heal before: each rings a minute and a half after it began."""
+    start = Rang(alarm=Alarm.START, attempt=BROKEN.attempt, cell=0, generation=BROKEN.generation)
+    assert advance(HEALING, start) == (HEALING, [])
+    life, _ = advance(HEALING, HealEnded(attempt=BROKEN.attempt, reason="one could not"))
+    again, actions = advance(life, HealAsked(ranks=(1,), donor=0))
+    before = replace(start, generation=HEALING.generation)
+    assert advance(again, before) == (again, [])
+    [alarm] = [each for each in actions if isinstance(each, SetAlarm)]
+    rings = replace(start, generation=alarm.generation)
+    assert advance(again, rings)[0].state is GroupState.BROKEN

@@ -26,6 +26,7 @@ class Watched:
         self.noticed: list[int] = []
         self.cancels = 0
         self.awaits_something = False
+        self.begun = threading.Event()
         self.flow: Iterator[bool] = iter(())
         self.on_break: Callable[[], None] = lambda: None
         self.it = Interrupter(
@@ -49,6 +50,7 @@ class Watched:
         """Run a cell as a rank would; what it raised."""
         if not self.it.begin_cell(number):
             return "not begun"
+        self.begun.set()
         try:
             exec(compile(source, CELL, "exec"), {"time": time, "threading": threading, **names})
         except BaseException as error:  # noqa: BLE001 - whatever ends a cell
@@ -58,11 +60,21 @@ class Watched:
         return "done"
 
     def soon(
-        self, cell: int, *, after: float = 0.05, is_for_death: bool = False
+        self, cell: int, *, after: float | None = None, is_for_death: bool = False
     ) -> threading.Thread:
-        """Interrupt a cell from another thread, as the control thread does."""
-        asked = {"is_for_death": is_for_death}
-        thread = threading.Timer(after, self.it.interrupt, [cell], asked)
+        """Interrupt a cell from another thread, as the control thread does.
+
+        That is so many seconds from now; without a number, shortly after the cell has begun.
+        """
+        self.begun.clear()
+
+        def interrupt() -> None:
+            if after is None:
+                assert self.begun.wait(30.0)
+                time.sleep(0.05)
+            self.it.interrupt(cell, is_for_death=is_for_death)
+
+        thread = threading.Timer(after or 0.0, interrupt)
         thread.start()
         return thread
 
@@ -145,12 +157,16 @@ def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
     try:
         assert watched.it.begin_cell(1)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as C code that never returns
-        asked = watched.soon(1, after=0.0)
-        while True not in watched.broken:
-            time.sleep(0.01)
-        assert watched.noticed == []
-        watched.it.end_cell()
-        asked.join()
+        heard: list[list[int]] = []
+
+        def is_freed() -> None:
+            if watched.broken[-1]:
+                heard.append([*watched.noticed])
+                watched.it.end_cell()
+
+        watched.on_break = is_freed
+        watched.soon(1, after=0.0).join(30.0)
+        assert heard == [[]]
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is pending is for nobody
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -298,9 +314,11 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
             time.sleep(0.01)
         ended.append("whole")
 
-    os.register_at_fork(after_in_parent=hold)
+    forking = threading.Event()
+    os.register_at_fork(before=forking.set, after_in_parent=hold)
     watched.it.listen()
-    asked = watched.soon(1)
+    asked = threading.Thread(target=lambda: (forking.wait(30.0), watched.it.interrupt(1)))
+    asked.start()
     source = "if not fork(): leave(0)\nwhile True: time.sleep(0.01)"
     assert watched.run(1, source, fork=os.fork, leave=os._exit) == "KeyboardInterrupt"
     forks.clear()
@@ -311,14 +329,36 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
 
 
 def test_an_answer_that_nobody_waits_for_is_ended_and_no_other(watched: Watched) -> None:
-    source = compile("while True: time.sleep(0.01)", CELL, "exec")
+    source = compile("begin()\nwhile True: time.sleep(0.01)", CELL, "exec")
     asked = threading.Timer(0.05, watched.it.give_up, [7])
-    asked.start()
     with pytest.raises(KeyboardInterrupt), watched.it.answering(7):
-        exec(source, {"time": time})
+        exec(source, {"time": time, "begin": asked.start})
     asked.join()
     with watched.it.answering(8):
         watched.it.give_up(7)
         exec(compile("time.sleep(0.3)", CELL, "exec"), {"time": time})
     assert watched.run(9, "time.sleep(0.3)") == "done"
     assert not watched.broken
+
+
+def test_ranks_that_meet_are_not_torn_apart_in_the_middle_of_a_message(watched: Watched) -> None:
+    flows = iter([False, True, True, False])
+    left: list[int] = []
+
+    def flow() -> Iterator[bool]:
+        for flowing in flows:
+            assert not watched.broken
+            yield flowing
+
+    def leave() -> None:
+        left.append(len(watched.broken))
+
+    watched.flow, watched.on_break = flow(), leave
+    asked = threading.Timer(0.0, watched.it.give_up, [7])
+    with watched.it.answering(7, meets=True):
+        asked.start()
+        while not left:
+            time.sleep(0.01)
+    asked.join()
+    assert next(flows, None) is None
+    assert left == [1]

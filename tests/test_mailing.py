@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 from processes import in_child, wait_until
+from stops import stopped_everywhere
 
 from nbddp.wire.messages import (
     Answer,
@@ -601,3 +602,32 @@ def test_a_forked_child_prints_and_displays_though_the_mail_was_busy_when_it_was
     holder.join()
     assert exit_code == 0
     assert not writer.posted
+
+
+@pytest.mark.parametrize("way", ["poke", "post", "flush"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_stop_anywhere_in_what_a_cell_does_leaves_the_mail_at_work(
+    make: Make, writer: FakeWriter, way: str
+) -> None:
+    """A stop that strikes within a lock's own code would leave it taken, and the mail waiting."""
+    pile = Pile()
+    mailer = make(pile)
+    mailer.start()
+
+    def act() -> None:
+        pile.pieces.append(Output(start=0, end=1, text="a"))
+        if way == "post":
+            mailer.post(Happened(kind="a", facts={}))
+        else:
+            mailer.poke()
+        if way == "flush":
+            mailer.flush()
+
+    places = 0
+    for places in stopped_everywhere(act):
+        mailer._has_output = False  # else it is poked once alone
+        writer.posted.clear()
+        mailer.post(Happened(kind="after", facts={"place": places}))
+        assert wait_until(lambda: any(isinstance(each, Happened) for each in writer.posted))
+        assert not mailer._is_asked
+    assert places > 5

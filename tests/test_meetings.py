@@ -153,3 +153,13 @@ def test_a_gap_in_what_is_told_counts_for_nothing() -> None:
 
 def test_one_rank_alone_waits_for_nobody() -> None:
     assert meet(lambda _rank, _step: 0.1, ranks=range(1)).lags() is None
+
+
+def test_a_rank_may_tell_seconds_later_than_the_others_of_a_thousand_a_second() -> None:
+    met: list[int] = []
+    meetings = Meetings(on_met=lambda number, _came, _waits: met.append(number))
+    meetings.begin_cell(range(2))
+    for rank in range(2):
+        came = [[step + 1, 1e9 + step * 1e-3, True] for step in range(5000)]
+        meetings.note(rank, 1, came, 0.0)
+    assert met == list(range(1, 5000)), "of the last one nobody knows what came next"

@@ -375,3 +375,32 @@ def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
         meters.happened("mine", {"number": number})
     assert mailed == [10] * 9
     assert len(read_all(meters)) == 5
+
+
+def settings(meters: Meters) -> list[dict[str, Any]]:
+    return [each.facts["values"] for each in read_all(meters) if isinstance(each, Happened)]
+
+
+def test_settings_that_were_said_before_are_not_mailed_again(meters: Meters) -> None:
+    nan = float("nan")
+    for _ in range(3):
+        meters.happened("config", {"values": {"lr": 0.1, "seed": 1, "loss": nan}})
+    assert len(settings(meters)) == 1
+    for _ in range(3):
+        meters.happened("config", {"values": {"lr": 0.1}})
+        meters.happened("config", {"values": {"seed": 1}})
+    assert settings(meters) == []
+    assert meters.reports == 9
+    meters.happened("config", {"values": {"lr": 0.1, "seed": True}})
+    assert settings(meters) == [{"lr": 0.1, "seed": True}]
+
+
+def test_settings_that_wait_for_the_mail_are_put_together(meters: Meters) -> None:
+    meters.happened("config", {"values": {"step": 0}})
+    meters.happened("checkpoint", {})
+    for step in range(10):
+        meters.happened("config", {"values": {"step": step, "name": f"run {step}"}})
+    first, checkpoint, last = read_all(meters)
+    assert first == Happened(kind="config", facts={"values": {"step": 0}})
+    assert checkpoint == Happened(kind="checkpoint", facts={})
+    assert last == Happened(kind="config", facts={"values": {"step": 9, "name": "run 9"}})

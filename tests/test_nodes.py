@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import re
 import socket
 import ssl
@@ -21,7 +23,7 @@ from nbddp.group.nodes import NodesSpec
 from nbddp.magics.nodes import node_range
 from nbddp.nodes.agent import main
 from nbddp.nodes.clocks import Clock
-from nbddp.nodes.door import Change, Door
+from nbddp.nodes.door import Change, Door, RemoteHandle
 from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keeper import about_this_node
@@ -107,17 +109,17 @@ def come(door: Door) -> Iterator[Callable[..., Guest]]:
 def test_who_says_what_he_has_comes_in(door: Door, come: Callable[..., Guest]) -> None:
     guest = come()
     guest.tell(Kind.HELLO, **about_this_node(3))
-    wait_until(lambda: len(door.nodes) == 1)
+    assert wait_until(lambda: len(door.nodes) == 1)
     [node] = door.nodes
     assert (node.name, node.nproc) == (socket.gethostname(), 3)
-    wait_until(lambda: (Kind.WELCOME, b"{}") in guest.frames)
+    assert wait_until(lambda: (Kind.WELCOME, b'{"keep": {}}') in guest.frames)
     assert door.refused == 0
 
 
 def test_two_nodes_of_one_host_have_two_names(door: Door, come: Callable[..., Guest]) -> None:
     for _ in range(2):
         come().tell(Kind.HELLO, **about_this_node(1))
-    wait_until(lambda: len(door.nodes) == 2)
+    assert wait_until(lambda: len(door.nodes) == 2)
     host = socket.gethostname()
     assert [node.name for node in door.nodes] == [host, f"{host}#2"]
 
@@ -125,7 +127,7 @@ def test_two_nodes_of_one_host_have_two_names(door: Door, come: Callable[..., Gu
 def test_another_secret_does_not_come_in(door: Door, come: Callable[..., Guest]) -> None:
     with pytest.raises(ssl.SSLError):
         come(b"x" * 32)
-    wait_until(lambda: door.refused == 1)
+    assert wait_until(lambda: door.refused == 1)
     assert not door.nodes
 
 
@@ -134,7 +136,7 @@ def test_who_speaks_no_tls_does_not_come_in_and_is_counted(door: Door) -> None:
         with socket.create_connection(("127.0.0.1", door.join.port)) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert stranger.recv(100) in (b"", b"\x15\x03\x01\x00\x02\x02F")  # a TLS alert
-        wait_until(lambda count=count: door.refused == count)  # type: ignore[misc]
+        assert wait_until(lambda count=count: door.refused == count)  # type: ignore[misc]
     assert not door.nodes
 
 
@@ -147,13 +149,13 @@ def test_who_has_no_certificate_does_not_come_in(door: Door) -> None:
         context.wrap_socket(stranger) as wrapped,
     ):
         assert wrapped.recv(1) == b""
-    wait_until(lambda: door.refused == 1)
+    assert wait_until(lambda: door.refused == 1)
 
 
 def test_another_version_is_refused_with_the_reason(door: Door, come: Callable[..., Guest]) -> None:
     guest = come()
     guest.tell(Kind.HELLO, **about_this_node(1) | {"python": "3.8.1", "host": "old"})
-    wait_until(guest.is_lost.is_set)
+    assert wait_until(guest.is_lost.is_set)
     [(kind, data)] = guest.frames
     assert kind is Kind.REFUSED
     assert facts_of(data)["reason"].startswith("Python is 3.8.1 on old and 3.")
@@ -167,8 +169,8 @@ def test_who_does_not_say_first_who_he_is_is_sent_away(
 ) -> None:
     guest = come()
     guest.tell(kind)
-    wait_until(guest.is_lost.is_set)
-    wait_until(lambda: door.refused == 1)
+    assert wait_until(guest.is_lost.is_set)
+    assert wait_until(lambda: door.refused == 1)
 
 
 @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.START, Kind.WELCOME, Kind.LOG])
@@ -177,9 +179,9 @@ def test_a_node_that_says_what_no_node_says_is_gone(
 ) -> None:
     guest = come()
     guest.tell(Kind.HELLO, **about_this_node(1))
-    wait_until(lambda: len(changes) == 1)
+    assert wait_until(lambda: len(changes) == 1)
     guest.tell(kind, number=99)
-    wait_until(lambda: len(changes) == 2)
+    assert wait_until(lambda: len(changes) == 2)
     assert not changes[1].has_come
     assert "connection was lost" in changes[1].node.why_gone
     assert not door.nodes
@@ -190,9 +192,9 @@ def test_a_node_whose_connection_ends_is_gone_at_once(
 ) -> None:
     guest = come()
     guest.tell(Kind.HELLO, **about_this_node(1))
-    wait_until(lambda: len(changes) == 1)
+    assert wait_until(lambda: len(changes) == 1)
     guest.leave()
-    wait_until(lambda: len(changes) == 2)
+    assert wait_until(lambda: len(changes) == 2)
     assert not door.nodes
 
 
@@ -203,7 +205,7 @@ def test_a_silent_node_is_gone(
 ) -> None:
     monkeypatch.setattr("nbddp.nodes.door.SILENT_AFTER", 2.0)
     come().tell(Kind.HELLO, **about_this_node(1))  # and no sign of life after that
-    wait_until(lambda: len(changes) == 2)
+    assert wait_until(lambda: len(changes) == 2)
     assert changes[1].node.why_gone == "no sign of life for 2 s"
 
 
@@ -297,6 +299,23 @@ def test_what_a_rank_sends_to_the_store_comes_whole_and_so_does_the_answer(size:
     assert asyncio.run(asyncio.wait_for(carried(size), 50)) == (size, size, True)
 
 
+def test_a_connection_that_came_when_the_wire_had_gone_ends_at_once() -> None:
+    class Half(asyncio.Transport):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    wire = Wire(lambda *_: None, lambda *_: None)
+    tunnel = Tunnel(wire)
+    early, late = Half(), Half()
+    tunnel.new().connection_made(early)
+    tunnel.close()
+    tunnel.new().connection_made(late)  # whoever dialed would wait for an answer for ever
+    assert (early.is_closed, late.is_closed) == (True, True)
+    assert not tunnel
+
+
 # ---- logs
 
 
@@ -312,6 +331,45 @@ def test_a_log_grows_here_as_it_grows_there(tmp_path: Path) -> None:
         outlet.send_news()
         assert copy.read_bytes() == original.read_bytes()
     inlet.close()
+
+
+def test_a_disk_that_is_full_here_costs_a_hole_in_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, lost = tmp_path / "rank0.log", []
+    inlet = Inlet(lambda path, error: lost.append((path, error.errno)))
+    inlet.append(copy, b"before ")
+
+    def full(file: int, data: memoryview) -> int:
+        if len(data) < 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:4])
+
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr("nbddp.nodes.mirror.os.write", full)
+        for _ in range(2):
+            inlet.append(copy, b"1234 6789")
+    inlet.append(copy, b" after")
+    assert copy.read_bytes() == b"before 1234 678\0" + b"1234 678\0" + b" after"
+    assert lost == [(tmp_path, errno.ENOSPC)]
+    inlet.close()
+
+
+def test_a_run_folder_that_is_gone_costs_no_node(
+    tmp_path: Path, come: Callable[..., Guest], door: Door, changes: list[Change]
+) -> None:
+    guest = come()
+    guest.tell(Kind.HELLO, **about_this_node(1))
+    assert wait_until(lambda: len(changes) == 1)
+    [node] = door.nodes
+    handle = node.handles[1] = RemoteHandle(door, node, 1, tmp_path / "gone")
+    guest.send(Kind.LOG, 1, b"rank0.log\0a line\n")
+    guest.tell(Kind.STARTED, 1, pid=7)
+    assert wait_until(lambda: handle.pid == 7)
+    assert [each.has_come for each in changes] == [True]
+    guest.leave()
+    handle.join()
 
 
 def test_numbers_of_several_nodes_are_not_mixed_within_a_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -27,7 +28,8 @@ class AtTheDoor:
     """A door for two nodes, and who comes there."""
 
     def __init__(self) -> None:
-        self.nodes = Nodes(Session(FakeLauncher()), NodesSpec(least=2, most=3))
+        self.session = Session(FakeLauncher())
+        self.nodes = Nodes(self.session, NodesSpec(least=2, most=3))
         self.guests: list[Guest] = []
 
     def bring(self, **facts: Any) -> Guest:
@@ -101,6 +103,35 @@ def test_a_node_that_goes_while_one_waits_is_missing_again(at_the_door: AtTheDoo
         at_the_door.nodes.wait(2.0)
 
 
+def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(at_the_door: AtTheDoor) -> None:
+    for _ in range(3):
+        at_the_door.bring()
+    nodes = at_the_door.nodes
+    sent, *others = nodes.door.nodes
+    nodes.leave(sent.name)
+    assert sent in nodes.door.nodes, "it has not gone yet"
+    assert nodes.launcher.room() == 8
+    nodes.launcher.settle(8)
+    assert [slot.node for slot in nodes.launcher.slots] == others
+
+
+def test_who_has_started_nodes_here_is_told_to_wait_for_them(
+    at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = at_the_door.nodes
+    with pytest.raises(RequestError) as caught:
+        nodes.launcher.room()
+    assert str(caught.value) == f"0 of 2 nodes are here; on each machine: `{nodes.command}`"
+    monkeypatch.setattr(nodes._agents.__class__, "awaited", 2)
+    with pytest.raises(RequestError) as caught:
+        nodes.launcher.room()
+    assert str(caught.value) == (
+        "0 of 2 nodes are here; 2 are starting on this machine: `%ddp nodes --wait 60` waits for "
+        "them"
+    )
+    assert nodes.table().endswith("are here; now 0, and 2 are starting on this machine.")
+
+
 def test_a_cell_uses_as_many_as_were_asked_for_and_the_others_are_spares(
     at_the_door: AtTheDoor,
 ) -> None:
@@ -116,3 +147,13 @@ def test_a_cell_uses_as_many_as_were_asked_for_and_the_others_are_spares(
     nodes.wait(20)
     nodes.spec = NodesSpec(least=2, most=3)
     assert nodes.table().endswith("A %%ddp cell runs on the first 3 of them, 1 is a spare.")
+
+
+def test_copies_of_logs_that_are_not_whole_are_told_of(at_the_door: AtTheDoor) -> None:
+    nodes = at_the_door.nodes
+    nodes._note_lost(Path("/runs/7"), OSError(errno.ENOSPC, "No space left on device"))
+    [event] = at_the_door.session.time_line.since(0.0)
+    assert event.facts["what"] == (
+        "the logs in /runs/7 are not whole: No space left on device; "
+        "each node has those of its ranks"
+    )

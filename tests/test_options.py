@@ -27,6 +27,7 @@ from nbddp.magics.options import (
     seconds,
     variable,
 )
+from nbddp.wire.trace_messages import Steps
 
 SECONDS = "expected seconds above 0 and up to a year"
 
@@ -57,6 +58,8 @@ def test_a_cell_needs_no_options() -> None:
         ("--nproc-per-node 4", "nproc", 4),
         ("--nproc=4", "nproc", 4),
         ("--backend auto", "backend", "auto"),
+        ("--trace 10:15", "trace", Steps(first=10, last=15)),
+        ("--trace 0", "trace", Steps(first=0, last=0)),
         ("--backend gloo", "backend", "gloo"),
         ("--backend nccl", "backend", "nccl"),
         ("--gpus 0,1", "gpus", (0, 1)),
@@ -106,6 +109,7 @@ def test_an_option_of_a_cell_is_understood_and_changes_nothing_else(
         (LineMagics.pull, "'x + 1' --rank 1", {"expression": "x + 1", "rank": 1}),
         (LineMagics.auto, "on", {"switch": "on"}),
         (LineMagics.auto, "off", {"switch": "off"}),
+        (LineMagics.trace, "", {"steps": None, "memory": False, "off": False}),
         (LineMagics.stop, "", {}),
         (LineMagics.wait, "", {}),
         (LineMagics.interrupt, "", {}),
@@ -116,6 +120,12 @@ def test_a_command_is_understood(
     command: Callable[..., Any], line: str, found: dict[str, object]
 ) -> None:
     assert vars(parse(command, line)) == found
+
+
+def test_what_is_a_scripts_own_is_left_as_it_is() -> None:
+    args = parse(LineMagics.run, "--name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
+    assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
+    assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
 
 
 @pytest.mark.parametrize("command", [LineMagics.start, LineMagics.restart])
@@ -183,7 +193,29 @@ def test_a_start_takes_the_options_that_say_how(command: Callable[..., Any]) -> 
         ("--push a,", "argument --push: expected names like a,b, got 'a,'"),
         ("--out", "argument --out: expected one argument"),
         ("--no", "ambiguous option: --no could match --no-wait, --no-init"),
-        ("--name 'open", 'No closing quotation in "--name \'open"'),
+        *(
+            (
+                f"--trace {text}",
+                "argument --trace: expected steps like 10:15, or one like 10, "
+                f"got {text!r}: {what}",
+            )
+            for text, what in {
+                "15:10": "the first step comes after the last",
+                "a:b": "these are no whole numbers",
+                "1.5:4": "these are no whole numbers",
+                "1:2:3": "these are no whole numbers",
+                "-1:3": "steps are counted from 0",
+                ":": "both ends are wanted",
+                "4:": "both ends are wanted",
+                "1:1000000000000": "no step has such a number",
+            }.items()
+        ),
+        ("--ranks -1", "argument --ranks: expected numbers like 0,2 or 0-3, got '-1'"),
+        (
+            "--name it's",
+            'No closing quotation in "--name it\'s"; what has a quotation mark in it stands '
+            'between others: "it\'s the best"',
+        ),
     ],
 )
 def test_a_wrong_option_of_a_cell_is_one_line_that_says_what_is_allowed(

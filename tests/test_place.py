@@ -43,7 +43,7 @@ def test_what_comes_takes_the_place_of_what_was_there_first(page: Page) -> None:
     place = Place()
     place.begin("starting", "starting")
     place.begin("soon", "soon")
-    assert page.shown == ['<div class="nbddp-first">soon</div>']
+    assert page.shown == ['<div class="nbddp-soon">soon</div>']
     place.replace(PANEL)
     assert page.shown == ["panel"]
     place.replace(RECORD)

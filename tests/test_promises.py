@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from concurrent.futures._base import DoneAndNotDoneFutures
-
 import pytest
 
-from nbddp.controller import promises
 from nbddp.controller.promises import Promises
 from nbddp.errors import RequestError, StartError
-from nbddp.record.cell import HEARING
 from nbddp.wire.messages import Answer
 
 
@@ -23,22 +18,22 @@ def test_a_start_is_waited_for_until_all_are_ready(asked: Promises) -> None:
     future = asked.for_start()
     assert not future.done()
     asked.started()
-    assert future.result(0) is None
+    assert future.result() is None
     asked.start_failed(StartError("too late"))
     asked.started()
-    assert future.result(0) is None
+    assert future.result() is None
 
 
 def test_a_start_that_fails_says_why(asked: Promises) -> None:
     future = asked.for_start()
     error = StartError("rank 1 could not start")
     asked.start_failed(error)
-    assert future.exception(0) is error
+    assert future.exception() is error
 
 
 def test_a_start_that_is_overtaken_by_another_says_so(asked: Promises) -> None:
     first, second = asked.for_start(), asked.for_start()
-    assert str(first.exception(0)) == "restarted before it was ready"
+    assert str(first.exception()) == "restarted before it was ready"
     assert not second.done()
 
 
@@ -50,7 +45,7 @@ def test_the_start_that_was_asked_for_last_can_be_had(asked: Promises) -> None:
     assert asked.pending_start is second
     asked.started()
     assert asked.pending_start is second
-    assert second.result(0) is None
+    assert second.result() is None
 
 
 def test_news_of_a_start_that_nobody_waits_for_is_no_mistake(asked: Promises) -> None:
@@ -62,7 +57,7 @@ def test_everybody_who_waits_for_the_stop_hears_of_it_once(asked: Promises) -> N
     futures = [asked.for_stop(), asked.for_stop()]
     asked.stopped()
     asked.stopped()
-    assert [future.result(0) for future in futures] == [None, None]
+    assert [future.result() for future in futures] == [None, None]
 
 
 def test_everybody_who_waits_for_a_rank_to_be_gone_hears_of_that_rank_only(
@@ -79,7 +74,7 @@ def test_an_answer_reaches_who_asked(asked: Promises) -> None:
     one, two = asked.for_answer(1, 0), asked.for_answer(2, 1)
     answer = Answer(request=2)
     asked.answered(answer)
-    assert two.result(0) is answer
+    assert two.result() is answer
     assert not one.done()
 
 
@@ -93,26 +88,7 @@ def test_an_answer_that_nobody_waits_for_is_dropped(asked: Promises) -> None:
 def test_who_waits_for_an_answer_of_a_rank_that_ends_is_told_so(asked: Promises) -> None:
     future, other = asked.for_answer(1, 0), asked.for_answer(2, 1)
     asked.gone(0, "rank 0 was killed by SIGKILL before it could answer")
-    error = future.exception(0)
+    error = future.exception()
     assert isinstance(error, RequestError)
     assert str(error) == "rank 0 was killed by SIGKILL before it could answer"
     assert not other.done()
-
-
-def test_whoever_waits_for_a_promise_looks_up_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A signal that comes as a wait begins does not end it: it is seen when the wait ends."""
-    promise: Future[int] = Future()
-    waits: list[float | None] = []
-
-    def wait(left: set[Future[int]], timeout: float | None) -> DoneAndNotDoneFutures[int]:
-        waits.append(timeout)
-        if len(waits) == 3:
-            promise.set_result(7)
-            return DoneAndNotDoneFutures(left, set())
-        return DoneAndNotDoneFutures(set(), left)
-
-    monkeypatch.setattr(promises, "wait", wait)
-    assert promises.kept(promise) == 7
-    assert waits == [HEARING] * 3

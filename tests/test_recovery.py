@@ -22,8 +22,6 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.pushes import Pushed
 from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
 
-pytestmark = pytest.mark.timeout(30)
-
 TWO = GroupSpec(nproc=2)
 DEEDS = tuple(
     CellRequest(source=f"step {number}", execution_count=number + 4) for number in range(3)
@@ -189,6 +187,8 @@ def test_a_restart_that_is_stopped_before_its_replay_leaves_all_to_do(play: Play
     with pytest.raises(KeyboardInterrupt):
         play.recovery.replay(DEEDS, restart=stopped)
     assert play.said == [ENDED_EARLY.format("nothing", "cells 4-6")]
+    assert (play.session.deeds, play.session.undone) == ((), DEEDS)
+    play.session.start(TWO)  # for a cell that misses their names
     assert (play.session.deeds, play.session.undone) == ((), DEEDS)
 
 

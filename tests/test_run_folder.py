@@ -75,6 +75,20 @@ def test_the_folder_is_named_for_its_time_and_name(
     assert begin(base).path.name == "20250102-030405-1"
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("lr 0.1/größe", "-lr-0.1-gr-e"), ("../x", "-x"), ("  ", ""), ("n" * 61, f"-{'n' * 60}")],
+)
+def test_a_name_that_a_folder_does_not_get_is_said_with_the_one_that_it_has(
+    name: str, kept: str, base: Path, monkeypatch: pytest.MonkeyPatch, begin: Begin
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
+    folder = begin(base, name)
+    assert folder.path.name == f"20250102-030405{kept}"
+    assert folder.remark == f"a folder gets no name like {name!r}: this run is {folder.path.name}"
+    assert begin(base, "lr-0.1_A").remark == ""
+
+
 def test_the_folder_is_for_its_owner_only_whatever_the_umask(
     base: Path, umask: int, begin: Begin
 ) -> None:

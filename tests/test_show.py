@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
+from nbddp.archive.ending import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.errors import RequestError
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.complete import Completer
 from nbddp.magics.line import LineMagics
-from nbddp.magics.show import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending
 from nbddp.record.finished import RecordedRun
+from nbddp.record.folder import read_facts
 from nbddp.record.runs import find_run, runs_below
 from nbddp.ui.panel.run import run_html
 from nbddp.ui.text.run import run_text
@@ -93,6 +96,39 @@ def test_a_name_a_unique_part_of_one_or_a_path_will_do(make: Make, tmp_path: Pat
     assert find_run(str(path), tmp_path / "nowhere") == path
 
 
+def test_a_whole_name_goes_before_a_part_of_another(make: Make, tmp_path: Path) -> None:
+    path = make(f"{STAMP}-aaa")
+    make("20270101-000000-aaa2")
+    make("20270101-000000-aaa-1")  # its own name, not the second of one second
+    assert find_run("aaa", tmp_path) == path
+    assert find_run("aaa-1", tmp_path).name == "20270101-000000-aaa-1"
+    assert find_run(f"{STAMP}-aaa", tmp_path) == path
+
+
+def test_of_several_of_one_name_the_newest_is_meant_unless_it_is_to_go(
+    make: Make, tmp_path: Path
+) -> None:
+    for name in (f"{STAMP}-aaa", f"{STAMP}-aaa-1"):
+        make(name)
+    with pytest.raises(RequestError, match=rf"^'aaa' fits 2 runs: {STAMP}-aaa.*, {STAMP}-aaa"):
+        find_run("aaa", tmp_path, takes_newest=False)
+    assert find_run("aaa", tmp_path).name in (f"{STAMP}-aaa", f"{STAMP}-aaa-1")
+    newest = make("20270101-000000-aaa")
+    make("20270101-000001-aaab")
+    assert find_run("aaa", tmp_path) == newest
+    with pytest.raises(RequestError, match=r"^'aaa' fits 3 runs: 20270101-000000-aaa"):
+        find_run("aaa", tmp_path, takes_newest=False)
+
+
+def test_a_name_that_no_folder_can_have_is_refused_in_a_line(make: Make, tmp_path: Path) -> None:
+    make()
+    with pytest.raises(
+        RequestError, match=r"^there is no run 'x{80}\.\.\.'; the newest are: "
+    ) as it:
+        find_run("x" * 5000, tmp_path)
+    assert len(str(it.value)) < 200
+
+
 def test_what_fits_several_runs_or_none_is_refused_with_their_names(
     make: Make, tmp_path: Path
 ) -> None:
@@ -135,6 +171,19 @@ def test_a_run_whose_kernel_is_gone_was_ended_before_its_record(make: Make) -> N
     done.wait()
     run = RecordedRun(make(is_stopped=False, host=platform.node(), pid=done.pid))
     assert say_ending(run, current=None) == KILLED
+
+
+def test_a_kernel_that_was_killed_is_gone_though_nobody_has_asked_how_it_ended(make: Make) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = psutil.Process(killed.pid)
+    path = make(is_stopped=False, host=platform.node(), pid=killed.pid)
+    facts = read_facts(path)
+    assert say_unended(facts, began=process.create_time()) == RUNNING
+    os.kill(killed.pid, signal.SIGKILL)
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert say_unended(facts, began=process.create_time()) == KILLED
+    killed.communicate()
 
 
 def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(make: Make) -> None:

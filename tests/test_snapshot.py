@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from arrivals import letters
 
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
@@ -376,14 +377,16 @@ def test_what_a_cell_on_ranks_that_are_gone_reported_is_not_shown_of_those_of_no
 def test_a_rank_that_the_others_wait_for_has_its_lag_while_it_lives(
     look: Look, cell: CellHandle, whereabouts: Whereabouts
 ) -> None:
-    steps = range(100)
     for rank, late in ((0, 0.0), (1, 0.1)):
-        came = [[step + 1, 1000 + step * 0.3 + late, True] for step in steps]
-        whereabouts.note(rank, replace(PULSE, arrivals=came), time.monotonic())
+        for letter in letters([step * 0.3 + late for step in range(100)], cell=5):
+            whereabouts.note(rank, letter, time.monotonic())
     assert rank_of(look(RUNNING, cell), 0).lag is None
     lag = rank_of(look(RUNNING, cell), 1).lag
     assert lag is not None
     assert (round(lag.share, 2), lag.is_waited_for) == (0.33, True)
+    awaited = look(RUNNING, cell).awaited
+    assert awaited is not None
+    assert (awaited.rank, awaited.title) == (1, "all_reduce float [72]")
     assert rank_of(look(RUNNING), 1).lag is None, "there is no cell"
     dead = with_rank(RUNNING, RankLife(1, RankState.GONE, -9))
     assert rank_of(look(dead, cell), 1).lag is None

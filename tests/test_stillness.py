@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbddp.worker.stillness import BUSY, WAKES, Closer, Stillness, Trace, Wait
+from nbddp.worker.stillness import BUSY, SETTLED, WAKES, Closer, Stillness, Trace, Wait
 
 HERE = Trace(place=(5, 1, 8), collectives=3, said=2, written=100, cpu=1.0, switches=40)
 DONE = {"place": (5, 1, 9), "collectives": 4, "said": 3}
@@ -70,7 +70,7 @@ def test_a_closer_look_finds_who_works_for_a_thread_that_sleeps(
 ) -> None:
     still = Stillness()
     still.look(HERE, Wait.NONE, 0.0)
-    assert still.look_closer(Closer(children=5.0), 3.0) == 3.0
+    still.look_closer(Closer(children=5.0), 3.0)
     assert still.look_closer(closer, 4.0) == (0.0 if is_at_work else 4.0)
 
 
@@ -78,7 +78,15 @@ def test_children_are_compared_only_within_one_stay() -> None:
     still = Stillness()
     still.look_closer(Closer(children=1.0), 1.0)
     still.moved(2.0)
-    assert still.look_closer(Closer(children=9.0), 5.0) == 3.0
+    assert still.look_closer(Closer(children=9.0), 5.0) > 0.0
+
+
+def test_a_first_closer_look_that_comes_late_does_not_prove_that_children_are_idle() -> None:
+    still = Stillness()
+    still.moved(0.0)
+    assert still.look_closer(Closer(children=1.0), 7.0) == SETTLED
+    assert still.look_closer(Closer(children=2.0), 8.0) == 0.0
+    assert still.look_closer(Closer(children=2.0), 9.0) == 1.0
 
 
 def test_who_has_others_at_work_for_it_is_looked_at_closely_every_time() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from nbddp.lifecycle.reasons import with_way_on
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.magics.stopped import interrupted
 
 
-def life(state: GroupState, *, attempt: int = 1, gone: int | None = None) -> Life:
+def life(state: GroupState, *, attempt: int = 1, gone: tuple[int, ...] = ()) -> Life:
     ranks = tuple(
-        RankLife(rank, RankState.GONE if rank == gone else RankState.IDLE) for rank in range(3)
+        RankLife(rank, RankState.GONE if rank in gone else RankState.IDLE) for rank in range(3)
     )
     return Life(state=state, attempt=attempt, ranks=ranks if state.is_live else ())
 
@@ -38,9 +39,16 @@ OFF, IDLE = life(GroupState.OFF), life(GroupState.IDLE)
         (
             "%ddp kill",
             IDLE,
-            life(GroupState.BROKEN, gone=1),
+            life(GroupState.BROKEN, gone=(1,)),
             "of rank 1 all names are gone; `%ddp heal` replaces it, `%ddp restart` starts the "
             "group anew, `%%ddp --ranks 0,2` uses the others",
+        ),
+        (
+            "%ddp heal",
+            life(GroupState.BROKEN, gone=(0, 1)),
+            life(GroupState.BROKEN, gone=(0, 1)),
+            "of ranks 0-1 all names are gone; `%ddp heal` replaces those that are gone, `%ddp "
+            "restart` starts the group anew, `%%ddp --ranks 2` uses the others",
         ),
         (
             "%ddp stop",
@@ -74,3 +82,13 @@ def test_what_is_so_now_is_said_in_one_line(
 ) -> None:
     error = interrupted(magic, before, now)
     assert error._render_traceback_() == [f"`{magic}` was interrupted; {words}"]
+
+
+def test_a_heal_in_vain_is_said_with_what_can_be_done() -> None:
+    vain, broken = "the group was not healed: rank 1 was killed", life(GroupState.BROKEN, gone=(1,))
+    assert with_way_on(vain, broken) == (
+        f"{vain}; `%ddp heal` replaces it, `%ddp restart` starts the group anew, `%%ddp --ranks "
+        "0,2` uses the others"
+    )
+    assert with_way_on(vain, OFF) == vain
+    assert with_way_on("rank 0 lives", broken) == "rank 0 lives"

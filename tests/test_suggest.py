@@ -24,7 +24,21 @@ COMMANDS = LineMagics.__dict__
 
 @pytest.fixture(scope="module")
 def parsers() -> dict[str, ArgumentParser]:
-    names = ("fault", "help", "kill", "pull", "push", "run", "show", "view", "status")
+    names = (
+        "check",
+        "compare",
+        "fault",
+        "help",
+        "kill",
+        "publish",
+        "pull",
+        "push",
+        "run",
+        "runs",
+        "show",
+        "view",
+        "status",
+    )
     return {"%%ddp": CellMagics.ddp.parser, **{name: COMMANDS[name].parser for name in names}}
 
 
@@ -35,8 +49,18 @@ def parsers() -> dict[str, ArgumentParser]:
         ("%ddp nonsense ", []),
         ("%ddp help f", ["fault"]),
         ("%ddp kill ", ["0", "1"]),
+        ("%ddp check --explain ND10", [f"ND10{number}" for number in range(1, 8)]),
+        ("%ddp check tr", ["tr.py"]),
         ("%ddp run --keep tr", ["tr.py"]),
         ("%ddp run --kee", ["--keep"]),
+        ("%%ddp --sw", ["--sweep"]),
+        ("%%ddp --publish ", ["trackio", "wandb", "tensorboard", "mlflow"]),
+        ("%ddp run --publish t", ["trackio", "tensorboard"]),
+        ("%ddp publish w", ["wandb"]),
+        ("%ddp publish wandb ", ["20260102-030405-one", "20260102-030405-two"]),
+        ("%ddp publish wandb --", ["--again"]),
+        ("%%ddp --sweep lr=1,2 --re", ["--repeat"]),
+        ("%%ddp --scale 1,2 --we", ["--weak"]),
         ("%ddp run train.py --k", []),
         ("%ddp run -m pack.train --nproc ", []),
         ("%ddp kill 0 ", []),
@@ -50,6 +74,9 @@ def parsers() -> dict[str, ArgumentParser]:
         ("%ddp view ", ["auto", "panel", "text"]),
         ("%ddp show 20260102-030405-t", ["20260102-030405-two"]),
         ("%ddp show two --cell ", ["7two"]),
+        ("%ddp compare 20260102-030405-one 20260102-030405-t", ["20260102-030405-two"]),
+        ("%ddp compare one two --over ", ["step", "samples", "time"]),
+        ("%ddp runs rm 20260102-030405-o", ["20260102-030405-one"]),
         ("%ddp pull learn", ["learning_rate"]),
         ("%ddp push x --ranks 0,", ["0,1"]),
         ("%%ddp --ra", ["--ranks"]),

@@ -195,5 +195,5 @@ def test_a_flood_costs_little() -> None:
     began = time.perf_counter()
     for number in range(1600):
         tails.write(number % 4, piece)
-    assert time.perf_counter() - began < 1.5  # it takes 0.03 s on a quiet machine
+    assert time.perf_counter() - began < 5  # it takes 0.03 s on a quiet machine
     assert tails.earlier() == 79_500

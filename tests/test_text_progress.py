@@ -28,7 +28,7 @@ class FakeSession:
         self.ranks: tuple[RankSnapshot, ...] = ()
 
     def snapshot(self, _cell: object) -> Any:
-        return SimpleNamespace(ranks=self.ranks)
+        return SimpleNamespace(ranks=self.ranks, awaited=None)
 
     def log(self, step: int, **values: float) -> None:
         self.curves.add(0, float(step), step, values)

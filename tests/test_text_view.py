@@ -272,15 +272,15 @@ def test_what_ranks_print_at_the_same_moment_is_shown_at_once(
     screen: RecordingScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("FLUSH_PERIOD", "MAX_PERIOD"):
-        monkeypatch.setattr(room, name, 10.0)
-    monkeypatch.setattr(room, "SLACK", 100.0)
+        monkeypatch.setattr(room, name, 60.0)
+    monkeypatch.setattr(room, "SLACK", 600.0)
     handle = CellHandle(1, CellRequest(source=""), tuple(range(4)), lambda parcel: parcel)
     view = TextView(screen)
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(view.follow, handle)
         for rank in range(4):
             handle.feed(Wrote(rank, "step 1\n"))
-        came = wait_until(lambda: screen.text.count("step 1") == 4, timeout=5.0)
+        came = wait_until(lambda: screen.text.count("step 1") == 4)
         handle.finish()
         following.result(30)
     assert came

@@ -492,7 +492,6 @@ def test_the_loop_is_held_for_less_time_than_by_a_synchronous_save(tmp_path: Pat
 # ---- killed at any moment
 
 
-@pytest.mark.timeout(150)
 def test_a_writer_killed_a_hundred_times_always_leaves_a_whole_one(tmp_path: Path) -> None:
     script = Path(__file__).with_name("checkpoint_killer.py")
     command = [sys.executable, "-W", "error", str(script), str(tmp_path), "100"]

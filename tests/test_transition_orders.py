@@ -33,7 +33,6 @@ from nbddp.lifecycle.events import (
     KillAsked,
     News,
     NotStarted,
-    Rang,
     RankEnded,
     RankNoticed,
     RankReady,
@@ -392,7 +391,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9))
     def an_alarm_rings(self, number: int) -> None:
         alarm = self.alarms.pop(number % len(self.alarms))
-        self.step(Rang(alarm=alarm.alarm, attempt=alarm.attempt, cell=alarm.cell))
+        self.step(alarm.rings())
 
     # ---- what always holds
 
@@ -525,7 +524,7 @@ class Imagined:
         self.alarms += alarms
         while due := [each for each in self.alarms if each.alarm in (kinds or Alarm)]:
             self.alarms.remove(due[0])
-            self.step(Rang(alarm=due[0].alarm, attempt=due[0].attempt, cell=due[0].cell))
+            self.step(due[0].rings())
 
     def killed_exit(self) -> None:
         """All that were killed are gone."""

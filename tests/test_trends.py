@@ -31,7 +31,6 @@ def test_a_curve_has_a_point_each_second_and_says_what_it_is_of_with_its_scale()
     assert f'<span title="{said}">' in drawn
     assert len(points(drawn)) == POINTS
     assert points(drawn)[-1] == "32.0,1.0"
-    assert trends.columns()["step"](replace(ONE, rank=5)) == ""
 
 
 def test_the_curve_of_the_memory_is_of_the_whole_cell_and_keeps_what_stood_out() -> None:
@@ -77,7 +76,7 @@ def test_a_gpus_memory_has_a_curve_in_its_column() -> None:
     for at in (0, 2):
         trends.note([rank], at)
     assert "GPU memory: now 2.0 GiB, axis 0 to 2.0 GiB" in trends.columns()["GPU"](rank)
-    assert trends.columns()["GPU"](replace(ONE, rank=1)) == ""
+    assert "<path" not in trends.columns()["GPU"](replace(ONE, rank=1))
 
 
 def test_a_rank_that_has_ended_gets_no_more_points() -> None:
@@ -104,3 +103,25 @@ def test_in_a_record_the_curves_are_there_as_images_too_for_a_page_that_takes_sv
     assert [text.strip() for text in column(page, "memory")] == ["300 MiB"]
     assert page.sheet == ""
     assert ".nbddp-ranks img { display: none !important; }" in SHEET
+
+
+def test_a_rank_without_a_curve_has_its_room_so_that_all_numbers_are_in_line() -> None:
+    trends, early = Trends(), replace(ONE, rank=1, is_alive=False)
+    assert set(trends.columns()) == {"step", "CPU", "memory", "GPU"}
+    for at in range(2):
+        assert trends.columns()["step"](ONE) == "", "where nobody has one there is no room"
+        trends.note([ONE, early], at * PERIOD)
+    for is_kept in (False, True):
+        for title, draw in trends.columns(is_kept=is_kept).items():
+            shapes = [
+                re.findall(r'<(svg|img)[^>]*( width="\d+" height="\d+")', draw(each))
+                for each in (ONE, early)
+            ]
+            assert shapes[0] == shapes[1]
+            assert bool(shapes[0]) is (title in ("step", "memory"))
+            assert "<path" not in draw(early)
+    page = Page(ranks_html([ONE, early], is_open=True, curves=trends.columns(is_kept=True)))
+    assert [text.strip() for text in column(page, "memory")] == ["300 MiB", "300 MiB"]
+    blank = [known for tag, known in page.tags if tag == "img"][-1]
+    assert blank["alt"] == ""
+    assert "<path" not in b64decode(blank["src"].partition(",")[2]).decode()

@@ -84,5 +84,19 @@ def test_no_page_is_told_of_more_than_a_few_cells() -> None:
     assert told == [str(number) for number in range(3, MOST + 3)]
 
 
+def test_the_parts_of_one_thing_are_told_of_as_one() -> None:
+    shell = Shell()
+    shell.unseen.note("one", "get it", surely=False)
+    began = time.monotonic()
+    shell.unseen.gather(began, "get nothing")
+    for number in range(3):
+        shell.unseen.note("one", f"get part {number}", surely=number == 1)
+    shell.unseen.gather(began, "get all")
+    assert shell.run_cell("two") == [
+        "nbddp: the page was loaded again at about the time of a cell; get it",
+        "nbddp: the page was loaded again while a cell ran; get all",
+    ]
+
+
 def test_a_shell_without_a_kernel_has_no_pages() -> None:
     assert Unseen(InteractiveShell(), print).page() == ""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nbddp.worker import usage as usage_module
-from nbddp.worker.usage import Usage, children_cpu_time
+from nbddp.worker.usage import Usage, children_use
 
 
 def test_no_figure_is_made_of_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,12 +57,34 @@ def test_of_a_gpu_a_rank_tells_what_is_its_own_and_asks_nobody_before_cells_have
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell")
 def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
-    before = children_cpu_time()
+    before = children_use().cpu_time
     script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo; read line"
     with subprocess.Popen(["sh", "-c", script], stdin=PIPE, stdout=PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdout.readline()  # the grandchild has ended, the child has not
-        used = children_cpu_time() - before
+        used = children_use().cpu_time - before
         child.stdin.close()
     assert used >= 0.05
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the state of a process")
+def test_a_child_that_waits_for_a_disk_is_seen() -> None:
+    # a process that has shared its memory with a child of its own waits for it in state "D"
+    script = (
+        "import ctypes, signal\n"
+        "libc = ctypes.CDLL(None)\n"
+        "stack = ctypes.create_string_buffer(1 << 16)\n"
+        "top = ctypes.c_void_p((ctypes.addressof(stack) + (1 << 16)) & ~15)\n"
+        "CLONE_VFORK = 0x4000\n"
+        "print(flush=True)\n"
+        "libc.clone(libc.usleep, top, CLONE_VFORK | signal.SIGCHLD, ctypes.c_void_p(500_000))"
+    )
+    assert not children_use().is_reading
+    with subprocess.Popen([sys.executable, "-c", script], stdout=PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        seen = False
+        while not seen and child.poll() is None:
+            seen = children_use().is_reading
+    assert seen

@@ -10,10 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
-from nbddp.controller.promises import kept
+from nbddp.promise import Promise, kept
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Actor:
         """
         if threading.current_thread() is self._thread:
             return act(*args, **kwargs)  # it would wait for itself
-        done: Future[T] = Future()
+        done: Promise[T] = Promise()
 
         def work() -> None:
             try:

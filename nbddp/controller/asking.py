@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 
-from nbddp.controller.promises import await_all
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError, say_ranks
 from nbddp.lifecycle.reasons import NO_GROUP, unknown_rank
+from nbddp.promise import Promise, await_all
 from nbddp.wire.messages import Answer, Command
 
 ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
@@ -73,7 +72,7 @@ class Asking:
         Raises:
             RequestError: a rank could not answer, or its answer is an error.
         """
-        futures: dict[int, Future[Answer]] = {}
+        futures: dict[int, Promise[Answer]] = {}
         numbers: dict[int, int] = {}
         try:
             for rank in ranks:
@@ -81,23 +80,45 @@ class Asking:
             await_all(futures.values())
             return _answers(futures, what)
         except BaseException:
-            for rank, number in numbers.items():
-                if rank not in futures or not futures[rank].done():
-                    self._session.drop(rank, number)
-            for future in futures.values():  # also of one that is still to come
-                future.add_done_callback(self._discard_answer)
+            self._forget(futures, numbers)
             raise
 
-    def _send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
+    def ask_each(
+        self, makes: Mapping[int, Callable[[int], Command]]
+    ) -> tuple[dict[int, Answer], dict[int, str]]:
+        """What each rank answers to a question of its own, and why those do not that do not."""
+        futures: dict[int, Promise[Answer]] = {}
+        numbers: dict[int, int] = {}
+        try:
+            for rank, make in makes.items():
+                futures[rank] = self._send(rank, noting(numbers, rank, make))
+            await_all(futures.values())
+        except BaseException:
+            self._forget(futures, numbers)
+            raise
+        complaints = {rank: why for rank, it in futures.items() if (why := _complaint(rank, it))}
+        return {
+            rank: it.result() for rank, it in futures.items() if rank not in complaints
+        }, complaints
+
+    def _forget(self, futures: Mapping[int, Promise[Answer]], numbers: Mapping[int, int]) -> None:
+        """Nobody waits for the answers any more."""
+        for rank, number in numbers.items():
+            if rank not in futures or not futures[rank].done():
+                self._session.drop(rank, number)
+        for future in futures.values():  # also of one that is still to come
+            future.add_done_callback(self._discard_answer)
+
+    def _send(self, rank: int, make: Callable[[int], Command]) -> Promise[Answer]:
         try:
             return self._session.send(rank, make)
         except RequestError as error:
-            refused: Future[Answer] = Future()
+            refused: Promise[Answer] = Promise()
             refused.set_exception(error)
             return refused
 
-    def _discard_answer(self, future: Future[Answer]) -> None:
-        if not future.cancelled() and future.exception() is None:
+    def _discard_answer(self, future: Promise[Answer]) -> None:
+        if future.exception() is None:
             self._session.require_link().discard(future.result().parcel)
 
 
@@ -113,7 +134,7 @@ def noting(
     return make_noted
 
 
-def _answers(futures: dict[int, Future[Answer]], what: str) -> dict[int, Answer]:
+def _answers(futures: dict[int, Promise[Answer]], what: str) -> dict[int, Answer]:
     complaints = {rank: why for rank, each in futures.items() if (why := _complaint(rank, each))}
     if complaints:
         reached = [rank for rank in futures if rank not in complaints]
@@ -122,7 +143,7 @@ def _answers(futures: dict[int, Future[Answer]], what: str) -> dict[int, Answer]
     return {rank: future.result() for rank, future in futures.items()}
 
 
-def _complaint(rank: int, future: Future[Answer]) -> str:
+def _complaint(rank: int, future: Promise[Answer]) -> str:
     error = future.exception()
     if error is not None:
         return str(error)

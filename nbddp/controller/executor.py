@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nbddp.controller.acts import complaint, for_all, not_begun, plain, start_failure, unable
+from nbddp.controller.describing import PAUSE, describe
 from nbddp.controller.means import Means
 from nbddp.controller.promises import Promises
 from nbddp.controller.ranks import Ranks, Told, revived
@@ -28,6 +29,7 @@ from nbddp.record.pushes import Pushed
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import LOOK_PERIOD, Whereabouts
 from nbddp.wire import messages as msg
+from nbddp.wire.timing_messages import Arrivals
 
 if TYPE_CHECKING:
     from nbddp.controller.spec import GroupSpec
@@ -95,7 +97,7 @@ class Executor:
 
     def answer(self, rank: int, answer: msg.Answered) -> None:
         """Hand a rank what it has asked for; if it is gone, nobody waits for it."""
-        if rank in self.life.alive:
+        if self.life.lives(rank):
             self.means_now.link.send(rank, answer)
 
     def interrupt_unless_asked(self) -> None:
@@ -106,7 +108,7 @@ class Executor:
 
     def follow(self, handle: CellHandle) -> None:
         """A cell runs: see whether it goes on."""
-        self.whereabouts.begin_cell(handle.ranks, time.monotonic())
+        self.whereabouts.begin_cell(handle.ranks, time.monotonic(), cell=handle.number)
         self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
         self._audience.catch_up(handle)
 
@@ -115,6 +117,7 @@ class Executor:
         if cell is None or cell.number != handle.number:
             return
         self.means_now.actor.later(LOOK_PERIOD, self._look, handle)
+        self._describe(pause=PAUSE)
         text = self.whereabouts.look(cell.number, cell.waiting, handle.ranks, time.monotonic())
         if text and self.life.state is GroupState.RUNNING:
             self._audience.say(text)
@@ -143,6 +146,9 @@ class Executor:
             case msg.StartFailed(reason=reason, traceback=traceback):
                 unable = ev.RankUnable(attempt=attempt, rank=rank, reason=reason, details=traceback)
                 self.step(unable)
+            case Arrivals() as came:
+                clock = self.launcher.clock(rank)
+                self.whereabouts.note(rank, came, time.monotonic(), clock)
             case msg.Pulse() | msg.Metrics() | msg.Progress() as sighting:
                 self.whereabouts.note(rank, sighting, time.monotonic())
                 self._note_comeback()
@@ -176,7 +182,7 @@ class Executor:
 
     def note_unlaunched(self, attempt: int, rank: int, error: Exception) -> None:
         """A rank could not be started."""
-        if attempt == self.life.attempt and rank in self.life.alive:
+        if attempt == self.life.attempt and self.life.lives(rank):
             self._start_error = self._start_error or unable(f"rank {rank}", error)
             self._note_gone(attempt, rank, None)
 
@@ -196,7 +202,7 @@ class Executor:
 
     def _note_gone(self, attempt: int, rank: int, exitcode: int | None, why: str = "") -> None:
         """A rank has no process any more, or never had one: nobody shall wait for it."""
-        if attempt != self.life.attempt or rank not in self.life.alive:
+        if attempt != self.life.attempt or not self.life.lives(rank):
             return  # it was given up before
         try:
             self._read_last(rank, exitcode, why)
@@ -210,7 +216,7 @@ class Executor:
         words, hint = "", why
         try:
             if self._ranks is not None and self._ranks.has_process(rank):
-                self._audience.feed(self._ranks.last_output(rank))
+                self._audience.feed_now(self._ranks.last_output(rank))
                 words, is_ours = self._ranks.last_words(rank), self._ranks.was_killed(rank)
                 used = self.whereabouts.memory()
                 hint = why or ("" if is_ours else self._memory.hint_at(exitcode, used))
@@ -271,14 +277,14 @@ class Executor:
         match action:
             case ev.Spawn():
                 self._spawn(action)
-            case ev.SetAlarm(alarm=alarm, attempt=attempt, cell=cell, seconds=seconds):
-                rang = ev.Rang(alarm=alarm, attempt=attempt, cell=cell)
-                self.means_now.actor.later(seconds, self._ring, rang)
+            case ev.SetAlarm():
+                self.means_now.actor.later(action.seconds, self._ring, action.rings())
             case ev.Remark(text=text):
                 self._audience.say(text)
             case ev.Started():
                 self.time_line.record("ready", attempt=self.life.attempt)
                 self.promises.started()
+                self._describe()
             case ev.NotStarted(reason=reason, details=details):
                 failed = start_failure(self.life, reason, details, self.time_line)
                 self._start_error = self._start_error or failed
@@ -312,6 +318,7 @@ class Executor:
         self.ready = {}
         self.deeds.forget()
         self.whereabouts.forget()
+        self._audience.forget_ranks()
         self._ranks = Ranks(action.attempt, self.means_now, self.launcher, self)
         self.launcher.settle(action.world_size)
         starts = self._starts()
@@ -322,12 +329,8 @@ class Executor:
         self._start_error = None
         self.means_now.link.take_secret(returned.secret)
         folder = self.time_line.go_on(returned.folder, self._open_folder)
-        self.time_line.record(
-            "taken back",
-            attempt=returned.attempt,
-            ranks=sorted(returned.ranks),
-            world_size=returned.world_size,
-        )
+        ranks, size = sorted(returned.ranks), returned.world_size
+        self.time_line.record("taken back", attempt=returned.attempt, ranks=ranks, world_size=size)
         self._ranks = Ranks(returned.attempt, self.means_now, self.launcher, self)
         self._ranks.take_back(returned, folder)
 
@@ -373,6 +376,10 @@ class Executor:
                 if report.parcel:
                     # nobody asks for a part of the values
                     self.means_now.link.discard(report.parcel)
+        self._describe()
+
+    def _describe(self, *, pause: float = 0.0) -> None:
+        describe(self.time_line, self.ready, self.whereabouts, self.cell, pause=pause)
 
     def _note_result(self, result: CellResult) -> None:
         logs = self.time_line.sizes_of_logs(result.ranks)
@@ -382,8 +389,10 @@ class Executor:
 
     def _tell_stopped(self) -> None:
         self.time_line.record("stopped", attempt=self.life.attempt)
+        self._describe()
         if not self.life.state.is_live:  # else it is started again at once
             self.promises.start_failed(self._start_error or StartError("stopped while it started"))
             self.time_line.close()
+            self.whereabouts.tally.clear()
         self.promises.not_healed("the group was stopped")
         self.promises.stopped()

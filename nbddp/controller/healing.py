@@ -9,16 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nbddp.controller.asking import noting
-from nbddp.controller.promises import await_all, await_all_or_a_failure, kept
 from nbddp.errors import RequestError, say_ranks
+from nbddp.promise import Promise, await_all, kept
 from nbddp.record.deeds import cell_that_made
 from nbddp.record.healed import Healed
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, Command
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from nbddp.controller.session import Session
 
 COMING_BACK = 30.0  # seconds that a rank has to say that it met in vain
@@ -161,11 +159,11 @@ def _let_meet(session: Session, make: Callable[[int], Command]) -> dict[int, Ans
         RequestError: one of them died, or does not come back.
     """
     numbers: dict[int, int] = {}
-    asked: dict[int, Future[Answer]] = {}
+    asked: dict[int, Promise[Answer]] = {}
     try:
         for rank in session.life.alive:
             asked[rank] = session.send(rank, noting(numbers, rank, make))
-        await_all_or_a_failure(asked.values())
+        await_all(asked.values(), until=_has_failed)
     finally:
         for rank, answer in asked.items():
             if not answer.done():
@@ -180,7 +178,11 @@ def _let_meet(session: Session, make: Callable[[int], Command]) -> dict[int, Ans
     return _answers(asked)
 
 
-def _answers(asked: Mapping[int, Future[Answer]]) -> dict[int, Answer]:
+def _has_failed(answer: Promise[Answer]) -> bool:
+    return answer.exception() is not None or bool(answer.result().error)
+
+
+def _answers(asked: Mapping[int, Promise[Answer]]) -> dict[int, Answer]:
     """What all of them say.
 
     Raises:

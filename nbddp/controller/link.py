@@ -15,7 +15,7 @@ import torch.distributed as dist
 from nbddp.wire import parcels
 from nbddp.wire.letters import CONTROLLER, Letter
 from nbddp.wire.loopback import clone, names_from_files
-from nbddp.wire.messages import Answered, Command, Drop, Interrupt, JsonDict, Leave
+from nbddp.wire.messages import Answered, Command, Drop, Interrupt, JsonDict, Leave, encode
 from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, command_queue, control_queue
 
@@ -42,6 +42,8 @@ class StoreLink:
         self._numbers = itertools.count()
         self._reader = QueueReader(inbox, UP, secret=self.secret)
         self._urgent = QueueReader(urgent, NEWS, secret=self.secret)
+        self._command: Command | None = None
+        self._encoded = b""
         self._commands: dict[int, QueueWriter] = {}
         self._controls: dict[int, QueueWriter] = {}
         self._reborn: dict[tuple[int, int], int] = {}  # incarnations of ranks that were healed
@@ -109,7 +111,9 @@ class StoreLink:
         boxes = (
             self._controls if isinstance(command, Interrupt | Drop | Answered) else self._commands
         )
-        boxes[rank].post(command)
+        if command is not self._command:  # one is told to many ranks
+            self._command, self._encoded = command, encode(command)
+        boxes[rank].post_encoded(self._encoded)
 
     def collect(self) -> Letter | None:
         """Wait for what a cell says next, in its order; None when the link is closed."""

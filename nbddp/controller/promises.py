@@ -1,77 +1,38 @@
-"""Who waits for what: futures of callers on other threads, settled by the session."""
+"""Who waits for what: promises to callers on other threads, kept by the session's."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, TypeVar
-
 from nbddp.errors import RequestError, StartError
-from nbddp.record.cell import HEARING
+from nbddp.lifecycle.reasons import NOT_HEALED
+from nbddp.promise import Promise
 from nbddp.wire.messages import Answer
-
-T = TypeVar("T")
-
-
-def kept(promise: Future[T]) -> T:
-    """What was promised, once it is there; a signal is heard while it is waited for.
-
-    One that comes after Python's last look and before the system's wait is seen when that wait
-    ends: so none is long.
-    """
-    await_all([promise])
-    return promise.result()
-
-
-def await_all(promises: Iterable[Future[Any]], patience: float = math.inf) -> None:
-    """Wait until all are kept or broken; a signal is heard, as by :func:`kept`.
-
-    Args:
-        promises: those.
-        patience: seconds after which it returns all the same.
-    """
-    left = set(promises)
-    deadline = time.monotonic() + patience
-    while left and time.monotonic() < deadline:
-        left = wait(left, HEARING).not_done
-
-
-def await_all_or_a_failure(promises: Iterable[Future[Answer]]) -> None:
-    """Wait until all have answered, or one of them could not."""
-    left = set(promises)
-    while left:
-        done, left = wait(left, HEARING, FIRST_COMPLETED)
-        if any(each.exception() or each.result().error for each in done):
-            return
 
 
 class Promises:
     """The promises a session has made and not kept yet."""
 
     def __init__(self) -> None:
-        self._start: Future[None] | None = None
-        self._heal: Future[None] | None = None
-        self._stops: list[Future[None]] = []
-        self._kills: dict[int, list[Future[None]]] = {}
-        self._answers: dict[int, tuple[int, Future[Answer]]] = {}
+        self._start: Promise[None] | None = None
+        self._heal: Promise[None] | None = None
+        self._stops: list[Promise[None]] = []
+        self._kills: dict[int, list[Promise[None]]] = {}
+        self._answers: dict[int, tuple[int, Promise[Answer]]] = {}
 
-    def for_start(self) -> Future[None]:
+    def for_start(self) -> Promise[None]:
         """Somebody waits for all ranks to be ready; an earlier start is overtaken by it."""
         self.start_failed(StartError("restarted before it was ready"))
-        self._start = Future()
+        self._start = Promise()
         return self._start
 
     @property
-    def pending_start(self) -> Future[None] | None:
+    def pending_start(self) -> Promise[None] | None:
         """The start that was asked for last."""
         return self._start
 
-    def for_heal(self) -> Future[None]:
+    def for_heal(self) -> Promise[None]:
         """Somebody waits for new processes in the places of dead ones."""
         self.not_healed("it was asked for again")
-        self._heal = Future()
+        self._heal = Promise()
         return self._heal
 
     def revived(self) -> None:
@@ -82,24 +43,24 @@ class Promises:
     def not_healed(self, why: str) -> None:
         """They are not, or not any more."""
         if self._heal is not None and not self._heal.done():
-            self._heal.set_exception(RequestError(f"the group was not healed: {why}"))
+            self._heal.set_exception(RequestError(f"{NOT_HEALED}: {why}"))
 
-    def for_stop(self) -> Future[None]:
+    def for_stop(self) -> Promise[None]:
         """Somebody waits until all processes are gone."""
-        self._stops.append(Future())
+        self._stops.append(Promise())
         return self._stops[-1]
 
-    def for_kill(self, rank: int) -> Future[None]:
+    def for_kill(self, rank: int) -> Promise[None]:
         """Somebody waits until one process is gone."""
-        future: Future[None] = Future()
-        self._kills.setdefault(rank, []).append(future)
-        return future
+        promise: Promise[None] = Promise()
+        self._kills.setdefault(rank, []).append(promise)
+        return promise
 
-    def for_answer(self, request: int, rank: int) -> Future[Answer]:
+    def for_answer(self, request: int, rank: int) -> Promise[Answer]:
         """Somebody waits for what a rank says."""
-        future: Future[Answer] = Future()
-        self._answers[request] = rank, future
-        return future
+        promise: Promise[Answer] = Promise()
+        self._answers[request] = rank, promise
+        return promise
 
     def started(self) -> None:
         """All ranks are ready."""
@@ -114,13 +75,13 @@ class Promises:
     def stopped(self) -> None:
         """All processes are gone."""
         waiting, self._stops = self._stops, []
-        for future in waiting:
-            future.set_result(None)
+        for promise in waiting:
+            promise.set_result(None)
 
     def gone(self, rank: int, why: str) -> None:
         """One process is gone, and with it what it would have answered: ``why`` is said then."""
-        for future in self._kills.pop(rank, ()):
-            future.set_result(None)
+        for promise in self._kills.pop(rank, ()):
+            promise.set_result(None)
         for request, (asked, answer) in list(self._answers.items()):
             if asked == rank:
                 del self._answers[request]
@@ -128,6 +89,6 @@ class Promises:
 
     def answered(self, answer: Answer) -> None:
         """A rank said something that was asked."""
-        _, future = self._answers.pop(answer.request, (0, None))
-        if future is not None:
-            future.set_result(answer)
+        _, promise = self._answers.pop(answer.request, (0, None))
+        if promise is not None:
+            promise.set_result(answer)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbddp.controller.acts import plain
+from nbddp.controller.origin import begin_to_ask
 from nbddp.errors import RequestError
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle import reasons
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState
+from nbddp.promise import Promise
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire import messages as msg
 
@@ -39,21 +40,29 @@ class Requests:
 
     def ask_start(
         self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
-    ) -> Future[None]:
+    ) -> Promise[None]:
         """Start or restart, in a recovery without faults that struck; tells when all are ready."""
         before, self._do.spec = self._do.spec, spec
         if not is_recovery:
             self._do.struck.clear()
         if isinstance(event, ev.RestartAsked):  # a start is refused while a cell runs
             self._mark_end("restart")
+        is_new = self._do.time_line.folder is None
         try:
             self._ask(event)
         except RequestError:
             self._do.spec = before
             raise
+        if is_new:
+            begin_to_ask(spec.cwd(), self._note_origin)
         return self._do.promises.for_start()
 
-    def ask_heal(self, ranks: Sequence[int], donor: int) -> Future[None]:
+    def _note_origin(self, origin: dict[str, Any]) -> None:
+        """What git says of the run's folder, from a thread of its own."""
+        if self._do.means is not None:
+            self._do.means.actor.tell(self._do.time_line.describe, {"git": origin})
+
+    def ask_heal(self, ranks: Sequence[int], donor: int) -> Promise[None]:
         """Put new processes in the places of dead ranks; the future tells when they are ready."""
         for rank, pid in self._do.stopped():
             raise RequestError(
@@ -69,13 +78,13 @@ class Requests:
         """The new ranks have what they need and all have met, or not, for this reason."""
         self._do.step(ev.HealEnded(attempt=self._do.life.attempt, reason=reason))
 
-    def ask_kill(self, rank: int) -> Future[None]:
+    def ask_kill(self, rank: int) -> Promise[None]:
         """Kill a rank; the future tells when it is gone."""
         self._ask(ev.KillAsked(rank=rank))
         self._do.time_line.record("kill asked", rank=rank)
         return self._do.promises.for_kill(rank)
 
-    def ask_stop(self) -> Future[None]:
+    def ask_stop(self) -> Promise[None]:
         """End all ranks; the future tells when they are gone."""
         stopped = self._do.promises.for_stop()
         self._mark_end("stop")
@@ -90,7 +99,7 @@ class Requests:
             self._do.cell.end_by(how)
             self._do.time_line.record(f"{how} asked")
 
-    def begun(self) -> Future[None] | None:
+    def begun(self) -> Promise[None] | None:
         """The start or stop that is under way, if one is."""
         if self._do.life.state is GroupState.STARTING or self._do.life.next_start:
             return self._do.promises.pending_start
@@ -118,11 +127,11 @@ class Requests:
         self._do.follow(handle)
         return handle
 
-    def send(self, rank: int, make: Callable[[int], msg.Command]) -> Future[msg.Answer]:
+    def send(self, rank: int, make: Callable[[int], msg.Command]) -> Promise[msg.Answer]:
         """Ask an idle rank something."""
         if self._do.life.state not in (GroupState.IDLE, GroupState.BROKEN, GroupState.HEALING):
             raise RequestError(f"the worker group is {self._do.life.state.value}")
-        if rank not in self._do.life.alive:
+        if not self._do.life.lives(rank):
             raise RequestError(reasons.no_such_rank(self._do.life, rank))
         number = next(self._numbers)
         try:

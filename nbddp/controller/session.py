@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from nbddp.controller.actor import ClosedError
@@ -20,17 +20,19 @@ from nbddp.controller.acts import unable
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpus import GpuWatch
 from nbddp.controller.means import Link, Means, open_means
-from nbddp.controller.promises import kept
 from nbddp.controller.requests import Requests
 from nbddp.controller.signals import handing_on
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.imports import import_aside
+from nbddp.interrupts import interrupt_held_back
 from nbddp.launch.launcher import Launcher, LocalLauncher
 from nbddp.lifecycle import events as ev
 from nbddp.lifecycle.comeback import Comeback
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import Life
 from nbddp.nodes.returning import Returned
+from nbddp.promise import Promise, kept
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.pushes import Pushed, Pushes
@@ -145,17 +147,17 @@ class Session:
         """What a replay that ended too early has left to do, unless something else was done."""
         return self._do.deeds.undone
 
-    def leave_undone(self, deeds: Sequence[Deed]) -> None:
-        """A replay has ended before it came to these."""
-        self._call(self._do.deeds.leave, deeds)
+    def leave_undone(self, deeds: Sequence[Deed], *, is_all: bool = False) -> None:
+        """A replay has ended before it came to these; ``is_all``: before it did anything."""
+        self.call(self._do.deeds.leave, deeds, is_all=is_all)
 
     def begin_recovery(self) -> None:
         """What the failed cell had reported is kept, whatever the cells report that follow."""
-        self._call(self.whereabouts.begin_recovery)
+        self.call(self.whereabouts.begin_recovery)
 
     def end_recovery(self, *, is_taken_up: bool) -> None:
         """The next cell takes the failed one up, or is another."""
-        self._call(self.whereabouts.end_recovery, is_taken_up=is_taken_up)
+        self.call(self.whereabouts.end_recovery, is_taken_up=is_taken_up)
 
     def keep_push(self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes) -> Pushed:
         """Keep values that are sent, as they are sent."""
@@ -164,11 +166,11 @@ class Session:
 
     def note_push(self, pushed: Pushed) -> None:
         """Remember values that were sent, for a replay."""
-        self._call(self._do.note_push, pushed)
+        self.call(self._do.note_push, pushed)
 
     def expect(self, comeback: Comeback) -> None:
         """The next step that is reported is the first one after a failure."""
-        self._call(self._note_expected, comeback)
+        self.call(self._note_expected, comeback)
 
     def _note_expected(self, comeback: Comeback) -> None:
         self._do.comeback = comeback
@@ -215,7 +217,7 @@ class Session:
 
     def begin_restart(
         self, spec: GroupSpec | None = None, *, is_recovery: bool = False
-    ) -> Future[None]:
+    ) -> Promise[None]:
         """As :meth:`restart`, and do not wait until every rank is ready."""
         spec = spec or self._do.spec
         if spec is None:
@@ -228,10 +230,10 @@ class Session:
 
     def _begin(
         self, spec: GroupSpec, event: ev.Event, *, is_recovery: bool = False
-    ) -> Future[None]:
+    ) -> Promise[None]:
         spec.check_gpus()
         self._open()
-        return self._call(self._asks.ask_start, spec, event, is_recovery=is_recovery)
+        return self.call(self._asks.ask_start, spec, event, is_recovery=is_recovery)
 
     @contextmanager
     def _stopping_if_interrupted(self) -> Iterator[None]:
@@ -241,7 +243,7 @@ class Session:
             self.stop()
             raise
 
-    def _call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Have the session's thread do something.
 
         Raises:
@@ -254,7 +256,7 @@ class Session:
 
     def settle(self) -> None:
         """Wait for a start or a stop that was begun and not waited for, as by a button."""
-        if self._do.means is not None and (begun := self._call(self._asks.begun)):
+        if self._do.means is not None and (begun := self.call(self._asks.begun)):
             with self._stopping_if_interrupted():
                 kept(begun)
 
@@ -264,7 +266,7 @@ class Session:
         Raises:
             RequestError: the group cannot run it now; nothing was started, nothing lost.
         """
-        return self._call(self._asks.begin_cell, request)
+        return self.call(self._asks.begin_cell, request)
 
     def interrupt(self, *, by_user: bool = True) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
@@ -275,11 +277,11 @@ class Session:
 
     def interrupt_unless_asked(self) -> None:
         """See to it that the running cell has its first interrupt, and no second one."""
-        self._call(self._do.interrupt_unless_asked)
+        self.call(self._do.interrupt_unless_asked)
 
     def answer(self, rank: int, answer: Answered) -> None:
         """Hand a rank the answer to its question."""
-        self._call(self._answer, rank, answer)
+        self.call(self._answer, rank, answer)
 
     def _answer(self, rank: int, answer: Answered) -> None:
         if self._do.cell is not None:
@@ -294,31 +296,31 @@ class Session:
         """Kill one rank and wait until it is gone."""
         kept(self.begin_kill(rank))
 
-    def begin_kill(self, rank: int) -> Future[None]:
+    def begin_kill(self, rank: int) -> Promise[None]:
         """Kill one rank and do not wait until it is gone."""
-        return self._call(self._asks.ask_kill, rank)
+        return self.call(self._asks.ask_kill, rank)
 
-    def begin_heal(self, ranks: Sequence[int], donor: int) -> Future[None]:
+    def begin_heal(self, ranks: Sequence[int], donor: int) -> Promise[None]:
         """Put new processes in the places of dead ranks and do not wait until they are there."""
-        return self._call(self._asks.ask_heal, ranks, donor)
+        return self.call(self._asks.ask_heal, ranks, donor)
 
     def end_heal(self, reason: str = "") -> None:
         """The new ranks have what they need and all have met, or not, for this reason."""
-        self._call(self._asks.end_heal, reason)
+        self.call(self._asks.end_heal, reason)
 
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""
         if self._do.means is not None:
             kept(self.begin_stop())
 
-    def begin_stop(self) -> Future[None]:
+    def begin_stop(self) -> Promise[None]:
         """End all ranks and do not wait until they are gone."""
         self.times_ended += 1
-        return self._call(self._asks.ask_stop)
+        return self.call(self._asks.ask_stop)
 
-    def send(self, rank: int, make: Callable[[int], Command]) -> Future[Answer]:
+    def send(self, rank: int, make: Callable[[int], Command]) -> Promise[Answer]:
         """Send ``make(number)`` to an idle rank; the future will hold what it answers."""
-        return self._call(self._asks.send, rank, make)
+        return self.call(self._asks.send, rank, make)
 
     def drop(self, rank: int, number: int) -> None:
         """Tell a rank that nobody waits any more for the answer to this request."""
@@ -361,24 +363,22 @@ class Session:
                 self.stop()  # the link was lost, and the ranks with it
                 self._close(means)
             if self._do.means is None:
-                means = self._make()
-                self._collectors = [
-                    threading.Thread(target=self._read_on, args=(means, collect), name=name)
-                    for name, collect in (
-                        ("nbddp-mail", self._collect),
-                        ("nbddp-news", self._collect_urgent),
-                    )
-                ]
-                for collector in self._collectors:
-                    collector.daemon = True
-                    collector.start()
-                self._do.means = means
+                import_aside("nbddp.controller.link")  # imports torch: not before it is needed
+                with interrupt_held_back():
+                    self._make()
 
-    def _make(self) -> Means:
+    def _make(self) -> None:
         try:
-            return self._make_means()
+            means = self._make_means()
         except (OSError, RuntimeError) as error:  # of the store, a pipe or a thread
             raise unable("the link to the ranks", error) from error
+        self._collectors = []
+        for name, collect in (("mail", self._collect), ("news", self._collect_urgent)):
+            reading = partial(self._read_on, means, collect)
+            collector = threading.Thread(target=reading, name=f"nbddp-{name}", daemon=True)
+            collector.start()
+            self._collectors.append(collector)
+        self._do.means = means
 
     def _read_on(self, means: Means, collect: Callable[[Means], None]) -> None:
         try:

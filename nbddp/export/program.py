@@ -15,7 +15,7 @@ from nbddp.export.layout import Body, is_several, to_body
 from nbddp.export.names import OF_IPYTHON, undefined_names
 from nbddp.export.outline import Outline, names_in
 from nbddp.export.plain import Plain, to_plain
-from nbddp.export.plan import Item, Plan, Program, Pulled, Sent
+from nbddp.export.plan import Item, Left, Plan, Program, Pulled, Sent
 from nbddp.export.replacements import REPLACEMENTS
 from nbddp.export.scaffold import (
     BEGIN,
@@ -29,11 +29,13 @@ from nbddp.export.scaffold import (
 )
 from nbddp.export.stores import KEEP, port_in, with_new_port
 from nbddp.export.values import argument, is_argument, is_simple, literal
+from nbddp.imports import import_aside
 from nbddp.record.cell import CellRequest
 from nbddp.record.names import bound_names
 from nbddp.wire.parcels import dumps
 
 PLACE = ("rank", "local_rank", "world_size", "device")
+_MAKERS = frozenset({"exec", "globals", "setattr"})  # they make names that no text shows
 
 
 def write_program(plan: Plan, path: Path) -> Program:
@@ -55,7 +57,8 @@ def write_program(plan: Plan, path: Path) -> Program:
 
 
 def _asks_user(text: str) -> bool:
-    from nbddp.worker.lookahead import may_ask  # loads torch: not before there is a cell
+    import_aside("nbddp.worker.lookahead")  # loads torch: not before there is a cell
+    from nbddp.worker.lookahead import may_ask
 
     return may_ask(text, {})
 
@@ -91,14 +94,34 @@ class _Writer:
         elif isinstance(item, Sent):
             self._add_values(item)
         elif isinstance(item, Pulled):
-            whom = None if item.rank is None else (item.rank,)
-            value = item.expression.strip()
-            value = f"({value})" if is_several(value) else value
-            shown = f"{self._own['show']}({value}, {item.expression!r})"
-            self._put(shown, whom, mark="%% pulled")
+            self._add_pulled(item)
         else:
-            self._remarks.append(f"{item.what}: left out: {item.reason}")
-            self._parts.append(_comment(f"{item.what}: left out: {item.reason}"))
+            self._leave_out(item)
+
+    def _leave_out(self, item: Left) -> None:
+        self._remarks.append(f"{item.what}: left out: {item.reason}")
+        self._parts.append(_comment(f"{item.what}: left out: {item.reason}"))
+
+    def _add_pulled(self, item: Pulled) -> None:
+        value = item.expression.strip()
+        if unknown := self._unknown(value):
+            reason = f"{', '.join(unknown)} came from what is left out"
+            self._leave_out(Left(f"%ddp pull {value}", reason))
+            return
+        whom = None if item.rank is None else (item.rank,)
+        value = f"({value})" if is_several(value) else value
+        shown = f"{self._own['show']}({value}, {item.expression!r})"
+        self._put(shown, whom, mark="%% pulled")
+
+    def _unknown(self, expression: str) -> list[str]:
+        """What it uses and no cell of the script makes, as far as can be told."""
+        if self._outline.unknown_stars or self._used & _MAKERS:
+            return []
+        return [
+            name
+            for name in undefined_names(expression)
+            if name not in {*self._bound, *GIVEN, *OF_IPYTHON} and not asks_for_shown([name])
+        ]
 
     # ---- cells
 
@@ -226,7 +249,7 @@ class _Writer:
         """Why nobody defines them, as far as can be told."""
         others = [each for each in names if each not in OF_IPYTHON | self._outline.star_names]
         ways = [f"from {each} import *" for each in self._outline.unknown_stars]
-        ways += [f"{each}()" for each in ("exec", "globals", "setattr") if each in self._used]
+        ways += [f"{each}()" for each in sorted(_MAKERS & self._used)]
         if others and ways:
             yield f"nobody defines {', '.join(others)}, unless {' or '.join(ways)} does"
         elif others:

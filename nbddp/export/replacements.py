@@ -7,6 +7,8 @@ REPLACEMENTS = {
     "torch.distributed.checkpoint",
     "all_gather": "torch.distributed.all_gather_object()",
     "all_reduce": "torch.distributed.all_reduce() of a tensor; for a mean divide by world_size",
+    "check_answer": "nothing: take the line away",
+    "config": "print(), or whatever keeps your settings",
     "digits": "any dataset: these are scikit-learn's handwritten digits",
     "faults": "nothing: take the line away",
     "loader": "DataLoader with a DistributedSampler, and set_epoch() before each epoch",
@@ -15,5 +17,6 @@ REPLACEMENTS = {
     "on_main": "if dist.get_rank() == 0: ...",
     "precision": "torch.autocast() and torch.amp.GradScaler()",
     "prepare": "DistributedDataParallel(model.to(device))",
+    "sonnets": "any text: these are sonnets of Shakespeare's",
     "track": "the loop itself, or tqdm on rank 0",
 }

@@ -1,5 +1,6 @@
 """A worker group for scripts and tests, and what does cells again after a failure."""
 
-from nbddp.group.worker_group import WorkerGroup, default_colors
+from nbddp.group.colors import default_colors
+from nbddp.group.worker_group import WorkerGroup
 
 __all__ = ["WorkerGroup", "default_colors"]

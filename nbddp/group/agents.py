@@ -86,7 +86,13 @@ class LocalAgents:
         return "; ".join(map(_say_ended, ended))
 
     def close(self) -> None:
-        """Wait until they have ended, as all nodes were sent home; end those that do not."""
+        """Wait until they have ended, as all nodes were sent home; end those that do not.
+
+        Nobody has sent those home that were still on their way.
+        """
+        for agent in self._agents:
+            if not agent.has_come:
+                agent.process.terminate()
         deadline = time.monotonic() + ENDING
         for agent in self._agents:
             try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
@@ -84,8 +84,10 @@ class Nodes:
         self.spec = spec
         self._session = session
         self._is_open = False  # nodes of a door that was there before may come in at once
-        self._has_changed = threading.Event()
-        self.door = Door(spec.host, spec.port, join=join, on_change=self._note)
+        self._changes: SimpleQueue[Change] = SimpleQueue()  # no lock that a stop could leave taken
+        self.door = Door(
+            spec.host, spec.port, join=join, on_change=self._note, on_lost=self._note_lost
+        )
         tidy(Path.home())
         self.join_file = self.door.join.path if join else self.door.join.save()
         self._held = Held(self.join_file)
@@ -95,10 +97,17 @@ class Nodes:
             self.door,
             least=spec.least,
             most=spec.most,
-            way=f"on each machine: `{self.command}`",
+            way=self._way_in,
         )
         session.use(self.launcher)
         self._is_open = True
+
+    def _way_in(self) -> str:
+        """How nodes come in; of those that were started here, that they need but time."""
+        if coming := self._agents.awaited:
+            they = f"{coming} {'is' if coming == 1 else 'are'} starting on this machine"
+            return f"{they}: `%ddp nodes --wait 60` waits for them"
+        return f"on each machine: `{self.command}`"
 
     def _new_agents(self) -> LocalAgents:
         return LocalAgents(
@@ -109,7 +118,7 @@ class Nodes:
     def _note(self, change: Change) -> None:
         """On the door's thread: nobody may be kept waiting here."""
         node = change.node
-        self._has_changed.set()
+        self._changes.put(change)
         if not self._is_open:
             return
         if change.has_come:
@@ -122,6 +131,12 @@ class Nodes:
         ranks = self.launcher.ranks_of(node)
         lost = f": {say_ranks(ranks)} {_are(len(ranks))} gone" if ranks else ""
         self._session.remark(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
+
+    def _note_lost(self, folder: Path, error: OSError) -> None:
+        self._session.remark(
+            f"the logs in {folder} are not whole: {error.strerror}; "
+            "each node has those of its ranks"
+        )
 
     def _say_room(self) -> str:
         """What a node that has come is for."""
@@ -192,7 +207,10 @@ class Nodes:
             return f"A %%ddp cell runs on the first {most} of them, {spares}."
         if here >= least:
             return "A %%ddp cell runs on all of them."
-        return f"A %%ddp cell runs when {_count(least, 'node')} {_are(least)} here; now {here}."
+        count = self._agents.awaited
+        coming = f", and {count} {_are(count)} starting on this machine" if count else ""
+        when = f"A %%ddp cell runs when {_count(least, 'node')} {_are(least)} here"
+        return f"{when}; now {here}{coming}."
 
     def table(self) -> str:
         """Who is here."""
@@ -259,9 +277,12 @@ class Nodes:
                 raise RequestError(f"{failed}; {self._here()}")
             if left <= 0:
                 raise RequestError(self._say_missing(seconds))
-            self._has_changed.wait(min(left, LOOK))
-            self._has_changed.clear()
+            self._await_change(min(left, LOOK))
         return f"{self._here()}, after {say_seconds(time.monotonic() - began)}"
+
+    def _await_change(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._changes.get(timeout=seconds)
 
     @property
     def _missing(self) -> int:
@@ -283,30 +304,40 @@ class Nodes:
             + f"; on each machine: `{self.command}`"
         )
 
-    def take_back(self, seconds: float) -> Returned:
+    def take_back(self, seconds: float) -> Returned | None:
         """Wait for the ranks that another notebook has left, and have the session go on with them.
 
         Args:
             seconds: how long to wait for those that are missing.
 
+        Returns:
+            Who they are; None if only nodes have come back, which had no ranks.
+
         Raises:
-            RequestError: none has come back.
+            RequestError: nobody has come back; see :meth:`give_up`.
         """
         deadline = time.monotonic() + seconds
         while not self._are_all_back() and (left := deadline - time.monotonic()) > 0:
-            self._has_changed.wait(min(left, LOOK))
-            self._has_changed.clear()
+            self._await_change(min(left, LOOK))
         self.door.takes_back = False
-        returned = self.launcher.take_back()
-        count = max(self.spec.most, len(self.launcher.slots))
-        largest = max(slot.nproc for slot in self.launcher.slots)
-        self.spec = replace(self.spec, most=count, nproc_per_node=largest)
-        self.launcher.most = count
+        nodes = self.door.nodes
+        if not nodes:
+            raise RequestError(
+                f"no node has come back in {say_seconds(seconds)}; "
+                "`%ddp nodes --rejoin --wait 60` tries again"
+            )
+        returned = self.launcher.take_back() if any(node.living for node in nodes) else None
+        sizes = [each.nproc for each in (self.launcher.slots if returned else nodes)]
+        most = max(self.spec.most, len(sizes))
+        self.spec = replace(self.spec, most=most, nproc_per_node=max(sizes))
+        self.launcher.most = most
         self._agents = self._new_agents()
         return returned
 
-    def say_back(self, returned: Returned) -> str:
+    def say_back(self, returned: Returned | None) -> str:
         """Who has come back."""
+        if returned is None:
+            return f"{self._here()}, which had no ranks; the next cell starts them"
         ranks, all_of_them = len(returned.ranks), returned.world_size
         whole = f"all {all_of_them}" if ranks == all_of_them else f"{ranks} of {all_of_them}"
         lost = "" if ranks == all_of_them else "; `%ddp heal` brings the others back"
@@ -318,16 +349,21 @@ class Nodes:
         returned = self.launcher.returned()
         return len(returned.ranks) == returned.world_size
 
-    def leave(self, name: str) -> None:
+    def leave(self, name: str) -> str:
         """Send a node home, and its ranks with it.
+
+        Returns:
+            Who goes, in one line.
 
         Raises:
             RequestError: there is none of this name.
         """
         for node in self.door.nodes:
             if node.name == name:
+                ranks = self.launcher.ranks_of(node)
+                node.is_leaving = True  # a start that comes at once does not count on it
                 self.door.tell(node, Kind.LEAVE, reason="")
-                return
+                return f"node {name} is sent home" + (f", and {say_ranks(ranks)}" if ranks else "")
         known = ", ".join(node.name for node in self.door.nodes) or "none"
         raise RequestError(f"no node {name!r} is here; those that are: {known}")
 
@@ -336,6 +372,11 @@ class Nodes:
         self._is_open = False
         self.door.close(sends_home=False)
         self._held.close()
+
+    def give_up(self) -> None:
+        """Leave all of it as it was before this took any of it: later ranks are here again."""
+        self.leave_open()
+        self._session.use(self._before)
 
     def close(self) -> None:
         """Send all nodes home; later ranks are on this machine again."""

@@ -302,7 +302,9 @@ class Recovery:
         again, left = deeds[: done or 0], deeds[done or 0 :]
         if not left:
             return
-        if is_new or done is not None:
+        if not self._session.life.state.is_live:
+            self._session.leave_undone(deeds, is_all=True)
+        elif is_new or done is not None:
             self._session.leave_undone(left)
         said = f"done again: {say_deeds(again)}; not done again: {say_deeds(left)}"
         self._say(f"{ENDED_EARLY}; {said}; {WAY_OUT}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from nbddp.errors import RequestError
@@ -50,17 +51,42 @@ def _check(file: Path, name: str) -> None:
         raise RequestError(f"{name} is a folder: `%ddp run -m PACKAGE` runs a package")
     if file.suffix in INSTEAD:
         raise RequestError(f"{name} is no Python script: {INSTEAD[file.suffix]}")
+    refuse_devices(file, name)
+    with saying_why_not(name):
+        try:
+            with tokenize.open(file) as opened:
+                compile(opened.read(), str(file), "exec", dont_inherit=True)
+        except FileNotFoundError:
+            raise RequestError(f"there is no {name} in {Path.cwd()}") from None
+
+
+def refuse_devices(file: Path, name: str) -> None:
+    """What is no file may have no end, and nothing to read.
+
+    Raises:
+        RequestError: it is a device, a pipe or a socket.
+    """
+    if file.exists() and not file.is_file() and not file.is_dir():
+        raise RequestError(f"{name} is no Python script: it is no file")
+
+
+@contextmanager
+def saying_why_not(name: str) -> Iterator[None]:
+    """What is done with a script's code in here may fail, and then it is said in one line.
+
+    Raises:
+        RequestError: it cannot be read, or is no Python.
+    """
     try:
-        with tokenize.open(file) as opened:
-            compile(opened.read(), str(file), "exec", dont_inherit=True)
-    except FileNotFoundError:
-        raise RequestError(f"there is no {name} in {Path.cwd()}") from None
+        yield
     except OSError as error:
         raise RequestError(f"{name} cannot be read: {error.strerror}") from None
     except SyntaxError as error:  # a wrong encoding is one, too
         raise RequestError(f"{name}: {explain(error)}") from None
     except ValueError as error:
         raise RequestError(f"{name} is no Python script: {error}") from None
+    except (RecursionError, MemoryError):
+        raise RequestError(f"{name} is nested too deeply for Python, or too large") from None
 
 
 def explain(error: SyntaxError) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,16 @@ from nbddp.controller.healing import heal
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.group.colors import default_colors
+from nbddp.group.prompts import prompt_numbers
 from nbddp.group.recovery import Recovery
 from nbddp.group.scripts import find_script
+from nbddp.group.timelines import timeline_of
 from nbddp.lifecycle.comeback import Retries
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.healed import Healed
-from nbddp.record.pushes import Pushed, culprit
+from nbddp.record.pushes import Pushed, pickled
+from nbddp.record.spent import Timeline
 from nbddp.ui.questions import ConsoleBox, Questions
 from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
@@ -317,6 +320,10 @@ class WorkerGroup:
         self._check_started()
         return heal(self._session, ranks, donor)
 
+    def timeline(self, last: int | None = None) -> Timeline:
+        """Who waited for whom in the last cell, or in its last so many steps."""
+        return timeline_of(self._session, last)
+
     def _check_started(self) -> None:
         if not self.is_live:
             raise RequestError(self._not_started)
@@ -339,12 +346,7 @@ class WorkerGroup:
         self._check_started()
         self._asking.check_idle()
         chosen = self._asking.chosen(ranks)  # who dies from now on is missed
-        from nbddp.wire.parcels import dumps
-
-        try:
-            data = dumps(dict(values))
-        except Exception as error:  # whatever a value's own pickling raises
-            raise RequestError(f"cannot push {culprit(values)}: {error}") from error
+        data = pickled(values, prompt_numbers())
         self._send_pushed(self._session.keep_push(tuple(values), ranks, data), data, chosen)
 
     def _push_again(self, pushed: Pushed) -> None:
@@ -388,8 +390,3 @@ class WorkerGroup:
             for parcel in left:  # one of them could not be opened
                 link.discard(parcel)
         return values if rank is None else values[0]
-
-
-def default_colors() -> str:
-    """IPython's theme for tracebacks: none where escape sequences would be read as they are."""
-    return "" if sys.stderr.isatty() and not os.environ.get("NO_COLOR") else "nocolor"

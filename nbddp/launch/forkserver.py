@@ -71,6 +71,16 @@ class Forkserver:
         with self._lock:
             self._ensure_running()
 
+    def await_service(self) -> None:
+        """Start the helper if it does not run, and wait until ranks can be forked from it.
+
+        Raises:
+            EOFError: it was closed meanwhile, or has ended.
+        """
+        with self._lock:
+            self._ensure_running()
+            self._wait_until_it_serves()
+
     def grow(self) -> None:
         """Have the helper import what DDP needs, and wait; ranks can be started in between."""
         with self._growing:
@@ -185,7 +195,7 @@ class Forkserver:
                 del os.environ[FOLDER]
 
     def _ensure_running(self) -> None:
-        with interrupt_held_back(), self._own_folder():
+        with sigint_blocked(), self._own_folder():
             give_main_a_spec()
             start_resource_tracker_apart()
             self._server.ensure_running()
@@ -293,7 +303,7 @@ def _do_nothing(_argument: None) -> None:
 
 
 @contextmanager
-def interrupt_held_back() -> Iterator[None]:
+def sigint_blocked() -> Iterator[None]:
     """Within it a process is started that takes no SIGINT before it asks for one.
 
     Until it has a session of its own, Jupyter's interrupt would reach it, and end it.

@@ -16,7 +16,7 @@ from nbddp.launch.forkserver import (
     CudaTouchedError,
     Forkserver,
     give_main_a_spec,
-    interrupt_held_back,
+    sigint_blocked,
     start_resource_tracker_apart,
 )
 from nbddp.launch.memory import memory_limit
@@ -93,6 +93,9 @@ class Places(Protocol):
     def nodes(self) -> Mapping[int, str]:
         """What each rank's machine is called; nothing if all are on this one."""
 
+    def clock(self, rank: int) -> tuple[float, float]:
+        """Seconds that the clock of a rank's machine is ahead, and how wrong that may be."""
+
     def cores(self, place: Topology) -> int:
         """Cores that the ranks of a rank's machine share."""
 
@@ -149,6 +152,11 @@ class ThisMachine:
         """All are here."""
         return {}
 
+    def clock(self, rank: int) -> tuple[float, float]:
+        """This machine's."""
+        del rank
+        return 0.0, 0.0
+
     def cores(self, place: Topology) -> int:
         """This machine's."""
         del place
@@ -176,6 +184,12 @@ class LocalLauncher(ThisMachine):
         """Have the helper import what DDP needs, and wait."""
         if self.forkserver is not None:
             self.forkserver.grow()
+
+    def await_warmth(self) -> None:
+        """Have the helper import torch, and wait; where it cannot, the first rank will tell why."""
+        if self.forkserver is not None:
+            with suppress(EOFError, OSError):
+                self.forkserver.await_service()
 
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank on this machine."""
@@ -224,7 +238,7 @@ def _spawn(start: RankStart, name: str) -> RankHandle:
 
     give_main_a_spec()
     process = mp.get_context("spawn").Process(target=rank_main, args=(start,), name=name)
-    with interrupt_held_back():
+    with sigint_blocked():
         start_resource_tracker_apart()
         process.start()
     return process

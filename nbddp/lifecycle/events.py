@@ -163,6 +163,7 @@ class Rang:
     alarm: Alarm
     attempt: int
     cell: int
+    generation: int = 0
     stopped: tuple[tuple[int, int], ...] = ()
 
 
@@ -272,6 +273,16 @@ class SetAlarm:
     attempt: int
     cell: int
     seconds: float
+    generation: int = 0
+
+    def rings(self) -> Rang:
+        """What comes of it."""
+        return Rang(
+            alarm=self.alarm,
+            attempt=self.attempt,
+            cell=self.cell,
+            generation=self.generation,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ def on_newcomer_ready(life: Life) -> Step:
 
 def give_up(life: Life, reason: str) -> Step:
     """It cannot be: end those that were to heal it."""
-    doomed = tuple(rank for rank in life.newcomers if rank in life.alive)
+    doomed = tuple(rank for rank in life.newcomers if life.lives(rank))
     ranks = tuple(
         replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in doomed else each
         for each in life.ranks

@@ -8,6 +8,7 @@ from nbddp.errors import describe_exit, say_ranks
 from nbddp.lifecycle.states import GroupState, Life
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+NOT_HEALED = "the group was not healed"
 
 
 def already(life: Life) -> str:
@@ -32,9 +33,9 @@ def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
         if not 0 <= rank < len(life.ranks):
             return unknown_rank(rank, len(life.ranks))
     for rank in ranks:
-        if rank in life.alive:
+        if life.lives(rank):
             return f"rank {rank} lives"
-    return no_such_rank(life, donor) if donor not in life.alive else ""
+    return no_such_rank(life, donor) if not life.lives(donor) else ""
 
 
 def no_such_rank(life: Life, rank: int) -> str:
@@ -60,8 +61,15 @@ def unanswered(life: Life, rank: int, exitcode: int | None) -> str:
 def way_on(life: Life) -> str:
     """What can be done where ranks are gone."""
     others = f", `%%ddp --ranks {_option(life.alive)}` uses the others" if life.alive else ""
-    heal = "`%ddp heal` replaces it, " if life.alive else ""
+    those = "it" if len(life.gone) == 1 else "those that are gone"
+    heal = f"`%ddp heal` replaces {those}, " if life.alive else ""
     return f"{heal}`%ddp restart` starts the group anew{others}"
+
+
+def with_way_on(said: str, life: Life) -> str:
+    """What is said of a heal: where it was tried in vain, with what can be done now."""
+    is_in_vain = said.startswith(NOT_HEALED) and life.gone
+    return f"{said}; {way_on(life)}" if is_in_vain else said
 
 
 def _option(ranks: Iterable[int]) -> str:

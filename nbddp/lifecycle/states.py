@@ -84,12 +84,16 @@ class Life:
     attempt: int = 0
     generation: int = 0
     has_group: bool = False
-    ranks: tuple[RankLife, ...] = ()
+    ranks: tuple[RankLife, ...] = ()  # each in its place
     newcomers: tuple[int, ...] = ()  # while the group heals
     cell: CellLife | None = None
     next_start: StartAsked | None = None
     grace: float = GRACE
     is_return: bool = False  # the ranks were another notebook's: who is late costs nobody else
+
+    def lives(self, rank: int) -> bool:
+        """Whether there is such a rank, and its process is there."""
+        return 0 <= rank < len(self.ranks) and self.ranks[rank].is_alive
 
     @property
     def alive(self) -> list[int]:

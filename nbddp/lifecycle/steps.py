@@ -14,7 +14,13 @@ Step = tuple[Life, list[Action]]
 def ring_in(life: Life, alarm: Alarm, seconds: float) -> SetAlarm:
     """A deadline of what goes on now."""
     cell = life.cell.number if life.cell else 0
-    return SetAlarm(alarm=alarm, attempt=life.attempt, cell=cell, seconds=seconds)
+    return SetAlarm(
+        alarm=alarm,
+        attempt=life.attempt,
+        cell=cell,
+        seconds=seconds,
+        generation=life.generation,
+    )
 
 
 def in_state(life: Life, state: RankState) -> tuple[int, ...]:
@@ -24,8 +30,5 @@ def in_state(life: Life, state: RankState) -> tuple[int, ...]:
 
 def mark(life: Life, rank: int, state: RankState, exitcode: int | None = None) -> Life:
     """One rank does something else."""
-    ranks = tuple(
-        replace(each, state=state, exitcode=exitcode) if each.rank == rank else each
-        for each in life.ranks
-    )
-    return replace(life, ranks=ranks)
+    changed = replace(life.ranks[rank], state=state, exitcode=exitcode)
+    return replace(life, ranks=(*life.ranks[:rank], changed, *life.ranks[rank + 1 :]))

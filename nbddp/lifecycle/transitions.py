@@ -184,7 +184,7 @@ def _on_exited(life: Life, event: Exited) -> Step:
 
 
 def _on_kill_asked(life: Life, event: KillAsked) -> Step:
-    if event.rank not in life.alive:
+    if not life.lives(event.rank):
         return life, [Refuse(reason=reasons.no_such_rank(life, event.rank))]
     return life, [Kill(ranks=(event.rank,))]
 
@@ -199,9 +199,10 @@ def _on_run_asked(life: Life, event: RunAsked) -> Step:
     life, actions = _with_right_group(life, needs_group=event.needs_group)
     # what only some ranks say of a group that others have lost makes it no group of all
     is_lost = not life.has_group and len(event.ranks) < len(life.ranks)
-    cell = CellLife(number=event.cell, waiting=frozenset(event.ranks), lost_group=is_lost)
+    concerned = frozenset(event.ranks)
+    cell = CellLife(number=event.cell, waiting=concerned, lost_group=is_lost)
     ranks = tuple(
-        replace(each, state=RankState.RUNNING) if each.rank in event.ranks else each
+        replace(each, state=RankState.RUNNING) if each.rank in concerned else each
         for each in life.ranks
     )
     running = replace(life, state=GroupState.RUNNING, cell=cell, ranks=ranks)
@@ -216,7 +217,7 @@ def _why_not_run(life: Life, event: RunAsked) -> str:
     if not event.ranks or len(set(event.ranks)) < len(event.ranks):
         return "a cell needs at least one rank, and each only once"
     for rank in event.ranks:
-        if rank not in life.alive:
+        if not life.lives(rank):
             return reasons.no_such_rank(life, rank)
     return ""
 
@@ -233,7 +234,7 @@ def _on_rank_ended(life: Life, event: RankEnded) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell or event.rank not in cell.waiting:
         return life, []
-    if event.rank not in life.alive:
+    if not life.lives(event.rank):
         return life, []  # its exit was seen before its last report
     life = mark(life, event.rank, RankState.IDLE)
     cell = replace(cell, sequences=cell.sequences | {event.sequence})
@@ -250,7 +251,7 @@ def _on_rank_noticed(life: Life, event: RankNoticed) -> Step:
 
 
 def _one_less(life: Life, cell: CellLife, rank: int, *, has_failed: bool, lost_group: bool) -> Step:
-    is_dead = rank not in life.alive
+    is_dead = not life.lives(rank)
     is_news = has_failed and not (cell.has_lost_rank if is_dead else cell.has_failed)
     cell = replace(
         cell,
@@ -320,6 +321,8 @@ def _on_rang(life: Life, event: Rang) -> Step:
             return life, [Remark(text=f"{text}: killed"), Kill(ranks=late)]
         return _give_up_start(life, text)
     if event.alarm is Alarm.START and life.state is GroupState.HEALING:
+        if event.generation != life.generation:
+            return life, []  # of the start, or of a heal before
         waited = in_state(life, RankState.STARTING)
         why = f"{say_ranks(waited)} did not get ready in {START_PATIENCE:.0f} s"
         return give_up(life, why) if waited else (life, [])

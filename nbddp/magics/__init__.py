@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.complete import Completer
 from nbddp.magics.desk import Desk
+from nbddp.magics.extension import ATTRIBUTE
 from nbddp.magics.hints import Hints
 from nbddp.magics.line import LineMagics
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
-
-_ATTRIBUTE = "_nbddp"
 
 
 class _Extension:
@@ -50,18 +49,18 @@ def load(shell: InteractiveShell) -> None:
     if getattr(shell, "is_rank", False):
         print("nbddp: it is loaded in the notebook; this is one of its ranks")  # noqa: T201
         return
-    if getattr(shell, _ATTRIBUTE, None) is None:
+    if getattr(shell, ATTRIBUTE, None) is None:
         extension = _Extension(shell)
-        setattr(shell, _ATTRIBUTE, extension)
+        setattr(shell, ATTRIBUTE, extension)
         extension.warm_up_after_this_cell()
 
 
 def unload(shell: InteractiveShell) -> None:
     """Stop the group and take everything away that ``load`` put in."""
-    extension: _Extension | None = getattr(shell, _ATTRIBUTE, None)
+    extension: _Extension | None = getattr(shell, ATTRIBUTE, None)
     if extension is None:
         return
-    setattr(shell, _ATTRIBUTE, None)
+    setattr(shell, ATTRIBUTE, None)
     extension.desk.auto.remove(shell)
     extension.completer.remove(shell)
     extension.hints.remove(shell)

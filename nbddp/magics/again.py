@@ -42,7 +42,7 @@ class Again:
 
     def heal(self) -> str:
         """Put new ranks in the places of those that died; what to say of it."""
-        return self._try(lambda: str(self._desk.group.heal()))
+        return self._try(lambda: str(self._desk.heal()))
 
     def restart(self) -> str:
         """Start the ranks anew; what to say of it."""

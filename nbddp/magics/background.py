@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextvars import copy_context
 
-from nbddp.record.cell import HEARING, CellResult
+from nbddp.interrupts import begin
+from nbddp.promise import HEARING, Promise
+from nbddp.record.cell import CellResult
 
 
 class Background:
     """Follows one cell on a thread whose output stays in the notebook cell that began it."""
 
     def __init__(self, follow: Callable[[], CellResult]) -> None:
-        self._outcome: Future[CellResult] = Future()
+        self._outcome: Promise[CellResult] = Promise()
         self._follow = follow
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._follow_to_end,), name="nbddp-view", daemon=True
         )
-        self._thread.start()
+        begin(self._thread)
 
     def _follow_to_end(self) -> None:
         try:

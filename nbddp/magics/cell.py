@@ -9,11 +9,15 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from nbddp.errors import RequestError
+from nbddp.errors import CellFailedError, RequestError
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import names, parse, run_options, start_options
+from nbddp.magics.scale import Scale
 from nbddp.magics.stopped import interrupted
+from nbddp.magics.sweep import Sweep
 from nbddp.magics.syntax import check_syntax
+from nbddp.magics.trial_options import check_trials, trial_options
+from nbddp.magics.views import SHOWN_STEPS
 from nbddp.record.cell import CellRequest, CellResult
 
 
@@ -40,6 +44,8 @@ class CellMagics(Magics):
         help="no process group: the cell calls init_process_group() itself",
     )
     @argument("--once", action="store_true", help="leave this cell out of any replay")
+    @argument("--timeline", action="store_true", help="then show who waited for whom")
+    @trial_options
     @argument("--auto", action="store_true", help=SUPPRESS)  # written by the auto mode
     @cell_magic
     def ddp(self, line: str, cell: str) -> None:
@@ -58,6 +64,10 @@ class CellMagics(Magics):
             x
 
             %%ddp --ranks 0 --push config --out report
+
+            %%ddp --sweep lr=0.1,0.01 --sweep batch=16,64
+
+            %%ddp --scale 1,2,4
         """
         before = self._desk.group.life
         try:
@@ -74,15 +84,33 @@ class CellMagics(Magics):
         self._check(args)
         values = desk.values(args.push or ())
         spec = replace(desk.asked_spec(args), joins_group=not args.no_init)
-        with desk.ready_for_cell(spec, fresh=args.fresh, quiet=args.quiet):
+        if args.sweep or args.repeat or args.scale:
+            request = self._request(args, cell, first_line)
+            several = Scale if args.scale else Sweep
+            several(desk, request, args, spec=spec, values=values).run()
+            return
+        with desk.ready_for_cell(spec, args):
             if values:
                 desk.group.push(values)
-            result = self._run_ready(args, cell, first_line)
+            try:
+                result = self._run_ready(args, cell, first_line)
+            except CellFailedError:
+                self._show_timeline(args)
+                raise
+        self._show_timeline(args)
         if args.out and result is not None:
             desk.shell.user_ns[args.out] = result.values()
 
+    def _show_timeline(self, args: Namespace) -> None:
+        """Who waited for whom, if that was asked for: of a cell that hung, above all."""
+        if args.timeline:
+            self._desk.views.show_timeline(self._desk.group.timeline(SHOWN_STEPS))
+
     def _run_ready(self, args: Namespace, cell: str, first_line: int) -> CellResult | None:
-        request = CellRequest(
+        return self._desk.run(self._request(args, cell, first_line), args)
+
+    def _request(self, args: Namespace, cell: str, first_line: int) -> CellRequest:
+        return CellRequest(
             source=cell,
             ranks=args.ranks,
             first_line=first_line,
@@ -91,13 +119,15 @@ class CellMagics(Magics):
             needs_group=not args.no_init,
             once=args.once,
         )
-        return self._desk.run(request, args)
 
     def _check(self, args: Namespace) -> None:
         if args.out and not args.out.isidentifier():
             raise RequestError(f"--out needs a name like losses, got {args.out!r}")
         if args.out and args.no_wait:
             raise RequestError("--out and --no-wait do not go together: use `%ddp pull` later")
+        if args.timeline and args.no_wait:
+            raise RequestError("--timeline and --no-wait do not go together: use `%ddp timeline`")
+        check_trials(args)
         self._desk.check_ranks(args)
 
     @cell_magic

@@ -12,21 +12,30 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from nbddp.archive.keeping import make_room_aside
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
+from nbddp.group.checking import QuietChecks
 from nbddp.group.recovery import Recovery
+from nbddp.group.tracing import trace_of
+from nbddp.imports import import_aside
 from nbddp.lifecycle.comeback import Retries
-from nbddp.lifecycle.reasons import unknown_rank
+from nbddp.lifecycle.reasons import unknown_rank, with_way_on
 from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
 from nbddp.magics.diary import Asked, Diary
 from nbddp.magics.options import ALL, asked_spec, check_unchanged
+from nbddp.magics.publish import Publishing
 from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
 from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.healed import Healed
+from nbddp.record.names import SET_IN_EACH_RANK
+from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import begins_anew
+from nbddp.wire.trace_messages import Steps
 
 
 class Desk:
@@ -36,8 +45,14 @@ class Desk:
         self.shell = shell
         self.auto = AutoMode()
         self.group = SteeredGroup(colors=str(shell.colors), comes_back=lambda: begins_anew(shell))
-        self.views = Views(shell)
+        self.checks = QuietChecks(lambda: len(self.group.life.ranks))
+        self.views = Views(shell, self.checks)
+        self.publishing = Publishing(lambda: self.group.session, self.views.say)
         self.diary = Diary()
+        self.last_request: CellRequest | None = None
+        self.went_well = False
+        self.next_trace: Steps | None = None
+        self._traced: Trace | None = None  # of the cell in the background
         self._background: Background | None = None
         self._failed: Verdict | None = None
         self._failed_in = 0  # which attempt
@@ -68,29 +83,44 @@ class Desk:
             return spec
         return nodes.fit(spec)
 
-    def make_ready(self, spec: GroupSpec, *, fresh: bool, is_recovery: bool = False) -> None:
-        """See to it that the group runs as asked: start it, restart it, or find it so."""
+    def make_ready(
+        self,
+        spec: GroupSpec,
+        *,
+        fresh: bool,
+        is_recovery: bool = False,
+        begins_run: bool = False,
+    ) -> None:
+        """See to it that the group runs as asked: start it, restart it, or find it so.
+
+        Fresh ranks go on with the run as its next attempt, or, with ``begins_run``, begin another.
+        """
         if not fresh:
             self.group.session.settle()
         if self.group.is_live and not fresh:
             gone = [each.rank for each in self.group.life.ranks if not each.is_alive]
             check_unchanged(spec, self.group.spec, gone=gone)
             return
+        if fresh and not is_recovery and self.group.session.undone:
+            self.group.session.leave_undone(())
         before, self.group.spec = self.group.spec, spec
         try:
+            if begins_run and self.group.is_live:
+                self.group.session.stop()
             if is_recovery:
                 self.group.recover()
             elif self.group.is_live:
                 self.group.restart()
             else:
                 self.group.start()
+                make_room_aside(spec.cwd(), current=self.current_run)
         except (RequestError, KeyboardInterrupt):
             started = self.group.session.spec if self.group.is_live else None
             self.group.spec = started or before
             raise
 
     @contextmanager
-    def ready_for_cell(self, spec: GroupSpec, *, fresh: bool, quiet: bool) -> Iterator[None]:
+    def ready_for_cell(self, spec: GroupSpec, args: Namespace) -> Iterator[None]:
         """As :meth:`make_ready`; where the cell will be shown, it is said at once that ranks start.
 
         What else has to be done before the cell runs is done within.
@@ -99,10 +129,10 @@ class Desk:
         ranks = f"{number} rank{'' if number == 1 else 's'}"
         text = f"{'restarting' if is_live else 'starting'} {ranks} ..."
         with ExitStack() as stack:
-            if fresh or not is_live:
+            if args.fresh or not is_live:
                 session = self.group.session
-                stack.enter_context(self.views.announcing(text, session, quiet=quiet))
-            self.make_ready(spec, fresh=fresh)
+                stack.enter_context(self.views.announcing(text, session, quiet=args.quiet))
+            self.make_ready(spec, fresh=args.fresh, begins_run=args.name is not None)
             yield
 
     def check_ranks(self, args: Namespace) -> None:
@@ -118,14 +148,30 @@ class Desk:
 
     def run(self, request: CellRequest, args: Namespace) -> CellResult | None:
         """Run a cell, or a script, as the options say; None if it runs in the background."""
-        stopped = self.group.life.everybody if args.break_ranks == ALL else args.break_ranks
-        request = replace(request, break_ranks=tuple(stopped or ()))
+        request, retries = self._as_asked(request, args)
         self.note(request, out=getattr(args, "out", None) or "")
-        retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
         if not args.no_wait:
             return self._run_in_foreground(request, retries, quiet=args.quiet)
         self._run_in_background(request, retries, quiet=args.quiet)
         return None
+
+    def run_one_of_several(self, request: CellRequest, args: Namespace) -> CellResult:
+        """Run a cell and show it; whatever comes of it, others follow."""
+        request, retries = self._as_asked(request, args)
+        result = self._recovery(quiet=args.quiet).run(request, retries)
+        self.went_well = result.is_ok
+        if result.verdict is not None and not self.views.has_record:
+            self.views.say(result.verdict.report())
+        return result
+
+    def _as_asked(self, request: CellRequest, args: Namespace) -> tuple[CellRequest, Retries]:
+        stopped = self.group.life.everybody if args.break_ranks == ALL else args.break_ranks
+        traced = args.trace or self.next_trace
+        request = replace(request, break_ranks=tuple(stopped or ()), trace=traced)
+        self.last_request, self.went_well = request, False
+        self.publishing.follow(args.publish or ())
+        retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
+        return request, retries
 
     def note(self, asked: Asked, *, fault: str = "", out: str = "") -> None:
         """Note for an export what the ranks were asked."""
@@ -137,14 +183,20 @@ class Desk:
         """Run a cell, show it, and raise what it raised."""
         recovery = self._recovery(quiet=quiet)
         result = recovery.run(request, retries)
+        self.next_trace = None
+        self.went_well = result.is_ok
         self._offer_again(result, recovery, request, retries)
         self._raise_for_failure(result)
         return result
 
     def _offer_again(
         self, result: CellResult, recovery: Recovery, request: CellRequest, retries: Retries
-    ) -> None:
-        """After a failure: buttons for what can be done about it."""
+    ) -> Trace | None:
+        """Show what was traced, if that was asked for; after a failure, what can be done."""
+        traced = None
+        if request.trace is not None:
+            traced = trace_of(self.group.session, result, request.trace)
+            self.views.show_trace(traced)
 
         def conclude(result: CellResult) -> None:
             self._offer_again(result, recovery, request, retries)
@@ -158,6 +210,7 @@ class Desk:
             again = Again(self, recovery, request, retries, conclude=conclude)
             life = self.group.life
             self.views.offer(again, can_heal=bool(life.gone and life.alive))
+        return traced
 
     def _recovery(self, *, quiet: bool) -> Recovery:
         return self.group.recovery(
@@ -205,10 +258,12 @@ class Desk:
         """
         recovery = self._recovery(quiet=quiet)
         handle = recovery.begin(request)
+        self.next_trace = self._traced = None
 
         def follow() -> CellResult:
             result = recovery.follow(handle, retries)
-            self._offer_again(result, recovery, request, retries)
+            self.went_well = result.is_ok
+            self._traced = self._offer_again(result, recovery, request, retries)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
             return result
@@ -216,12 +271,15 @@ class Desk:
         self._background = Background(follow)
 
     def wait(self) -> None:
-        """Wait for the cell in the background; raises what it raised."""
+        """Wait for the cell in the background, show its trace; raises what it raised."""
         if self._background is None:
             return
         with self.group.session.taking_interrupts():
             self._background.wait()
         background, self._background = self._background, None
+        traced, self._traced = self._traced, None
+        if traced is not None:  # its cell may be far above, or not be shown any more
+            self.views.show_trace(traced)
         self._raise_for_failure(background.result())
 
     def arm(self, kind: str, *, rank: int, step: int, factor: float) -> None:
@@ -230,7 +288,8 @@ class Desk:
         Raises:
             ArgumentError: there is no such kind, or no such rank.
         """
-        from nbddp.train.faults import Fault  # loads torch
+        import_aside("nbddp.train.faults")  # loads torch
+        from nbddp.train.faults import Fault
 
         Fault(kind=kind, rank=rank, step=step, factor=factor)
         options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}, again=True"
@@ -242,22 +301,36 @@ class Desk:
         self.note(request, fault=f"%ddp fault {kind} --rank {rank} --step {step}")
         self._raise_for_failure(self._recovery(quiet=True).run(request))
 
-    def restart_and_replay(self, spec: GroupSpec) -> None:
+    def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""
         session = self.group.session
         self.group.replay(
             (*session.deeds, *session.undone),
-            restart=lambda: self.make_ready(spec, fresh=True, is_recovery=True),
+            restart=lambda: self.make_ready(
+                spec, fresh=True, is_recovery=True, begins_run=begins_run
+            ),
             say=self._remark,
         )
+
+    def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
+        """As the group does; where it cannot, what can be done instead is said with it."""
+        try:
+            return self.group.heal(ranks, donor=donor)
+        except RequestError as error:
+            raise RequestError(with_way_on(str(error), self.group.life)) from None
 
     def values(self, names: Iterable[str]) -> dict[str, Any]:
         """Names of the notebook, with their values.
 
         Raises:
-            UsageError: one does not exist.
+            UsageError: one does not exist, or is each rank's own.
         """
         for name in names:
+            if name in SET_IN_EACH_RANK:
+                raise UsageError(
+                    f"{name} is set by nbddp in each rank, and a push would give all of them the "
+                    "notebook's: push it under another name"
+                )
             if name not in self.shell.user_ns:
                 raise UsageError(f"there is no {name!r} in the notebook to push")
         self.diary.note_stores(self.shell.user_ns)

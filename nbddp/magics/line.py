@@ -6,7 +6,6 @@ import re
 from argparse import REMAINDER, ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -16,6 +15,8 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from nbddp.errors import RequestError
 from nbddp.export import Pulled
 from nbddp.group.scripts import find_script
+from nbddp.magics.check import check
+from nbddp.magics.compare import compare_options, compare_runs
 from nbddp.magics.desk import Desk
 from nbddp.magics.export import export
 from nbddp.magics.nodes import node_range, steer_nodes
@@ -29,15 +30,20 @@ from nbddp.magics.options import (
     seconds,
     start_options,
 )
-from nbddp.magics.show import chosen_metrics, say_ending
+from nbddp.magics.overview import overview, parser_of
+from nbddp.magics.publish import publish_options, publish_run
+from nbddp.magics.runs import runs_options, steer_runs
+from nbddp.magics.show import show_run
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.suggest import usage
-from nbddp.magics.views import ViewChoice
+from nbddp.magics.syntax import unquoted
+from nbddp.magics.trace import steer_trace, trace_options
+from nbddp.magics.views import SHOWN_STEPS, ViewChoice
 from nbddp.record.cell import CellRequest
-from nbddp.record.finished import RecordedRun
 from nbddp.record.logs import tail
-from nbddp.record.runs import find_run
 from nbddp.train.kinds import KINDS
+
+HELP = ("--help", "-h")  # as the first word: a script has options of its own
 
 
 @magics_class
@@ -54,6 +60,8 @@ class LineMagics(Magics):
         before, command = self._desk.group.life, ""
         try:
             command, _, rest = line.strip().partition(" ")
+            if command in HELP or rest.strip().partition(" ")[0] in HELP:
+                return self.help("" if command in HELP else command)
             return self._act(command)(rest)
         except RequestError as error:
             raise UsageError(str(error)) from None
@@ -83,8 +91,14 @@ class LineMagics(Magics):
             "nodes": self.nodes,
             "fault": self.fault,
             "debug": self.debug,
+            "check": self.check,
+            "timeline": self.timeline,
+            "trace": self.trace,
             "logs": self.logs,
             "show": self.show,
+            "runs": self.runs,
+            "compare": self.compare,
+            "publish": self.publish,
             "push": self.push,
             "pull": self.pull,
             "wait": self.wait,
@@ -95,7 +109,7 @@ class LineMagics(Magics):
 
     def parsers(self) -> dict[str, ArgumentParser]:
         """The parser of every command, for Tab."""
-        return {name: _parser(act) for name, act in self.commands().items()}
+        return {name: parser_of(act) for name, act in self.commands().items()}
 
     @magic_arguments("ddp status")
     def status(self, line: str) -> None:
@@ -120,11 +134,11 @@ class LineMagics(Magics):
         """End all ranks, whatever they do, and start them anew; their names are lost."""
         args = parse(self.restart, line)
         desk = self._desk
-        spec = desk.asked_spec(args)
+        spec, begins_run = desk.asked_spec(args), args.name is not None
         if args.replay:
-            desk.restart_and_replay(spec)
+            desk.restart_and_replay(spec, begins_run=begins_run)
         else:
-            desk.make_ready(spec, fresh=True)
+            desk.make_ready(spec, fresh=True, begins_run=begins_run)
         desk.views.show_status(desk.group.session)
 
     @magic_arguments("ddp run")
@@ -140,7 +154,7 @@ class LineMagics(Magics):
         desk.check_ranks(args)
         script = find_script(args.script, args.script_args, is_module=args.module, keeps=args.keep)
         spec = replace(desk.asked_spec(args), joins_group=False)
-        with desk.ready_for_cell(spec, fresh=args.fresh, quiet=args.quiet):
+        with desk.ready_for_cell(spec, args):
             request = CellRequest(
                 source=f"%ddp run {line.strip()}",
                 ranks=args.ranks,
@@ -190,7 +204,7 @@ class LineMagics(Magics):
     def heal(self, line: str) -> None:
         """Put new ranks in the places of those that died; the others keep all they have."""
         args = parse(self.heal, line)
-        self._desk.views.say(f"nbddp: {self._desk.group.heal(args.rank or (), donor=args.donor)}")
+        self._desk.views.say(f"nbddp: {self._desk.heal(args.rank or (), donor=args.donor)}")
 
     @magic_arguments("ddp nodes")
     @argument("--nnodes", type=node_range, metavar="N", help="how many, or MIN:MAX (default: 1)")
@@ -255,6 +269,33 @@ class LineMagics(Magics):
         args = parse(self.debug, line)
         self._desk.debug(args.rank, args.command)
 
+    @magic_arguments("ddp check")
+    @argument("script", nargs="?", metavar="FILE", help="a script (default: the last cell)")
+    @argument("--strict", action="store_true", help="what is found is an error")
+    @argument("--explain", nargs="?", const="", metavar="ND101", help="a rule, or the checklist")
+    def check(self, line: str) -> None:
+        """Look for mistakes in the last cell, or in a script: before they hang, or go unnoticed."""
+        check(self._desk, parse(self.check, line))
+
+    @magic_arguments("ddp timeline")
+    @argument(
+        "--last",
+        type=positive_int,
+        default=SHOWN_STEPS,
+        metavar="N",
+        help=f"the last N steps, or collectives (default: {SHOWN_STEPS})",
+    )
+    def timeline(self, line: str) -> None:
+        """Show who waited for whom in the last cell: ranks as rows, time across."""
+        args = parse(self.timeline, line)
+        self._desk.views.show_timeline(self._desk.group.timeline(last=args.last))
+
+    @magic_arguments("ddp trace")
+    @trace_options
+    def trace(self, line: str) -> None:
+        """Have torch's profiler trace these steps of the next cell, or script, on all ranks."""
+        self._desk.views.say(f"nbddp: {steer_trace(self._desk, parse(self.trace, line))}")
+
     @magic_arguments("ddp logs")
     @argument("rank", type=rank_number, help="whose log")
     @argument("-n", "--lines", type=positive_int, default=50, help="how many lines (default: 50)")
@@ -268,18 +309,30 @@ class LineMagics(Magics):
         self._desk.views.say(tail(path, args.lines))
 
     @magic_arguments("ddp show")
-    @argument("run", nargs="?", default="", help="a name, a part of one, or a path (default: last)")
+    @argument("run", nargs="?", help="a name, a part of one, or a path (default: last)")
     @argument("--cell", type=positive_int, metavar="N", help="one of its cells")
     @argument("--metrics", metavar="NAME,...", help="the charts of these: names, or val/* and such")
     def show(self, line: str) -> None:
         """Draw a run again from its folder: cells, charts, failures, the last lines of ranks."""
-        args = parse(self.show, line)
-        current = self._desk.current_run
-        run = RecordedRun(find_run(args.run, Path.cwd(), current=current))
-        cell = None if args.cell is None else run.cell(args.cell)
-        metrics = args.metrics and chosen_metrics(run, cell, args.metrics)
-        ending = say_ending(run, current=current)
-        self._desk.views.show_run(run, cell, ending=ending, metrics=metrics or None)
+        show_run(self._desk, parse(self.show, line))
+
+    @magic_arguments("ddp runs")
+    @runs_options
+    def runs(self, line: str) -> None:
+        """List the runs of this folder, the newest first; take some away, keep or note them."""
+        steer_runs(self._desk, parse(self.runs, line))
+
+    @magic_arguments("ddp compare")
+    @compare_options
+    def compare(self, line: str) -> None:
+        """Put runs beside each other: in what they differ, their curves, what they came to."""
+        compare_runs(self._desk, parse(self.compare, line))
+
+    @magic_arguments("ddp publish")
+    @publish_options
+    def publish(self, line: str) -> None:
+        """Send a run to trackio, W&B, TensorBoard or MLflow: one run there for all ranks."""
+        publish_run(self._desk, parse(self.publish, line))
 
     @magic_arguments("ddp push")
     @argument("names", nargs="+", help="names of the notebook")
@@ -287,7 +340,8 @@ class LineMagics(Magics):
     def push(self, line: str) -> None:
         """Send values of the notebook to the ranks."""
         args = parse(self.push, line)
-        self._desk.group.push(self._desk.values(args.names), ranks=args.ranks)
+        names = [name for word in args.names for name in word.split(",") if name]
+        self._desk.group.push(self._desk.values(names or args.names), ranks=args.ranks)
 
     @magic_arguments("ddp pull")
     @argument("expression", help="a name, or any expression")
@@ -333,35 +387,8 @@ class LineMagics(Magics):
         """Show the commands, or more about one."""
         command = parse(self.help, line).command
         if command is None:
-            self._desk.views.say(_overview(self.commands()))
+            self._desk.views.say(overview(self.commands()))
         elif command in self.commands():
-            self._desk.views.say(usage(_parser(self.commands()[command])))
+            self._desk.views.say(usage(parser_of(self.commands()[command])))
         else:
             raise RequestError(f"there is no `%ddp {command}`; `%ddp help` lists the commands")
-
-
-def unquoted(expression: str) -> str:
-    """An expression without the quotes that a shell would have taken off, and IPython's semicolon.
-
-    >>> unquoted(" 'rank + 1' "), unquoted("d['a'];")
-    ('rank + 1', "d['a']")
-    """
-    text = expression.strip().removesuffix(";").rstrip()
-    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    return text[1:-1] if is_quoted and text[0] not in text[1:-1] else text
-
-
-_MORE = "`%ddp help COMMAND` shows its options, `%%ddp?` those of a cell."
-
-
-def _parser(function: Any) -> ArgumentParser:
-    parser: ArgumentParser = function.parser
-    return parser
-
-
-def _overview(commands: dict[str, Callable[[str], Any]]) -> str:
-    lines = ["%ddp steers the worker group that %%ddp cells run on:", ""]
-    for name, act in commands.items():
-        summary = (_parser(act).description or "").strip().partition("\n")[0]
-        lines.append(f"  {name:<10} {summary}")
-    return "\n".join([*lines, "", _MORE])

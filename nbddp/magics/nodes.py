@@ -37,8 +37,7 @@ def steer_nodes(desk: Desk, args: Namespace) -> str:
         RequestError: it cannot be done now.
     """
     if args.leave:
-        _open_door(desk).leave(args.leave)
-        return ""
+        return _open_door(desk).leave(args.leave)
     if args.rejoin is not None:
         return _rejoin(desk, args)
     said = _open(desk, args)
@@ -96,7 +95,16 @@ def _asked(args: Namespace) -> NodesSpec:
     )
 
 
+def _check_that_none_is_open(desk: Desk) -> None:
+    if desk.group.nodes is not None:
+        raise RequestError(
+            "this notebook has an open door: `%ddp nodes` lists who is there; after `%ddp stop`, "
+            "which sends them home, it can take back what another one has left"
+        )
+
+
 def _rejoin(desk: Desk, args: Namespace) -> str:
+    _check_that_none_is_open(desk)
     join = left_open(args.rejoin)
     spec = replace(_asked(args), host=join.address, port=join.port)
     returned = desk.group.take_back(spec, join, args.wait or COMING_BACK)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
-from argparse import SUPPRESS, ArgumentTypeError, Namespace
+from argparse import REMAINDER, SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -14,11 +16,23 @@ from IPython.core.magic_arguments import argument
 
 from nbddp.controller.spec import BACKENDS, GroupSpec
 from nbddp.errors import RequestError, say_ranks
+from nbddp.magics.arguments import with_arguments
+from nbddp.magics.publish import METAVAR, installed_target
+from nbddp.wire.trace_messages import Steps
 
 YEAR = 365 * 86400
 ALL = (-1,)  # ranks, however many there are
+MAX_STEP = 10**12
 MAX_NUMBER = 9999  # a typing error must not make a list of a billion
+_SIGNED = re.compile(r"-\d")
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
 _GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
+
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+_SWEPT = re.compile(
+    r"""(?P<before>--sweep(\s+|=))"""
+    r"""(?P<swept>\w+=(?P<values>([^\s'"\\]|'[^']*'|"[^"]*")+))(?=\s|$)"""
+)
 
 _START = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
 
@@ -67,6 +81,22 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def step_range(text: str) -> Steps:
+    """Steps, both ends included: ``10:15``, or one."""
+    low, colon, high = text.partition(":")
+    high = high if colon else low
+    what = "" if _WHOLE.fullmatch(low) and _WHOLE.fullmatch(high) else "these are no whole numbers"
+    if not low or not high:
+        what = "both ends are wanted"
+    elif not what and int(low) > int(high):
+        what = "the first step comes after the last"
+    elif not what and not 0 <= int(low) <= int(high) < MAX_STEP:
+        what = "steps are counted from 0" if int(low) < 0 else "no step has such a number"
+    if what:
+        raise ArgumentTypeError(f"expected steps like 10:15, or one like 10, got {text!r}: {what}")
+    return Steps(first=int(low), last=int(high))
+
+
 def some_or_all(text: str) -> tuple[int, ...]:
     """Numbers and ranges, or ``all``."""
     return ALL if text == "all" else numbers(text)
@@ -103,16 +133,12 @@ def variable(text: str) -> tuple[str, str]:
 
 def start_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say how a group is started, spelled as torchrun's where it has them."""
-    for decorate in reversed(_START_ARGUMENTS):
-        function = decorate(function)
-    return function
+    return with_arguments(function, _START_ARGUMENTS)
 
 
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of whatever the ranks run, a cell or a script."""
-    for decorate in reversed(_RUN_ARGUMENTS):
-        function = decorate(function)
-    return function
+    return with_arguments(function, _RUN_ARGUMENTS)
 
 
 _START_ARGUMENTS = (
@@ -194,6 +220,20 @@ _RUN_ARGUMENTS = (
         metavar="0,2",
         help="whom breakpoint() stops: these ranks, or all (default: the first that comes to one)",
     ),
+    argument(
+        "--trace",
+        type=step_range,
+        metavar="A:B",
+        help="trace these steps by torch's profiler, on all ranks (see `%%ddp trace`)",
+    ),
+    argument(
+        "--publish",
+        type=installed_target,
+        action="append",
+        metavar=METAVAR,
+        help="send the run to trackio, wandb, tensorboard or mlflow, from here to its end; with a "
+        "project or folder: wandb:digits; may be repeated",
+    ),
     argument("--no-wait", action="store_true", help="return at once; `%%ddp wait` waits"),
     argument("--quiet", action="store_true", help="show only the values of the last line"),
 )
@@ -242,13 +282,57 @@ def parse(function: Any, line: str) -> Namespace:
     Raises:
         UsageError: in one line, what is wrong and what is allowed.
     """
+    line = re.sub(r"(^|\s)#\s.*$", "", line)  # "# ..." is a comment, "a#1" not
     try:
-        words = shlex.split(re.sub(r"(^|\s)#\s.*$", "", line))  # "# ..." is a comment, "a#1" not
+        words = shlex.split(_SWEPT.sub(_keep_quotes, line))
     except ValueError as error:
-        raise UsageError(f"{error} in {line!r}") from None
+        raise UsageError(
+            f"{error} in {line!r}; what has a quotation mark in it stands between others: "
+            '"it\'s the best"'
+        ) from None
+    words = _with_signs(function.parser, words)
     args, unknown = function.parser.parse_known_args(words)
+    if unknown and not _takes_rest(function.parser) and not unknown[0].startswith("-"):
+        # argparse takes one that may be missing for missing where an option stands before it
+        args, unknown = function.parser.parse_known_intermixed_args(words)
+    if unknown and any(word.startswith("--sweep") for word in words):
+        raise UsageError(
+            f"unrecognized arguments: {' '.join(unknown)}; values that have spaces stand in "
+            'quotes, all of them: --sweep "opt=adam, sgd"'
+        )
     if unknown:
         shown = [action for action in function.parser._actions if action.help is not SUPPRESS]
         known = ", ".join(name for each in shown for name in each.option_strings[:1]) or "none"
         raise UsageError(f"unrecognized arguments: {' '.join(unknown)}; the options are: {known}")
     return cast(Namespace, args)
+
+
+def _keep_quotes(found: re.Match[str]) -> str:
+    """Quotes in what Python reads are Python's: ``'a, b','c'``; around all values, a shell's."""
+    values = found["values"]
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        ast.literal_eval(f"[{values}]")
+        if not _QUOTED.fullmatch(values):
+            return found["before"] + shlex.quote(found["swept"])
+    return found[0]
+
+
+def _takes_rest(parser: ArgumentParser) -> bool:
+    """Whether all that follows is a script's."""
+    return any(each.nargs == REMAINDER for each in parser._actions)
+
+
+def _with_signs(parser: ArgumentParser, words: Sequence[str]) -> list[str]:
+    """The words, a negative value tied to its option: argparse takes it for another option."""
+    options = {name: each for each in parser._actions for name in each.option_strings}
+    takes_rest = _takes_rest(parser)
+    found: list[str] = []
+    for place, word in enumerate(words):
+        before = options.get(found[-1]) if found else None
+        if before is not None and before.nargs is None and _SIGNED.match(word):
+            found[-1] += f"={word}"
+        elif takes_rest and not word.startswith("-") and (before is None or before.nargs == 0):
+            return [*found, *words[place:]]  # all from here on is a script's
+        else:
+            found.append(word)
+    return found

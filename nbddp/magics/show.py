@@ -1,32 +1,30 @@
-"""``%ddp show``: a run is opened from its folder and drawn again."""
+"""``%ddp show``: a run drawn again from its folder."""
 
 from __future__ import annotations
 
-import platform
+from argparse import Namespace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import psutil
-
+from nbddp.archive.ending import say_ending
 from nbddp.errors import RequestError
+from nbddp.magics.desk import Desk
 from nbddp.record.finished import RecordedCell, RecordedRun
-
-STOPPED = "stopped"
-RUNNING = "still running"
-KILLED = "its kernel ended before it could record the end"
-UNKNOWN = "its end is not recorded: its kernel was killed, or still runs"
+from nbddp.record.runs import run_asked_for
 
 
-def say_ending(run: RecordedRun, *, current: Path | None) -> str:
-    """How a run ended, as far as its record and this machine know."""
-    if run.was_stopped:
-        return STOPPED
-    if run.path == current:
-        return RUNNING
-    pid, host = run.facts.get("pid"), run.facts.get("host")
-    if not isinstance(pid, int) or host != platform.node():
-        return UNKNOWN
-    return RUNNING if _is_kernel_of(run, pid) else KILLED
+def show_run(desk: Desk, args: Namespace) -> None:
+    """Show a run, or one of its cells.
+
+    Raises:
+        RequestError: there is none, or no such cell or metric.
+    """
+    current = desk.current_run
+    run = RecordedRun(run_asked_for(args.run, Path.cwd(), current=current))
+    cell = None if args.cell is None else run.cell(args.cell)
+    metrics = args.metrics and chosen_metrics(run, cell, args.metrics)
+    ending = say_ending(run, current=current)
+    desk.views.show_run(run, cell, ending=ending, metrics=metrics or None)
 
 
 def chosen_metrics(run: RecordedRun, cell: RecordedCell | None, patterns: str) -> list[str]:
@@ -42,15 +40,3 @@ def chosen_metrics(run: RecordedRun, cell: RecordedCell | None, patterns: str) -
         there = ", ".join(names) or "none"
         raise RequestError(f"there is no metric {patterns}; the metrics of the run are: {there}")
     return chosen
-
-
-def _is_kernel_of(run: RecordedRun, pid: int) -> bool:
-    """Whether this process is there since before the run."""
-    try:
-        return bool(psutil.Process(pid).create_time() <= _began(run))
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _began(run: RecordedRun) -> float:
-    return run.events[0].at if run.events else 0.0

@@ -5,25 +5,28 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 from typing import Any
 
+from nbddp.checks.facts import RankFacts
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group import WorkerGroup, default_colors
 from nbddp.group.nodes import Nodes, NodesSpec
 from nbddp.group.recovery import Recovery
+from nbddp.interrupts import begin
 from nbddp.launch.launcher import Launcher
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.nodes.joining import Join
 from nbddp.nodes.returning import Returned
+from nbddp.promise import await_all
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
-from nbddp.wire.messages import Command, Complete, Inspect, JsonDict
+from nbddp.wire.messages import Command, JsonDict
+from nbddp.wire.name_messages import Complete, Inspect, Survey
 
 
 class SteeredGroup(WorkerGroup):
@@ -80,7 +83,7 @@ class SteeredGroup(WorkerGroup):
     def warm_up(self) -> None:
         """Prepare in the background, so that the first start is quick."""
         self.start_helper()
-        threading.Thread(target=self._warm_up, name="nbddp-warm-up", daemon=True).start()
+        begin(threading.Thread(target=self._warm_up, name="nbddp-warm-up", daemon=True))
 
     def _warm_up(self) -> None:
         importlib.import_module("torch.distributed")
@@ -122,7 +125,7 @@ class SteeredGroup(WorkerGroup):
         self.nodes = Nodes(self._session, spec, join)
         return self.nodes
 
-    def take_back(self, spec: NodesSpec, join: Join, seconds: float) -> Returned:
+    def take_back(self, spec: NodesSpec, join: Join, seconds: float) -> Returned | None:
         """Go on with the nodes and ranks that another notebook has left.
 
         Args:
@@ -130,17 +133,23 @@ class SteeredGroup(WorkerGroup):
             join: of the other notebook's.
             seconds: how long to wait for ranks that are missing.
 
+        Returns:
+            The ranks; None if only nodes have come back, which had none.
+
         Raises:
-            RequestError: there are ranks here, a door is open, or none has come back.
+            RequestError: there are ranks here, a door is open, or nobody has come back. All is
+                then as it was before, and so it is after an interrupt: it can be tried again.
         """
         nodes = self.open_nodes(spec, join)
         try:
             returned = nodes.take_back(seconds)
-        except RequestError:
-            self._close_nodes()
+        except BaseException:
+            self.nodes = None
+            nodes.give_up()
             raise
-        self._spec = replace(self._spec, **returned.options)
-        self._session.start(self._spec, returned)
+        if returned is not None:
+            self._spec = replace(self._spec, **returned.options)
+            self._session.start(self._spec, returned)
         return returned
 
     def stop(self) -> None:
@@ -257,11 +266,17 @@ class SteeredGroup(WorkerGroup):
         )
         return str(payload.get("text", ""))
 
+    def survey(self) -> dict[int, RankFacts]:
+        """What every rank says of its names, for checks; nothing while they are busy, or gone."""
+        if self.life.state is not GroupState.IDLE or not self.life.alive:
+            return {}
+        answers = self._asking.ask(self.life.alive, lambda number: Survey(request=number))
+        return {rank: RankFacts.read(each.payload) for rank, each in answers.items()}
+
     def _ask_idle(self, make: Callable[[int], Command], timeout: float) -> JsonDict:
         """What the lowest rank says, if it has the time."""
         if self.life.state is not GroupState.IDLE:
             return {}
-        try:
-            return self._session.send(0, make).result(timeout).payload
-        except FutureTimeoutError:
-            return {}
+        answer = self._session.send(0, make)
+        await_all([answer], timeout)
+        return answer.result().payload if answer.done() else {}

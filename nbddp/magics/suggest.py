@@ -7,6 +7,8 @@ from argparse import REMAINDER, SUPPRESS, Action, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from nbddp.checks.book import BOOK
+from nbddp.publish.kinds import KINDS as TRACKERS
 from nbddp.train.kinds import KINDS, MEANINGS
 
 
@@ -58,10 +60,12 @@ class MagicLine:
 
     @property
     def positional(self) -> Action | None:
-        """The argument without a name that comes next."""
+        """The argument without a name that comes next; the last one may take several words."""
         free = [each for each in self.parser._actions if not each.option_strings]
         given = len(list(self._free_words()))
-        return free[given] if given < len(free) else None
+        if given < len(free):
+            return free[given]
+        return free[-1] if free and free[-1].nargs in ("*", "+") else None
 
     def first_given(self) -> str:
         """The first word that is no option's."""
@@ -147,10 +151,13 @@ def _values(
         "ranks": lambda: _more_ranks(word, live.ranks()),
         "kind": lambda: [Suggestion(each, "fault") for each in KINDS],
         "run": live.runs,
+        "tracker": lambda: [Suggestion(each, "tracker") for each in TRACKERS],
+        "publish": lambda: [Suggestion(each, "tracker") for each in TRACKERS],
         "cell": lambda: live.cells(asked.first_given()),
         "command": lambda: commands(parsers),
         "expression": lambda: live.names(word),
         "script": lambda: live.scripts(word),
+        "explain": lambda: [Suggestion(each, "rule") for each in BOOK],
     }
     return list(by_name.get(action.dest, list)())
 

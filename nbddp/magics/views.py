@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -13,21 +13,39 @@ from typing import TYPE_CHECKING
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
+from nbddp.archive.comparing import Comparison, Over
+from nbddp.archive.listing import Listing
+from nbddp.archive.scaling import Scaling
+from nbddp.archive.sweeps import Row
+from nbddp.checks.rule import Finding
 from nbddp.controller.session import Session
+from nbddp.imports import import_aside
 from nbddp.magics.unseen import Unseen
 from nbddp.record.finished import RecordedCell, RecordedRun
+from nbddp.record.spent import Timeline
+from nbddp.record.trace import Trace
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
-from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, shows_color
+from nbddp.ui.screen import PAGE_PACE, Check, IPythonScreen, View, no_check, shows_color
+from nbddp.ui.text.checks import findings_text
+from nbddp.ui.text.compare import compare_text
 from nbddp.ui.text.progress import Progress
 from nbddp.ui.text.run import run_text
+from nbddp.ui.text.runs import runs_text
+from nbddp.ui.text.scaling import scaling_text
+from nbddp.ui.text.spent import spent_text
 from nbddp.ui.text.status import status
+from nbddp.ui.text.sweep import say_end, say_head
+from nbddp.ui.text.trace import trace_text
 from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
     from nbddp.magics.again import Again
     from nbddp.ui.panel.aftermath import Aftermath
     from nbddp.ui.panel.view import PanelView
+
+
+SHOWN_STEPS = 20  # of a time line, unless others are asked for
 
 
 class ViewChoice(Enum):
@@ -41,13 +59,15 @@ class ViewChoice(Enum):
 class Views:
     """Makes the views of one shell, and knows the one that was made last."""
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: InteractiveShell, check: Check) -> None:
         self.choice = ViewChoice.AUTO
         self._shell = shell
+        self._check = check
         self._last: View | None = None
         self._announced: PanelView | None = None
         self._aftermath: Aftermath | None = None
         self._unseen = Unseen(shell, self.say)
+        self._has_pictures = True  # as text: whether a cell's charts are shown below it
 
     @property
     def has_record(self) -> bool:
@@ -76,6 +96,15 @@ class Views:
                 self._announced = None
                 view.withdraw()
             raise
+
+    @contextmanager
+    def as_one_of_several(self) -> Iterator[None]:
+        """As text none of these cells has its charts below it: the picture at the end has all."""
+        self._has_pictures = False
+        try:
+            yield
+        finally:
+            self._has_pictures = True
 
     def offer(self, again: Again, *, can_heal: bool) -> None:
         """Show, under a record, buttons for what can be done after a failure."""
@@ -107,6 +136,7 @@ class Views:
                 has_color=shows_color(self._shell),
                 pace=PAGE_PACE,
                 progress=None if quiet else self._progress(session),
+                check=no_check if quiet else self._check,
                 questions=self._questions(session),
             )
         return self._new_panel(session)
@@ -114,7 +144,9 @@ class Views:
     def _progress(self, session: Session) -> Progress:
         is_kernel = hasattr(self._shell, "kernel")
         is_terminal = not is_kernel and sys.stdout.isatty()
-        return Progress(session, is_terminal=is_terminal, has_pictures=is_kernel)
+        return Progress(
+            session, is_terminal=is_terminal, has_pictures=is_kernel and self._has_pictures
+        )
 
     def _new_panel(self, session: Session) -> PanelView:
         from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
@@ -126,6 +158,7 @@ class Views:
             IPythonScreen(),
             has_color=shows_color(self._shell),
             tell_later=partial(self._note_unseen, self._unseen.page()),
+            check=self._check,
             questions=self._questions(session),
         )
 
@@ -142,6 +175,10 @@ class Views:
 
     def _note_unseen(self, page: str, text: str, surely: bool) -> None:  # noqa: FBT001 - a callback
         self._unseen.note(page, text, surely=surely)
+
+    def gather_unseen(self, since: float, text: str) -> None:
+        """The cells since then were the parts of one; see :meth:`Unseen.gather`."""
+        self._unseen.gather(since, text)
 
     def note(self, text: str) -> None:
         """Tell the user, in the panel of the attempt that failed, what is done about it."""
@@ -185,6 +222,94 @@ class Views:
 
         html = run_html(run, cell, ending=ending, metrics=metrics)
         publish_display_data({"text/html": html, "text/plain": text})
+
+    def show_runs(self, listing: Listing, *, most: int, limit: int | None) -> None:
+        """Show which runs there are."""
+        text = runs_text(listing, most=most, limit=limit)
+        if not self.shows_panels:
+            self.say(text)
+            return
+        from nbddp.ui.panel.runs import runs_html
+
+        html = runs_html(listing, most=most, limit=limit)
+        publish_display_data({"text/html": html, "text/plain": text})
+
+    def show_comparison(
+        self, comparison: Comparison, *, over: Over, scale: str, is_smooth: bool
+    ) -> None:
+        """Show runs beside each other; a console, which has no pictures, gets letters."""
+        text = compare_text(comparison)
+        if not hasattr(self._shell, "kernel") and not self.shows_panels:
+            self.say(text)
+            return
+        if not self.shows_panels:
+            import_aside("nbddp.ui.charts.figures")  # loads matplotlib
+        from nbddp.ui.panel.compare import compare_bundle
+
+        data, metadata = compare_bundle(
+            comparison,
+            text=text,
+            over=over,
+            scale=scale,
+            is_smooth=is_smooth,
+            has_page=self.shows_panels,
+        )
+        publish_display_data(data, metadata)
+
+    def show_sweep(
+        self, rows: Sequence[Row], current: Row | None = None, *, what: str = "sweep"
+    ) -> None:
+        """Show how far a sweep is; a page shows it in the place of what was there before."""
+        text = say_end(rows, what=what) if current is None else say_head(rows, current, what=what)
+        if not self.shows_panels:
+            self.say(f"nbddp: {text}")
+            return
+        from nbddp.ui.panel.sweep import sweep_html
+
+        self.start_over()
+        html = sweep_html(rows, current, what=what)
+        publish_display_data({"text/html": html, "text/plain": text})
+
+    def show_scaling(self, scaling: Scaling) -> None:
+        """Show a cell on several world sizes; a console, which has no pictures, gets letters."""
+        if not hasattr(self._shell, "kernel") and not self.shows_panels:
+            self.say(scaling_text(scaling))
+            return
+        import_aside("nbddp.ui.panel.scaling")  # loads matplotlib
+        from nbddp.ui.panel.scaling import scaling_bundle
+
+        data, metadata = scaling_bundle(scaling, has_page=self.shows_panels)
+        publish_display_data(data, metadata)
+
+    def show_findings(self, findings: Sequence[Finding], what: str) -> None:
+        """Show all that checks have found there."""
+        text = findings_text(findings, what=what, shown=len(findings))
+        if not self.shows_panels:
+            self.say(text)
+            return
+        from nbddp.ui.panel.checks import check_html
+
+        publish_display_data({"text/html": check_html(findings, what), "text/plain": text})
+
+    def show_timeline(self, line: Timeline) -> None:
+        """Show who waited for whom; a console, which has no pictures, gets letters."""
+        if line.is_empty or not hasattr(self._shell, "kernel"):
+            self.say(spent_text(line))
+            return
+        import_aside("nbddp.ui.panel.spent")  # loads matplotlib
+        from nbddp.ui.panel.spent import spent_bundle
+
+        data, metadata = spent_bundle(line, has_page=self.shows_panels)
+        publish_display_data(data, metadata)
+
+    def show_trace(self, trace: Trace) -> None:
+        """Show where what was traced is, and where ranks differ."""
+        if not self.shows_panels:
+            self.say(trace_text(trace))
+            return
+        from nbddp.ui.panel.trace import trace_bundle
+
+        publish_display_data(trace_bundle(trace))
 
     def say(self, text: str) -> None:
         """Tell the user something."""

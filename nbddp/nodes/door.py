@@ -10,7 +10,6 @@ import itertools
 import logging
 import os
 import platform
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,9 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbddp.errors import RequestError
+from nbddp.interrupts import begin
 from nbddp.launch.launcher import RankHandle
 from nbddp.nodes.clocks import Clock
+from nbddp.nodes.entrance import Entrance
 from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keys import at_the_door
@@ -29,6 +29,7 @@ from nbddp.nodes.mirror import Inlet
 from nbddp.nodes.returning import Living, folder_of
 from nbddp.nodes.starts import packed
 from nbddp.nodes.tunnel import Carried, Tunnel
+from nbddp.promise import kept, promised_by
 from nbddp.wire.start import RankStart
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 BEAT = 1.0  # seconds between two signs of life
 SILENT_AFTER = 5.0  # seconds without one after which a node is gone
 PATIENCE = 5.0  # seconds that the door's thread gets to open and to close
-GREETING = 20.0  # seconds that a node has to say who it is
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +49,7 @@ class Node:
         nproc: ranks that it is to have.
         since: when it came, in seconds of ``time.time()``.
         clock: how its clock differs from this machine's.
+        is_leaving: whether it was sent home, and may still be there.
         why_gone: empty while it is there.
         living: ranks that it had when it came, and which were taken back.
     """
@@ -61,6 +62,7 @@ class Node:
     tunnel: Tunnel
     since: float = field(default_factory=time.time)
     clock: Clock = field(default_factory=Clock)
+    is_leaving: bool = False
     why_gone: str = ""
     handles: dict[int, RemoteHandle] = field(default_factory=dict)
     living: list[Living] = field(default_factory=list)
@@ -138,6 +140,7 @@ class Door:
         join: of a door that was there before. Ranks that its nodes have are taken back then, as
             long as ``takes_back`` says so; else they are ended.
         on_change: told on the door's thread when a node has come or gone.
+        on_lost: told there of a folder where copies of nodes' files cannot be written.
 
     Raises:
         RequestError: that address is not this machine's, or the port is taken.
@@ -150,81 +153,57 @@ class Door:
         *,
         join: Join | None = None,
         on_change: Callable[[Change], None] = lambda _: None,
+        on_lost: Callable[[Path, OSError], None] = lambda *_: None,
     ) -> None:
         self._on_change = on_change
         self._numbers = itertools.count(1)
-        self._inlet = Inlet()
+        self._inlet = Inlet(on_lost)
         self._store_port = 0
         self._serves = asyncio.Event()  # whether there is a store
-        self._guests: set[Wire] = set()  # that have not said who they are
         self.nodes: list[Node] = []
-        self.refused = 0  # connections of those that could not prove who they are, or were no node
         self.why_refused = ""  # the last of those that proved it, and do not fit
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nbddp-nodes")
         self._thread.daemon = True
         self.takes_back = join is not None
         self.join = join or Join.new(host, port)
-        self._thread.start()
+        self._entrance = Entrance(at_the_door(self.join.secret), self._on_hello)
+        begin(self._thread)
         try:
-            self._server = self._call(self._listen(host, port, at_the_door(self.join.secret)))
+            self._call(self._listen(host, port))
         except BaseException:
             self._stop_loop()
             raise
 
-    async def _listen(self, host: str, port: int, context: ssl.SSLContext) -> asyncio.Server:
-        self._loop.set_exception_handler(self._note_trouble)
-        try:
-            server = await self._loop.create_server(
-                self._greet, host, port, ssl=context, ssl_handshake_timeout=GREETING
-            )
-        except OSError as error:
-            where = f"{host}:{port}" if port else host
-            raise RequestError(f"cannot listen on {where}: {error.strerror or error}") from error
-        address, number = server.sockets[0].getsockname()[:2]
+    @property
+    def refused(self) -> int:
+        """Connections of those that could not prove who they are, or were no node."""
+        return self._entrance.refused
+
+    @property
+    def staying(self) -> list[Node]:
+        """Nodes that are here and were not sent home."""
+        return [node for node in self.nodes if not node.is_leaving]
+
+    async def _listen(self, host: str, port: int) -> None:
+        address, number = await self._entrance.listen(host, port)
         self.join = replace(self.join, address=address, port=number)
         self._loop.call_later(BEAT, self._look, self._loop.time())
-        return server
-
-    def _note_trouble(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if isinstance(context.get("exception"), ssl.SSLError | ConnectionError | TimeoutError):
-            self.refused += 1
-            return
-        loop.default_exception_handler(context)
 
     def _call(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return kept(promised_by(self._loop, work))
 
     # ---- nodes that come and go
 
-    def _greet(self) -> Wire:
-        wire = Wire(self._on_frame_of_guest, self._on_lost_guest)
-        self._guests.add(wire)
-        self._loop.call_later(GREETING, self._dismiss, wire)
-        return wire
-
-    def _dismiss(self, wire: Wire) -> None:
-        if wire in self._guests:
-            self._on_lost_guest(wire, None)
-            wire.abort()
-
-    def _on_lost_guest(self, wire: Wire, _error: Exception | None) -> None:
-        if wire in self._guests:
-            self._guests.discard(wire)
-            self.refused += 1
-
-    def _on_frame_of_guest(self, wire: Wire, kind: Kind, _number: int, data: bytes) -> None:
-        if kind is not Kind.HELLO:
-            raise ValueError("who comes in says first who it is")
+    def _on_hello(self, wire: Wire, data: bytes) -> bool:
+        """A node says who it is; whether it can come in."""
         facts = facts_of(data)
-        self._guests.discard(wire)
         reason = why_not(facts)
         if reason:
             wire.tell(Kind.REFUSED, reason=reason)
             wire.close()
-            self.refused += 1
             self.why_refused = reason
-            return
+            return False
         address = str(facts.get("address") or wire.peer)
         node = Node(
             name=self._name(str(facts["host"])),
@@ -241,6 +220,7 @@ class Door:
         wire.tell(Kind.WELCOME, keep=self._take_back(node, facts.pop("living", [])))
         self.nodes = [*self.nodes, node]
         self._on_change(Change(node, has_come=True))
+        return True
 
     def _take_back(self, node: Node, living: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
         """The processes that are wanted back, and how much of their logs is here."""
@@ -359,16 +339,13 @@ class Door:
         self._stop_loop()
 
     async def _close(self, *, sends_home: bool) -> None:
-        self._server.close()
+        await self._entrance.close()
         wires = [node.wire for node in self.nodes]
         for node in self.nodes:
             if sends_home:
                 node.wire.tell(Kind.LEAVE, reason="")
             self._lose(node, "the door was closed")
             node.wire.close()
-        for wire in self._guests.copy():
-            wire.abort()
-            wires.append(wire)
         deadline = self._loop.time() + PATIENCE
         while any(wire.is_open for wire in wires) and self._loop.time() < deadline:
             await asyncio.sleep(0.01)

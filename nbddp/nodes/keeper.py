@@ -35,7 +35,7 @@ LOOK = 0.05  # seconds between two looks for what ranks have written
 ENDING = 5.0  # seconds that ranks get to end by themselves, as a rank of this machine does
 DIALING = 0.5  # seconds between two tries to come in
 GREETING = 5.0  # seconds for one: where a cable is cut, the system itself tries for two minutes
-SILENT_AFTER = 6.0  # seconds without a sign of life of the door, which gives up before
+SILENT_AFTER = 6.0  # seconds without a sign of life of the door, after which another try is made
 BACKLOG = 512  # connections of ranks that wait while the notebook is gone
 
 
@@ -54,6 +54,7 @@ class Keeper:
         self, join: Join, *, nproc: int, folder: Path, agent_pid: int, orphan_timeout: float
     ) -> None:
         self._join = join
+        self._context = at_a_node(join.secret)
         self._nproc = nproc
         self._folder = folder
         self._held = Held(folder)
@@ -72,6 +73,7 @@ class Keeper:
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._coming: asyncio.Task[None] | None = None
+        self._trying: asyncio.Task[None] | None = None
         self._over: asyncio.Future[str] | None = None
 
     async def keep(self) -> str:
@@ -84,6 +86,7 @@ class Keeper:
         loop.run_in_executor(None, tidy_folder, self._folder.parent)
         agent = self._watch_agent(loop)
         try:
+            await self._await_warmth(loop)
             if not await self._come_in(loop):
                 return f"no way in at {self._join.address}:{self._join.port}"
             for repeat, period in ((self._beat, BEAT), (self._send_news, LOOK)):
@@ -98,27 +101,39 @@ class Keeper:
 
     # ---- coming in
 
+    async def _await_warmth(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Who is here can run a cell at once: torch takes seconds to import, on NFS a minute."""
+        assert self._over is not None
+        warm = loop.run_in_executor(None, self._launcher.await_warmth)
+        first: set[asyncio.Future[Any]] = {warm, self._over}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+
     async def _come_in(self, loop: asyncio.AbstractEventLoop) -> bool:
-        context = at_a_node(self._join.secret)
         deadline = time.monotonic() + self._orphan_timeout
         while self._over is not None and not self._over.done():
-            try:
-                dialing = loop.create_connection(
-                    lambda: Wire(self._on_frame, self._on_lost),
-                    self._join.address,
-                    self._join.port,
-                    ssl=context,
-                )
-                _, wire = await asyncio.wait_for(dialing, GREETING)
-            except (OSError, asyncio.TimeoutError):  # nobody there yet, or another secret
-                if time.monotonic() > deadline:
-                    return False
-                await asyncio.sleep(DIALING)
-            else:
+            wire = await self._dial(loop)
+            if wire is not None:
                 self._wire = wire
                 await self._introduce(loop, wire)
                 return True
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(DIALING)
         return True
+
+    async def _dial(self, loop: asyncio.AbstractEventLoop) -> Wire | None:
+        """Once; None: nobody is there yet, or has another secret."""
+        dialing = loop.create_connection(
+            lambda: Wire(self._on_frame, self._on_lost),
+            self._join.address,
+            self._join.port,
+            ssl=self._context,
+        )
+        try:
+            _, wire = await asyncio.wait_for(dialing, GREETING)
+        except (OSError, asyncio.TimeoutError):
+            return None
+        return wire
 
     async def _introduce(self, loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
         self._tunnel = Tunnel(wire, before=self._send_news)
@@ -156,8 +171,30 @@ class Keeper:
         if self._wire is None:
             return
         self._wire.tell(Kind.BEAT, at=time.time())
-        if asyncio.get_running_loop().time() - self._wire.heard_at > SILENT_AFTER:
-            self._wire.abort()  # it has given this node up as well
+        loop = asyncio.get_running_loop()
+        silence = loop.time() - self._wire.heard_at
+        if silence > SILENT_AFTER + self._orphan_timeout:
+            self._end(self._say_gone("the notebook is gone"))
+        elif silence > SILENT_AFTER and (self._trying is None or self._trying.done()):
+            self._trying = loop.create_task(self._try_another(loop, self._wire))
+
+    async def _try_another(self, loop: asyncio.AbstractEventLoop, silent: Wire) -> None:
+        """Dial while the door is silent: is this node cut off, or does its process stand still?
+
+        If somebody answers, the door has given this node up. If nobody does, there may be no way to
+        it, or it will go on with this node as soon as it can: a cell that holds Python's lock for
+        ten seconds, a computer that was asleep.
+        """
+        wire = await self._dial(loop)
+        if wire is None:
+            return
+        if self._wire is not silent or loop.time() - silent.heard_at < SILENT_AFTER:
+            wire.abort()
+            return
+        self._stand_alone()
+        silent.abort()
+        self._wire = wire
+        await self._introduce(loop, wire)
 
     def _send_news(self) -> None:
         if self._is_welcome:
@@ -201,7 +238,10 @@ class Keeper:
 
     async def _come_back(self, why: str) -> None:
         if not await self._come_in(asyncio.get_running_loop()):
-            self._end(f"{why}, for {self._orphan_timeout:g} s")
+            self._end(self._say_gone(why))
+
+    def _say_gone(self, why: str) -> str:
+        return f"{why}, for {self._orphan_timeout:g} s"
 
     def _keep_only(self, wanted: dict[str, dict[str, int]]) -> None:
         """End the ranks that nobody wants back; of the others, send again what has not arrived.
@@ -290,8 +330,9 @@ class Keeper:
         if self._wire is not None:
             reason = self._over.result() if self._over is not None and self._over.done() else ""
             self._wire.tell(Kind.LEAVE, reason=reason)
-        if self._coming is not None:
-            self._coming.cancel()
+        for task in (self._coming, self._trying):
+            if task is not None:
+                task.cancel()
         await self._end_ranks()
         self._send_news()
         for each in (self._wire, self._server, self._listener):

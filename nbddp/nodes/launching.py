@@ -35,11 +35,11 @@ class NodesLauncher:
         door: where the nodes come in.
         least: nodes without which none starts.
         most: nodes of which ranks are made; more wait as spares.
-        way: how one comes in, for who has too few.
+        way: says how one comes in, to who has too few.
     """
 
     def __init__(
-        self, door: Door, *, least: int = 1, most: int = sys.maxsize, way: str = ""
+        self, door: Door, *, least: int = 1, most: int = sys.maxsize, way: Callable[[], str] = str
     ) -> None:
         self.door = door
         self.least = least
@@ -60,11 +60,11 @@ class NodesLauncher:
         Raises:
             RequestError: these are too few.
         """
-        here = self.door.nodes[: self.most]
+        here = self.door.staying[: self.most]
         if len(here) < self.least:
-            are = "is" if len(here) == 1 else "are"
+            are = "is" if 1 in (len(here), self.least) else "are"
             nodes = "node" if self.least == 1 else "nodes"
-            raise RequestError(f"{len(here)} of {self.least} {nodes} {are} here; {self._way}")
+            raise RequestError(f"{len(here)} of {self.least} {nodes} {are} here; {self._way()}")
         return sum(node.nproc for node in here)
 
     def world_size(self, asked: int) -> int:
@@ -79,7 +79,7 @@ class NodesLauncher:
     def has_room(self) -> bool:
         """Whether a restart would make more ranks than there are."""
         ranks = sum(slot.nproc for slot in self.slots)
-        is_short = len(self.door.nodes) < self.least
+        is_short = len(self.door.staying) < self.least
         return bool(ranks) and not is_short and self.world_size(ranks) > ranks
 
     def watch_room(self, on_room: Callable[[], None] | None) -> None:
@@ -104,7 +104,7 @@ class NodesLauncher:
         """
         slots: list[Slot] = []
         left = world_size
-        for node in self.door.nodes:
+        for node in self.door.staying:
             if left:
                 slots.append(Slot(node, world_size - left, min(left, node.nproc)))
                 left -= slots[-1].nproc
@@ -114,7 +114,7 @@ class NodesLauncher:
                 f"{world_size - left}; `%ddp nodes` lists them"
             )
         self.slots = slots
-        self._room = sum(node.nproc for node in self.door.nodes[: self.most])
+        self._room = sum(node.nproc for node in self.door.staying[: self.most])
 
     def returned(self) -> Returned:
         """The ranks of another notebook that are back.
@@ -200,6 +200,11 @@ class NodesLauncher:
         """What each rank's node is called."""
         return {rank: slot.node.name for slot in self.slots for rank in slot.ranks}
 
+    def clock(self, rank: int) -> tuple[float, float]:
+        """Its node's; 0 until it is measured, as it is before any rank starts."""
+        clock = self.slot_of(rank).node.clock
+        return (clock.offset, clock.error) if clock.error < float("inf") else (0.0, 0.0)
+
     def cores(self, place: Topology) -> int:
         """Those of the rank's node."""
         return int(self.slot_of(place.rank).node.facts["cores"])
@@ -222,7 +227,7 @@ class NodesLauncher:
         return self.door.launch(slot.node, start)
 
     def _spare_for(self, slot: Slot, taken: Sequence[Node]) -> Node:
-        for node in self.door.nodes:
+        for node in self.door.staying:
             if node not in taken and node.nproc >= slot.nproc:
                 return node
         gone = slot.node

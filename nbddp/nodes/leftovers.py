@@ -64,12 +64,19 @@ def left_open(name: str = "") -> Join:
         name: its join file, or only the last part of it; empty for the newest that nobody holds.
 
     Raises:
-        RequestError: there is none.
+        RequestError: there is none, or its notebook is not gone.
     """
     folder = Path.home() / FOLDER
     if name:
         path = Path(name).expanduser()
-        return Join.load(path if path.exists() else folder / name)
+        path = path if path.exists() else folder / name
+        join = Join.load(path)
+        if _is_anybodys(path):
+            raise RequestError(
+                f"the notebook that has opened the door of {path} is still there: restart its "
+                "kernel, or end it, and its ranks can be taken back"
+            )
+        return join
     left = [path for path in _files(folder) if not _is_anybodys(path)]
     if not left:
         raise RequestError(f"no notebook that is gone has left a door open: see {folder}")

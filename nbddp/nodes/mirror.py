@@ -77,18 +77,41 @@ class Outlet:
 
 
 class Inlet:
-    """The copies, in the run folder of the notebook."""
+    """The copies, in the run folder of the notebook.
 
-    def __init__(self) -> None:
+    Args:
+        on_lost: told once of a folder where a copy cannot be written, and why.
+    """
+
+    def __init__(self, on_lost: Callable[[Path, OSError], None] = lambda *_: None) -> None:
+        self._on_lost = on_lost
         self._open: dict[Path, int] = {}
+        self._torn: set[Path] = set()
 
     def append(self, path: Path, data: bytes) -> None:
-        """Add to a copy what its original has more."""
-        if path not in self._open:
-            self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        """Add to a copy what its original has more.
+
+        Where the disk is full, or somebody took the folder away, it is lost here, and no node is
+        worse off for it. What comes later stands in its place then, behind a hole.
+        """
+        try:
+            if path not in self._open:
+                self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            self._write(self._open[path], data)
+        except OSError as error:
+            if path.parent not in self._torn:
+                self._torn.add(path.parent)
+                self._on_lost(path.parent, error)
+
+    def _write(self, file: int, data: bytes) -> None:
+        end = os.fstat(file).st_size + len(data)
         view = memoryview(data)
-        while view:
-            view = view[os.write(self._open[path], view) :]
+        try:
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError:
+            os.ftruncate(file, end)
+            raise
 
     def close(self) -> None:
         """Nothing more comes."""

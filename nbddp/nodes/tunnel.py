@@ -116,6 +116,7 @@ class Tunnel:
         self._before = before
         self._carried: dict[int, Carried] = {}
         self._count = 0
+        self._is_closed = False
 
     def __len__(self) -> int:
         return len(self._carried)
@@ -128,7 +129,11 @@ class Tunnel:
 
     def add(self, number: int) -> Carried:
         """A connection that the other side has opened."""
-        carried = self._carried[number] = Carried(self._wire, number, self._drop, self._before)
+        carried = Carried(self._wire, number, self._drop, self._before)
+        if self._is_closed:
+            carried.end()  # nobody would ever answer
+        else:
+            self._carried[number] = carried
         return carried
 
     def _drop(self, number: int) -> None:
@@ -154,7 +159,8 @@ class Tunnel:
         self._wire.send(Kind.CLOSE, number)
 
     def close(self) -> None:
-        """The wire is gone, and all connections with it."""
+        """The wire is gone, and all connections with it, and those that were just being taken."""
+        self._is_closed = True
         carried, self._carried = self._carried, {}
         for each in carried.values():
             each.end()

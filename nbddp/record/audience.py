@@ -1,4 +1,7 @@
-"""Who hears what is said: the cell that runs or, between two cells, the one that comes next."""
+"""Who hears what is said: the cell that runs or, between two cells, the one that comes next.
+
+What ranks say that are gone by then, that one does not hear.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,19 @@ class Audience:
             if isinstance(notice, Question):
                 cell.note_question(notice)
             cell.told.feed(notice)
+
+    def feed_now(self, notice: Logged | None) -> None:
+        """Hand on the last words of a rank that is gone: no later cell is to hear them.
+
+        Between two cells they are left to its log.
+        """
+        cell = self._last_cell()
+        if cell is not None and not cell.is_finished:
+            self.feed(notice)
+
+    def forget_ranks(self) -> None:
+        """Other ranks come: what the last ones have said between two cells is left to the logs."""
+        self._kept.leave_words()
 
     @property
     def listens(self) -> bool:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from nbddp.errors import RequestError
+from nbddp.promise import HEARING
 from nbddp.record.notices import Notice, Notices, Question
 from nbddp.record.pushes import Pushed
 from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import DEBUGGER, Answered, CellEnded, JsonDict, RunCell
 from nbddp.wire.script import Script
-
-HEARING = 0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
+from nbddp.wire.trace_messages import Steps
 
 
 class Typed(NamedTuple):
@@ -42,6 +42,7 @@ class CellRequest:
         break_ranks: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
         answers: what is typed before anybody is asked.
         typed: how its questions were answered when it went well, for a replay.
+        trace: the steps that torch's profiler traces, if any.
     """
 
     source: str
@@ -56,6 +57,7 @@ class CellRequest:
     break_ranks: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
     typed: tuple[Typed, ...] = field(default=(), repr=False)
+    trace: Steps | None = None
 
 
 Deed = CellRequest | Pushed  # what makes the ranks' namespaces what they are
@@ -99,7 +101,8 @@ class CellResult:
         if self.verdict is None:
             return {"number": self.number, "outcome": "ok"}
         summary, report = self.verdict.summary(), self.verdict.report()
-        return {"number": self.number, "outcome": summary, "report": report}
+        how = {"interrupted": True} if self.verdict.is_interrupt else {}
+        return {"number": self.number, "outcome": summary, "report": report, **how}
 
     def values(self) -> list[Any]:
         """The last expression's value of every rank, in order of rank; the same when asked again.
@@ -175,6 +178,7 @@ class CellHandle:
             script=self.request.script.facts() if self.request.script else {},
             break_ranks=list(self.request.break_ranks),
             answers=list(self.request.answers),
+            trace=self.request.trace.facts() if self.request.trace else {},
         )
 
     def facts(self) -> dict[str, Any]:
@@ -204,10 +208,11 @@ class CellHandle:
         self._typed.append(Typed(rank, self._asked.get(rank, ""), answer))
 
     def deed(self) -> CellRequest:
-        """What does the same again: the same ranks stop, and the same is typed."""
+        """What does the same again: the same ranks stop, the same is typed, nothing is traced."""
         stopped = tuple(sorted({each.rank for each in self._typed if each.what == DEBUGGER}))
         ranks = self.request.break_ranks or stopped
-        return replace(self.request, typed=tuple(self._typed), break_ranks=ranks)
+        typed = tuple(self._typed)
+        return replace(self.request, typed=typed, break_ranks=ranks, trace=None)
 
     def note_report(self, rank: int, report: CellEnded) -> None:
         """A rank is through."""

@@ -19,6 +19,8 @@ class Deeds:
             something else is done.
     """
 
+    _outlives_start = False
+
     def __init__(self) -> None:
         self.done: tuple[Deed, ...] = ()
         self.undone: tuple[Deed, ...] = ()
@@ -26,15 +28,22 @@ class Deeds:
     def note(self, deed: Deed) -> None:
         """Something was done."""
         self.done += (deed,)
-        self.undone = ()
+        self.undone, self._outlives_start = (), False
 
-    def leave(self, undone: Sequence[Deed]) -> None:
-        """A replay has ended before all was done."""
-        self.undone = tuple(undone)
+    def leave(self, undone: Sequence[Deed], *, is_all: bool = False) -> None:
+        """A replay has ended before all was done; ``is_all``: nothing was."""
+        self.done = () if is_all else self.done
+        self.undone, self._outlives_start = tuple(undone), is_all
 
     def forget(self) -> None:
-        """The namespaces are empty again."""
-        self.done = self.undone = ()
+        """The namespaces are empty again.
+
+        Where nothing was done on ranks that were stopped, the next cell starts others, and may want
+        names that they do not have: a replay still has them to make.
+        """
+        self.done = ()
+        self.undone = self.undone if self._outlives_start else ()
+        self._outlives_start = False
 
 
 def cell_that_made(name: str, deeds: Sequence[Deed]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,8 +12,10 @@ from typing import Any
 from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.curves import Curves
+from nbddp.record.folder import read_facts
 from nbddp.record.lines import log_name
 from nbddp.record.logs import tail
+from nbddp.record.rows import Rows
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening, with_failures_once
 
@@ -32,6 +34,7 @@ class RecordedCell:
         began_at: in ``time.time()``; ``ended_at`` is None where the record ends before the cell.
         outcome: ``ok``, or what ended it, in a line; empty where the record ends before.
         report: for a failure, all that was said of it.
+        is_interrupted: whether it did not fail, but was stopped.
         is_again: whether it was run again by itself, in a recovery or a replay.
         logs: which part of the log of each rank is its own, in bytes; None where the record ends.
     """
@@ -43,6 +46,7 @@ class RecordedCell:
     ended_at: float | None = None
     outcome: str = ""
     report: str = ""
+    is_interrupted: bool = False
     is_again: bool = False
     logs: Mapping[int, tuple[int, int | None]] = field(default_factory=dict)
 
@@ -69,18 +73,23 @@ class RecordedRun:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.unreadable = 0  # lines that a full disk or a killed process left torn
+        self._unreadable: dict[str, int] = {}  # lines, by file
         self._metrics: dict[int | None, Curves] = {}  # of each cell that was asked for, or of all
         try:
             self.events = tuple(self._read_events())
         except OSError as error:
             raise RequestError(f"there is no run in {path}: {error.strerror}") from None
-        self.facts = self._read_facts()
+        self.facts = read_facts(path)
 
     @property
     def name(self) -> str:
         """The folder's."""
         return self.path.name
+
+    @property
+    def unreadable(self) -> int:
+        """How many of the lines that were read a full disk or a killed process left torn."""
+        return sum(self._unreadable.values())
 
     @property
     def was_stopped(self) -> bool:
@@ -131,13 +140,36 @@ class RecordedRun:
             self._metrics[number] = self._read_metrics(cell)
         return self._metrics[number]
 
+    def numbers(self) -> Iterator[dict[str, Any]]:
+        """What its ranks reported, row by row: ``time``, ``rank``, ``attempt``, numbers by name.
+
+        What is no number in a row is left out of it. A run of a sweep, or of a scaling, is its own
+        cell: what earlier cells reported when they were done again before it is left out.
+        """
+        began = self._own_began
+        return (row for row in self._all_numbers() if row["time"] >= began)
+
+    @cached_property
+    def _own_began(self) -> float:
+        if not {"sweep", "scale"} & self.facts.keys():
+            return -math.inf
+        return next((each.began_at for each in self.cells if not each.is_again), math.inf)
+
+    def _all_numbers(self) -> Iterator[dict[str, Any]]:
+        if not (self.path / "metrics.jsonl").exists():
+            return
+        for row in self._rows("metrics.jsonl", "rank", "attempt"):
+            if set(map(type, row.values())) <= {int, float}:  # nearly always
+                yield row
+            elif isinstance(row["rank"], int) and isinstance(row["attempt"], int):
+                yield {name: each for name, each in row.items() if isinstance(each, int | float)}
+
     def _read_metrics(self, cell: RecordedCell | None) -> Curves:
         curves, attempt = Curves(), 0
         recoveries = [each for each in self.events if each.kind == "recovery"]
         taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
         heals = [each.at for each in recoveries if "healed" in each.facts]
-        path = self.path / "metrics.jsonl"
-        for row in self._rows(path, "rank", "attempt") if path.exists() else ():
+        for row in self.numbers() if cell is None else self._all_numbers():
             if cell is None or _is_in(cell, row["time"]):
                 is_healed = bool(heals) and row["time"] > heals[0]
                 while heals and row["time"] > heals[0]:
@@ -176,31 +208,15 @@ class RecordedRun:
             return self.events
         return tuple(each for each in self.events if _is_in(cell, each.at))
 
-    def _read_facts(self) -> dict[str, Any]:
-        """What was started; nothing where that could not be written."""
-        try:
-            facts = json.loads((self.path / "run.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return facts if isinstance(facts, dict) else {}
-
     def _read_events(self) -> Iterator[Happening]:
-        for row in self._rows(self.path / "events.jsonl", "kind"):
+        for row in self._rows("events.jsonl", "kind"):
             yield Happening(row.pop("time"), row.pop("kind"), row)
 
-    def _rows(self, path: Path, *needed: str) -> Iterator[dict[str, Any]]:
+    def _rows(self, name: str, *needed: str) -> Iterator[dict[str, Any]]:
         """Each line with a time and what else is ``needed``; others are counted."""
-        with path.open(errors="replace") as lines:
-            for line in filter(str.strip, lines):
-                try:
-                    row = json.loads(line)
-                    is_whole = isinstance(row["time"], float | int) and row.keys() >= {*needed}
-                except (ValueError, TypeError, KeyError):
-                    is_whole = False
-                if is_whole:
-                    yield row
-                else:
-                    self.unreadable += 1
+        rows = Rows(self.path / name, *needed)
+        yield from rows
+        self._unreadable[name] = rows.unreadable
 
 
 def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
@@ -214,6 +230,7 @@ def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
         ended_at=ended.at if ended else None,
         outcome=ended.facts["outcome"] if ended else "",
         report=ended.facts.get("report", "") if ended else "",
+        is_interrupted=bool(ended and ended.facts.get("interrupted")),
         is_again=facts.get("again", False),
         logs={int(rank): (begin, ends.get(rank)) for rank, begin in begins.items()},
     )

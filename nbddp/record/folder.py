@@ -16,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import StartError
+from nbddp.record.description import Description
 from nbddp.record.lines import log_name
 from nbddp.record.logs import end_of
 
 LAST_WORDS = 2000  # characters
+MAX_NAME = 60  # characters of a name
 
 
 class RunFolder:
     """Where a worker group's logs and events are; lives from its start to its stop.
 
-    ``run.json`` says what was started, ``events.jsonl`` what happened, ``rank{r}.log`` holds
-    what each rank wrote, all attempts one after the other.
+    ``run.json`` says what was run, with what, and what came of it, ``events.jsonl`` what happened,
+    ``rank{r}.log`` holds what each rank wrote, all attempts one after the other.
 
     Args:
         base: where to make it.
@@ -40,11 +42,15 @@ class RunFolder:
     def __init__(self, base: Path, name: str = "", *, is_there: bool = False) -> None:
         self.remark = ""
         self._has_complained = False
+        self._described = 0.0  # in ``time.monotonic()``
         self._is_torn = False
         if is_there:
             self.path, self._events = base, _open_private(base / "events.jsonl", os.O_APPEND)
         else:
-            self.path, self._events = self._make(base, _safe(name))
+            self.path, self._events = self._make(base, folder_name(name))
+            self.remark = "; ".join(filter(None, (self.remark, _say_renamed(name, self.path))))
+        known = read_facts(self.path) if is_there else _facts_of_start()
+        self.description = Description(known)
 
     def log(self, rank: int) -> Path:
         """The file of a rank's output."""
@@ -58,25 +64,22 @@ class RunFolder:
             return 0
 
     def describe(self, **facts: Any) -> str:
-        """Write ``run.json``: the facts of the start, and the versions it ran with."""
-        facts |= {
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "python": platform.python_version(),
-            "versions": {name: _version(name) for name in ("nbddp", "torch", "ipykernel")},
-        }
+        """Write ``run.json`` with all that is known, and these facts; the old one, or this one."""
+        self.description.add(facts)
+        self._described = time.monotonic()
         try:
-            draft = _open_private(self.path / "run.json.tmp", os.O_TRUNC)
-            with os.fdopen(draft, "w") as file:
-                file.write(json.dumps(facts, indent=2) + "\n")
-            (self.path / "run.json.tmp").replace(self.path / "run.json")
+            write_whole(self.path / "run.json", _a_line_each(self.description.facts()))
         except OSError as error:
             return self._complain(error)
         return ""
 
+    def seconds_since_described(self) -> float:
+        """How long ago ``run.json`` was written."""
+        return time.monotonic() - self._described
+
     def event(self, kind: str, /, **facts: Any) -> str:
         """Append one line to ``events.jsonl``; returns what to tell the user if that fails."""
+        self.description.note(kind, facts)
         line = json.dumps(facts | {"time": round(time.time(), 3), "kind": kind})
         data = ("\n" * self._is_torn + f"{line}\n").encode()
         try:
@@ -122,6 +125,31 @@ class RunFolder:
         return path, events
 
 
+def read_facts(path: Path) -> dict[str, Any]:
+    """What the ``run.json`` of a run's folder says; nothing where that cannot be read."""
+    try:
+        facts = json.loads((path / "run.json").read_text(errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _a_line_each(facts: dict[str, Any]) -> str:
+    """As JSON that one can read, and that is written in no time."""
+    lines = [f"{json.dumps(name)}: {json.dumps(its, default=str)}" for name, its in facts.items()]
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+def _facts_of_start() -> dict[str, Any]:
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("nbddp", "torch", "ipykernel")},
+    }
+
+
 def _begin_elsewhere(name: str) -> tuple[Path, int]:
     """In a temporary folder, of which nothing stays if that cannot be."""
     runs = Path(tempfile.mkdtemp(prefix="nbddp-runs-"))
@@ -136,6 +164,23 @@ def _begin(runs: Path, name: str) -> tuple[Path, int]:
     """A new folder, and the descriptor of its ``events.jsonl``."""
     path = _make_private(runs, name)
     return path, _open_private(path / "events.jsonl", os.O_APPEND)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that only its owner reads: the old one is there, or this one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        with os.fdopen(_open_private(draft, os.O_TRUNC), "w") as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def _open_private(path: Path, flag: int) -> int:
@@ -156,8 +201,25 @@ def _make_private(runs: Path, name: str) -> Path:
     raise FileExistsError(17, f"1000 runs began in the second {stamp}")
 
 
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60]
+def folder_name(name: str) -> str:
+    """A name as the folder of a run gets it, whatever was asked for.
+
+    >>> folder_name("lr 0.1"), folder_name("lr0.1")
+    ('lr-0.1', 'lr0.1')
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:MAX_NAME]
+
+
+def _say_renamed(name: str, path: Path) -> str:
+    """That the run is not called as it was to be, if so.
+
+    >>> _say_renamed("lr 0.1", Path("20270115-080000-lr-0.1"))
+    "a folder gets no name like 'lr 0.1': this run is 20270115-080000-lr-0.1"
+    """
+    if folder_name(name) == name:
+        return ""
+    shown = name if len(name) <= 2 * MAX_NAME else f"{name[: 2 * MAX_NAME]} ..."
+    return f"a folder gets no name like {shown!r}: this run is {path.name}"
 
 
 def _version(package: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nbddp.errors import say_ranks
 from nbddp.record.logs import say_bytes
+from nbddp.wire.heal_messages import MADE_BY_ALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,9 @@ class Healed:
         places: where a new rank put its own number in the place of the donor's.
         cells: the prompt's number of the cell that made such a name, where it is known.
         size: bytes that were carried.
-        fork, carry, meet: seconds until the new ranks were there, the names packed, and all met.
+        fork: seconds until the new ranks were there.
+        carry: seconds that packing the names took.
+        meet: seconds until all ranks had met.
     """
 
     ranks: tuple[int, ...]
@@ -53,13 +56,16 @@ class Healed:
         if self.places:
             lines.append(f"given the rank of who has it now: {', '.join(self.places)}")
         return lines + [
-            f"not carried: {name} ({why}){self._way_out(name)}" for name, why in self.left.items()
+            f"not carried: {name} ({why}){self._way_out(name, why)}"
+            for name, why in self.left.items()
         ]
 
-    def _way_out(self, name: str) -> str:
-        ranks = ",".join(map(str, self.ranks))
+    def _way_out(self, name: str, why: str) -> str:
+        ranks = "with --ranks " + ",".join(map(str, self.ranks))
+        if why == MADE_BY_ALL:
+            ranks = "on all ranks"
         if not name.isidentifier():  # a part of what came
-            return f"; make it again, with --ranks {ranks}"
+            return f"; make it again, {ranks}"
         if not self.cells.get(name):
             return ""
-        return f"; cell [{self.cells[name]}] makes it: run it with --ranks {ranks}"
+        return f"; cell [{self.cells[name]}] makes it: run that line {ranks}"

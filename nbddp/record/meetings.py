@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import mean, stdev
@@ -18,7 +18,11 @@ LONGEST = 120.0  # up to so many seconds
 SHORTEST = 10.0  # seconds that say something,
 FEWEST = 8  # and in so many of them ranks met
 STALE = 10.0  # seconds without a meeting, or three times as long as one takes, that make old news
-MAX_OPEN = 1000  # meetings that not all ranks have told of
+MAX_OPEN = 1000  # meetings that not all ranks have told of: so many in any case, and
+MAX_TOLD = 60_000  # of few ranks as many more as they tell of together: one may be seconds behind
+PART = 0.25  # seconds; where a rank is late in each such part,
+PARTS = 6  # of the last few,
+STEADY = 0.5  # by so much of what it is late on average, it is told before the seconds tell
 
 
 @dataclass(slots=True)
@@ -43,15 +47,23 @@ class _Second:
             self.total[rank] = self.total.get(rank, 0.0) + gap
 
 
+Lacked = Callable[[int, float, float], float]
+OnMet = Callable[[int, Mapping[int, float], Mapping[int, float]], None]
+
+
 class Meetings:
     """Keeps who waited how long for whom, in the recent past; fed on one thread, read from any.
 
     A rank waits from when it comes until the last one does, if it did not go on to the next call
-    before that: then it has only handed over its part. Ranks are on one machine, with one clock.
+    before that: then it has only handed over its part. Times are by one clock.
+
+    Args:
+        on_met: told of each meeting: its number, when each rank came, and how long it waited.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_met: OnMet = lambda _number, _came, _waits: None) -> None:
         self._lock = threading.Lock()
+        self._on_met = on_met
         self._ranks: frozenset[int] = frozenset()
         self._clear(0)
 
@@ -59,6 +71,7 @@ class Meetings:
         self._cell = cell
         self._open: dict[int, tuple[bool, dict[int, float]]] = {}
         self._past: deque[_Second] = deque()
+        self._parts: deque[_Second] = deque(maxlen=PARTS + 1)
         self._folded = 0
         self._last = 0.0  # when the meeting was that was counted in last
         self._met_at = self._seen_at = 0.0
@@ -85,8 +98,8 @@ class Meetings:
             return
         came = self._open.setdefault(number, (meets, {}))[1]
         came[rank] = at
-        if len(self._open) > MAX_OPEN:
-            del self._open[min(self._open)]
+        if len(self._open) > max(MAX_OPEN, MAX_TOLD // len(self._ranks)):
+            del self._open[next(iter(self._open))]
         if len(came) == len(self._ranks):
             self._met_at = now
             for each in (number - 1, number):
@@ -102,9 +115,10 @@ class Meetings:
         is_next, self._folded = number == self._folded + 1, number
         for each in [each for each in self._open if each <= number]:
             del self._open[each]
+        waits = _waits(came, following) if meets else {}
+        self._on_met(number, came, waits)
         if before and is_next:
-            gaps = _gaps(_waits(came, following)) if meets else {}
-            self._count(self._last, max(0.0, self._last - before), gaps)
+            self._count(self._last, max(0.0, self._last - before), _gaps(waits))
 
     def _count(self, at: float, seconds: float, gaps: Mapping[int, float]) -> None:
         second = int(at)
@@ -113,6 +127,38 @@ class Meetings:
         self._past[-1].add(seconds, gaps)
         while self._past[0].second < second - LONGEST:
             self._past.popleft()
+        part = int(at / PART)
+        if not self._parts or self._parts[-1].second != part:
+            self._parts.append(_Second(part))
+        self._parts[-1].add(seconds, gaps)
+
+    def steadily_late(self, lacked: Lacked = lambda _rank, _began, _ended: 0.0) -> dict[int, Lag]:
+        """The rank that the others waited for in each part of the last seconds, if there is one.
+
+        It is told after a second and a half. A busy machine makes now this rank late and now
+        another, but one of them for seconds at times.
+
+        Args:
+            lacked: the share of a time in which a rank would have run and had no core: so much of
+                its being late may be the machine's, even where the others lacked one, too.
+        """
+        with self._lock:
+            parts = list(self._parts)[:-1]  # the last one is not over
+            if not parts or parts[-1].second - parts[0].second > 2 * PARTS:
+                return {}  # they meet so seldom that each part has one meeting
+            seconds = sum(each.seconds for each in parts)
+            waited = [each for each in parts if each.has_waited]
+            if len(waited) < PARTS or not seconds:
+                return {}
+            found = {}
+            for rank in self._ranks:
+                gaps = [(each.total.get(rank, 0.0), each.seconds) for each in waited]
+                share = sum(gap for gap, _ in gaps) / seconds
+                if share >= MARGIN and all(gap >= STEADY * share * of for gap, of in gaps):
+                    excused = lacked(rank, self._last - seconds, self._last)
+                    if share - excused >= MARGIN:
+                        found[rank] = Lag(min(1.0, share), seconds)
+            return found
 
     def lags(self) -> dict[int, Lag] | None:
         """The ranks that the others wait for; None where they do not meet."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import symtable
 
+SET_IN_EACH_RANK = frozenset(
+    {"rank", "local_rank", "world_size", "device", "torch", "dist", "nbddp"}
+)
+
 
 def bound_names(source: str) -> set[str]:
     """The names that source binds outside its functions.

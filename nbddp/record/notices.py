@@ -221,6 +221,15 @@ class Notices:
             self._text = self._rich = 0
             self._changed.notify_all()
 
+    def leave_words(self) -> None:
+        """Let go what ranks have said, but not what the controller has."""
+        with self._changed:
+            words = [each for each in self._waiting if isinstance(each, Said)]
+            self._waiting = deque(words)
+            self._logged.clear()
+            self._left_out.clear()
+            self._text = self._rich = 0
+
     def move_to(self, other: Notices) -> None:
         """Hand on what nobody has read, but of a log no more than a few lines."""
         with self._changed:

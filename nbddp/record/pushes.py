@@ -13,7 +13,8 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -141,7 +142,32 @@ class Pushes:
             self._held.clear()
 
 
-def culprit(values: Mapping[str, Any]) -> str:
+def pickled(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
+    """Values as they are sent; ``numbers`` are those of the prompts of cells.
+
+    Raises:
+        RequestError: one cannot be pickled.
+    """
+    from nbddp.wire.sources import dumps_with_sources
+
+    with naming_culprit(values):
+        return dumps_with_sources(dict(values), numbers)
+
+
+@contextmanager
+def naming_culprit(values: Mapping[str, Any]) -> Iterator[None]:
+    """Within it these values are pickled; which of them cannot be is said.
+
+    Raises:
+        RequestError: one cannot be pickled.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever a value's own pickling raises
+        raise RequestError(f"cannot push {_culprit(values)}: {error}") from error
+
+
+def _culprit(values: Mapping[str, Any]) -> str:
     """Which of some values cannot be pickled; all of them if each alone can."""
     import cloudpickle
 

@@ -14,6 +14,7 @@ from nbddp.record.cell import CellHandle
 from nbddp.record.devices import UNKNOWN, DeviceUse
 from nbddp.record.lags import Lag
 from nbddp.record.timeline import Happening, TimeLine, with_failures_once
+from nbddp.record.waiting import Awaited
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import Pulse, Ready
 
@@ -26,7 +27,7 @@ class RankSnapshot:
         state: what it does, in words.
         node: its machine, where there are several.
         line: the cell's line that it is on, 0 for none; ``code`` stands there, and ``file`` is the
-            script's, if it runs one.
+            script's, or another cell than the one that runs.
         seconds: how long it has stayed where it is, 0 if anything of it moves.
         collective: its newest collective, with number and shape.
         step: the last step that it reported, None if none.
@@ -91,6 +92,7 @@ class Snapshot:
         ranks: those of the group, or of the cell if the group is another by now.
         events: what happened since the cell, or the group, began.
         alarm: a hang or a silent rank, as a card of several lines; empty if all is well.
+        awaited: the rank that the others wait for, None if there is none.
         missed: rows of metrics that only the file has.
         refused: messages that were not signed by this group.
     """
@@ -107,6 +109,7 @@ class Snapshot:
     ranks: tuple[RankSnapshot, ...] = ()
     events: tuple[Happening, ...] = ()
     alarm: str = ""
+    awaited: Awaited | None = None
     missed: int = 0
     refused: int = 0
 
@@ -173,6 +176,7 @@ def take(
         ),
         events=with_failures_once(events, told=cell.first_cause if cell else ""),
         alarm=whereabouts.alarm,
+        awaited=whereabouts.awaited() if lags else None,
         missed=whereabouts.missed if cell else 0,
         refused=refused,
     )

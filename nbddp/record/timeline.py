@@ -20,6 +20,7 @@ OWN_KINDS = frozenset(
         *("recovery", "resumed", "healed", "not healed", "node", "taken back"),
     }
 )
+CONFIG = "config"
 MAX_EVENTS = 200  # of each kind are kept for the time line; the file has all
 MAX_KINDS = 50  # kinds that are kept apart; a loop that makes up names has the rest in common
 MAX_FACT = 4000  # characters of a fact that are kept here
@@ -81,7 +82,7 @@ class TimeLine:
         if self.folder is None:
             self.folder = RunFolder(base, name)
             for remark in (self.folder.remark, self.folder.describe(**facts)):
-                self._tell(remark)
+                self.tell(remark)
         return self.folder
 
     def go_on(self, path: Path, begin: Callable[[], RunFolder]) -> RunFolder:
@@ -102,7 +103,7 @@ class TimeLine:
         event = Happening(time.time(), kind, {name: _short(fact) for name, fact in facts.items()})
         self._of_kind(kind).append((next(self._numbers), event))
         if self.folder is not None:
-            self._tell(self.folder.event(kind, **facts))
+            self.tell(self.folder.event(kind, **facts))
 
     def sizes_of_logs(self, ranks: Iterable[int]) -> dict[str, int]:
         """How many bytes each rank has written; a cell's part of its log begins or ends there."""
@@ -114,8 +115,15 @@ class TimeLine:
             kind = "and other kinds"
         return self._events.setdefault(kind, deque(maxlen=MAX_EVENTS))
 
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """More is known of what is run, or what comes of it: write it down."""
+        if self.folder is not None:
+            self.tell(self.folder.describe(**facts))
+
     def note(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
         """Something that a rank says has happened; it cannot pass for one of our own events."""
+        if kind == CONFIG and self.folder and self.folder.description.has_config(facts["values"]):
+            return  # another rank has said it
         self.record(f"told: {kind}" if kind in OWN_KINDS else kind, **(facts | {"rank": rank}))
 
     def last_words(self, ranks: Iterable[int]) -> str:
@@ -134,7 +142,8 @@ class TimeLine:
         of_it = [event for event in starts if event.facts["attempt"] == attempt]
         return self.since(of_it[0].at) if of_it else ()
 
-    def _tell(self, remark: str) -> None:
+    def tell(self, remark: str) -> None:
+        """Tell the user something of the record."""
         if remark:
             self._say(remark)
 

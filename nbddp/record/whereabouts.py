@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from nbddp.record.curves import Curves
 from nbddp.record.hangs import HangWatch, Sign
 from nbddp.record.lags import Lag, slower
-from nbddp.record.meetings import Meetings
+from nbddp.record.tally import Tally
+from nbddp.record.waiting import Awaited, Waiting
 from nbddp.wire.messages import Metrics, Progress, Pulse
+from nbddp.wire.timing_messages import Arrivals
 
 LOOK_PERIOD = 1.0  # seconds between two looks at whether anything moves
-Sighting = Pulse | Metrics | Progress
+Sighting = Pulse | Arrivals | Metrics | Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Whereabouts:
         is_working: Callable[[int], bool] = lambda _rank: False,
     ) -> None:
         self.curves = Curves()
-        self.meetings = Meetings()
+        self.waiting = Waiting()
+        self.tally = Tally()
         self.missed = 0
         self._hang_watch = HangWatch(is_stopped, is_working)
         self._bars: dict[int, tuple[LoopProgress, ...]] = {}
@@ -88,11 +91,12 @@ class Whereabouts:
         """What is wrong right now: nobody moves, or a rank is silent; empty if nothing is."""
         return self._hang_watch.alarm
 
-    def begin_cell(self, ranks: Iterable[int], now: float) -> None:
+    def begin_cell(self, ranks: Iterable[int], now: float, *, cell: int = 0) -> None:
         """A cell begins: what was seen before says nothing about it."""
         known = list(ranks)
         self._hang_watch.begin_cell(known, now)
-        self.meetings.begin_cell(known)
+        self.waiting.begin_cell(known, cell)
+        self.tally.pause()
         self._begin_curves()
         self.missed = 0
         self._bars = {}
@@ -125,18 +129,32 @@ class Whereabouts:
         """The ranks that were seen are gone."""
         self._hang_watch.forget()
 
-    def note(self, rank: int, message: Sighting, now: float) -> None:
-        """A rank said something of itself."""
+    def note(
+        self,
+        rank: int,
+        message: Sighting,
+        now: float,
+        clock: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        """A rank said something of itself.
+
+        ``clock``: seconds that its clock is ahead of this machine's, and by how much that may be
+        wrong.
+        """
         self._notes += 1
         match message:
             case Pulse():
                 self._hang_watch.note(rank, message, now)
-                self.meetings.note(rank, message.cell, message.arrivals, now)
+            case Arrivals():
+                ahead, error = clock
+                self.waiting.note(rank, message, now, ahead=ahead, error=error)
             case Metrics(rows=rows, missed=missed):
                 self.missed += missed
                 curves = self.curves if self._aside is None else self._aside
                 for at, step, values in rows:
                     curves.add(rank, at, step, values)
+                    self.tally.add(rank, at, step, values)
+                    self.waiting.mark(rank, at, step)
                     if step is not None:
                         first, last = self._steps or (step, step)
                         self._steps = first, max(step, last)
@@ -161,11 +179,15 @@ class Whereabouts:
         Ranks that meet in collectives make the same number of steps: there it is the one that the
         others wait for.
         """
-        waited_for = self.meetings.lags()
+        waited_for = self.waiting.lags()
         if waited_for is not None:
             return waited_for
         paces = {rank: self.curves.pace(rank) for rank in ranks}
         return slower({rank: pace for rank, pace in paces.items() if pace is not None})
+
+    def awaited(self) -> Awaited | None:
+        """The rank that the others wait for most, if they do."""
+        return self.waiting.awaited()
 
     def bars(self, rank: int) -> tuple[LoopProgress, ...]:
         """The loops that a rank is in, outermost first."""

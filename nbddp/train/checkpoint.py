@@ -274,9 +274,9 @@ class Checkpoint:
     def resume(self, **parts: Any) -> Resumed:
         """Load the newest whole checkpoint into what is given, on every rank.
 
-        A damaged one is left out with a warning. Random numbers go on where they were. Another
-        number of ranks than at the save is warned of: random numbers are not taken up then, and
-        loaders get rank 0's state; the rest is the same on all ranks anyway.
+        A damaged checkpoint is left out with a warning. Random numbers go on where they were. With
+        another number of ranks than at the save there is a warning: random numbers are not taken
+        up then, and loaders get rank 0's state; the rest is the same on all ranks anyway.
 
         Args:
             parts: by the names that they were saved under. A model may be prepared or not,

@@ -35,17 +35,17 @@ def loader(
 ) -> Loader:
     """Make a DataLoader that gives each rank its own part of the data.
 
-    For training, all ranks get equally many batches (a few samples are used twice if it does not
-    work out, as DistributedSampler does), in a new order each time it is iterated. For evaluation,
-    every sample is given to exactly one rank, in the dataset's order, so that ranks may get one
-    sample, or batch, more than others: count, and then ``nbddp.all_reduce``. With fewer samples
-    than ranks some get no batch at all; call ``model.module`` then, as a DDP model with BatchNorm
-    waits for all ranks in the first forward pass after a training step.
+    For training, all ranks get equally many batches, in a new order each time it is iterated.
+    Where the samples cannot be shared out equally a few are used twice, as by DistributedSampler.
+    For evaluation, every sample is given to exactly one rank, in the dataset's order. So a rank may
+    get one sample, or batch, more than another: count, and then ``nbddp.all_reduce``. With fewer
+    samples than ranks some get no batch at all; call ``model.module`` then, as a DDP model with
+    BatchNorm waits for all ranks in the first forward pass after a training step.
 
     What a dataset draws from the generators of torch, numpy and ``random`` depends on seed, epoch,
-    rank and batch alone, not on workers or on the training; what a sampler or a stream draws, on
-    seed and epoch, so that it is the same on all ranks. A generator of the dataset's own, or one
-    on a GPU, is not under the loader's control.
+    rank and batch alone, not on workers or on the training. What a sampler or a stream draws
+    depends on seed and epoch alone, so that it is the same on all ranks. A generator of the
+    dataset's own, or one on a GPU, is not under the loader's control.
 
     Args:
         dataset: anything with ``len()`` and ``[index]``; or an IterableDataset, which each rank
@@ -167,12 +167,13 @@ _numbers = itertools.count()
 class Loader(Iterable[Any]):
     """Batches for this rank; made by ``loader()``.
 
-    Each iteration is an epoch. Break out of one, and the next begins the next epoch; but a state
-    taken in it, or after the break, goes on in the middle of it.
+    Each iteration is an epoch. After a break out of one, the next iteration begins the next epoch;
+    but a state that was taken in the broken one, or after the break, goes on in its middle.
 
     Attributes:
         dataset: what it loads from.
         batch_size: samples in a batch of one rank; None where a ``batch_sampler`` makes them.
+        shuffles: whether each epoch has an order of its own.
         seed: of the order and of the generators.
         number: which one it is of those that this process made; the same on every rank, if all
             ranks make the same ones.
@@ -189,6 +190,7 @@ class Loader(Iterable[Any]):
     ) -> None:
         self.dataset = dataset
         self.batch_size = batch_size
+        self.shuffles = order.shuffle
         self.seed = seed
         self.number = next(_numbers)
         self._order = order
@@ -207,7 +209,7 @@ class Loader(Iterable[Any]):
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether no sample comes twice, and each iteration is the whole of it."""
+        """Whether it is for evaluation: no sample comes twice, each iteration is all of them."""
         return self._order.evaluation
 
     @property

@@ -72,10 +72,10 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
 
         size = save(path)  # on every rank: the others wait for rank 0
 
-    Call what comes out on every rank, as any collective: the ranks first meet, and then the others
-    wait until rank 0 is through, at most as long as the process group's timeout. Inside of
-    ``if rank == 0:`` rank 0 would wait for the others, which never come; in a cell that is said
-    after 10 s, with the line. Such a function may call others that are made so. It may be a method.
+    Call the function on every rank, as any collective: the ranks first meet, and then the others
+    wait until rank 0 is done, at most as long as the process group's timeout. Inside of
+    ``if rank == 0:`` rank 0 would wait for the others, which never come; a cell says so after 10 s,
+    with the line. The function may call others that are decorated so, and it may be a method.
 
     Args:
         fn: called with its arguments on rank 0; those of the other ranks are not looked at.

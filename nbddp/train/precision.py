@@ -45,7 +45,8 @@ def precision(
             parameters; None for no clipping.
 
     Returns:
-        What computes, steps and is saved so: one for each optimizer.
+        An object that computes and steps in this precision, and is saved in checkpoints; each
+        optimizer needs its own.
 
     Raises:
         ArgumentError: a value makes no sense.

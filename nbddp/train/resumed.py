@@ -14,8 +14,8 @@ from nbddp.errors import CheckpointError
 class Resumed:
     """Where a run goes on: at step 0, unless a checkpoint was loaded.
 
-    It is true if one was. Its values are got as from a dict, with ``resumed["best"]`` or
-    ``resumed.get("best", 0.0)``.
+    It is true if a checkpoint was loaded. ``resumed["best"]`` and ``resumed.get("best", 0.0)``
+    give its values, as of a dict.
 
     Attributes:
         step: the step that was saved; 0 when nothing was loaded.

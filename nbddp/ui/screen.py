@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
+from nbddp.checks.rule import Finding
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.ui.palette import terminal_color
 from nbddp.ui.words import say_tag
@@ -17,6 +18,14 @@ from nbddp.wire.messages import Display, JsonDict
 
 TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces
 PAGE_PACE = 1e6  # characters a second that are shown for long: more, Jupyter's server drops
+
+
+Check = Callable[[CellHandle], Sequence[Finding]]  # what is to be said under a cell that ended
+
+
+def no_check(_handle: CellHandle) -> Sequence[Finding]:
+    """Nothing."""
+    return ()
 
 
 class Screen(Protocol):

@@ -7,12 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import say_ranks
+from nbddp.errors import say_place, say_ranks
 from nbddp.lifecycle.comeback import say_comeback
 from nbddp.record import logs
 from nbddp.record.lags import Lag
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
+from nbddp.record.unmet import Unmet
+from nbddp.record.waiting import Awaited
 from nbddp.record.whereabouts import LoopProgress
 
 
@@ -53,6 +55,15 @@ def say_rate(per_second: float) -> str:
     if per_second < 0.2:
         return f"{say_seconds(1 / per_second)} each"
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
+
+
+def say_number_of(count: int, what: str) -> str:
+    """How many there are of something.
+
+    >>> say_number_of(1, "step"), say_number_of(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -102,6 +113,54 @@ def say_lag(lag: Lag) -> str:
     if lag.is_waited_for:
         return f"slow: the others wait for it {100 * lag.share:.0f} % of the time, {over}"
     return f"slow: {100 * lag.share:.0f} % fewer steps a second than the others, {over}"
+
+
+def say_awaited(awaited: Awaited) -> str:
+    """Who is waited for, how much, before what, and where it is then.
+
+    >>> say_awaited(Awaited(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""), numbers=(7, 106)))
+    'rank 2 made the others wait 38 % of the last 100 steps, mostly before all_reduce float [72] \
+(#7 to #106), while it was at line 9'
+    >>> say_awaited(Awaited(1, 0.5, 8.3, 0, "barrier", (9, "train.py"), is_loading=True))
+    'rank 1 made the others wait 50 % of the last 8.3 s, mostly before barrier, \
+while it waited for data at train.py line 9'
+    """
+    over = f"{awaited.steps} steps" if awaited.steps > 1 else say_seconds(awaited.seconds)
+    said = (
+        f"rank {awaited.rank} made the others wait {100 * awaited.share:.0f} % of the last {over}"
+    )
+    before = f"mostly before {awaited.title}{_numbers(awaited)}" if awaited.title else ""
+    at = f"at {say_place(*awaited.place)}" if awaited.place else ""
+    doing = "while it waited for data" if awaited.is_loading else "while it was" if at else ""
+    return ", ".join(filter(None, (said, before, " ".join(filter(None, (doing, at))))))
+
+
+def _numbers(awaited: Awaited) -> str:
+    first, last = awaited.numbers or (0, 0)
+    if not last:
+        return ""
+    return f" (#{first})" if first == last else f" (#{first} to #{last})"
+
+
+def say_unmet(unmet: Unmet, *, is_over: bool) -> str:
+    """Who waited where until the end, or still does, and for whom.
+
+    >>> unmet = Unmet("", 6, "barrier", "", {0: 1.0, 2: 1.5}, {0: 4.0, 2: 4.0}, (1,), {(9, ""): 3})
+    >>> say_unmet(unmet, is_over=True)
+    'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 did not come, it was at line 9'
+    >>> say_unmet(unmet, is_over=False)
+    'ranks 0,2 have waited in barrier #6 for 3.0 s: rank 1 has not come, it was at line 9'
+    """
+    what = " ".join(filter(None, (f"{unmet.name} #{unmet.number}", unmet.shape)))
+    what += f" of group {unmet.group}" if unmet.group else ""
+    seconds, is_one = say_seconds(max(unmet.waits.values())), len(unmet.came) == 1
+    waited = f"waited in {what} to the end, {seconds}"
+    if not is_over:
+        waited = f"{'has' if is_one else 'have'} waited in {what} for {seconds}"
+    not_there = "did not" if is_over else "has not" if len(unmet.missing) == 1 else "have not"
+    said = f"{say_ranks(sorted(unmet.came))} {waited}: {say_ranks(unmet.missing)} {not_there} come"
+    was = "it was" if len(unmet.missing) == 1 else "they were mostly"
+    return said + (f", {was} at {say_place(*unmet.place)}" if unmet.place else "")
 
 
 def say_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:
@@ -158,6 +217,9 @@ def shorten(path: str) -> str:
 _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "start": lambda facts: (
         f"{'restart' if facts['attempt'] > 1 else 'start'}: attempt {facts['attempt']}"
+    ),
+    "config": lambda facts: (
+        f"config: {', '.join(f'{name} {value}' for name, value in facts['values'].items())}"
     ),
     "healed": lambda facts: (
         f"{say_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+MADE_BY_ALL = "a process group is made by all ranks at once"  # why it is not carried
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Give:

@@ -12,6 +12,9 @@ from typing import Any, get_args
 
 from nbddp.errors import WireError
 from nbddp.wire.heal_messages import Give, Meet
+from nbddp.wire.name_messages import Complete, Inspect, Survey
+from nbddp.wire.timing_messages import Arrivals
+from nbddp.wire.trace_messages import GiveTrace
 
 JsonDict = dict[str, Any]
 
@@ -25,6 +28,7 @@ class RunCell:
     ``script``: a :class:`~nbddp.wire.script.Script` as a dict, to run in the source's place.
     ``break_ranks``: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
     ``answers``: what is typed before anybody is asked.
+    ``trace``: a :class:`~nbddp.wire.trace_messages.Steps` as a dict; empty: nothing is traced.
     """
 
     cell: int
@@ -38,6 +42,7 @@ class RunCell:
     script: JsonDict = field(default_factory=dict)
     break_ranks: list[int] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
+    trace: JsonDict = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,25 +71,6 @@ class Pull:
 
     request: int
     expression: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Complete:
-    """Say which names fit at this place of this code."""
-
-    request: int
-    code: str
-    cursor: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inspect:
-    """Say what the name at this place of this code is; ``detail`` 1 for its source too."""
-
-    request: int
-    code: str
-    cursor: int
-    detail: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,17 +143,15 @@ class Display:
 class Pulse:
     """A sign of life: where the main thread is, and what the process uses.
 
-    ``line`` is the innermost line in the cell (0: none runs), or in the script whose ``file`` is
-    named, ``code`` what stands there and ``function`` what it is in there. ``collective`` is what
-    it waits in, such as "all_reduce #7", empty if it waits in none, and ``shape`` what it gave to
-    it, such as "float [4]"; ``last`` is the newest collective of ``last_cell``, which is this cell
-    or, between cells, the one before.
+    ``line`` is the innermost line in the cell (0: none runs), or in the script or other cell whose
+    ``file`` is named, ``code`` what stands there and ``function`` what it is in there.
+    ``collective`` is what it waits in, such as "all_reduce #7", empty if it waits in none, and
+    ``shape`` what it gave to it, such as "float [4]"; ``last`` is the newest collective of
+    ``last_cell``, which is this cell or, between cells, the one before.
     ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
     percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
     GPU that the cells have touched, empty without one; ``gpu_memory`` is what tensors hold there,
-    ``gpu_reserved`` what torch has taken for them. ``arrivals`` tells when, as ``time.time()`` has
-    it, the rank came to the collectives of the default group since the last look: ``[number, time,
-    meets]`` of each, where ``meets`` tells whether nobody is through before all are there.
+    ``gpu_reserved`` what torch has taken for them.
     """
 
     cell: int
@@ -187,7 +171,6 @@ class Pulse:
     gpu_memory: int = 0
     gpu_reserved: int = 0
     asks: str = ""
-    arrivals: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +214,7 @@ class Noticed:
 class Failure:
     """An exception that ended a cell, or a collective it waited in, on one rank.
 
-    ``line`` is the cell's, or that of the script whose ``file`` is named.
+    ``line`` is the cell's, or that of the script or other cell that ``file`` names.
     ``lasts`` tells that the next cell fails for the same reason, unless something is done.
     ``because`` is what else belongs to it: the error that it came from, the process it was in.
     ``memory`` tells in a few lines what filled a GPU, where that was the failure.
@@ -257,6 +240,7 @@ class CellEnded:
     tells that it ended because it was asked to. ``sequence`` counts the collectives of the
     default process group; ``in_group`` tells whether there is one and it was not broken open.
     ``is_quit`` tells that its debugger was left by ``q``, which ends the cell on all ranks.
+    ``facts`` are :class:`~nbddp.checks.facts.RankFacts` of the cell's names, as a dict.
     """
 
     cell: int
@@ -268,6 +252,7 @@ class CellEnded:
     failure: JsonDict = field(default_factory=dict)
     result: JsonDict = field(default_factory=dict)
     parcel: JsonDict = field(default_factory=dict)
+    facts: JsonDict = field(default_factory=dict)
 
     @property
     def is_ok(self) -> bool:
@@ -320,7 +305,7 @@ class Answer:
     payload: JsonDict = field(default_factory=dict)
 
 
-Request = Push | Pull | Complete | Inspect | Give | Meet
+Request = Push | Pull | Complete | Inspect | Give | Meet | Survey | GiveTrace
 Command = RunCell | Regroup | Request | Leave | Interrupt | Drop | Answered
 Report = (
     Ready
@@ -328,6 +313,7 @@ Report = (
     | Output
     | Display
     | Pulse
+    | Arrivals
     | Metrics
     | Progress
     | Happened

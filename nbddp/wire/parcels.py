@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import pickle
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from nbddp.wire.messages import JsonDict
+
+T = TypeVar("T")
 
 PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
 
@@ -83,14 +85,14 @@ def unpack(store: Store, parcel: JsonDict) -> Any:
     return opened(take(store, parcel))
 
 
-def opened(data: bytes) -> Any:
-    """The value that was pickled, whose signature holds.
+def opened(data: bytes, loads: Callable[[bytes], T] = pickle.loads) -> T:
+    """The value that was pickled, whose signature holds; ``loads`` opens it.
 
     Raises:
         RequestError: what it is made of is not to be had in this process.
     """
     try:
-        return pickle.loads(data)
+        return loads(data)
     except Exception as error:  # whatever it imports, and its own unpickling, raises
         raise RequestError(
             f"the value cannot be opened on this side ({type(error).__name__}: {error}); send "

@@ -61,7 +61,10 @@ class QueueWriter:
 
     def post(self, message: Message) -> None:
         """Put a message into the queue; those of one writer stay in order."""
-        body = encode(message)
+        self.post_encoded(encode(message))
+
+    def post_encoded(self, body: bytes) -> None:
+        """Put a message into the queue that was encoded before, as for many queues."""
         with self._lock:
             sequence = next(self._sequence)
             try:

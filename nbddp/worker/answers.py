@@ -12,10 +12,15 @@ from IPython.utils.tokenutil import token_at_cursor
 from nbddp.errors import RequestError
 from nbddp.wire import parcels
 from nbddp.wire.heal_messages import Give, Meet
-from nbddp.wire.messages import Answer, Complete, Inspect, Pull, Push, Request
+from nbddp.wire.messages import Answer, Pull, Push, Request
+from nbddp.wire.name_messages import Complete, Inspect, Survey
+from nbddp.wire.sources import loads_with_sources
+from nbddp.wire.trace_messages import GiveTrace, Traced
 from nbddp.worker import values
 from nbddp.worker.headline import text_of
 from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten
+from nbddp.worker.survey import survey
+from nbddp.worker.tracing import GONE
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -93,11 +98,18 @@ class Answers:
                 return self._complete(command)
             case Inspect():
                 return self._inspect(command)
+            case Survey():
+                payload = survey(self._shell.user_ns).json()
+                return Answer(request=command.request, payload=payload)
+            case GiveTrace():
+                return self._give_trace(command)
             case Give() | Meet():
                 return self._healing.act(command)
 
     def _push(self, command: Push) -> Answer:
-        names = parcels.unpack(self._store, command.parcel)
+        data = parcels.take(self._store, command.parcel)
+        names, sources = parcels.opened(data, loads_with_sources)
+        self._shell.compile.take_sources(sources)
         self._shell.push(names)
         return Answer(request=command.request)
 
@@ -119,6 +131,16 @@ class Answers:
             request=command.request,
             parcel=values.pack(self._store, key, value, name=name, check=check),
         )
+
+    def _give_trace(self, command: GiveTrace) -> Answer:
+        tracer = self._shell.tracer
+        if tracer is None or tracer.cell != command.cell:
+            return Answer(request=command.request, payload=Traced(why=GONE).facts())
+        traced, files = tracer.give(command)
+        key, parcel = self._key(f"request{command.request}"), {}
+        if files:
+            parcel = values.pack(self._store, key, files, name="the trace")
+        return Answer(request=command.request, payload=traced.facts(), parcel=parcel)
 
     def _complete(self, command: Complete) -> Answer:
         text, matches = self._shell.complete(None, *_line_at(command.code, command.cursor))

@@ -16,6 +16,7 @@ from nbddp.worker.connections import Connections
 from nbddp.worker.nccl import let_live
 
 FOREVER = timedelta(days=365)
+RECORDED = 400  # collectives that torch's flight recorder keeps: 3 ms to read; see ``arriving``
 
 
 def settle(start: RankStart) -> None:
@@ -24,8 +25,7 @@ def settle(start: RankStart) -> None:
     os.environ.update(start.env)
     os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
     os.environ["OMP_NUM_THREADS"] = str(start.threads)
-    # torch's flight recorder: read once a second, 5 ms for 200 entries
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "200")
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDED))
     if interface := start.interface or _loopback(start.topology.master_addr):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)  # else they listen on every interface

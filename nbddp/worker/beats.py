@@ -16,3 +16,12 @@ def last_beat(until: float, period: float) -> float:
     (10.05, 10.05)
     """
     return floor(until / period + 1e-6) * period
+
+
+def until_next_beat(now: float, period: float) -> float:
+    """Seconds until the next beat after this time.
+
+    >>> until_next_beat(10.25, 0.5), until_next_beat(10.5, 0.5)
+    (0.25, 0.5)
+    """
+    return last_beat(now, period) + period - now

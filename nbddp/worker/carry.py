@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import pickle
+import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -20,12 +22,13 @@ from typing import Any
 
 import cloudpickle
 import torch
+import torch.distributed as dist
 from torch import UntypedStorage
 from torch.nn.parallel import DistributedDataParallel
 from torch.storage import TypedStorage
 
-from nbddp.worker.headline import text_of
-from nbddp.worker.missing import NotCarried, why_missing
+from nbddp.wire.heal_messages import MADE_BY_ALL
+from nbddp.worker.missing import NotCarried, said_by, why_missing
 from nbddp.worker.rebind import OF_THE_GROUP
 from nbddp.worker.registry import names_of
 
@@ -116,8 +119,10 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         if isinstance(obj, DistributedDataParallel):
             state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
             return _without_group, (type(obj), state)
-        if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
-            return self._lack(obj, f"{_a(obj)} that is open belongs to its process")
+        if why := _why_it_stays(obj):
+            return self._lack(obj, why)
+        if isinstance(obj, logging.Logger) and obj is logging.getLogger(obj.name):
+            return _logger, (obj.name, obj.level, obj.propagate, obj.disabled)
         reduced = super().reducer_override(obj)
         is_by_name = isinstance(obj, (type, FunctionType))  # that of a module, here
         if reduced is NotImplemented and self._may_lack_parts and not is_by_name:
@@ -196,7 +201,18 @@ def pack_names(
         if why:
             raise pickle.PicklingError(why)
     data = packer.file.getvalue()
+    left |= _handlers(names)
     return Carried(data, packer.storages, packer.buffers, tuple(names), left)
+
+
+def _handlers(names: Mapping[str, Any]) -> dict[str, str]:
+    """Those of loggers, which are pickled by name alone."""
+    return {
+        f"{name}.handlers[{number}]": f"{_a(handler)} belongs to its process"
+        for name, value in names.items()
+        if isinstance(value, logging.Logger)
+        for number, handler in enumerate(value.handlers)
+    }
 
 
 def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
@@ -252,6 +268,15 @@ def _try(
     return packer, ""
 
 
+def _why_it_stays(obj: Any) -> str:
+    """What only its own process can have, or all ranks together; nothing of all else."""
+    if isinstance(obj, io.IOBase) and not isinstance(obj, (io.BytesIO, io.StringIO)):
+        return f"{_a(obj)} that is open belongs to its process"
+    if isinstance(obj, threading.Thread):
+        return f"{_a(obj)} belongs to its process"
+    return MADE_BY_ALL if isinstance(obj, dist.ProcessGroup) else ""
+
+
 def _turn(value: Any) -> int:
     """What others may need while they are made comes first."""
     if isinstance(value, ModuleType):
@@ -265,7 +290,7 @@ def _a(value: Any) -> str:
 
 
 def _why(error: BaseException) -> str:
-    return text_of(error).partition("\n")[0] or type(error).__name__
+    return said_by(error).partition("\n")[0] or type(error).__name__
 
 
 # ---- functions of cells
@@ -309,6 +334,13 @@ def _fill(function: FunctionType, told: tuple[dict[str, Any], dict[str, Any], li
 
 def _cached(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**options)(function)
+
+
+def _logger(name: str, level: int, propagate: bool, disabled: bool) -> logging.Logger:  # noqa: FBT001
+    logger = logging.getLogger(name)
+    logger.setLevel(level)
+    logger.propagate, logger.disabled = propagate, disabled
+    return logger
 
 
 # ---- models

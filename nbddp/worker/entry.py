@@ -64,6 +64,8 @@ from nbddp.worker.returning import Returning
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.streams import RankLog, flush_python_streams, lost_output
+from nbddp.worker.survey import survey
+from nbddp.worker.tracing import end_trace
 from nbddp.worker.usage import Usage
 from nbddp.worker.waits import waited_in
 
@@ -146,7 +148,7 @@ class Rank:
             self._shell.is_cell_file,
             Usage(self._group.device),
             self._said,
-            self._shell.name_of_script,
+            self._shell.name_of_file,
             lambda: self._keyboard.asks,
         )
         self._interrupter = Interrupter(
@@ -194,6 +196,7 @@ class Rank:
         self._say_ready()
 
     def _say_ready(self) -> None:
+        self._pulse.tell_anew()
         self._mailer.post(
             Ready(
                 pid=os.getpid(),
@@ -292,6 +295,7 @@ class Rank:
         self._interrupter.end_cell()
         self._pulse.end_cell()
         seconds, at = time.monotonic() - began, time.time()
+        end_trace(self._shell.tracer, self._mailer, is_ok=bool(result.success))
         self._log.restore_python_streams()
         flush_python_streams()
         error = result.error_before_exec or result.error_in_exec
@@ -316,7 +320,7 @@ class Rank:
             stuck_in=self._group.stuck_in,
             at=at,
             names=self._shell.user_ns,
-            name_of=self._shell.name_of_script,
+            name_of=self._shell.name_of_file,
         )
 
     def _may_be_interrupted(self, filename: str) -> bool:
@@ -360,6 +364,7 @@ class Rank:
                 failure=asdict(shorten_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
                 parcel=parcel,
+                facts=survey(self._shell.user_ns, command.source, is_ok=failure is None).json(),
             )
         )
 

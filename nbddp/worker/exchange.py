@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 LARGE = 1 << 20  # bytes of a tensor that is looked at before it is sent, and sent alone
 BATCH_BYTES = 16 << 20  # of tensors that are sent as one
 FRAME = 512  # bytes that every rank sends, whatever it has to say; what is longer follows
+HEARING = 0.05  # seconds after which whoever waits for a message looks whether it is given up
 _LENGTH = struct.Struct("<q")
 _ROWS = 64
 T = TypeVar("T")
@@ -80,6 +82,42 @@ def batches(things: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T
             room -= size
     if batch:
         yield batch
+
+
+def await_message(work: Any, device: torch.device, is_lost: Callable[[], bool]) -> None:
+    """Wait until a message was sent, or has come; or until its process group is given up.
+
+    Gloo never wakes who waits for some messages whose other end has died, as is said in
+    :class:`~nbddp.worker.connections.Connections`. So on the CPU a thread of its own waits, and is
+    left behind then: it ends with the group's timeout.
+
+    Args:
+        work: what ``isend`` or ``irecv`` has begun.
+        device: where its bytes are.
+        is_lost: whether the group was given up.
+
+    Raises:
+        RuntimeError: it was, or the message was lost.
+    """
+    if device.type != "cpu":  # NCCL has the stream wait of the thread that says so
+        work.wait()
+        return
+    is_over = threading.Event()
+    failed: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+            failed.append(error)
+        is_over.set()
+
+    threading.Thread(target=wait, name="nbddp-message", daemon=True).start()
+    while not is_over.wait(HEARING):
+        if is_lost():
+            raise RuntimeError("Gloo has lost a message: its process group was given up")
+    if failed:
+        raise failed[0]
 
 
 def take_over(tensors: Iterable[torch.Tensor], device: torch.device, source: int) -> None:

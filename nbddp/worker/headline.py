@@ -47,7 +47,7 @@ def headline_of(
     Args:
         error: what ended the cell.
         is_cell_file: whether code of this file name is a cell's, or a script's.
-        name_of: what a script's file is called; empty for a cell's.
+        name_of: what a script's file is called, or another cell; empty for the cell that runs.
     """
     filename, line = _place(error, is_cell_file)
     name, text, file = type(error).__name__, text_of(error), name_of(filename)

@@ -22,7 +22,7 @@ from nbddp.wire import parcels
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, JsonDict, Regroup
 from nbddp.worker.carry import NotOpenedError, open_names, pack_names
-from nbddp.worker.exchange import batches, exchange
+from nbddp.worker.exchange import await_message, batches, exchange
 from nbddp.worker.places import own_places, take_places, take_samplers
 from nbddp.worker.registry import is_sharded, sharded_modules
 from nbddp.worker.surroundings import Surroundings
@@ -127,14 +127,17 @@ class Healing:
         """Memory first: what is opened may look into its tensors at once."""
         rank, device = dist.get_rank(), self._group.device
         if rank == command.donor:
-            _send(self._storages, command.newcomers, device)
+            _send(self._storages, command.newcomers, device, self._await)
         elif rank in command.newcomers:
             data = parcels.take(self._store, command.parcel)
             storages = [self._room(size, kind) for size, kind in command.storages]
-            _receive(storages, command.donor, device)
+            _receive(storages, command.donor, device, self._await)
             self._open(data, storages, len(storages) - command.buffers)
             self._regrouper.find_models()
         self._take_places(command)
+
+    def _await(self, work: Any) -> None:
+        await_message(work, self._group.device, lambda: self._group.is_broken)
 
     def _take_places(self, command: Meet) -> None:
         """Where all that live keep their own rank, the new ones keep theirs."""
@@ -210,7 +213,10 @@ def _has_dtensors(value: Any) -> bool:
 
 
 def _send(
-    storages: Sequence[UntypedStorage], newcomers: Sequence[int], device: torch.device
+    storages: Sequence[UntypedStorage],
+    newcomers: Sequence[int],
+    device: torch.device,
+    wait: Callable[[Any], None],
 ) -> None:
     def begin() -> Iterator[tuple[Any, None]]:
         for batch in batches(storages, UntypedStorage.nbytes):
@@ -219,11 +225,16 @@ def _send(
             for newcomer in newcomers:
                 yield dist.isend(bytes_, newcomer), None
 
-    for _ in _in_flight(begin()):
+    for _ in _in_flight(begin(), wait):
         pass
 
 
-def _receive(storages: Sequence[UntypedStorage], donor: int, device: torch.device) -> None:
+def _receive(
+    storages: Sequence[UntypedStorage],
+    donor: int,
+    device: torch.device,
+    wait: Callable[[Any], None],
+) -> None:
     def begin() -> Iterator[tuple[Any, tuple[torch.Tensor, list[UntypedStorage]] | None]]:
         for batch in batches(storages, UntypedStorage.nbytes):
             if len(batch) == 1 and batch[0].device == device:
@@ -233,12 +244,12 @@ def _receive(storages: Sequence[UntypedStorage], donor: int, device: torch.devic
             came = torch.empty(size, dtype=torch.uint8, device=device)
             yield dist.irecv(came, donor), (came, batch)
 
-    for together in _in_flight(begin()):
+    for together in _in_flight(begin(), wait):
         if together is not None:
             _share_out(*together)
 
 
-def _in_flight(begun: Iterable[tuple[Any, T]]) -> Iterator[T]:
+def _in_flight(begun: Iterable[tuple[Any, T]], wait: Callable[[Any], None]) -> Iterator[T]:
     """Have several messages on their way at once; what belongs to each, when it has come.
 
     One after the other takes twice as long: each is announced, and waited for, before it is sent.
@@ -247,14 +258,14 @@ def _in_flight(begun: Iterable[tuple[Any, T]]) -> Iterator[T]:
     for each in begun:
         under_way.append(each)
         if len(under_way) > AT_ONCE:
-            yield _wait_for_first(under_way)
+            yield _first(under_way, wait)
     while under_way:
-        yield _wait_for_first(under_way)
+        yield _first(under_way, wait)
 
 
-def _wait_for_first(under_way: deque[tuple[Any, T]]) -> T:
+def _first(under_way: deque[tuple[Any, T]], wait: Callable[[Any], None]) -> T:
     work, belongs = under_way.popleft()
-    work.wait()
+    wait(work)
     return belongs
 
 

@@ -179,14 +179,18 @@ class Interrupter:
         insisting.start()
 
     def _insist(self, request: int) -> None:
-        raised = self._raised
+        raised, patience = self._raised, MOMENT
+        self._is_flowing()
+        limit = time.monotonic() + FLOWING
         with self._changed:
             while self._request == request:
                 if self._raised == raised:
                     signal.pthread_kill(main_thread_id(), signal.SIGINT)
-                if self._meets:
+                if self._changed.wait_for(lambda: self._request != request, patience):
+                    return
+                patience = PATIENCE
+                if self._meets and (not self._is_flowing() or time.monotonic() > limit):
                     self._break_open(others_too=False)
-                self._changed.wait(PATIENCE)
 
     # ---- the cell that is to be interrupted
 

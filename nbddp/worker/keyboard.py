@@ -32,7 +32,8 @@ class Keyboard:
         self._post = post
         self.is_called_off = is_called_off
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # see Mailer: an interrupt does not leave it taken
+        self._changed = threading.Condition(self._lock)
         self._number = 0
         self._answers: list[Answered] = []  # to the question that is open: one, or none yet
         self._typed_ahead: list[str] = []
@@ -106,14 +107,14 @@ class Keyboard:
         return text
 
     def _await_answer(self, what: str, prompt: str, *, is_secret: bool) -> Answered:
-        with self._changed:
+        with self._lock:
             self._number += 1
             number, self.asks = self._number, what
             self._answers.clear()
         question = Asked(question=number, prompt=prompt, is_secret=is_secret, what=what)
         self._post(question)
         try:
-            with self._changed:
+            with self._lock:
                 while not self._answers:  # a signal's handler runs between two looks
                     self._changed.wait(LOOK)
                 return self._answers[0]
@@ -124,7 +125,7 @@ class Keyboard:
 
     def answered(self, answer: Answered) -> None:
         """An answer came; one to a question that was taken back is nobody's."""
-        with self._changed:
+        with self._lock:
             if answer.question == self._number and self.asks:
                 self._answers.append(answer)
                 self._changed.notify_all()

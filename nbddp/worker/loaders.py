@@ -1,4 +1,6 @@
-"""A ``DataLoader`` that keeps its workers works again when it was interrupted as an epoch began.
+"""What nbddp adds to torch's ``DataLoader``: how long it is waited for, and a mend.
+
+A ``DataLoader`` that keeps its workers works again when it was interrupted as an epoch began.
 
 It asks each worker to begin anew and counts their answers. Where an interrupt ends that, the
 answers that are left are taken for those of the next epoch, or for batches of it: that one fails
@@ -8,6 +10,10 @@ with a ``KeyError``, or waits for ever, or gets wrong batches (seen with torch 2
 from __future__ import annotations
 
 import functools
+import os
+import threading
+import time
+from collections import deque
 from typing import Any
 
 from torch.utils.data import dataloader
@@ -31,3 +37,52 @@ def let_loaders_begin_anew() -> None:
             raise
 
     kind._reset = reset
+
+
+class Loads:
+    """How long the main thread waits for each batch of a ``DataLoader``, and so of a loader's.
+
+    What a loader without workers takes to make a batch is such a wait, too.
+    """
+
+    SHORTEST = 0.0001  # seconds: less is not worth telling
+
+    def __init__(self) -> None:
+        self._spans: deque[tuple[float, float]] = deque(maxlen=20_000)
+        self._pid = os.getpid()
+
+    def listen(self) -> None:
+        """From here on each wait is noted."""
+        kind: Any = getattr(dataloader, "_BaseDataLoaderIter", None)
+        original = getattr(kind, "__next__", None)
+        if original is None:
+            return
+        note = self._note
+
+        @functools.wraps(original)
+        def following(self: Any) -> Any:
+            __tracebackhide__ = True
+            began = time.time()
+            try:
+                return original(self)
+            finally:
+                note(began)
+
+        kind.__next__ = following
+
+    def _note(self, began: float) -> None:
+        now = time.time()
+        is_main = threading.current_thread() is threading.main_thread()
+        if now - began >= self.SHORTEST and is_main and os.getpid() == self._pid:
+            self._spans.append((began, now))
+
+    def begin(self) -> None:
+        """What was waited for before is forgotten."""
+        self._spans.clear()
+
+    def take(self, base: int, most: int) -> list[int]:
+        """Begin and end of those that are new, in microseconds since ``base``; only the longest."""
+        spans = [self._spans.popleft() for _ in range(len(self._spans))]
+        if len(spans) > most:
+            spans = sorted(sorted(spans, key=lambda span: span[0] - span[1])[:most])
+        return [int(at * 1e6) - base for span in spans for at in span]

@@ -67,7 +67,10 @@ class Mailer:
         self._reports: deque[tuple[Report, list[int]]] = deque()
         self._urgent: deque[Report] = deque()
         self._held = 0
-        self._wake = threading.Condition()
+        # Taken as the C lock that it is: an interrupt cannot strike between its taking and the
+        # block, as it can in a Condition's own __enter__, and then nobody gives it back.
+        self._lock = threading.RLock()  # of a signal's handler too, which may print
+        self._wake = threading.Condition(self._lock)
         self._has_output = False
         self._is_closing = False
         self._is_asked = False
@@ -82,7 +85,7 @@ class Mailer:
     def poke(self) -> None:
         """Say that a source has something; cheap enough for every line that is printed."""
         if not self._has_output and not self._is_elsewhere():
-            with self._wake:
+            with self._lock:
                 self._has_output = True
                 self._wake.notify_all()
 
@@ -93,7 +96,7 @@ class Mailer:
         """
         if self._is_elsewhere():
             return
-        with self._wake:
+        with self._lock:
             if isinstance(report, URGENT):
                 self._urgent.append(report)
             else:
@@ -122,10 +125,12 @@ class Mailer:
         """Wait until all that there is now was mailed; briefly, if the mail is stuck."""
         if self._is_elsewhere():
             return
-        with self._wake:
+        with self._lock:
             enough = self._rounds + 2  # the one under way may have read its sources already
-            self._wake.wait_for(lambda: self._nudge(enough), FLUSH_PATIENCE)
-            self._is_asked = False
+            try:
+                self._wake.wait_for(lambda: self._nudge(enough), FLUSH_PATIENCE)
+            finally:
+                self._is_asked = False
 
     def _nudge(self, enough: int) -> bool:
         self._is_asked = self._rounds < enough
@@ -134,7 +139,7 @@ class Mailer:
 
     def close(self) -> None:
         """Mail what is left, then end the thread."""
-        with self._wake:
+        with self._lock:
             self._is_closing = True
             self._wake.notify_all()
         self._thread.join()
@@ -158,7 +163,7 @@ class Mailer:
         return last_beat(due, self._period)
 
     def _await_work(self, next_batch: float) -> None:
-        with self._wake:
+        with self._lock:
             # a timeout, because C code writes to the file without telling us
             self._wake.wait_for(lambda: self._has_output or self._has_news(), POLL)
             self._wake.wait_for(self._has_news, max(0.0, next_batch - time.monotonic()))
@@ -172,7 +177,7 @@ class Mailer:
 
     def _mail_batch(self) -> tuple[bool, bool]:
         """Mail all that there is; whether a source had any, and whether it was the last time."""
-        with self._wake:
+        with self._lock:
             self._has_output = False
             reports, is_last = list(self._reports), self._is_closing
             now = [_mark(source) for source in self._sources]  # before any report to come
@@ -183,12 +188,12 @@ class Mailer:
             if number:
                 self._await_room()
             self._post(self._writer, report)
-            with self._wake:
+            with self._lock:
                 self._held -= _size(report)
                 self._wake.notify_all()
         has_mailed = self._mail_sources(now) or has_mailed
         self._post_urgent()
-        with self._wake:
+        with self._lock:
             self._rounds += 1
             self._wake.notify_all()
         return has_mailed, is_last
@@ -225,7 +230,7 @@ class Mailer:
     def _await_room(self) -> None:
         self._post_urgent()
         while self._is_full():
-            with self._wake:
+            with self._lock:
                 self._wake.wait_for(lambda: self._urgent, PERIOD / 4)
             self._post_urgent()
 

@@ -19,6 +19,7 @@ MAX_ROWS = 1000  # in one letter
 MAX_WAITING = 100_000  # rows; beyond that the oldest are left out of the live view
 MAX_EVENTS = 1000  # that wait for the mail; the next one waits too
 MAX_BARS = 8  # loops inside each other that are shown
+CONFIG = "config"  # what happens where settings are said
 
 
 class Meters:
@@ -34,6 +35,7 @@ class Meters:
         self._lock = threading.Lock()
         self._rows: deque[list[Any]] = deque()
         self._events: deque[Happened] = deque()
+        self._settings: dict[str, Any] = {}  # as they were said last
         self._bars: list[Bar] = []
         self._missed = 0
         self._has_moved = False
@@ -117,13 +119,28 @@ class Meters:
         if self._is_elsewhere():
             return
         with self._lock:
-            plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
             self.reports += 1
+            if kind == CONFIG and self._said_before(facts["values"]):
+                return
+            plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
+            if kind == CONFIG and self._events and self._events[-1].kind == CONFIG:
+                self._events[-1].facts["values"].update(plain["values"])  # it is not mailed yet
+                return
             self._events.append(Happened(kind=kind, facts=plain))
             is_full = len(self._events) >= MAX_EVENTS
         self._poke()
         if is_full:
             self._flush()
+
+    def _said_before(self, settings: dict[str, Any]) -> bool:
+        """Whether the rank has said just that; a loop may say its settings in each step."""
+        changed = [
+            name
+            for name, value in settings.items()
+            if name not in self._settings or not _is_same(self._settings[name], value)
+        ]
+        self._settings.update(settings)
+        return not changed
 
     def begin_cell(self) -> None:
         """What an earlier cell was in the middle of is over."""
@@ -170,6 +187,15 @@ class Meters:
         rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
         missed, self._missed = self._missed, 0
         return Metrics(rows=rows, missed=missed)
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether it is the same value of the same type; one nan is as good as another.
+
+    >>> _is_same(1, 1), _is_same(1, True), _is_same(float("nan"), float("nan"))
+    (True, False, True)
+    """
+    return type(before) is type(now) and (before == now or repr(before) == repr(now))
 
 
 def lost_numbers(error: OSError) -> Display:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import BuiltinMethodType, ModuleType
 from typing import Any, NoReturn
 
+from nbddp.worker.headline import text_of
+
 _PROTOCOL = 5
 
 
@@ -45,5 +47,17 @@ def why_missing(part: Any, reducers: Any) -> str:
     try:
         reduce(part) if reduce else part.__reduce_ex__(_PROTOCOL)
     except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
-        return str(error) or type(error).__name__
+        return said_by(error) or type(error).__name__
     return ""
+
+
+def said_by(error: BaseException) -> str:
+    """What an exception says, also where it was given its words and what goes into them apart.
+
+    >>> said_by(NotImplementedError("{} cannot be pickled", "_Iter"))
+    '_Iter cannot be pickled'
+    """
+    words, *values = error.args or ("",)
+    if values and isinstance(words, str) and words.count("{}") == len(values):
+        return words.format(*values)
+    return text_of(error)

@@ -8,7 +8,8 @@ from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
 
-Sources = dict[str, tuple[int, str]]  # by the name of a cell's code: the prompt's number, the text
+from nbddp.wire.sources import Sources
+
 _MAGIC = re.compile(r"get_ipython\(\)\.run_line_magic\('(\w+)', '(.*)'\)")
 _SYSTEM = re.compile(r"get_ipython\(\)\.system\('(.*)'\)")
 
@@ -63,12 +64,18 @@ class NotebookLines(CachingCompiler):
         }
 
     def take_sources(self, sources: Sources) -> None:
-        """Know cells that were compiled in another rank, whose functions have come here."""
+        """Know cells that were compiled elsewhere, and whose functions have come here."""
         for name, (number, source) in sources.items():
             if name not in self.files:
                 self.files.add(name)
-                getattr(self, "_filename_map", {})[name] = number
+                if number:
+                    getattr(self, "_filename_map", {})[name] = number
                 linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+
+    def name_of_cell(self, name: str) -> str:
+        """Which cell this code is of, as the notebook numbers it; empty for the one that runs."""
+        number = getattr(self, "_filename_map", {}).get(name, 0) if name in self.files else 0
+        return f"cell [{number}]" if number not in (0, self._number) else ""
 
     def _pad(self, source: str) -> str:
         above = self._lines_above(source)

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from nbddp.topology import Topology
 from nbddp.train import place
-from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.messages import RunCell
 from nbddp.worker.afterlife import Afterlife
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
 from nbddp.worker.flight_recorder import Collective, newest_collective
+from nbddp.worker.meeting_store import MeetingStore
 from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.rendezvous import Rendezvous
@@ -52,8 +52,7 @@ class ProcessGroup:
         timeout: timedelta,
         attempt: int,
     ) -> None:
-        self._store = store
-        self._is_store_shut = False
+        self._store = MeetingStore(store, connections)
         self._connections = connections
         self._dialing = Dialing()
         self._afterlife = Afterlife(connections.close_groups)
@@ -73,7 +72,7 @@ class ProcessGroup:
         self.is_broken = False
         self._holds = False
         self.stuck_in: Collective | None = None
-        self._rendezvous = Rendezvous(topology, attempt, self._one_more_store)
+        self._rendezvous = Rendezvous(topology, attempt, self._store.one_more)
         self._rendezvous.serve()
         let_cells_spawn(self._rendezvous.family)
 
@@ -93,7 +92,7 @@ class ProcessGroup:
         _check_room(self._topology.world_size)
         _number_groups_from(0)
         prefix = f"a{self._attempt}/group/{generation}/{turn}"
-        store = dist.PrefixStore(prefix, self._open_store())
+        store = dist.PrefixStore(prefix, self._store.open())
         world = self._topology.world_size
         enough = max(self._timeout, CONNECTING * world)
         self._meet(store, world)
@@ -140,17 +139,9 @@ class ProcessGroup:
                 "`%ddp status` shows where the others are"
             ) from error
 
-    def _open_store(self) -> dist.Store:
-        """The store to meet in, through another connection if the last one was shut down."""
-        if self._is_store_shut:
-            with names_from_files(), self._connections.noting():
-                self._store = clone(self._store)
-            self._is_store_shut = False
-        return self._store
-
     def lose_store(self) -> None:
         """Its server is gone, and another one is in its place."""
-        self._is_store_shut = True
+        self._store.lose()
 
     def leave(self) -> None:
         """Destroy the process group and all that were made from it."""
@@ -187,7 +178,8 @@ class ProcessGroup:
         process groups wait on are shut down; with ``others_too`` all but the mail's. A group that
         forms waits for connections that are to come: it gets some.
         """
-        self.is_broken = self._is_store_shut = True
+        self.is_broken = True
+        self._store.lose()
         self.note_wait()
         if self.backend == "nccl" and dist.is_initialized():
             abort_groups()
@@ -215,12 +207,6 @@ class ProcessGroup:
         let_cell_choose_start_method()
         self._afterlife.begin_cell()
         _number_groups_from(command.cell * GROUPS_PER_CELL if dist.is_initialized() else 0)
-
-    def _one_more_store(self) -> dist.Store:
-        """For a group of the user's: its timeout is its own, and so is the wait on it."""
-        store = self._open_store()
-        with names_from_files(), self._connections.noting():
-            return clone(store)
 
 
 def _check_room(world_size: int) -> None:

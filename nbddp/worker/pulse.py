@@ -9,16 +9,21 @@ from collections.abc import Callable
 from types import FrameType
 
 from nbddp.wire.messages import Pulse
-from nbddp.worker.flight_recorder import Collective, arrivals, newest_of, recorded
+from nbddp.wire.timing_messages import Arrivals
+from nbddp.worker.arriving import Arriving
+from nbddp.worker.beats import until_next_beat
+from nbddp.worker.flight_recorder import Collective
 from nbddp.worker.main_thread import main_cpu_time, main_frame, main_status
 from nbddp.worker.notebook_lines import as_typed
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
-from nbddp.worker.usage import Usage, Use, children_cpu_time
+from nbddp.worker.usage import Usage, Use, children_use
 from nbddp.worker.waits import waited_in
 
 PERIOD = 1.0  # seconds between two looks
 FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
-HEARTBEAT = 3  # looks after which a sign of life is sent though no cell runs
+HEARTBEAT = 3  # beats after which it is looked though no cell runs
+AT_LEAST = 5  # heartbeats of which one is sent though nothing has changed
+MUCH = 2.0  # percent of a core, or of the memory: less is no news between cells
 MAX_CODE = 100  # characters of the line that are shown
 
 
@@ -30,13 +35,13 @@ class PulseThread:
         is_cell_file: whether code of this file name is a cell's.
         usage: reads what the process uses.
         said: how often the cell reported or printed something, and how many bytes are written.
-        name_of: what a script's file is called; empty for a cell's.
+        name_of: what a script's file is called, or another cell; empty for the cell that runs.
         asks: what waits for the user's answer.
     """
 
     def __init__(
         self,
-        post: Callable[[Pulse], None],
+        post: Callable[[Pulse | Arrivals], None],
         is_cell_file: Callable[[str], bool],
         usage: Usage,
         said: Callable[[], tuple[int, int]] = lambda: (0, 0),
@@ -54,37 +59,57 @@ class PulseThread:
         self._began_at = 0.0
         self._has_looked = False
         self._last_cell = 0
-        self._told = -1  # the newest collective whose arrival is told
+        self._told: Pulse | None = None
+        self._arriving = Arriving(post, is_cell_file, name_of)
         self._begun = threading.Event()
 
     def start(self) -> None:
         """Begin to look."""
+        self._arriving.start()
         threading.Thread(target=self._sample, name="nbddp-pulse", daemon=True).start()
 
+    def tell_anew(self) -> None:
+        """Whoever hears it from here on has heard nothing yet."""
+        self._told = None
+
     def begin_cell(self, cell: int) -> None:
-        """A cell begins."""
+        """A cell begins, and with it what is known of the rank begins anew."""
+        self.tell_anew()
         self._began_at = time.time()
         self._has_looked = False
+        self._arriving.begin_cell(cell, self._began_at)
         self._cell = self._last_cell = cell
         self._begun.set()
 
     def end_cell(self) -> None:
         """It is over; if it took long enough to be looked at, say where it ended."""
         if self._has_looked:
-            self._post(self.look(self._cell))
+            self._tell(self.look(self._cell))
+        self._arriving.end_cell(is_short=not self._has_looked)
         self._cell = 0
 
     def _sample(self) -> None:
-        looks = 0
+        """All ranks of a machine look at the same moments: their reader is woken for once."""
         while True:
-            if self._begun.wait(PERIOD):
+            if self._begun.wait(until_next_beat(time.monotonic(), PERIOD)):
                 self._begun.clear()
                 time.sleep(FIRST_LOOK)
             cell = self._cell
-            looks += 1
             self._has_looked = self._has_looked or bool(cell)
-            if cell or looks % HEARTBEAT == 0:
-                self._post(self.look(cell))
+            beat = round(time.monotonic() / PERIOD)
+            if cell:
+                self._tell(self.look(cell))
+            elif beat % HEARTBEAT == 0:
+                self._tell_news(self.look(), is_due=beat % (HEARTBEAT * AT_LEAST) == 0)
+
+    def _tell(self, pulse: Pulse) -> None:
+        self._told = pulse
+        self._post(pulse)
+
+    def _tell_news(self, pulse: Pulse, *, is_due: bool) -> None:
+        """Between cells most looks see what the one before has seen: it is not worth a letter."""
+        if is_due or self._told is None or _is_news(pulse, self._told):
+            self._tell(pulse)
 
     def look(self, cell: int = 0) -> Pulse:
         """Where the main thread is right now, in this cell or outside any."""
@@ -92,16 +117,13 @@ class PulseThread:
         return self._look_at(main_frame(), cell)
 
     def _look_at(self, frame: FrameType, cell: int) -> Pulse:
-        entries = recorded() if self._last_cell else []
-        newest = newest_of(entries)
+        newest = self._arriving.tell() if self._last_cell else None
         use = self._usage.read()
         kind, wait = self._wait(cell, frame, newest)
         seconds = self._stay(cell, frame, newest, kind, use)
         is_waited_in = bool(wait) and seconds > 0
         is_recent = newest is not None and newest.began_at >= self._began_at
         line, file, code, function = self._in_cell(frame) if cell else (0, "", "", "")
-        came = arrivals(entries, since=self._began_at, after=self._told) if cell else []
-        self._told = newest.record if newest is not None else self._told
         return Pulse(
             cell=cell,
             line=line,
@@ -120,7 +142,6 @@ class PulseThread:
             gpu_memory=use.gpu_memory,
             gpu_reserved=use.gpu_reserved,
             asks=self._asks(),
-            arrivals=came,
         )
 
     def _wait(self, cell: int, frame: FrameType, newest: Collective | None) -> tuple[Wait, str]:
@@ -151,7 +172,10 @@ class PulseThread:
         seconds = self._stillness.look(trace, kind, now)
         if not cell or kind is not Wait.NONE or not self._stillness.wants_closer_look(now):
             return seconds
-        closer = Closer(state=state, cpu=use.cpu, children=children_cpu_time())
+        children = children_use()
+        closer = Closer(
+            state="D" if children.is_reading else state, cpu=use.cpu, children=children.cpu_time
+        )
         return self._stillness.look_closer(closer, now)
 
     def _in_cell(self, frame: FrameType) -> tuple[int, str, str, str]:
@@ -164,3 +188,17 @@ class PulseThread:
             return 0, "", "", frame.f_code.co_name
         code = as_typed(linecache.getline(filename, here.f_lineno).strip())
         return here.f_lineno, self._name_of(filename), code[:MAX_CODE], called
+
+
+def _is_news(pulse: Pulse, told: Pulse) -> bool:
+    """Whether anything that one sees of a rank between cells is another than was told."""
+    pairs = (
+        (pulse.memory, told.memory),
+        (pulse.gpu_memory, told.gpu_memory),
+        (pulse.gpu_reserved, told.gpu_reserved),
+    )
+    return (
+        (pulse.cell, pulse.last_cell, pulse.asks) != (told.cell, told.last_cell, told.asks)
+        or abs(pulse.cpu - told.cpu) > MUCH
+        or any(abs(now - before) > before * MUCH / 100 for now, before in pairs)
+    )

@@ -32,6 +32,7 @@ from nbddp.worker.headline import text_of
 from nbddp.worker.notebook_lines import NotebookLines
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
+from nbddp.worker.tracing import Tracer, traced
 
 _MAGICS = "IPython.core.magics"
 _PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
@@ -56,6 +57,7 @@ class RankShell(InteractiveShell):
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
     keep: Callable[[str], None] = staticmethod(lambda _text: None)
+    tracer: Tracer | None = None  # of the last cell, if some of its steps were to be traced
     handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
     _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: what they began goes on
     _awaited: asyncio.Task[Any] | None = None
@@ -86,13 +88,14 @@ class RankShell(InteractiveShell):
         self.displayhook.bundle = {}
         self._kept.clear()
         self._swallowed.clear()
-        result: ExecutionResult = (
-            self._run_script(Script.read(command.script))
-            if command.script
-            else super().run_cell(command.source, store_history=True)
-        )
-        if result.success and self._swallowed:
-            result.error_in_exec = self._swallowed[0]
+        with traced(command) if command.trace else nullcontext() as self.tracer:
+            result: ExecutionResult = (
+                self._run_script(Script.read(command.script))
+                if command.script
+                else super().run_cell(command.source, store_history=True)
+            )
+            if result.success and self._swallowed:
+                result.error_in_exec = self._swallowed[0]
         self._sort_tracebacks(result.error_before_exec or result.error_in_exec)
         return result
 
@@ -146,9 +149,9 @@ class RankShell(InteractiveShell):
         """Whether a code object's file is one of the cells run here, or the user's in a script."""
         return filename in self.compile.files or filename in self._script_files
 
-    def name_of_script(self, filename: str) -> str:
-        """What a script's file is called; empty for a cell's."""
-        return self._script_files.name(filename)
+    def name_of_file(self, filename: str) -> str:
+        """What a script's file is called, or another cell than the one that runs: ``cell [3]``."""
+        return self._script_files.name(filename) or self.compile.name_of_cell(filename)
 
     def _await(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a cell with top-level ``await``, so that :meth:`cancel` ends it in good order."""

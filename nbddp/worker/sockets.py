@@ -54,6 +54,21 @@ def shut_down(fd: int, ends: Ends) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
+def read_no_more(fd: int, ends: Ends, *, hold: bool) -> int | None:
+    """Let whoever reads from the connection between these ends see its end.
+
+    Returns:
+        Another descriptor, with which it stays open though its owner closes his; None if there is
+        none to spare, or it is not to be held.
+    """
+    with suppress(OSError), _borrowed(fd) as connection:  # closed meanwhile
+        if _ends(connection) == ends:  # and not another one's by now
+            held = _duplicate(fd) if hold else None
+            connection.shutdown(socket.SHUT_RD)
+            return held
+    return None
+
+
 def descriptors() -> Iterable[int]:
     """Those that are open; where none is left to list them with, all that there may be."""
     try:

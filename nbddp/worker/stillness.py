@@ -75,7 +75,7 @@ class Closer:
     """What a closer look shows of a thread that seems to stay where it is.
 
     Attributes:
-        state: the thread's, such as "D" while it waits for a disk.
+        state: the thread's; "D" while it, or a child, waits for a disk.
         cpu: percent of one core that the whole process uses.
         children: seconds of CPU that its children have used.
     """
@@ -110,11 +110,16 @@ class Stillness:
         return self._closer is not None or now - self._since >= SETTLED
 
     def look_closer(self, closer: Closer, now: float) -> float:
-        """The same, when it was found to stay somewhere and to wait for nobody."""
+        """The same, when it was found to stay somewhere and to wait for nobody.
+
+        What children do shows between two such looks: however late the first one comes, it proves
+        no more than ``SETTLED``.
+        """
         before, self._closer = self._closer, closer
         if closer.is_at_work(before):
             self._since = now
-        return now - self._since
+        seconds = now - self._since
+        return seconds if before is not None else min(seconds, SETTLED)
 
     def moved(self, now: float) -> None:
         """It has."""

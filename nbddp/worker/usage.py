@@ -66,13 +66,27 @@ class Usage:
         self._memory = self._process.memory_info().rss
 
 
-def children_cpu_time() -> float:
-    """Seconds of CPU that the descendants of this process have used, those that ended included."""
+@dataclass(frozen=True, slots=True)
+class ChildrenUse:
+    """What the descendants of a process do.
+
+    ``cpu_time`` is seconds of CPU, with those that ended; ``is_reading`` says that one waits for a
+    disk.
+    """
+
+    cpu_time: float
+    is_reading: bool
+
+
+def children_use() -> ChildrenUse:
+    """What the descendants of this process do, and have done."""
     ended = os.times()
     seconds = ended.children_user + ended.children_system
+    is_reading = False
     with suppress(OSError):  # no descriptors are left to look with
         for each in descendants(os.getpid()):
-            with suppress(psutil.Error):  # it has just ended
+            with suppress(psutil.Error), each.oneshot():  # suppressed: it has just ended
                 used = each.cpu_times()
                 seconds += used.user + used.system + used.children_user + used.children_system
-    return seconds
+                is_reading |= each.status() == psutil.STATUS_DISK_SLEEP
+    return ChildrenUse(seconds, is_reading)

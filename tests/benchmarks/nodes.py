@@ -40,9 +40,14 @@ while True:
 COMING = 300.0  # seconds for all nodes to come in
 
 
-def bring(group: SteeredGroup, nodes: int, ranks: int) -> list[subprocess.Popen[bytes]]:
-    """Open a door and start so many keepers, which torchrun would start on a node."""
-    door = group.open_nodes(NodesSpec(least=nodes, most=nodes, nproc_per_node=ranks))
+def bring(
+    group: SteeredGroup, nodes: int, ranks: int, *, most: int = 0
+) -> list[subprocess.Popen[bytes]]:
+    """Open a door and start so many keepers, which torchrun would start on a node.
+
+    ``most``: how many nodes there may be in the end.
+    """
+    door = group.open_nodes(NodesSpec(least=nodes, most=most or nodes, nproc_per_node=ranks))
     command = [sys.executable, "-m", "nbddp.worker", "--join", str(door.join_file)]
     command += ["--nproc-per-node", str(ranks)]
     keepers = []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from playwright.sync_api import expect
 
 from browser.desk import BLANK, Desk
 from browser.lab import CHROMIUM, Lab, LabNotebook
@@ -15,6 +16,8 @@ from browser.lab import CHROMIUM, Lab, LabNotebook
 NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"
 )
+
+expect.set_options(timeout=30_000)  # as all else on a page; else it is 5 s
 
 
 def write_notebook(path: Path, *cells: str) -> None:

@@ -24,7 +24,9 @@ if "ddp" in get_ipython().magics_manager.magics["line"]:
 __import__("ipywidgets").Widget.close_all()
 get_ipython().run_line_magic("reset", "-f")
 """
+# a page that was just loaded may still be starting a kernel
 _AT_REST = """
+if (!panel.sessionContext.isReady) return false;
 const kernel = panel.sessionContext.session?.kernel;
 return !kernel || kernel.status === 'idle';
 """
@@ -109,7 +111,7 @@ class Desk:
     def _clear(self, notebook: LabNotebook) -> None:
         """Close the notebook; its kernel is kept if it is there and is rid of all that was left."""
         with contextlib.suppress(TimeoutError):
-            notebook.await_js(_AT_REST, 5)
+            notebook.await_js(_AT_REST, 30)
         session = notebook.js(_RUN.replace("CODE", json.dumps(_TIDY)))
         if session is None or session != (self._session or session):
             notebook.shut_down_kernel()

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 from playwright.sync_api import Browser, Locator, Page, Playwright, sync_playwright
+from playwright.sync_api import TimeoutError as OutOfTime
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 IS_LAB = os.environ.get("FRONT_END", "lab") == "lab"  # else it is Notebook 7
@@ -94,7 +95,7 @@ class Lab:
         except subprocess.TimeoutExpired:
             self._server.kill()
             self._server.wait()
-        for child in psutil.wait_procs(children, timeout=5)[1]:
+        for child in psutil.wait_procs(children, timeout=20)[1]:
             child.kill()
         self._log.close()
 
@@ -142,7 +143,7 @@ class Lab:
             headers={"Authorization": f"token {self._token}"},
             data=json.dumps(body).encode() if body else None,
         )
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     def address(self, name: str) -> str:
         """Where a notebook is found."""
@@ -224,8 +225,8 @@ class LabNotebook:
         self.await_idle(timeout)
 
     def begin(self, cell: int) -> None:
-        """Run one code cell, as Shift+Enter does, and do not wait for it."""
-        self.code_cell(cell).locator(".cm-content").first.click()
+        """Run one code cell, as Shift+Enter does, and do not wait for it; a folded one stays so."""
+        self.code_cell(cell).locator(".cm-content, .jp-Placeholder-prompt").first.click()
         self.page.keyboard.press("Shift+Enter")
 
     def run(self, cell: int, *, timeout: float = 60) -> None:
@@ -274,7 +275,7 @@ class LabNotebook:
         """What is shown under a code cell."""
         return self.code_cell(cell).locator(".jp-Cell-outputArea").inner_text().strip()
 
-    def await_text(self, cell: int, pattern: str, *, timeout: float = 30) -> re.Match[str]:
+    def await_text(self, cell: int, pattern: str, *, timeout: float = 60) -> re.Match[str]:
         """Wait until this is shown under a code cell."""
         deadline = time.monotonic() + timeout
         while not (found := re.search(pattern, self.text(cell), re.MULTILINE)):
@@ -283,14 +284,30 @@ class LabNotebook:
             time.sleep(0.05)
         return found
 
+    def await_held(self, part: Locator, timeout: float = 30) -> str:
+        """Wait until a part stays as it is while the panel's clock goes on; what it then shows."""
+        clock = self.page.locator(".nbddp-panel .nbddp-head").last
+        deadline = time.monotonic() + timeout
+        while True:
+            held, at = part.inner_text(), clock.inner_text()
+            self.page.wait_for_timeout(1000)
+            if clock.inner_text() != at and part.inner_text() == held:
+                return held
+            if time.monotonic() > deadline:
+                raise TimeoutError("it does not stay as it is, or its clock stands still")
+
     def button(self, label: str) -> Locator:
         """A button of a panel, by what is written on it."""
         return self.page.locator("button.jupyter-button", has_text=re.compile(rf"^\s*{label}\s*$"))
 
     def press_twice(self, label: str) -> None:
-        """Press a button that asks first, and answer."""
-        self.button(label).click()
-        self.button(rf"{label}\?").click()
+        """Press a button that asks first, and answer; on a slow page it may take that back."""
+        for _ in range(9):
+            self.button(label).click()
+            with contextlib.suppress(OutOfTime):
+                self.button(rf"{label}\?").click(timeout=6_000)
+                return
+        raise TimeoutError(f"{label} asked, and took it back before it was answered")
 
     def save(self) -> None:
         """Save the notebook's file."""
@@ -305,7 +322,7 @@ class LabNotebook:
         self.page.reload()
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
 
-    def await_js(self, condition: str, timeout: float = 10) -> None:
+    def await_js(self, condition: str, timeout: float = 60) -> None:
         """Until this JavaScript returns true."""
         deadline = time.monotonic() + timeout
         while not self.js(condition):

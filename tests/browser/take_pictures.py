@@ -1,15 +1,19 @@
-"""Make README's pictures of the panel anew, in light and dark, from a real training.
+"""Make README's pictures anew, in light and dark, from a real training: a still and a moving one.
 
     python tests/browser/take_pictures.py [FOLDER]
 
-FOLDER is ``notebooks/pictures`` if it is not said. Needs Chromium; takes about a minute.
+FOLDER is ``notebooks/pictures`` if it is not said. Needs Chromium; takes about two minutes.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
+import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from PIL import Image
@@ -44,6 +48,124 @@ for epoch in range(40):
 """
 
 
+# the moving picture: a rank is killed while the cell runs, and the cell heals
+PREPARE = """%%ddp
+batches = nbddp.loader(nbddp.digits().train, batch_size=16)
+layers = torch.nn.Flatten(), torch.nn.Linear(784, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+model = nbddp.prepare(torch.nn.Sequential(*layers))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
+step = 0
+"""
+HEAL = """%%ddp --heal 1
+while step < 700:
+    for images, labels in batches:
+        loss = torch.nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        nbddp.log(step=step, loss=loss.item())
+        step += 1
+"""
+ROOM = {"width": 900, "height": 1300}  # of the page, so that nothing has to be scrolled
+HEIGHT = 700  # of what is shown, from the top of the cell on
+PAUSE = 0.2  # seconds between two pictures
+LAST = 3000  # milliseconds that the last one stays
+POINTER = """([x, y]) => {
+    const dot = document.querySelector("#pointer") ?? document.createElement("div");
+    dot.id = "pointer";
+    dot.style.cssText = `position:fixed;left:${x - 11}px;top:${y - 11}px;width:22px;height:22px;
+        border-radius:50%;background:#f908;border:2px solid #f90;z-index:99;pointer-events:none`;
+    document.body.append(dot);
+}"""
+QUALITY = 55  # less than half a megabyte, and letters are sharp
+TOGGLE = "application:toggle-left-area"
+NO_POINTER = "document.querySelector('#pointer')?.remove()"
+
+
+class Film:
+    """Pictures of a notebook's page, each for as long as nothing else was seen."""
+
+    def __init__(self, notebook: front_end.LabNotebook, cell: int) -> None:
+        self._notebook = notebook
+        self._cell = cell
+        box = notebook.code_cell(cell).bounding_box()
+        self._sight = {**box, "height": HEIGHT}
+        self._shots: list[tuple[float, Image.Image]] = []
+
+    def until(self, pattern: str, *, timeout: float = 60) -> None:
+        """Take pictures until this is shown under the cell."""
+        deadline = time.monotonic() + timeout
+        while not re.search(pattern, self._notebook.text(self._cell)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{pattern!r} is not in:\n{self._notebook.text(self._cell)}")
+            self.go_on(PAUSE)
+
+    def go_on(self, seconds: float) -> None:
+        """Take pictures for so long; one at least."""
+        deadline = time.monotonic() + seconds
+        while True:
+            began = time.monotonic()
+            picture = Image.open(io.BytesIO(self._notebook.page.screenshot(clip=self._sight)))
+            self._shots.append((began, picture.convert("RGB")))
+            if time.monotonic() > deadline:
+                return
+            time.sleep(max(0.0, began + PAUSE - time.monotonic()))
+
+    def press(self, label: str) -> None:
+        """Press a button of the panel, where the reader sees it."""
+        box = self._notebook.button(label).bounding_box()
+        place = [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2]
+        self._notebook.page.evaluate(POINTER, place)
+        self.go_on(3 * PAUSE)
+        self._notebook.page.mouse.click(*place)
+        self.go_on(3 * PAUSE)
+        self._notebook.page.evaluate(NO_POINTER)
+
+    def save(self, path: Path) -> None:
+        """Write it; what looks the same is one picture."""
+        kept = [self._shots[0]]
+        for at, picture in self._shots[1:]:
+            if picture.tobytes() != kept[-1][1].tobytes():
+                kept.append((at, picture))
+        times = [at for at, _ in kept]
+        lasting = [round(1000 * (b - a)) for a, b in itertools.pairwise(times)]
+        first, *others = [picture for _, picture in kept]
+        first.save(
+            path,
+            save_all=True,
+            append_images=others,
+            duration=[*lasting, LAST],
+            loop=0,
+            quality=QUALITY,
+            method=6,
+        )
+
+
+def take_moving(theme: str, folder: Path) -> None:
+    """A cell that trains, loses a rank to a press of a button, and heals."""
+    os.environ["LAB_THEME"] = THEMES[theme]
+    with tempfile.TemporaryDirectory() as root, front_end.Lab(Path(root)) as lab:
+        write_notebook(lab.notebooks / "heal.ipynb", START, PREPARE, HEAL)
+        with lab.open("heal.ipynb") as notebook:
+            notebook.page.set_viewport_size(ROOM)
+            notebook.js(f"await window.jupyterapp.commands.execute('{TOGGLE}')")
+            notebook.run(0)
+            notebook.run(1)
+            notebook.code_cell(2).locator(".cm-content").click()
+            film = Film(notebook, 2)
+            film.go_on(1.0)
+            notebook.page.keyboard.press("Control+Enter")
+            film.until("Kill")
+            notebook.page.locator(".nbddp-buttons select").select_option("2")
+            film.go_on(3.0)
+            film.press("Kill")
+            film.press(r"Kill\?")
+            film.until("heal")
+            film.until("done on ranks")
+            film.go_on(PAUSE)
+            film.save(folder / f"heal-{theme}.webp")
+
+
 def take(theme: str, folder: Path) -> None:
     """One picture, in the middle of the training."""
     os.environ["LAB_THEME"] = THEMES[theme]
@@ -65,3 +187,4 @@ if __name__ == "__main__":
     where = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "notebooks" / "pictures"
     for each in THEMES:
         take(each, where)
+        take_moving(each, where)

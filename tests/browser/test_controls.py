@@ -74,7 +74,7 @@ def test_stop_asks_and_takes_the_question_back(running: LabNotebook, picture: Pi
     running.button("Stop").click()
     running.button(r"Stop\?").wait_for()
     picture(running, "stop-asked")
-    running.button("Stop").wait_for(timeout=20_000)  # nobody answered
+    running.button("Stop").wait_for(timeout=60_000)  # nobody answered
     running.await_text(1, r"^running a cell · ")
     running.press_twice("Stop")
     running.await_idle()
@@ -121,9 +121,12 @@ def test_no_button_is_cut_off_in_a_narrow_page(running: LabNotebook, picture: Pi
 
 
 def test_a_short_cell_grows_and_never_shrinks(desk: Desk) -> None:
-    write_notebook(desk.notebooks / "short.ipynb", START, SHORT)
+    no_panel = "from nbddp.ui.panel import view\nview.OPENING = {}"  # a second, for who is quick
+    cells = no_panel.format(60.0), no_panel.format(1.0)
+    write_notebook(desk.notebooks / "short.ipynb", START, SHORT, *cells)
     with desk.open("short.ipynb") as notebook:
         notebook.run(0)
+        notebook.run(2)
         for _ in range(3):
             notebook.js("panel.content.widgets[1].model.outputs.clear()")  # or its height counts
             notebook.await_js(f"return {OUTPUT}.offsetHeight === 0")
@@ -133,6 +136,7 @@ def test_a_short_cell_grows_and_never_shrinks(desk: Desk) -> None:
             heights = [each for each in notebook.js("return window.heights") if each]
             assert heights, "it is watched"
             assert heights == sorted(heights), "what was drawn is not taken away again"
+        notebook.run(3)
         assert notebook.problems == []
 
 

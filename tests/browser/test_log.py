@@ -110,6 +110,18 @@ def place(notebook: LabNotebook, text: str) -> float:
     return float(found)
 
 
+def await_rest(notebook: LabNotebook, text: str) -> float:
+    """Where a line stands, once the log has been scrolled up and glides no more."""
+    until = time.monotonic() + 30
+    while True:
+        at = place(notebook, text)
+        notebook.page.wait_for_timeout(300)
+        is_up = log(notebook).evaluate("it => it.scrollTop") < 0
+        if is_up and abs(place(notebook, text) - at) < 0.5:
+            return at
+        assert time.monotonic() < until, "it glides"
+
+
 def below_view(scroll: Any) -> float:
     """How far the end of the newest line is below the log's lower edge."""
     return float(
@@ -137,9 +149,8 @@ def test_at_its_end_the_log_follows_and_scrolled_up_it_stays(printing: LabNotebo
         assert below_view(scroll) <= 1, "the newest line is in view"
     scroll.hover()
     printing.page.mouse.wheel(0, -300)
-    printing.page.wait_for_timeout(300)
     step = newest(printing) - 10
-    at = place(printing, f"step {step} of rank 1")
+    at = await_rest(printing, f"step {step} of rank 1")
     for _ in range(3):
         await_more(printing)
         assert place(printing, f"step {step} of rank 1") == pytest.approx(at, abs=1)
@@ -202,10 +213,8 @@ def test_warnings_and_errors_are_tinted_and_the_path_of_the_logs_is_told(
 
 def test_a_held_log_stays_as_it_is(printing: LabNotebook) -> None:
     printing.button("Hold").click()
-    printing.page.wait_for_timeout(500)
-    held = log(printing).inner_text()
-    printing.page.wait_for_timeout(1000)
-    assert log(printing).inner_text() == held
+    held = printing.await_held(log(printing))
+    assert printing.await_held(log(printing)) == held
     printing.button("Hold").click()
     await_more(printing)
 

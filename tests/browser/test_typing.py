@@ -52,7 +52,7 @@ def await_box(notebook: LabNotebook, prompt: str) -> Locator:
     """Until the page asks this; where one types."""
     asked = notebook.page.locator(f"{OPEN} .jp-Stdin-prompt", has_text=prompt)
     box = asked.locator("input.jp-Stdin-input").last
-    box.wait_for(timeout=20_000)
+    box.wait_for(timeout=60_000)
     return box
 
 
@@ -165,8 +165,8 @@ def turn_away(notebook: LabNotebook, leave: Callable[[LabNotebook], None]) -> No
     notebook.await_text(NAME, "input")
     leave(notebook)
     notebook.await_ready()
-    notebook.await_kernel(30)
-    notebook.await_idle(30)
+    notebook.await_kernel()
+    notebook.await_idle()
     interrupt(notebook)  # JupyterLab waits for an answer, the kernel does not
     names_are_kept(notebook)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from notebook import Notebook
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 SOURCE = (

@@ -67,7 +67,7 @@ def test_an_executed_notebook_has_the_numbers_of_its_prompts(folder: Path) -> No
     sources = ["%load_ext nbddp", "%%ddp --nproc 2\n1/0", "%%ddp\n1/0", "%ddp stop"]
     notebook = new_notebook(cells=[new_code_cell(each) for each in sources])
     path = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, resources=path, allow_errors=True, timeout=50).execute()
+    NotebookClient(notebook, resources=path, allow_errors=True, timeout=150).execute()
     saved = json.loads(nbformat.writes(notebook))
     for cell in saved["cells"][1:3]:
         said = re.sub(r"\x1b\[[0-9;]*m", "", json.dumps(cell["outputs"]).replace("\\u001b", "\x1b"))
@@ -82,7 +82,7 @@ def test_it_is_so_in_a_terminal(folder: Path) -> None:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=True,
     ).stdout
     prompt = said.rpartition("In [3]: ")[2].partition("In [4]: ")[0]

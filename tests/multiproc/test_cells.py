@@ -71,7 +71,7 @@ def test_c_code_and_child_processes_print_to_the_cell_too(notebook: Notebook) ->
 def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
     notebook: Notebook,
 ) -> None:
-    reply = notebook.run("%%ddp --nproc 2\n\n# a remark\nvalue = 1\nvalue / 0")
+    reply = notebook.run("%%ddp --nproc 2\n\n# a remark\nvalue = 1; dist.barrier()\nvalue / 0")
     assert reply.status == "error"
     assert reply.error == "CellFailedError: ranks 0-1: ZeroDivisionError: division by zero, line 5"
     assert "----> 5 value / 0" in reply.traceback
@@ -177,13 +177,15 @@ def test_fresh_empties_the_namespaces(notebook: Notebook) -> None:
 
 
 def test_no_wait_returns_at_once_and_wait_waits(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 2\nimport time")
-    request = notebook.begin("%%ddp --no-wait\ntime.sleep(1)\nprint('done')")
-    reply = notebook.finish(request)
+    notebook.run("%%ddp --nproc 2\nimport os, time\nif os.path.exists('go_on'): os.remove('go_on')")
+    reply = notebook.run(
+        "%%ddp --no-wait\nwhile not os.path.exists('go_on'): time.sleep(0.01)\nprint('done')"
+    )
     assert reply.status == "ok"
     assert "done" not in reply.text
     busy = notebook.run("%%ddp\npass")
     assert "a cell is still running" in busy.text
+    notebook.run("open('go_on', 'w').close()")
     assert notebook.run("%ddp wait").status == "ok"
     assert notebook.run("%%ddp\npass").status == "ok"
 

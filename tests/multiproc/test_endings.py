@@ -10,7 +10,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import process
 from multiprocessing.forkserver import ForkServer
 from pathlib import Path
@@ -34,14 +34,28 @@ WITH_WORKERS = (
     "loader = DataLoader(range(99), num_workers=2, persistent_workers=True)\n"
     "it = iter(loader)\nprint(len(next(it)))"
 )
+# seconds after which a worker sees by itself that its rank is gone
+PATIENT = "from torch.utils.data._utils import worker\nworker.MP_STATUS_CHECK_INTERVAL = 600.0\n"
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
+def shared_memory(processes: Sequence[psutil.Process]) -> list[str]:
+    """What these have there; other tests that run just now have theirs."""
+    mine = tuple(f"torch_{each.pid}_" for each in processes)
+    return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(mine)]
 
 
 def descendants(notebook: Notebook) -> list[psutil.Process]:
     return psutil.Process(notebook.pid).children(recursive=True)
+
+
+def left_in(notebook: Notebook) -> list[str]:
+    """What is in the kernel's folder for temporary files.
+
+    But for the cache that torch makes there, which lasts, when the helper has come to import its
+    compiler.
+    """
+    paths = [path.name for path in notebook.temporary.iterdir()]
+    return [name for name in paths if not name.startswith("torchinductor_")]
 
 
 @pytest.mark.parametrize("how", ["kill", "shutdown", "restart"])
@@ -51,17 +65,16 @@ def test_when_the_kernel_goes_everything_it_started_goes(
     assert fresh_notebook.run(WITH_WORKERS).lines(1) == ["1"]
     processes = descendants(fresh_notebook)
     assert len(processes) >= 7  # tracker, forkserver, 2 ranks, their 4 workers
-    before = shared_memory()
     if how == "restart":
         fresh_notebook.restart()
     elif how == "kill":
         psutil.Process(fresh_notebook.pid).kill()
     else:
         fresh_notebook.__exit__(None, None, None)
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=40)
     assert not alive
-    assert shared_memory() <= before
-    assert wait_until(lambda: not list(fresh_notebook.temporary.iterdir()))
+    assert not shared_memory(processes)
+    assert wait_until(lambda: not left_in(fresh_notebook)), left_in(fresh_notebook)
 
 
 def test_a_rank_that_was_stopped_goes_with_the_kernel_too(fresh_notebook: Notebook) -> None:
@@ -70,7 +83,7 @@ def test_a_rank_that_was_stopped_goes_with_the_kernel_too(fresh_notebook: Notebo
     stopped, _ = json.loads(fresh_notebook.run("%ddp pull __import__('os').getpid()").result)
     psutil.Process(stopped).suspend()
     psutil.Process(fresh_notebook.pid).kill()
-    assert not psutil.wait_procs(processes, timeout=10)[1]
+    assert not psutil.wait_procs(processes, timeout=40)[1]
 
 
 def test_a_kernel_that_is_killed_in_the_middle_of_a_cell_leaves_nobody(
@@ -83,7 +96,7 @@ def test_a_kernel_that_is_killed_in_the_middle_of_a_cell_leaves_nobody(
     fresh_notebook.finish(request, until="begun")
     processes = descendants(fresh_notebook)
     psutil.Process(fresh_notebook.pid).kill()
-    assert not psutil.wait_procs(processes, timeout=10)[1]
+    assert not psutil.wait_procs(processes, timeout=40)[1]
 
 
 def test_stop_ends_the_workers_of_a_dataloader_too(group: WorkerGroup) -> None:
@@ -92,14 +105,15 @@ def test_stop_ends_the_workers_of_a_dataloader_too(group: WorkerGroup) -> None:
     processes = [each for pid in pids for each in psutil.Process(pid).children(recursive=True)]
     assert len(processes) == 4
     group.stop()
-    assert not psutil.wait_procs(processes, timeout=10)[1]
+    assert not psutil.wait_procs(processes, timeout=40)[1]
 
 
 def test_a_killed_rank_leaves_no_workers_behind(group: WorkerGroup) -> None:
-    group.run(WITH_WORKERS.partition("\n")[2])
+    group.run(PATIENT + WITH_WORKERS.partition("\n")[2])
     processes = psutil.Process(group.session.process_ids()[1]).children(recursive=True)
+    assert len(processes) == 2
     group.kill(1)
-    assert not psutil.wait_procs(processes, timeout=3)[1]
+    assert not psutil.wait_procs(processes, timeout=40)[1]
 
 
 def test_reset_does_not_break_the_next_start(notebook: Notebook) -> None:

@@ -14,7 +14,7 @@ import pytest
 from notebook import Notebook
 from processes import GLOO_ABORTS
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 PREPARE = """%%ddp --nproc 2

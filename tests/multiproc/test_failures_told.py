@@ -48,6 +48,12 @@ TOLD = {
 }
 
 
+@pytest.fixture(autouse=True)
+def nobody_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever raises what another rank has raised has time for it."""
+    monkeypatch.setattr("nbddp.lifecycle.transitions.PEERS_PATIENCE", 30.0)
+
+
 def failure_of(group: WorkerGroup, source: str) -> CellFailedError:
     with pytest.raises(CellFailedError) as caught:
         group.run(source)
@@ -94,7 +100,7 @@ def test_torchs_trace_of_c_is_folded(make_group: object) -> None:
     assert len(error.report.splitlines()) < 25
 
 
-NEEDLE = "%%ddp --nproc 4\nsay = 'nee' + 'dle'\nraise ValueError(say)"
+NEEDLE = "%%ddp --nproc 4\nsay = 'nee' + 'dle'; dist.barrier()\nraise ValueError(say)"
 
 
 def test_the_same_error_of_all_ranks_is_shown_once_as_text(notebook: Notebook) -> None:

@@ -17,7 +17,7 @@ from hangs import act_when_said, said_of_a_hang
 
 from nbddp import CellFailedError, WorkerGroup
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.multiproc
 
 STEP = 3
 ARM = "from nbddp import faults\nfaults.at(step=3, rank=1, kind={kind!r}{more})\n"
@@ -160,13 +160,13 @@ def test_a_stopped_rank_that_is_continued_goes_on(group: WorkerGroup) -> None:
 def test_slow_draws_out_every_later_step_of_its_rank(group: WorkerGroup) -> None:
     group.run(
         arm("slow", ", factor=4")
-        + "import time\nfor step in range(8):\n    time.sleep(0.05)\n    nbddp.log(step=step)"
+        + "import time\nfor step in range(16):\n    time.sleep(0.05)\n    nbddp.log(step=step)"
     )
     assert_struck_once(group, "slow@rank=1,step=3,factor=4")
     for rank, factors in ((0, [1, 1]), (1, [1, 4])):
         times = [row["time"] for row in written(group, "metrics.jsonl") if row["rank"] == rank]
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-        # the step after the fault is drawn out once it was reported
+        # the step after the fault is drawn out once it was reported; some step is not held up
         for gap, factor in zip((min(gaps[:4]), min(gaps[4:])), factors, strict=True):
             assert 0.05 * factor <= gap < 0.05 * factor + 0.1
 

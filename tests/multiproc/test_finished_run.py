@@ -90,7 +90,7 @@ def test_a_run_whose_kernel_was_killed_is_shown_by_the_next_and_says_so(tmp_path
     with Notebook(tmp_path / "one") as killed:
         killed.run("%%ddp --nproc 2 --name lost\nprint('in the first cell')")
         request = killed.begin(
-            "%%ddp\nimport time\nfor i in range(500):\n    nbddp.log(loss=i)\n"
+            "%%ddp\nimport time\nfor i in range(500):\n    nbddp.log(loss=i)\n    dist.barrier()\n"
             "    print('at', i)\n    time.sleep(0.1)"
         )
         killed.finish(request, until="at 3")
@@ -109,3 +109,14 @@ def test_a_run_whose_kernel_was_killed_is_shown_by_the_next_and_says_so(tmp_path
         assert reply.text.startswith("cell 1 of run ")
         assert "[rank 0] in the first cell\n" in reply.text
         assert "at 3" not in reply.text
+        head, line, *_ = notebook.run("%ddp runs lost").text.splitlines()
+        assert head.split()[:4] == ["run", "when", "ranks", "loss"]
+        assert "  2  " in line
+        assert "  killed" in line
+        notebook.run("%%ddp --nproc 1 --name next\nnbddp.config(lr=0.1)\nnbddp.log(loss=1.0)")
+        reply = notebook.run("%ddp compare lost next")
+        assert reply.status == "ok"
+        [shown] = reply.displays
+        assert shown.keys() == {"image/png", "text/plain"}
+        assert "world size  2  1" in shown["text/plain"]
+        assert "killed" in shown["text/plain"]

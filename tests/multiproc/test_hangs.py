@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable
 
 import pytest
-from hangs import act_when_said, said_of_a_hang
+from hangs import NO_TIMEOUT, act_when_said, said_of_a_hang
+from moments import run_and_act, when_cell_runs
 
 from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
+from nbddp.magics.steered import SteeredGroup
 from nbddp.record.hangs import HANG_AFTER
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.multiproc
 
 
 def test_mismatched_collectives_and_a_rank_that_never_came_are_shown(
@@ -91,13 +92,14 @@ def test_a_run_folder_that_cannot_be_written_is_said_once_and_the_ranks_start(
     assert lines[1:] == ["[rank 0] works"]
 
 
+TIMEOUT = 4.0  # seconds, of groups in which a rank may stand still for shorter
 TIMEOUTS = {
     "other sizes": "dist.all_reduce(torch.ones(2 if rank == 1 else 4))",
-    "a late rank": "import time\nif rank == 1: time.sleep(3)\ndist.barrier()",
+    "a late rank": "import time\nif rank == 1: time.sleep(60)\ndist.barrier()",
     "a late backward": (
         "import time\nmodel = nbddp.prepare(torch.nn.Linear(4, 1))\n"
         "loss = model(torch.ones(1, 4).to(device)).sum()\n"
-        "if rank == 1: time.sleep(3)\nloss.backward()"
+        "if rank == 1: time.sleep(60)\nloss.backward()"
     ),
 }
 
@@ -106,17 +108,17 @@ TIMEOUTS = {
 def test_after_a_timeout_the_next_cell_has_a_new_process_group(
     make_group: Callable[..., WorkerGroup], source: str
 ) -> None:
-    group = make_group(2, timeout=1.5)
+    group = make_group(2, timeout=TIMEOUT)
     with pytest.raises(CellFailedError):
         group.run(source)
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)")
+    group.run(f"{NO_TIMEOUT}x = torch.ones(1)\ndist.all_reduce(x)")
     assert group.pull("x.item()") == [2.0, 2.0]
 
 
 def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
     make_group: Callable[..., WorkerGroup],
 ) -> None:
-    group = make_group(2, timeout=1.5)
+    group = make_group(2, timeout=TIMEOUT)
     with pytest.raises(CellFailedError) as caught:
         group.run("import time\nif rank == 1: time.sleep(60)\ndist.all_reduce(torch.ones(1))")
     report = caught.value.report
@@ -129,7 +131,7 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
 def test_who_came_with_another_size_and_went_on_is_not_called_absent(
     make_group: Callable[..., WorkerGroup],
 ) -> None:
-    group = make_group(2, timeout=1.5)
+    group = make_group(2, timeout=TIMEOUT)
     with pytest.raises(CellFailedError, match="rank 0: RuntimeError: Timed out waiting"):
         group.run("import time\ndist.all_reduce(torch.ones(2 if rank == 1 else 4))\ntime.sleep(60)")
 
@@ -145,20 +147,24 @@ def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
 
 
 def test_an_interrupt_says_of_a_rank_that_was_stopped_that_it_is_and_what_wakes_it(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., SteeredGroup],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("nbddp.lifecycle.transitions.STUCK_AFTER", 3.0)  # rank 0 may be slow
+    group = make_group(2, grace=12.0)
     pid = group.session.process_ids()[1]
     os.kill(pid, signal.SIGSTOP)
-    timer = threading.Timer(0.3, group.interrupt)
-    timer.start()
-    waker = threading.Timer(2.5, os.kill, [pid, signal.SIGCONT])
-    waker.start()
+    when_cell_runs(group, group.interrupt)
     with pytest.raises(CellInterruptedError):
-        group.run("import time\ntime.sleep(60)")
-    timer.join()
-    waker.join()
+        run_and_act(
+            group,
+            "import time\ntime.sleep(60)",
+            lambda said: "stopped by SIGSTOP" in said,
+            lambda: os.kill(pid, signal.SIGCONT),
+        )
     text = capsys.readouterr().out
-    assert f"nbddp: rank 1 stopped by SIGSTOP (`kill -CONT {pid}` wakes); killed in 4 s, or" in text
+    assert f"nbddp: rank 1 stopped by SIGSTOP (`kill -CONT {pid}` wakes); killed in 9 s, or" in text
     assert group.life.alive == [0, 1]
 
 

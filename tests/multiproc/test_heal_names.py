@@ -10,7 +10,7 @@ from trained import STATE, TRAINED, kill
 
 from nbddp import CellFailedError, WorkerGroup
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.multiproc
 
 
 @pytest.fixture
@@ -36,6 +36,21 @@ def test_what_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group: Worke
     states = group.run(STATE, quiet=True, wants_value=True).values()
     assert [each["at"] for each in states] == [True, False, True]
     assert states[0]["weights"] == states[1]["weights"] == states[2]["weights"]
+
+
+def test_who_misses_a_name_is_told_where_to_make_it_again(group: WorkerGroup) -> None:
+    """A group that one rank makes alone waits for the others; a whole cell may have many."""
+    group.run("every = dist.new_group()\nplace = open(__import__('os').devnull)", quiet=True)
+    kill(group, 1)
+    lines = group.heal().lines()
+    assert (
+        "not carried: every (a process group is made by all ranks at once); cell [1] makes it: "
+        "run that line on all ranks"
+    ) in lines
+    assert (
+        "not carried: place (a TextIOWrapper that is open belongs to its process); cell [1] makes "
+        "it: run that line with --ranks 1"
+    ) in lines
 
 
 def test_a_new_rank_finds_what_cells_have_set_in_the_process(

@@ -94,7 +94,7 @@ def test_what_a_killed_rank_started_ends_and_what_the_others_started_lives(
     patient.run(IMPORTS + CHILDREN[what], quiet=True)
     spared, lost = (started_by(pid) for pid in patient.session.process_ids().values())
     os.kill(patient.session.process_ids()[1], signal.SIGKILL)
-    assert not psutil.wait_procs(lost, timeout=10)[1]
+    assert not psutil.wait_procs(lost, timeout=40)[1]
     assert all(lives(each) for each in spared)
     patient.run("pass", ranks=[0])
     assert all(lives(each) for each in spared)
@@ -112,7 +112,7 @@ def test_what_ranks_started_ends_with_the_kernel(
         for pid in pids:
             psutil.Process(pid).suspend()
     psutil.Process(fresh_notebook.pid).kill()
-    assert not psutil.wait_procs(started, timeout=10)[1]
+    assert not psutil.wait_procs(started, timeout=40)[1]
 
 
 def test_a_rank_that_ends_does_what_was_to_be_done_at_exit(
@@ -139,11 +139,11 @@ def test_a_rank_that_ends_does_what_was_to_be_done_at_exit(
 def test_a_rank_that_does_not_end_is_killed_and_named(
     make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    group = make_group(2, grace=0.5)
+    group = make_group(2, grace=4.0)  # rank 0 ends in it, on a slow machine too
     group.run(f"{IMPORTS}if rank == 1: atexit.register(time.sleep, 600)")
     group.restart()
     group.run("dist.barrier()")
-    assert "nbddp: rank 1 did not end in 0.5 s: killed\n" in capsys.readouterr().out
+    assert "nbddp: rank 1 did not end in 4 s: killed\n" in capsys.readouterr().out
 
 
 def test_what_a_handler_raises_between_two_cells_ends_the_next_one_and_costs_no_name(
@@ -187,7 +187,7 @@ def test_a_helper_that_still_imports_survives_its_kernels_group_and_leaves_no_fo
     # it leaves the group as its first act; killed before that, its folder goes at the next start
     assert wait_until(lambda: all(os.getpgid(each.pid) != kernel for each in helpers))
     os.killpg(kernel, signal.SIGKILL)
-    assert not psutil.wait_procs(helpers, timeout=20)[1]
+    assert not psutil.wait_procs(helpers, timeout=40)[1]
     assert wait_until(lambda: not list(fresh_notebook.temporary.glob("nbddp_*")))
 
 

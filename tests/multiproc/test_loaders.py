@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
 import pytest
-from processes import wait_until
+from moments import run_and_act
 
 from nbddp import CellInterruptedError
 from nbddp.magics.steered import SteeredGroup
@@ -16,18 +15,15 @@ pytestmark = pytest.mark.multiproc
 
 
 def stopped(group: SteeredGroup, source: str) -> None:
-    """Run source that never ends, and interrupt it."""
+    """Run source that never ends, and interrupt it when all ranks say that they are in it."""
 
     def interrupt() -> None:
-        wait_until(lambda: group.life.cell is not None, timeout=20)
         time.sleep(0.5)
         group.interrupt()
 
-    presser = threading.Thread(target=interrupt)
-    presser.start()
+    is_begun = lambda said: said.count("begun") == len(group.life.ranks)  # noqa: E731
     with pytest.raises(CellInterruptedError):
-        group.run(source)
-    presser.join()
+        run_and_act(group, source, is_begun, interrupt)
 
 
 def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collector(
@@ -38,18 +34,21 @@ def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collec
     stopped(
         group,
         "def work():\n    global seen\n    big = Big()\n    seen = weakref.ref(big)\n"
-        "    time.sleep(60)\nwork()",
+        "    print('begun')\n    time.sleep(60)\nwork()",
     )
     group.run("held = seen() is not None")
     assert group.pull("held") == [False, False]
 
 
 def test_workers_of_a_stopped_loop_hold_up_no_cell(group: SteeredGroup) -> None:
-    group.run("import multiprocessing\nfrom torch.utils.data import DataLoader")
-    stopped(group, "for _ in DataLoader(range(10**9), num_workers=3): pass")
+    group.run(
+        "import multiprocessing\nfrom torch.utils.data import DataLoader, _utils\n"
+        "_utils.MP_STATUS_CHECK_INTERVAL *= 10"  # seconds that torch waits for each worker
+    )
+    stopped(group, "print('begun')\nfor _ in DataLoader(range(10**9), num_workers=3): pass")
     began = time.monotonic()
     group.run("assert not multiprocessing.active_children()")
-    assert time.monotonic() - began < 10  # it was 15 s
+    assert time.monotonic() - began < 40  # it was 15 s, and would be 150 s
 
 
 def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
@@ -63,7 +62,7 @@ def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
     )
     stopped(
         group,  # one worker answers too late
-        "os.kill(workers[1], signal.SIGSTOP)\n"
+        "os.kill(workers[1], signal.SIGSTOP)\nprint('begun')\n"
         "try: list(loader)\nfinally: os.kill(workers[1], signal.SIGCONT)",
     )
     group.run(

@@ -5,28 +5,32 @@ The nodes are several agents on this machine, each with processes of its own.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from moments import run_and_act, when_cell_runs
+from nodes_here import COMING, OnNodes, lives
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.errors import RequestError
-from nbddp.group.nodes import Nodes, NodesSpec
-from nbddp.launch.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
+from nbddp.nodes.keeper import GREETING
+from nbddp.nodes.keeper import SILENT_AFTER as GIVEN_UP_AFTER
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 
-COMING = 60.0  # seconds for agents to import torch and come in
 TRAIN = """
 import time
 for step in range(100_000):
@@ -34,45 +38,8 @@ for step in range(100_000):
     model(torch.randn(4, 2)).sum().backward()
     optimizer.step()
     time.sleep(.01)
+    if step == 3: print("trains")
 """
-
-
-class OnNodes:
-    """A group on nodes, and what it said."""
-
-    def __init__(self) -> None:
-        self.group = SteeredGroup(nproc=1, launcher=LocalLauncher())
-        spec = NodesSpec(least=2, most=2, nproc_per_node=2)
-        self.nodes: Nodes = self.group.open_nodes(spec)
-
-    @property
-    def said(self) -> list[str]:
-        """What was said of nodes that came and went."""
-        events = self.group.session.time_line.since(0.0)
-        return [str(event.facts["what"]) for event in events if event.kind == "node"]
-
-    def start(self, count: int = 2) -> SteeredGroup:
-        """Start so many agents, and ranks on the nodes."""
-        self.bring(count)
-        self.group.spec = self.nodes.fit(self.group.spec)
-        self.group.start()
-        return self.group
-
-    def bring(self, count: int = 1) -> None:
-        """Have nodes come in."""
-        enough = len(self.nodes.door.nodes) + count
-        self.nodes.start_local(count)
-        assert wait_until(lambda: len(self.nodes.door.nodes) == enough, timeout=COMING)
-
-    def node_of(self, rank: int) -> Any:
-        """The node that a rank is on."""
-        return self.nodes.launcher.slot_of(rank).node
-
-    def agent_of(self, rank: int) -> psutil.Process:
-        """The agent that started it."""
-        agent = psutil.Process(self.node_of(rank).facts["pid"]).parent()
-        assert agent is not None
-        return agent
 
 
 @pytest.fixture
@@ -80,7 +47,7 @@ def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNodes]
     monkeypatch.setenv("HOME", str(folder))
     made = OnNodes()
     yield made
-    made.group.close()
+    made.close()
 
 
 def test_ranks_on_nodes_do_what_ranks_do(
@@ -105,7 +72,7 @@ def test_ranks_on_nodes_do_what_ranks_do(
     assert all(f"hello of {rank}" in out for rank in range(4))
     _logs_are_here(group)
     _values_travel(group)
-    threading.Timer(0.5, group.interrupt).start()
+    when_cell_runs(group, group.interrupt)
     with pytest.raises(CellInterruptedError):
         group.run("if rank: dist.barrier()\nelse:\n    import time; time.sleep(100)")
     assert group.run("x.sum().item()", wants_value=True).values() == [18.0] * 4
@@ -118,7 +85,7 @@ def test_ranks_on_nodes_do_what_ranks_do(
     assert group.run("'x' in globals()", wants_value=True).values() == [False] * 4
     agents = [on_nodes.agent_of(rank) for rank in (0, 2)]
     group.stop()
-    assert wait_until(lambda: not any(map(_lives, agents)))
+    assert wait_until(lambda: not any(map(lives, agents)))
     assert not on_nodes.said[2:]
     assert group.nodes is None
 
@@ -137,13 +104,6 @@ def _values_travel(group: SteeredGroup) -> None:
     group.push({"big": bytes(12 << 20)})  # more than the store takes in one piece
     assert group.pull("len(big)") == [12 << 20] * 4
     assert len(group.pull("big", rank=3)) == 12 << 20
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _kill_keeper(on_nodes: OnNodes) -> None:
@@ -184,14 +144,13 @@ def test_a_node_goes_and_another_one_takes_its_place(
     survivors = {rank: group.session.process_ids()[rank] for rank in (0, 1)}
     its = psutil.Process(on_nodes.node_of(2).facts["pid"]).children(recursive=True)
     name = on_nodes.node_of(2).name
-    threading.Timer(1.0, end, [on_nodes]).start()
     with pytest.raises(CellFailedError) as caught:
-        group.run(TRAIN)
+        run_and_act(group, TRAIN, lambda said: said.count("trains") == 4, lambda: end(on_nodes))
     assert f"node {name}: {why}" in caught.value.report
     told = [said for said in on_nodes.said if why in said]
     assert told == [f"node {name} (127.0.0.1): {why}: ranks 2-3 are gone"]
     assert group.alive == [0, 1]
-    assert wait_until(lambda: not any(map(_lives, its)))
+    assert wait_until(lambda: not any(map(lives, its)))
     with pytest.raises(RequestError, match=f"node {name} is gone .*and no other has room"):
         group.heal()
     on_nodes.bring()
@@ -204,20 +163,19 @@ def test_a_node_goes_and_another_one_takes_its_place(
 
 
 def test_a_node_that_stands_still_is_gone_and_comes_back_as_a_spare_when_it_goes_on(
-    on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch
+    on_nodes: OnNodes,
 ) -> None:
-    monkeypatch.setattr("nbddp.nodes.door.SILENT_AFTER", 2.0)
     group = on_nodes.start()
     keeper = psutil.Process(on_nodes.node_of(2).facts["pid"])
     pids = group.session.process_ids()
     its = [psutil.Process(pids[rank]) for rank in (2, 3)]
-    threading.Timer(0.5, keeper.suspend).start()
+    source = "dist.barrier()\nprint('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
     with pytest.raises(CellFailedError) as caught:
-        group.run("dist.barrier()\nwhile True: dist.all_reduce(torch.ones(1))")
-    assert "no sign of life for 2 s" in caught.value.report
+        run_and_act(group, source, lambda said: said.count("begun") == 4, keeper.suspend)
+    assert "no sign of life for 5 s" in caught.value.report
     assert group.alive == [0, 1]
     keeper.resume()
-    assert wait_until(lambda: not any(map(_lives, its)))
+    assert wait_until(lambda: not any(map(lives, its)))
     assert wait_until(lambda: len(on_nodes.nodes.door.nodes) == 2)
     assert group.heal().ranks == (2, 3)
     assert on_nodes.node_of(2).facts["pid"] == keeper.pid
@@ -237,17 +195,23 @@ def test_fewer_nodes_make_a_smaller_world(on_nodes: OnNodes) -> None:
 
 
 ELASTIC = """
-import os, time
+import json, os, time
 torch.manual_seed(0)
+data = torch.arange(720.0).reshape(-1, 1)
 model = nbddp.prepare(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-loader = nbddp.loader(torch.arange(720.0).reshape(-1, 1), 4)
+loader = nbddp.loader(data, 4)
 parts = dict(model=model, optimizer=optimizer, loader=loader)
 checkpoint = nbddp.Checkpoint(os.path.join(folder, "saved"))
-resumed = checkpoint.resume(**parts)
+begin = checkpoint.resume(**parts).step
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 rows = open(os.path.join(folder, f"{attempt}-{world_size}-{rank}"), "w")
-print(resumed.step, file=rows, flush=True)
+def whole_loss():
+    with torch.no_grad():
+        return (model.module(data / 720) - 3).square().mean().item()
+def note(**facts):
+    print(json.dumps(facts | dict(loss=whole_loss())), file=rows, flush=True)
+note(begin=begin)
 while loader.epoch < 2:
     for batch in loader:
         epoch, step = loader.epoch, loader.step
@@ -256,24 +220,28 @@ while loader.epoch < 2:
         loss.backward()
         optimizer.step()
         nbddp.log(step=step, loss=loss.item())
-        print(step, epoch, *batch.flatten().int().tolist(), file=rows, flush=True)
+        note(step=step, epoch=epoch, samples=batch.flatten().int().tolist())
         checkpoint.save(step, **parts)
-        time.sleep(0.02)
+        while attempt in "01" and step == begin + 8:  # until a node comes, or goes
+            dist.barrier()
+            time.sleep(0.01)
 dist.get_world_size()
 """
-Rows = dict[str, list[list[int]]]
+Rows = dict[str, list[dict[str, Any]]]
 
 
 def test_a_training_grows_with_a_node_that_comes_and_shrinks_when_one_goes(
     on_nodes: OnNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    group = on_nodes.start()
+    for _ in range(2):
+        on_nodes.bring_keeper(2)
+    group = on_nodes.start_ranks()
     on_nodes.nodes.launcher.most = 3
     group.push({"folder": str(tmp_path)})
 
     def come_and_go() -> None:
         assert wait_until(lambda: _trains(tmp_path, "0-4-*"), timeout=COMING)
-        on_nodes.bring()
+        on_nodes.bring_keeper(2)
         assert wait_until(lambda: _trains(tmp_path, "1-6-*"), timeout=COMING)
         os.kill(on_nodes.node_of(0).facts["pid"], signal.SIGKILL)
 
@@ -287,29 +255,44 @@ def test_a_training_grows_with_a_node_that_comes_and_shrinks_when_one_goes(
     assert "nbddp: 6 ranks now, 4 before\n" in said
     assert "nbddp: 4 ranks now, 6 before\n" in said
     assert group.spec.nproc == 4
-    _had_every_sample_once(_read(tmp_path))
+    files = _read(tmp_path)
+    assert sorted({name[:3] for name in files}) == ["0-4", "1-6", "2-4"]
+    _had_every_sample_once(files)
+    _loss_goes_on(files)
 
 
 def _trains(folder: Path, names: str) -> bool:
-    return any(len(file.read_text().splitlines()) > 3 for file in folder.glob(names))
+    return any(len(file.read_text().splitlines()) > 8 for file in folder.glob(names))
 
 
 def _read(folder: Path) -> Rows:
     files = {file.name: file.read_text().splitlines() for file in sorted(folder.glob("*-*-*"))}
-    return {name: [[*map(int, line.split())] for line in lines] for name, lines in files.items()}
+    return {name: [json.loads(line) for line in lines] for name, lines in files.items()}
 
 
 def _had_every_sample_once(files: Rows) -> None:
     """In each epoch; of what an attempt did, that counts from which the next one went on."""
-    begins = {int(name[0]): rows[0][0] for name, rows in files.items()}
+    begins = {int(name[0]): rows[0]["begin"] for name, rows in files.items()}
     had: dict[int, list[int]] = {0: [], 1: []}
     for name, rows in files.items():
         end = begins.get(int(name[0]) + 1, 10_000)
-        for step, epoch, *samples in rows[1:]:
-            had[epoch] += samples if step <= end else []
+        for row in rows[1:]:
+            had[row["epoch"]] += row["samples"] if row["step"] <= end else []
     for samples in had.values():
         assert set(samples) == {*range(720)}
         assert len(samples) <= 720 + 5  # as many on every rank
+
+
+def _loss_goes_on(files: Rows) -> None:
+    """Each attempt begins with the loss that the one before had there, and ends with less."""
+    losses: dict[int, float] = {}  # by step, as the attempt before had them
+    for name, rows in sorted(files.items()):
+        if name.endswith("-0"):
+            begin = rows[0]["begin"]
+            assert rows[0]["loss"] == losses.get(begin, rows[0]["loss"])
+            assert not losses or begin > 0
+            losses |= {row["step"]: row["loss"] for row in rows[1:]}
+            assert rows[-1]["loss"] < rows[0]["loss"]
 
 
 def test_the_secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
@@ -339,6 +322,8 @@ KERNEL = """
 import sys, time
 from nbddp.group.nodes import NodesSpec
 from nbddp.magics.steered import SteeredGroup
+from nbddp.nodes.keeper import GREETING
+from nbddp.nodes.keeper import SILENT_AFTER as GIVEN_UP_AFTER
 group = SteeredGroup(nproc=2)
 nodes = group.open_nodes(NodesSpec(nproc_per_node=2, orphan_timeout=3))
 nodes.start_local(1)
@@ -363,4 +348,69 @@ def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes_after_a_time(
         assert agent is not None
         its = [agent, *agent.children(recursive=True)]
         kernel.kill()
-    assert wait_until(lambda: not any(map(_lives, its)))
+    assert wait_until(lambda: not any(map(lives, its)))
+
+
+def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
+    on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbddp.group.agents.ENDING", 50.0)
+    join, file = on_nodes.nodes.door.join, on_nodes.nodes.join_file
+    file.write_text(replace(join, port=1).token())  # nobody listens there: they dial, and dial
+    on_nodes.nodes.start_local(1)
+    me = psutil.Process()
+
+    def dialing() -> list[psutil.Process]:
+        agents = me.children()
+        keepers = [each for agent in agents for each in agent.children()]
+        return [each for each in keepers if "nbddp.worker" in each.cmdline() and each.children()]
+
+    assert wait_until(lambda: bool(dialing()), timeout=COMING)
+    its = [process for each in dialing() for process in (each, *each.children(recursive=True))]
+    began = time.monotonic()
+    on_nodes.group.stop()
+    assert time.monotonic() - began < 40
+    assert wait_until(lambda: not any(map(lives, its)))
+
+
+STANDS_STILL = """
+import os, sys
+from nbddp.magics.steered import SteeredGroup
+from nbddp.nodes.keeper import GREETING
+from nbddp.nodes.keeper import SILENT_AFTER as GIVEN_UP_AFTER
+from nbddp.group.nodes import NodesSpec
+group = SteeredGroup(nproc=2)
+nodes = group.open_nodes(NodesSpec(nproc_per_node=2))
+nodes.start_local(1)
+nodes.wait(60)
+group.spec = nodes.fit(group.spec)
+group.start()
+group.run("kept = [rank]", quiet=True)
+print("ready", flush=True)
+sys.stdin.readline()
+values = group.run("dist.barrier()\\nkept[0]", quiet=True, wants_value=True).values()
+print(values, nodes.door.refused, flush=True)
+group.close()
+"""
+
+
+def test_a_notebook_that_stands_still_for_a_while_keeps_its_nodes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    command = [sys.executable, "-c", STANDS_STILL]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as kernel:
+        assert kernel.stdin is not None
+        assert kernel.stdout is not None
+        lines = iter(kernel.stdout.readline, "")
+        assert any(line == "ready\n" for line in lines)
+        kernel.send_signal(signal.SIGSTOP)
+        time.sleep(GIVEN_UP_AFTER + GREETING + 3.0)  # as long as a node has patience, and more
+        kernel.send_signal(signal.SIGCONT)
+        time.sleep(2.0)
+        kernel.stdin.write("\n")
+        kernel.stdin.flush()
+        assert "[0, 1] " in "".join(lines)
+    assert kernel.returncode == 0

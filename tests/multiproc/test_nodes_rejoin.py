@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from notebook import Notebook
 from processes import wait_until
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 
 NAMES = """%%ddp
 import os
@@ -48,7 +47,7 @@ def first(home: Path) -> Iterator[Notebook]:
 def left(first: Notebook) -> Iterator[list[psutil.Process]]:
     """A notebook with two nodes of two ranks, and its nodes' processes."""
     its: list[psutil.Process] = []
-    reply = first.run("%ddp nodes --local 2 --nproc-per-node 2 --orphan-timeout 30 --wait 50")
+    reply = first.run("%ddp nodes --local 2 --nproc-per-node 2 --orphan-timeout 120 --wait 110")
     assert "2 nodes are here" in reply.text, reply
     assert "written before" in first.run(NAMES).text
     for each in psutil.Process(first.pid).children():
@@ -95,8 +94,9 @@ def test_a_cell_that_ran_when_its_notebook_was_killed_is_ended_and_names_are_kep
     home: Path, left: list[psutil.Process], first: Notebook
 ) -> None:
     kernel = left[0]
-    first.begin("%%ddp\nimport time\nsteps = 0\nwhile True:\n    dist.barrier()\n    steps += 1")
-    time.sleep(1)
+    source = "steps = 0\nwhile True:\n    dist.barrier()\n    steps += 1"
+    request = first.begin(f"%%ddp\n{source}\n    if steps == 3: print('begun')")
+    first.finish(request, until="begun", times=4)
     os.kill(kernel.pid, signal.SIGKILL)
     (home / "second").mkdir()
     with Notebook(home / "second") as notebook:
@@ -120,16 +120,18 @@ def test_a_node_that_did_not_last_is_missing_and_its_ranks_are_healed_on_another
 ) -> None:
     agents = [each for each in left[1:] if "torch.distributed.run" in each.cmdline()]
     os.kill(left[0].pid, signal.SIGKILL)
+    its = agents[0].children(recursive=True)
     agents[0].kill()
+    assert not psutil.wait_procs(its, timeout=60)[1]
     (home / "second").mkdir()
     with Notebook(home / "second") as notebook:
-        reply = notebook.run("%ddp nodes --rejoin --wait 4")
+        reply = notebook.run("%ddp nodes --rejoin --wait 12")
         assert re.search(
             r"nbddp: 2 of 4 ranks are back, with their names; 1 node is here: \S+ \(2 ranks\); "
             r"`%ddp heal` brings the others back\n",
             reply.text,
         ), reply
-        assert notebook.run("%ddp nodes --local 1 --wait 50").status == "ok"
+        assert notebook.run("%ddp nodes --local 1 --wait 110").status == "ok"
         assert re.search(r"^nbddp: ranks (0-1|2-3) healed", notebook.run("%ddp heal").text)
         values = notebook.run("%%ddp\nmodel(torch.ones(1, 2)).item()\ndist.get_world_size()").text
         assert "Out [ranks 0-3] 4\n" in values

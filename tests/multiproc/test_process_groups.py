@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,7 @@ from nbddp.record.cell import CellRequest, CellResult
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text.view import TextView
 
-# a spawned process imports torch, which takes long on a busy machine
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.multiproc
 
 # in the shape of the well-known tutorials: every process says its place and where to meet
 TUTORIAL = """
@@ -72,10 +73,12 @@ def run_bare(group: WorkerGroup, source: str, ranks: tuple[int, ...] | None = No
 
 
 def free_port() -> int:
-    """A port that nobody has just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has just now, of those that the system gives nobody by itself."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 29_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -209,12 +212,16 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Worker
         "form = process_group.ProcessGroup.form\n"
         "def broken(self, *_): raise OSError('no more ports')\n"
         "if rank == 1: process_group.ProcessGroup.form = broken\n"
-        "process_group.FORM_TIMEOUT = timedelta(seconds=1)\ndist.destroy_process_group()"
+        "long, process_group.FORM_TIMEOUT = process_group.FORM_TIMEOUT, timedelta(seconds=8)\n"
+        "dist.destroy_process_group()"
     )
     for _ in range(2):
         with pytest.raises(CellFailedError, match=r"^rank 1: OSError: no more ports"):
             group.run("dist.barrier()")
-    run_bare(group, "process_group.ProcessGroup.form = form\nalive = True")
+    run_bare(
+        group,
+        "process_group.ProcessGroup.form, process_group.FORM_TIMEOUT = form, long\nalive = True",
+    )
     group.run("assert alive\ndist.barrier()")
 
 
@@ -372,10 +379,11 @@ def test_a_collective_of_a_part_is_numbered_and_named_with_its_group(
     group = make_group(3)
     with pytest.raises(CellFailedError) as failure:
         group.run(
-            "pair = dist.new_group([0, 2])\nx = torch.ones(1)\n"
+            "import os, time; pair = dist.new_group([0, 2])\nx = torch.ones(1)\n"
             "for _ in range(5): dist.all_reduce(x)\n"
             "if rank != 1: dist.all_reduce(x, group=pair)\n"
-            "if rank == 0: dist.all_reduce(x, group=pair)\n"
+            "if rank == 0: open('waits', 'w').close(); dist.all_reduce(x, group=pair)\n"
+            "while rank == 2 and not os.path.exists('waits'): time.sleep(0.01)\n"
             "if rank == 2: raise ValueError('on purpose')"
         )
     assert "  rank 0: interrupted in all_reduce #2 of group [0, 2], line 5" in failure.value.report

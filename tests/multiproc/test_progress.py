@@ -11,7 +11,7 @@ from hangs import SHORT, said_of_a_hang
 
 from nbddp import WorkerGroup
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.multiproc
 
 WORK = 2.3 * SHORT
 

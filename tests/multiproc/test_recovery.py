@@ -12,7 +12,7 @@ from processes import wait_until
 
 from nbddp import CellFailedError, RequestError, WorkerGroup
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.multiproc
 
 # a checkpoint in its smallest form: the step, in a file
 TRAIN = """

@@ -17,7 +17,7 @@ from processes import GLOO_ABORTS
 from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
 from nbddp.record.cell import CellRequest
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 Capture = pytest.CaptureFixture[str]
@@ -407,7 +407,7 @@ def test_its_forkserver_ends_with_it(group: WorkerGroup, write: Write, capsys: C
 def test_what_stays_is_named(group: WorkerGroup, write: Write, capsys: Capture) -> None:
     write(
         "import subprocess, threading, time\n"
-        "threading.Thread(target=time.sleep, args=(5,), name='prefetch', daemon=True).start()\n"
+        "threading.Thread(target=time.sleep, args=(600,), name='prefetch', daemon=True).start()\n"
         "print(subprocess.Popen(['sleep', '600']).pid)"
     )
     group.run_script("work/script.py", ranks=[0])
@@ -536,7 +536,7 @@ def test_what_they_send_back_is_of_its_classes(group: WorkerGroup, write: Write)
         "if __name__ == '__main__':\n    context = mp.get_context('spawn')\n"
         "    queue = context.Queue()\n"
         "    child = context.Process(target=work, args=(queue,))\n    child.start()\n"
-        "    assert type(queue.get(timeout=20)) is Box\n    child.join()"
+        "    assert type(queue.get(timeout=100)) is Box\n    child.join()"
     )
     group.run_script(str(path))
     group.run_script(str(path))
@@ -639,6 +639,8 @@ def test_one_in_the_background_is_waited_for(notebook: Notebook, write: Write) -
         ("lesson.ipynb", "{}", "lesson.ipynb is no Python script: open it, and run its cells wi"),
         ("bad.py", "x = 1\nfor x in", "bad.py: syntax error in line 2: invalid syntax"),
         ("nul.py", "x = '\0'", "nul.py"),
+        ("deep.py", "x = 1" + " + 1" * 9000, "deep.py is nested too deeply for Python, or too"),
+        ("/dev/zero", None, "/dev/zero is no Python script: it is no file"),
         ("latin.py", "# -*- coding: klingon -*-", "latin.py: unknown encoding"),
     ],
 )

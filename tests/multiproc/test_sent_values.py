@@ -86,3 +86,31 @@ def test_a_last_value_that_cannot_be_sent_fails_the_cell_without_a_line_of_ours(
         "of it that can"
     )
     assert "nbddp/" not in reply.traceback
+
+
+def test_a_function_that_was_pushed_fails_with_its_own_lines_also_when_it_is_pushed_again(
+    notebook: Notebook,
+) -> None:
+    notebook.run("def inner(x):\n    # of a cell of its own\n    return 1 / x")
+    defined = notebook.run("def outer(count):\n    return [inner(each) for each in range(count)]")
+    [number] = defined.counts
+    for line in ("%%ddp --nproc 2 --push outer", "%%ddp --fresh --push outer", "%%ddp"):
+        told = notebook.run(f"{line}\nouter(3)").traceback
+        where = f"cell [{number - 1}] line 3"
+        assert told.startswith(f"ranks 0-1: ZeroDivisionError: division by zero, {where}\n")
+        assert f"Cell In[{number}], line 2, in " in told
+        assert f"Cell In[{number - 1}], line 3, in inner(x)" in told
+        assert "----> 3     return 1 / x" in told
+    notebook.run("%ddp restart --replay")
+    assert "return 1 / x" in notebook.run("%%ddp\nouter(3)").traceback
+    text = notebook.run("%%ddp --ranks 0\nimport inspect\ninspect.getsource(outer)").text
+    assert "return [inner(each)" in text
+
+
+def test_the_line_of_an_earlier_cells_function_is_named_with_its_cell(notebook: Notebook) -> None:
+    defined = notebook.run("%%ddp --nproc 2\ndef half(x):\n    return 1 / x")
+    [number] = defined.counts
+    told = notebook.run("%%ddp\n\nhalf(rank)").traceback
+    assert told.startswith(f"rank 0: ZeroDivisionError: division by zero, cell [{number}] line 3\n")
+    told = notebook.run("%%ddp\n\ndef third(x):\n    return x / 0\nthird(rank)").traceback
+    assert told.startswith("ranks 0-1: ZeroDivisionError: division by zero, line 4\n")

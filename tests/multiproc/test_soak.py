@@ -162,7 +162,7 @@ def walk(launcher: WarmLauncher, *, seed: int, steps: int) -> None:
     assert wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("folder")
 def test_a_short_random_walk_leaves_the_group_well_and_nothing_behind(
     launcher: WarmLauncher,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import IPython
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.multiproc
         ("%%ddp --nproc 2 --backend nccl\npass", "backend nccl needs a GPU for every rank: 2 r"),
         ("%%ddp --nproc 2 --ranks 2\npass", "there is no rank 2; the group has ranks 0 to 1"),
         ("%%ddp --push nothing\npass", "there is no 'nothing' in the notebook to push"),
+        ("%%ddp --push device\npass", "device is set by nbddp in each rank, and a push would give"),
+        ("%ddp push rank", "the notebook's: push it under another name"),
         ("%%ddp --env novalue\npass", "expected NAME=VALUE, got 'novalue'"),
         ("%%ddp\nfor x in", "syntax error in line 2: invalid syntax"),
         ("%%ddp\n   \n", "the cell is empty: nothing to run"),
@@ -47,6 +50,20 @@ def test_bad_input_gets_one_clear_line_and_starts_nothing(
     assert complaint in reply.text
     assert reply.text.startswith("UsageError: ")
     assert "no worker group" in notebook.run("%ddp status").text
+
+
+def test_a_heal_whose_new_rank_dies_says_the_way_on(notebook: Notebook) -> None:
+    notebook.run(
+        "%%ddp --nproc 2\nimport os\nclass Deadly:\n"
+        "    def __reduce__(self): return os._exit, (9,)\nit = Deadly()"
+    )
+    notebook.run("%ddp kill 1")
+    assert notebook.run("%ddp heal").text == (
+        "UsageError: rank 1 exited with code 9 before it could answer; `%ddp heal` replaces it, "
+        "`%ddp restart` starts the group anew, `%%ddp --ranks 0` uses the others\n"
+    )
+    notebook.run("%%ddp --ranks 0\ndel it")
+    assert notebook.run("%ddp heal").status == "ok"
 
 
 def test_another_number_of_ranks_does_not_throw_state_away(notebook: Notebook) -> None:
@@ -76,7 +93,8 @@ def test_status_shows_every_rank(notebook: Notebook) -> None:
     notebook.run("%ddp start --nproc 2")
     text = notebook.run("%ddp status").text
     assert text.startswith("worker group: ready · 2 ranks · gloo · cpu · attempt ")
-    assert re.search(r"^1 +ready +\d+ MiB +\d+$", text, re.MULTILINE)  # no CPU is known yet
+    # a moment later the CPU is known too
+    assert re.search(r"^1 +ready +(\d+ % +)?\d+ MiB +\d+$", text, re.MULTILINE)
     known = re.compile(r"^1 +ready +\d+ % +\d+ MiB +\d+$", re.MULTILINE)
     assert wait_until(lambda: known.search(notebook.run("%ddp status").text) is not None)
 
@@ -107,8 +125,14 @@ def test_a_rank_that_dies_in_a_cell_is_the_first_cause(notebook: Notebook) -> No
 
 
 def test_one_rank_that_raises_frees_the_others_and_is_named(notebook: Notebook) -> None:
+    notebook.run(
+        "%%ddp --nproc 3\nimport os, time\n"
+        "def come():\n    open(f'came{rank}', 'w').close()\n    return rank\n"
+        "def late(error):\n    while not os.path.exists('came0') or not os.path.exists('came1'):\n"
+        "        time.sleep(0.01)\n    return error"
+    )
     reply = notebook.run(
-        "%%ddp --nproc 3\nkept = rank\nif rank == 2:\n    raise ValueError('boom')\ndist.barrier()"
+        "%%ddp\nkept = come()\nif rank == 2:\n    raise late(ValueError('boom'))\ndist.barrier()"
     )
     assert reply.error == "CellFailedError: rank 2: ValueError: boom, line 4"
     assert re.search(r"ranks 0-1: interrupted in barrier #\d+, line 5", reply.traceback)
@@ -147,6 +171,14 @@ def test_unpicklable_values_and_missing_names_are_said_in_one_line(notebook: Not
     notebook.run("%ddp start --nproc 2")
     reply = notebook.run("%ddp push fine lock")
     assert reply.text.startswith("UsageError: cannot push 'lock': cannot pickle '_thread.lock'")
+    notebook.run("other = 2")
+    for written in ("fine, other", "fine,other", "fine other"):
+        assert notebook.run(f"%ddp push {written}").status == "ok"
+        assert notebook.run("%%ddp\nfine, other").text == "Out [ranks 0-1] (1, 2)\n"
+        notebook.run("%%ddp\ndel fine, other")
+    assert (
+        notebook.run("%ddp push ,").text == "UsageError: there is no ',' in the notebook to push\n"
+    )
     reply = notebook.run("%ddp pull missing")
     assert reply.text == "UsageError: rank 0: NameError: name 'missing' is not defined\n"
     assert notebook.run("%%ddp\nworld_size").status == "ok"
@@ -156,7 +188,9 @@ def test_help_and_question_mark_are_good_reading(notebook: Notebook) -> None:
     text = notebook.run("%ddp help").text
     for command in ("status", "restart", "kill", "pull", "auto"):
         assert re.search(rf"^  {command} +[A-Z].*\.$", text, re.MULTILINE)
-    assert "%ddp pull [--rank R] expression" in notebook.run("%ddp help pull").text
+    assert notebook.run("%ddp --help").text == text
+    for asked in ("help pull", "pull --help", "pull -h"):
+        assert "%ddp pull [--rank R] expression" in notebook.run(f"%ddp {asked}").text
 
 
 def test_tab_completes_options_and_commands(notebook: Notebook, folder: Path) -> None:
@@ -193,7 +227,19 @@ def test_shift_and_tab_explain_options_and_commands(notebook: Notebook) -> None:
     assert notebook.hint("%%ddp --nproc")
 
 
-def test_shift_and_tab_explain_names_of_the_ranks(notebook: Notebook) -> None:
+@pytest.fixture
+def patient(notebook: Notebook) -> Iterator[Notebook]:
+    """A page that waits for ranks that a busy machine keeps from answering."""
+    notebook.run(
+        "from nbddp.magics import complete, hints\nwere = complete.PATIENCE, hints.PATIENCE\n"
+        "complete.PATIENCE = hints.PATIENCE = 15.0"
+    )
+    yield notebook
+    notebook.run("complete.PATIENCE, hints.PATIENCE = were")
+
+
+def test_shift_and_tab_explain_names_of_the_ranks(patient: Notebook) -> None:
+    notebook = patient
     notebook.run("%%ddp --nproc 2\ndef train(steps, rate=0.1):\n    'Trains a little.'")
     hint = notebook.hint("%%ddp\ntrain")
     assert "train(steps, rate=0.1)" in hint
@@ -209,7 +255,8 @@ def test_shift_and_tab_explain_names_of_the_ranks(notebook: Notebook) -> None:
 
 
 @pytest.mark.skipif(IPython.version_info[0] < 8, reason="IPython 7 tells only one line of a cell")
-def test_tab_completes_names_of_the_ranks(notebook: Notebook) -> None:
+def test_tab_completes_names_of_the_ranks(patient: Notebook) -> None:
+    notebook = patient
     notebook.run("%%ddp --nproc 2\nlearning_rate = 0.1")
     assert "learning_rate" in notebook.complete("%%ddp\nx = learning_")
     assert "dist.all_reduce" in notebook.complete("%%ddp\ndist.all_re")

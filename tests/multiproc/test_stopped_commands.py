@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
+import psutil
 import pytest
 from notebook import Notebook
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 SHARES_KERNEL = True
 
 READY = "%%ddp --nproc 2\nkept = rank"
@@ -55,12 +58,20 @@ def test_a_stop_at_a_random_moment_of_a_command_is_one_line_or_nothing(
     assert reply.text.endswith("Out [ranks 0-1] 2.0\n")
 
 
-SLOW = (
-    "class Slow:\n"
-    "    def __reduce__(self):\n"
-    "        return eval, ('__import__(\"time\").sleep(1.5)',)\n"
-    "slow = Slow()"
-)
+MARKS = ("mark0", "mark1")
+
+
+def marking(notebook: Notebook) -> str:
+    """Code with which a rank says that it came so far."""
+    return f"open('{notebook.temporary.parent}/mark' + __import__('os').environ['RANK'], 'w')"
+
+
+SLOW = """
+class Slow:
+    def __reduce__(self):
+        return eval, ({code!r},)
+slow = Slow()
+"""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +83,7 @@ SLOW = (
             "again; every rank keeps its names; the next cell works",
         ),
         (
-            "pull __import__('time').sleep(1.5)",
+            "pull slow()",
             "`%ddp pull` was interrupted; nothing was fetched; every rank keeps its names; the "
             "next cell works",
         ),
@@ -81,23 +92,44 @@ SLOW = (
 def test_a_push_or_pull_that_is_stopped_says_what_became_of_it(
     notebook: Notebook, command: str, words: str
 ) -> None:
-    notebook.run(READY)
-    notebook.run(SLOW)
-    reply = notebook.run_and_stop(f"%ddp {command}", 0.5)
+    code = f"{marking(notebook)}.close() or __import__('time').sleep(5)"
+    notebook.run(f"{READY}\ndef slow(): return {code}")
+    notebook.run(SLOW.format(code=code))
+    reply = notebook.run_and_stop_at(f"%ddp {command}", *MARKS)
     assert reply.traceback == words
     assert notebook.run("%%ddp\nkept").text.endswith("Out [rank 0] 0\nOut [rank 1] 1\n")
 
 
+@contextmanager
+def no_ranks_can_be_forked(kernel: int) -> Iterator[None]:
+    """The kernel's helper stands still, so that a start takes as long as the test likes."""
+    children = psutil.Process(kernel).children()
+    [helper] = [each for each in children if "multiprocessing.forkserver" in str(each.cmdline())]
+    helper.suspend()
+    try:
+        yield
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            helper.resume()
+
+
+def does_not_end(notebook: Notebook) -> str:
+    """Code of a rank which SIGTERM does not hurry: it says that it was asked to end."""
+    asked = f"lambda *_: {marking(notebook)}.close()"
+    return f"import signal\nsignal.signal(signal.SIGTERM, {asked})"
+
+
 def test_a_start_or_restart_that_is_stopped_says_what_is_so(fresh_notebook: Notebook) -> None:
-    notebook = fresh_notebook  # its helper still imports torch: a start takes its time
-    reply = notebook.run_and_stop("%ddp start --nproc 2", 0.1)
+    notebook = fresh_notebook
+    with no_ranks_can_be_forked(notebook.pid):
+        reply = notebook.run_and_stop_at("%ddp start --nproc 2", ".nbddp/runs")
     assert reply.traceback == (
         "`%ddp start` was interrupted; there are no ranks; the next cell starts them"
     )
     notebook.run(READY)
-    notebook.run("%%ddp\nimport signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    notebook.run(f"%%ddp\n{does_not_end(notebook)}")
     notebook.run("%%ddp --no-wait\nimport time\nwhile True: time.sleep(0.1)")
-    reply = notebook.run_and_stop("%ddp restart", 0.5)  # which SIGTERM does not hurry
+    reply = notebook.run_and_stop_at("%ddp restart", *MARKS)
     assert reply.traceback.endswith(
         "`%ddp restart` was interrupted; all ranks are stopped, their names are gone; the next "
         "cell starts new ones"
@@ -110,9 +142,9 @@ def test_a_replay_whose_restart_is_stopped_says_that_nothing_was_done_again(
     notebook.run(READY)
     notebook.run("words = ['a']")
     notebook.run("%%ddp --push words\nimport signal")
-    notebook.run("%%ddp --once\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    notebook.run(f"%%ddp --once\n{does_not_end(notebook)}")
     notebook.run("%%ddp --once --no-wait\nimport time\nwhile True: time.sleep(0.1)")
-    reply = notebook.run_and_stop("%ddp restart --replay", 0.5)
+    reply = notebook.run_and_stop_at("%ddp restart --replay", *MARKS)
     assert re.search(
         r"the replay did not come to its end; done again: nothing; not done again: cells [\d,-]+, "
         r"the push of words; `%ddp restart --replay` does all of it again\n",
@@ -125,10 +157,13 @@ def test_a_replay_whose_restart_is_stopped_says_that_nothing_was_done_again(
 
 
 def test_a_pull_that_never_ends_is_stopped_in_the_ranks_too(notebook: Notebook) -> None:
-    notebook.run(f"{READY}\nimport time")
-    reply = notebook.run_and_stop("%ddp pull [time.sleep(0.1) for _ in iter(int, 1)]", 0.5)
+    notebook.run(
+        f"{READY}\nimport time\ndef ever():\n    {marking(notebook)}.close()\n"
+        "    while True: time.sleep(0.1)"
+    )
+    reply = notebook.run_and_stop_at("%ddp pull ever()", *MARKS)
     assert reply.error.startswith("CommandInterruptedError: `%ddp pull` was interrupted")
-    after = notebook.run("%%ddp\nprint(kept)", timeout=20)
+    after = notebook.run("%%ddp\nprint(kept)")
     assert [after.lines(rank) for rank in range(2)] == [["0"], ["1"]]
 
 
@@ -136,3 +171,32 @@ def test_a_pull_that_exits_costs_no_name(notebook: Notebook) -> None:
     notebook.run(READY)
     assert "rank 0: SystemExit" in notebook.run("%ddp pull exit()").text
     assert notebook.run("%ddp pull kept").result == "[0, 1]"
+
+
+STOP_IN_MATPLOTLIB = """
+import os, signal, sys, time
+class Stop:
+    def find_spec(self, name, *_):
+        if name == "matplotlib.colors":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+assert "matplotlib.colors" not in sys.modules
+sys.meta_path.insert(0, Stop())
+"""
+
+
+@pytest.mark.parametrize("command", ["compare first second", "timeline"])
+def test_a_stop_while_pictures_are_prepared_breaks_none_that_follow(
+    fresh_notebook: Notebook, command: str
+) -> None:
+    cell = "%%ddp --nproc 1 --quiet --name {}\ndist.barrier()\nnbddp.log(x=1)"
+    fresh_notebook.run(cell.format("first"))
+    fresh_notebook.run("%ddp stop")
+    fresh_notebook.run(cell.format("second"))
+    assert fresh_notebook.run(STOP_IN_MATPLOTLIB).status == "ok"
+    stopped = fresh_notebook.run(f"%ddp {command}")
+    assert "was interrupted; every rank keeps its names" in stopped.error
+    reply = fresh_notebook.run(f"%ddp {command}")
+    assert reply.status == "ok", reply.traceback
+    assert "image/png" in reply.displays[0]

@@ -12,7 +12,7 @@ from nbddp import WorkerGroup
 from nbddp.record.cell import CellRequest
 from nbddp.record.lags import Lag
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.multiproc
 
 TRAIN = """import time
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))

@@ -27,7 +27,7 @@ for step in nbddp.track(range(110), label="epoch 1"):
 """
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_an_executed_notebook_has_its_curves() -> None:
     cells = ["%load_ext nbddp", TRAIN, "%ddp stop"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in cells])

@@ -147,7 +147,7 @@ def test_a_script_under_torchrun_and_a_cell_give_the_same_losses_bit_for_bit(
         [*torchrun, "--nproc-per-node", "2", str(script)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         cwd=folder,
         env={**os.environ, **env},
     )

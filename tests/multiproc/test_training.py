@@ -11,10 +11,10 @@ import pytest
 
 from nbddp import WorkerGroup
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 
 SETUP = """
-import hashlib, torch, nbddp
+import hashlib, os, time, torch, nbddp
 from torch.utils.data import Dataset
 
 class Noisy(Dataset):
@@ -54,7 +54,11 @@ while step < 60:
         if amp.step(loss, optimizer):
             scheduler.step()
             step += 1
+            while STRIKES and (rank, step) == (1, 30) and not all(map(os.path.exists, BEFORE)):
+                time.sleep(0.01)
             nbddp.log(step=step, loss=loss, noise=torch.rand(1))
+            if rank == 0 and step == 30:
+                open(BEFORE[0], "w").close()
             if step % 11 == 0:
                 checkpoint.save(step, **parts, asynchronous=ASYNC)
             if step == 60:
@@ -73,7 +77,10 @@ def metrics(group: WorkerGroup) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def train(group: WorkerGroup, folder: Path, *, strikes: bool, **options: object) -> Any:
+    # what is so before a rank dies: the other's step is told, and the checkpoint is written
+    before = str([f"{folder}-step-30", str(folder / "step-00000022.pt")])
     source = TRAIN.replace("FOLDER", repr(str(folder))).replace("STRIKES", str(strikes))
+    source = source.replace("BEFORE", before)
     for name, value in options.items():
         source = source.replace(name.upper(), repr(value))
     group.run(SETUP)

@@ -7,13 +7,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hangs import said_of_a_hang
+from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(90)]
+pytestmark = pytest.mark.multiproc
 
 STORE = "dist.distributed_c10d._get_default_store()"
 RECEIVE = "x = torch.ones(1)\nwork = dist.irecv(x, src=1 - rank)\nwork.wait()"
@@ -77,29 +79,42 @@ def test_a_rendezvous_that_nobody_else_comes_to(
     assert group.pull("kept") == [0, 1]
 
 
-def interrupted_after(group: WorkerGroup, source: str, *, seconds: float) -> float:
-    """Interrupt a cell; how long it took to end then."""
-    timer = threading.Timer(seconds, group.interrupt)
-    timer.start()
-    began = time.monotonic()
+WAITS = "open(f'waits{rank}', 'w').close()"
+
+
+def interrupted(group: WorkerGroup, source: str) -> float:
+    """Interrupt a cell soon after both ranks came to ``WAITS``; how long it took to end then."""
+    marks, pressed = [Path(f"waits{rank}") for rank in range(2)], []
+    for mark in marks:
+        mark.unlink(missing_ok=True)
+
+    def press() -> None:
+        wait_until(lambda: all(mark.exists() for mark in marks), timeout=60.0)
+        time.sleep(0.3)  # then it waits, on most machines
+        pressed.append(time.monotonic())
+        group.interrupt()
+
+    presser = threading.Thread(target=press)
+    presser.start()
     with pytest.raises(CellInterruptedError):
         group.run(source)
-    timer.join()
-    return time.monotonic() - began - seconds
+    presser.join()
+    return time.monotonic() - pressed[0]
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "import asyncio\nawait asyncio.sleep(300)",
-        "import asyncio\nasyncio.run(asyncio.sleep(300))",
-        "import asyncio\ntry:\n    await asyncio.sleep(300)\nfinally:\n    cleaned = True",
+        f"import asyncio\n{WAITS}\nawait asyncio.sleep(300)",
+        f"import asyncio\n{WAITS}\nasyncio.run(asyncio.sleep(300))",
+        f"import asyncio\ntry:\n    {WAITS}\n    await asyncio.sleep(300)\n"
+        "finally:\n    cleaned = True",
     ],
     ids=["await", "run", "cleanup"],
 )
 def test_what_a_cell_awaits_ends_at_once(group: WorkerGroup, source: str) -> None:
     group.run("kept, cleaned = rank, False")
-    assert interrupted_after(group, source, seconds=0.7) < 5  # it takes 0.1 s, not 60
+    assert interrupted(group, source) < 20  # it takes 0.1 s, not 60
     assert group.pull("kept") == [0, 1]
     assert group.pull("cleaned") == ["cleaned" in source] * 2
     group.run("import asyncio\nawait asyncio.sleep(0)\ndist.barrier()")
@@ -107,9 +122,10 @@ def test_what_a_cell_awaits_ends_at_once(group: WorkerGroup, source: str) -> Non
 
 def test_what_was_awaited_is_not_left_in_the_loop(group: WorkerGroup) -> None:
     source = (
-        "import asyncio\nseen = []\nwhile True:\n    await asyncio.sleep(0.01)\n    seen.append(1)"
+        "import asyncio\nseen = []\n"
+        f"while True:\n    await asyncio.sleep(0.01)\n    seen.append(1)\n    {WAITS}"
     )
-    interrupted_after(group, source, seconds=0.7)
+    interrupted(group, source)
     group.run("import asyncio\nbefore = len(seen)\nawait asyncio.sleep(0.2)\nafter = len(seen)")
     assert group.pull("before == after and before > 0") == [True, True]
 
@@ -122,12 +138,12 @@ def test_what_was_awaited_is_not_left_in_the_loop(group: WorkerGroup) -> None:
 def test_the_timeout_holds_for_a_receive(
     make_group: Callable[..., WorkerGroup], receive: str
 ) -> None:
-    group = make_group(2, timeout=2.0)
+    group = make_group(2, timeout=4.0)  # the barrier below has no more time
     source = (
-        f"import time\nx = torch.ones(1)\nif rank == 0:\n    {receive}\nelse:\n    time.sleep(8)"
+        f"import time\nx = torch.ones(1)\nif rank == 0:\n    {receive}\nelse:\n    time.sleep(60)"
     )
     began = time.monotonic()
-    with pytest.raises(CellFailedError, match=r"rank 0: .*[Tt]imed out waiting 2000ms"):
+    with pytest.raises(CellFailedError, match=r"rank 0: .*[Tt]imed out waiting 4000ms"):
         group.run(source)
     assert time.monotonic() - began < 30  # the group was made with 60
     group.run("dist.barrier()")
@@ -145,8 +161,7 @@ def test_a_connection_of_the_users_own_is_left_alone_by_an_interrupt(group: Work
         "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\n"
         "mine = socket.create_connection(server.getsockname())\nother, _ = server.accept()"
     )
-    source = "if rank == 0: dist.barrier()\nelse: time.sleep(60)"
-    interrupted_after(group, source, seconds=0.7)
+    interrupted(group, f"{WAITS}\nif rank == 0: dist.barrier()\nelse: time.sleep(60)")
     group.run("mine.send(b'here')\nsaid = other.recv(4)")
     assert group.pull("said") == [b"here", b"here"]
 
@@ -158,11 +173,10 @@ def test_a_wait_in_c_on_another_connection_is_ended_too(group: WorkerGroup) -> N
         "mine = socket.create_connection(server.getsockname())\nother, _ = server.accept()\n"
         "mine.setblocking(True)\nbuffer = ctypes.create_string_buffer(1)\n"
         "kept = rank\nend = None\nctypes.CDLL(None, use_errno=True)\n"
-        "recv = ctypes.CDLL(None).recv\n"
+        f"recv = ctypes.CDLL(None).recv\n{WAITS}\n"
         "while end is None or end < 0: end = recv(mine.fileno(), buffer, 1, 0)"
     )
-    seconds = interrupted_after(group, source, seconds=0.7)
-    assert seconds < 10
+    assert interrupted(group, source) < 20
     assert group.pull("kept") == [0, 1]
 
 

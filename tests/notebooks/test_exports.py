@@ -23,7 +23,7 @@ ENDS = ("%ddp restart", "%ddp stop")  # before them the cells so far are exporte
 NUMBERS = {  # what ranks have in the end, and have each time
     "00_quickstart": ("losses", "accuracy", "after"),
     "01_ranks_stores_and_collectives": ("secret", "seen", "history", "ours", "double"),
-    "02_from_one_process_to_ddp": ("accuracy",),
+    "02_from_one_process_to_ddp": ("after", "sizes", "heads", "counts", "difference"),
     "03_mixed_precision": ("losses", "scales", "skipped", "unscaled"),
     "04_checkpoint_and_resume": ("second_half", "runs", "unbroken", "second_piece", "on_four"),
     "05_faults_and_recovery": ("mine",),

@@ -58,7 +58,7 @@ def names_of(tree: ast.Module) -> set[str]:
 
 
 def test_the_notebooks_are_numbered_without_a_gap() -> None:
-    assert [int(path.name[:2]) for path in NOTEBOOKS] == list(range(9))
+    assert [int(path.name[:2]) for path in NOTEBOOKS] == [*range(len(NOTEBOOKS))]
 
 
 def test_it_is_stored_without_outputs_and_asserts_what_it_teaches(lesson: NotebookNode) -> None:
@@ -72,6 +72,14 @@ def test_it_is_stored_without_outputs_and_asserts_what_it_teaches(lesson: Notebo
         if isinstance(node, ast.Assert)
     ]
     assert len(asserts) >= 5
+
+
+def test_what_is_folded_says_what_it_does_and_asserts_nothing(lesson: NotebookNode) -> None:
+    for cell in lesson.cells:
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            assert re.match(r"# \S+", cell.source)
+            nodes = ast.walk(python_of(cell.source))
+            assert not [node for node in nodes if isinstance(node, ast.Assert)]
 
 
 def test_it_says_first_what_one_will_learn_and_needs(lesson: NotebookNode, path: Path) -> None:

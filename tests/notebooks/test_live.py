@@ -96,7 +96,7 @@ class Page:
         """Send a cell; the others run on if it fails."""
         return str(self.client.execute(source, stop_on_error=False))
 
-    def see(self, wanted: Callable[[dict[str, Any]], bool], *, timeout: float = 20.0) -> Any:
+    def see(self, wanted: Callable[[dict[str, Any]], bool], *, timeout: float = 60.0) -> Any:
         """The first message, seen already or still to come, that is wanted."""
         for message in self.seen:
             if wanted(message):
@@ -225,7 +225,7 @@ def test_a_button_is_answered_while_the_cell_waits(page: Page, style: str) -> No
     page.has(cell, "idle")
     heard = [float(each) for each in page.run("print(*b.times)").split()]
     delays = [1000 * (after - before) for before, after in zip(sent, heard, strict=True)]
-    assert max(delays) < 1000, delays
+    assert max(delays) < 10_000, delays  # it is 20 ms; if nobody answered, the cell would go on
 
 
 def test_one_long_wait_is_enough_where_a_thread_reads(page: Page, is_tap: bool) -> None:
@@ -245,7 +245,7 @@ def test_a_page_that_asks_for_another_shell_is_answered_all_the_same(
     if is_tap:
         control = page.client.session.msg("create_subshell_request", {})
         page.client.control_channel.send(control)
-        subshell = page.client.get_control_msg(timeout=20)["content"]["subshell_id"]
+        subshell = page.client.get_control_msg(timeout=60)["content"]["subshell_id"]
     model = page.run("b = make(lambda _: print('heard')); print(b.model_id)")
     cell = page.begin("with live.serving(b):\n block(lambda: b.times)")
     page.says(cell, "blocked")
@@ -256,7 +256,7 @@ def test_a_page_that_asks_for_another_shell_is_answered_all_the_same(
     if is_tap:
         delete = page.client.session.msg("delete_subshell_request", {"subshell_id": subshell})
         page.client.control_channel.send(delete)
-        assert page.client.get_control_msg(timeout=20)["content"]["status"] == "ok"
+        assert page.client.get_control_msg(timeout=60)["content"]["status"] == "ok"
 
 
 def test_cells_sent_meanwhile_run_afterwards_and_in_order(page: Page) -> None:
@@ -376,7 +376,10 @@ def test_the_page_sees_the_message_done_and_the_cell_still_busy(page: Page) -> N
 
 
 def test_a_long_wait_is_reported_again_and_again(page: Page) -> None:
-    cell = page.begin("with live.serving():\n block(lambda: False, limit=2.3)")
+    model = page.run("b = make(); print(b.model_id)")
+    cell = page.begin("with live.serving(b):\n block(lambda: b.times, limit=50)")
+    page.see(lambda _: len(page.of(cell, "status")) >= 3)
+    page.press(model)
     page.has(cell, "idle")
     states = [each["execution_state"] for each in page.of(cell, "status")]
     assert len(states) >= 4

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 import pytest
@@ -18,12 +19,23 @@ from nbformat import NotebookNode
 
 pytestmark = [pytest.mark.notebook, pytest.mark.multiproc]
 
+MEANT = {  # by notebook: the mistakes that it shows
+    "06_hangs_and_stragglers": {"ND101"},
+    "10_checklist": {
+        *("ND101", "ND111", "ND112", "ND121", "ND123", "ND125", "ND132", "ND133", "ND134"),
+        *("ND141", "ND202", "ND207", "ND215"),
+    },
+}
+FAILING = {  # answers whose failure is what they show
+    ("04_checkpoint_and_resume", "Exercise 2."): "was killed by SIGKILL",
+    ("05_faults_and_recovery", "Exercise 1."): "did not come to the collective",
+}
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
 def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
     client = NotebookClient(
-        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
     return client.execute()
 
@@ -43,23 +55,59 @@ def text_of(notebook: NotebookNode) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", "".join(streams))
 
 
+def of_outputs(cell: NotebookNode) -> NotebookNode:
+    return nbformat.v4.new_notebook(cells=[cell])
+
+
+def answers_of(notebook: NotebookNode) -> list[NotebookNode]:
+    """What the folded answers tell the reader to run: their blocks of ``python``."""
+    return [
+        nbformat.v4.new_code_cell(
+            block, metadata={"answer": exercise, "tags": ["raises-exception"]}
+        )
+        for cell in notebook.cells
+        if cell.cell_type == "markdown"
+        for answer in re.findall(r"<details>.*?</details>", cell.source, re.DOTALL)
+        for exercise in re.findall(r"<b>(.*?)</b>", answer)[:1]
+        for block in re.findall(r"^```python\n(.*?)\n```$", answer, re.DOTALL | re.MULTILINE)
+    ]
+
+
+def errors_of(cells: list[NotebookNode]) -> list[str]:
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return [output["evalue"] for output in outputs if output["output_type"] == "error"]
+
+
+class Executed(NamedTuple):
+    notebook: NotebookNode
+    answers: list[NotebookNode]
+
+
 @pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], NotebookNode]:
-    """Executes a notebook in a folder of its own, once for all tests."""
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Executed]:
+    """Executes a notebook in a folder of its own, once for all tests, with its answers."""
 
     @cache
-    def run(path: Path) -> NotebookNode:
-        return execute(nbformat.read(path, as_version=4), tmp_path_factory.mktemp(path.stem))
+    def run(path: Path) -> Executed:
+        notebook = nbformat.read(path, as_version=4)
+        answers = answers_of(notebook)
+        *cells, last = notebook.cells  # the last one ends the ranks
+        notebook.cells = [*cells, *answers, last]
+        execute(notebook, tmp_path_factory.mktemp(path.stem))
+        notebook.cells = [*cells, last]
+        if "EXECUTED" in os.environ:
+            nbformat.write(notebook, Path(os.environ["EXECUTED"], path.name))
+        return Executed(notebook, answers)
 
     return run
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_start_to_end(
-    path: Path, executed: Callable[[Path], NotebookNode]
+    path: Path, executed: Callable[[Path], Executed]
 ) -> None:
-    notebook = executed(path)
+    notebook = executed(path).notebook
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
     failed = {
@@ -76,17 +124,48 @@ def test_a_notebook_runs_from_start_to_end(
     assert failed == meant
 
 
-def test_the_quickstart_names_the_rank_that_was_lost(
-    executed: Callable[[Path], NotebookNode],
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_folded_answers_do_what_they_say(
+    path: Path, executed: Callable[[Path], Executed]
 ) -> None:
-    notebook = executed(NOTEBOOKS[0])
-    errors = [
-        output
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if output["output_type"] == "error"
-    ]
-    assert [error["evalue"] for error in errors] == ["rank 1 was killed by SIGKILL"]
+    meant = {name: words for (stem, name), words in FAILING.items() if stem == path.stem}
+    for answer in executed(path).answers:
+        name, errors = answer.metadata["answer"], errors_of([answer])
+        assert all(name in meant and meant[name] in error for error in errors), answer.source
+        if errors:
+            del meant[name]
+    assert not meant
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_folded_answers_are_right(path: Path, executed: Callable[[Path], Executed]) -> None:
+    for answer in executed(path).answers:
+        if "check_answer" in answer.source:
+            shown = text_of(of_outputs(answer)) + "".join(
+                f"\nOut {each['data']['text/plain']}"
+                for each in answer.outputs
+                if each["output_type"] == "execute_result"
+            )
+            assert re.search(r"^Out (\[ranks? [-\d, ]+\] )?Right\.$", shown, re.M), answer.source
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_checks_find_what_a_notebook_does_wrong_on_purpose_and_nothing_else(
+    path: Path, executed: Callable[[Path], Executed]
+) -> None:
+    text = text_of(executed(path).notebook)
+    said = re.findall(r"^  (ND\d+)(?: line \d+)?: ", text, re.MULTILINE)
+    assert set(said) - {"ND217"} == MEANT.get(path.stem, set())
+
+
+def test_the_quickstart_names_the_rank_that_was_lost(
+    executed: Callable[[Path], Executed],
+) -> None:
+    notebook = executed(NOTEBOOKS[0]).notebook
+    assert errors_of(notebook.cells) == ["rank 1 was killed by SIGKILL"]
     assert re.search(r"trained to 9\d\.\d%, lost rank 1, and started again", text_of(notebook))
 
 
@@ -131,7 +210,7 @@ def test_terminal_ipython_shows_it_as_text(folder: Path) -> None:
         [sys.executable, "-m", "IPython", "--no-banner", "--colors=nocolor", str(script)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=True,
         cwd=folder,
         env=os.environ | {"IPYTHONDIR": str(folder / "ipython")},

@@ -6,14 +6,10 @@ Most of what is used of the kernel here is undocumented, and so is asked for by 
 from __future__ import annotations
 
 import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from types import FrameType
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -121,27 +117,3 @@ class Filter:
             self._stream.on_recv(self._before, copy=self._is_copy)
         else:
             logger.info("somebody else filters the kernel's messages; that is left as it is")
-
-
-@contextmanager
-def interrupt_held_back() -> Iterator[None]:
-    """Let an interrupt wait until no message is in our hands; a second one is raised at once."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield
-        return
-    held: list[int] = []
-
-    def hold(signum: int, frame: FrameType | None) -> None:
-        is_first = not held
-        held.append(signum)
-        if not is_first and callable(before):
-            before(signum, frame)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        signal.raise_signal(signal.SIGINT)

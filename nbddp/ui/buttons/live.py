@@ -8,21 +8,21 @@ are taken out before the kernel sees them, whatever the front end; all others go
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent import futures
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ipywidgets import Widget
 
-from nbddp.ui.buttons.kernel_stream import Filter, Incoming, Way, interrupt_held_back, way_to
+from nbddp.interrupts import interrupt_held_back
+from nbddp.promise import await_all, promised_by
+from nbddp.ui.buttons.kernel_stream import Filter, Incoming, Way, way_to
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -212,7 +212,7 @@ class LiveComms:
                 self._settle_on_reading_thread()
             else:
                 self._settle_here()
-        except futures.TimeoutError:
+        except TimeoutError:
             if not self._has_failed:
                 logger.warning("%s: the kernel has read nothing for %g s", PENDING, PATIENCE)
             self._has_failed = True
@@ -225,7 +225,11 @@ class LiveComms:
             self._settle_here()
 
         loop = self._kernel.shell_channel_thread.io_loop.asyncio_loop
-        asyncio.run_coroutine_threadsafe(settle(), loop).result(PATIENCE)
+        settled = promised_by(loop, settle())
+        await_all([settled], PATIENCE)
+        if not settled.done():
+            raise TimeoutError
+        settled.result()
 
     def _settle_here(self) -> None:
         is_wanted = self._is_wanted()

@@ -120,14 +120,14 @@ def draw(sheet: Sheet, chart: Chart) -> None:
     one.
     """
     frame, lines = chart.frame, chart.lines
-    _draw_axes(sheet, frame)
+    draw_axes(sheet, frame)
     _draw_marks(sheet, frame)
-    _draw_lost(sheet, frame, list(lines.values()))
+    draw_lost(sheet, frame, list(lines.values()))
     if chart.strong is None:
         return
     strong = chart.strong.thinned(frame.grid(COARSE))
     if len(lines) == 1:
-        _draw_band(sheet, frame, strong, chart.color)
+        draw_band(sheet, frame, strong, chart.color)
     else:
         _draw_ranks(sheet, frame, chart)
     with sheet.part("mean"):
@@ -137,7 +137,8 @@ def draw(sheet: Sheet, chart: Chart) -> None:
         sheet.line(frame.across(strong.steps), frame.up(smooth), color=chart.color, width=2.2)
 
 
-def _draw_axes(sheet: Sheet, frame: Frame) -> None:
+def draw_axes(sheet: Sheet, frame: Frame) -> None:
+    """The lines and numbers that values and steps are read by."""
     ends = np.array([frame.left, frame.right])
     for value, text in frame.y_ticks:
         y = frame.up(np.array([value, value]))
@@ -150,7 +151,10 @@ def _draw_axes(sheet: Sheet, frame: Frame) -> None:
         furthest = WIDTH - 2 - SMALL * DIGIT * len(text) / 2
         sheet.text(min(x[0], furthest), 9, text, align="center")
     if frame.x_ticks:
-        sheet.text(frame.left - 6, 9, frame.unit, align="right")
+        first, text = frame.x_ticks[0]
+        [x] = frame.across(np.array([first]))
+        free = min(frame.left - 6, x - SMALL * DIGIT * len(text) / 2 - 4)
+        sheet.text(free, 9, frame.unit, align="right")
 
 
 def _draw_marks(sheet: Sheet, frame: Frame) -> None:
@@ -168,7 +172,7 @@ def _draw_marks(sheet: Sheet, frame: Frame) -> None:
         sheet.shapes([foot], color=RESTART, alpha=1.0)
 
 
-def _draw_lost(sheet: Sheet, frame: Frame, lines: Sequence[Line]) -> None:
+def draw_lost(sheet: Sheet, frame: Frame, lines: Sequence[Line]) -> None:
     """Mark where values were not finite."""
     if not frame.lost:
         return
@@ -190,14 +194,14 @@ def _draw_ranks(sheet: Sheet, frame: Frame, chart: Chart) -> None:
     is_many = len(chart.lines) > MANY_RANKS
     is_very_many = len(chart.lines) > VERY_MANY
     if is_many:
-        _draw_band(sheet, frame, spread(_in_band(chart), frame.grid(COARSE)), INK)
+        draw_band(sheet, frame, spread(_in_band(chart), frame.grid(COARSE)), INK)
     grid = frame.grid(min(FINE, POINTS // max(1, len(chart.thin))))
     width, alpha = (1.2, 0.9) if is_very_many else (0.9, 0.3 if is_many else 0.6)
     for rank, line in chart.thin.items():
         thin, color = line.thinned(grid), rank_color(rank)
         with sheet.part(f"rank k{rank} {rank_class(rank)}"):
             if not is_many:
-                _draw_band(sheet, frame, thin, color)
+                draw_band(sheet, frame, thin, color)
             xs, ys = frame.across(thin.steps), frame.up(thin.values)
             sheet.line(xs, ys, color=color, width=width, alpha=alpha)
 
@@ -209,7 +213,7 @@ def _in_band(chart: Chart) -> list[Line]:
     ]
 
 
-def _draw_band(sheet: Sheet, frame: Frame, line: Line, color: str) -> None:
+def draw_band(sheet: Sheet, frame: Frame, line: Line, color: str) -> None:
     """From the lowest to the highest value of points that were put together."""
     if not (line.low < line.high).any():
         return

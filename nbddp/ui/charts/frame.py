@@ -40,12 +40,19 @@ class Scale(Enum):
 class Frame:
     """The room inside the axes.
 
+    Args:
+        lines: what is drawn there.
+        scale: how values are spread over the height.
+        is_time: whether it is drawn over seconds, which steps have no parts of.
+
     Attributes:
         may_be_log: whether all values are above zero.
         lost: how many values were not finite.
     """
 
-    def __init__(self, lines: Sequence[Line], scale: Scale = Scale.AUTO) -> None:
+    def __init__(
+        self, lines: Sequence[Line], scale: Scale = Scale.AUTO, *, is_time: bool = False
+    ) -> None:
         self.lost = sum(int(line.lost.sum()) for line in lines)
         ends = _limits([end for line in lines for end in (line.low, line.high)])
         self.may_be_log = bool(ends) and ends[0] > 0
@@ -59,7 +66,7 @@ class Frame:
         self._x = (min(steps), max(steps)) if steps else (0.0, 0.0)
         if 0 < self._x[0] < 0.01 * self._x[1]:  # the middle of a first bucket that begins at 0
             self._x = (0.0, self._x[1])
-        self.x_ticks = self._step_ticks() if steps else []
+        self.x_ticks = self._step_ticks(0.0 if is_time else 1.0) if steps else []
         self.y_ticks = self._value_ticks() if ends else []
         widest = max((len(text) for _, text in self.y_ticks), default=0)
         self.left = 14 + SMALL * DIGIT * max(4, widest)
@@ -96,11 +103,11 @@ class Frame:
     def _heights(self, values: Numbers) -> Numbers:
         return np.log10(values) if self.is_log else values
 
-    def _step_ticks(self) -> list[tuple[float, str]]:
+    def _step_ticks(self, least: float) -> list[tuple[float, str]]:
         texts: list[str] = []
         ticks: list[float] = []
         for at_most in (6, 4, 2):
-            ticks = step_ticks(*self._x, at_most=at_most)
+            ticks = step_ticks(*self._x, at_most=at_most, least=least)
             texts = say_ticks(ticks)
             if sum(len(text) + 2 for text in texts) * SMALL * DIGIT < WIDTH - 50:
                 break

@@ -66,6 +66,22 @@ def draw_sheet(curves: Mapping[str, Mapping[int, Curve]]) -> tuple[bytes, int]:
     return _file(sheet), columns * (WIDTH + GAP)
 
 
+def draw_figure(charts: Sequence[Chart]) -> Figure:
+    """Charts on a figure that may be saved as PDF, SVG or PNG; its ground is white."""
+    columns = min(COLUMNS, len(charts))
+    wide, high = WIDTH + GAP, HEIGHT + HEAD + GAP
+    rows = -(-len(charts) // columns)
+    figure = blank_figure(columns * wide, rows * high)
+    whiten(figure)
+    for number, chart in enumerate(charts):
+        corner = number % columns * wide, (rows - 1 - number // columns) * high
+        paper = Paper(figure=figure, corner=(float(corner[0]), float(corner[1])))
+        draw(paper, chart)
+        _write_name(paper, chart)
+        _write_legend(paper, chart)
+    return figure
+
+
 def _file(picture: Image.Image) -> bytes:
     target = io.BytesIO()
     picture.quantize(_COLORS, method=Image.Quantize.FASTOCTREE).save(target, "PNG")
@@ -99,16 +115,49 @@ def _write_legend(paper: Paper, chart: Chart) -> None:
         x += width + 9
 
 
-class Paper:
-    """A transparent sheet that is measured in CSS pixels from its lower left corner."""
+class ShownFigure(Figure):
+    """A figure that a notebook shows, though pyplot does not know of it."""
 
-    def __init__(self) -> None:
+    def _repr_png_(self) -> bytes:
+        target = io.BytesIO()
+        self.savefig(target, format="png")
+        return target.getvalue()
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """Nothing on a transparent ground, so large in CSS pixels."""
+    figure = ShownFigure(figsize=(width / 100, height / 100), dpi=100 * SCALE, frameon=False)
+    figure.set_layout_engine("none")
+    return figure
+
+
+def whiten(figure: Figure) -> None:
+    """Give it a white ground, for papers and reports."""
+    figure.patch.set(facecolor="white", alpha=1.0)
+    figure.set_frameon(True)
+
+
+class Paper:
+    """A transparent sheet that is measured in CSS pixels from its lower left corner.
+
+    Args:
+        figure: where to draw; None for a figure of this size.
+        corner: where the sheet's lower left corner is on that, in CSS pixels.
+    """
+
+    def __init__(
+        self,
+        width: float = WIDTH,
+        height: float = HEIGHT + HEAD,
+        *,
+        figure: Figure | None = None,
+        corner: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self._is_left_out = False
-        size = (WIDTH / 100, (HEIGHT + HEAD) / 100)
-        self._figure = Figure(figsize=size, dpi=100 * SCALE, frameon=False)
-        self._figure.set_layout_engine("none")
+        self._figure = figure or blank_figure(width, height)
         self._canvas: Any = FigureCanvasAgg(self._figure)  # Any: it is untyped
-        self._transform = Affine2D().scale(SCALE)
+        in_inches = Affine2D().translate(*corner).scale(0.01)
+        self._transform = in_inches + self._figure.dpi_scale_trans
 
     def line(
         self, xs: Numbers, ys: Numbers, *, color: str = INK, width: float, alpha: float = 1.0

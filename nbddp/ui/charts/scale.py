@@ -36,13 +36,13 @@ def padded(low: float, high: float) -> tuple[float, float]:
     return low - room, high + room
 
 
-def step_ticks(low: float, high: float, *, at_most: int = 6) -> list[float]:
-    """A few round whole numbers from one step to another.
+def step_ticks(low: float, high: float, *, at_most: int = 6, least: float = 1.0) -> list[float]:
+    """A few round numbers from one step to another, ``least`` apart: whole ones, unless it is 0.
 
     >>> step_ticks(0, 3), step_ticks(7, 7), step_ticks(0, 999)
     ([0.0, 1.0, 2.0, 3.0], [7.0], [0.0, 200.0, 400.0, 600.0, 800.0])
     """
-    return [low + 0.0] if low == high else _multiples(low, high, at_most=at_most, least=1.0)
+    return [low + 0.0] if low == high else _multiples(low, high, at_most=at_most, least=least)
 
 
 def value_ticks(low: float, high: float) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose, isfinite
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nbddp.ui.charts.drawing import MANY_RANKS, Chart
+from nbddp.ui.charts.frame import Frame
 from nbddp.ui.charts.lines import Line
 from nbddp.ui.charts.scale import say_number
 
@@ -37,20 +38,50 @@ def tips(chart: Chart) -> list[Tip]:
     """From left to right; together they cover the chart."""
     if chart.strong is None:
         return []
-    frame = chart.frame
-    steps = _steps(chart)
+    lines = list(chart.lines.values())
+    return _columns(chart.frame, lines, lambda steps: _texts(chart, steps))
+
+
+def tips_by_name(frame: Frame, lines: Mapping[str, Line]) -> list[Tip]:
+    """The same for lines that go by a name."""
+    if not lines:
+        return []
+    return _columns(frame, list(lines.values()), lambda steps: _named(frame, lines, steps))
+
+
+def _columns(frame: Frame, lines: Sequence[Line], say: Callable[[Numbers], list[str]]) -> list[Tip]:
+    steps = _steps(frame, lines)
     places = frame.across(steps)
     edges = np.concatenate([[frame.left], (places[1:] + places[:-1]) / 2, [frame.right]])
-    texts = _texts(chart, steps)
+    texts = say(steps)
     columns = zip(edges.tolist(), np.diff(edges).tolist(), places.tolist(), texts, strict=False)
     return [Tip(left, width, place - left, text) for left, width, place, text in columns]
 
 
-def _steps(chart: Chart) -> Numbers:
-    steps = np.unique(np.concatenate([line.steps for line in chart.lines.values()]))
+def _named(frame: Frame, lines: Mapping[str, Line], steps: Numbers) -> list[str]:
+    values = {name: _values(line, steps, NEAR * frame.span) for name, line in lines.items()}
+    return [
+        "\n".join([_where(frame, step), *_of_each(values, at)])
+        for at, step in enumerate(steps.tolist())
+    ]
+
+
+def _where(frame: Frame, step: float) -> str:
+    return f"{say_number(step)} s" if frame.unit == "s" else f"{frame.unit} {step:.0f}"
+
+
+def _of_each(values: Mapping[str, Sequence[float | None]], at: int) -> Iterator[str]:
+    for name, known in values.items():
+        value = known[at]
+        if value is not None:
+            yield f"{name}  {_say(value)}"
+
+
+def _steps(frame: Frame, lines: Sequence[Line]) -> Numbers:
+    steps = np.unique(np.concatenate([line.steps for line in lines]))
     if len(steps) <= MAX_TIPS:
         return steps
-    nearest = np.searchsorted(steps, chart.frame.grid(MAX_TIPS)).clip(0, len(steps) - 1)
+    nearest = np.searchsorted(steps, frame.grid(MAX_TIPS)).clip(0, len(steps) - 1)
     return np.unique(steps[nearest])
 
 

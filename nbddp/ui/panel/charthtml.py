@@ -6,32 +6,37 @@ What is written over the drawing stands in attributes, which such a page drops w
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from nbddp.archive.comparing import say_last
 from nbddp.record.series import Curve
 from nbddp.ui.charts.drawing import ALERT, MANY_RANKS, VERY_MANY, Chart, draw
 from nbddp.ui.charts.frame import HEIGHT, WIDTH, Scale
 from nbddp.ui.charts.svg import Label, SvgSheet
 from nbddp.ui.charts.tips import Tip, tips
 from nbddp.ui.palette import rank_class, rank_color
-from nbddp.ui.panel.html import escape
+from nbddp.ui.panel.html import escape, svg_source
 
-_INLINE = (
+INLINE = (
     f"display:inline-block;vertical-align:top;width:{WIDTH}px;max-width:100%;margin:0 10px 8px 0"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A chart as HTML, the ranks that have a line in it, and all of it in words."""
+    """A chart as HTML, the ranks that have a line in it, and all of it in words.
+
+    Attributes:
+        is_value: whether it is only a number: there was no second one to draw a line to.
+    """
 
     name: str
     html: str
     ranks: tuple[int, ...]
     said: str = ""
+    is_value: bool = False
 
 
 SHEET = f"""<style>
@@ -113,8 +118,9 @@ def charts_html(charts: Sequence[Drawn]) -> str:
     ranks = sorted({rank for each in charts for rank in each.ranks})
     sheet = f"{SHEET}<style>{highlighting(ranks)}</style>"
     shown = "".join(each.html for each in charts)
+    switches = "" if all(each.is_value for each in charts) else _switches()
     end_of_row = '<span class="nbddp-end"></span>'
-    return f'{sheet}<div class="nbddp-charts">{_switches()}{end_of_row}{shown}</div>'
+    return f'{sheet}<div class="nbddp-charts">{switches}{end_of_row}{shown}</div>'
 
 
 def live_chart(name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO) -> Drawn:
@@ -124,8 +130,13 @@ def live_chart(name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO
 
 
 def kept_chart(name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO) -> Drawn:
-    """A chart for a page that stays as it is: with its other scale too, if it may have one."""
+    """A chart for a page that stays as it is: with its other scale too, if it may have one.
+
+    Of what was reported once there is the number alone.
+    """
     chart = Chart.of(name, curves, scale)
+    if chart.lines and all(len(curve.steps) <= 1 for curve in curves.values()):
+        return Drawn(name, _value(chart), (), _say(chart), is_value=True)
     if not chart.frame.may_be_log:
         plots = _plot(chart, is_kept=True)
         return Drawn(name, _box(chart, plots), tuple(chart.thin), _say(chart))
@@ -135,18 +146,23 @@ def kept_chart(name: str, curves: Mapping[int, Curve], scale: Scale = Scale.AUTO
     return Drawn(name, _box(chart, plots), tuple(chart.thin), _say(chart))
 
 
+def _value(chart: Chart) -> str:
+    values = {rank: float(line.values[-1]) for rank, line in chart.lines.items()}
+    return f'<div class="nbddp-chart" style="{INLINE}">{_head(chart, say_last(values))}</div>'
+
+
 def _box(chart: Chart, plots: str) -> str:
-    return f'<div class="nbddp-chart" style="{_INLINE}">{_head(chart)}{_keys(chart)}{plots}</div>'
+    return f'<div class="nbddp-chart" style="{INLINE}">{_head(chart)}{_keys(chart)}{plots}</div>'
 
 
-def _head(chart: Chart) -> str:
+def _head(chart: Chart, value: str = "") -> str:
     is_bad = chart.value is not None and not isfinite(chart.value)
     color = f' style="color:{ALERT}"' if is_bad else ""
     facts = "".join(map(_fact, chart.facts))
     name = escape(chart.name)
     return (
         f'<div class="nbddp-name" title="{name}"><span>{name}</span>'
-        f" <strong{color}>{chart.said_value}</strong>{facts}</div>"
+        f" <strong{color}>{value or chart.said_value}</strong>{facts}</div>"
     )
 
 
@@ -192,23 +208,22 @@ def _plot(chart: Chart, *, kind: str = "", is_kept: bool = False) -> str:
     sheet = SvgSheet()
     draw(sheet, chart)
     said = escape(_say(chart))
-    image = _image(sheet, chart.name, said) if is_kept else ""
-    ticks = "".join(map(_tick, sheet.labels))
+    image = image_of(sheet, escape(chart.name), said) if is_kept else ""
+    ticks = "".join(map(tick, sheet.labels))
     if kind == "nbddp-other":
         scale = "log scale" if chart.frame.is_log else "linear scale"
-        ticks += _tick(Label(WIDTH - 8, 10, scale, "right"))
+        ticks += tick(Label(WIDTH - 8, 10, scale, "right"))
     return (
         f'<div class="nbddp-plot {kind}">{image}{sheet.inline(said)}{ticks}'
-        f"{''.join(map(_tip, tips(chart)))}</div>"
+        f"{''.join(map(tip, tips(chart)))}</div>"
     )
 
 
-def _image(sheet: SvgSheet, name: str, said: str) -> str:
+def image_of(sheet: SvgSheet, alt: str, said: str) -> str:
     """The same for a page that takes SVG away, where it shows."""
-    data = b64encode(sheet.picture().encode()).decode()
     return (
-        f'<img class="nbddp-image" alt="{escape(name)}" title="{said}" width="{WIDTH}"'
-        f' height="{HEIGHT}" src="data:image/svg+xml;base64,{data}">'
+        f'<img class="nbddp-image" alt="{alt}" title="{said}" width="{WIDTH}" height="{HEIGHT}"'
+        f' src="{svg_source(sheet.picture())}">'
     )
 
 
@@ -220,12 +235,13 @@ def _say(chart: Chart) -> str:
     return f"{chart.name}: {chart.said_value} at {steps}, {chart.said_lines}"
 
 
-def _tick(label: Label) -> str:
+def tick(label: Label) -> str:
+    """A few letters beside an axis."""
     place = f"left:{label.x:.0f}px;top:{label.y:.0f}px"
     return f'<s class="nbddp-{label.align}" style="{place}" data-t="{escape(label.text)}"></s>'
 
 
-def _tip(tip: Tip) -> str:
+def tip(tip: Tip) -> str:
     """A column over the picture, which tells when it is pointed at."""
     side = " nbddp-l" if tip.left > WIDTH / 2 else ""
     box = f"left:{tip.left:.1f}px;width:{tip.width:.1f}px;--at:{tip.at:.1f}px"

@@ -10,6 +10,7 @@ from contextvars import copy_context
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
+from nbddp.interrupts import begin
 from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.series import Curve
 from nbddp.ui.panel.budget import Budget
@@ -68,7 +69,7 @@ class Charts:
 
     def draw_on_thread(self) -> None:
         """Begin to draw what comes."""
-        self._thread.start()
+        begin(self._thread)
 
     @property
     def names(self) -> list[str]:

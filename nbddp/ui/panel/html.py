@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape as escape_tags
 
@@ -16,6 +17,7 @@ from nbddp.ui.gpus import say_gpu, say_whole_gpu
 from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.bare import STRONG, card_style, dot, ink
 from nbddp.ui.words import (
+    say_awaited,
     say_bar,
     say_bytes,
     say_cpu,
@@ -44,6 +46,11 @@ _WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no pr
 def escape(text: str) -> str:
     """Text for a page: no tags, and nothing that no message to a page can hold."""
     return escape_tags(strip(text))
+
+
+def svg_source(picture: str) -> str:
+    """An SVG picture as the source of an image: a page that takes SVG away shows that."""
+    return f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
 
 
 def state_line(snapshot: Snapshot) -> str:
@@ -82,6 +89,14 @@ def alarm(snapshot: Snapshot) -> str:
         else ""
     )
     return hang + (note(say_refused(snapshot.refused)) if snapshot.refused else "")
+
+
+def late(snapshot: Snapshot) -> str:
+    """The rank that the others wait for; nothing if there is none."""
+    if snapshot.awaited is None:
+        return ""
+    said = escape(say_awaited(snapshot.awaited))
+    return f'<div class="nbddp"><span class="nbddp-waits" style="{ink("warn")}">{said}</span></div>'
 
 
 # ---- the table of ranks

@@ -32,7 +32,7 @@ class Place:
 
     def begin(self, html: str, text: str) -> None:
         """Show what stands here until more is known; the style sheet is in ``html``."""
-        self._publish({"text/html": f'<div class="nbddp-first">{html}</div>', "text/plain": text})
+        self._publish({"text/html": f'<div class="nbddp-soon">{html}</div>', "text/plain": text})
         self._may_be_lost = True
 
     def replace(self, bundle: JsonDict) -> None:

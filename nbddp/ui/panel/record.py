@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from nbddp.checks.rule import Finding
 from nbddp.errors import say_ranks
 from nbddp.lifecycle.comeback import Way, say_comebacks
 from nbddp.record.cell import CellResult
@@ -12,11 +13,13 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.charthtml import Drawn, charts_html
-from nbddp.ui.panel.html import Cell, alarm, card, escape, state_line, time_line
+from nbddp.ui.panel.checks import findings_html
+from nbddp.ui.panel.html import Cell, alarm, card, escape, late, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
 from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
+from nbddp.ui.text.checks import findings_text
 from nbddp.ui.words import say_facts, say_seconds
 
 
@@ -34,6 +37,7 @@ class Record:
             ``seconds_lost`` between them.
         curves: what draws the small ones of a rank, by their column in the table.
         notes: what else should be said, such as metrics that are not drawn.
+        findings: what checks have found in the cell.
         is_brief: the ranks are folded, as they are in the record of a cell that went well.
     """
 
@@ -49,6 +53,7 @@ class Record:
     seconds_lost: float = 0.0
     curves: Mapping[str, Cell] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
     is_brief: bool = False
 
 
@@ -65,7 +70,9 @@ def record_html(record: Record) -> str:
         ranks,
         time_line(record.snapshot),
         "</details>",
+        late(record.snapshot),
         *record.attempts,
+        findings_html(record.findings),
         charts_html(record.charts),
         *(f'<div class="nbddp-muted">{escape(note)}</div>' for note in record.notes),
         _log(record),
@@ -81,7 +88,8 @@ def record_text(record: Record) -> str:
     if record.result is not None and record.result.verdict is not None:
         parts.append(strip(record.result.verdict.summary()))
     said = [each.said for each in record.charts]
-    return "\n".join([*parts, *map(strip, [*said, *record.notes])])
+    checks = filter(None, [findings_text(record.findings)])
+    return "\n".join([*parts, *map(strip, [*said, *record.notes, *checks])])
 
 
 def attempt_html(number: int, result: CellResult, way: Way) -> str:

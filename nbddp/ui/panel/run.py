@@ -74,14 +74,15 @@ def _kind_of_run(run: RecordedRun) -> str:
 
 
 def _kind(cell: RecordedCell) -> str:
-    if not cell.is_over:
+    if not cell.is_over or cell.is_interrupted:
         return "nbddp-warn"
     return "nbddp-ok" if cell.outcome == "ok" else "nbddp-bad"
 
 
 def _report(cell: RecordedCell, *, is_named: bool) -> str:
     name = f"cell {cell.number}: " if is_named else ""
-    return card(escape(name) + to_html(cell.report or cell.outcome), is_error=True)
+    said = escape(name) + to_html(cell.report or cell.outcome)
+    return card(said, is_error=not cell.is_interrupted)
 
 
 def _cells(run: RecordedRun) -> str:

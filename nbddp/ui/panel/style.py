@@ -16,8 +16,8 @@ SHEET = f"""<style>
 .nbddp .widget-html-content, .nbddp.widget-html > .widget-html-content {{ line-height: 1.45; }}
 .jp-OutputArea:has(.nbddp) .jp-OutputArea-child:has(.nbddp-fallback),
 .output:has(.nbddp) .output_area:has(.nbddp-fallback),
-.jp-OutputArea-child:has(.nbddp-first) ~ .jp-OutputArea-child:has(.nbddp),
-.output_area:has(.nbddp-first) ~ .output_area:has(.nbddp) {{ display: none; }}
+.jp-OutputArea-child:has(.nbddp-soon) ~ .jp-OutputArea-child:has(.nbddp),
+.output_area:has(.nbddp-soon) ~ .output_area:has(.nbddp) {{ display: none; }}
 .jp-OutputArea-child:has(.nbddp)
   ~ .jp-OutputArea-child:has(> .jupyter-widgets):not(:has(> .jupyter-widgets > *)) {{
   display: none; }}
@@ -45,7 +45,7 @@ SHEET = f"""<style>
   overflow: hidden; text-overflow: ellipsis; vertical-align: middle; }}
 .nbddp table.nbddp-ranks tr, .nbddp table.nbddp-ranks tr:hover {{ background: none; }}
 .nbddp table.nbddp-ranks code {{ font-size: 12px; background: none; color: inherit; padding: 0;
-  font-family: var(--jp-code-font-family, monospace); opacity: .85; }}
+  font-family: var(--jp-code-font-family, monospace); opacity: .85; white-space: nowrap; }}
 .nbddp-wrong {{ color: {BAD} !important; }}
 .nbddp-waits {{ color: {WARN} !important; }}
 .nbddp-code {{ display: inline-block; max-width: 7em; overflow: hidden;

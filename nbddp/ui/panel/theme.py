@@ -38,7 +38,8 @@ RULES = f"""{_PLACE} {{ {_words(_ANY_WORDS)} }}
 {_IS_DARK} {_PLACE} {{ {_words(DARK_WORDS)} }}
 {_ranks(_IS_LIGHT, LIGHT)}
 {_ranks(_IS_DARK, DARK)}
-:is({_IS_LIGHT}, {_IS_DARK}) .nbddp-rank path[stroke] {{ stroke: var(--nbddp-rank); }}
+:is({_IS_LIGHT}, {_IS_DARK}) :is(.nbddp-rank, .nbddp-tone) path[stroke] {{
+  stroke: var(--nbddp-rank); }}
 :is({_IS_LIGHT}, {_IS_DARK}) .nbddp-rank path:not([stroke]) {{ fill: var(--nbddp-rank); }}
 .nbddp-bar > span {{ background: var(--nbddp-rank, currentColor) !important; }}
 {_IS_DARK} :is(.nbddp-shots, .nbddp-charts) img {{ filter: brightness(1.35); }}

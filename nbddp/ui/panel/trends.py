@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.palette import rank_class, rank_color
-from nbddp.ui.panel.html import Cell, escape
+from nbddp.ui.panel.html import Cell, escape, svg_source
 from nbddp.ui.words import say_bytes, say_seconds
 
 POINTS = 40  # of a small curve
 PERIOD = 1.0  # seconds between two of them
 _WIDTH, _HEIGHT = 32, 14
+_SIZE = f'width="{_WIDTH}" height="{_HEIGHT}"'
 _STEPS, _CPU, _LOAD = "steps per second", "CPU in percent", "GPU in percent"
 
 
@@ -90,12 +90,13 @@ class Trends:
 
         ``is_kept``: for a record, which other pages show, too.
         """
+        blank = _blank(is_kept=is_kept)
 
         def pace(kind: str) -> Cell:
-            return lambda each: self._pace(each.rank, kind, is_kept=is_kept)
+            return self._aligned(lambda rank: self._pace(rank, kind, is_kept=is_kept), blank)
 
         def memory(name: str) -> Cell:
-            return lambda each: self._memory(each.rank, name, is_kept=is_kept)
+            return self._aligned(lambda rank: self._memory(rank, name, is_kept=is_kept), blank)
 
         gpu = pace(_LOAD), memory("GPU memory")
         return {
@@ -104,6 +105,11 @@ class Trends:
             "memory": memory("memory"),
             "GPU": lambda each: " ".join(filter(None, (draw(each) for draw in gpu))),
         }
+
+    def _aligned(self, draw: Callable[[int], str], blank: str) -> Cell:
+        """Where some rank has a curve, one that has none gets its room: all numbers are in line."""
+        room = blank if any(map(draw, self._ranks)) else ""
+        return lambda each: draw(each.rank) or room
 
     def _pace(self, rank: int, kind: str, *, is_kept: bool) -> str:
         known = self._ranks.get(rank, _Rank())
@@ -134,17 +140,24 @@ def _curve(rank: int, values: Sequence[float], said: str, *, is_kept: bool) -> s
     In a record it is there a second time, as an image, for a page that takes SVG away: without our
     style sheet, that one is seen.
     """
-    said, size = escape(said), f'width="{_WIDTH}" height="{_HEIGHT}"'
+    said = escape(said)
     drawn = (
         f'<svg class="{rank_class(rank)}" style="color:{rank_color(rank)}" role="img"'
-        f' aria-label="{said}" {size}>{_line(values, "currentColor")}</svg>'
+        f' aria-label="{said}" {_SIZE}>{_line(values, "currentColor")}</svg>'
     )
     if is_kept:
-        picture = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
-        picture += f"{_line(values, rank_color(rank))}</svg>"
-        data = b64encode(picture.encode()).decode()
-        drawn += f'<img alt="{said}" {size} src="data:image/svg+xml;base64,{data}">'
+        drawn += _image(_line(values, rank_color(rank)), said)
     return f'<span title="{said}">{drawn}</span>'
+
+
+def _blank(*, is_kept: bool) -> str:
+    """The room of a curve, with nothing in it."""
+    return f'<svg aria-hidden="true" {_SIZE}></svg>' + (_image("", "") if is_kept else "")
+
+
+def _image(drawn: str, said: str) -> str:
+    picture = f'<svg xmlns="http://www.w3.org/2000/svg" {_SIZE}>{drawn}</svg>'
+    return f'<img alt="{said}" {_SIZE} src="{svg_source(picture)}">'
 
 
 def _line(values: Sequence[float], color: str) -> str:

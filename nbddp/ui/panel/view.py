@@ -30,7 +30,7 @@ from nbddp.ui.panel.record import Record, going_on_html, record_html, record_tex
 from nbddp.ui.panel.rhythm import Rhythm
 from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.questions import Questions
-from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value
+from nbddp.ui.screen import TOGETHER, Check, Screen, View, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
 from nbddp.ui.words import shorten
 from nbddp.wire.messages import Display
@@ -72,6 +72,7 @@ class PanelView:
         has_color: bool,
         tell_later: Callable[[str, bool], None] = lambda _text, _surely: None,
         questions: Questions,
+        check: Check,
     ) -> None:
         self.tails = Tails(max_merged=MAX_ROWS)
         self.attempt = 0
@@ -83,7 +84,7 @@ class PanelView:
         self._widgets: PanelWidgets | None = None
         self._serving: Serving | None = None
         self._tell_later = tell_later
-        self._questions = questions
+        self._questions, self._check = questions, check
         self._place = Place()
         self._fallback = Fallback()
         self._before: list[Attempt] = []
@@ -355,6 +356,7 @@ class PanelView:
             seconds_lost=sum(each.seconds_lost for each in self._before),
             curves=self._widgets.trends.columns(is_kept=True) if self._widgets else {},
             notes=[each for each in notes if each],
+            findings=self._check(handle),
         )
         html = record_html(record)
         if self._widgets is not None and self._widgets.is_gone.is_set():

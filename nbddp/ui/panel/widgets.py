@@ -12,7 +12,7 @@ import ipywidgets as widgets
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.controls import Controls, Press
-from nbddp.ui.panel.html import alarm, state_line, time_line
+from nbddp.ui.panel.html import alarm, late, state_line, time_line
 from nbddp.ui.panel.log import LogWidgets
 from nbddp.ui.panel.pieces import Plain, box, bundle, close, html
 from nbddp.ui.panel.ranks import FEW, ranks_html
@@ -129,7 +129,7 @@ class PanelWidgets:
     def draw(self, snapshot: Snapshot, *, note: str = "") -> None:
         """Show a snapshot; what has not changed is not sent."""
         self._state.value = f'<div class="nbddp">{state_line(snapshot)}</div>'
-        self._note.value = alarm(snapshot) + note
+        self._note.value = alarm(snapshot) + late(snapshot) + note
         if len(snapshot.ranks) <= FEW:
             self.trends.note(snapshot.ranks, snapshot.at)
         curves = self.trends.columns()

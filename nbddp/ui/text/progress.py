@@ -9,11 +9,12 @@ from base64 import b64encode
 from collections.abc import Iterator
 
 from nbddp.controller.session import Session
+from nbddp.imports import import_aside
 from nbddp.record.cell import CellHandle
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.charts.scale import say_number
 from nbddp.ui.screen import Screen
-from nbddp.ui.words import say_bar, say_seconds, say_step
+from nbddp.ui.words import say_awaited, say_bar, say_seconds, say_step
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +81,11 @@ class Progress:
         return later[0] if later else (seconds // PERIOD + 1) * PERIOD
 
     def _say(self, handle: CellHandle) -> str:
-        ranks = [each for each in self._session.snapshot(handle).ranks if each.bars or each.step]
+        snapshot = self._session.snapshot(handle)
+        ranks = [each for each in snapshot.ranks if each.bars or each.step]
         where = _say_where(min(ranks, key=_how_far)) if ranks else []
-        return " · ".join([*where, *_say_values(self._session)])
+        late = [say_awaited(snapshot.awaited)] if snapshot.awaited else []
+        return " · ".join([*where, *_say_values(self._session), *late])
 
 
 def _how_far(each: RankSnapshot) -> tuple[float, int]:
@@ -113,7 +116,8 @@ def show_charts(screen: Screen, session: Session) -> None:
     }
     if not curves:
         return
-    from nbddp.ui.charts.paper import draw_sheet  # loads matplotlib: not before there is a curve
+    import_aside("nbddp.ui.charts.paper")  # loads matplotlib: not before there is a curve
+    from nbddp.ui.charts.paper import draw_sheet
 
     try:
         png, width = draw_sheet(curves)

@@ -10,6 +10,7 @@ from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.by_node import NodeOfRanks, by_node
 from nbddp.ui.words import (
     aligned,
+    say_awaited,
     say_bar,
     say_bytes,
     say_cpu,
@@ -115,6 +116,8 @@ def _footer(snapshot: Snapshot, shown: Sequence[RankSnapshot]) -> Iterator[str]:
         yield f"{say_seconds(max(0.0, event.at - snapshot.began))} after the start: {text}"
     if snapshot.alarm:
         yield snapshot.alarm
+    if snapshot.awaited:
+        yield say_awaited(snapshot.awaited)
     if snapshot.folder:
         yield f"logs in {shorten(snapshot.folder)}"
     if snapshot.refused:

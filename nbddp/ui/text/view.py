@@ -11,7 +11,18 @@ from nbddp.record.lines import LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.ui.agreement import agreeing
 from nbddp.ui.questions import Questions
-from nbddp.ui.screen import TOGETHER, Screen, View, is_text, show_rich, show_rich_value, tagged
+from nbddp.ui.screen import (
+    TOGETHER,
+    Check,
+    Screen,
+    View,
+    is_text,
+    no_check,
+    show_rich,
+    show_rich_value,
+    tagged,
+)
+from nbddp.ui.text.checks import findings_text
 from nbddp.ui.text.progress import Progress
 from nbddp.wire.messages import Display, JsonDict
 
@@ -37,6 +48,7 @@ class TextView:
             wait behind it.
         progress: says how far the cell is; None where nobody shall.
         questions: asks what ranks ask; None where they are told that nobody can.
+        check: what checks find in the cell, once it has ended.
     """
 
     has_record = False
@@ -50,9 +62,11 @@ class TextView:
         pace: float = math.inf,
         progress: Progress | None = None,
         questions: Questions | None = None,
+        check: Check = no_check,
     ) -> None:
         self._screen = screen
         self._questions = questions
+        self._check = check
         self._progress = progress
         self._pace = pace
         self._followed_at = 0.0  # when the screen has followed
@@ -88,6 +102,9 @@ class TextView:
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         self.finish(handle.result)
+        if said := findings_text(self._check(handle)):
+            self._screen.write(f"{said}\n")
+            self._screen.flush()
         return handle.result
 
     def follow(self, handle: CellHandle) -> None:

@@ -1,0 +1,57 @@
+"""Executes the notebooks as a page would see them: with the record of each cell's panel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+AS_PANEL = "%ddp view panel"  # no page asks here, so that nbddp would print text
+WIDGET = "application/vnd.jupyter.widget-view+json"  # buttons, which want a kernel
+TIMEOUT = 120  # seconds for a cell
+
+
+def jobs() -> int:
+    """How many notebooks at a time: one for two cores, as each has two ranks and more."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def execute_all(paths: Sequence[Path], folder: Path) -> None:
+    """Write an executed copy of each notebook into a folder.
+
+    Raises:
+        nbclient.exceptions.CellExecutionError: a cell failed that was not meant to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(jobs()) as pool:
+        list(pool.map(partial(_execute, folder=folder), paths))
+
+
+def _execute(path: Path, folder: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    asked = nbformat.v4.new_code_cell(AS_PANEL)
+    first = next(at for at, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+    notebook.cells.insert(first + 1, asked)  # after %load_ext
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copytree(path.parent / "pictures", Path(place, "pictures"))
+        where = {"metadata": {"path": place}}
+        client = NotebookClient(
+            notebook,
+            timeout=TIMEOUT,
+            kernel_name="python3",
+            resources=where,
+            store_widget_state=False,
+        )
+        client.execute()
+    notebook.cells.remove(asked)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if WIDGET not in each.get("data", {})]
+    nbformat.write(notebook, folder / path.name)

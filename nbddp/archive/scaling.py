@@ -1,0 +1,219 @@
+"""The same cell on several world sizes: how much faster more ranks are, and where the time goes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from nbddp.archive.numbers import NOT_NUMBERS
+from nbddp.record.spent import Timeline
+
+SCALE = "scale"  # in ``run.json``
+WARM_UP = 5  # one step in so many, the first ones, is no measure of those that follow
+NOISY = 0.1  # rounds that lie further apart are no measure of a machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one run of the cell came to.
+
+    Attributes:
+        pace: steps a second, once it was warm; of a cell that reports none, cells a second.
+        counts_steps: whether they were steps.
+        batch: samples of all ranks together in a step, None if unknown.
+        waiting: the share of the ranks' time in which they waited for another one to come to a
+            collective; ``loading`` for a batch of a DataLoader.
+        sending: DDP's own measure of a step's communication, as a share of the step; ``bare`` is
+            the part of it beside which nothing was computed. None where there is no DDP model.
+        memory: of the largest rank at the end, in bytes; of its tensors on a GPU ``gpu_memory``.
+    """
+
+    pace: float
+    counts_steps: bool = True
+    batch: int | None = None
+    waiting: float | None = None
+    loading: float | None = None
+    sending: float | None = None
+    bare: float | None = None
+    memory: int = 0
+    gpu_memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A world size, with its rounds; there is at least one."""
+
+    ranks: int
+    rounds: tuple[Round, ...]
+
+    @property
+    def pace(self) -> float:
+        """The median of its rounds."""
+        return median(each.pace for each in self.rounds)
+
+    @property
+    def batch(self) -> int | None:
+        """The same in all rounds, or None."""
+        found = {each.batch for each in self.rounds}
+        return found.pop() if len(found) == 1 else None
+
+    @property
+    def samples(self) -> float | None:
+        """A second, of all ranks together."""
+        return None if self.batch is None or not self.counts_steps else self.pace * self.batch
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether its pace is of steps."""
+        return all(each.counts_steps for each in self.rounds)
+
+    @property
+    def spread(self) -> float:
+        """How far the rounds lie apart, as a part of their median."""
+        paces = [each.pace for each in self.rounds]
+        return (max(paces) - min(paces)) / self.pace
+
+    def share(self, name: str) -> float | None:
+        """The median of a share, or of the memory; None where no round has it."""
+        known = [value for each in self.rounds if (value := getattr(each, name)) is not None]
+        return median(known) if known else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """The cell on several world sizes.
+
+    Attributes:
+        sizes: those that have been run, the smallest first.
+        is_weak: whether each rank's work is meant to stay the same, or that of all together.
+        rounds: how many there were to be.
+        cores: of this machine.
+        devices: of the largest size, by rank.
+        threads: of a rank, by world size.
+    """
+
+    sizes: tuple[Size, ...]
+    is_weak: bool = False
+    rounds: int = 3
+    cores: int = 1
+    devices: tuple[str, ...] = ()
+    threads: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether paces are of steps."""
+        return all(size.counts_steps for size in self.sizes)
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether the samples a second are known of all."""
+        return self.counts_steps and all(size.samples for size in self.sizes)
+
+    def speed_up(self, size: Size) -> float:
+        """How many times as much work a second as the smallest size."""
+        first = self.sizes[0]
+        if self.has_samples and size.samples and first.samples:
+            return size.samples / first.samples
+        grows = size.ranks / first.ranks if self.is_weak else 1.0
+        return size.pace / first.pace * grows
+
+    def efficiency(self, size: Size) -> float:
+        """The speed-up as a part of what so many ranks would have if none cost anything."""
+        return self.speed_up(size) * self.sizes[0].ranks / size.ranks
+
+    @property
+    def batches(self) -> list[int]:
+        """Samples of a step, by size; empty unless they are known of all."""
+        found = [size.batch for size in self.sizes if size.batch]
+        return found if len(found) == len(self.sizes) else []
+
+    @property
+    def is_other_kind(self) -> bool:
+        """Whether the batches are those of the other kind of scaling."""
+        batches, first = self.batches, self.sizes[0]
+        if len(batches) < 2:
+            return False
+        grown = [batches[0] * size.ranks / first.ranks for size in self.sizes]
+        is_same = all(math.isclose(each, batches[0], rel_tol=0.1) for each in batches)
+        has_grown = all(
+            math.isclose(*pair, rel_tol=0.1) for pair in zip(batches, grown, strict=True)
+        )
+        return is_same if self.is_weak else has_grown
+
+    @property
+    def noisy(self) -> list[Size]:
+        """Those whose rounds lie further apart than a tenth."""
+        return [size for size in self.sizes if size.spread > NOISY]
+
+    @property
+    def crowded(self) -> list[tuple[int, int, str]]:
+        """World sizes for which there are too few cores or GPUs: ranks, how many, of what."""
+        gpus = len({each for each in self.devices if each != "cpu"})
+        there, what = (gpus, "GPU") if gpus else (self.cores, "core")
+        return [(size.ranks, there, what) for size in self.sizes if size.ranks > there]
+
+
+def facts_of(ranks: int, number: int, of: int, *, is_weak: bool) -> dict[str, Any]:
+    """What a run's ``run.json`` says of the round that it is."""
+    return {SCALE: {"ranks": ranks, "round": number, "of": of, "is_weak": is_weak}}
+
+
+def steady_pace(rows: Sequence[Mapping[str, Any]], began: float) -> tuple[float, int] | None:
+    """Steps a second once a loop is warm, and how many of them; None if too few were reported.
+
+    Args:
+        rows: what the ranks reported, as in ``metrics.jsonl``.
+        began: of the cell, in ``time.time()``.
+
+    >>> steady_pace([{"time": t / 10, "rank": 0, "step": t, "loss": 1.0} for t in range(11)], 0.0)
+    (10.0, 8)
+    """
+    loops: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        name = next((each for each in row if each not in NOT_NUMBERS), "")
+        if name and row["time"] >= began:
+            loops.setdefault(row["rank"], {}).setdefault(name, []).append(row)
+    paces, counts = [], []
+    for by_name in loops.values():
+        loop = max(by_name.values(), key=len)
+        warm = loop[max(1, len(loop) // WARM_UP) :]
+        if len(warm) > 1 and (seconds := warm[-1]["time"] - warm[0]["time"]) > 0:
+            paces.append(_steps(warm) / seconds)
+            counts.append(len(warm) - 1)
+    return (fmean(paces), min(counts)) if paces else None
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> float:
+    """From the first to the last: by their numbers, if these go up."""
+    numbers = [row.get("step", math.nan) for row in rows]
+    ascends = all(one < other for one, other in itertools.pairwise(numbers))
+    return float(numbers[-1] - numbers[0]) if ascends else float(len(rows) - 1)
+
+
+def shares(line: Timeline, pace: float) -> dict[str, float | None]:
+    """Where the time of the steps went, by the name that a round has for it."""
+    if not line.meetings:
+        return {}
+    # not all meetings of a long cell are kept: what is looked at begins with the first of these
+    began = max(line.span[0], min(line.meetings[0].came.values()))
+    whole = (line.span[1] - began) * len(line.ranks)
+    if not whole > 0:
+        return {}
+    waited = sum(each.waited for each in line.meetings)
+    loaded = sum(
+        max(0.0, end - max(begin, began)) for spans in line.loads.values() for begin, end in spans
+    )
+    found: dict[str, float | None] = {
+        "waiting": min(1.0, waited / whole),
+        "loading": min(1.0, loaded / whole),
+    }
+    ranks = {each.rank for each in line.overlaps}
+    if ranks:  # DDP's is a mean of other steps than those that the pace is of
+        sending = sum(each.sending for each in line.overlaps) / len(ranks) * pace
+        bare = sum(each.bare for each in line.overlaps) / len(ranks) * pace
+        found |= {"sending": min(1.0, sending), "bare": min(1.0, bare)}
+    return found

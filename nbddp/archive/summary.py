@@ -1,0 +1,208 @@
+"""A run in a line: what a list of runs says of each, from as little of its folder as will do."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbddp.archive.ending import KILLED, RUNNING, say_unended
+from nbddp.errors import RequestError
+from nbddp.record.finished import RecordedRun
+from nbddp.record.folder import read_facts
+from nbddp.record.glance import glance, last_numbers
+
+MARKS = "marks.json"  # what the user has said of a run: a note, and whether to keep it
+DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of files that are not as ours
+
+Pairs = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A run in a line.
+
+    Attributes:
+        began: in ``time.time()``, 0 if it is not known.
+        ranks: the world size of its last attempt, 0 if it is not known.
+        outcome: ``ok``, ``failed``, ``interrupted``, ``running``, ``killed``, or that its end is
+            not known.
+        why: for a failure what it was, for an interrupt where it struck.
+        last: of each metric the mean of the last values.
+        curves: of each the lowest and highest value along the run.
+        note, is_kept: what the user has said of it.
+        size: of its folder, in bytes.
+    """
+
+    path: Path
+    began: float = 0.0
+    ranks: int = 0
+    outcome: str = ""
+    why: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    last: Mapping[str, float] = field(default_factory=dict)
+    curves: Mapping[str, Pairs] = field(default_factory=dict)
+    steps: int | None = None
+    steps_per_second: float | None = None
+    samples_per_second: float | None = None
+    seconds_lost: float = 0.0
+    note: str = ""
+    is_kept: bool = False
+    size: int = 0
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.path.name
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it goes on, as far as is known."""
+        return self.outcome == "running"
+
+
+def summarize(path: Path, *, current: Path | None = None) -> Summary:
+    """A run in a line; ``current`` is the one of this kernel that goes on.
+
+    Raises:
+        RequestError: what lies there is damaged, or no run; in a few words.
+    """
+    try:
+        return _summarize(path, current)
+    except FileNotFoundError as error:
+        missing = Path(error.filename or "").name
+        raise RequestError(f"it has no {missing}") from None
+    except DAMAGE as error:
+        raise RequestError(f"{type(error).__name__}: {error}") from None
+
+
+def _summarize(path: Path, current: Path | None) -> Summary:
+    (path / "events.jsonl").stat()
+    facts = read_facts(path)
+    if facts.get("format") != 2 or "ended" not in facts:
+        facts = {**facts, **_looked_up(path, facts)}
+    outcome, why = _outcome(path, facts, current)
+    pace, batch = facts.get("steps_per_second"), facts.get("samples_per_step")
+    marks = read_marks(path)
+    return Summary(
+        path=path,
+        began=_began(facts),
+        ranks=int(facts.get("world_size") or facts.get("nproc") or 0),
+        outcome=outcome,
+        why=why,
+        config=dict(facts.get("config", {})),
+        last={name: float(each["mean"]) for name, each in facts.get("last", {}).items()},
+        curves={name: [*map(_pair, pairs)] for name, pairs in facts.get("curves", {}).items()},
+        steps=None if facts.get("steps") is None else int(facts["steps"]),
+        steps_per_second=None if pace is None else float(pace),
+        samples_per_second=float(pace * batch) if pace and batch else None,
+        seconds_lost=float(facts.get("seconds_lost", 0.0)),
+        note=str(marks.get("note", "")),
+        is_kept=marks.get("is_kept") is True,
+        size=size_of(path),
+    )
+
+
+def _looked_up(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``run.json`` does not say, of a run that has no end or is from an older nbddp."""
+    run = RecordedRun(path)
+    found: dict[str, Any] = {"began": run.events[0].at if run.events else 0.0}
+    if run.ranks:
+        found["world_size"] = len(run.ranks)
+    done = [each for each in run.cells if each.is_over]
+    if done:
+        found |= {"outcome": done[-1].outcome, "interrupted": done[-1].is_interrupted}
+    if run.was_stopped:
+        found["ended"] = True
+    for event in run.events:
+        if event.kind == "config":
+            found["config"] = {**found.get("config", {}), **event.facts["values"]}
+    with suppress(FileNotFoundError):
+        found |= _numbers(path / "metrics.jsonl", facts)
+    return found
+
+
+def _numbers(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What its cell said now and then is known; what it said last is at the end of its file."""
+    if not facts.get("curves"):
+        return glance(path)
+    newest = last_numbers(path)
+    return {
+        "last": {**facts.get("last", {}), **newest["last"]},
+        "steps": max(newest["steps"], facts.get("steps") or 0),
+    }
+
+
+def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[str, str]:
+    said = str(facts.get("outcome", ""))
+    if "ended" not in facts:
+        is_ours = current is not None and path.resolve() == current.resolve()
+        ending = RUNNING if is_ours else say_unended(facts, began=_began(facts))
+        named = {RUNNING: "running", KILLED: "killed"}
+        return named.get(ending, "not recorded"), "" if said == "ok" else said
+    if said in ("", "ok"):
+        return said or "empty", ""
+    return "interrupted" if facts.get("interrupted") else "failed", said
+
+
+def _began(facts: Mapping[str, Any]) -> float:
+    if "began" in facts:
+        return float(facts["began"])
+    with suppress(ValueError, TypeError):
+        return time.mktime(time.strptime(facts["started"][:19], "%Y-%m-%dT%H:%M:%S"))
+    return 0.0
+
+
+def _pair(pair: Sequence[float]) -> tuple[float, float]:
+    low, high = pair
+    return float(low), float(high)
+
+
+def read_marks(path: Path) -> dict[str, Any]:
+    """What the user has said of a run."""
+    try:
+        marks = json.loads((path / MARKS).read_text())
+    except (OSError, ValueError):
+        return {}
+    return marks if isinstance(marks, dict) else {}
+
+
+def size_of(path: Path) -> int:
+    """Of a run's folder, in bytes, as far as it can be read."""
+    total = 0
+    for folder in (path, *(each for each in path.iterdir() if each.is_dir())):
+        for each in folder.iterdir():
+            with suppress(OSError):
+                total += each.lstat().st_size
+    return total
+
+
+def number_of(summary: Summary, name: str) -> Any:
+    """What a run has under a name: a column, a setting, or a metric; None if it has none.
+
+    >>> run = Summary(path=Path("x"), config={"lr": 0.1}, last={"loss": 2.0}, ranks=4)
+    >>> [number_of(run, name) for name in ("lr", "loss", "ranks", "size", "odd")]
+    [0.1, 2.0, 4, 0, None]
+    """
+    if name in summary.config:
+        return summary.config[name]
+    if name in summary.last:
+        return summary.last[name]
+    column = {"when": "began", "steps/s": "steps_per_second", "disk": "size"}.get(name, name)
+    return getattr(summary, column) if column in COLUMNS else None
+
+
+COLUMNS = frozenset(
+    {"name", "began", "ranks", "outcome", "steps", "steps_per_second", "samples_per_second"}
+    | {"seconds_lost", "size", "note", "is_kept"}
+)
+
+
+def is_number(value: object) -> bool:
+    """Whether it can be sorted by: no NaN."""
+    return isinstance(value, int | float) and not math.isnan(value)

@@ -1,0 +1,153 @@
+"""All rules, and what is said of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from nbddp.checks import between, collectives, evaluating, feeding, places, state, training
+from nbddp.checks.facts import Facts
+from nbddp.checks.rule import Finding, Rule
+from nbddp.checks.source import Source
+from nbddp.errors import RequestError
+
+STATIC: tuple[Rule[Source], ...] = (
+    *collectives.RULES,
+    *feeding.RULES,
+    *training.RULES,
+    *evaluating.RULES,
+    *places.RULES,
+)
+RUN_TIME: tuple[Rule[Facts], ...] = (*between.RULES, *state.RULES)
+ALL: tuple[Rule[Any], ...] = (*STATIC, *RUN_TIME)
+BOOK = {each.id: each for each in ALL}
+
+CHECKLIST = (
+    ("meet", "every rank calls init_process_group, and destroy_process_group at the end", ()),
+    (
+        "one GPU each",
+        "set_device before anything else is done on a GPU",
+        ("ND143", "ND144", "ND209"),
+    ),
+    (
+        "wrap",
+        "SyncBatchNorm, the device, DDP, the optimizer: in this order; train through the wrapper",
+        ("ND102", "ND125", "ND126", "ND127", "ND207", "ND211", "ND214", "ND216"),
+    ),
+    (
+        "sampler",
+        "DistributedSampler with one seed for all, shuffle=False on the loader, set_epoch",
+        ("ND111", "ND112", "ND113", "ND114", "ND201", "ND202", "ND203", "ND204", "ND205"),
+    ),
+    ("generator", "augmentation and dropout have a seed of each rank's own: seed + rank", ()),
+    (
+        "step",
+        "zero_grad, forward, backward, step; the loss divided when gradients accumulate",
+        ("ND106", "ND107", "ND121", "ND122", "ND208", "ND215"),
+    ),
+    ("scaler", "scale, unscale_ before clipping, step, update", ("ND123", "ND124")),
+    ("print and save", "on one rank, and the others wait before they read", ("ND141", "ND142")),
+    (
+        "evaluate",
+        "eval() and no_grad; counts are added up on all ranks before one reports them",
+        ("ND131", "ND132", "ND133", "ND134"),
+    ),
+    (
+        "together",
+        "every rank makes the same collectives in the same order, whatever its rank is",
+        ("ND101", "ND103", "ND104", "ND105", "ND206"),
+    ),
+    (
+        "batch and rate",
+        "N ranks learn from N batches at a time: the learning rate fits that",
+        ("ND217",),
+    ),
+)
+
+
+# without any of these, no rule has anything to say
+_WORDS = re.compile(
+    r"dist|reduce|gather|barrier|broadcast|scatter|new_group|backward|DataLoader|Sampler|random_split"
+    r"|save|eval|no_grad|cuda|scale|DataParallel|BatchNorm|isend|irecv|threads|nbddp"
+)
+
+
+# what is no mistake where one rank runs the cell, or a few
+OF_ALL_RANKS = frozenset(
+    f"ND{number}" for number in (*range(101, 105), *range(111, 115), 126, 133, *range(141, 145))
+)
+
+
+def may_find(text: str) -> bool:
+    """Whether code is worth to be read at all.
+
+    >>> may_find("x = 1"), may_find("dist.barrier()")
+    (False, True)
+    """
+    return _WORDS.search(text) is not None
+
+
+def look_at(source: Source) -> list[Finding]:
+    r"""What the rules over code find there, in the order of its lines.
+
+    >>> [each.headline for each in look_at(Source("dist.all_reduce(x, async_op=True)"))]
+    ['ND105 line 1: nobody can wait for this dist.all_reduce: its handle is dropped.']
+    """
+    found = [each for rule in STATIC for each in rule.findings(source)]
+    return in_order(each for each in found if not source.is_silenced(each.rule, each.line))
+
+
+def look_at_ranks(facts: Facts) -> list[Finding]:
+    """What the rules over the ranks' facts find; said by the cell that has to do with it.
+
+    What is found of names that the cell does not have is left out, unless somebody asked.
+    """
+    rules = [rule for rule in RUN_TIME if facts.is_asked or not rule.is_fact]
+    found = [each for rule in rules for each in rule.findings(facts)]
+    return in_order(
+        each
+        for each in found
+        if not facts.source.is_silenced(each.rule, each.line or -1)
+        and (each.line or facts.is_asked or each.rule == "ND212")
+    )
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """By line, those of no line last, and facts after all that is wrong."""
+    return sorted(findings, key=lambda each: (each.is_fact, each.line or 10**9, each.rule))
+
+
+def rule_of(name: str) -> Rule[Any]:
+    """The rule of this id.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if name.upper() not in BOOK:
+        raise RequestError(f"there is no rule {name}; `%ddp check --explain` lists them")
+    return BOOK[name.upper()]
+
+
+def checklist() -> str:
+    """What a training script on several ranks needs, and the rules that look after it."""
+    lines = ["What a script on several ranks needs, and which rules look after it:", ""]
+    width = max(len(name) for name, _, _ in CHECKLIST)
+    for name, text, rules in CHECKLIST:
+        said = f" [{', '.join(rules)}]" if rules else ""
+        lines.append(f"  [ ] {name:<{width}}  {text}{said}")
+    lines += ["", "All rules (`%ddp check --explain ND101` tells more of one):", ""]
+    lines += [f"  {each.id}  {each.title}" for each in BOOK.values()]
+    lines += ["", "`# nbddp: ok ND101` behind a line silences a rule there, on a line of its own"]
+    return "\n".join([*lines, "in the whole cell, or file."])
+
+
+def explain(rule: Rule[Any]) -> str:
+    """A rule, at length, with its two examples."""
+    lines = [f"{rule.id}: {rule.title}", "", rule.why, "", rule.fix]
+    for word, example in (("wrong", rule.bad), ("right", rule.good)):
+        if not isinstance(example, Source):
+            break
+        text = example.text.rstrip().replace("\n", "\n    ")
+        lines += ["", f"{word}:", "", f"    {text}"]
+    return "\n".join([*lines, "", f"more in notebooks/{rule.notebook}"])

@@ -1,0 +1,393 @@
+"""Rules about calls that all ranks must make together."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+from nbddp.checks.branches import Condition, has_rank_condition, rank_conditions
+from nbddp.checks.conditions import early_leavers, is_in_each_step
+from nbddp.checks.rule import Found, Rule
+from nbddp.checks.source import Loop, Source
+from nbddp.checks.syntax import argument, is_true
+from nbddp.checks.training import training_loops
+
+COLLECTIVES = frozenset(
+    f"torch.distributed.{name}"
+    for name in (
+        *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"),
+        *("all_to_all", "all_to_all_single", "barrier", "broadcast", "broadcast_object_list"),
+        *("gather", "gather_object", "monitored_barrier", "new_group", "reduce"),
+        *("reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list"),
+    )
+)
+OURS = frozenset({"nbddp.all_reduce", "nbddp.all_gather"})
+HANGS = "06_hangs_and_stragglers.ipynb"
+
+
+def short(name: str) -> str:
+    """As one types it.
+
+    >>> short("torch.distributed.barrier"), short("nbddp.all_reduce")
+    ('dist.barrier', 'nbddp.all_reduce')
+    """
+    return name.replace("torch.distributed.", "dist.")
+
+
+def collective(source: Source, call: ast.Call) -> str:
+    """Its name, if it is one of all ranks; a group of some ranks is their own affair."""
+    name = source.called(call)
+    if name not in COLLECTIVES and name not in OURS:
+        return ""
+    if name.endswith("barrier") and call.args:
+        return ""
+    group = argument(call, "group")
+    is_all = group is None or (isinstance(group, ast.Constant) and group.value is None)
+    return name if is_all else ""
+
+
+def _all_meetings(source: Source) -> list[tuple[ast.Call, str]]:
+    """Every call that all ranks must make, those of functions that make one inside among them."""
+    return source.once("meetings", lambda: _find_meetings(source))
+
+
+def _find_meetings(source: Source) -> list[tuple[ast.Call, str]]:
+    direct = [(each, name) for each in source.calls if (name := collective(source, each))]
+    meets = _meeting_functions(source, direct)
+    indirect = [
+        (each, f"{name}()")
+        for each in source.calls
+        if isinstance(each.func, ast.Name) and (name := each.func.id) in meets
+    ]
+    return direct + indirect
+
+
+def _meeting_functions(source: Source, direct: list[tuple[ast.Call, str]]) -> set[str]:
+    found: set[str] = set()
+    for call, _name in direct:
+        function = source.function(call)
+        is_plain = source.parents.get(function) is source.tree
+        if is_plain and not _is_apart(source, call):
+            found.add(getattr(function, "name", ""))
+    return found
+
+
+def _is_apart(source: Source, call: ast.Call) -> bool:
+    """Whether some ranks come to it only; or a part of the ranks, by the function's own word."""
+    function = source.function(call)
+    takes_group = isinstance(function, ast.FunctionDef) and any(
+        "group" in each.arg for each in function.args.args + function.args.kwonlyargs
+    )
+    return takes_group or has_rank_condition(source, call)
+
+
+def _of_some_ranks(source: Source) -> Iterator[Found]:
+    meetings = _all_meetings(source)
+    conditions = [list(rank_conditions(source, call)) for call, _ in meetings]
+    partners = _Partners(source, [each for of_call in conditions for each in of_call])
+    for (call, name), of_call in zip(meetings, conditions, strict=True):
+        alone = next((each for each in of_call if not partners.has(each)), None)
+        if alone is not None:
+            yield Found(
+                source.line(call),
+                f"{short(name)} is under {alone} (line {source.line(alone.node)}): {alone.effect}.",
+            )
+
+
+class _Partners:
+    """Under which conditions ranks meet, and whether the others then meet under another one."""
+
+    def __init__(self, source: Source, conditions: list[Condition]) -> None:
+        self._branches: dict[ast.AST, set[int]] = {}
+        self._keys: dict[ast.AST, str] = {}
+        for each in conditions:
+            self._branches.setdefault(each.node, set()).add(each.branch)
+            if each.node not in self._keys:
+                self._keys[each.node] = each.key
+        self._alike = Counter(self._keys.values())
+        self._related: Counter[ast.AST] = Counter()  # around it or in it, and asking another thing
+        for inner, key in self._keys.items():
+            for outer in source.above(inner):
+                if self._keys.get(outer, key) != key:
+                    self._related.update((inner, outer))
+
+    def has(self, condition: Condition) -> bool:
+        """Whether the other ranks meet too: in another branch, or under another condition."""
+        node = condition.node
+        others = len(self._keys) - self._alike[self._keys[node]] - self._related[node]
+        return others > 0 or len(self._branches[node]) > 1
+
+
+OF_SOME_RANKS = Rule(
+    id="ND101",
+    title="a collective under a condition on the rank",
+    why="All ranks must make the same collectives in the same order: those that make it wait for "
+    "the others until the timeout.",
+    fix="Move it out of the `if`, so that every rank makes it; print or save the result on one.",
+    notebook=HANGS,
+    find=_of_some_ranks,
+    bad=Source("total = torch.ones(1)\nif rank == 0:\n    dist.all_reduce(total)\n"),
+    good=Source("total = torch.ones(1)\ndist.all_reduce(total)\nif rank == 0:\n    print(total)\n"),
+)
+
+
+def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
+    for call in source.calls:
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if not source.is_ddp(name) or is_without_gradients(source, call):
+            continue
+        for condition in rank_conditions(source, call):
+            if _all_branches_call(source, condition, name):
+                continue
+            yield Found(
+                source.line(call),
+                f"{name}(), a DDP model, is called under {condition} (line "
+                f"{source.line(condition.node)}): its ranks meet in forward and backward.",
+            )
+            break
+
+
+def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
+    node = condition.node
+    branches: list[list[ast.stmt]] = []
+    if isinstance(node, ast.If):
+        branches = [node.body, node.orelse]
+    elif isinstance(node, ast.Match):
+        branches = [each.body for each in node.cases]
+    return len(branches) > 1 and all(
+        any(
+            isinstance(call.func, ast.Name) and call.func.id == name
+            for each in branch
+            for call in source.within(each)
+        )
+        for branch in branches
+    )
+
+
+def is_without_gradients(source: Source, call: ast.Call) -> bool:
+    """Whether it is evaluation: DDP then sends buffers that changed, too fine to be told here."""
+    for outer in source.above(call):
+        if isinstance(outer, ast.With | ast.AsyncWith):
+            entered = " ".join(ast.unparse(each.context_expr) for each in outer.items)
+            if "no_grad" in entered or "inference_mode" in entered:
+                return True
+        if isinstance(outer, ast.FunctionDef):
+            return any(
+                "grad" in ast.unparse(e) or "infer" in ast.unparse(e) for e in outer.decorator_list
+            )
+    return False
+
+
+DDP_OF_SOME_RANKS = Rule(
+    id="ND102",
+    title="a DDP model called under a condition on the rank",
+    why="DDP sends buffers in forward and averages gradients in backward, on all ranks together: "
+    "the rank that is alone with it waits.",
+    fix="Call `model.module(...)` for what one rank does alone, or let all ranks take part.",
+    notebook=HANGS,
+    find=_ddp_of_some_ranks,
+    bad=Source("if rank == 0:\n    model(x).sum().backward()\n", {"model": "ddp"}),
+    good=Source("if rank == 0:\n    model.module(x).sum()\n", {"model": "ddp"}),
+)
+
+
+def _behind_a_leaver(source: Source) -> Iterator[Found]:
+    meetings = _all_meetings(source)
+    around = _around(source, meetings)
+    of_all: dict[ast.AST, list[tuple[int, str]]] = {}
+    for call, name in meetings:
+        if not has_rank_condition(source, call):
+            of_all.setdefault(source.function(call), []).append((source.line(call), name))
+    for each in of_all.values():
+        each.sort()
+    for condition, left in early_leavers(source):
+        last = max(source.line(each) for each in condition.body)
+        here = of_all.get(source.function(condition), [])
+        place = bisect_right(here, (last, chr(sys.maxunicode)))
+        is_behind = place < len(here) and here[place][0] <= source.last_line(left)
+        if is_behind and condition not in around:
+            line, name = here[place]
+            word = type(condition.body[-1]).__name__.lower()
+            yield Found(
+                line,
+                f"{short(name)} comes after `if {ast.unparse(condition.test)}: {word}` (line "
+                f"{source.line(condition)}): the ranks that have left do not come to it.",
+            )
+
+
+def _around(source: Source, meetings: list[tuple[ast.Call, str]]) -> set[ast.AST]:
+    """All that any of them stands in."""
+    return {outer for call, _ in meetings for outer in source.above(call)}
+
+
+BEHIND_A_LEAVER = Rule(
+    id="ND103",
+    title="a collective after some ranks have left",
+    why="An early `return`, `break` or `continue` on some ranks keeps them from a collective that "
+    "the others wait in.",
+    fix="Make the collective first, or let all ranks leave at the same place.",
+    notebook=HANGS,
+    find=_behind_a_leaver,
+    bad=Source("def report(x):\n    if rank != 0:\n        return\n    dist.all_reduce(x)\n"),
+    good=Source("def report(x):\n    dist.all_reduce(x)\n    if rank != 0:\n        return\n"),
+)
+
+
+def _in_except(source: Source) -> Iterator[Found]:
+    meetings = _all_meetings(source)
+    around = _around(source, meetings)
+    for call, name in meetings:
+        for outer in source.above(call):
+            if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                break
+            if isinstance(outer, ast.ExceptHandler):
+                attempt = source.parents[outer]
+                tried = isinstance(attempt, ast.Try) and any(
+                    each in around for each in attempt.body
+                )
+                catches_import = outer.type is not None and "Import" in ast.unparse(outer.type)
+                if not tried and not catches_import:
+                    yield Found(
+                        source.line(call),
+                        f"{short(name)} is in an `except`: only the ranks that had the error come "
+                        "to it.",
+                    )
+                break
+
+
+IN_EXCEPT = Rule(
+    id="ND104",
+    title="a collective in an except block",
+    why="An error on one rank is rarely one on all: who handles it waits for those that have none.",
+    fix="Note the error in a tensor, all_reduce that on every rank behind the `try`, then decide.",
+    notebook=HANGS,
+    find=_in_except,
+    bad=Source("try:\n    x = load()\nexcept OSError:\n    dist.barrier()\n"),
+    good=Source("try:\n    x = load()\nexcept OSError:\n    x = None\ndist.barrier()\n"),
+)
+
+
+def _not_waited_for(source: Source) -> Iterator[Found]:
+    for call in source.calls:
+        name = source.called(call)
+        is_alone = isinstance(source.parents.get(call), ast.Expr)
+        starts = name in COLLECTIVES and is_true(argument(call, "async_op"))
+        if is_alone and (starts or name in ("torch.distributed.isend", "torch.distributed.irecv")):
+            yield Found(
+                source.line(call), f"nobody can wait for this {short(name)}: its handle is dropped."
+            )
+
+
+NOT_WAITED_FOR = Rule(
+    id="ND105",
+    title="an asynchronous collective that nobody waits for",
+    why="The tensor may be read before the result is in it, or be changed while it is being sent.",
+    fix="Keep the handle and call its `wait()` before you touch the tensor.",
+    notebook="01_ranks_stores_and_collectives.ipynb",
+    find=_not_waited_for,
+    bad=Source("dist.all_reduce(x, async_op=True)\nprint(x)\n"),
+    good=Source("work = dist.all_reduce(x, async_op=True)\nwork.wait()\nprint(x)\n"),
+)
+
+
+def _barrier_in_a_loop(source: Source) -> Iterator[Found]:
+    training = training_loops(source)
+    for call in source.calls:
+        if collective(source, call) != "torch.distributed.barrier":
+            continue
+        loops = source.loops(call)
+        trains = bool(loops) and loops[0] in training
+        is_timed = bool(loops) and source.once(("timed", loops[0]), partial(_is_timed, loops[0]))
+        if trains and source.has_ddp and not is_timed and _is_each_time(source, call, loops[0]):
+            yield Found(source.line(call), "a barrier in each step, beside DDP's own meeting.")
+
+
+def _is_timed(loop: Loop) -> bool:
+    """Whether it may be for a clock that they are to begin together."""
+    return re.search(r"time|perf_counter|Event", ast.unparse(loop)) is not None
+
+
+def _is_each_time(source: Source, call: ast.Call, loop: Loop) -> bool:
+    """Whether every step that has a backward() comes to it."""
+    first = min(each.lineno for each in source.within(loop) if source.method(each) == "backward")
+    is_passed_by = any(
+        first < each.lineno < call.lineno and source.loops(each)[:1] == [loop]
+        for each in source.every(ast.Continue)
+    )
+    return is_in_each_step(source, call, loop) and not is_passed_by
+
+
+BARRIER_IN_A_LOOP = Rule(
+    id="ND106",
+    title="a barrier in every training step",
+    why="DDP's backward() lets no rank go ahead already; a barrier that seems to mend something "
+    "hides a race, and makes every step as slow as the slowest rank twice.",
+    fix="Leave it out; if the result then changes, look for what is read before it is written.",
+    notebook=HANGS,
+    find=_barrier_in_a_loop,
+    bad=Source(
+        "for x, y in loader:\n    model(x).sum().backward()\n    dist.barrier()\n",
+        {"model": "ddp"},
+    ),
+    good=Source(
+        "for x, y in loader:\n    model(x).sum().backward()\ndist.barrier()\n", {"model": "ddp"}
+    ),
+)
+
+
+def _summed_gradients(source: Source) -> Iterator[Found]:
+    for call in source.calls:
+        if source.called(call) != "torch.distributed.all_reduce" or not call.args:
+            continue
+        text = ast.unparse(call.args[0])
+        operation = argument(call, "op", 1)
+        is_sum = operation is None or ast.unparse(operation).endswith("SUM")
+        if text.endswith((".grad", ".grad.data")) and is_sum and not _divides(source, call):
+            yield Found(
+                source.line(call),
+                f"the ranks' gradients in {text} are added up, and divided by nothing.",
+            )
+
+
+def _divides(source: Source, call: ast.Call) -> bool:
+    """Whether anything in the function makes a mean of the sum."""
+    function = source.function(call)
+    return source.once(("divides", function), lambda: _makes_mean(function))
+
+
+def _makes_mean(function: ast.AST) -> bool:
+    for each in ast.walk(function):
+        if isinstance(each, ast.Div):
+            return True
+        if isinstance(each, ast.Attribute) and each.attr in ("div_", "div", "mul_", "true_divide_"):
+            return True
+    return False
+
+
+SUMMED_GRADIENTS = Rule(
+    id="ND107",
+    title="gradients that are added up and not averaged",
+    why="all_reduce adds: with N ranks each update is N times as large as the mean gradient's.",
+    fix="Divide by the world size, or use `op=dist.ReduceOp.AVG` where the backend has it.",
+    notebook="02_from_one_process_to_ddp.ipynb",
+    find=_summed_gradients,
+    bad=Source("for p in model.parameters():\n    dist.all_reduce(p.grad)\n"),
+    good=Source(
+        "for p in model.parameters():\n    dist.all_reduce(p.grad)\n    p.grad /= world_size\n"
+    ),
+)
+
+RULES: tuple[Rule[Source], ...] = (
+    OF_SOME_RANKS,
+    DDP_OF_SOME_RANKS,
+    BEHIND_A_LEAVER,
+    IN_EXCEPT,
+    NOT_WAITED_FOR,
+    BARRIER_IN_A_LOOP,
+    SUMMED_GRADIENTS,
+)

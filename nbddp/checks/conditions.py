@@ -1,0 +1,234 @@
+"""Which code only some ranks come to."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from nbddp.checks.source import Function, Loop, Source
+from nbddp.checks.syntax import names_in
+
+_RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
+_MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
+_LEAVING = (ast.Return, ast.Break, ast.Continue)
+
+
+def depends_on_rank(test: ast.AST) -> bool:
+    """Whether a condition is true on some ranks only.
+
+    Whether there is a rank at all, as in ``rank != -1``, is no such condition.
+
+    >>> depends_on_rank(ast.parse("rank == 0", mode="eval"))
+    True
+    >>> depends_on_rank(ast.parse("args.local_rank != -1", mode="eval"))
+    False
+    """
+    ignored: set[int] = set()
+    for each in ast.walk(test):
+        if isinstance(each, ast.Compare) and _asks_if_distributed(each):
+            ignored |= {id(inner) for inner in ast.walk(each)}
+    return any(
+        id(each) not in ignored and (_is_rank(each) or _is_main(each)) for each in ast.walk(test)
+    )
+
+
+def guards(test: ast.AST) -> bool:
+    """Whether a condition may be meant for one rank, by any word of it."""
+    words = names_in(test) | {
+        each.value
+        for each in ast.walk(test)
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    }
+    return any(_MAIN.search(each) or "rank" in each.lower() or each == "gpu" for each in words)
+
+
+def _is_rank(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return bool(_RANK.search(node.id))
+    if isinstance(node, ast.Attribute):
+        return bool(_RANK.search(node.attr))
+    return isinstance(node, ast.Constant) and node.value in ("RANK", "LOCAL_RANK")
+
+
+def _is_main(node: ast.AST) -> bool:
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return bool(
+        re.fullmatch(r"(?:is_)?(?:main|master|primary|chief)(?:_process|_rank|_node)?", name)
+    )
+
+
+def _asks_if_distributed(test: ast.Compare) -> bool:
+    """As ``rank != -1``, ``rank >= 0`` and ``rank is None`` do; and whom a list of ranks has."""
+    operator, right = test.ops[0], test.comparators[0]
+    if isinstance(operator, ast.Is | ast.IsNot):
+        return True
+    value = _number(right)
+    if value == -1:
+        return True
+    if isinstance(operator, ast.In | ast.NotIn):
+        return not _has_main(right)
+    return value == 0 and isinstance(operator, ast.GtE | ast.Lt)
+
+
+def _number(node: ast.AST) -> object:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _number(node.operand)
+        return -inner if isinstance(inner, int) else None
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _has_main(node: ast.AST) -> bool:
+    """Whether it is a list with a 0 in it, such as ``(-1, 0)``."""
+    return isinstance(node, ast.List | ast.Tuple | ast.Set) and any(
+        _number(each) == 0 for each in node.elts
+    )
+
+
+def is_guarded(source: Source, node: ast.AST) -> bool:
+    """Whether it stands under a condition that may mean one rank, or behind one that leaves."""
+    inner = node
+    for outer in source.above(node):
+        if any(map(guards, _asked(outer))):
+            return True
+        for body in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
+            if isinstance(body, list) and _has_left(source, body, inner):
+                return True
+        if isinstance(outer, ast.FunctionDef) and any(guards(e) for e in outer.decorator_list):
+            return True
+        inner = outer
+    return False
+
+
+def _asked(outer: ast.AST) -> list[ast.expr]:
+    """What decides whether what is in it comes about."""
+    match outer:
+        case ast.If(test=test) | ast.IfExp(test=test) | ast.While(test=test):
+            return [test]
+        case ast.BoolOp(values=values):
+            return values
+        case ast.Match(subject=subject):
+            return [subject]
+        case ast.match_case(guard=ast.expr() as guard):
+            return [guard]
+    return []
+
+
+def _has_left(source: Source, body: list[ast.stmt], inner: ast.AST) -> bool:
+    """Whether, in this block, some ranks may have left before it comes to this statement."""
+
+    def first_place() -> tuple[dict[ast.AST, int], int]:
+        places: dict[ast.AST, int] = {each: place for place, each in enumerate(body)}
+        leavers = (
+            place
+            for place, each in enumerate(body)
+            if isinstance(each, ast.If) and _leaves(each, guards)
+        )
+        return places, next(leavers, len(body))
+
+    places, first = source.once(("leavers", id(body)), first_place)
+    return inner in places and places[inner] > first
+
+
+def is_called_guarded(source: Source, node: ast.AST, depth: int = 3) -> bool:
+    """Whether it is guarded where it stands, or everywhere its function is called."""
+    if is_guarded(source, node):
+        return True
+    function = source.function(node)
+    if isinstance(function, ast.Module) or not depth:
+        return False
+    name = function.name
+    return source.once(("guarded", name, depth), lambda: _is_always_guarded(source, name, depth))
+
+
+def _is_always_guarded(source: Source, name: str, depth: int) -> bool:
+    """Whether a function of this name is called by one rank only, by its name or each call."""
+    if guards(ast.Name(name)):
+        return True
+    calls = [each for each in source.calls_of(name) if source.owner(each) not in source.aliases]
+    return bool(calls) and all(is_called_guarded(source, each, depth - 1) for each in calls)
+
+
+def early_leavers(source: Source) -> Iterator[tuple[ast.If, ast.AST]]:
+    """Conditions on the rank under which a function, or a loop, is left; and what is left."""
+    for node in source.every(ast.If):
+        if not node.orelse and _leaves(node, depends_on_rank):
+            last = node.body[-1]
+            loops = source.loops(node)
+            if isinstance(last, ast.Return):
+                function = source.function(node)
+                if not isinstance(function, ast.Module):
+                    yield node, function
+            elif loops:
+                yield node, loops[0]
+
+
+def _leaves(node: ast.If, test: object) -> bool:
+    is_asked = callable(test) and bool(test(node.test))
+    return is_asked and isinstance(node.body[-1], _LEAVING)
+
+
+def is_in_each_step(source: Source, node: ast.AST, loop: Loop) -> bool:
+    """Whether it stands in the loop's body under no condition of any kind."""
+    conditional = ast.If | ast.IfExp | ast.BoolOp | ast.ExceptHandler | ast.match_case
+    inner = node
+    for outer in source.above(node):
+        if outer is loop:
+            return inner in loop.body
+        if isinstance(outer, conditional):
+            return False
+        inner = outer
+    return False
+
+
+def are_apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
+    """Whether they stand in branches that exclude each other: who comes to one misses the other."""
+    others = _branches(source, other)
+    return any((test, not is_so) in others for test, is_so in _branches(source, one))
+
+
+def _branches(source: Source, node: ast.AST) -> set[tuple[str, bool]]:
+    """What holds where it stands in its function: conditions around it, and those that left."""
+    found: set[tuple[str, bool]] = set()
+    inner = node
+    for outer in source.above(node):
+        found |= _left_before(outer, inner)
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            break
+        if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test:
+            body = outer.body if isinstance(outer.body, list) else [outer.body]
+            found.add(_said(outer.test, is_so=inner in body))
+        inner = outer
+    return found
+
+
+def _left_before(outer: ast.AST, inner: ast.AST) -> set[tuple[str, bool]]:
+    """What does not hold behind conditions that leave, in the block of ``outer``."""
+    found: set[tuple[str, bool]] = set()
+    for block in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
+        if isinstance(block, list) and inner in block:
+            for each in block[: block.index(inner)]:
+                if isinstance(each, ast.If) and isinstance(each.body[-1], _LEAVING):
+                    found.add(_said(each.test, is_so=False))
+    return found
+
+
+def _said(test: ast.expr, *, is_so: bool) -> tuple[str, bool]:
+    """A condition without its ``not`` and ``is None``, and whether it holds.
+
+    >>> _said(ast.parse("scaler is None", mode="eval").body, is_so=True)
+    ('scaler', False)
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _said(test.operand, is_so=not is_so)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        right, operator = test.comparators[0], test.ops[0]
+        is_none = isinstance(right, ast.Constant) and right.value is None
+        if is_none and isinstance(operator, ast.Is | ast.IsNot):
+            return _said(test.left, is_so=is_so == isinstance(operator, ast.IsNot))
+    return ast.unparse(test), is_so
+
+
+def function_of(source: Source, name: str) -> Function | None:
+    """The function of this name that is defined here."""
+    return next((each for each in source.functions() if each.name == name), None)

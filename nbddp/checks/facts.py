@@ -1,0 +1,198 @@
+"""What ranks say of themselves at a cell's end, as rules over it see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+from nbddp.checks.source import Source
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """A DataLoader.
+
+    Attributes:
+        sampler: ``dealt`` (a DistributedSampler), ``random``, ``in order``, or ``other``.
+        seed, epoch, replicas, place: of a DistributedSampler; -1 of others.
+        shuffles: whether it has another order in another epoch.
+        samples: in its dataset, on this rank.
+        data: tells equal data from other data; empty where that cannot be told.
+        batches: that this rank gets.
+    """
+
+    sampler: str = "other"
+    seed: int = -1
+    epoch: int = -1
+    replicas: int = -1
+    place: int = -1
+    shuffles: bool = False
+    samples: int = -1
+    data: str = ""
+    batches: int = -1
+    batch_size: int = -1
+    workers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A module, wrapped by DDP or not.
+
+    Attributes:
+        ranks: how many it shares gradients with, 0 where DDP is not.
+        sample: a few numbers of its parameters; empty where they cannot be had for nothing.
+        shapes: how many parameters there are, and of how many numbers.
+        device: the GPU's own name, empty on a CPU.
+        has_norm: whether batch norm is of this rank's batch alone.
+        minds_mode: whether training and evaluation differ.
+        with_gradient: parameters that have one; ``without`` have none, and should.
+        is_nested: whether DDP wraps a DDP model.
+        finds_unused: whether DDP was told to look for parameters without gradient.
+    """
+
+    ranks: int = 0
+    sample: list[float] = field(default_factory=list)
+    shapes: str = ""
+    device: str = ""
+    is_training: bool = True
+    has_norm: bool = False
+    minds_mode: bool = False
+    with_gradient: int = 0
+    without: int = 0
+    is_nested: bool = False
+    finds_unused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """An optimizer.
+
+    Attributes:
+        rates: the learning rate of each group of parameters.
+        shapes: how many parameters it has, and of how many numbers.
+        was_of: the name of a module whose parameters look like its own, and are others.
+    """
+
+    rates: list[float] = field(default_factory=list)
+    shapes: str = ""
+    was_of: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaler:
+    """A GradScaler."""
+
+
+Thing = Loader | Model | Optimizer | Scaler
+T = TypeVar("T", Loader, Model, Optimizer, Scaler)
+_KINDS: dict[str, type[Thing]] = {
+    each.__name__: each for each in (Loader, Model, Optimizer, Scaler)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """One rank.
+
+    Attributes:
+        things: that are known, by name.
+        ddp: among how many ranks the DDP models share gradients that are among all of its names.
+        aliases: what names of torch's and nbddp's modules, classes and functions stand for.
+        batches: of the training kit's loaders that shuffle how large a batch of theirs is, by name.
+        host, cores, threads: its machine, what of it it may use, what torch does use.
+    """
+
+    things: Mapping[str, Thing] = field(default_factory=dict)
+    ddp: list[int] = field(default_factory=list)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    batches: Mapping[str, int] = field(default_factory=dict)
+    host: str = ""
+    cores: int = 0
+    threads: int = 1
+
+    def json(self) -> dict[str, Any]:
+        """As it travels.
+
+        >>> rank = RankFacts(things={"adam": Optimizer(rates=[0.1])}, cores=2)
+        >>> RankFacts.read(rank.json()) == rank
+        True
+        """
+        things = {name: [type(each).__name__, asdict(each)] for name, each in self.things.items()}
+        return {
+            "things": things,
+            "ddp": self.ddp,
+            "aliases": dict(self.aliases),
+            "batches": dict(self.batches),
+            "host": self.host,
+            "cores": self.cores,
+            "threads": self.threads,
+        }
+
+    @classmethod
+    def read(cls, json: Json) -> RankFacts:
+        """Back from how it travels."""
+        given = {each.name: json[each.name] for each in fields(cls) if each.name in json}
+        things = {name: _KINDS[kind](**its) for name, (kind, its) in json.get("things", {}).items()}
+        return cls(**{**given, "things": things})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All of it.
+
+    Attributes:
+        ranks: what each said; those that said nothing are missing.
+        world_size: how many there are.
+        source: the cell, if it is one that was looked at.
+        is_ok: whether it went well on all ranks, so that their state is no half of a step.
+        is_asked: whether somebody asked: then names that the cell does not have count, too.
+    """
+
+    ranks: Mapping[int, RankFacts]
+    world_size: int
+    source: Source
+    is_ok: bool = True
+    is_asked: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is something to compare, and nobody is missing."""
+        return len(self.ranks) == self.world_size > 1
+
+    @property
+    def has_ddp(self) -> bool:
+        """Whether all ranks have a DDP model."""
+        return self.is_whole and all(each.ddp for each in self.ranks.values())
+
+    def all_have(self, kind: type[T]) -> Iterator[tuple[str, dict[int, T]]]:
+        """The names that are one such thing on every rank, and what it is there."""
+        if not self.is_whole:
+            return
+        first = min(self.ranks)
+        for name in self.ranks[first].things:
+            found = {rank: each.things.get(name) for rank, each in sorted(self.ranks.items())}
+            its = {rank: each for rank, each in found.items() if isinstance(each, kind)}
+            if len(its) == self.world_size:
+                yield name, its
+
+    def line(self, name: str) -> int:
+        """Where the cell has this name of the ranks first, 0 if it has not."""
+        return self.source.shared_names.get(name, 0)
+
+
+def kinds(rank: RankFacts) -> dict[str, str]:
+    """What rules over code are told of a rank's names."""
+    found: dict[str, str] = {}
+    for name, each in rank.things.items():
+        if isinstance(each, Model):
+            mode = " in training" if each.is_training and each.minds_mode else ""
+            found[name] = f"{'ddp' if each.ranks else 'module'}{mode}"
+        elif isinstance(each, Loader):
+            dealt = "shuffled" if each.shuffles else "dealt"
+            found[name] = f"loader {dealt if each.sampler == 'dealt' else 'plain'}"
+        else:
+            found[name] = type(each).__name__.lower()
+    return found

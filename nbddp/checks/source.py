@@ -1,0 +1,368 @@
+"""A cell, or a script, as rules see it: its syntax, and what is known of its names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, TypeVar
+
+from nbddp.checks.plain import plain_python
+
+# what is in a cell without an import
+PRESET = {"torch": "torch", "dist": "torch.distributed", "nbddp": "nbddp"}
+_KIND_OF_CALL = {
+    "DistributedDataParallel": "ddp",
+    "DataLoader": "loader",
+    "DistributedSampler": "sampler",
+    "GradScaler": "scaler",
+}
+_SILENCE = re.compile(r"#\s*nbddp:\s*ok\s+(ND\d+(?:\s*,\s*ND\d+)*)")
+
+_LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Pass, ast.Break})
+_NO_PLACES = frozenset({"ctx", "op", "attr", "arg", "type_comment"})
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Loop = ast.For | ast.AsyncFor | ast.While
+T = TypeVar("T", bound=ast.AST)
+V = TypeVar("V")
+
+
+class Source:
+    """Some code.
+
+    Args:
+        text: as it was typed, magics and all.
+        kinds: what is known of names that the code has not made itself: ``ddp``, ``loader`` ...
+        first_line: the editor's line that ``text`` begins on.
+        aliases: the whole names of what other cells have imported.
+        is_cell: whether there is a worker group around it, so that every line runs on all ranks.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        kinds: Mapping[str, str] | None = None,
+        *,
+        first_line: int = 1,
+        is_cell: bool = True,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        self.text = text
+        self.is_cell = is_cell
+        self.first_line = first_line
+        self._shift = first_line - 1
+        flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self.tree: ast.Module = compile(
+            plain_python(text), "cell", "exec", flags, dont_inherit=True
+        )
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.nodes: list[ast.AST] = []
+        self._of_kind: dict[type[ast.AST], list[Any]] = defaultdict(list)
+        self._visit()
+        self.calls = self.every(ast.Call)
+        self._assignments = self.every(ast.Assign)
+        self.aliases = dict(aliases or {}) | self._aliases()
+        self._names = {each: self.dotted(each.func) for each in self.calls}
+        self._known: dict[Hashable, Any] = {}
+        self.kinds = dict(kinds or {}) | self._made_here()
+
+    def _visit(self) -> None:
+        """Note every node, in the order of the text, and what it stands in.
+
+        What says how a name is used, or which operator it is, is no place of its own.
+        """
+        left: list[ast.AST] = [self.tree]
+        nodes, parents, of_kind, pop = self.nodes, self.parents, self._of_kind, left.pop
+        while left:
+            node = pop()
+            nodes.append(node)
+            kind = type(node)
+            if kind in _LEAVES:  # half of all nodes
+                continue
+            of_kind[kind].append(node)
+            inner: list[ast.AST] = []
+            for name in node._fields:
+                value = getattr(node, name, None)
+                if type(value) is list:
+                    inner += [each for each in value if isinstance(each, ast.AST)]
+                elif name not in _NO_PLACES and isinstance(value, ast.AST):
+                    inner.append(value)
+            for each in inner:
+                parents[each] = node
+            inner.reverse()
+            left += inner
+
+    def every(self, kind: type[T]) -> list[T]:
+        """All of a kind, in the order of the text; names and constants are not kept by kind."""
+        return self._of_kind[kind]
+
+    def once(self, key: Hashable, find: Callable[[], V]) -> V:
+        """What is found here, looked for once: a rule asks the same of many places."""
+        if key not in self._known:
+            self._known[key] = find()
+        found: V = self._known[key]
+        return found
+
+    @cached_property
+    def attributes(self) -> frozenset[str]:
+        """What stands behind dots."""
+        return frozenset(each.attr for each in self.every(ast.Attribute))
+
+    def line(self, node: ast.AST) -> int:
+        """The editor's line that it begins on."""
+        return int(getattr(node, "lineno", 0)) + self._shift
+
+    def last_line(self, node: ast.AST) -> int:
+        """The editor's line that it ends on."""
+        return int(getattr(node, "end_lineno", 0)) + self._shift
+
+    # ---- names
+
+    def _aliases(self) -> dict[str, str]:
+        found = dict(PRESET) if self.is_cell else {}
+        imports: list[ast.Import | ast.ImportFrom] = []
+        imports += self.every(ast.Import)
+        imports += self.every(ast.ImportFrom)
+        for node in sorted(imports, key=lambda each: (each.lineno, each.col_offset)):
+            if isinstance(node, ast.Import):
+                for each in node.names:
+                    if each.asname:
+                        found[each.asname] = each.name
+                    else:
+                        found[each.name.partition(".")[0]] = each.name.partition(".")[0]
+            elif node.module and not node.level:
+                for each in node.names:
+                    found[each.asname or each.name] = f"{node.module}.{each.name}"
+        return found
+
+    def dotted(self, node: ast.AST) -> str:
+        """The whole name of what stands here, with what imports say of it; empty if it has none.
+
+        >>> source = Source("from torch import distributed as d; d.barrier()")
+        >>> source.dotted(source.calls[0].func)
+        'torch.distributed.barrier'
+        """
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        return ".".join([self.aliases.get(node.id, node.id), *reversed(parts)])
+
+    def called(self, call: ast.Call) -> str:
+        """The whole name of what is called."""
+        return self._names[call]
+
+    def line_of(self, method: str) -> int:
+        """Where this is called first, 0 if it is not."""
+        return next((self.line(each) for each in self.calls_of(method)), 0)
+
+    def is_ddp(self, name: str) -> bool:
+        """Whether it is known to be a DDP model."""
+        return self.kinds.get(name, "").startswith("ddp")
+
+    @cached_property
+    def has_ddp(self) -> bool:
+        """Whether any name is."""
+        return any(map(self.is_ddp, self.kinds))
+
+    def plain_calls(self) -> Iterator[tuple[str, ast.Call]]:
+        """The calls of plain names."""
+        for each in self.calls:
+            if isinstance(each.func, ast.Name):
+                yield each.func.id, each
+
+    def head(self, loop: Loop) -> str:
+        """What a loop goes through, or how long."""
+        return ast.unparse(loop.test if isinstance(loop, ast.While) else loop.iter)
+
+    def method(self, call: ast.Call) -> str:
+        """The last part of what is called, whatever it belongs to."""
+        if isinstance(call.func, ast.Attribute):
+            return call.func.attr
+        return call.func.id if isinstance(call.func, ast.Name) else ""
+
+    def calls_of(self, method: str) -> list[ast.Call]:
+        """The calls of this function, or method of whatever."""
+        return self._calls_by("method", self.method).get(method, [])
+
+    def owner(self, call: ast.Call) -> str:
+        """The plain name before the dot of what is called: ``model`` of ``model.eval()``."""
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+            return call.func.value.id
+        return ""
+
+    def kind_of_call(self, call: ast.Call) -> str:
+        """What it makes, if that is known."""
+        name = self.called(call)
+        if name == "nbddp.prepare":
+            return "ddp"
+        if name == "nbddp.loader":
+            return "nbddp loader"
+        last = name.rpartition(".")[2]
+        if name.startswith("torch") and last in _KIND_OF_CALL:
+            return _KIND_OF_CALL[last]
+        return "optimizer" if name.startswith("torch.optim.") and last[:1].isupper() else ""
+
+    def _made_here(self) -> dict[str, str]:
+        """What the code's own assignments make of names, in its order."""
+        found: dict[str, str] = {}
+        for node in self._assignments:
+            if isinstance(node.value, ast.Call):
+                kind = self.kind_of_call(node.value)
+                for name in (each.id for each in node.targets if isinstance(each, ast.Name)):
+                    if kind:
+                        found[name] = kind
+        return found
+
+    def maker(self, name: str) -> ast.Call | None:
+        """The call that has made what is called so, if the code does it once."""
+        found = self.values(name)
+        is_one = len(found) == 1 and isinstance(found[0], ast.Call)
+        return found[0] if is_one and isinstance(found[0], ast.Call) else None
+
+    def values(self, name: str) -> list[ast.expr]:
+        """All that a name is given by ``=``, in the order of the text."""
+        return self._values.get(name, [])
+
+    @cached_property
+    def _values(self) -> dict[str, list[ast.expr]]:
+        found: dict[str, list[ast.expr]] = {}
+        for node in self._assignments:
+            for name in {each.id for each in node.targets if isinstance(each, ast.Name)}:
+                found.setdefault(name, []).append(node.value)
+        return found
+
+    @cached_property
+    def is_distributed(self) -> bool:
+        """Whether DDP is at work here: by name, or in what a script imports and calls."""
+        return self.has_ddp or any(self.kind_of_call(each) == "ddp" for each in self.calls)
+
+    @cached_property
+    def assigned(self) -> frozenset[str]:
+        """The names that are given a value by ``=``, or by a loop; not by ``with``."""
+        targets: list[ast.AST] = [each for node in self._assignments for each in node.targets]
+        targets += [each.target for each in self.every(ast.For)]
+        return frozenset(
+            each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
+        )
+
+    @cached_property
+    def shared_names(self) -> dict[str, int]:
+        """The names that the code has in common with other cells, and where each is first used.
+
+        >>> Source("f = lambda x: x + [y for y in z]").shared_names["z"]
+        1
+        """
+        own: dict[ast.AST, set[str]] = {each: _own_names(each) for each in self.functions()}
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.setdefault(self.function(node), set()).add(node.id)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                own.setdefault(self.function(node), set()).add(node.name)
+        found: dict[str, int] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and node.id not in found:
+                around = [
+                    each for each in self.above(node) if each in own and each is not self.tree
+                ]
+                if not any(node.id in own[each] for each in around):
+                    found[node.id] = self.line(node)
+        return found
+
+    # ---- places
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What it stands in, from the inside out."""
+        while (outer := self.parents.get(node)) is not None:
+            yield outer
+            node = outer
+
+    def function(self, node: ast.AST) -> Function | ast.Module:
+        """The function that it stands in, or all of the code."""
+        for each in self.above(node):
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                return each
+        return self.tree
+
+    def calls_in(self, function: ast.AST) -> list[ast.Call]:
+        """The calls in a function, or in none, in the order of the text."""
+        return self._calls_by("function", self.function).get(function, [])
+
+    def _calls_by(
+        self, what: str, of: Callable[[ast.Call], Hashable]
+    ) -> dict[Hashable, list[ast.Call]]:
+        def find() -> dict[Hashable, list[ast.Call]]:
+            found: dict[Hashable, list[ast.Call]] = {}
+            for each in self.calls:
+                found.setdefault(of(each), []).append(each)
+            return found
+
+        return self.once(what, find)
+
+    def loops(self, node: ast.AST) -> list[Loop]:
+        """The loops of its function that it stands in, from the inside out."""
+        found: list[Loop] = []
+        for each in self.above(node):
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                break
+            if isinstance(each, Loop):
+                found.append(each)
+        return found
+
+    def within(self, node: ast.AST) -> Iterator[ast.Call]:
+        """The calls inside it, those of functions that are only defined there left out."""
+        left: list[ast.AST] = [node]
+        while left:
+            each = left.pop()
+            if isinstance(each, ast.Call):
+                yield each
+            skipped = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+            left += [
+                inner for inner in ast.iter_child_nodes(each) if not isinstance(inner, skipped)
+            ]
+
+    @cached_property
+    def _functions(self) -> list[Function]:
+        found: list[Function] = [*self.every(ast.FunctionDef)]
+        found += self.every(ast.AsyncFunctionDef)
+        return sorted(found, key=lambda each: (each.lineno, each.col_offset))
+
+    def functions(self) -> list[Function]:
+        """The functions that are defined here."""
+        return self._functions
+
+    # ---- silence
+
+    def is_silenced(self, rule: str, line: int) -> bool:
+        """Whether a comment allows it: on its line, or for all of the code on a line of its own."""
+        return any(
+            rule in rules and (is_of_all or number == line)
+            for number, is_of_all, rules in self._silences
+        )
+
+    @cached_property
+    def _silences(self) -> list[tuple[int, bool, list[str]]]:
+        """Of each such comment its line, whether that has nothing else, and the rules."""
+        found = []
+        for number, text in enumerate(self.text.split("\n"), start=1 + self._shift):
+            said = _SILENCE.search(text) if "nbddp:" in text else None
+            if said is not None:
+                is_of_all = text.lstrip().startswith("#")
+                found.append((number, is_of_all, re.findall(r"ND\d+", said[1])))
+        return found
+
+
+def _own_names(function: Function) -> set[str]:
+    """Its parameters."""
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    more = [each for each in (arguments.vararg, arguments.kwarg) if each is not None]
+    return {each.arg for each in [*every, *more]}

@@ -1,0 +1,43 @@
+"""Small questions about calls and expressions."""
+
+from __future__ import annotations
+
+import ast
+
+
+def argument(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+    """An argument of a call, by its name or its place; None if it is not given."""
+    for each in call.keywords:
+        if each.arg == name:
+            return each.value
+    if place is not None and len(call.args) > place:
+        return call.args[place]
+    return None
+
+
+def is_true(node: ast.AST | None) -> bool:
+    """Whether it is written as ``True``."""
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def is_false(node: ast.AST | None) -> bool:
+    """Whether it is written as ``False``."""
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def passes_on_more(call: ast.Call) -> bool:
+    """Whether it has ``*`` or ``**`` among its arguments, so that nobody knows what is given."""
+    return any(isinstance(each, ast.Starred) for each in call.args) or any(
+        each.arg is None for each in call.keywords
+    )
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Every plain name and every attribute's name inside it."""
+    found = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            found.add(each.id)
+        elif isinstance(each, ast.Attribute):
+            found.add(each.attr)
+    return found

@@ -1,0 +1,379 @@
+"""Rules about the training step: gradients, the scaler, the wrapper."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from nbddp.checks.conditions import are_apart
+from nbddp.checks.rule import Found, Rule
+from nbddp.checks.source import Loop, Source
+
+STEPS = "02_from_one_process_to_ddp.ipynb"
+PRECISION = "03_mixed_precision.ipynb"
+
+
+def backwards(source: Source) -> list[ast.Call]:
+    """Every ``something.backward()``."""
+    return [each for each in source.calls_of("backward") if isinstance(each.func, ast.Attribute)]
+
+
+def training_loops(source: Source) -> set[ast.AST]:
+    """The loops that have one in their own body, and not in a loop inside."""
+    return source.once(
+        "training",
+        lambda: {loop for each in backwards(source) for loop in source.loops(each)[:1]},
+    )
+
+
+def _steps_in(source: Source, loop: Loop) -> list[ast.Call]:
+    return [
+        each
+        for each in source.within(loop)
+        if isinstance(each.func, ast.Attribute)
+        and each.func.attr == "step"
+        and _is_optimizer(source, each)
+    ]
+
+
+def _is_optimizer(source: Source, call: ast.Call) -> bool:
+    name = source.owner(call)
+    return source.kinds.get(name) == "optimizer" or "optim" in name.lower() or name == "opt"
+
+
+def _micro_steps(source: Source) -> Iterator[tuple[ast.Call, ast.If, str]]:
+    """Backward calls in a loop whose update is made every K times only: K's name too."""
+    for call in backwards(source):
+        for loop in source.loops(call)[:1]:
+            steps = _steps_in(source, loop)
+            for step in steps[:1]:
+                condition = _every(source, step, loop)
+                if condition is not None and not _contains(condition[0], call):
+                    yield call, *condition
+
+
+def _every(source: Source, step: ast.Call, loop: Loop) -> tuple[ast.If, str] | None:
+    """The ``if i % K == 0`` that the step stands under within this loop, and K."""
+    for outer in source.above(step):
+        if outer is loop:
+            return None
+        if isinstance(outer, ast.If):
+            for each in ast.walk(outer.test):
+                if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
+                    return outer, ast.unparse(each.right)
+    return None
+
+
+def _contains(outer: ast.AST, inner: ast.AST) -> bool:
+    return any(each is inner for each in ast.walk(outer))
+
+
+def _undivided(source: Source) -> Iterator[Found]:
+    for call, _condition, every in _micro_steps(source):
+        loop = source.loops(call)[0]
+        divides = any(
+            isinstance(each, ast.Div) or (isinstance(each, ast.Attribute) and "div" in each.attr)
+            for statement in loop.body
+            if _comes_before(statement, call) or _contains(statement, call)
+            for each in ast.walk(statement)
+        )
+        if every != "1" and not divides and not _is_framework(source):
+            yield Found(
+                source.line(call),
+                f"backward() adds up {every} micro-steps before the update, and the loss is "
+                "divided by nothing.",
+            )
+
+
+def _comes_before(statement: ast.stmt, call: ast.Call) -> bool:
+    return statement.lineno <= call.lineno
+
+
+def _is_framework(source: Source) -> bool:
+    return any("accelerate" in each or "deepspeed" in each for each in source.aliases.values())
+
+
+UNDIVIDED = Rule(
+    id="ND121",
+    title="accumulated gradients of a loss that was not divided",
+    why="Gradients add up: K micro-steps give K times the gradient of one batch of that size.",
+    fix="`(loss / K).backward()`, or nbddp.precision(kind, accumulate=K), which divides.",
+    notebook=PRECISION,
+    find=_undivided,
+    bad=Source(
+        "for i, (x, y) in enumerate(train):\n"
+        "    loss = loss_of(model(x), y)\n"
+        "    loss.backward()\n"
+        "    if (i + 1) % 4 == 0:\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+    ),
+    good=Source(
+        "for i, (x, y) in enumerate(train):\n"
+        "    loss = loss_of(model(x), y) / 4\n"
+        "    loss.backward()\n"
+        "    if (i + 1) % 4 == 0:\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+    ),
+)
+
+
+def _never_zeroed(source: Source) -> Iterator[Found]:
+    if source.attributes & {"zero_grad", "grad"} or "zero_grad" in source.text:
+        return
+    for call in backwards(source):
+        if source.called(call) == "torch.distributed.autograd.backward":
+            continue  # those gradients are in a context, and gone with it
+        loops = source.loops(call)
+        steps = _steps_in(source, loops[0]) if loops else []
+        if steps and any(source.loops(each)[:1] == loops[:1] for each in steps):
+            yield Found(
+                source.line(call), "backward() and step() in a loop, and nobody calls zero_grad()."
+            )
+            return
+
+
+NEVER_ZEROED = Rule(
+    id="ND122",
+    title="gradients that are never set to zero",
+    why="backward() adds to what is there: each update has the gradients of all steps before.",
+    fix="Call `optimizer.zero_grad()` once for each update.",
+    notebook=STEPS,
+    find=_never_zeroed,
+    bad=Source("for x, y in train:\n    model(x).sum().backward()\n    optimizer.step()\n"),
+    good=Source(
+        "for x, y in train:\n    optimizer.zero_grad()\n"
+        "    model(x).sum().backward()\n    optimizer.step()\n"
+    ),
+)
+
+
+def _uses_scaler(source: Source) -> dict[str, list[ast.Call]]:
+    """The calls of each GradScaler that scales a loss here, by its name."""
+    names = {
+        source.owner(each)
+        for each in source.calls
+        if source.method(each) == "scale"
+        and source.owner(each)
+        and (source.kinds.get(source.owner(each)) == "scaler" or "scaler" in source.owner(each))
+    }
+    found: dict[str, list[ast.Call]] = {name: [] for name in sorted(names)}
+    for each in source.calls if names else ():
+        if source.owner(each) in found:
+            found[source.owner(each)].append(each)
+    return found
+
+
+def _clips_scaled(source: Source) -> Iterator[Found]:
+    clips = [
+        each
+        for each in source.calls
+        if source.method(each) in ("clip_grad_norm_", "clip_grad_value_")
+    ]
+    for name, calls in _uses_scaler(source).items():
+        unscaled = {source.function(each) for each in calls if source.method(each) == "unscale_"}
+        for clip in clips:
+            function = source.function(clip)
+            if function not in unscaled and _is_scaled(source, clip, name):
+                yield Found(
+                    source.line(clip),
+                    f"the gradients are clipped while {name}'s factor is still in them.",
+                )
+
+
+def _is_scaled(source: Source, clip: ast.Call, name: str) -> bool:
+    """Whether one way through its function has the clipping, and the scaler's scale and step."""
+    here = source.calls_in(source.function(clip))
+    beside = [each for each in here if source.owner(each) == name]
+    meets = {source.method(each) for each in beside if not are_apart(source, clip, each)}
+    return "scale" in meets and ("step" in meets or "step" not in map(source.method, beside))
+
+
+CLIPS_SCALED = Rule(
+    id="ND123",
+    title="scaled gradients that are clipped",
+    why="GradScaler has multiplied them by up to 65,536: the norm is far above any limit, so that "
+    "every update is cut down to almost nothing.",
+    fix="Call `scaler.unscale_(optimizer)` before the clipping.",
+    notebook=PRECISION,
+    find=_clips_scaled,
+    bad=Source(
+        "scaler.scale(loss).backward()\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        "scaler.step(optimizer)\nscaler.update()\n"
+    ),
+    good=Source(
+        "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        "scaler.step(optimizer)\nscaler.update()\n"
+    ),
+)
+
+
+def _half_a_scaler(source: Source) -> Iterator[Found]:
+    for name, calls in _uses_scaler(source).items():
+        methods = {source.method(each) for each in calls}
+        if not source.is_cell and any(
+            isinstance(given, ast.Name) and given.id == name
+            for each in source.calls
+            if source.owner(each) != name
+            for given in each.args
+        ):
+            continue  # somebody else gets it, and may do the rest
+        line = source.line(next(each for each in calls if source.method(each) == "scale"))
+        if not methods & {"step", "unscale_"} and _steps_alone(source):
+            yield Found(line, f"{name} scales the loss, but the optimizer's own step() is called.")
+        elif "step" in methods and "update" not in methods and any(map(source.loops, calls)):
+            yield Found(line, f"{name}.update() is never called: its factor stays as it began.")
+
+
+def _steps_alone(source: Source) -> bool:
+    return any(
+        source.method(each) == "step" and _is_optimizer(source, each) for each in source.calls
+    )
+
+
+HALF_A_SCALER = Rule(
+    id="ND124",
+    title="a GradScaler of which only a part is used",
+    why="scale, step and update belong together: step takes the factor out of the gradients and "
+    "skips what overflowed, update finds the next factor.",
+    fix="`scaler.scale(loss).backward()`, `scaler.step(optimizer)`, `scaler.update()`.",
+    notebook=PRECISION,
+    find=_half_a_scaler,
+    bad=Source("scaler.scale(loss).backward()\noptimizer.step()\n"),
+    good=Source("scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n"),
+)
+
+
+def _around_the_wrapper(source: Source) -> Iterator[Found]:
+    inputs = {
+        id(each.func.value) for each in backwards(source) if isinstance(each.func, ast.Attribute)
+    }
+    for call in source.calls:
+        func = call.func
+        if not (isinstance(func, ast.Attribute) and func.attr == "module"):
+            continue
+        if not (isinstance(func.value, ast.Name) and source.is_ddp(func.value.id)):
+            continue
+        function = source.function(call)
+        trained = _reaches_backward(source, call, function)
+        if trained or any(id(each) in inputs for each in source.above(call)):
+            yield Found(
+                source.line(call),
+                f"{func.value.id}.module(...) goes around DDP, and backward() follows: these "
+                "gradients stay on their own rank.",
+            )
+
+
+def _reaches_backward(source: Source, call: ast.Call, function: ast.AST) -> bool:
+    """Whether what is made of the result, by name, has a backward() in the same function."""
+    names: set[str] = set()
+    for node in source.every(ast.Assign):
+        if source.function(node) is function:
+            used = {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}
+            if _contains(node.value, call) or used & names:
+                names |= {
+                    each.id
+                    for target in node.targets
+                    for each in ast.walk(target)
+                    if isinstance(each, ast.Name)
+                }
+    return any(
+        source.function(each) is function
+        and isinstance(each.func, ast.Attribute)
+        and names & {inner.id for inner in ast.walk(each.func) if isinstance(inner, ast.Name)}
+        for each in backwards(source)
+    )
+
+
+AROUND_THE_WRAPPER = Rule(
+    id="ND125",
+    title="training through model.module",
+    why="DDP averages what went through its own forward: without that each rank updates its model "
+    "by its own gradients, and the models drift apart.",
+    fix="Call the wrapped model to train; `model.module` is for saving, and for one rank alone.",
+    notebook=STEPS,
+    find=_around_the_wrapper,
+    bad=Source("loss = model.module(x).sum()\nloss.backward()\n", {"model": "ddp"}),
+    good=Source("loss = model(x).sum()\nloss.backward()\n", {"model": "ddp"}),
+)
+
+
+def _threads_in_a_rank(source: Source) -> Iterator[Found]:
+    for call in source.calls:
+        name = source.called(call)
+        if not (name.startswith("torch.nn.") and name.endswith(".DataParallel")):
+            continue
+        is_chosen = any(isinstance(each, ast.If | ast.IfExp) for each in source.above(call))
+        if not is_chosen and (source.is_cell or source.is_distributed):
+            yield Found(source.line(call), "DataParallel in a rank: threads inside a process.")
+
+
+THREADS_IN_A_RANK = Rule(
+    id="ND126",
+    title="DataParallel on a rank",
+    why="It has one process drive several GPUs by threads; each rank would do so with the same "
+    "GPUs, and none averages gradients with the others.",
+    fix="Use DistributedDataParallel, or `nbddp.prepare(model)`.",
+    notebook=STEPS,
+    find=_threads_in_a_rank,
+    bad=Source("from torch import nn\nmodel = nn.DataParallel(net)\n"),
+    good=Source(
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "model = DistributedDataParallel(net)\n"
+    ),
+)
+
+
+def _converts_too_late(source: Source) -> Iterator[Found]:
+    for call in source.calls:
+        if source.method(call) != "convert_sync_batchnorm" or not call.args:
+            continue
+        given = call.args[0]
+        made = isinstance(given, ast.Call) and source.kind_of_call(given) == "ddp"
+        if made or (isinstance(given, ast.Name) and _was_wrapped(source, given.id, call)):
+            yield Found(
+                source.line(call), "SyncBatchNorm is put into a model that DDP has already."
+            )
+
+
+def _was_wrapped(source: Source, name: str, call: ast.Call) -> bool:
+    before = [
+        source.kind_of_call(node.value) if isinstance(node.value, ast.Call) else ""
+        for node in source.every(ast.Assign)
+        if node.lineno < call.lineno
+        and source.function(node) is source.function(call)
+        and any(isinstance(each, ast.Name) and each.id == name for each in node.targets)
+        and not any(isinstance(each, ast.If) for each in source.above(node))
+    ]
+    return bool(before) and before[-1] == "ddp"
+
+
+CONVERTS_TOO_LATE = Rule(
+    id="ND127",
+    title="SyncBatchNorm after DDP",
+    why="The conversion makes new layers: DDP's hooks and buckets know the old ones.",
+    fix="Convert first, then move to the device, then wrap; `nbddp.prepare` does it in that order.",
+    notebook=STEPS,
+    find=_converts_too_late,
+    bad=Source(
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "model = DDP(net)\nmodel = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
+    ),
+    good=Source(
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "model = DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net))\n"
+    ),
+)
+
+RULES: tuple[Rule[Source], ...] = (
+    UNDIVIDED,
+    NEVER_ZEROED,
+    CLIPS_SCALED,
+    HALF_A_SCALER,
+    AROUND_THE_WRAPPER,
+    THREADS_IN_A_RANK,
+    CONVERTS_TOO_LATE,
+)

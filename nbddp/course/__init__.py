@@ -1,0 +1,1 @@
+"""What the course calls: its exercises look at their answers."""

@@ -1,0 +1,86 @@
+"""The course's exercises: whether an answer is right, or what to think of next.
+
+Each exercise has a judge: it takes the answer and returns a hint, or nothing if the answer is
+right. Answers that are functions are tried out, on all ranks together.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.course import failures, first, further
+from nbddp.course.judging import RIGHT, as_plain
+from nbddp.errors import ArgumentError
+from nbddp.train.distributed import all_gather
+
+JUDGES: dict[str, Callable[..., str]] = {
+    **first.JUDGES,
+    **failures.JUDGES,
+    **further.JUDGES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of an answer; true if it is right.
+
+    Attributes:
+        is_right: whether it is.
+        text: that it is, or a hint.
+    """
+
+    is_right: bool
+    text: str
+
+    def __bool__(self) -> bool:
+        return self.is_right
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def check_answer(exercise: str, *answer: Any) -> Judgement:
+    """Look at an answer to an exercise of the course.
+
+    Call it in the notebook, or in a cell on all ranks. There all ranks get the same verdict: an
+    answer is right if it is right on each rank.
+
+    Args:
+        exercise: notebook and number, as ``"02.3"``; only those that say so have an answer that
+            can be looked at.
+        answer: what the exercise asks for: numbers (of NumPy and tensors, too), or a function,
+            which is tried out. A function that talks to other ranks needs a cell on all ranks.
+
+    Returns:
+        Shown under the cell: that it is right, or a hint.
+
+    Raises:
+        ArgumentError: there is no such exercise, or it asks for more or fewer values.
+
+    >>> check_answer("02.3", 12, 8, 3, 11)
+    Right.
+    >>> check_answer("00.1", 45)
+    Not yet. That is one rank's: four take 32 images each.
+    """
+    if exercise not in [*JUDGES]:  # whatever was given, and be it a list
+        raise ArgumentError(
+            f"there is no exercise {exercise!r} to check; there are: {', '.join(JUDGES)}"
+        )
+    judge = JUDGES[exercise]
+    wanted = list(inspect.signature(judge).parameters)
+    if len(answer) != len(wanted):
+        values = "value" if len(wanted) == 1 else "values"
+        raise ArgumentError(
+            f"exercise {exercise} asks for {len(wanted)} {values} ({', '.join(wanted)}), "
+            f"got {len(answer)}"
+        )
+    hints = all_gather(judge(*map(as_plain, answer)))
+    wrong = {rank: hint for rank, hint in enumerate(hints) if hint != RIGHT}
+    if not wrong:
+        return Judgement(is_right=True, text="Right.")
+    rank, hint = next(iter(wrong.items()))
+    where = "" if len(wrong) == len(hints) else f"On rank {rank}: "
+    return Judgement(is_right=False, text=f"Not yet. {where}{hint}")

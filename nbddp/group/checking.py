@@ -1,0 +1,123 @@
+"""Checks of what was run, and of scripts that were not."""
+
+from __future__ import annotations
+
+import logging
+import tokenize
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nbddp.checks.book import OF_ALL_RANKS, in_order, look_at, look_at_ranks, may_find
+from nbddp.checks.facts import Facts, RankFacts, kinds
+from nbddp.checks.rule import Finding
+from nbddp.checks.source import Source
+from nbddp.errors import RequestError
+from nbddp.group.scripts import INSTEAD, refuse_devices, saying_why_not
+from nbddp.record.cell import CellHandle, CellRequest
+
+logger = logging.getLogger(__name__)
+
+MAX_SOURCE = 50_000  # characters of a cell that is looked at unasked
+
+
+def check_script(name: str) -> list[Finding]:
+    """What is wrong with a script, as far as its code alone tells.
+
+    Args:
+        name: its file.
+
+    Raises:
+        RequestError: it cannot be read, or is no Python script, such as a notebook.
+    """
+    if instead := INSTEAD.get(Path(name).suffix):
+        raise RequestError(f"{name} is not checked as a script: {instead}")
+    file = Path(name).expanduser()
+    refuse_devices(file, name)
+    with saying_why_not(name), tokenize.open(file) as opened:
+        return look_at(Source(opened.read(), is_cell=False))
+
+
+def check_cell(
+    request: CellRequest,
+    ranks: Mapping[int, RankFacts],
+    *,
+    world_size: int,
+    is_ok: bool,
+    is_asked: bool,
+) -> list[Finding]:
+    """What is wrong with a cell, and with what it has left in the ranks.
+
+    Args:
+        request: what was asked of the ranks.
+        ranks: what they say; none where there are none.
+        world_size: how many there are.
+        is_ok: whether the cell went well.
+        is_asked: whether somebody asked: then all names of the ranks count, and facts are told.
+
+    Raises:
+        RequestError: the script that ran in the cell's place is not there any more.
+        SyntaxError: it is no Python.
+    """
+    known = kinds(ranks[min(ranks)]) if ranks else {}
+    is_script = request.script is not None
+    source = Source(
+        "" if is_script else request.source,
+        known,
+        first_line=request.first_line,
+        aliases=ranks[min(ranks)].aliases if ranks else {},
+    )
+    facts = Facts(ranks=ranks, world_size=world_size, source=source, is_ok=is_ok, is_asked=is_asked)
+    is_for_all = request.ranks is None or set(request.ranks) == set(range(world_size))
+    found = [
+        each
+        for each in [*look_at(source), *look_at_ranks(facts)]
+        if (is_for_all and world_size != 1) or each.rule not in OF_ALL_RANKS
+    ]
+    if is_asked and request.script is not None and request.script.path:
+        found += check_script(request.script.path)
+    return in_order(each for each in found if is_asked or not each.is_fact)
+
+
+class QuietChecks:
+    """Checks at each cell's end, which nobody asked for; says of the ranks' state nothing twice.
+
+    Args:
+        world_size: says how many ranks there are.
+    """
+
+    def __init__(self, world_size: Callable[[], int]) -> None:
+        self._world_size = world_size
+        self._told: set[tuple[int, str, str]] = set()
+
+    def __call__(self, handle: CellHandle) -> list[Finding]:
+        """What is to be said under this cell, which has ended."""
+        result = handle.result
+        if result is None or handle.request.script or len(handle.request.source) > MAX_SOURCE:
+            return []
+        ranks = {rank: RankFacts.read(each.facts) for rank, each in result.reports.items()}
+        has_things = any(each.things for each in ranks.values())
+        if not has_things and not may_find(handle.request.source):
+            return []
+        try:
+            found = check_cell(
+                handle.request,
+                ranks,
+                world_size=self._world_size(),
+                is_ok=result.is_ok,
+                is_asked=False,
+            )
+        except SyntaxError:  # IPython can more than Python
+            return []
+        except Exception:  # the cell's result must reach its user, whatever a rule stumbles over
+            logger.exception("nbddp could not check the cell")
+            return []
+        return [each for each in found if self._is_new(each, handle.attempt)]
+
+    def _is_new(self, finding: Finding, attempt: int) -> bool:
+        """Whether it is of this cell's own code, or was not told of these ranks."""
+        if finding.rule.startswith("ND1"):
+            return True
+        key = attempt, finding.rule, finding.text
+        is_new = key not in self._told
+        self._told.add(key)
+        return is_new

@@ -1,0 +1,72 @@
+"""A cell's time line, with what the ranks' models have measured of themselves."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from pickle import UnpicklingError
+
+from nbddp.controller.asking import Asking
+from nbddp.controller.session import Session
+from nbddp.errors import NbddpError
+from nbddp.record.overlap import Overlap, overlap_of
+from nbddp.record.spent import Timeline, spent
+from nbddp.record.timeline import Happening
+from nbddp.record.unmet import unmet
+from nbddp.wire.messages import Pull
+
+ASK = "__import__('nbddp.worker.overlap', fromlist=['measured']).measured(globals())"
+
+logger = logging.getLogger(__name__)
+
+
+def timeline_of(session: Session, last: int | None = None) -> Timeline:
+    """Where the time of the last cell went; ranks that run another one are not asked for more."""
+    waiting = session.whereabouts.waiting
+    told = waiting.read()
+    cell = session.life.cell
+    is_over = cell is None or cell.number != told.cell
+    ended = _end_of(session, told.cell)
+    went_well = ended is not None and ended.facts.get("outcome") == "ok"  # then nobody hung
+    until = time.time() if ended is None else ended.at
+    at_end = () if went_well else unmet(told, until, is_over=is_over)
+    line = spent(told, waiting.awaited(), last=last, unmet=at_end)
+    line = replace(line, is_over=is_over)
+    began = min((each.began for each in told.tracks.values() if each.began), default=0.0)
+    return replace(line, overlaps=_overlaps(session, began)) if not line.is_empty else line
+
+
+def _end_of(session: Session, cell: int) -> Happening | None:
+    """What is recorded of a cell's end; None of one that runs."""
+    events = reversed(session.time_line.since(0.0))
+    ends = (each for each in events if each.kind == "cell ended")
+    return next((each for each in ends if each.facts.get("number") == cell), None)
+
+
+def _overlaps(session: Session, began: float) -> tuple[Overlap, ...]:
+    """What was measured since the cell began, give or take what nodes' clocks are apart."""
+    if not session.life.state.is_ready:
+        return ()
+    asking = Asking(session)
+    try:
+        link = session.require_link()
+        answers = asking.ask(
+            asking.chosen(None), lambda number: Pull(request=number, expression=ASK)
+        )
+        told = {rank: link.unpack(answer.parcel) for rank, answer in answers.items()}
+    except (NbddpError, UnpicklingError) as error:  # a rank dies just now, or is told to stop
+        logger.info("the models were not asked: %s", error)
+        return ()
+    found = (
+        overlap_of(rank, name, measured, since=_by_its_clock(session, rank, began))
+        for rank, models in told.items()
+        for name, measured in models
+    )
+    return tuple(each for each in found if each is not None)
+
+
+def _by_its_clock(session: Session, rank: int, at: float) -> float:
+    """The earliest that a rank's own clock may have shown then."""
+    ahead, error = session.launcher.clock(rank)
+    return at + ahead - error

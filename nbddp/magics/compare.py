@@ -1,0 +1,84 @@
+"""``%ddp compare``: runs beside each other, on the page, as text, or in a file."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from IPython.core.magic_arguments import argument
+
+from nbddp.archive.comparing import Comparison, Over, compare
+from nbddp.errors import RequestError
+from nbddp.imports import import_aside
+from nbddp.magics.arguments import with_arguments
+from nbddp.magics.desk import Desk
+from nbddp.record.runs import apart, find_run, named
+from nbddp.ui.words import say_number_of
+
+KINDS = (".pdf", ".png", ".svg")
+
+
+def picture_file(text: str) -> Path:
+    """Where to save a figure, or what was wrong with it."""
+    path = Path(text).expanduser()
+    if path.suffix.lower() not in KINDS:
+        raise ArgumentTypeError(f"expected a file like figure.pdf, .png or .svg, got {text!r}")
+    return path
+
+
+def compare_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What may be written behind ``%ddp compare``."""
+    return with_arguments(function, _ARGUMENTS)
+
+
+_ARGUMENTS = (
+    argument("run", nargs="+", metavar="RUN", help="names, parts of names, or paths; 2 to 8"),
+    argument("--metrics", default="", metavar="NAME,...", help="only these, or val/* and such"),
+    argument(
+        "--over",
+        choices=[each.value for each in Over],
+        default="step",
+        help="what curves are drawn over (default: step); a page can switch",
+    ),
+    argument("--smooth", action="store_true", help="smooth lines before the faint raw ones"),
+    argument(
+        "--scale",
+        choices=("auto", "linear", "log"),
+        default="auto",
+        help="of the values (default: auto, log where they are of many magnitudes)",
+    ),
+    argument("--save", type=picture_file, metavar="FILE", help="the charts as .pdf, .png or .svg"),
+)
+
+
+def compare_runs(desk: Desk, args: Namespace) -> None:
+    """Show runs beside each other, or save their charts.
+
+    Raises:
+        RequestError: there is no such run or metric, or the file cannot be written.
+    """
+    current, base = desk.current_run, Path.cwd()
+    paths = apart(find_run(named(name), base, current=current) for name in args.run)
+    if len(paths) < 2 <= len(args.run):
+        raise RequestError(f"these are the same run, {paths[0].name}: compare needs two or more")
+    comparison = compare(paths, args.metrics, current=current)
+    how = {"over": Over(args.over), "scale": args.scale, "is_smooth": args.smooth}
+    if Over(args.over) not in comparison.axes:
+        raise RequestError("how many samples a step has is not known of all: --over step, or time")
+    if args.save is None:
+        desk.views.show_comparison(comparison, **how)
+        return
+    _save(comparison, args.save, how)
+    desk.views.say(f"nbddp: {say_number_of(len(comparison.drawn), 'chart')} in {args.save}")
+
+
+def _save(comparison: Comparison, path: Path, how: dict[str, Any]) -> None:
+    import_aside("nbddp.ui.charts.figures")  # loads matplotlib
+    from nbddp.ui.charts.figures import compared_figure
+
+    try:
+        compared_figure(comparison, **how).savefig(path)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,35 @@
+"""``nbddp.timeline()``: where the time of the notebook's last cell went, as numbers."""
+
+from __future__ import annotations
+
+from IPython.core.getipython import get_ipython
+
+from nbddp.errors import RequestError
+from nbddp.magics.extension import desk_of
+from nbddp.record.spent import Timeline
+
+
+def timeline(last: int | None = None) -> Timeline:
+    """Who waited for whom in the last cell, or so far in the one that runs.
+
+    Args:
+        last: look at the last so many steps, or collectives where no steps were reported; None for
+            all of the cell.
+
+    Returns:
+        The collectives with the time at which each rank came (``meetings``, or ``frame()`` as a
+        table, of pandas where that is installed), seconds that one rank waited for another
+        (``waits``), and seconds of waiting by line (``lines``).
+
+    Raises:
+        RequestError: there is no notebook with nbddp loaded here; a worker group of a script has a
+            method of this name.
+    """
+    shell = get_ipython()  # type: ignore[no-untyped-call, unused-ignore]
+    desk = None if shell is None else desk_of(shell)
+    if desk is None:
+        raise RequestError(
+            "timeline() is for the notebook in which nbddp is loaded (`%load_ext nbddp`), outside "
+            "of the ranks; a script asks its worker group: group.timeline()"
+        )
+    return desk.group.timeline(last)

@@ -1,0 +1,150 @@
+"""``nbddp.Run`` and ``nbddp.runs()``: what is on disk, for notebooks and scripts of any kind."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from nbddp.archive.ending import say_ending
+from nbddp.archive.summary import DAMAGE
+from nbddp.errors import RequestError
+from nbddp.record.finished import RecordedCell, RecordedRun
+from nbddp.record.runs import find_run, runs_below
+from nbddp.record.table import as_table
+from nbddp.ui.words import say_number_of
+
+logger = logging.getLogger("nbddp")
+
+
+class Run:
+    """A run, opened from its folder; without ranks, kernel or torch.
+
+    Its record is read when something of it is first asked for. Of a run whose kernel was killed,
+    that is all up to the last line; of a run that goes on, what is there at that moment.
+
+    Args:
+        path: its folder, or its name, or a part of that, among the runs of the working folder.
+
+    Raises:
+        RequestError: there is none, several fit, or what lies there is no run.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] = "") -> None:
+        is_folder = isinstance(path, Path) and _is_folder(path)
+        self.path = Path(path) if is_folder else find_run(os.fspath(path), Path.cwd())
+        self._recorded = _open(self.path)
+
+    def __repr__(self) -> str:
+        cells = say_number_of(len(self.cells), "cell")
+        return f"nbddp.Run({self.name!r}: {cells}, {self.outcome or self.ending})"
+
+    @property
+    def name(self) -> str:
+        """Its folder's."""
+        return self.path.name
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What its ``run.json`` says: git, versions, devices, options, pace."""
+        return self._recorded.facts
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What ``nbddp.config`` said in it, by name."""
+        config = self.facts.get("config")
+        return dict(config) if isinstance(config, dict) else {}
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened, in its order: each with ``time`` (as ``time.time()``), ``kind``, facts."""
+        events = self._recorded.events
+        return [{"time": each.at, "kind": each.kind, **each.facts} for each in events]
+
+    @property
+    def cells(self) -> tuple[RecordedCell, ...]:
+        """Its cells in the order in which they ran: ``source``, ``outcome``, ``seconds``, ..."""
+        return self._recorded.cells
+
+    @property
+    def outcome(self) -> str:
+        """``ok``, or what ended its last cell, in a line; empty if that is not recorded."""
+        return next((each.outcome for each in reversed(self.cells)), "")
+
+    @property
+    def ending(self) -> str:
+        """How it ended, as far as its record and this machine know: stopped, killed, running."""
+        return say_ending(self._recorded, current=None)
+
+    @cached_property
+    def _rows(self) -> list[dict[str, Any]]:
+        return list(self._recorded.numbers())
+
+    def metrics(self) -> Any:
+        """All numbers that its ranks reported, a row for each report, in the order of the file.
+
+        Returns:
+            A ``pandas.DataFrame`` where pandas is installed, else a plain table: ``table["loss"]``,
+            ``table.columns``, ``table.rows()``. Its columns are ``time`` (seconds, as
+            ``time.time()``), ``rank``, ``attempt``, ``step`` and the metrics, NaN where a row has
+            none.
+        """
+        return as_table(self._rows)
+
+    def figure(self, metrics: Collection[str] | None = None) -> Any:
+        """The charts of its metrics, mean and ranks over steps, as a ``matplotlib`` figure.
+
+        Args:
+            metrics: the names of those to draw, or one name; None for the first twelve.
+
+        Raises:
+            RequestError: it has no such metric, or none at all.
+        """
+        from nbddp.ui.charts.figures import run_figure  # loads matplotlib
+
+        return run_figure(self._recorded, [metrics] if isinstance(metrics, str) else metrics)
+
+
+def runs(path: str | os.PathLike[str] = ".") -> list[Run]:
+    """The runs that were started in a folder, the newest first.
+
+    Args:
+        path: where they were started; the working folder if none is named.
+
+    Returns:
+        Those that can be opened; the logger ``nbddp`` names the others.
+    """
+    return list(chain.from_iterable(_opened(each) for each in runs_below(Path(path))))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # no folder can have such a name
+        return False
+
+
+def _opened(path: Path) -> Iterator[Run]:
+    try:
+        yield Run(path)
+    except RequestError as error:
+        logger.warning("left out: %s", error)
+
+
+def _open(path: Path) -> RecordedRun:
+    """The record, looked at as far as everything else builds on it.
+
+    Raises:
+        RequestError: it is damaged, or of something else.
+    """
+    try:
+        run = RecordedRun(path)
+        _ = run.cells, run.ranks
+    except DAMAGE as error:
+        what = f"{type(error).__name__}: {error}"
+        raise RequestError(f"{path.name} is damaged, or no run of nbddp's ({what})") from None
+    return run

@@ -1,0 +1,136 @@
+"""What another thread will have done; a stop may strike whoever waits for it, at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+HEARING = 0.25  # seconds: a signal that comes as a wait begins is seen when that wait ends
+
+
+class Promise(Generic[T]):
+    """A result that is still to come, as of :class:`concurrent.futures.Future`; without a lock.
+
+    A future's lock is Python code. An interrupt can strike the main thread when it has just taken
+    that lock and before it would give it back (3 of the 69 places of such a wait in CPython 3.11
+    where it can strike); then the thread that has the result waits for that lock for good.
+
+    >>> promise = Promise()
+    >>> promise.set_result(5)
+    >>> kept(promise)
+    5
+    """
+
+    def __init__(self) -> None:
+        self._outcome: list[tuple[T, None] | tuple[None, BaseException]] = []
+        self._calls: list[Callable[[Promise[T]], object]] = []
+
+    def set_result(self, value: T) -> None:
+        """It is kept; only one thread may say so, and once."""
+        self._settle((value, None))
+
+    def set_exception(self, error: BaseException) -> None:
+        """It is broken; only one thread may say so, and once."""
+        self._settle((None, error))
+
+    def _settle(self, outcome: tuple[T, None] | tuple[None, BaseException]) -> None:
+        if self._outcome:
+            raise RuntimeError("this promise was kept or broken before")
+        self._outcome.append(outcome)
+        self._tell()
+
+    def done(self) -> bool:
+        """Whether it is kept or broken."""
+        return bool(self._outcome)
+
+    def exception(self) -> BaseException | None:
+        """Why it is broken; None if it is kept. Does not wait."""
+        return self._outcome[0][1]
+
+    def result(self) -> T:
+        """What was promised, or the error for which it is broken. Does not wait."""
+        value, error = self._outcome[0]
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value] # it is there where there is no error
+
+    def add_done_callback(self, act: Callable[[Promise[T]], object]) -> None:
+        """Call ``act(self)`` once it is kept or broken, on the thread that says so; or now."""
+        self._calls.append(act)
+        if self._outcome:
+            self._tell()
+
+    def remove_done_callback(self, act: Callable[[Promise[T]], object]) -> None:
+        """Do not call it, unless that was done."""
+        with suppress(ValueError):
+            self._calls.remove(act)
+
+    def _tell(self) -> None:
+        while True:
+            try:  # whoever takes a call off the list makes it
+                act = self._calls.pop()
+            except IndexError:
+                return
+            act(self)
+
+
+def kept(promise: Promise[T]) -> T:
+    """What was promised, once it is there; a signal is heard while it is waited for.
+
+    One that comes after Python's last look and before the system's wait is seen when that wait
+    ends: so none is long.
+    """
+    await_all([promise])
+    return promise.result()
+
+
+def await_all(
+    promises: Iterable[Promise[Any]],
+    patience: float = math.inf,
+    *,
+    until: Callable[[Promise[Any]], bool] = lambda _promise: False,
+) -> None:
+    """Wait until all are kept or broken; a signal is heard, as by :func:`kept`.
+
+    Args:
+        promises: those.
+        patience: seconds after which it returns all the same.
+        until: with one of which this is true it returns at once.
+    """
+    settled: SimpleQueue[Promise[Any]] = SimpleQueue()
+    left = set(promises)
+    asked = list(left)
+    deadline = time.monotonic() + patience
+    try:
+        for each in asked:
+            each.add_done_callback(settled.put)
+        while left and (rest := deadline - time.monotonic()) > 0:
+            with suppress(Empty):
+                each = settled.get(timeout=min(HEARING, rest))
+                left.discard(each)
+                if until(each):
+                    return
+    finally:
+        for each in asked:
+            each.remove_done_callback(settled.put)
+
+
+def promised_by(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> Promise[T]:
+    """What a coroutine will have done that another thread's loop runs from now on."""
+    promise: Promise[T] = Promise()
+
+    async def keep() -> None:
+        try:
+            promise.set_result(await work)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            promise.set_exception(error)
+
+    asyncio.run_coroutine_threadsafe(keep(), loop)
+    return promise

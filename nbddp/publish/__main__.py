@@ -1,0 +1,7 @@
+"""``python -m nbddp.publish``: started by a notebook, for one run and one tracker."""
+
+import sys
+
+from nbddp.publish.process import main
+
+sys.exit(main())

@@ -1,0 +1,169 @@
+"""The process that publishes: it reads, tells the notebook how it goes in lines of JSON, and ends.
+
+A tracker that fails, or does not answer, ends this process and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import select
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nbddp.publish.kinds import target
+from nbddp.publish.noted import note
+from nbddp.publish.publisher import Publisher
+from nbddp.publish.tracker import PublishError, Tracker
+
+PERIOD = 0.5  # seconds between two looks at what is new
+PATIENCE = 60.0  # seconds that a tracker may take for an answer,
+LONGER = {"load": 2, "begin": 2, "finish": 5}  # and how many times that for these
+NICER = 10  # ranks go first
+
+CLASSES = {
+    "trackio": ("nbddp.publish.to_trackio", "ToTrackio"),
+    "wandb": ("nbddp.publish.to_wandb", "ToWandb"),
+    "tensorboard": ("nbddp.publish.to_tensorboard", "ToTensorBoard"),
+    "mlflow": ("nbddp.publish.to_mlflow", "ToMlflow"),
+}
+
+
+class Reports:
+    """What the notebook is told, in the place of the standard output; that becomes the log."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+        self._lock = threading.Lock()
+
+    def say(self, **facts: Any) -> None:
+        """A line; nobody may be there any more to read it."""
+        with self._lock, suppress(OSError):
+            os.write(self._fd, f"{json.dumps(facts)}\n".encode())
+
+
+class Guard:
+    """Ends this process when the tracker does not answer: nothing in it can be trusted then.
+
+    Args:
+        kind: the tracker's name.
+        reports: where that is said.
+        patience: in seconds.
+    """
+
+    def __init__(self, kind: str, reports: Reports, patience: float) -> None:
+        self._kind, self._reports, self._patience = kind, reports, patience
+        self._asked: tuple[str, float, float] | None = None
+        threading.Thread(target=self._watch, name="nbddp-patience", daemon=True).start()
+
+    def begins(self, what: str) -> None:
+        """Something is about to be asked of the tracker; "": it has answered."""
+        seconds = self._patience * LONGER.get(what, 1)
+        self._asked = (what, seconds, time.monotonic() + seconds) if what else None
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(min(PERIOD, self._patience / 4))
+            asked = self._asked
+            if asked is not None and time.monotonic() > asked[2]:
+                said = f"{self._kind} did not answer for {asked[1]:g} s ({asked[0]})"
+                self._reports.say(failed=said)
+                os._exit(1)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Publish a run; what comes of it is said in lines of JSON.
+
+    ``where`` is the tracker's run, ``failed`` why it ended, ``steps`` how many were published.
+    """
+    parser = argparse.ArgumentParser(prog="nbddp.publish")
+    parser.add_argument("target", type=target)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("--live", type=int, default=0, metavar="PID", help="of the notebook")
+    parser.add_argument("--patience", type=float, default=PATIENCE)
+    args = parser.parse_args(words)
+    reports = Reports()
+    try:
+        _publish(args, reports)
+    except Exception as error:  # noqa: BLE001 - all of it is the notebook's to tell
+        is_said = isinstance(error, PublishError)
+        reports.say(failed=str(error) if is_said else f"{type(error).__name__}: {error}")
+        if error.__cause__ is not None or not is_said:
+            sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+def _publish(args: argparse.Namespace, reports: Reports) -> None:
+    if args.live:
+        os.nice(NICER)
+    kind = args.target.kind
+    guard = Guard(kind, reports, args.patience)
+    guard.begins("load")
+    tracker = _load(kind)
+    guard.begins("")
+    publisher = Publisher(
+        args.folder,
+        tracker,
+        name=args.name,
+        place=args.target.place,
+        begins=guard.begins,
+        is_live=bool(args.live),
+    )
+    with warnings.catch_warnings():
+        warnings.showwarning = _Warned(reports, kind)
+        _follow(publisher, args, reports)
+        outcome = publisher.finish()
+    what = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
+    note(args.folder, kind, name=args.name, is_whole=outcome.outcome != "running", **what)
+    reports.say(**what, is_over=True)
+
+
+def _load(kind: str) -> Tracker:
+    module, name = CLASSES[kind]
+    try:
+        made: Tracker = getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        raise PublishError(f"the package {kind} cannot be loaded: {error}") from error
+    return made
+
+
+class _Warned:
+    """trackio raises nothing: that a step was lost it says in a warning."""
+
+    def __init__(self, reports: Reports, kind: str) -> None:
+        self._reports, self._kind = reports, kind
+        self._has_said = kind != "trackio"
+
+    def __call__(self, message: Warning | str, *_where: object, **_more: object) -> None:
+        text = " ".join(str(message).split())
+        sys.stderr.write(f"{text}\n")
+        if not self._has_said:
+            self._has_said = True
+            self._reports.say(warned=text)
+
+
+def _follow(publisher: Publisher, args: argparse.Namespace, reports: Reports) -> None:
+    """While the run goes on: until the notebook closes our standard input, or is gone."""
+    is_said = False
+    while args.live and not _is_over(args.live):
+        publisher.turn()
+        if publisher.where and not is_said:
+            is_said = True
+            note(args.folder, args.target.kind, name=args.name, where=publisher.where)
+            reports.say(where=publisher.where)
+
+
+def _is_over(notebook: int) -> bool:
+    readable, _, _ = select.select([0], [], [], PERIOD)
+    return os.getppid() != notebook or (bool(readable) and not os.read(0, 1))

@@ -1,0 +1,255 @@
+"""A run's folder on one side, a tracker on the other: whatever is new goes across."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nbddp.archive.summary import DAMAGE, summarize
+from nbddp.publish.points import Point, Points
+from nbddp.publish.tail import Tail
+from nbddp.publish.tracker import Identity, Outcome, PublishError, Tracker
+from nbddp.record.folder import read_facts
+from nbddp.record.timeline import CONFIG, Happening
+from nbddp.ui.words import say_event
+
+AT_ONCE = 1000  # steps that a tracker is given,
+VALUES_AT_ONCE = 10_000  # with so many values: it shall answer now and then
+MOST_TOLD = 1000  # happenings that a tracker is told of as they come
+PREFIX = "nbddp."
+FACTS = (
+    *("world_size", "nproc", "backend_used", "devices", "device_names", "hosts", "cores"),
+    *("host", "started", "python", "versions", "sweep", "scale"),
+)
+
+Guard = Callable[[str], None]
+
+
+class Publisher:
+    """Takes a run across; makes the tracker's run when there is something to say of it.
+
+    Args:
+        folder: the run's.
+        tracker: where to.
+        name, place: as for :class:`Identity`.
+        is_live: whether the run goes on: then a step is published when no rank is to report it any
+            more, as far as that can be known; else when all of the run was read.
+        begins: told what is about to be asked of the tracker, and, with "", that it has answered.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tracker: Tracker,
+        *,
+        name: str,
+        place: str,
+        begins: Guard,
+        is_live: bool,
+    ) -> None:
+        self._folder = folder
+        self._tracker = tracker
+        self._name, self._place = name, place
+        self._begins = begins
+        self._is_live = is_live
+        self._rows = Tail(folder / "metrics.jsonl", "rank", "attempt")
+        self._events = Tail(folder / "events.jsonl", "kind")
+        self._points = Points()
+        self._config: dict[str, Any] = {}
+        self._settled: dict[str, Any] = {}
+        self._record: list[tuple[float, str]] = []
+        self._told = 0
+        self._attempt = 0
+        self._worlds: dict[int, int] = {}  # world sizes by attempt
+        self._has_ended_cell = self._is_flush_due = False
+        self.where = ""
+        self.steps = 0
+
+    @property
+    def late(self) -> int:
+        """Values that came after their step was published, and are not."""
+        return self._points.late
+
+    def turn(self, *, is_over: bool = False) -> bool:
+        """Take across what is new; whether there was anything to read.
+
+        Args:
+            is_over: nothing more will be written.
+
+        Raises:
+            OSError: a file cannot be read.
+            Exception: whatever the tracker raises.
+        """
+        is_flush_due = self._is_flush_due or is_over
+        rows = self._rows.read(is_over=is_over)
+        events = self._events.read(is_over=is_over)  # later: rows know the cell that they are of
+        for event in events:
+            self._take(event)
+        for row in rows:
+            self._points.add(row)
+        # the rows that a cell wrote before its end are read in the next turn, at the latest
+        self._is_flush_due = self._has_ended_cell
+        self._has_ended_cell = False
+        if self._is_live:
+            is_rest = is_flush_due and not rows
+            points = self._points.rest() if is_rest else self._points.ready()
+            if points or (self._record and is_flush_due):
+                self._publish(points)
+        return bool(rows or events)
+
+    def finish(self) -> Outcome:
+        """All that is left, and what came of it.
+
+        Raises:
+            Exception: whatever the tracker raises.
+        """
+        while self.turn(is_over=True):
+            pass
+        self._publish(self._points.rest())
+        outcome = self._outcome()
+        self._ask("finish", partial(self._tracker.finish, outcome))
+        return outcome
+
+    # ---- reading
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = event["kind"]
+        try:
+            if kind in _ACTS:
+                _ACTS[kind](self, event)
+            facts = {name: its for name, its in event.items() if name not in ("time", "kind")}
+            text = _say(Happening(event["time"], kind, facts))
+        except DAMAGE:  # a line of somebody else's
+            return
+        if text:
+            self._record.append((event["time"], text))
+
+    def _started(self, event: Mapping[str, Any]) -> None:
+        self._worlds[event["attempt"]] = size = int(event["world_size"])
+        self._points.world = frozenset(range(size))
+
+    def _began(self, event: Mapping[str, Any]) -> None:
+        at = event.get("began", event["time"])
+        self._points.begin_part(float(at), is_again=event.get("again") is True)
+
+    def _ended(self, _event: Mapping[str, Any]) -> None:
+        self._has_ended_cell = True
+
+    def _configured(self, event: Mapping[str, Any]) -> None:
+        known, values = self._config, dict(event["values"])
+        self._config = known | values if event.get("rank") == 0 else values | known
+
+    # ---- telling
+
+    def _publish(self, points: list[Point]) -> None:
+        settings = self._settings()
+        if not self.where:
+            began = float(self._record[0][0]) if self._record else time.time()
+            run = Identity(name=self._name, place=self._place, began=began, settings=dict(settings))
+            self._settled = settings
+            self.where = self._ask("begin", partial(self._tracker.begin, run))
+        new = {name: its for name, its in settings.items() if self._settled.get(name) != its}
+        if new:
+            self._settled = self._settled | new
+            self._ask("settings", partial(self._tracker.settle, new))
+        self._tell()
+        for some in _parts(points):
+            marked = [self._marked(point) for point in some]
+            self._ask("steps", partial(self._tracker.log, marked))
+            self.steps += len(marked)
+
+    def _tell(self) -> None:
+        for at, text in self._record[self._told : MOST_TOLD]:
+            self._ask("record", partial(self._tracker.happened, at, text))
+        self._told = min(len(self._record), MOST_TOLD)
+
+    def _marked(self, point: Point) -> Point:
+        """The first step of each attempt says which one it is, and how many ranks it has."""
+        if point.attempt == self._attempt:
+            return point
+        self._attempt = point.attempt
+        marks = {"nbddp/attempt": float(point.attempt)}
+        if point.attempt in self._worlds:
+            marks["nbddp/world_size"] = float(self._worlds[point.attempt])
+        return replace(point, values={**point.values, **marks})
+
+    def _settings(self) -> dict[str, Any]:
+        facts = read_facts(self._folder)
+        ours = {f"{PREFIX}{name}": _plain(facts[name]) for name in FACTS if name in facts}
+        ours[f"{PREFIX}run"] = self._folder.name
+        git = facts.get("git")
+        if isinstance(git, dict):
+            ours |= {f"{PREFIX}git.{key}": git[key] for key in ("commit", "dirty") if key in git}
+        return {**{name: _plain(its) for name, its in self._config.items()}, **ours}
+
+    def _outcome(self) -> Outcome:
+        summary, facts = summarize(self._folder), read_facts(self._folder)
+        names = ("steps", "restarts", "heals", "failures", "seconds_lost", "steps_per_second")
+        numbers = {name: facts[name] for name in names if isinstance(facts.get(name), int | float)}
+        ended = self._record[-1][0] if self._record else time.time()
+        return Outcome(
+            outcome=summary.outcome,
+            why=summary.why,
+            ended=float(ended),
+            sums=numbers,
+            record=tuple(self._record),
+        )
+
+    def _ask(self, what: str, act: Callable[[], Any]) -> Any:
+        self._begins(what)
+        try:
+            return act()
+        except PublishError:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+            raise PublishError(text) from error
+        finally:
+            self._begins("")
+
+
+def _parts(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """As many steps at once as a tracker is given; one at least."""
+    some: list[Point] = []
+    count = 0
+    for point in points:
+        count += len(point.values)
+        if some and (len(some) == AT_ONCE or count > VALUES_AT_ONCE):
+            yield some
+            some, count = [], len(point.values)
+        some.append(point)
+    if some:
+        yield some
+
+
+def _say(event: Happening) -> str:
+    """What happened in words; of a cell what came of it, of settings nothing: they have a place."""
+    if event.kind == CONFIG:
+        return ""
+    if event.kind == "cell":
+        return f"cell {event.facts['number']} begins" + " again" * bool(event.facts.get("again"))
+    if event.kind == "cell ended":
+        return f"cell {event.facts['number']}: {event.facts['outcome']}"
+    if event.kind == "stopped":
+        return "stopped"
+    return say_event(event)
+
+
+def _plain(value: Any) -> Any:
+    """A number, a text, a truth; of what has parts, its JSON."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return json.dumps(value, default=str)
+
+
+_ACTS: dict[str, Callable[[Publisher, Mapping[str, Any]], None]] = {
+    "start": Publisher._started,
+    "cell": Publisher._began,
+    "cell ended": Publisher._ended,
+    CONFIG: Publisher._configured,
+}

@@ -1,0 +1,78 @@
+"""What DistributedDataParallel measures of itself: computing, sending, and how much at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """DDP's own measurements of one model on one rank, in seconds, as averages.
+
+    torch samples the first iterations and every hundredth after them.
+
+    Attributes:
+        name: what the cell calls the model.
+        iteration: the last one that was sampled.
+        forward: computing the forward.
+        backward: the backward, from its first to its last gradient.
+        sending: from the first bucket that is sent to the last that has come; the waiting for the
+            last rank is in it.
+        overlap: of that, what was beside the backward.
+        buckets: their sizes in bytes, in the order in which they are sent.
+        order: the parameters in each of them, by their number in the model.
+    """
+
+    rank: int
+    name: str
+    iteration: int
+    forward: float
+    backward: float
+    sending: float
+    overlap: float
+    buckets: tuple[int, ...] = ()
+    order: tuple[str, ...] = ()
+
+    @property
+    def bare(self) -> float:
+        """Seconds in which it is sent and nothing is computed."""
+        return max(0.0, self.sending - self.overlap)
+
+
+def overlap_of(
+    rank: int, name: str, measured: Mapping[str, Any], *, since: float = 0.0
+) -> Overlap | None:
+    """What a model says by ``_get_ddp_logging_data()``; None if it has measured nothing since then.
+
+    Args:
+        rank: whose model it is.
+        name: what the cell calls it.
+        measured: what it says.
+        since: in seconds of the rank's ``time.time()``.
+
+    >>> overlap_of(0, "model", {"iteration": 3}) is None
+    True
+    """
+    if not measured.get("avg_forward_compute_time"):
+        return None
+    if since and _seconds(measured, "backward_compute_time_end") < since:
+        return None
+    sizes = measured.get("rebuilt_bucket_sizes") or measured.get("bucket_sizes") or ""
+    order = str(measured.get("rebuilt_per_bucket_param_indices") or "")
+    return Overlap(
+        rank=rank,
+        name=name,
+        iteration=int(measured.get("iteration", 0)),
+        forward=_seconds(measured, "avg_forward_compute_time"),
+        backward=_seconds(measured, "avg_backward_compute_time"),
+        sending=_seconds(measured, "avg_backward_comm_time"),
+        overlap=_seconds(measured, "avg_backward_compute_comm_overlap_time"),
+        buckets=tuple(int(each) for each in str(sizes).split(",") if each.strip()),
+        order=tuple(each.strip() for each in order.split(",") if each.strip()),
+    )
+
+
+def _seconds(measured: Mapping[str, Any], name: str) -> float:
+    return float(measured.get(name) or 0) / 1e9

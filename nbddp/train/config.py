@@ -1,0 +1,114 @@
+"""What a run is tried with: settings that are written down with it, and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from nbddp.errors import ArgumentError
+from nbddp.train import report
+
+MAX_SETTINGS = 500
+MAX_TEXT = 500  # characters of a name or a value
+
+Setting = str | int | float | bool | None
+
+
+def config(values: Any = None, /, **named: Any) -> None:
+    """Write down what this run is tried with, such as its learning rate.
+
+    It stands in the run's ``run.json``; ``%ddp runs`` filters and sorts by it, and ``%ddp compare``
+    says in what runs differ. Call it on one rank or on all, in any cell, also several times: the
+    later value counts, and where ranks differ, rank 0's. Under torchrun it goes to the logger
+    ``nbddp``.
+
+    Args:
+        values: settings by name: a mapping, an ``argparse.Namespace`` or a dataclass. One inside
+            another is written with a dot, as ``optim.lr``.
+        named: settings, by keyword. Numbers, strings, booleans and None are kept as they are. A
+            module is kept as its class and its number of parameters. Anything else is kept as its
+            ``repr``, or as the note that ``repr`` failed.
+
+    Raises:
+        TypeError: a name is no string, or ``values`` has no names.
+        ArgumentError: there are more than 500 settings, or a name is there twice.
+
+    >>> config(lr=0.1, model="resnet18")
+    >>> config({"optim": {"lr": 0.1, "betas": (0.9, 0.95)}}, seed=1)
+    >>> config(0.1)
+    Traceback (most recent call last):
+    TypeError: nbddp.config: settings need names, as in nbddp.config(lr=0.1); got float
+    """
+    __tracebackhide__ = True  # what goes wrong in here is said of the user's line
+    known = {} if values is None else _by_name(values)
+    if known is None:
+        raise TypeError(
+            "nbddp.config: settings need names, as in nbddp.config(lr=0.1); "
+            f"got {type(values).__name__}"
+        )
+    if twice := known.keys() & named.keys():
+        raise ArgumentError(f"nbddp.config: {', '.join(sorted(twice))}: given twice")
+    settings = dict(_flat({**known, **named}))
+    if len(settings) > MAX_SETTINGS:
+        raise ArgumentError(
+            f"nbddp.config: {len(settings)} settings, and a run has up to {MAX_SETTINGS}: "
+            "leave out those that no run differs in"
+        )
+    if settings:
+        report.happened("config", values=settings)
+
+
+def _by_name(value: object) -> dict[Any, Any] | None:
+    """What has settings inside it as those; None of anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Namespace):
+        return vars(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    return None
+
+
+def _flat(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Setting]]:
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise TypeError(f"nbddp.config: a name must be a string, got {name!r}")
+        full_name, inner = before + name, _by_name(value)
+        if inner is None:
+            yield full_name[:MAX_TEXT], _plain(value)
+        elif len(full_name) < MAX_TEXT:  # else it may have itself inside
+            yield from _flat(inner, f"{full_name}.")
+
+
+def _plain(value: Any) -> Setting:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return _plain(value.item())
+    try:
+        return _said(value)[:MAX_TEXT]
+    except Exception:  # noqa: BLE001 - the value's own: a setting must not end a training
+        return f"<{type(value).__name__}: its repr failed>"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, nn.Module):
+        inner = getattr(value, "module", value)
+        made = (each for each in value.parameters() if not isinstance(each, UninitializedParameter))
+        count = sum(each.numel() for each in made)
+        return f"{type(inner).__name__}, {count:,} parameters"
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+        return str(value.__qualname__)
+    return repr(value)

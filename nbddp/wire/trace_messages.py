@@ -1,0 +1,88 @@
+"""A trace by torch's profiler: which steps are asked for, and what a rank says of what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Which steps of a cell are traced: from ``first`` to ``last``, both included.
+
+    >>> str(Steps(first=10, last=15)), str(Steps(first=3, last=3))
+    ('steps 10 to 15', 'step 3')
+    """
+
+    first: int
+    last: int
+    with_memory: bool = False
+
+    def __str__(self) -> str:
+        return say_steps(self.first, self.last)
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def say_steps(first: int, last: int) -> str:
+    """Steps in words."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveTrace:
+    """Write down what was traced of this cell, and say what it is, as :class:`Traced`.
+
+    ``folder`` is where; a rank of another machine gets none, and sends its files. ``zero`` is the
+    instant that the merged file begins at, in nanoseconds of the rank's own ``time.time_ns()``;
+    ``most`` is how many events this rank may have in it. ``node`` is the rank's, if there are many.
+    """
+
+    request: int
+    cell: int
+    rank: int
+    folder: str
+    zero: int
+    most: int
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What a rank has traced.
+
+    All times are microseconds since ``zero`` of :class:`GiveTrace`.
+
+    Attributes:
+        why: why there is nothing, else empty.
+        steps: the first and the last one that were traced, or a part of one.
+        is_cut: whether the last one was not traced to its end.
+        seconds: how long it was traced.
+        events: how many there are in the merged file; ``left_out`` are not, for they are too many,
+            and took less than ``under`` microseconds each.
+        met: ``[group, number, name, thread, begin, end]`` of each collective.
+        spent: milliseconds in each operator, without those that it calls, and how many calls.
+        rest: milliseconds that the main thread was in no operator, while no collective went on.
+        peak: the most bytes that tensors held, by device; empty unless that was asked for.
+        lost: collectives that could not be told apart.
+    """
+
+    why: str = ""
+    steps: list[int] = field(default_factory=list)
+    is_cut: bool = False
+    seconds: float = 0.0
+    events: int = 0
+    left_out: int = 0
+    under: float = 0.0
+    met: list[Any] = field(default_factory=list)
+    spent: Mapping[str, Any] = field(default_factory=dict)
+    rest: float = 0.0
+    peak: Mapping[str, int] = field(default_factory=dict)
+    lost: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)

@@ -1,0 +1,249 @@
+"""What a rank says of its names, for checks: loaders, models, optimizers, and how they stand.
+
+It is asked at each cell's end, so it looks at few things, for a few milliseconds, and never waits:
+no collective, no user's code, and nothing of a GPU that is still at work.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer as TorchOptimizer
+from torch.utils.data import DataLoader
+
+from nbddp.checks import facts
+from nbddp.checks.facts import RankFacts, Thing
+from nbddp.worker.datasets import loader_facts
+
+PATIENCE = 0.003  # seconds of a processor: what is not looked at by then is left out
+MANY = 2000  # modules or parameters of a model: the rest is left out
+SAMPLED = 16  # parameters of a model of which a few numbers are taken
+_NAME = re.compile(r"[^\W\d]\w*")
+
+Names = Mapping[str, Any]
+
+
+def survey(names: Names, source: str | None = None, *, is_ok: bool = True) -> RankFacts:
+    """What is known of this rank.
+
+    Args:
+        names: those of the cells.
+        source: the cell that has ended; None for all names, and all the time that it takes.
+        is_ok: whether it went well; else nothing is read that may still be computed.
+    """
+    begin = RankFacts(
+        things={},
+        ddp=[],
+        aliases={},
+        host=socket.gethostname(),
+        cores=_cores(),
+        threads=torch.get_num_threads(),
+    )
+    try:
+        return _look_at_all(begin, names, source, is_ok=is_ok)
+    except Exception:  # noqa: BLE001 - what users make may answer anything: it costs no rank
+        return begin
+
+
+def _look_at_all(begin: RankFacts, names: Names, source: str | None, *, is_ok: bool) -> RankFacts:
+    deadline = time.thread_time() + (PATIENCE if source is not None else 1.0)
+    wanted = _wanted(names, source)
+    found: dict[str, Thing] = {}
+    for name in wanted:
+        if time.thread_time() > deadline:
+            break
+        thing = _look(name, names, is_ok=is_ok)
+        if thing is not None:
+            found[name] = thing
+    return replace(
+        begin,
+        things=found,
+        ddp=_sharing(names),
+        aliases={name: whole for name in wanted if (whole := _whole_name(names[name]))},
+        batches=_batches(names, wanted),
+    )
+
+
+def _batches(names: Names, wanted: Iterable[str]) -> dict[str, int]:
+    """Of the kit's own loaders, which no rule has to look at."""
+    kit = sys.modules.get("nbddp.train.data")  # else nobody has made one
+    known = {name: names[name] for name in wanted if kit and type(names[name]) is kit.Loader}
+    return {
+        name: each.batch_size for name, each in known.items() if each.shuffles and each.batch_size
+    }
+
+
+def _sharing(names: Names) -> list[int]:
+    """How many ranks share the gradients of DDP models here."""
+    models: list[Any] = [
+        each for each in names.values() if issubclass(type(each), DistributedDataParallel)
+    ]
+    bound = [group for each in models if (group := vars(each).get("process_group")) is not None]
+    return sorted({group.size() for group in bound})
+
+
+def _whole_name(value: object) -> str:
+    """What one writes to import it, of torch's and ours; empty for all else."""
+    if type(value) is ModuleType:
+        return value.__name__ if value.__name__.startswith(("torch", "nbddp")) else ""
+    if not isinstance(value, type | FunctionType | BuiltinFunctionType):
+        return ""
+    room, name = str(value.__module__), value.__name__
+    if room.startswith("nbddp."):
+        return f"nbddp.{name}"
+    if room == "torch.distributed.distributed_c10d":
+        return f"torch.distributed.{name}"
+    return f"{room}.{name}" if room.startswith("torch") else ""
+
+
+def _wanted(names: Names, source: str | None) -> list[str]:
+    words = names if source is None else dict.fromkeys(_NAME.findall(source))
+    return [each for each in words if each in names and not each.startswith("_")]
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _look(name: str, names: Names, *, is_ok: bool) -> Thing | None:
+    value = names[name]
+    kind = type(value)
+    try:
+        if issubclass(kind, nn.Module):
+            return _model(value, is_ok=is_ok)
+        if issubclass(kind, DataLoader):
+            return loader_facts(value)
+        if issubclass(kind, TorchOptimizer):
+            return _optimizer(value, names)
+        if issubclass(kind, torch.amp.GradScaler):
+            return facts.Scaler()
+    except Exception:  # noqa: BLE001 - a user's class may answer anything: then it is not known
+        return None
+    return None
+
+
+def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
+    parameters = list(islice(model.parameters(), MANY))
+    trained = [each for each in parameters if each.requires_grad]
+    norms, minds = _layers(model)
+    wrapper: Any = model if isinstance(model, DistributedDataParallel) else None
+    without = sum(each.grad is None for each in trained)
+    return facts.Model(
+        ranks=wrapper.process_group.size() if wrapper is not None else 0,
+        sample=_sample(parameters) if is_ok else [],
+        shapes=_shapes(parameters),
+        device=_gpu(parameters),
+        is_training=model.training,
+        has_norm=norms,
+        minds_mode=minds,
+        with_gradient=len(trained) - without,
+        without=without,
+        is_nested=wrapper is not None and isinstance(wrapper.module, DistributedDataParallel),
+        finds_unused=wrapper is not None
+        and bool(wrapper.find_unused_parameters or wrapper.static_graph),
+    )
+
+
+def _shapes(parameters: Sequence[torch.Tensor]) -> str:
+    return f"{len(parameters)}:{sum(each.numel() for each in parameters)}"
+
+
+def _layers(model: nn.Module) -> tuple[bool, bool]:
+    """Whether it has batch norm of one rank's batch; whether anything in it minds the mode."""
+    has_norm = minds = False
+    for each in islice(model.modules(), MANY):
+        is_norm = isinstance(each, nn.modules.batchnorm._BatchNorm)
+        has_norm = has_norm or (is_norm and not isinstance(each, nn.SyncBatchNorm))
+        drops = isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0
+        minds = minds or is_norm or drops
+    return has_norm, minds
+
+
+def _sample(parameters: list[nn.Parameter]) -> list[float]:
+    """A few numbers from here and there: models that have drifted differ in nearly all."""
+    step = max(1, len(parameters) // SAMPLED)
+    chosen = [each for each in parameters[::step] if each.numel()][:SAMPLED]
+    if not all(_is_plain(each) for each in chosen) or _is_busy(chosen):
+        return []
+    with torch.no_grad():
+        taken = [_of_one(each) for each in chosen]
+        return torch.cat(taken).nan_to_num(1e30).tolist() if taken else []
+
+
+def _of_one(parameter: nn.Parameter) -> torch.Tensor:
+    """Its first number and one from its middle, wherever they lie."""
+    middle = parameter.numel() // 2
+    both = torch.as_strided(parameter.detach(), (2,), (middle,), parameter.storage_offset())
+    return both.to(torch.float64)
+
+
+def _is_plain(parameter: nn.Parameter) -> bool:
+    """Whether it lies here as a whole, which that of FSDP, for one, does not."""
+    return type(parameter) is nn.Parameter and parameter.layout is torch.strided
+
+
+def _is_busy(parameters: list[nn.Parameter]) -> bool:
+    """Whether a GPU is still at work: to read from it might wait for other ranks."""
+    on_gpu = [each.device for each in parameters if each.device.type == "cuda"]
+    others = [each for each in parameters if each.device.type not in ("cpu", "cuda")]
+    return bool(others) or any(
+        not torch.cuda.current_stream(each).query() for each in dict.fromkeys(on_gpu)
+    )
+
+
+def _gpu(parameters: list[nn.Parameter]) -> str:
+    """The GPU's own name, where all of it lies on one."""
+    devices = {each.device for each in parameters if each.device.type == "cuda"}
+    if len(devices) != 1:
+        return ""
+    return str(torch.cuda.get_device_properties(devices.pop()).uuid)
+
+
+def _optimizer(optimizer: TorchOptimizer, names: Names) -> facts.Optimizer:
+    rates = [each["lr"] for each in optimizer.param_groups]
+    return facts.Optimizer(
+        rates=[float(each) for each in rates if isinstance(each, float | int)],
+        shapes=_shapes(list(islice(_parameters_of(optimizer), MANY))),
+        was_of=_lost_model(optimizer, names),
+    )
+
+
+def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
+    """The module that looks like the one it was made for, has gradients, and is not its own."""
+    mine = list(islice(_parameters_of(optimizer), MANY))
+    shapes = [each.shape for each in mine]
+    modules = {
+        name: list(islice(each.parameters(), MANY))
+        for name, each in names.items()
+        if issubclass(type(each), nn.Module) and not name.startswith("_")
+    }
+    ours = {id(each) for parameters in modules.values() for each in parameters}
+    if not mine or any(id(each) in ours for each in mine):
+        return ""
+    others = [each for each in names.values() if issubclass(type(each), TorchOptimizer)]
+    updated = {id(each) for other in others for each in _parameters_of(other)}
+    for name, parameters in modules.items():
+        is_alike = [each.shape for each in parameters] == shapes
+        is_free = not any(id(each) in updated for each in parameters)
+        if is_alike and is_free and all(each.grad is not None for each in parameters):
+            return name
+    return ""
+
+
+def _parameters_of(optimizer: TorchOptimizer) -> Iterator[torch.Tensor]:
+    groups: Iterable[dict[str, Any]] = optimizer.param_groups
+    return (each for group in groups for each in group["params"])

@@ -1,0 +1,52 @@
+"""What ranks would tell of a cell that is made up: a letter for each rank and second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbddp.record.waiting import Waiting
+from nbddp.wire.timing_messages import Arrivals
+
+BASE = 1e9  # the time.time() at which the cell begins
+KIND = ["all_reduce", "float [72]", "", True, 0]
+
+
+def letters(
+    came: list[float], *, cell: int = 1, first: int = 1, kind: list[Any] = KIND, **more: Any
+) -> Iterator[Arrivals]:
+    """A rank's letters, one for each second in which it came to a collective; the last is its end.
+
+    ``came`` are seconds since the cell began.
+    """
+    seconds: dict[int, list[int]] = {}
+    for number, at in enumerate(came, first):
+        seconds.setdefault(int(at), []).extend((number, round(at * 1e6), 0))
+    end = round((came[-1] + 0.15) * 1e6)  # by then the last one is there, too
+    for second, rows in seconds.items():
+        until = min(end, round(1e6 * (second + 1)))
+        yield Arrivals(cell=cell, base=BASE, kinds=[kind], rows=rows, until=until, **more)
+    yield Arrivals(cell=cell, base=BASE, until=end, is_over=True)
+
+
+def told(
+    work: Callable[[int, int], float],
+    *,
+    ranks: int = 3,
+    steps: int = 40,
+    ahead: Callable[[int], float] = lambda _rank: 0.0,
+) -> Waiting:
+    """Ranks that work, come to a collective, and go on when all are there."""
+    came: list[list[float]] = [[] for _ in range(ranks)]
+    now = 0.0
+    for step in range(steps):
+        ends = [now + work(rank, step) for rank in range(ranks)]
+        for rank, end in enumerate(ends):
+            came[rank].append(end)
+        now = max(ends) + 1e-4
+    waiting = Waiting()
+    waiting.begin_cell(range(ranks))
+    for rank in range(ranks):
+        for letter in letters([at + ahead(rank) for at in came[rank]]):
+            waiting.note(rank, letter, now, ahead=ahead(rank), error=abs(ahead(rank)) / 100)
+    return waiting

@@ -1,0 +1,120 @@
+"""How long a list of 200 runs takes, and a comparison of four, in a process that has read none.
+
+    python tests/benchmarks/runs.py [--rounds 7] [--runs 200] [--rows 10000]
+
+Each round is a process of its own that has IPython and nbddp's magics, as a kernel has after
+``%load_ext``, and nothing else; the time goes from the magic's line to what is published. The
+list is measured three times: of runs that have all their facts, of runs whose kernel was killed,
+and of runs from an older nbddp, which are looked up in their other files. Before each round the
+system forgets what it has read of the files, so that they come from the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+
+from runs_on_disk import make_run, rows_of  # noqa: E402
+
+PROGRAM = """
+import sys, time
+from unittest.mock import Mock
+from IPython.core.interactiveshell import InteractiveShell
+import nbddp.magics.views as views
+import nbddp.magics.line
+from nbddp.magics.line import LineMagics
+published = []
+views.publish_display_data = lambda data, *more: published.append(data)
+shown = views.Views(Mock(), Mock())
+shown.choice = views.ViewChoice.PANEL
+line = LineMagics(Mock(views=shown, current_run=None, shell=None))
+began = time.perf_counter()
+line.ddp(sys.argv[1])
+took = time.perf_counter() - began
+[data] = published
+print(took, len(data["text/html"]))
+"""
+
+
+def measure(folder: Path, line: str, rounds: int) -> None:
+    """Print the median, the fastest and the slowest round."""
+    took, size = [], 0
+    for _ in range(rounds):
+        forget(folder)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, line],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+        )
+        seconds, size = float(done.stdout.split()[0]), int(done.stdout.split()[1])
+        took.append(seconds)
+    print(
+        f"%ddp {line[:24]:<24} {median(took):.2f} s ({min(took):.2f} to {max(took):.2f}), "
+        f"{size / 1000:.0f} kB of HTML",
+        flush=True,
+    )
+
+
+def forget(folder: Path) -> None:
+    """Have the system forget what it has read of all files below."""
+    for path in folder.rglob("*.json*"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # what is not on the disk yet cannot be forgotten
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def kill(path: Path) -> None:
+    """As if the kernel had been killed in the middle of the first cell."""
+    facts = json.loads((path / "run.json").read_text())
+    del facts["ended"]
+    (path / "run.json").write_text(json.dumps(facts))
+    lines = (path / "events.jsonl").read_text().splitlines()
+    (path / "events.jsonl").write_text("\n".join(lines[:3]) + "\n")
+
+
+def age(path: Path) -> None:
+    """As if an nbddp had written it that did not know more of a run than its start."""
+    (path / "run.json").write_text('{"nproc": 2, "host": "elsewhere", "pid": 1}')
+
+
+def main() -> None:
+    """Make the runs, then measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--rows", type=int, default=10_000)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        paths = []
+        for number in range(args.runs):
+            rows = rows_of(args.rows // 2, begin=2.0 + number / 100)
+            name = f"20270115-{number:06}-run"
+            source = f"for batch in loader:\n    train({number})\n" * 20
+            cells = [(source, "ok")]
+            paths.append(make_run(folder, name, cells=cells, rows=rows, config={"lr": number}))
+        measure(folder, "runs", args.rounds)
+        measure(folder, "runs lr<100 --sort loss", args.rounds)
+        four = " ".join(path.name for path in paths[:4])
+        measure(folder, f"compare {four}", args.rounds)
+        for what, change in (("killed", kill), ("from an older nbddp", age)):
+            for path in paths:
+                change(path)
+            print(f"the same runs, {what}:")
+            measure(folder, "runs", args.rounds)
+
+
+if __name__ == "__main__":
+    main()

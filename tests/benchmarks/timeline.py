@@ -1,0 +1,107 @@
+"""What it costs to know who waits for whom: processor time, and steps a second with it and without.
+
+    python tests/benchmarks/timeline.py [--rounds 12] [--seconds 3] [--ranks 2]
+
+The same ranks train the same network; in every other round nobody reads the flight recorder, looks
+where the main thread is, or sends what came of it. The ratio of two rounds that follow each other
+is what it costs in steps; the median of all is printed with the middle half of them, which says
+what this machine can tell apart. What a rank's threads compute for it is measured beside: a rank
+that has a core for itself loses no more than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+from collections.abc import Sequence
+from statistics import median, quantiles
+
+from steady import CALIBRATE
+
+from nbddp.magics.steered import SteeredGroup
+
+SETUP = (
+    CALIBRATE
+    + """
+from nbddp.worker.arriving import Arriving
+parts = {name: getattr(Arriving, name) for name in ("tell", "read", "_sample")}
+spent = [0.0]
+
+def counted(part):
+    def act(self, *args, **options):
+        began = time.thread_time()
+        try:
+            return part(self, *args, **options)
+        finally:
+            spent[0] += time.thread_time() - began
+    return act
+
+def switch(on):
+    for name, part in parts.items():
+        setattr(Arriving, name, counted(part) if on else lambda self, *args, **options: None)
+
+x, calibrated = torch.ones(1000), {}
+
+def work_for(seconds, rate, on):
+    if rate not in calibrated:
+        calibrated[rate] = calibrate(rate)
+    switch(on)
+    dist.barrier()
+    spent[0], began = 0.0, time.perf_counter()
+    steps = round(seconds * rate)
+    for _ in range(steps):
+        for _ in range(calibrated[rate]):
+            work[:64] @ work
+        dist.all_reduce(x)
+    took = time.perf_counter() - began
+    switch(True)
+    return steps / took, spent[0] / took
+"""
+)
+RATES = {100: 1, 1000: 5}  # collectives a second, and what percentage it may cost
+
+
+def measure(group: SteeredGroup, rate: int, rounds: int, seconds: float) -> None:
+    """Print the cost of each pair of rounds, as a share of the steps and of a core."""
+    steps, cores, rates, lost = [], [], [], []
+    for number in range(rounds):
+        speed = {}
+        for on in (True, False) if number % 2 else (False, True):
+            with contextlib.redirect_stdout(io.StringIO()):
+                source = f"work_for({seconds}, {rate}, {on})"
+                found = group.run(source, quiet=True, wants_value=True).values()
+            speed[on] = min(each[0] for each in found)
+            if on:
+                cores.append(max(each[1] for each in found))
+                rates.append(speed[on])
+                told = group.session.whereabouts.waiting.told
+                lost.append(told.lost / max(1, told.lost + told.met * len(told.ranks)))
+        steps.append(1 - speed[True] / speed[False])
+    print(
+        f"{median(rates):.0f} collectives a second: {said(cores)} of a core, {said(steps)} of the "
+        f"steps (at most {RATES[rate]} % are allowed); {100 * median(lost):.1f} % were not read"
+    )
+
+
+def said(shares: Sequence[float]) -> str:
+    """The median, and the middle half."""
+    low, _, high = quantiles(shares, n=4)
+    return f"{100 * median(shares):.2f} % ({100 * low:.2f} to {100 * high:.2f})"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--ranks", type=int, default=2)
+    args = parser.parse_args()
+    with SteeredGroup(nproc=args.ranks, threads=1) as group:
+        group.run(SETUP, quiet=True)
+        for rate in RATES:
+            measure(group, rate, args.rounds, args.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What checks find stands under the cell in a line that unfolds, and stays there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import expect
+
+from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.desk import Desk
+from browser.lab import LabNotebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+
+START = "%load_ext nbddp\n%ddp start --nproc 2"
+SETUP = """%%ddp
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.rand(64, 4))
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+WRONG = """%%ddp
+train = DataLoader(data, batch_size=16, shuffle=True)
+for x, in train:
+    model(x).sum().backward()
+    optimizer.step()
+torch.save(model.module.state_dict(), "model.pt")
+print("trained")
+"""
+
+
+def test_a_cell_has_one_line_that_unfolds(
+    desk: Desk, picture: Callable[[LabNotebook, str], None]
+) -> None:
+    write_notebook(desk.notebooks / "checks.ipynb", START, SETUP, WRONG, "%ddp check")
+    with desk.open("checks.ipynb") as notebook:
+        for cell in range(4):
+            notebook.run(cell)
+        notebook.await_text(2, "3 things to look at")
+        assert "things to look at" not in notebook.text(1)
+        folded = notebook.code_cell(2).locator("details.nbddp-checks")
+        expect(folded).to_have_count(1)
+        fix = folded.get_by_text("Give it a DistributedSampler")
+        expect(fix).to_be_hidden()
+        picture(notebook, "checks_folded")
+        folded.locator("summary").click()
+        expect(fix).to_be_visible()
+        picture(notebook, "checks_unfolded")
+        notebook.await_text(3, r"3 things to look at in cell \[")
+        shown = notebook.code_cell(3).locator("details.nbddp-checks")
+        expect(shown.get_by_text("every rank writes 'model.pt'")).to_be_visible()
+        assert notebook.problems == []

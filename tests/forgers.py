@@ -1,0 +1,121 @@
+"""Strangers at a door, many at once: none of them has the secret.
+
+    python tests/forgers.py PORT COUNT RECORDED
+
+They run in a process of their own, so that their sockets and their work are not the notebook's.
+``RECORDED`` holds what a real node once said, as it went over the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import ssl
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from nbddp.nodes.frames import Kind, Wire
+from nbddp.nodes.keys import at_a_node
+
+AT_ONCE = 200
+ANSWER = 60.0  # seconds until the door has ended the connection
+HELLO = b'{"host": "forged", "nproc": 1}'
+
+
+class Forgers:
+    """Each way of coming in is a method; it returns when the door has sent it away."""
+
+    def __init__(self, port: int, recorded: bytes) -> None:
+        self._port = port
+        self._recorded = recorded
+        self._chance = random.Random(7)
+        self._wrong = at_a_node(b"w" * 32)
+        self._bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._bare.check_hostname, self._bare.verify_mode = False, ssl.CERT_NONE
+        self.heard = 0  # of those that were told anything but TLS's own words
+
+    async def say(self, data: bytes, *, and_end: bool = False) -> None:
+        """Say something that is no proof, and wait until the door has ended it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        with suppress(OSError):  # it has ended already
+            writer.write(data)
+            if and_end:
+                writer.write_eof()
+            await asyncio.wait_for(reader.read(-1), ANSWER)
+        writer.close()
+
+    async def prove(self, context: ssl.SSLContext) -> None:
+        """Dial as a node does, with what is no proof."""
+        lost = asyncio.Event()
+
+        def note(_wire: Wire, _kind: Kind, _number: int, _data: bytes) -> None:
+            self.heard += 1
+
+        with suppress(OSError):
+            _, wire = await asyncio.get_running_loop().create_connection(
+                lambda: Wire(note, lambda *_: lost.set()), "127.0.0.1", self._port, ssl=context
+            )
+            wire.send(Kind.HELLO, 0, HELLO)  # TLS 1.3: the refusal comes after the client's end
+            await asyncio.wait_for(lost.wait(), ANSWER)
+            wire.abort()
+
+    async def another_key(self) -> None:
+        await self.prove(self._wrong)
+
+    async def no_certificate(self) -> None:
+        await self.prove(self._bare)
+
+    async def garbage(self) -> None:
+        await self.say(self._chance.randbytes(self._chance.randrange(1, 3000)), and_end=True)
+
+    async def replayed(self) -> None:
+        await self.say(self._recorded)
+
+    async def truncated(self) -> None:
+        end = self._chance.randrange(1, len(self._recorded))
+        await self.say(self._recorded[:end], and_end=True)
+
+    async def huge(self) -> None:
+        """A record, and in it a message, that claim to be as long as they can."""
+        await self.say(b"\x16\x03\x01\xff\xff\x01\xff\xff\xff" + bytes(70_000))
+
+    async def bare_frame(self) -> None:
+        """A frame that claims to be long, without any proof before it."""
+        head = bytes([Kind.HELLO]) + bytes(4) + b"\xff" * 8
+        await self.say(head + HELLO, and_end=True)
+
+    async def silent(self) -> None:
+        """Nothing at all, until the door has had enough, or somebody else needs the place."""
+        await self.say(b"")
+
+    def ways(self) -> list[Callable[[], Awaitable[None]]]:
+        """One after the other."""
+        cheap = [self.garbage, self.replayed, self.truncated, self.huge, self.bare_frame]
+        return [self.another_key, *cheap, self.no_certificate, *cheap, self.silent, *cheap]
+
+    async def come(self, count: int) -> None:
+        """So many, some hundred at once."""
+        ways = self.ways()
+        numbers = iter(range(count))
+
+        async def one_after_the_other() -> None:
+            for number in numbers:
+                await ways[number % len(ways)]()
+
+        await asyncio.gather(*(one_after_the_other() for _ in range(AT_ONCE)))
+
+
+def main() -> None:
+    """Come; print how many were told anything."""
+    port, count, recorded = sys.argv[1:]
+    os.nice(5)  # there may be many of them; here they take turns with the notebook on one machine
+    forgers = Forgers(int(port), Path(recorded).read_bytes())
+    asyncio.run(forgers.come(int(count)))
+    sys.stdout.write(f"{forgers.heard}\n")
+
+
+if __name__ == "__main__":
+    main()

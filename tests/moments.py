@@ -1,0 +1,89 @@
+"""Moments at which tests act, as facts: a cell runs, words were said, ranks have come to rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import psutil
+from processes import wait_until
+
+from nbddp.magics.steered import SteeredGroup
+from nbddp.record.cell import CellRequest
+from nbddp.record.notices import Notice
+from nbddp.ui.screen import StreamScreen
+from nbddp.ui.text.view import TextView
+
+RESTING = 0.2  # seconds in which who has come to rest does not wake
+COMPUTING = 0.1  # seconds of CPU that take whoever computes past what it did before
+
+
+def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.Thread:
+    """Do something, on a thread, as soon as something is so."""
+
+    def wait_and_act() -> None:
+        assert wait_until(condition)
+        act()
+
+    thread = threading.Thread(target=wait_and_act)
+    thread.start()
+    return thread
+
+
+def when_cell_runs(group: SteeredGroup, act: Callable[[], object]) -> threading.Thread:
+    """Do something, on a thread, as soon as the ranks have a cell."""
+    return when(lambda: group.life.cell is not None, act)
+
+
+def run_and_act(
+    group: SteeredGroup,
+    source: str,
+    wanted: Callable[[str], bool],
+    act: Callable[[], object],
+) -> None:
+    """Run a cell, do something once when what it has said is what is wanted; raise its failure."""
+
+    class Acting(TextView):
+        said = ""
+        has_acted = False
+
+        def _show_notice(self, notice: Notice) -> None:
+            super()._show_notice(notice)
+            self.said += getattr(notice, "text", "")
+            if not self.has_acted and wanted(self.said):
+                self.has_acted = True
+                act()
+
+    group.show(group.submit(CellRequest(source=source)), Acting(StreamScreen())).raise_for_failure()
+
+
+def come_to_rest(pids: Collection[int]) -> bool:
+    """Wait until the main thread of each process waits for something; whether it came to that."""
+    return wait_until(lambda: _rest(pids))
+
+
+def are_computing(pids: Collection[int]) -> bool:
+    """Wait until each process has computed for a moment from now on; whether it came to that."""
+    began = {pid: _cpu(pid) for pid in pids}
+    return wait_until(lambda: all(_cpu(pid) > began[pid] + COMPUTING for pid in pids))
+
+
+def _cpu(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
+def _rest(pids: Collection[int]) -> bool:
+    before = [_seen_of_main_thread(pid) for pid in pids]
+    time.sleep(RESTING)
+    now = [_seen_of_main_thread(pid) for pid in pids]
+    return now == before and all(state.startswith("S") for state, *_ in now)
+
+
+def _seen_of_main_thread(pid: int) -> tuple[str, str, str]:
+    """Its state, and how often it went to sleep and was put to sleep."""
+    lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
+    found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    return found["State"], found["voluntary_ctxt_switches"], found["nonvoluntary_ctxt_switches"]

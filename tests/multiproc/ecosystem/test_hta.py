@@ -1,0 +1,45 @@
+"""Holistic Trace Analysis reads the ranks' own files of a trace."""
+
+from __future__ import annotations
+
+import pytest
+from processes import wait_until
+
+from nbddp.group.tracing import trace_of
+from nbddp.magics.steered import SteeredGroup
+from nbddp.record.cell import CellRequest
+from nbddp.wire.trace_messages import Steps
+
+analysis = pytest.importorskip("hta.trace_analysis")
+pytestmark = [
+    pytest.mark.multiproc,
+    pytest.mark.ecosystem,
+    pytest.mark.timeout(180),
+    pytest.mark.filterwarnings("ignore"),  # its own, of pandas
+]
+
+TRAIN = """
+import time
+for step in range(8):
+    time.sleep(0.03 if rank == 1 else 0.005)
+    dist.all_reduce(torch.ones(100))
+    nbddp.log(step=step, loss=1.0)
+"""
+
+
+def test_it_reads_all_ranks_with_their_steps_and_collectives(group: SteeredGroup) -> None:
+    asked = Steps(first=3, last=6)
+    handle = group.session.submit(CellRequest(source=TRAIN, trace=asked))
+    assert wait_until(lambda: handle.is_finished, timeout=60.0)
+    assert handle.result is not None
+    trace = trace_of(group.session, handle.result, asked)
+    read = analysis.TraceAnalysis(trace_dir=str(trace.folder)).t
+    assert sorted(read.traces) == [0, 1]
+    # it leaves the last one out, of which it cannot know whether it is whole
+    assert [int(each) for each in read.get_iterations()] == [3, 4, 5]
+    names = read.symbol_table.sym_table
+    waited = {
+        rank: sum(its["dur"][[names[each] == "gloo:all_reduce" for each in its["name"]]])
+        for rank, its in read.traces.items()
+    }
+    assert waited[0] > 3 * 20_000 > waited[1], "microseconds that rank 0 waits for rank 1"

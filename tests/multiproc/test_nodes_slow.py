@@ -1,0 +1,149 @@
+"""A node behind a slow cable, or one that stands still for a while: it is slow, not gone."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moments import run_and_act, when_cell_runs
+from nodes_here import OnNodes
+from processes import wait_until
+from slow_link import Link
+
+from nbddp import CellFailedError, CellInterruptedError
+from nbddp.nodes.door import SILENT_AFTER
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
+
+SLOW = 0.2  # seconds each way
+LINES = """
+import time
+began, count = time.monotonic(), 0
+flag = torch.zeros(1)
+while not flag.item():
+    print("line", count, "of", rank)
+    nbddp.log(step=count, value=count)
+    count += 1
+    time.sleep(0.05)
+    flag.fill_(time.monotonic() - began > seconds)
+    dist.all_reduce(flag)
+count
+"""
+
+
+@pytest.fixture
+def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNodes]:
+    monkeypatch.setenv("HOME", str(folder))
+    made = OnNodes(nproc_per_node=1)
+    made.bring_keeper(1)
+    yield made
+    made.close()
+
+
+def gone(on_nodes: OnNodes) -> list[str]:
+    """What was said of nodes that are gone."""
+    return [said for said in on_nodes.said if " is gone" in said]
+
+
+def lines(said: str, rank: int) -> list[int]:
+    """The numbers of a rank's lines, as the user saw them."""
+    return [
+        int(found) for found in re.findall(rf"^\[rank {rank}\] line (\d+) of {rank}$", said, re.M)
+    ]
+
+
+def test_a_slow_cable_makes_cells_slow_and_nothing_else(
+    on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = on_nodes.link(delay=SLOW)
+    on_nodes.bring_keeper(1, port=link.port)
+    group = on_nodes.start_ranks()
+    group.push({"seconds": SILENT_AFTER + 3})
+    [count, _] = group.run(LINES, wants_value=True).values()
+    said = capsys.readouterr().out
+    for rank in (0, 1):
+        assert lines(said, rank) == list(range(count))
+    group.push({"big": bytes(9 << 20)})
+    assert [len(big) for big in group.pull("big")] == [9 << 20] * 2
+    source = "print('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
+    with pytest.raises(CellInterruptedError):
+        run_and_act(group, source, lambda said: said.count("begun") == 2, group.interrupt)
+    group.kill(1)
+    assert group.heal().ranks == (1,)
+    assert group.run("len(big)", wants_value=True).values() == [9 << 20] * 2
+    assert gone(on_nodes) == []
+    assert re.search(r"\+?-?\d+\.\d ± [234]\d\d\.\d ms", on_nodes.nodes.table())
+
+
+def test_a_cable_that_stands_still_for_a_while_costs_that_while(
+    on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # beats come each second, and a slow machine is late with them
+    monkeypatch.setattr("nbddp.nodes.door.SILENT_AFTER", SILENT_AFTER + 5.0)
+    link = on_nodes.link()
+    on_nodes.bring_keeper(1, port=link.port)
+    group = on_nodes.start_ranks()
+    pids = group.session.process_ids()
+    stalls = threading.Thread(target=_stall, args=[link, 3, SILENT_AFTER - 2.0])
+    group.push({"seconds": 3 * SILENT_AFTER})
+    stalls.start()
+    [count, _] = group.run(LINES, wants_value=True).values()
+    stalls.join()
+    said = capsys.readouterr().out
+    for rank in (0, 1):
+        assert lines(said, rank) == list(range(count))
+    log = (group.folder or Path()) / "rank1.log"
+    assert wait_until(lambda: f"line {count - 1} of 1\n" in log.read_text())
+    assert gone(on_nodes) == []
+    assert group.session.process_ids() == pids
+
+
+def _stall(link: Link, times: int, seconds: float) -> None:
+    for _ in range(times):
+        time.sleep(1.5)
+        link.stall()
+        time.sleep(seconds)
+        link.flow()
+
+
+def test_a_cable_that_stands_still_for_too_long_costs_its_node_until_it_goes_on(
+    on_nodes: OnNodes,
+) -> None:
+    link = on_nodes.link()
+    on_nodes.bring_keeper(1, port=link.port)
+    group = on_nodes.start_ranks()
+    group.run("mine = [rank]", quiet=True)
+    survivor = group.session.process_ids()[0]
+    name = on_nodes.node_of(1).name
+    when_cell_runs(group, link.stall)
+    with pytest.raises(CellFailedError) as caught:
+        group.run("while True: dist.all_reduce(torch.ones(1))", quiet=True)
+    why = f"node {name}: no sign of life for 5 s"
+    assert why in caught.value.report
+    assert gone(on_nodes) == [f"node {name} (127.0.0.1): no sign of life for 5 s: rank 1 is gone"]
+    link.flow()
+    on_nodes.await_nodes(2)
+    assert group.heal().ranks == (1,)
+    assert group.session.process_ids()[0] == survivor
+    assert group.run("dist.barrier()\nmine[0]", wants_value=True).values() == [0, 0]
+
+
+def test_a_cable_that_is_cut_in_the_middle_of_a_frame(on_nodes: OnNodes) -> None:
+    link = on_nodes.link()
+    on_nodes.bring_keeper(1, port=link.port)
+    group = on_nodes.start_ranks()
+    survivor = group.session.process_ids()[0]
+    for after in (1, 1000, 100_000):
+        group.run("kept = torch.ones(200_000)", quiet=True)
+        when_cell_runs(group, lambda after=after: link.cut(after))
+        with pytest.raises(CellFailedError, match=r"node \S+: the connection "):
+            group.run("while True: print('x' * 1000)\n", quiet=True)
+        on_nodes.await_nodes(2)
+        assert group.heal().ranks == (1,)
+        assert group.session.process_ids()[0] == survivor
+        sums = group.run("dist.all_reduce(kept)\nkept.sum().item()", quiet=True, wants_value=True)
+        assert sums.values() == [400_000.0] * 2

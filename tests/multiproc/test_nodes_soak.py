@@ -1,0 +1,311 @@
+"""Nodes go in every way there is, twenty times each: who is gone is named, and it goes on.
+
+``pytest -m soak -s tests/multiproc/test_nodes_soak.py``; ``NBDDP_SOAK_ROUNDS=3`` for less. It
+prints how long each thing took.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from cables import NET, Cables, has_namespaces
+from nodes_here import ALONE, OnNodes, lives
+from processes import wait_until
+from slow_link import Link
+
+from nbddp import CellFailedError
+from nbddp.nodes.door import SILENT_AFTER
+from nbddp.nodes.keeper import SILENT_AFTER as GIVEN_UP_AFTER
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(3600)]
+
+ROUNDS = int(os.environ.get("NBDDP_SOAK_ROUNDS", "20"))
+NAMED = 2.0  # seconds until a node is named, from where it can be known
+LEFT = 5.0  # seconds after which nothing of it is left
+USABLE = 5.0  # seconds until a cell has run on a node that comes, where nothing else runs
+WORK = "while True: dist.all_reduce(torch.ones(1000))"
+
+
+class Rounds:
+    """A group on two nodes, one of which goes again and again."""
+
+    def __init__(self, on_nodes: OnNodes) -> None:
+        self.on_nodes = on_nodes
+        self.group = on_nodes.group
+        self.chance = random.Random(7)
+        self.took: dict[str, list[float]] = {}
+
+    def note(self, what: str, seconds: float) -> None:
+        """Something took so long."""
+        self.took.setdefault(what, []).append(seconds)
+
+    def report(self, title: str) -> None:
+        """Print all of it."""
+        for what, seconds in self.took.items():
+            middle, worst = statistics.median(seconds), max(seconds)
+            count = f"{len(seconds)} times"
+            sys.stdout.write(f"{title}, {what}: {count}, {middle:.2f} s, at worst {worst:.2f} s\n")
+
+    def lose(self, rank: int, strike: Callable[[], None], *, known_after: float = 0.0) -> None:
+        """Have the node of this rank go while a cell runs."""
+        node = self.on_nodes.node_of(rank)
+        ranks = self.on_nodes.nodes.launcher.ranks_of(node)
+        before, told = self.group.session.process_ids(), len(self.on_nodes.said)
+        kept = [other for other in before if other not in ranks]
+        self.group.run("kept = rank", quiet=True)
+
+        def act() -> None:
+            strike()
+            began = time.monotonic()
+            limit = known_after + 3 * NAMED
+            wait_until(lambda: len(self.on_nodes.said) > told, timeout=limit)
+            self.note("named", time.monotonic() - began - known_after)
+
+        timer = threading.Timer(self.chance.uniform(0.0, 1.0), act)
+        timer.start()
+        with pytest.raises(CellFailedError) as caught:
+            self.group.run(WORK, quiet=True)
+        timer.join()
+        assert f"node {node.name}: " in caught.value.report
+        [said] = self.on_nodes.said[told:]
+        assert re.fullmatch(rf"node {node.name} \(.*\): .*: ranks \d+-\d+ are gone", said), said
+        assert said.endswith(f": ranks {ranks[0]}-{ranks[-1]} are gone")
+        assert self.took["named"][-1] < NAMED, self.took["named"]
+        assert self.group.alive == kept
+        assert self.group.session.process_ids() == {rank: before[rank] for rank in kept}
+
+    def go_on(self, ranks: tuple[int, ...]) -> None:
+        """Another node has come: with it all is as it was."""
+        began = time.monotonic()
+        before = self.group.session.process_ids()
+        assert self.group.heal().ranks == ranks
+        now = self.group.session.process_ids()
+        assert {rank: now[rank] for rank in before} == before
+        sums = self.group.run(
+            "total = torch.ones(1)\ndist.all_reduce(total)\ntotal.item(), kept is not None",
+            quiet=True,
+            wants_value=True,
+        )
+        assert sums.values() == [(4.0, True)] * 4
+        self.note("healed", time.monotonic() - began)
+
+    def await_end(self, processes: list[psutil.Process]) -> None:
+        """All that belonged to a node."""
+        began = time.monotonic()
+        assert wait_until(partial(all_ended, processes), timeout=3 * LEFT)
+        self.note("gone", time.monotonic() - began)
+        assert self.took["gone"][-1] < LEFT, self.took["gone"]
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """A process, and all that it has started."""
+    return [process, *process.children(recursive=True)]
+
+
+def all_ended(processes: list[psutil.Process]) -> bool:
+    """Whether none is left."""
+    return not any(map(lives, processes))
+
+
+@pytest.fixture
+def rounds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
+    monkeypatch.setenv("HOME", str(folder))
+    on_nodes = OnNodes()
+    yield Rounds(on_nodes)
+    on_nodes.close()
+
+
+def kill_agent(on_nodes: OnNodes) -> None:
+    on_nodes.agent_of(2).kill()
+
+
+def kill_all(on_nodes: OnNodes) -> None:
+    for each in family(on_nodes.agent_of(2)):
+        each.kill()
+
+
+@pytest.mark.parametrize("strike", [kill_agent, kill_all])
+def test_a_node_is_killed(rounds: Rounds, strike: Callable[[OnNodes], None]) -> None:
+    on_nodes = rounds.on_nodes
+    on_nodes.bring(3)
+    on_nodes.start_ranks()
+    for _ in range(ROUNDS):
+        its = family(on_nodes.agent_of(2))
+        rounds.lose(2, partial(strike, on_nodes))
+        rounds.await_end(its)
+        rounds.go_on((2, 3))
+        on_nodes.bring()  # the next spare
+    rounds.report(strike.__name__)
+
+
+# ---- cables
+
+
+@contextmanager
+def networks() -> Iterator[tuple[Rounds, Cables]]:
+    """Nodes that have a network each."""
+    cables = Cables(f"ns{os.getpid() % 100_000}x")
+    try:
+        on_nodes = OnNodes(host=cables.address)
+        yield Rounds(on_nodes), cables
+        on_nodes.close()
+    finally:
+        cables.close()
+
+
+def bring_apart(rounds: Rounds, cables: Cables, *options: str) -> str:
+    """One more; its namespace."""
+    space = cables.add()
+    rounds.on_nodes.bring_keeper(2, *options, prefix=cables.inside(space))
+    return space
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="needs root, and network namespaces")
+def test_a_cable_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    with networks() as (rounds, cables):
+        spaces = {f"{NET}.{number}": bring_apart(rounds, cables) for number in (2, 3)}
+        rounds.on_nodes.start_ranks()
+        for number in range(4, 4 + ROUNDS):
+            facts = rounds.on_nodes.node_of(2).facts
+            space = spaces[rounds.on_nodes.node_of(2).address]
+            its = family(psutil.Process(facts["pid"]))
+            rounds.lose(2, partial(cables.cut, space), known_after=SILENT_AFTER)
+            began = time.monotonic()
+            spaces[f"{NET}.{number}"] = bring_apart(rounds, cables)
+            rounds.go_on((2, 3))
+            limit = ALONE + GIVEN_UP_AFTER + 3 * LEFT
+            assert wait_until(partial(all_ended, its), timeout=limit)
+            rounds.note("the cut one ended itself", time.monotonic() - began)
+        rounds.report("cable cut")
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="needs root, and network namespaces")
+def test_a_partition_that_heals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    with networks() as (rounds, cables):
+        spaces = [bring_apart(rounds, cables, "--orphan-timeout", "60") for _ in (2, 3)]
+        rounds.on_nodes.start_ranks()
+        for number in range(ROUNDS):
+            if number % 2:
+                _lose_all(rounds, cables, spaces)
+                continue
+            address = rounds.on_nodes.node_of(2).address
+            space = spaces[int(address.rpartition(".")[2]) - 2]
+            rounds.lose(2, partial(cables.cut, space), known_after=SILENT_AFTER)
+            began = time.monotonic()
+            cables.mend(space)
+            rounds.on_nodes.await_nodes(2)
+            rounds.note("came back", time.monotonic() - began)
+            rounds.go_on((2, 3))
+        rounds.report("partition")
+
+
+def _lose_all(rounds: Rounds, cables: Cables, spaces: list[str]) -> None:
+    """The notebook is on its own for a while."""
+    told = len(rounds.on_nodes.said)
+    began: list[float] = []
+
+    def cut() -> None:
+        for space in spaces:
+            cables.cut(space)
+        began.append(time.monotonic())
+
+    timer = threading.Timer(rounds.chance.uniform(0.0, 1.0), cut)
+    timer.start()
+    with pytest.raises(CellFailedError, match="no sign of life for 5 s"):
+        rounds.group.run(WORK, quiet=True)
+    timer.join()
+    assert wait_until(lambda: len(rounds.on_nodes.said) == told + 2, timeout=3 * NAMED)
+    rounds.note("all named", time.monotonic() - began[0] - SILENT_AFTER)
+    assert rounds.took["all named"][-1] < NAMED
+    for space in spaces:
+        cables.mend(space)
+    began.append(time.monotonic())
+    rounds.on_nodes.await_nodes(2)
+    rounds.note("all came back", time.monotonic() - began[1])
+    rounds.on_nodes.restart_ranks()
+    ranks = rounds.group.run("dist.barrier()\nrank", quiet=True, wants_value=True).values()
+    assert ranks == [0, 1, 2, 3]
+    rounds.note("all run again", time.monotonic() - began[1])
+
+
+def test_a_slow_cable_that_stalls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    on_nodes = OnNodes()
+    rounds = Rounds(on_nodes)
+    link = on_nodes.link(delay=0.2)
+    on_nodes.bring_keeper(2)
+    on_nodes.bring_keeper(2, port=link.port)
+    group = on_nodes.start_ranks()
+    told, pids = list(on_nodes.said), group.session.process_ids()
+    for number in range(ROUNDS):
+        threading.Timer(rounds.chance.uniform(0.0, 1.0), _stall, [link, 3.5]).start()
+        began = time.monotonic()
+        result = group.run(
+            f"import time\nfor step in range(20):\n    print({number}, step)\n    dist.barrier()\n"
+            "    time.sleep(0.05)\nstep",
+            quiet=True,
+            wants_value=True,
+        )
+        rounds.note("cell", time.monotonic() - began)
+        assert result.values() == [19] * 4
+        time.sleep(max(0.0, 5.0 - (time.monotonic() - began)))
+        assert (on_nodes.said, group.session.process_ids()) == (told, pids)
+    rounds.report("slow and stalling")
+    on_nodes.close()
+
+
+def _stall(link: Link, seconds: float) -> None:
+    link.stall()
+    time.sleep(seconds)
+    link.flow()
+
+
+# ---- more and fewer nodes
+
+
+def test_a_node_that_comes_is_usable_soon(rounds: Rounds) -> None:
+    on_nodes, group = rounds.on_nodes, rounds.group
+    on_nodes.nodes.launcher.most = 4
+    on_nodes.bring(2)
+    on_nodes.start_ranks()
+    for _ in range(ROUNDS):
+        for count, ranks in ((3, 6), (4, 8)):
+            began = time.monotonic()
+            on_nodes.bring()
+            came = time.monotonic()
+            on_nodes.restart_ranks()
+            values = group.run("dist.barrier()\nrank", quiet=True, wants_value=True).values()
+            assert (values, len(on_nodes.nodes.door.nodes)) == ([*range(ranks)], count)
+            rounds.note("usable after torchrun's start", time.monotonic() - began)
+            rounds.note("usable after it has come", time.monotonic() - came)
+            began = time.monotonic()
+            subprocess.run([sys.executable, "-c", "import torch.distributed"], check=True)
+            rounds.note("an import of torch meanwhile", time.monotonic() - began)
+            usable, imported = (each[-1] for each in list(rounds.took.values())[1:3])
+            assert usable < USABLE + 3 * imported, "it imports torch, and on a busy machine so long"
+        for node in on_nodes.nodes.door.nodes[2:]:
+            its = family(on_nodes.agent_at(node))
+            on_nodes.nodes.leave(node.name)
+            rounds.await_end(its)
+        began = time.monotonic()
+        on_nodes.await_nodes(2)
+        on_nodes.restart_ranks()
+        values = group.run("dist.barrier()\nrank", quiet=True, wants_value=True).values()
+        assert values == [0, 1, 2, 3]
+        rounds.note("fewer", time.monotonic() - began)
+    rounds.report("2:4")

@@ -1,0 +1,96 @@
+"""Machines that differ: two ranks on one and one on the other, and what each has of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nodes_here import OnNodes
+from processes import wait_until
+
+from nbddp.errors import RequestError
+from nbddp.ui.by_node import by_node
+
+pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+
+PLACES = """
+import os
+names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
+[os.environ[name] for name in names], (rank, local_rank, world_size), os.environ["MACHINE"]
+"""
+STEPS = """
+torch.manual_seed(0)
+model = nbddp.prepare(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.arange(12.0).reshape(6, 2)
+for _ in range(3):
+    mine = data[rank::world_size]
+    optimizer.zero_grad()
+    model(mine).square().mean().backward()
+    optimizer.step()
+[round(value, 4) for value in model.module.weight.flatten().tolist()]
+"""
+ALONE = """
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(data).square().mean().backward()
+    optimizer.step()
+[round(value, 4) for value in model.weight.flatten().tolist()]
+"""
+
+
+@pytest.fixture
+def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNodes]:
+    monkeypatch.setenv("HOME", str(folder))
+    made = OnNodes(least=1, most=2)
+    yield made
+    made.close()
+
+
+def test_a_machine_of_two_ranks_and_one_of_one(on_nodes: OnNodes) -> None:
+    for nproc, threads in ((2, "1"), (1, "3")):
+        env = os.environ | {"MACHINE": f"of {nproc}", "OMP_NUM_THREADS": threads}
+        on_nodes.bring_keeper(nproc, env=env, with_agent=True)
+    group = on_nodes.start_ranks()
+    assert group.run(PLACES, wants_value=True).values() == [
+        (["0", "0", "2", "0", "2", "3"], (0, 0, 3), "of 2"),
+        (["1", "1", "2", "0", "2", "3"], (1, 1, 3), "of 2"),
+        (["2", "0", "1", "1", "2", "3"], (2, 0, 3), "of 1"),
+    ]
+    cores = [node.facts["cores"] for node in on_nodes.nodes.door.nodes]
+    expected = [max(1, cores[0] // 2)] * 2 + [cores[1]]
+    assert group.run("torch.get_num_threads()", wants_value=True).values() == expected
+    weights = group.run(STEPS, wants_value=True).values()
+    alone = group.run(ALONE, wants_value=True).values()
+    assert weights == alone  # two samples a rank: DDP's mean is that of all six
+    snapshot = group.session.snapshot()
+    [first, second] = by_node(snapshot.ranks)
+    names = [node.name for node in on_nodes.nodes.door.nodes]
+    assert [each.title for each in (first, second)] == [
+        f"node {number} ({name})" for number, name in enumerate(names)
+    ]
+    assert [rank.rank for rank in first.ranks] == [0, 1]
+    assert [rank.rank for rank in second.ranks] == [2]
+
+
+def test_a_spare_that_is_too_small_takes_no_place_and_makes_a_smaller_world(
+    on_nodes: OnNodes,
+) -> None:
+    lost = on_nodes.bring_keeper(2)
+    on_nodes.bring_keeper(1)
+    on_nodes.bring_keeper(1)  # a spare
+    group = on_nodes.start_ranks()
+    name = on_nodes.node_of(0).name
+    on_nodes.nodes.leave(name)
+    lost.wait(30)
+    assert wait_until(lambda: group.alive == [2])
+    with pytest.raises(RequestError, match=f"node {name} is gone .it has left., and no other has"):
+        group.heal()
+    on_nodes.restart_ranks()
+    values = group.run("dist.barrier()\nrank, local_rank", wants_value=True).values()
+    assert values == [(0, 0), (1, 0)]

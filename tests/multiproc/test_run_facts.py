@@ -1,0 +1,153 @@
+"""What is needed to know a run again stands in its ``run.json``, written by a real group."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import wait_until
+
+from nbddp.archive.summary import summarize
+from nbddp.controller import executor
+from nbddp.errors import CellFailedError
+from nbddp.magics.steered import SteeredGroup
+from nbddp.record.cell import CellRequest
+from nbddp.record.finished import RecordedRun
+from nbddp.record.folder import read_facts
+from nbddp.ui.panel.run import run_html
+
+pytestmark = pytest.mark.multiproc
+
+MakeGroup = Callable[..., SteeredGroup]
+
+TRAIN = """
+data = nbddp.digits()
+train = nbddp.loader(data.train, batch_size=16)
+nbddp.config(lr=0.1, model=torch.nn.Linear(2, 2))
+for step in range(6):
+    nbddp.log(step=step, loss=1.0 / (step + 1) + rank)
+"""
+
+FAILS_ONCE = """
+import os
+for step in range(8):
+    nbddp.log(step=step, loss=1.0)
+    dist.barrier()
+    if step == 4 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("no")
+"""
+
+
+def facts_so_far(group: SteeredGroup) -> dict[str, Any]:
+    assert group.folder is not None
+    return read_facts(group.folder)
+
+
+def facts_at_end(group: SteeredGroup) -> dict[str, Any]:
+    """All of them: after a cell they are written when its result has been handed over."""
+    folder = group.folder
+    assert folder is not None
+    group.stop()
+    return read_facts(folder)
+
+
+def test_a_run_is_known_by_its_facts(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    group.run(TRAIN)
+    group.run("test = nbddp.loader(data.test, batch_size=50)\nfor x, y in test: pass")
+    with pytest.raises(CellFailedError):
+        group.run("assert rank == 0, 'not so'")
+    facts = facts_at_end(group)
+    assert (facts["world_size"], facts["nproc"]) == (2, 2)
+    assert (facts["backend"], facts["backend_used"]) == ("auto", "gloo")
+    assert (facts["devices"], len(facts["device_names"])) == (["cpu", "cpu"], 2)
+    assert all(facts["device_names"])
+    assert facts["config"] == {"lr": 0.1, "model": "Linear, 6 parameters"}
+    assert [each["source"] for each in facts["cells"]][::2] == [TRAIN, "assert rank == 0, 'not so'"]
+    assert facts["cells"][0]["outcome"] == "ok"
+    assert facts["outcome"] == facts["cells"][2]["outcome"]
+    assert "not so" in facts["outcome"]
+    assert (facts["steps"], facts["samples_per_step"], facts["failures"]) == (6, 32, 1)
+    assert facts["samples_per_second"] == pytest.approx(32 * facts["steps_per_second"], rel=1e-3)
+    loss = facts["last"]["loss"]
+    assert (loss["low"], loss["high"]) == (pytest.approx(1 / 6), pytest.approx(7 / 6))
+    assert facts["curves"]["loss"][0] in ([1.0, 1.0], [2.0, 2.0])
+    assert facts["ended"]
+    assert "git" not in facts
+
+
+def test_the_next_run_of_the_same_kernel_begins_anew(make_group: MakeGroup) -> None:
+    group = make_group(1)
+    group.run(TRAIN)
+    group.stop()
+    group.start()
+    group.run("x = 1")
+    facts = facts_at_end(group)
+    assert [each["source"] for each in facts["cells"]] == ["x = 1"]
+    assert facts["config"] == {}
+    assert "steps" not in facts
+
+
+def test_the_time_that_a_failure_took_is_known(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    group.run(FAILS_ONCE, max_restarts=1)
+    facts = facts_at_end(group)
+    assert (facts["restarts"], facts["failures"], facts["outcome"]) == (1, 1, "ok")
+    assert 0 < facts["seconds_lost"] < 60
+
+
+GOES_ON = """
+import time
+for step in range(100_000):
+    nbddp.log(step=step, loss=1.0)
+    time.sleep(0.01)
+"""
+
+
+def test_a_cell_that_goes_on_is_written_down_now_and_then(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "PAUSE", 0.0)
+    group = make_group(1)
+    group.session.submit(CellRequest(source=GOES_ON))
+    assert wait_until(lambda: facts_so_far(group).get("steps", 0) > 3, timeout=30)
+    facts = facts_so_far(group)
+    assert facts["cells"][0]["outcome"] == ""
+    assert "ended" not in facts
+
+
+def test_a_run_that_was_stopped_has_not_failed(make_group: MakeGroup) -> None:
+    group = make_group(2)
+    group.session.submit(CellRequest(source=GOES_ON))
+    assert wait_until(lambda: "steps" in facts_so_far(group), timeout=30)
+    group.interrupt()
+    assert wait_until(lambda: bool(facts_so_far(group)["outcome"]), timeout=30)
+    folder, facts = group.folder, facts_at_end(group)
+    assert folder is not None
+    assert facts["outcome"].startswith("ranks 0-1 interrupted, line ")
+    assert (facts["interrupted"], facts["failures"]) == (True, 0)
+    assert summarize(folder).outcome == "interrupted"
+    page = run_html(RecordedRun(folder))
+    assert 'aria-label="notice"' in page
+    assert 'aria-label="failure"' not in page
+
+
+def test_git_is_asked_in_the_background_where_there_is_a_repository(
+    make_group: MakeGroup, folder: Path
+) -> None:
+    git = ["git", "-c", "user.name=Somebody", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q", "-b", "main"], check=True, cwd=folder)
+    (folder / "train.py").write_text("lr = 0.1\n")
+    subprocess.run([*git, "add", "train.py"], check=True, cwd=folder)
+    subprocess.run([*git, "commit", "-q", "-m", "first"], check=True, cwd=folder)
+    (folder / "train.py").write_text("lr = 0.2\n")
+    group = make_group(1)
+    assert wait_until(lambda: "git" in facts_so_far(group), timeout=30)
+    found = facts_so_far(group)["git"]
+    assert (found["branch"], found["dirty"], found["changed"]) == ("main", True, ["train.py"])
+    assert "+lr = 0.2" in found["diff"]
+    group.run("x = 1")
+    assert facts_at_end(group)["git"] == found

@@ -1,0 +1,53 @@
+"""Which run a cell is part of: a name, given with a restart, begins another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from notebook import Notebook
+
+pytestmark = pytest.mark.multiproc
+
+
+def runs_of(base: Path) -> list[tuple[str, int]]:
+    """The names of the runs in their order, and how many numbers each has."""
+    found = []
+    for path in sorted((base / ".nbddp" / "runs").iterdir()):
+        numbers = path / "metrics.jsonl"
+        count = len(numbers.read_text().splitlines()) if numbers.exists() else 0
+        found.append((path.name[len("20260101-000000-") :], count))
+    return found
+
+
+def test_fresh_ranks_with_a_name_are_a_run_of_their_own(tmp_path: Path) -> None:
+    with Notebook(tmp_path) as notebook:
+        for line in ("--nproc 1 --name alone", "--fresh --nproc 2 --name pair", "--fresh", ""):
+            assert notebook.run(f"%%ddp {line}\nnbddp.log(loss=1.0)").status == "ok"
+        assert runs_of(tmp_path) == [("alone", 1), ("pair", 6)]
+        refused = notebook.run("%%ddp --name other\n1")
+        assert "`%ddp restart --name other` starts it anew" in refused.text
+
+
+def test_a_cell_that_is_run_again_with_its_name_is_another_run_and_the_one_that_is_meant(
+    tmp_path: Path,
+) -> None:
+    with Notebook(tmp_path) as notebook:
+        for loss in (1.0, 2.0):
+            cell = f"%%ddp --fresh --nproc 1 --name again\nnbddp.log(loss={loss})"
+            assert notebook.run(cell).status == "ok"
+        assert [count for _, count in runs_of(tmp_path)] == [1, 1]
+        code = "import nbddp; print(nbddp.Run('again').metrics()['loss'][0])"
+        assert notebook.run(code).text == "2.0\n"
+
+
+def test_a_restart_with_a_name_begins_a_run_in_which_the_cells_are_done_again(
+    tmp_path: Path,
+) -> None:
+    with Notebook(tmp_path) as notebook:
+        assert (
+            notebook.run("%%ddp --nproc 2 --name first\nx = rank\nnbddp.log(loss=x)").status == "ok"
+        )
+        assert notebook.run("%ddp restart --name second --replay").status == "ok"
+        assert notebook.run("x = %ddp pull x\nprint(x)").text == "[0, 1]\n"
+        assert runs_of(tmp_path) == [("first", 2), ("second", 2)]

@@ -1,0 +1,134 @@
+"""``%%ddp --scale``: the same cell on several world sizes, with real ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from notebook import Notebook, Reply
+
+pytestmark = pytest.mark.multiproc
+
+STEPS = """
+import time
+data = torch.arange(4096.0).reshape(-1, 1)
+loader = nbddp.loader(torch.utils.data.TensorDataset(data), batch_size=32 // world_size)
+model = nbddp.prepare(torch.nn.Linear(1, 1))
+x = torch.ones(1)
+for step in range(30):
+    model(x).sum().backward()
+    time.sleep(0.04 / world_size * (2 if rank == 1 else 1))
+    nbddp.log(step=step, loss=1.0)
+"""
+
+
+@pytest.fixture
+def base(notebook: Notebook, tmp_path: Path) -> Path:
+    """A folder of its own for each test, where the kernel's runs are."""
+    notebook.run(f"%ddp stop\n%cd -q {tmp_path}")
+    return tmp_path
+
+
+def runs_in(base: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The name that follows the time, and what ``run.json`` says; in their order."""
+    paths = (base / ".nbddp" / "runs").glob("*/run.json")
+    found = [(path.parent.name[16:], json.loads(path.read_text())) for path in paths]
+    rounds = [(name, facts) for name, facts in found if "scale" in facts]
+    return sorted(rounds, key=lambda each: (each[1]["scale"]["round"], each[1]["scale"]["ranks"]))
+
+
+def table(reply: Reply) -> list[list[str]]:
+    """The cells of the table, in columns that are two blanks apart."""
+    lines = reply.displays[-1]["text/plain"].splitlines()
+    rows = [re.split(r"\s{2,}", each.strip()) for each in lines]
+    head = next(at for at, row in enumerate(rows) if row[0] == "ranks")
+    return [row for row in rows[head + 1 :] if row[0].isdecimal()]
+
+
+def test_rounds_of_each_world_size_are_runs_and_make_a_table(
+    notebook: Notebook, base: Path
+) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = 7")
+    reply = notebook.run(f"%%ddp --scale 1,2 --threads 1\nassert kept == 7{STEPS}")
+    assert reply.status == "ok", reply.traceback
+    found = runs_in(base)
+    assert [name for name, _ in found] == [
+        f"scale-{ranks}-round{each}" for each in (1, 2, 3) for ranks in ("1rank", "2ranks")
+    ]
+    assert [facts["world_size"] for _, facts in found] == [1, 2] * 3
+    assert [facts["samples_per_step"] for _, facts in found] == [32] * 6
+    assert "nbddp: scale, 3 of 6: ranks=1, round=2; 3 left after it" in reply.text
+    (one, two) = table(reply)
+    assert one[:1] + one[3:5] == ["1", "1.00", "100 %"]
+    # rank 1 sleeps as long as one rank alone, so that nothing is won, and rank 0 waits for it
+    assert two[0] == "2"
+    assert 0.3 < float(two[3]) < 1.7
+    waiting = float(two[5].removesuffix(" %"))
+    assert 5 < waiting <= 50  # half of rank 0's time is a quarter of all
+    assert "strong scaling: the same work is shared out" in reply.displays[-1]["text/plain"]
+    assert ["image/png" in each for each in reply.displays].count(True) == 1
+    assert reply.displays[-1]["image/png"]
+    assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 7\n"
+
+
+def test_a_world_size_on_which_it_fails_does_not_end_the_others(
+    notebook: Notebook, base: Path
+) -> None:
+    reply = notebook.run("%%ddp --scale 1-3\nassert world_size != 2, 'no pairs'\n1")
+    assert reply.status == "ok", reply.traceback
+    assert [row[0] for row in table(reply)] == ["1", "3"]
+    assert "scale of 9: 6 ok, 3 failed" in reply.text
+    assert "ranks=2, round=3: failed: ranks 0-1: AssertionError: no pairs, line 2" in reply.text
+    assert "speed-up is of its whole time" in reply.displays[-1]["text/plain"]
+    assert len(runs_in(base)) == 9
+
+
+def test_more_ranks_than_cores_are_said_aloud(notebook: Notebook, base: Path) -> None:
+    notebook.run("import os\nall_cores = os.sched_getaffinity(0)")
+    notebook.run("os.sched_setaffinity(0, {min(all_cores)})")
+    try:
+        reply = notebook.run("%%ddp --scale 1,2\n1")
+    finally:
+        notebook.run("os.sched_setaffinity(0, all_cores)")
+    assert "2 ranks on 1 core: not a scaling of your model" in reply.displays[-1]["text/plain"]
+    assert len(runs_in(base)) == 6
+
+
+def test_a_stop_ends_all_and_shows_what_is_known(notebook: Notebook, base: Path) -> None:
+    request = notebook.begin(
+        "%%ddp --scale 1,2\nimport time\nif world_size == 2:\n    print('here')\n    time.sleep(60)"
+    )
+    first = notebook.finish(request, until="[rank 1] here")
+    notebook.interrupt()
+    reply = notebook.finish(request)
+    reply.text = first.text + reply.text
+    assert "`%%ddp --scale` was ended by you: scale of 6: 1 ok, 1 ended by you, 4 no" in reply.error
+    assert [row[0] for row in table(reply)] == ["1"]
+    assert "1 rank: 1 of 3 rounds came to their end" in reply.displays[-1]["text/plain"]
+    assert len(runs_in(base)) == 2
+    assert notebook.run("%%ddp --nproc 2\nworld_size").text == "Out [ranks 0-1] 2\n"
+
+
+@pytest.mark.usefixtures("base")
+def test_a_record_that_a_full_disk_has_not_taken_leaves_the_cells_time(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = 7")
+    lose = "import glob, os\nfor path in glob.glob('.nbddp/runs/*-scale-*/events.jsonl'):\n"
+    lose += "    os.truncate(path, 0)\n"
+    reply = notebook.run(f"%%ddp --scale 1,2\n{lose}nbddp.log(loss=1.0)")
+    assert reply.status == "ok", reply.traceback
+    assert [row[0] for row in table(reply)] == ["1", "2"]
+    assert "the cell reports no steps" in reply.displays[-1]["text/plain"]
+    assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 7\n"
+
+
+@pytest.mark.usefixtures("base")
+def test_a_round_whose_folder_is_taken_away_leaves_the_cells_time(notebook: Notebook) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = 7")
+    lose = "import glob, shutil\nif rank == 0:\n    [path] = glob.glob('.nbddp/runs/*-scale-*')\n"
+    reply = notebook.run(f"%%ddp --scale 1,2\n{lose}    shutil.rmtree(path)\ndist.barrier()")
+    assert reply.status == "ok", reply.text + reply.traceback
+    assert [row[0] for row in table(reply)] == ["1", "2"]
+    assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 7\n"

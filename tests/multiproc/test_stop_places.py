@@ -1,0 +1,78 @@
+"""A stop at any place of a start, or of a first cell, leaves a group that can be used.
+
+At each of them: ``pytest -m soak``.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from stops import Stop
+
+from nbddp import CellInterruptedError
+from nbddp.launch.launcher import LocalLauncher
+from nbddp.magics.steered import SteeredGroup
+
+pytestmark = [
+    pytest.mark.multiproc,
+    pytest.mark.timeout(400),
+    # a stop that strikes in the callback of a weak reference is lost, CPython says so
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+MEET = "x = torch.ones(1); dist.all_reduce(x); assert int(x) == 2"
+
+
+@pytest.fixture
+def stopped_at(launcher: LocalLauncher, folder: object) -> Iterator[Callable[[int], bool]]:  # noqa: ARG001 - where the runs are recorded
+    """Starts a group and runs a cell, with a stop at some place; whether there was such a place."""
+    groups: list[SteeredGroup] = []
+
+    def stop_at(place: int) -> bool:
+        group = SteeredGroup(nproc=2, launcher=launcher)
+        groups.append(group)
+        stop, before = Stop(place), sys.gettrace()
+        try:
+            sys.settrace(stop)
+            group.start()
+            group.run("kept = rank", quiet=True)
+        except (KeyboardInterrupt, CellInterruptedError):
+            pass
+        finally:
+            sys.settrace(before)
+        if not group.is_live:
+            group.start()
+        group.run(MEET, quiet=True)
+        group.stop()
+        group.close()
+        return stop.has_struck
+
+    yield stop_at
+    for group in groups:
+        group.close()
+
+
+def last_place(stopped_at: Callable[[int], bool]) -> int:
+    """About how many places there are; at most twice as many."""
+    places = 64
+    while stopped_at(places):
+        places *= 2
+    return places
+
+
+def test_a_stop_at_places_of_a_start_and_a_first_cell(stopped_at: Callable[[int], bool]) -> None:
+    chance = random.Random(7)
+    places = last_place(stopped_at)
+    for place in chance.sample(range(places), 60):
+        stopped_at(place)
+
+
+@pytest.mark.soak
+def test_a_stop_at_every_place_of_a_start_and_a_first_cell(
+    stopped_at: Callable[[int], bool],
+) -> None:
+    for place in range(last_place(stopped_at)):
+        stopped_at(place)

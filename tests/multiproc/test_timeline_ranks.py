@@ -1,0 +1,387 @@
+"""Real ranks that wait for each other: who is named, for how long, and what else is told."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+import pytest
+from notebook import Notebook
+from processes import wait_until
+
+from nbddp import CellFailedError
+from nbddp.group.nodes import NodesSpec
+from nbddp.launch.launcher import LocalLauncher
+from nbddp.magics.steered import SteeredGroup
+from nbddp.record.cell import CellRequest
+from nbddp.record.spent import Timeline
+from nbddp.record.waiting import Awaited
+
+pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
+
+SOON = 80  # steps; it takes 30
+COMING = 60.0  # seconds for agents to import torch and come in
+TRAIN = """
+import time
+x, came = torch.ones(1), []
+def train(pause, steps):
+    for step in range(steps):
+        time.sleep(pause)
+        came.append(time.time())
+        dist.all_reduce(x)
+        nbddp.log(step=step, loss=1.0)
+"""
+LOAD = """
+import time
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4000
+    def __getitem__(self, index):
+        time.sleep(0.01 if rank == 1 else 0.0)
+        return torch.ones(4)
+batches = nbddp.loader(Slow(), batch_size=5, shuffle=False)
+for step, batch in enumerate(batches):
+    time.sleep(0.02)
+    dist.all_reduce(batch)
+    nbddp.log(step=step, loss=1.0)
+"""
+
+
+def waited(came: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:
+    """Seconds that each rank waited for each, by (waiter, awaited), as they came to each step.
+
+    Whoever a busy machine kept from running is then the one that is waited for.
+    """
+    found: Counter[tuple[int, int]] = Counter()
+    for step in zip(*came, strict=True):
+        last = max(step)
+        awaited = step.index(last)
+        for rank, at in enumerate(step):
+            found[rank, awaited] += last - at  # type: ignore[assignment]
+    return {pair: seconds for pair, seconds in found.items() if pair[0] != pair[1]}
+
+
+def named(
+    group: SteeredGroup, source: str, is_it: Callable[[Awaited], bool] = lambda _awaited: True
+) -> tuple[Awaited, int]:
+    """The first rank that is said to be waited for, and the step that was reported last by then."""
+    handle = group.session.submit(CellRequest(source=source))
+    whereabouts = group.session.whereabouts
+
+    def is_said() -> bool:
+        awaited = whereabouts.awaited()
+        return handle.is_finished or (awaited is not None and is_it(awaited))
+
+    wait_until(is_said, timeout=60.0)
+    step, awaited = whereabouts.last_step, whereabouts.awaited()
+    group.interrupt()
+    wait_until(lambda: handle.is_finished, timeout=30.0)
+    assert awaited is not None
+    return awaited, int(step or 0)
+
+
+def test_a_fault_that_slows_a_rank_is_named_soon_with_its_line(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(3)
+    group.run(TRAIN)
+    group.run("nbddp.faults.at(step=20, rank=2, kind='slow', factor=2.0)")
+    awaited, step = named(group, "train(0.05, 1000)")
+    assert 20 < step < 20 + SOON
+    assert (awaited.rank, awaited.title) == (2, "all_reduce float [1]")
+    assert not awaited.is_loading
+    assert awaited.place is not None
+
+
+def test_the_waiting_is_what_the_ranks_see_of_it(make_group: Callable[..., SteeredGroup]) -> None:
+    group = make_group(3)
+    group.run(TRAIN)
+    group.run("train(0.09 if rank == 1 else 0.04, 60)", quiet=True)
+    line = group.timeline()
+    by_their_clocks = waited(group.pull("came"))
+    assert by_their_clocks[0, 1] > 1
+    assert line.waits == pytest.approx(by_their_clocks, rel=0.1, abs=0.1)
+    assert (len(line.meetings), line.lost, line.thinned) == (60, 0, 0)
+    assert max(line.lines, key=lambda place: line.lines[place]) == "line 6"
+    last = group.timeline(last=20)
+    assert len(last.steps) == 21
+    assert 19 <= len(last.meetings) <= 21
+    assert [row["rank"] for row in last.rows()[:3]] == [0, 1, 2]
+
+
+def test_a_rank_whose_loader_is_slow_is_told_apart(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(2)
+    awaited, _ = named(group, LOAD, lambda awaited: awaited.is_loading)
+    assert (awaited.rank, awaited.is_loading) == (1, True)
+    line = group.timeline()
+    quick, slow = ([end - began for began, end in line.loads.get(rank, ())] for rank in (0, 1))
+    assert median(slow) > 5 * median(quick or [0.0])
+    shares = [each.loading / each.waits[0] for each in line.meetings if each.waits.get(0)]
+    assert median(shares) > 0.5
+    assert line.loading_awaited() == pytest.approx(sum(each.loading for each in line.meetings))
+
+
+def test_a_thousand_a_second_are_read_and_what_was_not_is_counted(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(2)
+    source = "import time\nfor _ in range(3000):\n    time.sleep(5e-4)\n    dist.all_reduce(x)"
+    group.run(f"x = torch.ones(1)\n{source}", quiet=True)
+    told = group.session.whereabouts.waiting.read()
+    assert told.met > 1500
+    missed = told.lost + told.thinned  # each rank counts by itself, and a gap takes one more
+    assert 3000 - told.met <= 1.2 * missed + 1
+
+
+def test_of_a_short_cell_all_is_told_too(make_group: Callable[..., SteeredGroup]) -> None:
+    group = make_group(2)
+    group.run("import time\nx = torch.ones(1)")
+    group.run("time.sleep(0.1 * rank)\ncame = time.time()\ndist.all_reduce(x)")
+    line = group.timeline()
+    assert line.waits == pytest.approx(waited(group.pull("[came]")), abs=0.05)
+
+
+def test_it_is_that_of_the_last_cell_though_that_had_no_collectives_or_still_runs(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(2)
+    group.run("import time\ndist.all_reduce(torch.ones(1))")
+    before = group.timeline()
+    group.run("1 + 1")
+    line = group.timeline()
+    assert (line.cell, line.meetings, line.is_over) == (before.cell + 1, (), True)
+    source = "while True:\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.05)"
+    handle = group.session.submit(CellRequest(source=source))
+    line = group.timeline()
+    assert (line.cell, line.is_over) == (handle.number, False)
+    assert wait_until(lambda: len(group.timeline().meetings) > 5, timeout=30.0)
+    assert group.timeline().cell == handle.number
+    group.interrupt()
+    assert wait_until(lambda: handle.is_finished, timeout=30.0)
+    assert group.timeline().is_over
+
+
+def test_after_a_restart_and_a_heal_it_begins_anew(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    def line() -> Timeline:
+        group.run("for _ in range(9): dist.all_reduce(torch.ones(1))", quiet=True)
+        return group.timeline()
+
+    group = make_group(2)
+    assert len(line().meetings) == 9
+    group.kill(1)
+    group.heal()
+    assert len(line().meetings) == 9
+    group.restart()
+    assert [each.number for each in line().meetings] == list(range(1, 10))
+
+
+MODEL = """
+parts = [torch.nn.Linear(64, 64) for _ in range(6)]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*parts), bucket_cap_mb=0.04)
+for _ in range(12):
+    model(torch.ones(4, 64)).sum().backward()
+"""
+
+
+def test_what_ddp_has_measured_of_its_models_stands_beside_it(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(2)
+    group.run(MODEL, quiet=True)
+    overlaps = group.timeline().overlaps
+    assert [(each.rank, each.name) for each in overlaps] == [(0, "model"), (1, "model")]
+    for each in overlaps:
+        assert len(each.buckets) == 2
+        assert sum(each.buckets) == 6 * (64 * 64 + 64) * 4
+        assert [int(number) for number in " ".join(each.order).split()] == list(range(11, -1, -1))
+        assert 0 < each.overlap <= each.sending
+        assert each.forward > 0
+        assert each.backward > 0
+    group.run("dist.barrier()", quiet=True)
+    assert group.timeline().overlaps == (), "in another cell nothing was measured"
+    group.run(MODEL, quiet=True)
+    group.kill(1)
+    assert [each.rank for each in group.timeline().overlaps] == [0], "who lives is asked"
+
+
+APART = """
+import time
+for _ in range(3):
+    dist.all_reduce(torch.ones(1)); went_on = time.time()
+if rank == 1:
+    time.sleep({seconds})
+    raise ValueError("it goes another way")
+dist.barrier()
+"""
+
+
+def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(3)
+    with pytest.raises(CellFailedError):
+        group.run(APART.format(seconds=2))
+    line = group.timeline()
+    (last,) = line.unmet
+    assert (last.name, set(last.came), last.missing, last.place) == (
+        "barrier",
+        {0, 2},
+        (1,),
+        (6, ""),
+    )
+    (ended,) = [each.at for each in group.session.time_line.since(0.0) if each.kind == "cell ended"]
+    first, other, _ = group.pull("went_on")
+    assert 2.0 + other - first - 0.05 <= line.waits[0, 1] <= ended - first + 0.05
+    assert line.lines["line 6"] == pytest.approx(line.waits[0, 1] + line.waits[2, 1], rel=0.1)
+    alone = "work = dist.all_reduce(torch.ones(1), async_op=True) if rank == 0 else None"
+    group.run(f"dist.barrier()\n{alone}")
+    assert group.timeline().unmet == (), "the cell went well: nobody waited for that"
+
+
+def test_who_waits_now_is_told_while_the_cell_runs_and_after_it_was_stopped(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(2)
+    handle = group.session.submit(CellRequest(source=APART.format(seconds=60)))
+    assert wait_until(lambda: len(group.timeline().unmet) == 1, timeout=30.0)
+    now = group.timeline()
+    assert (now.is_over, now.unmet[0].missing) == (False, (1,))
+    group.interrupt()
+    assert wait_until(lambda: handle.is_finished, timeout=30.0)
+    line = group.timeline()
+    (last,) = line.unmet
+    assert (line.is_over, last.missing) == (True, (1,))
+    assert last.waits[0] > now.unmet[0].waits[0]
+
+
+def test_ranks_that_hang_in_different_collectives_are_both_told(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(2)
+    source = "dist.barrier()\ndist.barrier() if rank else dist.all_reduce(torch.ones(1))"
+    handle = group.session.submit(CellRequest(source=source))
+    assert wait_until(lambda: len(group.timeline().unmet) == 2, timeout=30.0)
+    group.interrupt()
+    assert wait_until(lambda: handle.is_finished, timeout=30.0)
+    found = {each.name: (set(each.came), each.missing) for each in group.timeline().unmet}
+    assert found == {"all_reduce": ({0}, (1,)), "barrier": ({1}, (0,))}
+
+
+def test_part_of_the_ranks_in_a_group_of_their_own(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(3)
+    group.run("import time\npart = dist.new_group([0, 2])")
+    group.run(
+        "if rank != 1:\n    time.sleep(0.05 * rank)\n    dist.all_reduce(torch.ones(1), group=part)"
+    )
+    (met,) = group.timeline().meetings
+    assert (met.group, met.awaited, set(met.came)) == ("[0, 2]", 2, {0, 2})
+
+
+def test_a_script_is_told_of_as_a_cell_is(
+    make_group: Callable[..., SteeredGroup], folder: Path
+) -> None:
+    Path("train.py").write_text(
+        "import time, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo'); x, came = torch.ones(1), []\n"
+        "for step in range(30):\n"
+        "    time.sleep(0.06 if dist.get_rank() else 0.02)\n"
+        "    came.append(time.time())\n"
+        "    dist.all_reduce(x)\n"
+        "open(f'came{dist.get_rank()}', 'w').write(repr(came))\n"
+        "dist.destroy_process_group()\n"
+    )
+    group = make_group(2)
+    group.run_script(folder / "train.py", quiet=True)
+    line = group.timeline()
+    came = [ast.literal_eval(Path(f"came{rank}").read_text()) for rank in (0, 1)]
+    assert line.waits == pytest.approx(waited(came), rel=0.1, abs=0.1)
+    assert max(line.lines, key=lambda place: line.lines[place]) == "train.py line 4"
+
+
+def test_of_a_short_script_with_a_group_of_its_own_all_is_told_too(
+    make_group: Callable[..., SteeredGroup], folder: Path
+) -> None:
+    Path("short.py").write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "for _ in range(5):\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "dist.destroy_process_group()\n"
+    )
+    group = make_group(2)
+    group.run_script(folder / "short.py", quiet=True)
+    line = group.timeline()
+    assert [each.name for each in line.meetings] == ["all_reduce"] * 5
+    assert (line.lost, line.thinned) == (0, 0)
+
+
+@pytest.fixture
+def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredGroup]:
+    monkeypatch.setenv("HOME", str(folder))
+    group = SteeredGroup(nproc=1, launcher=LocalLauncher())
+    nodes = group.open_nodes(NodesSpec(least=2, most=2, nproc_per_node=1))
+    nodes.start_local(2)
+    assert wait_until(lambda: len(nodes.door.nodes) == 2, timeout=COMING)
+    group.spec = nodes.fit(group.spec)
+    group.start()
+    yield group
+    group.close()
+
+
+def test_on_nodes_the_clocks_are_set_right_within_what_is_said(on_nodes: SteeredGroup) -> None:
+    nodes = on_nodes.nodes
+    assert nodes is not None
+    clocks = [each.clock for each in nodes.door.nodes]
+    assert wait_until(lambda: all(each.error < 1 for each in clocks), timeout=20.0)
+    on_nodes.run(TRAIN)
+    on_nodes.run("train(0.09 if rank == 1 else 0.04, 30)", quiet=True)
+    line, came = on_nodes.timeline(), on_nodes.pull("came")
+    assert 0 < line.error < 1
+    assert line.waits[0, 1] == pytest.approx(waited(came)[0, 1], abs=0.1 + 30 * line.error)
+
+
+SLOW = "import time\nfor step in range(30):\n    time.sleep(0.05 if rank else 0.01)\n"
+SLOW += "    dist.all_reduce(torch.ones(1))\n    nbddp.log(step=step, loss=1.0)\n"
+
+
+def test_without_collectives_the_magic_says_so(fresh_notebook: Notebook) -> None:
+    assert "no collectives were seen" in fresh_notebook.run("%ddp timeline").text
+
+
+def test_the_magic_shows_a_picture_where_a_notebook_is_executed(notebook: Notebook) -> None:
+    notebook.run(f"%%ddp --nproc 2 --quiet\n{SLOW}")
+    (shown,) = notebook.run("%ddp timeline --last 10").displays
+    assert set(shown) == {"image/png", "text/plain"}
+    assert shown["text/plain"].startswith("collectives of cell ")
+    assert " · 10 steps · " in shown["text/plain"]
+    assert "waited for  rank 0  rank 1  all" in shown["text/plain"]
+
+
+def test_a_cell_that_asks_for_it_has_it_below_and_python_has_the_numbers(
+    notebook: Notebook,
+) -> None:
+    reply = notebook.run(f"%%ddp --nproc 2 --quiet --timeline\n{SLOW}")
+    assert [set(each) for each in reply.displays] == [{"image/png", "text/plain"}]
+    said = notebook.run("import nbddp\nline = nbddp.timeline()\nprint(len(line.meetings))")
+    assert said.text == "30\n"
+    assert notebook.run("type(line.frame()[:1]).__name__").result in ("'list'", "'DataFrame'")
+    assert "go together" in notebook.run("%%ddp --timeline --no-wait\npass").text
+    inside = notebook.run("%%ddp\nnbddp.timeline()")
+    assert "timeline() is for the notebook in which nbddp is loaded" in inside.error
+
+
+def test_a_cell_that_asks_for_it_and_fails_has_it_too(notebook: Notebook) -> None:
+    reply = notebook.run(f"%%ddp --nproc 2 --quiet --timeline\n{APART.format(seconds=2)}")
+    (shown,) = reply.displays
+    assert "rank 0 waited in barrier #" in shown["text/plain"]
+    assert ": rank 1 did not come, it was at line 7" in shown["text/plain"]
+    assert "it goes another way" in reply.error

@@ -1,0 +1,351 @@
+"""A trace of real ranks: one file on one clock, arrows, what is said where there is none."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from notebook import Notebook
+from processes import wait_until
+
+from nbddp.group import tracing
+from nbddp.group.nodes import NodesSpec
+from nbddp.group.tracing import trace_of
+from nbddp.launch.launcher import LocalLauncher
+from nbddp.magics.steered import SteeredGroup
+from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.trace import REST, Trace, rows
+from nbddp.ui.text.trace import trace_text
+from nbddp.wire.trace_messages import Steps
+from nbddp.worker.tracing import NO_STEPS, OWN_PROFILER
+
+pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
+
+SKEW = 100.0  # microseconds between the clocks of two ranks in the file; 3 were seen
+COMING = 60.0  # seconds for agents to import torch and come in
+TRAIN = """
+import time
+x, work = torch.ones(1000), torch.ones(64, 64)
+for step in range(12):
+    time.sleep({slow} if rank == world_size - 1 else 0.005)
+    for _ in range(10):
+        with torch.autograd.profiler.record_function(f"mark {{time.time_ns()}}"):
+            work @ work
+    dist.all_reduce(x)
+    nbddp.log(step=step, loss=1.0)
+"""
+# the last rank is late in every step: it begins where the others are about to wait for it
+LATE = TRAIN.replace(
+    "    time.sleep({slow} if rank == world_size - 1 else 0.005)\n",
+    "    while rank == world_size - 1 and not all(Path(f'{{step}}-{{each}}').exists()"
+    " for each in range(rank)):\n        time.sleep(0.01)\n"
+    "    time.sleep(0.05 if rank == world_size - 1 else 0.005)\n",
+).replace(
+    "    dist.all_reduce(x)\n", "    Path(f'{{step}}-{{rank}}').touch()\n    dist.all_reduce(x)\n"
+)
+
+
+def run(
+    group: SteeredGroup, source: str, first: int, last: int, *, with_memory: bool = False
+) -> tuple[Trace, CellResult]:
+    """The trace of some steps of a cell, and what came of that."""
+    asked = Steps(first=first, last=last, with_memory=with_memory)
+    handle = group.session.submit(CellRequest(source=source, trace=asked))
+    wait_until(lambda: handle.is_finished, timeout=60.0)
+    assert handle.result is not None
+    return trace_of(group.session, handle.result, asked), handle.result
+
+
+def document(path: Path | None) -> dict[str, Any]:
+    assert path is not None
+    data = path.read_bytes()
+    read: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return read
+
+
+def marks(events: list[dict[str, Any]], began: int) -> dict[int, list[float]]:
+    """Of each rank: microseconds by which the trace puts a mark later than the rank's clock."""
+    found: dict[int, list[float]] = {}
+    for each in events:
+        if each["name"].startswith("mark "):
+            at = int(each["name"].partition(" ")[2])
+            found.setdefault(each["pid"] // 1000, []).append(each["ts"] - (at - began) / 1000)
+    return found
+
+
+def test_one_file_has_all_ranks_on_one_clock_with_arrows_from_the_late_one(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    trace, result = run(make_group(3), f"from pathlib import Path{LATE.format()}", 5, 8)
+    assert result.is_ok
+    assert (trace.steps, trace.missing) == ([5, 8], {})
+    told = document(trace.path)
+    events = told["traceEvents"]
+    names = {each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert names == {"rank 0", "rank 1", "rank 2"}
+    late = marks(events, told["baseTimeNanoseconds"])
+    assert {rank: len(each) for rank, each in late.items()} == {0: 40, 1: 40, 2: 40}
+    least = [min(each) for each in late.values()]
+    assert max(least) - min(least) < SKEW
+    begins = [each for each in events if each["ph"] == "s" and each.get("cat") == "collective"]
+    assert len(begins) == 4 * 2
+    assert {each["pid"] for each in begins} == {2001}, "all wait for rank 2"
+    steps = {each["name"] for each in events if each["name"].startswith("ProfilerStep#")}
+    assert steps == {f"ProfilerStep#{step}" for step in range(5, 9)}
+    first, second = rows(trace.ranks)[:2]
+    assert {first.name, second.name} == {REST, "gloo:all_reduce"}
+    assert trace.folder is not None
+    assert sorted(each.name for each in trace.folder.iterdir()) == [
+        f"rank{rank}.json.gz" for rank in range(3)
+    ]
+    own = json.loads(gzip.decompress((trace.folder / "rank1.json.gz").read_bytes()))
+    assert own["distributedInfo"]["rank"] == 1
+
+
+def test_memory_is_there_where_it_is_asked_for(group: SteeredGroup) -> None:
+    trace, _ = run(group, TRAIN.format(slow=0.005), 2, 3, with_memory=True)
+    curves = [each for each in document(trace.path)["traceEvents"] if each["ph"] == "C"]
+    assert {each["name"] for each in curves} == {"tensors in memory, CPU"}
+    assert all(each.peak["CPU"] > 0 for each in trace.ranks.values())
+    trace, _ = run(group, TRAIN.format(slow=0.005), 2, 3)
+    assert all(not each.peak for each in trace.ranks.values())
+
+
+def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(group: SteeredGroup) -> None:
+    trace, result = run(group, "dist.barrier()", 0, 3)
+    assert result.is_ok
+    assert trace_text(trace) == f"no trace of cell {trace.cell}: {NO_STEPS}"
+    trace, _ = run(group, TRAIN.format(slow=0.0), 50, 60)
+    assert "steps 0 to 11 were reported, none of steps 50 to 60" in trace_text(trace)
+    loop = "for step in range(4):\n        nbddp.log(step=step, a=1)"
+    mine = f"with torch.profiler.profile():\n    {loop}"
+    trace, result = run(group, mine, 2, 3)
+    assert result.is_ok
+    assert OWN_PROFILER in trace_text(trace)
+    assert trace.path is None
+    assert not [*group.folder.glob("traces/cell*")], "and nothing is left there"
+    trace, _ = run(group, TRAIN.format(slow=0.0), 2, 3)
+    assert trace.steps == [2, 3], "the next one works"
+
+
+def test_a_loader_counts_where_nothing_is_logged(group: SteeredGroup) -> None:
+    loop = "for batch in nbddp.loader(range(80), 4):\n    dist.all_reduce(torch.ones(1))"
+    trace, _ = run(group, loop, 0, 2)
+    assert trace.steps == [0, 2]
+    begins = [each for each in document(trace.path)["traceEvents"] if each["ph"] == "s"]
+    assert len([each for each in begins if each["cat"] == "collective"]) == 3
+
+
+def test_an_interrupt_leaves_what_there_was(group: SteeredGroup) -> None:
+    asked = Steps(first=2, last=10**6)
+    source = TRAIN.format(slow=0.005).replace("range(12)", "range(10**6)")
+    handle = group.session.submit(CellRequest(source=source, trace=asked))
+    assert wait_until(lambda: (group.session.whereabouts.last_step or 0) > 5, timeout=30.0)
+    group.interrupt()
+    assert wait_until(lambda: handle.is_finished, timeout=30.0)
+    assert handle.result is not None
+    trace = trace_of(group.session, handle.result, asked)
+    assert trace.steps[0] == 2
+    assert trace.steps[1] > 5
+    assert "was not traced to its end: the cell ended there" in trace_text(trace)
+    assert len(document(trace.path)["traceEvents"]) > 50
+
+
+def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
+    make_group: Callable[..., SteeredGroup], folder: Path
+) -> None:
+    group = make_group(2, grace=2.0)  # shorter than the end of such a trace
+    group.run(
+        "import ctypes\nfrom nbddp.worker import tracing\nkept = rank\n"
+        "stop = tracing.Profile.stop\n"
+        "def stop_long(self):\n"
+        "    stop(self)\n"
+        "    ctypes.PyDLL(None).sleep(5)\n"  # with Python's lock, as torch
+        "tracing.Profile.stop = stop_long",
+        quiet=True,
+    )
+    source = (
+        "x = torch.ones(1)\n"
+        "for step in range(10**6):\n"
+        "    for _ in range(500): x + x\n"
+        "    nbddp.log(step=step)\n"
+        f"    if step == 10: open(f'{folder}/mark{{rank}}', 'w').close()\n"
+    )
+    asked = Steps(first=1, last=10**6)
+    handle = group.session.submit(CellRequest(source=source, trace=asked))
+    assert wait_until(lambda: all((folder / f"mark{rank}").exists() for rank in (0, 1)), timeout=60)
+    group.interrupt()
+    assert wait_until(lambda: handle.is_finished, timeout=90)
+    assert group.alive == [0, 1]
+    assert group.run("kept", wants_value=True, quiet=True).values() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "with torch.autograd.profiler.profile() as own: torch.ones(3) + 1",
+        "own = torch.profiler.profile(); own.start()",
+    ],
+)
+def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(
+    group: SteeredGroup, own: str
+) -> None:
+    source = (
+        f"for step in range(8):\n    if step == 3:\n        {own}\n"
+        "    torch.ones(3) + 1\n    nbddp.log(step=step)\n"
+    )
+    trace, result = run(group, source, 2, 5)
+    assert result.is_ok
+    assert OWN_PROFILER in trace_text(trace)
+    assert group.run("rank", wants_value=True, quiet=True).values() == [0, 1]
+    group.run("own.stop() if hasattr(own, 'stop') else None", quiet=True)
+    assert group.run("len(own.key_averages()) > 0", wants_value=True, quiet=True).values() == [
+        True,
+        True,
+    ]
+    trace, _ = run(group, TRAIN.format(slow=0.005), 2, 5)
+    assert trace.path is not None
+
+
+def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: SteeredGroup) -> None:
+    source = TRAIN.format(slow=0.005).replace(
+        "    dist",
+        "    if step == 8 and rank == 1:\n        import os; os.kill(os.getpid(), 9)\n    dist",
+    )
+    trace, result = run(group, source, 2, 5)
+    assert not result.is_ok
+    assert trace.missing == {1: tracing.DIED}
+    assert list(trace.ranks) == [0]
+    assert trace.path is not None
+    assert "nothing of rank 1: it died" in trace_text(trace)
+
+
+def test_ranks_that_are_gone_have_nothing(group: SteeredGroup) -> None:
+    asked = Steps(first=2, last=3)
+    _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
+    group.restart()
+    assert "the process is a new one since" in trace_text(trace_of(group.session, result, asked))
+    group.stop()
+    assert tracing.STOPPED in trace_text(trace_of(group.session, result, asked))
+
+
+def test_a_folder_that_cannot_be_written_is_said(group: SteeredGroup) -> None:
+    assert group.folder is not None
+    (group.folder / "traces").write_text("no folder")
+    trace, result = run(group, TRAIN.format(slow=0.005), 2, 3)
+    assert result.is_ok
+    assert "the trace cannot be written to" in trace_text(trace)
+
+
+def test_a_rank_that_is_stopped_by_hand_keeps_nobody_waiting_for_ever(
+    group: SteeredGroup,
+) -> None:
+    """It is killed while it is asked: the others have theirs."""
+    asked = Steps(first=2, last=3)
+    _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
+    os.kill(group.session.process_ids()[1], signal.SIGKILL)
+    trace = trace_of(group.session, result, asked)
+    assert list(trace.ranks) in ([0], [0, 1]), trace_text(trace)
+    assert (1 in trace.ranks) != (1 in trace.missing)
+
+
+@pytest.fixture
+def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredGroup]:
+    monkeypatch.setenv("HOME", str(folder))
+    group = SteeredGroup(nproc=1, launcher=LocalLauncher())
+    nodes = group.open_nodes(NodesSpec(least=2, most=2, nproc_per_node=1))
+    nodes.start_local(2)
+    assert wait_until(lambda: len(nodes.door.nodes) == 2, timeout=COMING)
+    group.spec = nodes.fit(group.spec)
+    group.start()
+    yield group
+    group.close()
+
+
+def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: SteeredGroup) -> None:
+    assert on_nodes.nodes is not None
+    clocks = [each.clock for each in on_nodes.nodes.door.nodes]
+    assert wait_until(lambda: all(each.error < 1 for each in clocks), timeout=20.0)
+    trace, _ = run(on_nodes, TRAIN.format(slow=0.05), 3, 6)
+    assert trace.missing == {}
+    told = document(trace.path)
+    names = {each["args"]["name"] for each in told["traceEvents"] if each["name"] == "process_name"}
+    assert all(" (node " in name for name in names)
+    assert len(names) == 2
+    late = marks(told["traceEvents"], told["baseTimeNanoseconds"])
+    medians = [median(each) for each in late.values()]
+    assert max(medians) - min(medians) < 2e6 * trace.error + 1000
+    assert 0 < trace.error < 1
+    assert "clocks of the nodes: ± " in trace_text(trace)
+    assert trace.folder is not None
+    assert len([*trace.folder.glob("rank*.json.gz")]) == 2
+
+
+# ---- in a notebook
+
+
+def test_the_magic_traces_the_next_cell_only(notebook: Notebook) -> None:
+    said = notebook.run("%ddp trace --steps 5:8 --memory")
+    assert said.text == "nbddp: the next cell is traced: steps 5 to 8, with memory\n"
+    reply = notebook.run(f"%%ddp --nproc 2 --quiet\n{TRAIN.format(slow=0.03)}")
+    assert " · steps 5 to 8 · 2 ranks · " in reply.text
+    assert "operators that cost some ranks more than others" in reply.text
+    assert "tensors held at most: rank 0 " in reply.text
+    assert "USDT" not in reply.text, "the profiler's own log is not the user's"
+    assert "trace of cell" not in notebook.run("%%ddp --quiet\nnbddp.log(step=5, a=1)").text
+
+
+def test_the_option_does_so_for_its_cell_and_for_a_script(notebook: Notebook) -> None:
+    reply = notebook.run(f"%%ddp --nproc 2 --trace 3\n{TRAIN.format(slow=0.0)}")
+    assert " · step 3 · 2 ranks · " in reply.text
+    notebook.run(
+        "from pathlib import Path\n"
+        "_ = Path('traced.py').write_text('import nbddp, os\\nfor step in range(9):\\n"
+        "    nbddp.log(step=step, loss=1.0)\\n')"
+    )
+    reply = notebook.run("%ddp run --trace 2:4 traced.py")
+    assert " · steps 2 to 4 · 2 ranks · " in reply.text
+
+
+def test_a_traced_cell_that_fails_has_its_trace_and_its_error(notebook: Notebook) -> None:
+    broken = TRAIN.format(slow=0.0) + "    assert step < 7\n"
+    reply = notebook.run(f"%%ddp --nproc 2 --trace 3:100\n{broken}")
+    assert reply.status == "error"
+    assert " · steps 3 to " in reply.text
+
+
+def test_a_cell_in_the_background_is_traced_too(notebook: Notebook) -> None:
+    look = "len([*__import__('pathlib').Path('.nbddp/runs').glob('*/traces/cell*.json')])"
+    before = int(notebook.run(look).result)
+    notebook.run(f"%%ddp --nproc 2 --no-wait --trace 3:5\n{TRAIN.format(slow=0.0)}")
+    waited = notebook.run("%ddp wait")
+    assert waited.status == "ok"
+    assert " · steps 3 to 5 · 2 ranks · " in waited.text
+    assert "each rank's own file" in waited.text
+    assert int(notebook.run(look).result) == before + 1
+    notebook.run("%%ddp --no-wait\npass")
+    assert "trace of cell" not in notebook.run("%ddp wait").text
+
+
+def test_what_is_asked_for_is_told_and_can_be_taken_back(notebook: Notebook) -> None:
+    nothing = "nbddp: no trace is asked for: `%ddp trace --steps 10:15` has these steps of the next"
+    assert notebook.run("%ddp trace").text.startswith(nothing)
+    assert notebook.run("%ddp trace --off").text.startswith(nothing)
+    notebook.run("%ddp trace --steps 0:2 --memory")
+    said = (
+        "nbddp: the next cell is traced: steps 0 to 2, with memory; `%ddp trace --off` takes that"
+    )
+    assert notebook.run("%ddp trace").text.startswith(said)
+    assert notebook.run("%ddp trace --off").text == "nbddp: the next cell is not traced\n"
+    reply = notebook.run("%%ddp --nproc 2\nfor step in range(3): nbddp.log(step=step, loss=1.0)")
+    assert "trace of cell" not in reply.text
+    assert "it goes with no other option" in notebook.run("%ddp trace --off --steps 3:6").text
+    assert "--memory goes with steps" in notebook.run("%ddp trace --memory").text

@@ -1,0 +1,147 @@
+"""Nodes that are all on this machine, each with processes of its own, and a group on them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from processes import wait_until
+from slow_link import Link
+
+from nbddp.group.nodes import Nodes, NodesSpec
+from nbddp.launch.launcher import LocalLauncher
+from nbddp.magics.steered import SteeredGroup
+
+COMING = 120.0  # seconds for agents to import torch and come in
+ALONE = 20.0  # seconds that a keeper waits for a door that is gone
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process is there, and more than its exit status."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class OnNodes:
+    """A group on nodes, and what it said."""
+
+    def __init__(
+        self,
+        *,
+        least: int = 2,
+        most: int = 2,
+        nproc_per_node: int = 2,
+        host: str = "127.0.0.1",
+    ) -> None:
+        # grace: survivors that share two cores with all else are slow, and not deaf
+        self.group = SteeredGroup(nproc=1, launcher=LocalLauncher(), grace=20.0)
+        spec = NodesSpec(host=host, least=least, most=most, nproc_per_node=nproc_per_node)
+        self.nodes: Nodes = self.group.open_nodes(spec)
+        self._keepers: list[subprocess.Popen[bytes]] = []
+        self._links: list[Link] = []
+
+    @property
+    def said(self) -> list[str]:
+        """What was said of nodes that came and went."""
+        events = self.group.session.time_line.since(0.0)
+        return [str(event.facts["what"]) for event in events if event.kind == "node"]
+
+    def start(self, count: int = 2) -> SteeredGroup:
+        """Start so many agents, and ranks on the nodes."""
+        self.bring(count)
+        return self.start_ranks()
+
+    def start_ranks(self) -> SteeredGroup:
+        """Start ranks on the nodes that are here."""
+        self.group.spec = self.nodes.fit(self.group.spec)
+        self.group.start()
+        return self.group
+
+    def restart_ranks(self) -> SteeredGroup:
+        """Restart with those that are here now."""
+        self.group.spec = self.nodes.fit(self.group.spec)
+        self.group.restart()
+        return self.group
+
+    def bring(self, count: int = 1) -> None:
+        """Have nodes come in."""
+        enough = len(self.nodes.door.nodes) + count
+        self.nodes.start_local(count)
+        self.await_nodes(enough)
+
+    def await_nodes(self, count: int) -> None:
+        """Wait until so many are here."""
+        assert wait_until(lambda: len(self.nodes.door.nodes) == count, timeout=COMING)
+
+    def bring_keeper(
+        self,
+        nproc: int,
+        *options: str,
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+        prefix: tuple[str, ...] = (),
+        with_agent: bool = False,
+    ) -> subprocess.Popen[bytes]:
+        """Have a node come in, without an agent in a quarter of the time.
+
+        Args:
+            nproc: its ranks.
+            options: more of them, for ``python -m nbddp.worker``.
+            port: of this machine where it dials; else the door's.
+            env: its environment; else this process's.
+            prefix: what starts it.
+            with_agent: whether torchrun does.
+        """
+        enough = len(self.nodes.door.nodes) + 1
+        join = self.nodes.door.join
+        number = len(self._keepers)
+        folder = Path.home() / f"keeper{number}"
+        file = replace(join, port=port or join.port).save(folder)
+        ranks = f"--nproc-per-node={nproc}"
+        agent = ["-m", "torch.distributed.run", "--master-addr=127.0.0.1", "--master-port=0", ranks]
+        command = [sys.executable, *(agent if with_agent else ()), "-m", "nbddp.worker"]
+        command += ["--join", str(file), "--folder", str(folder / "logs")]
+        command += [] if with_agent else [ranks]
+        command += ["--orphan-timeout", str(ALONE), *options]
+        # a shell of its own: where the processes of a node meet has their parent's number
+        keeper = subprocess.Popen(
+            [*prefix, "sh", "-c", '"$@" & wait $!', "sh", *command],
+            start_new_session=True,
+            env=env,
+        )
+        self._keepers.append(keeper)
+        self.await_nodes(enough)
+        return keeper
+
+    def link(self, *, delay: float = 0.0) -> Link:
+        """A cable to the door, which goes with it."""
+        self._links.append(Link(self.nodes.door.join.port, delay=delay))
+        return self._links[-1]
+
+    def node_of(self, rank: int) -> Any:
+        """The node that a rank is on."""
+        return self.nodes.launcher.slot_of(rank).node
+
+    def agent_of(self, rank: int) -> psutil.Process:
+        """The agent that started it."""
+        return self.agent_at(self.node_of(rank))
+
+    def agent_at(self, node: Any) -> psutil.Process:
+        """The agent that started a node's keeper."""
+        agent = psutil.Process(node.facts["pid"]).parent()
+        assert agent is not None
+        return agent
+
+    def close(self) -> None:
+        """End all of it; agents and keepers go with their door."""
+        self.group.close()
+        for keeper in self._keepers:
+            keeper.wait(60)
+        for link in self._links:
+            link.close()

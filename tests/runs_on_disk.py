@@ -1,0 +1,117 @@
+"""Runs as they lie on disk, made without ranks: whole, killed, old, damaged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbddp.record.tally import Tally
+
+BEGAN = 1_800_000_000.0  # in ``time.time()``
+STARTED = "2027-01-15T08:00:00+0000"
+
+
+def rows_of(
+    steps: int, *, ranks: int = 2, pace: float = 10.0, begin: float = 2.0, attempt: int = 1
+) -> list[dict[str, Any]]:
+    """What ranks report whose loss falls, each a little apart."""
+    return [
+        {
+            "time": BEGAN + 1 + step / pace + rank / 1000,
+            "rank": rank,
+            "attempt": attempt,
+            "step": step,
+            "loss": begin * math.exp(-step / 50) + 0.01 * rank,
+            "accuracy": 1 - math.exp(-step / 30),
+        }
+        for step in range(steps)
+        for rank in range(ranks)
+    ]
+
+
+def events_of(
+    *cells: tuple[str, str], ranks: int = 2, is_stopped: bool = True, seconds: float = 10.0
+) -> list[dict[str, Any]]:
+    """What happens in a run whose cells have these sources and outcomes ("": it still runs)."""
+    found: list[dict[str, Any]] = [
+        {"attempt": 1, "world_size": ranks, "time": BEGAN, "kind": "start"},
+        {"attempt": 1, "time": BEGAN + 0.1, "kind": "ready"},
+    ]
+    for number, (source, outcome) in enumerate(cells, start=1):
+        at = BEGAN + 1 + (number - 1) * seconds
+        begun = {"number": number, "ranks": [*range(ranks)], "source": source}
+        found.append({**begun, "time": at, "kind": "cell"})
+        if outcome:
+            ended = {"number": number, "outcome": outcome, "time": at + seconds}
+            found.append({**ended, "kind": "cell ended"})
+    if is_stopped:
+        end = BEGAN + 1 + len(cells) * seconds
+        found.append({"attempt": 1, "time": end, "kind": "stopped"})
+    return found
+
+
+def facts_of(
+    cells: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]], **more: Any
+) -> dict[str, Any]:
+    """What ``run.json`` says when all of it was written."""
+    tally = Tally()
+    for row in rows:
+        values = {
+            name: row[name] for name in row if name not in ("time", "rank", "attempt", "step")
+        }
+        tally.add(row["rank"], row["time"], row.get("step"), values)
+    numbered = enumerate(cells, start=1)
+    facts: dict[str, Any] = {
+        "format": 2,
+        "started": STARTED,
+        "ended": STARTED,
+        "nproc": 2,
+        "world_size": 2,
+        "backend": "auto",
+        "backend_used": "gloo",
+        "devices": ["cpu", "cpu"],
+        "versions": {"nbddp": "0.1.0", "torch": "2.13.0"},
+        "host": "elsewhere",
+        "pid": 1,
+        "outcome": cells[-1][1] if cells else "",
+        "cells": [{"number": n, "source": text, "outcome": how} for n, (text, how) in numbered],
+        "config": {},
+        "restarts": 0,
+        "heals": 0,
+        "failures": 0,
+        "seconds_lost": 0.0,
+    }
+    return facts | tally.facts() | more
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> str:
+    """As JSON, one in a line."""
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def make_run(
+    base: Path,
+    name: str = "20270115-080000-digits",
+    *,
+    cells: Sequence[tuple[str, str]] = (("train()", "ok"),),
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    is_stopped: bool = True,
+    torn: str = "",
+    extra: Sequence[Mapping[str, Any]] = (),
+    **facts: Any,
+) -> Path:
+    """The folder of a run below ``base``; ``facts`` are more of its ``run.json``."""
+    path = base / ".nbddp" / "runs" / name
+    path.mkdir(parents=True)
+    known = rows_of(60) if rows is None else rows
+    events = sorted(
+        [*events_of(*cells, is_stopped=is_stopped), *extra], key=lambda each: each["time"]
+    )
+    (path / "events.jsonl").write_text(lines(events))
+    (path / "metrics.jsonl").write_text(lines(known) + torn)
+    (path / "run.json").write_text(json.dumps(facts_of(cells, known, **facts)))
+    (path / "rank0.log").write_text("hello\n")
+    return path

@@ -1,0 +1,239 @@
+"""Mistakes that people make, a small cell of each, and the rule that should find it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SETUP = """
+import time
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import (
+    DataLoader, DistributedSampler, Subset, TensorDataset, random_split
+)
+torch.manual_seed(3407)
+data = TensorDataset(torch.randn(61, 4), torch.randint(3, (61,)))
+
+def make_model():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
+
+model = DDP(make_model())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sampler = DistributedSampler(data, seed=3407)
+train = DataLoader(data, batch_size=16, sampler=sampler)
+test = DataLoader(data, batch_size=16, sampler=DistributedSampler(data, shuffle=False))
+
+def fit(model, train, optimizer):
+    for x, y in train:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A mistake.
+
+    Attributes:
+        rule: who should find it; empty where it is known that nobody does.
+        runs: whether ranks can run the cell: others hang, or want a GPU.
+    """
+
+    name: str
+    rule: str
+    cell: str
+    runs: bool = True
+
+
+SEEDS = (
+    Seed(
+        "the mean loss is put together on the rank that prints it",
+        "ND101",
+        "loss = torch.ones(1)\nif rank == 0:\n    dist.all_reduce(loss)\n    print(loss / 2)",
+        runs=False,
+    ),
+    Seed(
+        "one rank trains a step more",
+        "ND102",
+        "x, y = data[:16]\nif rank == 0:\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n    optimizer.step()",
+        runs=False,
+    ),
+    Seed(
+        "the others leave before the reduction",
+        "ND103",
+        "def evaluate(right):\n    if dist.get_rank() != 0:\n        return None\n"
+        "    dist.reduce(right, 0)\n    return right / len(data)\n\nevaluate(torch.ones(1))",
+        runs=False,
+    ),
+    Seed(
+        "after an error one waits for all",
+        "ND104",
+        "try:\n    torch.load('nothing.pt')\nexcept FileNotFoundError:\n"
+        "    model.module.apply(print)\n    dist.barrier()",
+    ),
+    Seed(
+        "an all_reduce that is not waited for",
+        "ND105",
+        "total = torch.ones(4)\ndist.all_reduce(total, async_op=True)\nmean = total / world_size",
+    ),
+    Seed(
+        "a barrier that hides a race, in every step",
+        "ND106",
+        "for x, y in train:\n    optimizer.zero_grad()\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n    optimizer.step()\n"
+        "    dist.barrier()",
+    ),
+    Seed(
+        "gradients by hand, not averaged",
+        "ND107",
+        "net = make_model()\nx, y = data[:16]\nnn.functional.cross_entropy(net(x), y).backward()\n"
+        "for each in net.parameters():\n    dist.all_reduce(each.grad)",
+    ),
+    Seed(
+        "the loader shuffles, and nobody deals out",
+        "ND111",
+        "loader = DataLoader(data, batch_size=16, shuffle=True)\nfit(model, loader, optimizer)",
+    ),
+    Seed(
+        "a loader of another cell's that shuffles by itself",
+        "ND201",
+        "for x, y in alone:\n    optimizer.zero_grad()\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n    optimizer.step()",
+    ),
+    Seed(
+        "every epoch in the same order",
+        "ND112",
+        "for epoch in range(2):\n    for x, y in train:\n        optimizer.zero_grad()\n"
+        "        nn.functional.cross_entropy(model(x), y).backward()\n        optimizer.step()",
+    ),
+    Seed(
+        "a seed of each rank's own for the sampler",
+        "ND202",
+        "my_seed = 3407 + rank\nown = DistributedSampler(data, seed=my_seed)\n"
+        "mine = DataLoader(data, batch_size=16, sampler=own)",
+    ),
+    Seed(
+        "a sampler for one process",
+        "ND203",
+        "sole = DistributedSampler(data, num_replicas=1, rank=0)\n"
+        "everything = DataLoader(data, batch_size=16, sampler=sole)",
+    ),
+    Seed(
+        "another split on each rank",
+        "ND205",
+        "torch.manual_seed(rank)\nhalf, rest = random_split(data, [30, 31])\n"
+        "halves = DataLoader(half, batch_size=8, sampler=DistributedSampler(half))",
+    ),
+    Seed(
+        "shares of unequal length",
+        "ND206",
+        "share = Subset(data, range(40) if rank == 0 else range(40, 61))\n"
+        "shares = DataLoader(share, batch_size=8)\nfor x, y in shares:\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n    break",
+    ),
+    Seed(
+        "accumulated gradients four times as large",
+        "ND121",
+        "for i, (x, y) in enumerate(train):\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n"
+        "    if (i + 1) % 4 == 0:\n        optimizer.step()\n        optimizer.zero_grad()",
+    ),
+    Seed(
+        "clipped before the scale is out",
+        "ND123",
+        "scaler = torch.amp.GradScaler('cpu')\nx, y = data[:16]\noptimizer.zero_grad()\n"
+        "scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()\n"
+        "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        "scaler.step(optimizer)\nscaler.update()",
+    ),
+    Seed(
+        "trained around the wrapper",
+        "ND125",
+        "x, y = data[16 * rank : 16 * rank + 16]\noptimizer.zero_grad()\n"
+        "loss = nn.functional.cross_entropy(model.module(x), y)\nloss.backward()",
+    ),
+    Seed(
+        "dropout at work in the test",
+        "ND132",
+        "right = torch.zeros(1)\nwith torch.no_grad():\n    for x, y in test:\n"
+        "        right += (model(x).argmax(1) == y).sum()\ndist.all_reduce(right)",
+    ),
+    Seed(
+        "one rank's accuracy for the whole",
+        "ND133",
+        "model.eval()\nright = 0\nwith torch.no_grad():\n    for x, y in test:\n"
+        "        right += (model(x).argmax(1) == y).sum().item()\n"
+        "print('accuracy', right / len(data))\nmodel.train();",
+    ),
+    Seed(
+        "a mean of means",
+        "ND134",
+        "model.eval()\ntotal_loss = 0.0\nwith torch.no_grad():\n    for x, y in test:\n"
+        "        total_loss += nn.functional.cross_entropy(model(x), y).item()\n"
+        "mean = nbddp.all_reduce(total_loss / len(test), 'mean')\nmodel.train();",
+    ),
+    Seed(
+        "one file for all",
+        "ND141",
+        "torch.save(model.module.state_dict(), 'model.pt')",
+    ),
+    Seed(
+        "one GPU for all",
+        "ND143",
+        "target = torch.device('cuda:0')",
+    ),
+    Seed(
+        "a parameter that only one rank changes",
+        "ND207",
+        "with torch.no_grad():\n    model.module[0].weight.mul_(1 + 0.01 * rank)",
+    ),
+    Seed(
+        "one rank stops early",
+        "",
+        "for x, y in train:\n    optimizer.zero_grad()\n"
+        "    loss = nn.functional.cross_entropy(model(x), y)\n    loss.backward()\n"
+        "    optimizer.step()\n    if loss.item() < 0.01:\n        break",
+    ),
+    Seed(
+        "a head that is not used",
+        "ND216",
+        "class Two(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)\n\n"
+        "    def forward(self, x):\n        return self.used(x)\n\n"
+        "two = DDP(Two())\ntwo(data[:16][0]).sum().backward()",
+    ),
+)
+MORE = (
+    Seed("the wrapper in a cell that runs twice", "ND214", "wrapped = DDP(model)"),
+    Seed("more threads than cores", "ND212", "torch.set_num_threads(64)"),
+    Seed(
+        "more loader processes than cores",
+        "ND213",
+        "many = DataLoader(data, num_workers=300, sampler=sampler)",
+    ),
+    Seed(
+        "a model made again, and not its optimizer",
+        "ND215",
+        "model = DDP(make_model())\nx, y = data[:16]\noptimizer.zero_grad()\n"
+        "nn.functional.cross_entropy(model(x), y).backward()\noptimizer.step()",
+    ),
+    Seed(
+        "a learning rate of each rank's own",
+        "ND208",
+        "for each in optimizer.param_groups:\n    each['lr'] = 0.1 / (1 + rank)",
+    ),
+    Seed(
+        "batch norm on two samples",
+        "ND211",
+        "normed = DDP(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))\n"
+        "pairs = DataLoader(data, batch_size=2, sampler=sampler)\n"
+        "for x, y in pairs:\n    normed(x).sum().backward()\n    break",
+    ),
+    Seed(
+        "epochs that the ranks count differently",
+        "ND204",
+        "sampler.set_epoch(rank)\nlen(train)",
+    ),
+)

@@ -1,0 +1,138 @@
+"""A cable between nodes and a door, which can be slow, stand still, be cut, and be listened at."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+PIECE = 64 << 10
+
+
+class Link:
+    """A proxy on this machine, with a thread of its own.
+
+    Args:
+        port: of the door, on this machine.
+        delay: seconds that everything takes, each way.
+    """
+
+    def __init__(self, port: int, *, delay: float = 0.0) -> None:
+        self.delay = delay
+        self.said: list[bytearray] = []  # by each node that has dialed, as it went over the cable
+        self._door = port
+        self._left: int | None = None  # bytes that still pass towards the door
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server: asyncio.Server = self._call(asyncio.start_server(self._take, "127.0.0.1", 0))
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+    def stall(self) -> None:
+        """Nothing arrives any more, either way; nobody is told."""
+        self._loop.call_soon_threadsafe(self._flows.clear)
+
+    def flow(self) -> None:
+        """All that was held up arrives at once."""
+        self._loop.call_soon_threadsafe(self._flows.set)
+
+    def cut(self, after: int = 0) -> None:
+        """End all connections, when so many more bytes have gone to the door."""
+        self._loop.call_soon_threadsafe(self._cut, after)
+
+    def _cut(self, after: int) -> None:
+        self._left = after
+        if not after:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        self._left = None
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _take(self, node: asyncio.StreamReader, to_node: asyncio.StreamWriter) -> None:
+        try:
+            door, to_door = await asyncio.open_connection("127.0.0.1", self._door)
+        except OSError:
+            to_node.transport.abort()
+            return
+        both = {to_node, to_door}
+        self._writers |= both
+        said = bytearray()
+        self.said.append(said)
+        await asyncio.gather(self._pump(node, to_door, said), self._pump(door, to_node, None))
+        self._writers -= both
+        for writer in both:
+            writer.transport.abort()
+
+    async def _pump(
+        self,
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        said: bytearray | None,
+    ) -> None:
+        pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        carrying = asyncio.ensure_future(self._carry(pieces, target, is_to_door=said is not None))
+        try:
+            while data := await source.read(PIECE):
+                if said is not None:
+                    said += data
+                pieces.put_nowait((self._loop.time() + self.delay, data))
+        except OSError:  # reset: the other side hears an end
+            pass
+        pieces.put_nowait((self._loop.time() + self.delay, b""))
+        await carrying
+
+    async def _carry(
+        self,
+        pieces: asyncio.Queue[tuple[float, bytes]],
+        target: asyncio.StreamWriter,
+        *,
+        is_to_door: bool,
+    ) -> None:
+        data = b"-"
+        while data:
+            at, data = await pieces.get()
+            await asyncio.sleep(max(0.0, at - self._loop.time()))
+            await self._flows.wait()
+            if target.is_closing():
+                continue  # nobody is there; the source's end comes
+            self._pass_on(target, data, is_to_door=is_to_door)
+        if not target.is_closing():
+            target.close()
+
+    def _pass_on(self, target: asyncio.StreamWriter, data: bytes, *, is_to_door: bool) -> None:
+        left = self._left if is_to_door else None
+        target.write(data[:left])
+        if left is not None:
+            self._left = max(0, left - len(data))
+            if not self._left:
+                target.close()  # what was passed on arrives
+                self._end_all_but(target)
+
+    def _end_all_but(self, last: asyncio.StreamWriter) -> None:
+        self._left = None
+        for writer in self._writers - {last}:
+            writer.transport.abort()
+
+    def close(self) -> None:
+        """Take it away."""
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self._server.close()
+        self._end_all()
+        self._flows.set()
+        mine = asyncio.current_task()
+        ending = [each for each in asyncio.all_tasks() if each is not mine]
+        await asyncio.gather(*ending, return_exceptions=True)

@@ -1,0 +1,191 @@
+"""``run.json`` is put together from what happens to a run, and is whole at any moment."""
+
+from __future__ import annotations
+
+import errno
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbddp.checks.facts import RankFacts
+from nbddp.controller.describing import samples_per_step
+from nbddp.record.description import FORMAT, MAX_CELLS, MAX_SOURCE, MAX_SOURCES, Description
+from nbddp.record.folder import RunFolder, read_facts
+from nbddp.record.timeline import TimeLine
+from nbddp.wire.messages import CellEnded
+
+
+def cell(number: int, source: str = "x = 1", **more: Any) -> dict[str, Any]:
+    return {"number": number, "ranks": (0, 1), "source": source, **more}
+
+
+def facts_of(*events: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    description = Description()
+    for kind, facts in events:
+        description.note(kind, facts)
+    return description.facts()
+
+
+def test_the_cells_are_there_in_their_order_with_what_came_of_them() -> None:
+    facts = facts_of(
+        ("cell", cell(1)),
+        ("cell ended", {"number": 1, "outcome": "ok"}),
+        ("cell", cell(2, "1/0", again=True)),
+        ("cell ended", {"number": 2, "outcome": "rank 0: no", "report": "in full"}),
+        ("cell", cell(3)),
+    )
+    assert facts["cells"] == [
+        {"number": 1, "ranks": [0, 1], "source": "x = 1", "outcome": "ok"},
+        {"number": 2, "ranks": [0, 1], "source": "1/0", "again": True, "outcome": "rank 0: no"},
+        {"number": 3, "ranks": [0, 1], "source": "x = 1", "outcome": ""},
+    ]
+    assert (facts["outcome"], facts["failures"]) == ("rank 0: no", 1)
+
+
+def test_a_cell_that_was_stopped_has_not_failed() -> None:
+    stopped = {"number": 1, "outcome": "ranks 0-1 interrupted", "interrupted": True}
+    facts = facts_of(("cell", cell(1)), ("cell ended", stopped))
+    assert (facts["outcome"], facts["failures"]) == ("ranks 0-1 interrupted", 0)
+    assert facts["interrupted"]
+    facts = facts_of(("cell ended", stopped), ("cell ended", {"number": 2, "outcome": "oh"}))
+    assert (facts["interrupted"], facts["failures"]) == (False, 1)
+
+
+def test_long_cells_and_many_of_them_are_cut_and_it_says_so() -> None:
+    facts = facts_of(*(("cell", cell(number, "x" * 20_000)) for number in range(1100)))
+    lengths = [len(each["source"]) for each in facts["cells"]]
+    assert (lengths[0], sum(lengths)) == (MAX_SOURCE, MAX_SOURCES)
+    assert all(each["is_cut"] for each in facts["cells"])
+    assert (len(facts["cells"]), facts["more_cells"]) == (MAX_CELLS, 100)
+
+
+def test_restarts_heals_and_the_time_that_was_lost_are_counted() -> None:
+    facts = facts_of(
+        ("start", {"attempt": 4, "world_size": 2}),
+        ("start", {"attempt": 5, "world_size": 3}),
+        ("resumed", {"seconds": 0.5}),
+        ("healed", {"ranks": [1]}),
+        ("resumed", {"seconds": 0.25}),
+    )
+    assert (facts["world_size"], facts["restarts"], facts["heals"]) == (3, 1, 1)
+    assert facts["seconds_lost"] == 0.75
+
+
+def test_a_start_that_fails_is_the_outcome() -> None:
+    facts = facts_of(("start failed", {"reason": "rank 1: no room\nin full"}))
+    assert facts["outcome"] == "start failed: rank 1: no room"
+
+
+def test_settings_that_are_said_later_count_and_rank_0s_before_those_of_others() -> None:
+    events = [({"lr": 0.1}, 0), ({"lr": 0.2, "seed": 7}, 1), ({"lr": 0.3}, 0), ({"lr": 0.4}, 1)]
+    facts = facts_of(*(("config", {"values": values, "rank": rank}) for values, rank in events))
+    assert facts["config"] == {"lr": 0.3, "seed": 7}
+
+
+TWO = "for epoch in range(3):\n  for x in {one}:\n    loss.{does}()\n  for x in {other}: model(x)\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "batch"),
+    [
+        (TWO.format(one="train", does="backward", other="check"), 64),
+        (TWO.format(one="enumerate(check)", does="backward", other="train"), 20),
+        (TWO.format(one="nbddp.track(train, label='x')", does="step", other="check"), 64),
+        (TWO.format(one="zip(train, check)", does="backward", other="rest"), None),
+        (TWO.format(one="data", does="backward", other="check"), None),
+        ("%ddp run train.py", None),
+        ("for", None),
+    ],
+)
+def test_of_several_loaders_the_batch_is_that_of_the_one_that_is_trained_on(
+    source: str, batch: int | None
+) -> None:
+    facts = RankFacts(batches={"train": 32, "check": 10}).json()
+    ended = [CellEnded(cell=1, seconds=1.0, in_group=True, facts=facts)] * 2
+    assert samples_per_step(ended, source) == batch
+    alone = CellEnded(cell=1, seconds=1.0, in_group=True, facts={"batches": {"train": 32}})
+    assert samples_per_step([alone, alone], source) == 64
+
+
+def test_samples_per_second_are_steps_times_the_batch_of_all_ranks() -> None:
+    description = Description()
+    description.add({"steps_per_second": 2.5, "samples_per_step": 64})
+    assert description.facts()["samples_per_second"] == 160.0
+
+
+def test_the_end_is_known_once_it_is_there() -> None:
+    assert "ended" not in facts_of(("start", {"attempt": 1, "world_size": 1}))
+    assert facts_of(("stopped", {"attempt": 1}))["ended"]
+    restarted = facts_of(("stopped", {}), ("start", {"attempt": 2, "world_size": 1}))
+    assert "ended" not in restarted
+
+
+# ---- in the folder
+
+
+def test_what_happens_is_in_the_file_when_it_is_written_next(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path)) as folder:
+        folder.describe(nproc=2)
+        folder.event("cell", **cell(1))
+        folder.event("cell ended", number=1, outcome="ok")
+        folder.describe(devices=["cpu", "cpu"])
+        facts = read_facts(folder.path)
+    assert facts["format"] == FORMAT
+    assert (facts["nproc"], facts["devices"], facts["outcome"]) == (2, ["cpu", "cpu"], "ok")
+    assert facts.keys() >= {"started", "host", "pid", "python", "versions"}
+
+
+def test_a_run_that_goes_on_keeps_what_was_known(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path)) as folder:
+        folder.describe(nproc=2, pid=1)
+        folder.event("cell", **cell(1))
+        folder.describe()
+    with closing(RunFolder(folder.path, is_there=True)) as again:
+        again.event("cell", **cell(2))
+        again.describe()
+    facts = read_facts(folder.path)
+    assert (facts["nproc"], facts["pid"]) == (2, 1)
+    assert [each["number"] for each in facts["cells"]] == [1, 2]
+
+
+def test_where_it_cannot_be_written_the_old_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(RunFolder(tmp_path)) as folder:
+        folder.describe(nproc=2)
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "replace", fail)
+        said = folder.describe(nproc=3)
+        assert said == f"the record in {folder.path} is not complete: No space left on device"
+        assert read_facts(folder.path)["nproc"] == 2
+        assert not (folder.path / "run.json.tmp").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"a": ' * 100_000, "\x00", '{"nproc": 2'])
+def test_a_file_that_is_torn_says_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    assert read_facts(tmp_path) == {}
+
+
+def test_it_is_json_with_a_line_for_each_fact(tmp_path: Path) -> None:
+    with closing(RunFolder(tmp_path)) as folder:
+        folder.describe(odd=Path("x"), name='a "b"\n')
+        lines = (folder.path / "run.json").read_text().splitlines()
+        facts = json.loads("\n".join(lines))
+    assert (facts["odd"], facts["name"]) == ("x", 'a "b"\n')
+    assert len(lines) == len(facts)
+
+
+def test_what_all_ranks_say_is_recorded_once(tmp_path: Path) -> None:
+    line = TimeLine(pytest.fail)
+    line.open(tmp_path, "", {})
+    for rank, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
+        line.note(rank, "config", {"values": {"lr": rate}})
+    assert [each.facts["rank"] for each in line.since(0.0)] == [0, 2]
+    line.close()

@@ -1,0 +1,113 @@
+"""A door that another notebook has left open, and who comes back to it, or does not."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fakes import FakeLauncher
+from guests import Guest
+from processes import wait_until
+
+from nbddp.errors import RequestError
+from nbddp.group.nodes import NodesSpec
+from nbddp.magics.steered import SteeredGroup
+from nbddp.nodes.door import Door
+from nbddp.nodes.frames import Kind
+from nbddp.nodes.joining import Join
+from nbddp.nodes.keeper import about_this_node
+from nbddp.nodes.leftovers import Held, left_open
+
+
+class Back:
+    """A notebook whose predecessor has left a door open."""
+
+    def __init__(self) -> None:
+        before = Door("127.0.0.1")
+        self.join_file = before.join.save()
+        before.close()
+        self.launcher = FakeLauncher()
+        self.group = SteeredGroup(nproc=1, launcher=self.launcher)
+
+    def take_back(self, seconds: float) -> object:
+        join = left_open()
+        spec = NodesSpec(host=join.address, port=join.port)
+        return self.group.take_back(spec, join, seconds)
+
+
+@pytest.fixture
+def back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Back]:
+    monkeypatch.setenv("HOME", str(folder))
+    made = Back()
+    yield made
+    made.group.close()
+
+
+def test_who_waited_for_nodes_in_vain_can_try_again(back: Back) -> None:
+    for _ in range(2):
+        with pytest.raises(
+            RequestError,
+            match=r"no node has come back in 0\.2 s; `%ddp nodes --rejoin --wait 60` tries again",
+        ):
+            back.take_back(0.2)
+        assert back.group.nodes is None
+        assert back.group.session.launcher is back.launcher
+        assert Join.load(back.join_file)
+
+
+def test_who_interrupts_the_wait_can_try_again(back: Back) -> None:
+    def interrupt() -> None:
+        assert wait_until(lambda: back.group.nodes is not None)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        back.take_back(60)
+    interrupting.join()
+    assert back.group.nodes is None
+    with pytest.raises(RequestError, match="no node has come back"):
+        back.take_back(0.1)
+
+
+def test_a_door_whose_notebook_is_there_is_not_taken_over(back: Back) -> None:
+    with_it = Held(back.join_file)
+    for name in (str(back.join_file), back.join_file.name):
+        with pytest.raises(
+            RequestError,
+            match=rf"the notebook that has opened the door of {back.join_file} is still there: "
+            "restart its kernel, or end it, and its ranks can be taken back",
+        ):
+            left_open(name)
+    with_it.close()
+    assert left_open(back.join_file.name) == left_open()
+
+
+def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
+    guests: list[Guest] = []
+
+    def come() -> None:
+        nodes = None
+        assert wait_until(lambda: back.group.nodes is not None)
+        nodes = back.group.nodes
+        assert nodes is not None
+        for count in (1, 2):
+            guests.append(Guest(nodes.door))
+            guests[-1].tell(Kind.HELLO, **about_this_node(4), living=[])
+            assert wait_until(lambda count=count: len(nodes.door.nodes) == count)  # type: ignore[misc]
+
+    coming = threading.Thread(target=come)
+    coming.start()
+    assert back.take_back(1.5) is None
+    coming.join()
+    nodes = back.group.nodes
+    assert nodes is not None
+    said = nodes.say_back(None)
+    assert said.startswith("2 nodes are here: ")
+    assert said.endswith(" (4 ranks), which had no ranks; the next cell starts them")
+    assert nodes.launcher.room() == 8
+    for guest in guests:
+        guest.close()

@@ -1,0 +1,122 @@
+"""Whoever waits for another thread may be interrupted anywhere, and costs that thread nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from queue import Empty
+from typing import Any
+
+import pytest
+from processes import wait_until
+from stops import stopped_everywhere
+
+from nbddp.controller.actor import Actor
+from nbddp.imports import import_aside
+from nbddp.promise import HEARING, Promise, await_all, kept, promised_by
+
+# A stop that strikes in the callback of a weak reference is lost: CPython reports it as unraisable.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:coroutine", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+
+def test_a_stop_anywhere_in_a_call_leaves_the_actor_at_work() -> None:
+    actor = Actor("stopped")
+    places = 0
+    for places in stopped_everywhere(lambda: actor.call(time.sleep, 0.001)):
+        done = threading.Event()
+        actor.tell(done.set)
+        assert done.wait(20), f"the actor waits for a lock since a stop at place {places}"
+    assert places > 20
+    actor.close()
+
+
+def test_a_stop_anywhere_leaves_a_loop_at_work_that_was_waited_for() -> None:
+    """Such a loop is the one by which a kernel reads what the page sends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    places = 0
+    for places in stopped_everywhere(lambda: kept(promised_by(loop, asyncio.sleep(0.001, 7)))):
+        done = threading.Event()
+        loop.call_soon_threadsafe(done.set)
+        assert done.wait(20), f"the loop waits for a lock since a stop at place {places}"
+    gc.collect()  # the coroutines that were stopped before they could begin
+    assert places > 20
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(20)
+    loop.close()
+
+
+def test_a_promise_is_kept_once_and_all_who_wait_for_it_hear_of_it() -> None:
+    promise: Promise[int] = Promise()
+    heard: list[int] = []
+    promise.add_done_callback(lambda kept: heard.append(kept.result()))
+    assert not promise.done()
+    threading.Timer(0.05, promise.set_result, [7]).start()
+    assert kept(promise) == kept(promise) == 7
+    assert wait_until(lambda: heard == [7])
+    promise.add_done_callback(lambda kept: heard.append(kept.result() + 1))
+    assert heard == [7, 8]
+    with pytest.raises(RuntimeError, match="kept or broken before"):
+        promise.set_result(8)
+    assert promise.result() == 7
+    assert promise.exception() is None
+
+
+def test_a_broken_promise_raises_what_broke_it() -> None:
+    promise: Promise[int] = Promise()
+    error = ValueError("on purpose")
+    promise.set_exception(error)
+    assert promise.exception() is error
+    with pytest.raises(ValueError, match="on purpose"):
+        kept(promise)
+
+
+def test_a_wait_ends_with_its_patience_or_with_what_it_was_waiting_for() -> None:
+    promises: list[Promise[int]] = [Promise(), Promise(), Promise()]
+    began = time.monotonic()
+    await_all(promises, 0.1)
+    assert 0.1 <= time.monotonic() - began < 5
+    promises[0].set_result(1)
+    threading.Timer(0.05, promises[1].set_result, [2]).start()
+    await_all(promises, 60, until=lambda each: each.result() == 2)
+    assert [each.done() for each in promises] == [True, True, False]
+    assert not promises[2]._calls  # nobody waits for it any more
+
+
+def test_a_wait_looks_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that comes as a wait begins does not end it: it is seen when the wait ends."""
+    waits: list[float] = []
+
+    class Queue:
+        def put(self, promise: Promise[Any]) -> None: ...
+
+        def get(self, timeout: float) -> None:
+            waits.append(timeout)
+            if len(waits) == 3:
+                raise KeyboardInterrupt
+            raise Empty
+
+    monkeypatch.setattr("nbddp.promise.SimpleQueue", Queue)
+    with pytest.raises(KeyboardInterrupt):
+        kept(Promise())
+    assert waits == [HEARING] * 3
+
+
+def test_a_signal_ends_a_wait_at_once() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        kept(Promise())
+
+
+def test_an_import_can_be_stopped_anywhere() -> None:
+    for place in stopped_everywhere(lambda: import_aside("colorsys")):
+        import_aside("colorsys")
+        assert place < 500

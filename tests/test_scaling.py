@@ -1,0 +1,353 @@
+"""A cell on several world sizes: what is reckoned from its rounds, said of it, and drawn."""
+
+from __future__ import annotations
+
+import io
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from IPython.core.error import UsageError
+from pages import Page
+from PIL import Image
+
+from nbddp.archive.scaling import Round, Scaling, Size, facts_of, shares, steady_pace
+from nbddp.errors import RequestError
+from nbddp.magics.cell import CellMagics
+from nbddp.magics.options import parse
+from nbddp.magics.trial_options import check_trials
+from nbddp.record.overlap import Overlap
+from nbddp.record.spent import Timeline
+from nbddp.record.waiting import Met
+from nbddp.ui.charts.scaling import draw_scaling
+from nbddp.ui.panel.scaling import scaling_bundle
+from nbddp.ui.text.scaling import head_of, notes, rows_of, scaling_text
+
+
+def cell(line: str) -> Namespace:
+    return parse(CellMagics.ddp, line)
+
+
+def size(ranks: int, *paces: float, **facts: Any) -> Size:
+    return Size(ranks, tuple(Round(pace=pace, **facts) for pace in paces))
+
+
+def scaling(
+    *sizes: Size, cores: int = 8, devices: Sequence[str] = ("cpu",), **more: Any
+) -> Scaling:
+    return Scaling(sizes=sizes, cores=cores, devices=tuple(devices), **more)
+
+
+def rows(paces: Sequence[tuple[int, float]], *, every: int = 1, rank: int = 0) -> list[Any]:
+    """A row for every so many steps, where so many steps have this pace."""
+    found, at, step = [], 100.0, 0
+    for count, pace in paces:
+        for _ in range(count):
+            if step % every == 0:
+                found.append({"time": at, "rank": rank, "attempt": 1, "step": step, "loss": 1.0})
+            step, at = step + 1, at + 1 / pace
+    return found
+
+
+# ---- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "--scale 1",
+            "argument --scale: expected two or more numbers of ranks like 1,2,4, got '1'",
+        ),
+        ("--scale 1, 2", "argument --scale: expected two or more numbers of ranks like 1,2,4, got"),
+        ("--scale 0,1", "argument --scale: expected two or more numbers of ranks like 1,2,4, got"),
+        (
+            "--scale x",
+            "argument --scale: expected two or more numbers of ranks like 1,2,4, got 'x'",
+        ),
+        ("--scale 1,2 --rounds 2", "argument --rounds: expected a whole number from 3, got '2'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(line: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        cell(line)
+    assert str(caught.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--weak", "--weak goes with --scale"),
+        ("--rounds 4", "--rounds goes with --scale"),
+        ("--rounds 4 --repeat 2", "--rounds goes with --scale"),
+        ("--scale 1,2 --start-over", "--start-over goes with --sweep, or --repeat"),
+        ("--scale 1,2 --repeat 3", "--scale and a sweep do not go together: one after the other"),
+        (
+            "--scale 1,2 --nproc 2",
+            "--nproc and --scale do not go together: it says itself how many ranks there are",
+        ),
+        (
+            "--scale 1,2 --ranks 0",
+            "--ranks and --scale do not go together: it says itself how many ranks there are",
+        ),
+        ("--scale 1,2 --timeline", "--timeline and --scale do not go together: run one of them al"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(line: str, words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_trials(cell(line))
+    assert str(caught.value).startswith(words)
+
+
+def test_what_fits_passes() -> None:
+    for line in ("", "--scale 1,2,4 --weak --rounds 5", "--sweep a=1 --repeat 2 --start-over"):
+        check_trials(cell(line))
+
+
+# ---- the pace of a run
+
+
+def test_the_first_steps_do_not_count() -> None:
+    found = steady_pace(rows([(10, 1.0), (90, 20.0)]), 0.0)
+    assert found == (pytest.approx(20.0), 79)
+
+
+def test_steps_count_by_their_numbers_where_not_each_is_reported() -> None:
+    found = steady_pace(rows([(100, 20.0)], every=5), 0.0)
+    assert found is not None
+    assert found[0] == pytest.approx(20.0)
+
+
+def test_numbers_that_fall_back_count_as_rows() -> None:
+    twice = rows([(20, 10.0)])
+    later = [{**row, "time": row["time"] + 2.0} for row in twice]
+    found = steady_pace([*twice, *later], 0.0)
+    assert found is not None
+    assert found[0] == pytest.approx(10.0)
+
+
+def test_only_the_cells_own_rows_of_its_longest_loop_count_and_ranks_are_averaged() -> None:
+    own = [*rows([(50, 10.0)]), *rows([(50, 20.0)], rank=1)]
+    epochs = [{"time": 100.0 + each, "rank": 0, "accuracy": 0.5} for each in range(5)]
+    before = [{"time": each / 1000, "rank": 0, "loss": 1.0} for each in range(500)]
+    found = steady_pace([*before, *own, *epochs], 100.0)
+    assert found is not None
+    assert found[0] == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize("found", [[], rows([(2, 10.0)]), rows([(1, 1.0)]) * 9])
+def test_too_few_steps_have_no_pace(found: list[Any]) -> None:
+    assert steady_pace(found, 0.0) is None
+
+
+# ---- where the time went
+
+
+def line(*meetings: Met, **facts: Any) -> Timeline:
+    return Timeline(cell=1, ranks=(0, 1), span=(10.0, 20.0), meetings=meetings, **facts)
+
+
+def met(at: float, waited: float) -> Met:
+    return Met(
+        group="",
+        number=1,
+        name="all_reduce",
+        shape="",
+        came={0: at - waited, 1: at},
+        waits={0: waited},
+        awaited=1,
+        places={},
+    )
+
+
+def test_shares_are_of_all_ranks_time_since_the_first_meeting_that_is_kept() -> None:
+    found = shares(
+        line(met(15.0, 1.0), met(16.0, 2.0), loads={0: [(10.0, 12.0), (17.0, 18.0)]}), 10.0
+    )
+    # from 14, when rank 0 came to the first one that is kept, to 20: six seconds of two ranks
+    assert found == {"waiting": pytest.approx(3 / 12), "loading": pytest.approx(1 / 12)}
+    assert shares(line(), 10.0) == {}
+
+
+def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
+    facts = {"iteration": 1, "forward": 0.0, "backward": 0.0}
+    overlaps = tuple(
+        Overlap(rank=rank, name=name, sending=0.02, overlap=0.005, **facts)
+        for rank in (0, 1)
+        for name in ("one", "other")
+    )
+    found = shares(line(met(15.0, 1.0), overlaps=overlaps), 10.0)
+    assert found["sending"] == pytest.approx(0.4)
+    assert found["bare"] == pytest.approx(0.3)
+    slower = shares(line(met(15.0, 1.0), overlaps=overlaps), 40.0)
+    assert (slower["sending"], slower["bare"]) == (1.0, 1.0), "no more than the whole step"
+
+
+# ---- what it comes to
+
+
+def test_a_median_stands_for_its_rounds_and_says_how_far_they_lie_apart() -> None:
+    one = size(2, 10.0, 30.0, 11.0, batch=8)
+    assert (one.pace, one.samples) == (11.0, 88.0)
+    assert one.spread == pytest.approx(20 / 11)
+
+
+def test_strong_scaling_is_of_the_same_work_weak_of_the_same_for_each() -> None:
+    sizes = size(1, 10.0), size(4, 8.0)
+    strong, weak = scaling(*sizes), scaling(*sizes, is_weak=True)
+    assert strong.speed_up(sizes[1]) == pytest.approx(0.8)
+    assert strong.efficiency(sizes[1]) == pytest.approx(0.2)
+    assert weak.speed_up(sizes[1]) == pytest.approx(3.2)
+    assert weak.efficiency(sizes[1]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("is_weak", [False, True])
+def test_samples_a_second_are_what_counts_where_they_are_known(is_weak: bool) -> None:
+    sizes = size(2, 10.0, batch=64), size(4, 8.0, batch=128)
+    found = scaling(*sizes, is_weak=is_weak)
+    assert found.speed_up(sizes[1]) == pytest.approx(1.6)
+    assert found.efficiency(sizes[1]) == pytest.approx(0.8)
+
+
+def test_a_batch_of_the_other_kind_is_told() -> None:
+    grown = size(1, 10.0, batch=64), size(2, 9.0, batch=128)
+    same = size(1, 10.0, batch=64), size(2, 19.0, batch=64)
+    assert any(
+        "the batch of all ranks together grows with them (64, 128): that is weak scaling: --weak"
+        in each
+        for each in notes(scaling(*grown))
+    )
+    assert any(
+        "stays the same (64, 64): that is strong scaling: leave --weak out" in each
+        for each in notes(scaling(*same, is_weak=True))
+    )
+    for found in (scaling(*same), scaling(*grown, is_weak=True)):
+        assert not any(each.startswith("but the batch") for each in notes(found))
+
+
+def test_cores_and_gpus_that_are_too_few_are_said_first() -> None:
+    sizes = size(1, 10.0), size(2, 9.0), size(4, 9.0)
+    assert notes(scaling(*sizes, cores=2))[0] == ("4 ranks on 2 cores: not a scaling of your model")
+    devices = ("cuda:0", "cuda:0", "cuda:0", "cuda:0")
+    found = notes(scaling(*sizes, devices=devices))
+    assert found[:2] == [
+        "2 ranks on 1 GPU: not a scaling of your model",
+        "4 ranks on 1 GPU: not a scaling of your model",
+    ]
+
+
+def test_noise_is_said_with_its_size() -> None:
+    found = scaling(size(1, 10.0, 10.1, 10.2), size(2, 10.0, 13.0, 12.0))
+    assert [each.ranks for each in found.noisy] == [2]
+    said = [each for each in notes(found) if each.startswith("noisy: ")]
+    assert said[0].startswith("noisy: the rounds lie 25 % at 2 ranks apart, more than 10 %; ")
+
+
+def test_rounds_that_are_missing_are_said() -> None:
+    found = scaling(size(1, 10.0, 10.1, 10.2), size(2, 10.0))
+    assert "2 ranks: 1 of 3 rounds came to their end" in notes(found)
+
+
+def test_threads_that_differ_are_said_on_processors_alone() -> None:
+    sizes = size(1, 10.0), size(2, 9.0)
+    threads = {1: 2, 2: 1}
+    assert any(
+        "threads of each: 1 rank 2, 2 ranks 1" in each
+        for each in notes(scaling(*sizes, threads=threads))
+    )
+    for found in (
+        scaling(*sizes, threads={1: 1, 2: 1}),
+        scaling(*sizes, threads=threads, devices=("cuda:0", "cuda:1")),
+    ):
+        assert not any("threads" in each for each in notes(found))
+
+
+def test_waiting_that_nccl_does_not_tell_is_not_nought() -> None:
+    sizes = [size(ranks, 10.0, loading=0.1) for ranks in (1, 2)]
+    found = scaling(*sizes, devices=("cuda:0", "cuda:1"))
+    assert [row[4:6] for row in rows_of(found)] == [["", "10 %"]] * 2
+    assert any(each.startswith("waiting is not known: of NCCL's") for each in notes(found))
+    assert draw_scaling(found)[0]
+
+
+def test_a_cell_without_steps_is_measured_by_its_time() -> None:
+    found = scaling(size(1, 0.5, counts_steps=False), size(2, 1.0, counts_steps=False))
+    assert head_of(found)[1] == "time"
+    assert [row[1:4] for row in rows_of(found)] == [
+        ["2.0 s", "1.00", "100 %"],
+        ["1.0 s", "2.00", "100 %"],
+    ]
+    assert any("the cell reports no steps (`nbddp.log`)" in each for each in notes(found))
+
+
+FULL = {"batch": 64, "waiting": 0.25, "loading": 0.1, "sending": 0.5, "bare": 0.25}
+
+
+def test_the_table_has_all_that_is_known() -> None:
+    found = scaling(
+        size(1, 10.0, 10.0, 10.0, memory=300 << 20, **FULL),
+        size(2, 15.0, 15.3, 15.2, memory=300 << 20, gpu_memory=2 << 30, **FULL),
+    )
+    assert head_of(found) == [
+        *("ranks", "steps/s", "samples/s", "speed-up", "efficiency", "waiting", "for data"),
+        *("sending", "memory", "rounds apart"),
+    ]
+    assert rows_of(found)[1] == [
+        *("2", "15.2/s", "973", "1.52", "76 %", "25 %", "10 %"),
+        *("50 % (25 % alone)", "300 MiB, GPU 2.0 GiB", "2 % of 3"),
+    ]
+    text = scaling_text(found)
+    assert "strong scaling: the same work is shared out" in text
+    assert "█" * 18 + "·" * 6 in text
+
+
+def test_a_page_gets_picture_and_table_a_notebook_without_one_the_picture() -> None:
+    found = scaling(size(1, 10.0, **FULL), size(2, 15.0, **FULL))
+    data, _ = scaling_bundle(found, has_page=True)
+    html = data["text/html"]
+    assert 'alt="speed-up by ranks: 1 ranks 1.00, 2 ranks 1.50;' in html
+    page = Page(html.replace("data:image/png", "data:image/svg+xml"))
+    assert "75 %" in page.text
+    assert "strong scaling: " in page.text
+    data, metadata = scaling_bundle(found, has_page=False)
+    assert set(data) == {"image/png", "text/plain"}
+    assert metadata == {"image/png": {"width": 720}}
+    assert scaling_bundle(scaling(), has_page=True)[0] == {
+        "text/plain": "no world size has come to its end: there is nothing to compare"
+    }
+
+
+@pytest.mark.parametrize("back", ["white", "#111111"])
+def test_the_picture_can_be_read_on_light_and_dark_pages(back: str) -> None:
+    png, _ = draw_scaling(scaling(size(1, 10.0, **FULL), size(2, 15.0, **FULL)))
+    picture = Image.open(io.BytesIO(png)).convert("RGBA")
+    assert picture.getpixel((0, 0))[3] == 0  # the page shows through
+    ground = Image.new("RGBA", picture.size, back)
+    ground.alpha_composite(picture)
+    grey = ground.convert("L").getcolors(1 << 16)
+    assert grey is not None
+    page = max(grey)[1]
+    assert sum(count for count, level in grey if abs(level - page) > 80) > 2000
+
+
+@given(
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=4),
+    st.lists(st.integers(1, 64), min_size=1, max_size=5, unique=True),
+    st.one_of(st.none(), st.floats(0, 1)),
+)
+def test_whatever_was_measured_can_be_said(
+    paces: list[float], ranks: list[int], share: float | None
+) -> None:
+    sizes = [size(each, *paces, waiting=share, loading=share) for each in sorted(ranks)]
+    found = scaling(*sizes)
+    assert scaling_text(found).count("\n") >= len(sizes)
+    assert all(found.efficiency(each) > 0 for each in sizes)
+
+
+def test_a_run_says_which_round_it_is() -> None:
+    assert facts_of(4, 2, 3, is_weak=True) == {
+        "scale": {"ranks": 4, "round": 2, "of": 3, "is_weak": True}
+    }

@@ -1,0 +1,61 @@
+"""Values that are pushed bring along the cells of their functions."""
+
+from __future__ import annotations
+
+import linecache
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbddp.wire.sources import dumps_with_sources, loads_with_sources
+
+Define = Callable[[str, str], dict[str, Any]]
+
+
+@pytest.fixture
+def define() -> Iterator[Define]:
+    """Runs a cell of this name, whose text is known as IPython makes it known."""
+    names = []
+
+    def run(name: str, text: str) -> dict[str, Any]:
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        names.append(name)
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(text, name, "exec"), namespace)
+        return namespace
+
+    yield run
+    for name in names:
+        del linecache.cache[name]
+
+
+def test_the_cells_of_functions_come_along_with_those_they_call(define: Define) -> None:
+    inner = define("/tmp/kernel/1.py", "def inner(x):\n    return 1 / x\n")
+    text = "def outer(x):\n    return inner(x)\n"
+    outer = define("/tmp/kernel/2.py", text)
+    outer["inner"] = inner["inner"]
+    data = dumps_with_sources({"f": outer["outer"]}, {"/tmp/kernel/2.py": 7})
+    values, sources = loads_with_sources(data)
+    assert values["f"](2) == 0.5
+    assert sources == {
+        "/tmp/kernel/1.py": (0, "def inner(x):\n    return 1 / x\n"),
+        "/tmp/kernel/2.py": (7, text),
+    }
+    assert pickle.loads(data).keys() == {"f"}  # who wants the values alone does not see them
+
+
+def test_nothing_comes_along_with_plain_values_or_functions_of_files(define: Define) -> None:
+    define("/tmp/kernel/1.py", "def unused(): pass\n")
+    for value in (1, [b"x" * 100], len, Path, pytest.fixture):
+        assert loads_with_sources(dumps_with_sources(value, {})) == (value, {})
+
+
+def test_a_method_of_a_class_that_a_cell_defines_brings_its_cell(define: Define) -> None:
+    text = "class Net:\n    def go(self):\n        return 3\n"
+    made = define("/tmp/kernel/3.py", text)["Net"]()
+    value, sources = loads_with_sources(dumps_with_sources(made, {}))
+    assert value.go() == 3
+    assert sources == {"/tmp/kernel/3.py": (0, text)}

@@ -1,0 +1,173 @@
+"""What a rank says of its names: little, quickly, and nothing that is not sure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+
+import nbddp
+from nbddp.checks.facts import Loader, Model, Optimizer, RankFacts
+from nbddp.worker.datasets import data_of
+from nbddp.worker.survey import survey
+
+DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
+
+
+def thing(value: object, **others: object) -> Any:
+    """What is said of a value."""
+    return survey({"it": value, **others}).things.get("it")
+
+
+def test_only_names_that_the_cell_has_are_looked_at() -> None:
+    names = {"net": nn.Linear(1, 1), "other": nn.Linear(1, 1), "_": nn.Linear(1, 1)}
+    assert list(survey(names, "y = net(x) + _(x)").things) == ["net"]
+    assert list(survey(names).things) == ["net", "other"]
+
+
+def test_a_loader_says_what_its_sampler_deals_out() -> None:
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=1, seed=7)
+    sampler.set_epoch(3)
+    assert thing(DataLoader(DATA, batch_size=2, sampler=sampler)) == Loader(
+        sampler="dealt",
+        seed=7,
+        epoch=3,
+        replicas=2,
+        place=1,
+        shuffles=True,
+        samples=10,
+        data=data_of(DATA),
+        batches=3,
+        batch_size=2,
+    )
+    plain = thing(DataLoader(DATA, batch_size=4, drop_last=True, num_workers=2))
+    assert (plain.sampler, plain.batches, plain.workers) == ("in order", 2, 2)
+    assert thing(DataLoader(DATA, shuffle=True)).sampler == "random"
+
+
+def test_of_a_users_own_loader_nothing_is_asked_but_its_length() -> None:
+    class Odd(DataLoader[Any]):
+        def __len__(self) -> int:
+            raise AssertionError
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError
+
+        def __len__(self) -> int:
+            raise AssertionError
+
+    class Drawn(list[int]):
+        def __len__(self) -> int:
+            raise AssertionError
+
+    assert thing(Odd(DATA)).batches == 10
+    assert thing(DataLoader(Stream(), batch_size=2)) == Loader(batch_size=2)
+    assert thing(DataLoader(DATA, sampler=Drawn([1, 2]))).batches == -1
+
+    class Broken(list[int]):
+        def __len__(self) -> int:
+            raise RuntimeError
+
+    assert thing(DataLoader(Broken([1]), sampler=[0])) is None
+
+
+def test_equal_data_is_told_from_other_data() -> None:
+    other = TensorDataset(torch.arange(1.0, 11.0).reshape(10, 1))
+    assert data_of(DATA) == data_of(TensorDataset(torch.arange(10.0).reshape(10, 1)))
+    assert data_of(DATA) != data_of(other)
+    assert data_of(Subset(DATA, [1, 2])) != data_of(Subset(DATA, [2, 1]))
+    unknown: Any = [object(), object()]
+    assert data_of(Subset(unknown, [0])).startswith("?")
+    assert data_of(Subset(unknown, [0])) != data_of(Subset(unknown, [1]))
+
+
+def test_a_model_says_how_it_stands() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    said = thing(net)
+    assert (said.ranks, said.has_norm, said.minds_mode, said.is_training) == (0, True, True, True)
+    assert (said.with_gradient, said.without) == (0, 6)
+    assert said.shapes == f"6:{sum(each.numel() for each in net.parameters())}"
+    assert len(said.sample) == 12
+    net(torch.ones(2, 2)).sum().backward()
+    assert (thing(net).with_gradient, thing(net).without) == (6, 0)
+    with torch.no_grad():
+        net[0].weight.add_(1)
+    assert thing(net).sample != said.sample
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    assert not thing(synced).has_norm
+    assert not thing(nn.Linear(1, 1)).minds_mode
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(),
+        nn.LazyLinear(3),
+        nn.Linear(1, 1, device="meta"),
+        nn.Conv2d(2, 2, 1).to(memory_format=torch.channels_last),
+        nn.Linear(3, 3, dtype=torch.bfloat16),
+    ],
+    ids=["empty", "lazy", "meta", "channels last", "bf16"],
+)
+def test_a_model_of_another_kind_is_no_error(net: nn.Module) -> None:
+    assert thing(net) is None or isinstance(thing(net), Model)
+
+
+def test_of_a_cell_that_failed_no_number_is_read() -> None:
+    assert survey({"it": nn.Linear(1, 1)}, "it", is_ok=False).things["it"].sample == []  # type: ignore[union-attr]
+
+
+def test_an_optimizer_whose_model_was_made_again_is_told() -> None:
+    old, new = nn.Linear(2, 2), nn.Linear(2, 2)
+    adam = torch.optim.Adam(old.parameters(), lr=0.5)
+    assert thing(adam, old=old, new=new) == Optimizer(rates=[0.5], shapes="2:6")
+    assert thing(adam, new=new) == Optimizer(rates=[0.5], shapes="2:6")  # nobody trains it
+    new(torch.ones(2)).sum().backward()
+    assert thing(adam, new=new).was_of == "new"
+    assert thing(adam, new=new, sgd=torch.optim.SGD(new.parameters())).was_of == ""
+    assert thing(adam, new=nn.Linear(3, 3)).was_of == ""
+
+
+def test_imports_of_other_cells_are_told_by_their_whole_names() -> None:
+    import torch.distributed as dist
+
+    import nbddp
+
+    names = {"DL": DataLoader, "all_reduce": dist.all_reduce, "d": dist, "nb": nbddp.all_reduce}
+    assert survey({**names, "x": 1, "Path": str}).aliases == {
+        "DL": "torch.utils.data.dataloader.DataLoader",
+        "all_reduce": "torch.distributed.all_reduce",
+        "d": "torch.distributed",
+        "nb": "nbddp.all_reduce",
+    }
+
+
+def test_a_model_without_its_group_and_a_module_without_a_name_cost_nothing() -> None:
+    unbound = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(unbound)
+    assert survey({"model": unbound, "net": nn.Linear(1, 1)}).things.keys() == {"net"}
+    odd = ModuleType("odd")
+    del odd.__name__
+    assert survey({"odd": odd}).cores >= 1
+
+
+def test_it_travels_as_it_is() -> None:
+    said = survey({"net": nn.Linear(1, 1), "data": DataLoader(DATA), "sgd": DataLoader})
+    assert RankFacts.read(said.json()) == said
+    assert RankFacts.read({}) == RankFacts()
+
+
+def test_of_the_kits_loaders_for_training_the_batch_is_known() -> None:
+    train, test = nbddp.loader(range(9), 4), nbddp.loader(range(9), 3, shuffle=False)
+    names = {"train": train, "test": test, "other": 3}
+    rank = survey(names, "for batch in train: test, other")
+    assert (rank.batches, rank.things) == ({"train": 4}, {})
+    assert RankFacts.read(rank.json()) == rank
+    assert survey(names, "other").batches == {}

@@ -1,0 +1,174 @@
+"""What a rank's own trace becomes beside others': clocks, names, collectives, what is left out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nbddp.worker.trace_events import LANES, Begun, Shaped, as_part, read, shape
+
+PID = 77
+ZERO = 1_000_000_000  # nanoseconds
+BASE = 400_000_000
+
+
+def span(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = PID) -> dict[str, Any]:
+    """``ts`` is in microseconds since ZERO."""
+    at = ts + (ZERO - BASE) / 1000
+    return {"ph": "X", "cat": cat, "name": name, "pid": PID, "tid": tid, "ts": at, "dur": dur}
+
+
+def collective(name: str, ts: float, dur: float, tid: int = 9) -> dict[str, Any]:
+    return span(name, ts, dur, "user_annotation", tid)
+
+
+HEADS = [
+    {"ph": "M", "name": "process_labels", "pid": PID, "tid": 0, "args": {"labels": "CPU"}},
+    {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+    {"ph": "M", "name": "thread_name", "pid": PID, "tid": PID, "args": {"name": "thread 77 (py)"}},
+    {"ph": "M", "name": "thread_name", "pid": PID, "tid": 8, "args": {"name": "thread 8 (pt_x)"}},
+]
+
+
+def shaped(
+    *events: dict[str, Any], begun: list[Begun] | None = None, most: int = 1000, node: str = ""
+) -> Shaped:
+    document = {"baseTimeNanoseconds": BASE, "traceEvents": [*HEADS, *events]}
+    return shape(document, rank=2, node=node, zero=ZERO, most=most, begun=begun or [])
+
+
+def spans(told: Shaped) -> list[dict[str, Any]]:
+    return [each for each in told.events if each["ph"] == "X"]
+
+
+def test_times_are_those_since_zero_and_processes_the_ranks_own() -> None:
+    told = shaped(span("aten::add", 5.0, 2.0), span("py", 0.0, 9.0, tid=8), node="alpha")
+    (add, _) = spans(told)
+    assert (add["ts"], add["pid"]) == (5.0, 2001)
+    names = {(each["pid"], each["tid"]): each["args"] for each in told.events if each["ph"] == "M"}
+    assert names[2001, PID]["sort_index"] == PID
+    heads = [each["args"].get("name") for each in told.events if each["ph"] == "M"]
+    assert "rank 2 (node alpha)" in heads
+    assert "rank 2 (node alpha), GPU 0" in heads
+    assert "pt_x" in heads
+
+
+def test_what_belongs_to_no_process_is_not_in_it() -> None:
+    overall = {"ph": "X", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 1.0}
+    assert spans(shaped({**overall, "dur": 5.0})) == []
+
+
+def test_collectives_are_named_by_the_recorders_number() -> None:
+    begun = [
+        Begun("", 7, "gloo:all_reduce", ZERO + 10_000),
+        Begun("[0, 2]", 1, "gloo:all_reduce", ZERO + 30_000),
+        Begun("", 8, "gloo:barrier", ZERO + 20_000),
+    ]
+    told = shaped(
+        collective("gloo:all_reduce", 11.0, 5.0),
+        collective("gloo:barrier", 21.0, 5.0),
+        collective("gloo:all_reduce", 31.0, 5.0),
+        begun=begun,
+    )
+    assert [each[:3] for each in told.met] == [
+        ["", 7, "gloo:all_reduce"],
+        ["", 8, "gloo:barrier"],
+        ["[0, 2]", 1, "gloo:all_reduce"],
+    ]
+    assert told.met[0][4:] == [11.0, 16.0]
+    assert spans(told)[2]["args"]["collective"] == "#1 of group [0, 2]"
+    assert told.lost == 0
+
+
+def test_a_collective_that_the_recorder_has_forgotten_takes_no_others_number() -> None:
+    begun = [Begun("", 9, "gloo:all_reduce", ZERO + 50_000_000)]
+    told = shaped(
+        collective("gloo:all_reduce", 11.0, 5.0),
+        collective("gloo:all_reduce", 50_001.0, 5.0),
+        begun=begun,
+    )
+    assert [each[1] for each in told.met] == [9]
+    assert told.lost == 1
+
+
+def test_a_collective_that_waits_in_a_queue_keeps_its_number() -> None:
+    begun = [Begun("", n, "gloo:all_reduce", ZERO + n * 1000) for n in (1, 2, 3)]
+    told = shaped(
+        *(collective("gloo:all_reduce", at, 5.0) for at in (1.0, 2.0, 90_000.0)), begun=begun
+    )
+    assert [each[1] for each in told.met] == [1, 2, 3]
+
+
+def test_collectives_that_go_on_together_lie_in_rows_of_their_own() -> None:
+    told = shaped(
+        collective("gloo:all_reduce", 0.0, 10.0),
+        collective("gloo:all_reduce", 5.0, 10.0),
+        collective("gloo:all_reduce", 12.0, 10.0),
+    )
+    assert [each["tid"] - LANES for each in spans(told)] == [0, 1, 0]
+    titles = [each["args"].get("name") for each in told.events if each["ph"] == "M"]
+    assert titles.count("collectives") == 2
+
+
+def test_an_operators_own_time_is_without_those_that_it_calls() -> None:
+    told = shaped(
+        span("aten::linear", 0.0, 1000.0),
+        span("aten::addmm", 100.0, 600.0),
+        span("aten::addmm", 2000.0, 400.0),
+    )
+    assert told.spent == {"aten::addmm": (1.0, 2), "aten::linear": (0.4, 1)}
+
+
+def test_the_rest_is_when_the_main_thread_does_nothing_and_no_collective_goes_on() -> None:
+    told = shaped(
+        span("ProfilerStep#1", 0.0, 10_000.0, "user_annotation"),
+        span("aten::mm", 1000.0, 2000.0),
+        collective("gloo:all_reduce", 2000.0, 5000.0),
+        span("aten::add", 8000.0, 1000.0, tid=8),  # of another thread
+    )
+    assert told.rest == 4.0
+    assert told.spent["gloo:all_reduce"] == (5.0, 1)
+
+
+def test_collectives_that_go_on_together_are_counted_once() -> None:
+    told = shaped(
+        collective("gloo:all_reduce", 0.0, 10_000.0), collective("gloo:all_reduce", 5000.0, 8000.0)
+    )
+    assert told.spent["gloo:all_reduce"] == (13.0, 2)
+
+
+def test_memory_is_a_curve_and_its_peak_is_told() -> None:
+    def held(total: int) -> dict[str, Any]:
+        args = {"Total Allocated": total, "Device Type": 0, "Device Id": -1}
+        return {**span("[memory]", 1.0, 0.0), "ph": "i", "args": args}
+
+    told = shaped(held(2**20), held(3 * 2**20), held(2**20))
+    curve = [each["args"]["MiB"] for each in told.events if each["ph"] == "C"]
+    assert curve == [1.0, 3.0, 1.0]
+    assert told.peak == {"CPU": 3 * 2**20}
+
+
+def test_the_shortest_are_left_out_and_collectives_are_not() -> None:
+    told = shaped(
+        *(span(f"op{number}", 10.0 * number, float(number)) for number in range(1, 21)),
+        collective("gloo:all_reduce", 300.0, 0.5),
+        most=5,
+    )
+    assert sorted(each["name"] for each in spans(told)) == [
+        *("gloo:all_reduce", "op17", "op18", "op19", "op20")
+    ]
+    assert (told.left_out, told.under) == (16, 16.0)
+    assert told.spent["op1"] == (0.001, 1), "what is told is told of all"
+
+
+def test_what_the_profiler_notes_for_itself_is_not_read() -> None:
+    noted = {**span("aten::add", 5.0, 2.0), "args": {"Ev Idx": 3}}
+    kernel = {**span("sum_kernel", 5.0, 2.0, "kernel"), "args": {"stream": 7}}
+    found = read(json.dumps({"traceEvents": [*HEADS, noted, kernel]}).encode())["traceEvents"]
+    assert [each.get("args") for each in found[-2:]] == [None, {"stream": 7}]
+    assert found[0]["args"] == {"labels": "CPU"}
+
+
+def test_a_part_is_what_stands_in_a_list() -> None:
+    told = shaped(span("aten::add", 5.0, 2.0))
+    assert json.loads(f"[{as_part(told.events)}]") == told.events
