@@ -37,7 +37,14 @@ const reply = await session.kernel.requestExecute({code: CODE, store_history: fa
 return reply.content.status === 'ok' ? session.id : null;
 """
 _OPEN = "await window.jupyterapp.commands.execute('docmanager:open', {path: PATH});"
-_CLOSE = "panel.context.model.dirty = false;" + (" panel.dispose();" if IS_LAB else "")
+# all of them: a page that was loaded again also opens what its workspace last held
+_CLOSE = """
+for (const each of [...window.jupyterapp.shell.widgets('main')]) {
+  if (!each.context) continue;
+  each.context.model.dirty = false;
+  if (IN_LAB) each.dispose();
+}
+""".replace("IN_LAB", json.dumps(IS_LAB))
 
 
 class Desk:

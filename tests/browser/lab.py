@@ -43,7 +43,10 @@ _LAST_HAS_RUN = (
     "return panel.content.widgets.filter(c => c.model.type === 'code').at(-1)"
     ".model.executionCount !== null"
 )
-_PANEL = "const panel = window.jupyterapp.shell.currentWidget;"
+_PANEL = "const panel = window.jupyterapp?.shell?.currentWidget;"
+# the notebook in front: a page that was loaded again also opens others that it had before
+_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+_SHOWS = "return panel?.context?.path === PATH && panel.content.widgets.length > 0"
 
 
 class Lab:
@@ -214,7 +217,7 @@ class LabNotebook:
 
     def await_ready(self) -> None:
         """Until the notebook is shown and its kernel idle."""
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
+        self.page.wait_for_selector(f"{_FRONT} .jp-Cell", timeout=60_000)
         self.await_js("return panel?.sessionContext?.session?.kernel?.status === 'idle'", 60)
 
     def run_all(self, *, timeout: float = 120) -> None:
@@ -250,7 +253,7 @@ class LabNotebook:
 
     def code_cell(self, cell: int) -> Locator:
         """A code cell of the notebook in front."""
-        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(cell)
+        return self.page.locator(f"{_FRONT} .jp-CodeCell").nth(cell)
 
     def place_of(self, source: str) -> int:
         """Which code cell begins with this."""
@@ -319,8 +322,11 @@ class LabNotebook:
 
     def reload(self) -> None:
         """Load the page again, as F5 does; the kernel may be busy."""
+        shows = _SHOWS.replace("PATH", json.dumps(self.js("return panel.context.path")))
         self.page.reload()
-        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
+        self.await_js(shows)
+        self.js("await window.jupyterapp.restored")
+        self.page.wait_for_selector(f"{_FRONT} .jp-Cell", timeout=60_000)
 
     def await_js(self, condition: str, timeout: float = 60) -> None:
         """Until this JavaScript returns true."""
@@ -351,5 +357,5 @@ class LabNotebook:
 
     def shot(self, path: Path, *, cell: int) -> None:
         """A picture with this code cell in the middle."""
-        self.page.locator(".jp-CodeCell").nth(cell).scroll_into_view_if_needed()
+        self.code_cell(cell).scroll_into_view_if_needed()
         self.page.screenshot(path=path)
