@@ -37,7 +37,7 @@ const reply = await session.kernel.requestExecute({code: CODE, store_history: fa
 return reply.content.status === 'ok' ? session.id : null;
 """
 _OPEN = "await window.jupyterapp.commands.execute('docmanager:open', {path: PATH});"
-# all of them: a page that was loaded again also opens what its workspace last held
+# all of them: a test may have opened more than its own
 _CLOSE = """
 for (const each of [...window.jupyterapp.shell.widgets('main')]) {
   if (!each.context) continue;

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 from playwright.sync_api import Browser, Locator, Page, Playwright, sync_playwright
@@ -44,7 +45,7 @@ _LAST_HAS_RUN = (
     ".model.executionCount !== null"
 )
 _PANEL = "const panel = window.jupyterapp?.shell?.currentWidget;"
-# the notebook in front: a page that was loaded again also opens others that it had before
+# the notebook in front: a page may hold others behind it
 _FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 _SHOWS = "return panel?.context?.path === PATH && panel.content.widgets.length > 0"
 
@@ -321,11 +322,17 @@ class LabNotebook:
         self.js("await panel.sessionContext.shutdown()")
 
     def reload(self) -> None:
-        """Load the page again, as F5 does; the kernel may be busy."""
-        shows = _SHOWS.replace("PATH", json.dumps(self.js("return panel.context.path")))
-        self.page.reload()
-        self.await_js(shows)
-        self.js("await window.jupyterapp.restored")
+        """Load the page again, as F5 does; the kernel may be busy.
+
+        JupyterLab saves most of a second late, and not always, which notebooks a page holds, and F5
+        would open those too: ``reset`` has it open the page's own alone.
+        """
+        path = self.js("return panel.context.path")
+        if IS_LAB:
+            self.page.goto(re.sub(r"/tree\b.*", f"/tree/{quote(path)}?reset", self.page.url))
+        else:
+            self.page.reload()
+        self.await_js(_SHOWS.replace("PATH", json.dumps(path)))
         self.page.wait_for_selector(f"{_FRONT} .jp-Cell", timeout=60_000)
 
     def await_js(self, condition: str, timeout: float = 60) -> None:
