@@ -151,6 +151,18 @@ def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted_and_said() -
     assert said in spent_bundle(line, has_page=True)[0]["text/html"]
 
 
+def test_a_rank_that_died_has_an_end_and_is_not_said_to_have_stayed_away() -> None:
+    told = ended_apart().read()
+    line = spent(told, unmet=unmet(told, BASE + 3, is_over=True), died={1: BASE + 1.5})
+    assert list(line.pieces(1))[-1] == ("gone", BASE + 1.5, pytest.approx(BASE + 3))
+    rows = dict(said_rows(line))
+    assert (rows[0][-1], rows[1][-34:].strip(), rows[1][34]) == ("#", "", ".")
+    text = spent_text(line)
+    assert "[72] to the end, 2.2 s: rank 1 died, it was at line 9\n" in text
+    assert "\nrank 1 died: its last collectives may not have been told of" in text
+    assert draw_spans(line) != draw_spans(replace(line, died={}))
+
+
 def test_of_a_cell_that_runs_a_rank_is_missed_when_it_must_have_told() -> None:
     told = ended_apart().read()
     for track in told.tracks.values():
@@ -255,6 +267,9 @@ def test_of_many_ranks_those_are_shown_that_matter() -> None:
     assert len(list(said_rows(line))) == MAX_ROWS
     _, width = draw_spans(line)
     assert width == WIDE
+    text = spent_text(line)
+    assert "rank 2" in next(each for each in text.splitlines() if each.startswith("waited for"))
+    assert max(map(len, text.splitlines())) <= 110, "wider lines are broken"
 
 
 def test_the_picture_has_a_row_for_each_rank_in_which_waiting_is_dark() -> None:

@@ -14,6 +14,7 @@ from nbddp.record.overlap import Overlap, overlap_of
 from nbddp.record.spent import Timeline, spent
 from nbddp.record.timeline import Happening
 from nbddp.record.unmet import unmet
+from nbddp.record.waiting import Told
 from nbddp.wire.messages import Pull
 
 ASK = "__import__('nbddp.worker.overlap', fromlist=['measured']).measured(globals())"
@@ -31,10 +32,10 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     went_well = ended is not None and ended.facts.get("outcome") == "ok"  # then nobody hung
     until = time.time() if ended is None else ended.at
     at_end = () if went_well else unmet(told, until, is_over=is_over)
-    line = spent(told, waiting.awaited(), last=last, unmet=at_end)
+    died = _deaths(session, told, until)
+    line = spent(told, waiting.awaited(), last=last, unmet=at_end, died=died)
     line = replace(line, is_over=is_over)
-    began = min((each.began for each in told.tracks.values() if each.began), default=0.0)
-    return replace(line, overlaps=_overlaps(session, began)) if not line.is_empty else line
+    return replace(line, overlaps=_overlaps(session, told.began)) if not line.is_empty else line
 
 
 def _end_of(session: Session, cell: int) -> Happening | None:
@@ -42,6 +43,13 @@ def _end_of(session: Session, cell: int) -> Happening | None:
     events = reversed(session.time_line.since(0.0))
     ends = (each for each in events if each.kind == "cell ended")
     return next((each for each in ends if each.facts.get("number") == cell), None)
+
+
+def _deaths(session: Session, told: Told, until: float) -> dict[int, float]:
+    """When the process of each rank that died in the cell ended, as the notebook saw it."""
+    events = session.time_line.since(told.began) if told.began else ()
+    exits = [each for each in events if each.kind == "exit" and each.at <= until]
+    return {each.facts["rank"]: each.at for each in exits}
 
 
 def _overlaps(session: Session, began: float) -> tuple[Overlap, ...]:

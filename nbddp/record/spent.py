@@ -45,6 +45,7 @@ class Timeline:
         is_over: whether the cell was over when this was reckoned.
         unmet: collectives in which ranks waited until the end, or still do, for some that did not
             come; their seconds are in ``waits`` and ``lines`` too.
+        died: when the process of each rank that died ended, in seconds of ``time.time()``.
     """
 
     cell: int
@@ -63,6 +64,7 @@ class Timeline:
     overlaps: tuple[Overlap, ...] = ()
     is_over: bool = True
     unmet: tuple[Unmet, ...] = ()
+    died: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -112,7 +114,10 @@ class Timeline:
         return importlib.import_module("pandas").DataFrame(rows)
 
     def pieces(self, rank: int) -> Iterator[tuple[str, float, float]]:
-        """What a rank did, piece by piece: "data" and "wait", from when to when; else it computed.
+        """What a rank did, piece by piece: "data", "wait" and "gone"; else it computed.
+
+        Yields:
+            What, and begin and end of it in seconds of ``time.time()``.
 
         >>> line = Timeline(cell=1, ranks=(0,), span=(0.0, 9.0), loads={0: [(1.0, 2.0)]})
         >>> list(line.pieces(0))
@@ -126,6 +131,8 @@ class Timeline:
         for last in self.unmet:
             if rank in last.came:
                 yield "wait", last.came[rank], last.until[rank]
+        if rank in self.died:
+            yield "gone", self.died[rank], self.span[1]
 
 
 def spent(
@@ -134,6 +141,7 @@ def spent(
     *,
     last: int | None = None,
     unmet: Sequence[Unmet] = (),
+    died: Mapping[int, float] | None = None,
 ) -> Timeline:
     """What was told of a cell as its time line.
 
@@ -142,12 +150,14 @@ def spent(
         awaited: the rank that is waited for, if one is.
         last: look at the last so many steps, or collectives where no steps were reported.
         unmet: what ranks waited in at its end.
+        died: when ranks died.
     """
     apart = {(each.group, each.number) for each in unmet}  # where ranks are in different ones
     meetings = [each for each in told.meetings if (each.group, each.number) not in apart]
     steps = _steps(told.tracks)
     began, end = _span(told, meetings, steps, last)
-    end = max([end, *(at for each in unmet for at in each.until.values())])
+    died = died or {}
+    end = max([end, *(at for each in unmet for at in each.until.values()), *died.values()])
     meetings = [each for each in meetings if each.at >= began]
     is_all = last is None and told.met > len(meetings)
     waits = Counter(told.waits if is_all else _waits(meetings))
@@ -169,6 +179,7 @@ def spent(
         error=max((each.error for each in told.tracks.values()), default=0.0),
         awaited=awaited,
         unmet=tuple(unmet),
+        died=died,
     )
 
 
@@ -183,7 +194,7 @@ def _steps(tracks: Mapping[int, Track]) -> list[Span]:
 
 def _span(told: Told, meetings: Sequence[Met], steps: Sequence[Span], last: int | None) -> Span:
     tracks = told.tracks.values()
-    began = min((each.began for each in tracks if each.began), default=0.0)
+    began = told.began
     ends = [each.told_at for each in tracks] + [each.at for each in meetings[-1:]]
     end = max([began, *ends])
     if last is None:

@@ -48,6 +48,11 @@ class Told:
     thinned: int = 0
     newest: dict[tuple[str, int, int], int] = field(default_factory=dict)
 
+    @property
+    def began(self) -> float:
+        """When the first rank told of the cell's begin, in seconds of ``time.time()``; else 0."""
+        return min((each.began for each in self.tracks.values() if each.began), default=0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Awaited:

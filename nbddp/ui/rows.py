@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nbddp.record.spent import Timeline
 
 MAX_ROWS = 32
-COMPUTE, WAIT, DATA = ".", "#", "d"
+COMPUTE = "."
+LETTERS = {"gone": " ", "wait": "#", "data": "d"}
 
 
 def shown_ranks(line: Timeline) -> Sequence[int]:
@@ -29,11 +30,13 @@ def said_rows(line: Timeline, columns: int = 72) -> Iterator[tuple[int, str]]:
     [(0, '..dd....')]
     """
     for rank in shown_ranks(line):
-        parts = {WAIT: [0.0] * columns, DATA: [0.0] * columns}
+        parts = {kind: [0.0] * columns for kind in LETTERS}
         for kind, began, end in line.pieces(rank):
-            _fill(parts[WAIT if kind == "wait" else DATA], line, began, end)
-        letters = zip(parts[WAIT], parts[DATA], strict=True)
-        yield rank, "".join(_letter(*each) for each in letters)
+            _fill(parts[kind], line, began, end)
+        letters = (
+            dict(zip(parts, each, strict=True)) for each in zip(*parts.values(), strict=True)
+        )
+        yield rank, "".join(map(_letter, letters))
 
 
 def _fill(part: list[float], line: Timeline, began: float, end: float) -> None:
@@ -44,7 +47,8 @@ def _fill(part: list[float], line: Timeline, began: float, end: float) -> None:
         part[place] += max(0.0, min(b, place + 1) - max(a, place))
 
 
-def _letter(wait: float, data: float) -> str:
-    if wait + data < 0.5:
+def _letter(parts: Mapping[str, float]) -> str:
+    """What it did for most of the time; a rank that is gone does nothing, not even wait."""
+    if sum(parts.values()) < 0.5:
         return COMPUTE
-    return WAIT if wait >= data else DATA
+    return LETTERS[max(parts, key=lambda kind: parts[kind])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -142,7 +142,7 @@ def _numbers(awaited: Awaited) -> str:
     return f" (#{first})" if first == last else f" (#{first} to #{last})"
 
 
-def say_unmet(unmet: Unmet, *, is_over: bool) -> str:
+def say_unmet(unmet: Unmet, *, is_over: bool, died: Container[int] = ()) -> str:
     """Who waited where until the end, or still does, and for whom.
 
     >>> unmet = Unmet("", 6, "barrier", "", {0: 1.0, 2: 1.5}, {0: 4.0, 2: 4.0}, (1,), {(9, ""): 3})
@@ -150,6 +150,8 @@ def say_unmet(unmet: Unmet, *, is_over: bool) -> str:
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 did not come, it was at line 9'
     >>> say_unmet(unmet, is_over=False)
     'ranks 0,2 have waited in barrier #6 for 3.0 s: rank 1 has not come, it was at line 9'
+    >>> say_unmet(unmet, is_over=True, died=[1])
+    'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 died, it was at line 9'
     """
     what = " ".join(filter(None, (f"{unmet.name} #{unmet.number}", unmet.shape)))
     what += f" of group {unmet.group}" if unmet.group else ""
@@ -157,10 +159,15 @@ def say_unmet(unmet: Unmet, *, is_over: bool) -> str:
     waited = f"waited in {what} to the end, {seconds}"
     if not is_over:
         waited = f"{'has' if is_one else 'have'} waited in {what} for {seconds}"
-    not_there = "did not" if is_over else "has not" if len(unmet.missing) == 1 else "have not"
-    said = f"{say_ranks(sorted(unmet.came))} {waited}: {say_ranks(unmet.missing)} {not_there} come"
+    missing = [rank for rank in unmet.missing if rank not in died]
+    not_there = "did not" if is_over else "has not" if len(missing) == 1 else "have not"
+    # of a dead one it is not known: it may have come, and died before it told of that
+    dead = [rank for rank in unmet.missing if rank in died]
+    whys = [f"{say_ranks(missing)} {not_there} come"] if missing else []
+    whys += [f"{say_ranks(dead)} died"] if dead else []
     was = "it was" if len(unmet.missing) == 1 else "they were mostly"
-    return said + (f", {was} at {say_place(*unmet.place)}" if unmet.place else "")
+    at = f", {was} at {say_place(*unmet.place)}" if unmet.place else ""
+    return f"{say_ranks(sorted(unmet.came))} {waited}: {', '.join(whys)}{at}"
 
 
 def say_bar(bar: LoopProgress, *, is_short: bool = False, goes_on: bool = True) -> str:

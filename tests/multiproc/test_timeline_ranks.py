@@ -19,6 +19,7 @@ from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest
 from nbddp.record.spent import Timeline
 from nbddp.record.waiting import Awaited
+from nbddp.ui.text.spent import spent_text
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -243,6 +244,25 @@ def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
     alone = "work = dist.all_reduce(torch.ones(1), async_op=True) if rank == 0 else None"
     group.run(f"dist.barrier()\n{alone}")
     assert group.timeline().unmet == (), "the cell went well: nobody waited for that"
+
+
+def test_a_rank_that_died_is_painted_to_its_end_and_not_beyond(
+    make_group: Callable[..., SteeredGroup],
+) -> None:
+    group = make_group(3)
+    dies = "import os, signal\n" + APART.replace("raise ValueError", "os.kill(os.getpid(), 9)  #")
+    with pytest.raises(CellFailedError):
+        group.run(dies.format(seconds=1))
+    line = group.timeline()
+    began, end = line.span
+    assert set(line.died) == {1}
+    assert began + 1 < line.died[1] <= end
+    assert [each.missing for each in line.unmet] == [(1,)]
+    assert "to the end, " in spent_text(line)
+    assert ": rank 1 died" in spent_text(line)
+    group.heal()
+    group.run("dist.barrier()")
+    assert group.timeline().died == {}
 
 
 def test_who_waits_now_is_told_while_the_cell_runs_and_after_it_was_stopped(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nbddp.record.spent import Timeline
-from nbddp.ui.charts.drawing import INK
+from nbddp.ui.charts.drawing import ALERT, INK
 from nbddp.ui.charts.paper import BOLD, Paper
 from nbddp.ui.charts.scale import say_number
 from nbddp.ui.palette import rank_color
@@ -36,7 +36,7 @@ def draw_spans(line: Timeline) -> tuple[bytes, int]:
     spans = _Spans(line, ranks)
     paper = Paper(WIDE, spans.height)
     spans.draw(paper)
-    _write_legend(paper, spans.height)
+    _write_legend(paper, spans.height, has_deaths=bool(line.died))
     return paper.png(), WIDE
 
 
@@ -71,7 +71,8 @@ class _Spans:
             kinds: dict[str, list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]] = {}
             for kind, began, end in self._line.pieces(rank):
                 kinds.setdefault(kind, []).append(_box(self._x(began), self._x(end), y))
-            whole = [_box(LEFT, WIDE - RIGHT, y)]
+            lived = self._x(self._line.died.get(rank, self._line.span[1]))
+            whole = [_box(LEFT, lived, y)]
             for boxes, (color, alpha) in (
                 (whole, COMPUTE),
                 (kinds.get("data", []), DATA),
@@ -79,6 +80,8 @@ class _Spans:
             ):
                 if boxes:
                     paper.shapes(boxes, color=color, alpha=alpha)
+            if rank in self._line.died:
+                _draw_cross(paper, lived, y)
 
     def _draw_freed(self, paper: Paper) -> None:
         """A thin line at each last arrival, to those who waited for it."""
@@ -133,7 +136,14 @@ def _box(left: float, right: float, y: float) -> np.ndarray[tuple[int, int], np.
     return np.array([(left, low), (right, low), (right, high), (left, high)])
 
 
-def _write_legend(paper: Paper, height: int) -> None:
+def _draw_cross(paper: Paper, x: float, y: float) -> None:
+    """Where a rank died."""
+    ends = np.array([x - 4, x + 4])
+    for heights in (np.array([y - 4, y + 4]), np.array([y + 4, y - 4])):
+        paper.line(ends, heights, width=1.8, color=ALERT)
+
+
+def _write_legend(paper: Paper, height: int, *, has_deaths: bool) -> None:
     x, y = float(LEFT), height - 14.0
     for text, (color, alpha) in LEGEND:
         corners = np.array([(x, y - 1), (x + 11, y - 1), (x + 11, y + 9), (x, y + 9)])
@@ -141,4 +151,9 @@ def _write_legend(paper: Paper, height: int) -> None:
         paper.text(x + 16, y, text)
         x += 16 + paper.width_of(text) + 18
     paper.line(np.array([x + 5, x + 5]), np.array([y - 2, y + 10]), width=0.8, color=INK)
-    paper.text(x + 12, y, "the last one comes, the others go on")
+    said = "the last one comes, the others go on"
+    paper.text(x + 12, y, said)
+    if has_deaths:
+        x += 12 + paper.width_of(said) + 18
+        _draw_cross(paper, x + 5, y + 4)
+        paper.text(x + 14, y, "died")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from nbddp.errors import say_ranks
 from nbddp.record.spent import Timeline
 from nbddp.ui.rows import said_rows, shown_ranks
 from nbddp.ui.words import aligned, say_awaited, say_number_of, say_seconds, say_unmet
@@ -12,18 +13,20 @@ SHOWN_LINES = 5
 MAX_OVERLAPS = 16  # rows of DDP's measurements
 MAX_BUCKETS = 6  # that are named
 LEAST = 0.0005  # seconds that are said
-MAX_MATRIX = 16  # ranks; of more, those that are waited for most
+MAX_MATRIX = 16  # ranks that are waited for, in a page; more names are not said
+FITTING = 8  # of them that fit beside each other as text
 
 
 def spent_text(line: Timeline) -> str:
     """All that is said of it."""
     if line.is_empty:
         return nothing(line)
-    rows = [f"{rank:>8}  {said}" for rank, said in said_rows(line)]
+    rows = [f"{rank:>8}  {said}".rstrip() for rank, said in said_rows(line)]
+    died = "   nothing: it died" if line.died else ""
     parts = [
         [spent_title(line)],
         late(line),
-        ["", "    rank  . computes   # waits for the last rank   d waits for data", *rows],
+        ["", f"    rank  . computes   # waits for the last rank   d waits for data{died}", *rows],
         ["", *matrix_lines(line)],
         list(line_facts(line)),
         ["", *overlap_lines(line)] if line.overlaps else [],
@@ -34,7 +37,7 @@ def spent_text(line: Timeline) -> str:
 
 def late(line: Timeline) -> list[str]:
     """Who is waited for, and who was waited for until the end."""
-    unmet = [say_unmet(each, is_over=line.is_over) for each in line.unmet]
+    unmet = [say_unmet(each, is_over=line.is_over, died=line.died) for each in line.unmet]
     return [*unmet, *([say_awaited(line.awaited)] if line.awaited else [])]
 
 
@@ -63,16 +66,16 @@ def spent_title(line: Timeline) -> str:
     return " · ".join(filter(None, facts))
 
 
-def matrix(line: Timeline) -> tuple[list[int], list[list[str]]]:
+def matrix(line: Timeline, most: int = MAX_MATRIX) -> tuple[list[int], list[list[str]]]:
     """Seconds that each rank waited for each other, in words; the last column is their sum.
 
-    The ranks that are waited for are those of the columns.
+    The ranks that are waited for are those of the columns; of more than ``most``, those that are
+    waited for most.
     """
     awaited = dict.fromkeys(line.ranks, 0.0)
     for (_, rank), seconds in line.waits.items():
         awaited[rank] += seconds
-    most = sorted(awaited, key=lambda rank: -awaited[rank])[:MAX_MATRIX]
-    columns = sorted(most)
+    columns = sorted(sorted(awaited, key=lambda rank: -awaited[rank])[:most])
     rows = []
     for rank in shown_ranks(line):
         waits = [line.waits.get((rank, each), 0.0) for each in columns]
@@ -83,8 +86,8 @@ def matrix(line: Timeline) -> tuple[list[int], list[list[str]]]:
 
 
 def matrix_lines(line: Timeline) -> list[str]:
-    """The matrix as lines."""
-    columns, rows = matrix(line)
+    """The matrix as lines, which shall not be broken."""
+    columns, rows = matrix(line, FITTING)
     head = ["waited for", *(f"rank {rank}" for rank in columns), "all"]
     return aligned([head, *rows])
 
@@ -198,6 +201,8 @@ def notes(line: Timeline) -> Iterator[str]:
         yield f"{line.lost} collectives were begun faster than they could be read: not in it"
     if line.thinned:
         yield f"{line.thinned} more were left out: too many to tell of each"
+    if line.died:
+        yield f"{say_ranks(sorted(line.died))} died: its last collectives may not have been told of"
     if line.error:
         yield f"clocks of the nodes: ± {1000 * line.error:.1f} ms"
     if not line.unmet and not any(each.waits for each in line.meetings):
