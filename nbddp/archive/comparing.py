@@ -222,16 +222,26 @@ def compare(
     for name in (name for run in runs for name in run.numbers.names()):
         counts[name] = counts.get(name, 0) + 1
     known = sorted(counts, key=lambda name: -counts[name])
-    shown = tuple(_chosen(known, metrics) if metrics else known[:CHARTS])
+    shown = tuple(chosen_metrics(known, metrics, of="runs") if metrics else known[:CHARTS])
     return Comparison(runs, shown, len(counts) - len(shown))
 
 
-def _chosen(known: Sequence[str], patterns: str) -> list[str]:
+def chosen_metrics(known: Sequence[str], patterns: str, *, of: str) -> list[str]:
+    """The metrics whose name, or whose name's pattern, is between the commas.
+
+    Args:
+        known: those that there are.
+        patterns: what was asked for.
+        of: what has these metrics, as ``"run"``, to be said.
+
+    Raises:
+        ArgumentError: there is none of such a name.
+    """
     wanted = [each.strip() for each in patterns.split(",")]
     chosen = [name for name in known if any(fnmatchcase(name, each) for each in wanted)]
     if not chosen:
         there = ", ".join(known) or "none"
-        raise ArgumentError(f"there is no metric {patterns}; the metrics of the runs are: {there}")
+        raise ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {there}")
     return chosen
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
+from nbddp.archive.comparing import chosen_metrics
 from nbddp.archive.ending import say_ending
-from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
-from nbddp.record.finished import RecordedCell, RecordedRun
+from nbddp.record.finished import RecordedRun
 from nbddp.record.runs import run_asked_for
 
 
@@ -22,21 +21,7 @@ def show_run(desk: Desk, args: Namespace) -> None:
     current = desk.current_run
     run = RecordedRun(run_asked_for(args.run, Path.cwd(), current=current))
     cell = None if args.cell is None else run.cell(args.cell)
-    metrics = args.metrics and chosen_metrics(run, cell, args.metrics)
+    known = run.metrics(cell).names() if args.metrics else []
+    metrics = args.metrics and chosen_metrics(known, args.metrics, of="run")
     ending = say_ending(run, current=current)
     desk.views.show_run(run, cell, ending=ending, metrics=metrics or None)
-
-
-def chosen_metrics(run: RecordedRun, cell: RecordedCell | None, patterns: str) -> list[str]:
-    """The metrics whose name, or whose name's pattern, is between the commas.
-
-    Raises:
-        RequestError: there is none.
-    """
-    names = run.metrics(cell).names()
-    wanted = [each.strip() for each in patterns.split(",")]
-    chosen = [name for name in names if any(fnmatchcase(name, each) for each in wanted)]
-    if not chosen:
-        there = ", ".join(names) or "none"
-        raise RequestError(f"there is no metric {patterns}; the metrics of the run are: {there}")
-    return chosen

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
 
 from nbddp.record.spent import Timeline
 from nbddp.ui.charts.spans import draw_spans
 from nbddp.ui.panel.bare import STRONG, ink
-from nbddp.ui.panel.html import escape
+from nbddp.ui.panel.html import escape, table_html
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.text.spent import (
     OVERLAP_HEAD,
@@ -63,24 +62,12 @@ def _alt(line: Timeline) -> str:
 def _matrix(line: Timeline) -> str:
     columns, rows = matrix(line)
     titles = ["waited for", *(f"rank {rank}" for rank in columns), "all"]
-    return _table(titles, rows, label="seconds that ranks waited, by rank waited for")
+    return table_html(titles, rows, label="seconds that ranks waited, by rank waited for")
 
 
 def _overlaps(line: Timeline) -> str:
-    table = _table(OVERLAP_HEAD, overlap_rows(line), label="what DDP has measured of its models")
+    table = table_html(
+        OVERLAP_HEAD, overlap_rows(line), label="what DDP has measured of its models"
+    )
     said = (f'<div class="nbddp-muted">{escape(each)}</div>' for each in overlap_notes(line))
     return "".join([table, *said])
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, label: str) -> str:
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in titles)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(each)}</td>" for each in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    return (
-        f'<table class="nbddp-ranks" aria-label="{label}">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nbddp.record.trace import Trace
 from nbddp.ui.panel.bare import STRONG
-from nbddp.ui.panel.html import escape
+from nbddp.ui.panel.html import escape, table_html
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.text.trace import (
     READERS,
@@ -65,15 +65,4 @@ def _link(trace: Trace) -> str:
 
 
 def _table(trace: Trace) -> str:
-    titles, rows = table(trace)
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in titles)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(each)}</td>" for each in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    return (
-        '<table class="nbddp-ranks" aria-label="milliseconds in operators, by rank">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    return table_html(*table(trace), label="milliseconds in operators, by rank")
