@@ -78,6 +78,11 @@ def errors_of(cells: list[NotebookNode]) -> list[str]:
     return [output["evalue"] for output in outputs if output["output_type"] == "error"]
 
 
+def values_of(cell: NotebookNode) -> list[NotebookNode]:
+    """What cells end with, where that is shown."""
+    return [each for each in cell.outputs if each["output_type"] == "execute_result"]
+
+
 class Executed(NamedTuple):
     notebook: NotebookNode
     answers: list[NotebookNode]
@@ -122,6 +127,8 @@ def test_a_notebook_runs_from_start_to_end(
         if "raises-exception" in cell.metadata.get("tags", [])
     }
     assert failed == meant
+    shown = [each["data"].get("text/plain", "") for cell in code for each in values_of(cell)]
+    assert not [each for each in shown if re.search(r"^<.* at 0x", each)], "it says nothing"
 
 
 @pytest.mark.timeout(400)
@@ -144,9 +151,7 @@ def test_the_folded_answers_are_right(path: Path, executed: Callable[[Path], Exe
     for answer in executed(path).answers:
         if "check_answer" in answer.source:
             shown = text_of(of_outputs(answer)) + "".join(
-                f"\nOut {each['data']['text/plain']}"
-                for each in answer.outputs
-                if each["output_type"] == "execute_result"
+                f"\nOut {each['data']['text/plain']}" for each in values_of(answer)
             )
             assert re.search(r"^Out (\[ranks? [-\d, ]+\] )?Right\.$", shown, re.M), answer.source
 
