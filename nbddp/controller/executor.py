@@ -192,7 +192,7 @@ class Executor:
         try:
             why = why_gone(handle)
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
-            if handle.exitcode != 0:
+            if handle.exitcode != 0 or self.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")
                 self.time_line.record("exit", rank=rank, attempt=attempt, how=how)
             self.launcher.sweep(handle)

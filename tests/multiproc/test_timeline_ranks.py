@@ -263,6 +263,9 @@ def test_a_rank_that_died_is_painted_to_its_end_and_not_beyond(
     group.heal()
     group.run("dist.barrier()")
     assert group.timeline().died == {}
+    with pytest.raises(CellFailedError):
+        group.run("import os\nif rank == 1: os._exit(0)\ndist.barrier()")
+    assert set(group.timeline().died) == {1}
 
 
 def test_who_waits_now_is_told_while_the_cell_runs_and_after_it_was_stopped(
