@@ -17,6 +17,7 @@ from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
 from nbddp.worker.flight_recorder import Collective, newest_collective
+from nbddp.worker.lost_sends import wake_lost_sends
 from nbddp.worker.meeting_store import MeetingStore
 from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
@@ -176,15 +177,18 @@ class ProcessGroup:
         Gloo has no abort that returns a waiting thread (measured on torch 2.13), but a wait
         ends when its connection does, and so does one on the store. So the connections that
         process groups wait on are shut down; with ``others_too`` all but the mail's. A group that
-        forms waits for connections that are to come: it gets some.
+        forms waits for connections that are to come: it gets some. Who still waits when it is
+        asked for again may wait for a send that Gloo has lost.
         """
-        self.is_broken = True
+        was_broken, self.is_broken = self.is_broken, True
         self._store.lose()
         self.note_wait()
         if self.backend == "nccl" and dist.is_initialized():
             abort_groups()
         self._dialing.answer_for_absent(self._topology.world_size)
         self._connections.shut_down(others_too=others_too)
+        if was_broken:
+            wake_lost_sends()
 
     def note_wait(self) -> None:
         """The cell is to be interrupted while it waits.

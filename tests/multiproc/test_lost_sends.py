@@ -1,0 +1,69 @@
+"""Gloo loses a send when its peer dies at a certain moment: who waits for it is freed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from processes import wait_until
+
+from nbddp import CellFailedError, WorkerGroup
+
+pytestmark = [
+    pytest.mark.multiproc,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
+
+# Rank 0 stands still while rank 1 asks for two messages and dies. Its Gloo then writes the first
+# one into a connection that nobody reads any more, which resets it, and cannot write the second.
+LOSES_A_SEND = """
+import os, signal, time
+from pathlib import Path
+kept, asks = ["kept by", rank], Path("asks")
+if rank == 0:
+    works = [dist.isend(torch.ones(10), 1) for _ in range(2)]
+    Path("pid").write_text(str(os.getpid()))
+    while not asks.exists():
+        time.sleep(0.01)
+    for work in works:
+        work.wait()
+if rank == 1:
+    while not Path("pid").exists() or not (pid := Path("pid").read_text()):
+        time.sleep(0.01)
+    os.kill(int(pid), signal.SIGSTOP)
+    wanted = [dist.irecv(torch.zeros(10), 0) for _ in range(2)]
+    asks.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_who_waits_for_a_send_that_is_lost_keeps_its_names(
+    make_group: Callable[..., WorkerGroup], folder: Path, nproc: int
+) -> None:
+    group = make_group(nproc)
+    pids = group._session.process_ids()
+
+    def wake_when_rank_1_is_dead() -> None:
+        wait_until(lambda: (folder / "asks").exists(), timeout=60)
+        wait_until(lambda: not Path(f"/proc/{pids[1]}").exists(), timeout=60)
+        os.kill(pids[0], signal.SIGCONT)
+
+    waking = Thread(target=wake_when_rank_1_is_dead)
+    waking.start()
+    with pytest.raises(CellFailedError) as failed:
+        group.run(LOSES_A_SEND, quiet=True)
+    waking.join()
+    assert failed.value.rank == 1
+    assert set(group.alive) == {*range(nproc)} - {1}, failed.value.report
+    assert group.heal().ranks == (1,)
+    told = group.run("dist.barrier()\nkept", wants_value=True, quiet=True).values()
+    assert told[0] == told[1] == ["kept by", 0], "the new one has those of rank 0"
+    assert {rank: pid for rank, pid in group._session.process_ids().items() if rank != 1} == {
+        rank: pid for rank, pid in pids.items() if rank != 1
+    }
