@@ -268,7 +268,9 @@ def test_of_many_ranks_those_are_shown_that_matter() -> None:
     _, width = draw_spans(line)
     assert width == WIDE
     text = spent_text(line)
-    assert "rank 2" in next(each for each in text.splitlines() if each.startswith("waited for"))
+    assert re.search(r"^waited for +rank 2 +all$", text, re.MULTILINE), "nobody waits for others"
+    assert "\n32 of 64 ranks are shown: who waits, or is waited for, most\n" in text
+    assert "\na rank that nobody waits for has no column" in text
     assert max(map(len, text.splitlines())) <= 110, "wider lines are broken"
 
 

@@ -13,8 +13,9 @@ SHOWN_LINES = 5
 MAX_OVERLAPS = 16  # rows of DDP's measurements
 MAX_BUCKETS = 6  # that are named
 LEAST = 0.0005  # seconds that are said
-MAX_MATRIX = 16  # ranks that are waited for, in a page; more names are not said
-FITTING = 8  # of them that fit beside each other as text
+FITTING = 8  # ranks that fit beside each other as text,
+FITTING_PAGE = 10  # and in a page
+MAX_NAMED = 16  # ranks that are named in a line
 
 
 def spent_text(line: Timeline) -> str:
@@ -66,16 +67,18 @@ def spent_title(line: Timeline) -> str:
     return " · ".join(filter(None, facts))
 
 
-def matrix(line: Timeline, most: int = MAX_MATRIX) -> tuple[list[int], list[list[str]]]:
+def matrix(line: Timeline, most: int = FITTING_PAGE) -> tuple[list[int], list[list[str]]]:
     """Seconds that each rank waited for each other, in words; the last column is their sum.
 
-    The ranks that are waited for are those of the columns; of more than ``most``, those that are
-    waited for most.
+    The ranks that are waited for are those of the columns: of many only those that anybody waits
+    for, and of these the ``most`` that are waited for most.
     """
     awaited = dict.fromkeys(line.ranks, 0.0)
     for (_, rank), seconds in line.waits.items():
         awaited[rank] += seconds
-    columns = sorted(sorted(awaited, key=lambda rank: -awaited[rank])[:most])
+    ranked = sorted(awaited, key=lambda rank: -awaited[rank])[:most]
+    is_all = len(awaited) <= FITTING
+    columns = sorted(rank for rank in ranked if is_all or awaited[rank] >= LEAST)
     rows = []
     for rank in shown_ranks(line):
         waits = [line.waits.get((rank, each), 0.0) for each in columns]
@@ -110,9 +113,7 @@ def line_facts(line: Timeline) -> Iterator[str]:
     if loading:
         yield f"waited for data: {', '.join(loading)}"
     for title, took in list(line.on_gpu.items())[:SHOWN_LINES]:
-        each = ", ".join(
-            f"rank {rank} {_short(it)}" for rank, it in list(took.items())[:MAX_MATRIX]
-        )
+        each = ", ".join(f"rank {rank} {_short(it)}" for rank, it in list(took.items())[:MAX_NAMED])
         last = min(took, key=lambda rank: took[rank])
         which = f"; rank {last} mostly comes last" if _differ(took) else ""
         yield f"{title} on the GPU, on average and with the waiting there: {each}{which}"
@@ -197,6 +198,11 @@ def _shorten_order(indices: str) -> str:
 
 def notes(line: Timeline) -> Iterator[str]:
     """What is not in it, and how far it can be trusted."""
+    if len(shown := shown_ranks(line)) < len(line.ranks):
+        some = f"{len(shown)} of {len(line.ranks)} ranks"
+        yield f"{some} are shown: who waits, or is waited for, most"
+    if len(line.ranks) > FITTING:
+        yield "a rank that nobody waits for has no column"
     if line.lost:
         yield f"{line.lost} collectives were begun faster than they could be read: not in it"
     if line.thinned:
