@@ -58,8 +58,7 @@ def _wake(library: ctypes.CDLL) -> int:
     table = ctypes.addressof(ctypes.c_char.in_dll(library, _TABLE)) + 2 * _WORD.size
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     try:
-        stacks = [_words(os.pread(memory, _DEPTH, top)) for top in _tops()]
-        found = {each for stack in stacks for each in _beside(stack, waits)}
+        found = {each for stack in _stacks(memory) for each in _beside(stack, waits)}
         lost = [each for each in found if _begins_with(memory, each, table)]
     finally:
         os.close(memory)
@@ -72,17 +71,15 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     return ctypes.cast(library[name], ctypes.c_void_p).value or 0
 
 
-def _tops() -> Iterator[int]:
-    """Where the stacks of the threads that wait for something end."""
+def _stacks(memory: int) -> Iterator[list[int]]:
+    """The newest words on the stack of each thread that waits for something."""
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208 - names, no paths
         with suppress(OSError):  # it has ended
             fields = Path("/proc/self/task", task, "syscall").read_text().split()
             if len(fields) > 2:  # else it runs
-                yield int(fields[-2], 16)
-
-
-def _words(data: bytes) -> list[int]:
-    return [word for (word,) in _WORD.iter_unpack(data[: len(data) // _WORD.size * _WORD.size])]
+                data = os.pread(memory, _DEPTH, int(fields[-2], 16))
+                whole = data[: len(data) // _WORD.size * _WORD.size]
+                yield [word for (word,) in _WORD.iter_unpack(whole)]
 
 
 def _beside(stack: list[int], waits: int) -> Iterator[int]:
