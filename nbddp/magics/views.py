@@ -20,6 +20,7 @@ from nbddp.archive.sweeps import Row
 from nbddp.checks.rule import Finding
 from nbddp.controller.session import Session
 from nbddp.imports import import_aside
+from nbddp.magics.parts import Parts
 from nbddp.magics.unseen import Unseen
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.spent import Timeline
@@ -68,6 +69,7 @@ class Views:
         self._aftermath: Aftermath | None = None
         self._unseen = Unseen(shell, self.say)
         self._has_pictures = True  # as text: whether a cell's charts are shown below it
+        self._parts = Parts(shell)
 
     @property
     def has_record(self) -> bool:
@@ -79,6 +81,8 @@ class Views:
         self._take_back_offer()
         announced, self._announced = self._announced, None
         self._last = view = announced or self._new(session, quiet=quiet)
+        if not self._has_pictures:
+            self._parts.add(view)
         return view
 
     @contextmanager
@@ -233,6 +237,7 @@ class Views:
 
         html = runs_html(listing, most=most, limit=limit)
         publish_display_data({"text/html": html, "text/plain": text})
+        self._parts.tell(html)
 
     def show_comparison(
         self, comparison: Comparison, *, over: Over, scale: str, is_smooth: bool
@@ -255,6 +260,7 @@ class Views:
             has_page=self.shows_panels,
         )
         publish_display_data(data, metadata)
+        self._parts.tell(data.get("text/html", ""))
 
     def show_sweep(
         self, rows: Sequence[Row], current: Row | None = None, *, what: str = "sweep"
@@ -269,6 +275,7 @@ class Views:
         self.start_over()
         html = sweep_html(rows, current, what=what)
         publish_display_data({"text/html": html, "text/plain": text})
+        self._parts.begin(html)
 
     def show_scaling(self, scaling: Scaling) -> None:
         """Show a cell on several world sizes; a console, which has no pictures, gets letters."""
@@ -280,6 +287,7 @@ class Views:
 
         data, metadata = scaling_bundle(scaling, has_page=self.shows_panels)
         publish_display_data(data, metadata)
+        self._parts.tell(data.get("text/html", ""))
 
     def show_findings(self, findings: Sequence[Finding], what: str) -> None:
         """Show all that checks have found there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -10,6 +12,9 @@ from playwright.sync_api import Page, expect
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
 from browser.desk import Desk
+from browser.lab import LabNotebook
+
+Picture = Callable[[LabNotebook, str], None]
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
@@ -95,6 +100,33 @@ def test_the_panels_buttons_end_the_whole_sweep(desk: Desk) -> None:
         expect(notebook.code_cell(3)).to_contain_text("sweep of 2: 1 ended by you, 1 not run")
         notebook.await_idle()
         assert notebook.problems == []
+
+
+def test_a_page_that_was_saved_and_loaded_again_in_a_sweep_sees_how_it_goes_on_and_ends(
+    desk: Desk, picture: Picture
+) -> None:
+    path = desk.notebooks / "saved-and-loaded-again.ipynb"
+    cell = "%%ddp --sweep lr=1,2,3\ntrain(lr)\nwhile not os.path.exists(f'go_on_{lr}'):\n"
+    write_notebook(path, *CELLS[:2], f"{cell}    time.sleep(0.05)", "1 + 1")
+    with desk.lab.open(path.name) as notebook:
+        for each in (0, 1):
+            notebook.run(each)
+        notebook.begin(2)
+        expect(notebook.button("Interrupt")).to_be_visible()
+        notebook.save()
+        notebook.reload()
+        expect(notebook.button("Interrupt")).to_be_visible()
+        (desk.notebooks / "go_on_1").touch()
+        output = notebook.code_cell(2)
+        expect(output).to_contain_text("The page was loaded again: it has no panels of later runs")
+        expect(output).to_contain_text("sweep, 2 of 3: lr=2; 1 left after it")
+        for lr in (2, 3):
+            (desk.notebooks / f"go_on_{lr}").touch()
+        expect(output).to_contain_text("sweep of 3: 3 ok")
+        expect(output.locator("svg").first).to_be_attached()  # the comparison
+        picture(notebook, "sweep-loaded-again")
+        notebook.await_kernel()
+        notebook.run(3)
 
 
 def test_a_page_that_was_loaded_again_in_a_sweep_is_told_of_all_its_runs_at_once(

@@ -117,6 +117,11 @@ class PanelView:
         self._place.forget()
         self._fallback = Fallback()
 
+    def tell_reloaded(self, html: str) -> None:
+        """Show this in its place to a page that was loaded again, and sees nothing else come."""
+        for each in self._stale:
+            each.become(html)
+
     def announce(self, text: str) -> None:
         """Say in the place of the panel, which is still to come, what goes on."""
         self._place.begin(going_on_html(text), f"nbddp: {text}")

@@ -152,6 +152,8 @@ class PanelWidgets:
 
     def become(self, record: str) -> None:
         """Turn into a record, for a page that is not told of another: it was loaded again, say."""
+        if self.root.comm is None:
+            return  # it was taken away meanwhile
         self._line._view_count = None
         before, self.root.children = self.root.children, [widgets.HTML(record)]
         for each in before:
