@@ -101,11 +101,8 @@ class PanelView:
             is_healed = before._shown.attempt == self._session.life.attempt
             self._before = [*before._before, Attempt(before._shown, time.time(), is_healed)]
             self.tails = before.tails
-            self._place, self._fallback, self._stale = (
-                before._place,
-                before._fallback,
-                before._stale,
-            )
+            self._place, self._fallback = before._place, before._fallback
+            self._stale = before._stale
 
     def note(self, text: str) -> None:
         """Say in the place of the panel, which is over, what is done about its failure."""
