@@ -17,6 +17,13 @@ SECONDS = float(os.environ.get("NBDDP_SOAK_SECONDS", "120"))
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(4 * SECONDS + 120)]
 
+SETUP = """
+import hashlib, os, threading, time
+def turns_in(seconds, compute, turns):
+    began = time.monotonic()
+    compute(turns)
+    return int(turns * seconds / (time.monotonic() - began))
+"""
 EVALUATES = """
 if rank == 0:
     for step in nbddp.track(range(1100), label="evaluation"):
@@ -67,12 +74,16 @@ dist.barrier()
 """
 COMPUTES = """
 if rank == 0:
-    hashlib.pbkdf2_hmac("sha256", b"secret", b"salt", 40_000_000)
+    def compute(turns):
+        hashlib.pbkdf2_hmac("sha256", b"secret", b"salt", turns)
+    compute(turns_in(25, compute, 2_000_000))
 dist.barrier()
 """
 HOLDS_THE_LOCK = """
 if rank == 0:
-    sum(range(900_000_000))  # Python has no say before it is over
+    def compute(turns):
+        sum(range(turns))
+    compute(turns_in(20, compute, 20_000_000))  # Python has no say before it is over
 dist.barrier()
 """
 
@@ -86,7 +97,7 @@ def test_what_takes_long_is_not_called_a_hang(
     source: str, make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2)
-    group.run("import hashlib, os, threading, time")
+    group.run(SETUP)
     deadline = time.monotonic() + SECONDS
     took = []
     while time.monotonic() < deadline:
