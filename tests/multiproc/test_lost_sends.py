@@ -46,7 +46,7 @@ if rank == 1:
 def test_who_waits_for_a_send_that_is_lost_keeps_its_names(
     make_group: Callable[..., WorkerGroup], folder: Path, nproc: int
 ) -> None:
-    group = make_group(nproc)
+    group = make_group(nproc, grace=60)  # seconds until who does not answer is killed
     pids = group._session.process_ids()
 
     def wake_when_rank_1_is_dead() -> None:
