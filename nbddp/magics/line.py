@@ -306,7 +306,11 @@ class LineMagics(Magics):
         if folder is None or args.rank >= len(self._desk.group.life.ranks):
             raise RequestError(f"there is no log of rank {args.rank}")
         path = folder.log(args.rank)
-        self._desk.views.say(tail(path, args.lines))
+        try:
+            said = tail(path, args.lines)
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read: {error.strerror}") from None
+        self._desk.views.say(said)
 
     @magic_arguments("ddp show")
     @argument("run", nargs="?", help="a name, a part of one, or a path (default: last)")

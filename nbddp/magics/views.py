@@ -214,7 +214,7 @@ class Views:
         metrics: Collection[str] | None = None,
     ) -> None:
         """Show a run that was opened from its folder, or one of its cells."""
-        text = run_text(run, cell, ending=ending)
+        text = run_text(run, cell, ending=ending, metrics=metrics)
         if not self.shows_panels:
             self.say(text)
             return

@@ -66,6 +66,23 @@ def say_number_of(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def say_more_metrics(count: int, *, is_at_least: bool) -> str:
+    """How many metrics are not shown; beyond a bound they are not counted.
+
+    >>> say_more_metrics(1, is_at_least=False), say_more_metrics(10_052, is_at_least=True)
+    ('1 more metric', 'at least 10,052 more metrics')
+    """
+    return f"{'at least ' * is_at_least}{count:,} more metric{'' if count == 1 else 's'}"
+
+
+def say_left_out(named: Sequence[str], count: int, *, is_at_least: bool, does: str) -> str:
+    """Which metrics are not shown, as far as they are named, and what shows them."""
+    more = f"{'at least ' * is_at_least}{count - len(named):,} more"
+    names = ", ".join([*named, *([more] if count > len(named) else [])])
+    many = say_more_metrics(count, is_at_least=is_at_least)
+    return f"{many} ({names}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """A table's rows as lines, each column as wide as it needs be.
 
