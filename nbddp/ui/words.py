@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from nbddp.record.timeline import Happening
 from nbddp.record.unmet import Unmet
 from nbddp.record.waiting import Awaited
 from nbddp.record.whereabouts import LoopProgress
+
+NOT_CARRIED = 8  # names that a heal in the list of events tells
 
 
 def say_seconds(seconds: float) -> str:
@@ -231,6 +233,14 @@ def say_refused(count: int) -> str:
     return f"{count} {what} refused: not signed by this group"
 
 
+def _say_not_carried(facts: Mapping[str, Any]) -> str:
+    """Some of it by name: the heal itself has told more."""
+    names = [*facts["left"]]
+    more = len(names[NOT_CARRIED:]) + sum(facts.get("more", {}).values())
+    said = [*names[:NOT_CARRIED], *([f"{more:,} more"] if more else [])]
+    return f"; not carried: {', '.join(said)}" if said else ""
+
+
 def shorten(path: str) -> str:
     """Relative to the notebook's folder, where it lies in there."""
     with suppress(ValueError, FileNotFoundError):
@@ -248,8 +258,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "healed": lambda facts: (
         f"{say_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
         f"in {facts['fork']:.2f} s, {logs.say_bytes(facts['bytes'])} packed in "
-        f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s"
-        + (f"; not carried: {', '.join(facts['left'])}" if facts["left"] else "")
+        f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s" + _say_not_carried(facts)
     ),
     "taken back": lambda facts: (
         f"{say_ranks(facts['ranks'])} of {facts['world_size']} taken back from a notebook that was "
