@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.record.curves import MAX_NAME, MAX_NAMES, Curves, Pace
+from nbddp.record.curves import MAX_DROPPED, MAX_NAME, MAX_NAMES, Curves, Pace
 from nbddp.record.series import MAX_BUCKETS, MAX_MARKS, Curve
 
 
@@ -314,7 +314,21 @@ def test_a_flood_of_names_is_counted_to_a_bound() -> None:
     for number in range(3000):
         metrics.add(0, 0.0, number, {f"metric {number}": 1.0})
     assert len(metrics.names()) == MAX_NAMES
-    assert metrics.dropped_names == 1000
+    assert (metrics.dropped_names, metrics.drops_more) == (3000 - MAX_NAMES, False)
+    for number in range(3000, MAX_DROPPED + MAX_NAMES + 1):
+        metrics.add(0, 0.0, number, {f"metric {number}": 1.0})
+    assert (metrics.dropped_names, metrics.drops_more) == (MAX_DROPPED, True)
+
+
+def test_names_that_are_wanted_are_kept_whatever_came_before_them() -> None:
+    metrics = Curves(wanted=lambda name: name[-1:] == "7")
+    for step in range(2):
+        metrics.add(0, 0.0, step, {f"m{number}": step + number for number in range(3000)})
+    first = [f"m{number}" for number in range(MAX_NAMES)]
+    wanted = [f"m{number}" for number in range(7, 3000, 10)][:MAX_NAMES]
+    assert metrics.names() == [*first, *(name for name in wanted if name not in first)]
+    assert metrics.curves(wanted[-1])[0].values == (637.0, 638.0)
+    assert len(metrics.names()) + metrics.dropped_names == 3000
 
 
 def test_long_names_are_cut_where_one_sees_it_and_not_mixed_up() -> None:

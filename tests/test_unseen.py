@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.magics.unseen import ABOUT, MOST, Unseen
+from nbddp.magics.views import Views
 
 
 class Events:
@@ -30,8 +33,9 @@ class Shell:
         self.events = Events()
         self.page = "one"
         self.kernel = SimpleNamespace(
-            get_parent=lambda _channel: {"header": {"session": self.page}}
+            get_parent=lambda _channel: {"header": {"session": self.page, "date": self.sent}}
         )
+        self.sent: datetime | None = None
         self.said: list[str] = []
         self.unseen = Unseen(self, self.said.append)  # type: ignore[arg-type]
 
@@ -61,6 +65,34 @@ def test_another_page_is_told_once() -> None:
     ]
     assert shell.run_cell("two") == []
     assert len(shell.events.heard) == 1
+
+
+@pytest.mark.parametrize(("after", "is_told"), [(-60, True), (0, True), (60, False), (None, True)])
+def test_a_page_that_asked_for_another_cell_after_the_end_of_one_has_seen_it(
+    after: float | None, is_told: bool
+) -> None:
+    """Of "Run all" the page asks for all cells at once: it may be gone when the first one ends."""
+    shell = Shell()
+    shell.unseen.note("one", "get it", surely=False)
+    shell.unseen.note("one", "get the other", surely=True)
+    if after is not None:
+        ended = shell.unseen._lost[0].ended
+        shell.sent = datetime.fromtimestamp(ended, timezone.utc) + timedelta(seconds=after)
+    shell.run_cell("one")
+    told = [each.rpartition("; ")[2] for each in shell.run_cell("two")]
+    assert told == ["get it"] * is_told + ["get the other"]
+
+
+def test_what_a_magic_said_is_told_to_the_next_page() -> None:
+    shell = Shell()
+    views = Views(shell, Mock())  # type: ignore[arg-type]
+    views._unseen, views.say = shell.unseen, shell.said.append  # type: ignore[method-assign]
+    views.say_outcome("%ddp heal", "rank 1 healed")
+    views.say_outcome("%ddp heal", "no rank is gone", is_said=False)
+    assert shell.said == ["nbddp: rank 1 healed"]
+    assert shell.run_cell("one") == []
+    when = "nbddp: the page was loaded again at about the time of a cell; `%ddp heal` said: "
+    assert shell.run_cell("two") == [f"{when}rank 1 healed", f"{when}no rank is gone"]
 
 
 def test_what_it_may_well_have_seen_is_not_told_of_for_long(

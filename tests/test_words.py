@@ -120,6 +120,8 @@ SAMPLES: dict[str, Any] = {
     "how": "was killed by SIGKILL",
     "left": {"lock": "cannot pickle '_thread.lock' object"},
     "lost": 4,
+    "more": {"cannot pickle '_thread.lock' object": 2995},
+    "more_places": 0,
     "names": 12,
     "number": 7,
     "outcome": "ok",

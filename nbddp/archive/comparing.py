@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.numbers import Numbers
-from nbddp.archive.summary import DAMAGE, Summary, summarize
+from nbddp.archive.summary import DAMAGE, Pairs, Summary, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.runs import short_names
@@ -21,6 +21,8 @@ from nbddp.record.series import Curve
 
 MOST = 8  # runs: there are so many colours that can be told apart
 CHARTS = 6  # unless others are asked for
+MOST_CHARTS = 64  # if they are
+MOST_NAMED = 40  # metrics, in a message
 FACTS = ("world_size", "backend_used", "devices", "device_names", "hosts", "cores", "threads")
 ONCE = frozenset({"devices", "device_names", "hosts"})  # lists by rank, each thing once
 
@@ -110,6 +112,11 @@ class Compared:
             return curves
         batch = self.samples_per_step
         return {rank: _scaled(curve, batch) for rank, curve in curves.items()} if batch else {}
+
+    def small_curve(self, name: str) -> Pairs:
+        """The lowest and highest values along the run, from what was kept of it, or from all."""
+        known = self.summary.curves.get(name)
+        return self.numbers.small_curve(name) if known is None else known
 
     def _over_steps(self, name: str) -> dict[int, Curve]:
         """Over steps; what a restart did again is there once, and loops follow each other."""
@@ -222,25 +229,50 @@ def compare(
     for name in (name for run in runs for name in run.numbers.names()):
         counts[name] = counts.get(name, 0) + 1
     known = sorted(counts, key=lambda name: -counts[name])
-    shown = tuple(chosen_metrics(known, metrics, of="runs") if metrics else known[:CHARTS])
+    chosen = chosen_metrics(known, metrics, of="runs") if metrics else known[:CHARTS]
+    shown = tuple(chosen[:MOST_CHARTS])
+    for each in runs:
+        each.run.want(frozenset(shown).__contains__)
     return Comparison(runs, shown, len(counts) - len(shown))
 
 
-def chosen_metrics(known: Sequence[str], patterns: str, *, of: str) -> list[str]:
+class Pattern:
+    """Names, or patterns of names, with commas between them.
+
+    >>> [Pattern("val/*, lr[0]").fits(name) for name in ("val/loss", "loss", "lr[0]", "lr0")]
+    [True, False, True, True]
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._each = [part.strip() for part in text.split(",")]
+
+    def fits(self, name: str) -> bool:
+        """Whether it is asked for."""
+        is_said = name == self._text or name in self._each
+        return is_said or any(fnmatchcase(name, each) for each in self._each)
+
+
+def chosen_metrics(
+    known: Sequence[str], patterns: str, *, of: str, more: int = 0, is_at_least: bool = False
+) -> list[str]:
     """The metrics whose name, or whose name's pattern, is between the commas.
 
     Args:
         known: those that there are.
         patterns: what was asked for.
         of: what has these metrics, as ``"run"``, to be said.
+        more: how many others there are, which do not fit.
+        is_at_least: whether there may be more of them than that.
 
     Raises:
         ArgumentError: there is none of such a name.
     """
-    wanted = [each.strip() for each in patterns.split(",")]
-    chosen = [name for name in known if any(fnmatchcase(name, each) for each in wanted)]
+    chosen = [*filter(Pattern(patterns).fits, known)]
     if not chosen:
-        there = ", ".join(known) or "none"
+        others = max(0, len(known) - MOST_NAMED) + more
+        rest = [f"{'at least ' * is_at_least}{others:,} more"] if others else []
+        there = ", ".join([*known[:MOST_NAMED], *rest]) or "none"
         raise ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {there}")
     return chosen
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from nbddp.record.series import HUGE, Curve
+from nbddp.record.tally import SmallCurve
 
 NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})
 
@@ -65,6 +66,14 @@ class Numbers:
     def last(self, name: str) -> dict[int, float]:
         """The newest value of each rank."""
         return {rank: column.values[-1] for rank, column in self._columns.get(name, {}).items()}
+
+    def small_curve(self, name: str) -> list[list[float]]:
+        """One rank's lowest and highest values along the run, 48 pairs at most."""
+        curve = SmallCurve()
+        columns = self._columns.get(name, {})
+        for value in columns[min(columns)].values if columns else ():
+            curve.add(value)
+        return curve.pairs()
 
     def by_time(self, name: str) -> dict[int, Curve]:
         """The curve of each rank, over the seconds since the first number of the run."""

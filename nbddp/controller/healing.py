@@ -12,7 +12,7 @@ from nbddp.controller.asking import noting
 from nbddp.errors import RequestError, say_ranks
 from nbddp.promise import Promise, await_all, kept
 from nbddp.record.deeds import cell_that_made
-from nbddp.record.healed import Healed
+from nbddp.record.healed import SHOWN_PLACES, Healed
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, Command
 
@@ -53,6 +53,7 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
             answer = give([*left])()
         session.end_heal()
     left |= answer.payload["left"]
+    more: dict[str, int] = answer.payload["more"]
     storages = answer.payload["storages"]
     size = answer.payload["bytes"] + sum(size for size, _ in storages)
     healed = Healed(
@@ -60,6 +61,7 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         donor=source,
         names=len(answer.payload["names"]),
         left=left,
+        more=more,
         places=tuple(places),
         cells={name: cell_that_made(name, session.deeds) for name in left},
         size=size,
@@ -73,7 +75,9 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         donor=source,
         names=healed.names,
         left=dict(healed.left),
-        places=places,
+        more=more,
+        places=places[:SHOWN_PLACES],
+        more_places=max(0, len(places) - SHOWN_PLACES),
         bytes=size,
         fork=round(healed.fork, 3),
         carry=round(healed.carry, 3),

@@ -19,6 +19,7 @@ from nbddp.magics.check import check
 from nbddp.magics.compare import compare_options, compare_runs
 from nbddp.magics.desk import Desk
 from nbddp.magics.export import export
+from nbddp.magics.heal import heal
 from nbddp.magics.nodes import node_range, steer_nodes
 from nbddp.magics.options import (
     count,
@@ -204,7 +205,7 @@ class LineMagics(Magics):
     def heal(self, line: str) -> None:
         """Put new ranks in the places of those that died; the others keep all they have."""
         args = parse(self.heal, line)
-        self._desk.views.say(f"nbddp: {self._desk.heal(args.rank or (), donor=args.donor)}")
+        heal(self._desk, args)
 
     @magic_arguments("ddp nodes")
     @argument("--nnodes", type=node_range, metavar="N", help="how many, or MIN:MAX (default: 1)")
@@ -306,7 +307,11 @@ class LineMagics(Magics):
         if folder is None or args.rank >= len(self._desk.group.life.ranks):
             raise RequestError(f"there is no log of rank {args.rank}")
         path = folder.log(args.rank)
-        self._desk.views.say(tail(path, args.lines))
+        try:
+            said = tail(path, args.lines)
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read: {error.strerror}") from None
+        self._desk.views.say(said)
 
     @magic_arguments("ddp show")
     @argument("run", nargs="?", help="a name, a part of one, or a path (default: last)")

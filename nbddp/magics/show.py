@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from nbddp.archive.comparing import chosen_metrics
+from nbddp.archive.comparing import Pattern, chosen_metrics
 from nbddp.archive.ending import say_ending
 from nbddp.magics.desk import Desk
-from nbddp.record.finished import RecordedRun
+from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.runs import run_asked_for
 
 
@@ -21,7 +21,19 @@ def show_run(desk: Desk, args: Namespace) -> None:
     current = desk.current_run
     run = RecordedRun(run_asked_for(args.run, Path.cwd(), current=current))
     cell = None if args.cell is None else run.cell(args.cell)
-    known = run.metrics(cell).names() if args.metrics else []
-    metrics = args.metrics and chosen_metrics(known, args.metrics, of="run")
+    metrics = _chosen(run, cell, args.metrics) if args.metrics else None
     ending = say_ending(run, current=current)
-    desk.views.show_run(run, cell, ending=ending, metrics=metrics or None)
+    desk.views.show_run(run, cell, ending=ending, metrics=metrics)
+
+
+def _chosen(run: RecordedRun, cell: RecordedCell | None, patterns: str) -> list[str]:
+    """The metrics that were asked for, of all that the run has on disk."""
+    run.want(Pattern(patterns).fits)
+    curves = run.metrics(cell)
+    return chosen_metrics(
+        curves.names(),
+        patterns,
+        of="run" if cell is None else "cell",
+        more=curves.dropped_names,
+        is_at_least=curves.drops_more,
+    )

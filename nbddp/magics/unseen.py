@@ -1,7 +1,8 @@
 """Cells of whose end a page may have seen nothing: what they have shown is told to the next page.
 
 A page that is loaded again takes in nothing of what it was sent before. Which page runs a cell is
-known by the name of its connection, which stands in each request.
+known by the name of its connection, which stands in each request; and a page that asks for another
+cell after the end of one has seen that end.
 """
 
 from __future__ import annotations
@@ -9,21 +10,27 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from IPython.core.interactiveshell import InteractiveShell
 
 ABOUT = 60.0  # seconds after a cell in which a new page, most likely, was loaded while that ran
 MOST = 8  # cells that one page is told of
+DRAWN = 1.0  # seconds after a cell in which a page has drawn its end
 
 
 class Lost(NamedTuple):
-    """A cell; ``page`` ran it, ``text`` says how its record is got."""
+    """A cell; ``page`` ran it, ``text`` says how its record is got.
+
+    ``at`` is in ``time.monotonic()``, ``ended`` the same in ``time.time()``.
+    """
 
     page: str
     text: str
     surely: bool
     at: float
+    ended: float
 
 
 class Unseen:
@@ -37,13 +44,15 @@ class Unseen:
 
     def page(self) -> str:
         """The page that runs the present cell."""
+        return str(self._header().get("session", ""))
+
+    def _header(self) -> dict[str, Any]:
         kernel = getattr(self._shell, "kernel", None)
-        header = kernel.get_parent("shell").get("header", {}) if kernel is not None else {}
-        return str(header.get("session", ""))
+        return kernel.get_parent("shell").get("header", {}) if kernel is not None else {}
 
     def note(self, page: str, text: str, *, surely: bool) -> None:
         """A cell is over; ``surely`` if a page was loaded meanwhile, or has not seen the end."""
-        self._lost.append(Lost(page, text, surely, time.monotonic()))
+        self._lost.append(Lost(page, text, surely, time.monotonic(), time.time()))
         if not self._is_listening:
             self._shell.events.register("pre_run_cell", self._tell)
             self._is_listening = True
@@ -58,7 +67,8 @@ class Unseen:
         parts = [each for each in self._lost if each.at >= since]
         if parts:
             earlier = (each for each in self._lost if each.at < since)
-            whole = Lost(parts[0].page, text, any(each.surely for each in parts), time.monotonic())
+            surely = any(each.surely for each in parts)
+            whole = Lost(parts[0].page, text, surely, time.monotonic(), time.time())
             self._lost = deque((*earlier, whole), maxlen=MOST)
 
     def _tell(self, *_info: object) -> None:
@@ -68,4 +78,9 @@ class Unseen:
             if each.page != page:
                 when = "while a cell ran" if each.surely else "at about the time of a cell"
                 self._say(f"nbddp: the page was loaded again {when}; {each.text}")
-        self._lost = deque((each for each in recent if each.page == page), maxlen=MOST)
+        date = self._header().get("date")
+        sent = date.timestamp() if isinstance(date, datetime) else 0.0
+        own = (each for each in recent if each.page == page)
+        self._lost = deque(
+            (each for each in own if each.surely or sent < each.ended + DRAWN), maxlen=MOST
+        )

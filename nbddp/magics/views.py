@@ -180,6 +180,16 @@ class Views:
     def _note_unseen(self, page: str, text: str, surely: bool) -> None:  # noqa: FBT001 - a callback
         self._unseen.note(page, text, surely=surely)
 
+    def say_outcome(self, magic: str, text: str, *, is_said: bool = True) -> None:
+        """Tell what came of a magic, and tell it again to a page that may not have seen it.
+
+        ``is_said``: whether nobody else tells it the first time.
+        """
+        if is_said:
+            self.say(f"nbddp: {text}")
+        if page := self._unseen.page():
+            self._unseen.note(page, f"`{magic}` said: {text}", surely=False)
+
     def gather_unseen(self, since: float, text: str) -> None:
         """The cells since then were the parts of one; see :meth:`Unseen.gather`."""
         self._unseen.gather(since, text)
@@ -218,7 +228,7 @@ class Views:
         metrics: Collection[str] | None = None,
     ) -> None:
         """Show a run that was opened from its folder, or one of its cells."""
-        text = run_text(run, cell, ending=ending)
+        text = run_text(run, cell, ending=ending, metrics=metrics)
         if not self.shows_panels:
             self.say(text)
             return

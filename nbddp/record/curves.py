@@ -6,7 +6,7 @@ import math
 import threading
 import zlib
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from nbddp.record.series import Curve, Loops, Series
 
 MAX_NAMES = 64
 MAX_NAME = 200  # characters
-MAX_DROPPED = 1000  # names that are left out are counted no further
+MAX_DROPPED = 10_000  # names that are left out are counted no further
 MAX_STEP = 2.0**53  # beyond it there are whole numbers that a float does not have
 PACE_WINDOW = 10.0  # seconds that are the recent past
 FEWEST = 5  # times between two marks from which one knows how they vary
@@ -47,7 +47,8 @@ class MetricsSnapshot:
     Attributes:
         versions: of each metric, in the order in which they came; another after each change.
         curves: of each rank, for those metrics whose version was not known to who asked.
-        left_out: how many more there are without a curve; beyond 1000 they are not counted.
+        left_out: how many more there are without a curve.
+        is_at_least: whether there may be more than so many: they were counted no further.
         falls: of those metrics whose step fell back, how often it did.
         others: the names of those that are left out, as far as they were kept.
     """
@@ -57,6 +58,7 @@ class MetricsSnapshot:
     left_out: int
     falls: Mapping[str, int] = field(default_factory=dict)
     others: tuple[str, ...] = ()
+    is_at_least: bool = False
 
 
 class Curves:
@@ -68,9 +70,14 @@ class Curves:
 
     A name with more than 200 characters is cut, and ends in "…" and its checksum, so that two of
     them are not taken for one. Names that come when there are 64 are left out and counted.
+
+    Args:
+        wanted: whether a name is asked for: 64 such are kept, whatever came before them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Callable[[str], bool] = lambda _name: False) -> None:
+        self._wanted = wanted
+        self._room = MAX_NAMES  # for those that are wanted
         self._lock = threading.Lock()
         self._version = 0
         self._metrics: dict[str, Loops] = {}
@@ -85,8 +92,13 @@ class Curves:
 
     @property
     def dropped_names(self) -> int:
-        """How many names were left out because there were too many; 1000 may be more."""
+        """How many names were left out because there were too many."""
         return len(self._dropped)
+
+    @property
+    def drops_more(self) -> bool:
+        """Whether more may have been left out: they are counted to a bound."""
+        return len(self._dropped) >= MAX_DROPPED
 
     def version_of(self, name: str) -> int:
         """Another number after each change of this metric; 0 if there is none of this name."""
@@ -131,6 +143,7 @@ class Curves:
             self._versions.clear()
             self._tempos.clear()
             self._dropped.clear()
+            self._room = MAX_NAMES
 
     def snapshot(
         self,
@@ -149,6 +162,7 @@ class Curves:
             left_out=len(names) - len(taken) + self.dropped_names,
             falls={name: count for name in shown if (count := self.falls(name))},
             others=tuple(name for name in names if name not in shown),
+            is_at_least=self.drops_more,
         )
 
     def names(self) -> list[str]:
@@ -191,10 +205,15 @@ class Curves:
 
     def _find(self, name: str) -> Loops | None:
         """A metric of a name that is new, None if it is one too many."""
-        if len(self._metrics) < MAX_NAMES:
+        number = hash(name)
+        if number in self._dropped:  # nearly always, where there are so many
+            return None
+        is_wanted = self._room > 0 and self._wanted(name)
+        if is_wanted or len(self._metrics) < MAX_NAMES:
+            self._room -= is_wanted
             return self._metrics.setdefault(name, Loops())
         if len(self._dropped) < MAX_DROPPED:
-            self._dropped.add(hash(name))
+            self._dropped.add(number)
         return None
 
     def _tempo(self, rank: int, values: Mapping[str, float]) -> _Tempo:

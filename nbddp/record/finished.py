@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from nbddp.record.timeline import Happening, with_failures_once
 
 NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
 
+METRICS = "metrics.jsonl"
 SHOWN_NUMBERS = 20  # of cells, in a message
 ROUNDED = 0.001  # seconds: the times of events are, those of numbers are not
 
@@ -75,6 +76,7 @@ class RecordedRun:
         self.path = path
         self._unreadable: dict[str, int] = {}  # lines, by file
         self._metrics: dict[int | None, Curves] = {}  # of each cell that was asked for, or of all
+        self._wanted: Callable[[str], bool] = lambda _name: False
         try:
             self.events = tuple(self._read_events())
         except OSError as error:
@@ -119,7 +121,12 @@ class RecordedRun:
         See :func:`nbddp.record.logs.tail`.
         """
         begin, end = cell.logs.get(rank, (0, None)) if cell else (0, None)
-        return tail(self.log(rank), lines, begin=begin, end=end) if self.log(rank).exists() else ""
+        try:
+            return tail(self.log(rank), lines, begin=begin, end=end)
+        except FileNotFoundError:  # it has written nothing
+            return ""
+        except OSError as error:
+            return f"{self.log(rank)} cannot be read: {error.strerror or error}"
 
     def cell(self, number: int) -> RecordedCell:
         """One of its cells.
@@ -133,8 +140,13 @@ class RecordedRun:
         numbers = ", ".join(str(each.number) for each in self.cells[-SHOWN_NUMBERS:]) or "none"
         raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
+    def want(self, wanted: Callable[[str], bool]) -> None:
+        """See to it that :meth:`metrics` has those names, whatever was reported before them."""
+        self._wanted = wanted
+        self._metrics.clear()
+
     def metrics(self, cell: RecordedCell | None = None) -> Curves:
-        """The numbers that its ranks reported, in all cells or in one."""
+        """The numbers that its ranks reported, in all cells or in one; see :meth:`want`."""
         number = cell.number if cell else None
         if number not in self._metrics:
             self._metrics[number] = self._read_metrics(cell)
@@ -156,16 +168,16 @@ class RecordedRun:
         return next((each.began_at for each in self.cells if not each.is_again), math.inf)
 
     def _all_numbers(self) -> Iterator[dict[str, Any]]:
-        if not (self.path / "metrics.jsonl").exists():
+        if not (self.path / METRICS).exists():
             return
-        for row in self._rows("metrics.jsonl", "rank", "attempt"):
+        for row in self._readable_rows(METRICS, "rank", "attempt"):
             if set(map(type, row.values())) <= {int, float}:  # nearly always
                 yield row
             elif isinstance(row["rank"], int) and isinstance(row["attempt"], int):
                 yield {name: each for name, each in row.items() if isinstance(each, int | float)}
 
     def _read_metrics(self, cell: RecordedCell | None) -> Curves:
-        curves, attempt = Curves(), 0
+        curves, attempt = Curves(self._wanted), 0
         recoveries = [each for each in self.events if each.kind == "recovery"]
         taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
         heals = [each.at for each in recoveries if "healed" in each.facts]
@@ -211,6 +223,13 @@ class RecordedRun:
     def _read_events(self) -> Iterator[Happening]:
         for row in self._rows("events.jsonl", "kind"):
             yield Happening(row.pop("time"), row.pop("kind"), row)
+
+    def _readable_rows(self, name: str, *needed: str) -> Iterator[dict[str, Any]]:
+        try:
+            yield from self._rows(name, *needed)
+        except OSError as error:
+            path = self.path / name
+            raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
 
     def _rows(self, name: str, *needed: str) -> Iterator[dict[str, Any]]:
         """Each line with a time and what else is ``needed``; others are counted."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nbddp.errors import say_ranks
 from nbddp.record.logs import say_bytes
 from nbddp.wire.heal_messages import MADE_BY_ALL
+
+SHOWN_PLACES = 20  # of those that got another number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +20,8 @@ class Healed:
         ranks: those that are new.
         donor: the one whose names they have.
         names: how many.
-        left: why not, for each name that could not be carried.
+        left: why not, for each name that could not be carried; of very many for some.
+        more: how many others could not, by why not; under ``""`` for yet other reasons.
         places: where a new rank put its own number in the place of the donor's.
         cells: the prompt's number of the cell that made such a name, where it is known.
         size: bytes that were carried.
@@ -31,6 +34,7 @@ class Healed:
     donor: int
     names: int
     left: Mapping[str, str]
+    more: Mapping[str, int]
     places: tuple[str, ...]
     cells: Mapping[str, int]
     size: int
@@ -54,16 +58,31 @@ class Healed:
             f"{self.seconds:.2f} s ({self.names} names, {say_bytes(self.size)})"
         ]
         if self.places:
-            lines.append(f"given the rank of who has it now: {', '.join(self.places)}")
-        return lines + [
-            f"not carried: {name} ({why}){self._way_out(name, why)}"
-            for name, why in self.left.items()
-        ]
+            lines.append(f"given the rank of who has it now: {self._say_places()}")
+        by_reason: dict[str, list[str]] = {why: [] for why in (*self.left.values(), *self.more)}
+        for name, why in self.left.items():
+            by_reason[why].append(f"not carried: {name} ({why}){self._way_out(name, why)}")
+        for why, said in by_reason.items():
+            lines += [*said, *self._say_more(why)]
+        return lines
+
+    def _say_places(self) -> str:
+        more = len(self.places) - SHOWN_PLACES
+        rest = [f"{more:,} more"] if more > 0 else []
+        return ", ".join([*self.places[:SHOWN_PLACES], *rest])
+
+    def _say_more(self, why: str) -> Iterator[str]:
+        if count := self.more.get(why, 0):
+            said = f"like it ({why})" if why else "for other reasons"
+            yield f"... and {count:,} more {said}; make them again, {self._where(why)}"
+
+    def _where(self, why: str) -> str:
+        if why == MADE_BY_ALL:
+            return "on all ranks"
+        return "with --ranks " + ",".join(map(str, self.ranks))
 
     def _way_out(self, name: str, why: str) -> str:
-        ranks = "with --ranks " + ",".join(map(str, self.ranks))
-        if why == MADE_BY_ALL:
-            ranks = "on all ranks"
+        ranks = self._where(why)
         if not name.isidentifier():  # a part of what came
             return f"; make it again, {ranks}"
         if not self.cells.get(name):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from nbddp.record.timeline import Happening
 from nbddp.record.unmet import Unmet
 from nbddp.record.waiting import Awaited
 from nbddp.record.whereabouts import LoopProgress
+
+NOT_CARRIED = 8  # names that a heal in the list of events tells
 
 
 def say_seconds(seconds: float) -> str:
@@ -64,6 +66,23 @@ def say_number_of(count: int, what: str) -> str:
     ('1 step', '1,200 steps')
     """
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def say_more_metrics(count: int, *, is_at_least: bool) -> str:
+    """How many metrics are not shown; beyond a bound they are not counted.
+
+    >>> say_more_metrics(1, is_at_least=False), say_more_metrics(10_052, is_at_least=True)
+    ('1 more metric', 'at least 10,052 more metrics')
+    """
+    return f"{'at least ' * is_at_least}{count:,} more metric{'' if count == 1 else 's'}"
+
+
+def say_left_out(named: Sequence[str], count: int, *, is_at_least: bool, does: str) -> str:
+    """Which metrics are not shown, as far as they are named, and what shows them."""
+    more = f"{'at least ' * is_at_least}{count - len(named):,} more"
+    names = ", ".join([*named, *([more] if count > len(named) else [])])
+    many = say_more_metrics(count, is_at_least=is_at_least)
+    return f"{many} ({names}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -214,6 +233,14 @@ def say_refused(count: int) -> str:
     return f"{count} {what} refused: not signed by this group"
 
 
+def _say_not_carried(facts: Mapping[str, Any]) -> str:
+    """Some of it by name: the heal itself has told more."""
+    names = [*facts["left"]]
+    more = len(names[NOT_CARRIED:]) + sum(facts.get("more", {}).values())
+    said = [*names[:NOT_CARRIED], *([f"{more:,} more"] if more else [])]
+    return f"; not carried: {', '.join(said)}" if said else ""
+
+
 def shorten(path: str) -> str:
     """Relative to the notebook's folder, where it lies in there."""
     with suppress(ValueError, FileNotFoundError):
@@ -231,8 +258,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     "healed": lambda facts: (
         f"{say_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
         f"in {facts['fork']:.2f} s, {logs.say_bytes(facts['bytes'])} packed in "
-        f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s"
-        + (f"; not carried: {', '.join(facts['left'])}" if facts["left"] else "")
+        f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s" + _say_not_carried(facts)
     ),
     "taken back": lambda facts: (
         f"{say_ranks(facts['ranks'])} of {facts['world_size']} taken back from a notebook that was "

@@ -218,7 +218,11 @@ def _handlers(names: Mapping[str, Any]) -> dict[str, str]:
 def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
     """The parts of an object that could not be carried, and why not."""
     known = names_of([part for part, _ in missing], {name: whole})
-    return {known.get(id(part), f"{_a(part)} in {name}"): why for part, why in missing}
+    said: dict[str, str] = {}
+    for number, (part, why) in enumerate(missing, start=1):
+        what = known.get(id(part), f"{_a(part)} in {name}")
+        said[f"{what} ({number})" if what in said else what] = why
+    return said
 
 
 def open_names(

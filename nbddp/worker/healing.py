@@ -26,6 +26,7 @@ from nbddp.worker.exchange import await_message, batches, exchange
 from nbddp.worker.places import own_places, take_places, take_samplers
 from nbddp.worker.registry import is_sharded, sharded_modules
 from nbddp.worker.surroundings import Surroundings
+from nbddp.worker.untold import few_of
 
 if TYPE_CHECKING:
     from nbddp.worker.process_group import ProcessGroup
@@ -91,10 +92,12 @@ class Healing:
         carried = pack_names(self._namespace, leave=leave, beside=beside)
         self._storages = [*carried.storages, *carried.buffers]
         parcel = parcels.put(self._store, self._key(f"names{command.request}"), carried.data)
+        left, more = few_of(carried.left)
         payload: JsonDict = {
             "names": list(carried.names),
             "bytes": len(carried.data),
-            "left": dict(carried.left),
+            "left": left,
+            "more": more,
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
             "buffers": len(carried.buffers),
         }

@@ -124,6 +124,34 @@ def test_an_object_comes_without_what_belongs_to_its_process(group: WorkerGroup)
     group.run("with trainer.gate: pass", quiet=True)
 
 
+FLOOD = """
+import threading
+class Place:
+    def __init__(self):
+        self.lock, self.rank = threading.Lock(), rank
+places = [Place() for _ in range(300)]
+latches = {f"latch{number}": threading.Lock() for number in range(30)}
+globals().update(latches)
+"""
+
+
+def test_very_much_that_could_not_be_carried_is_told_in_a_few_lines(group: WorkerGroup) -> None:
+    group.run(FLOOD, quiet=True)
+    kill(group, 1)
+    healed = group.heal()
+    why = "cannot pickle '_thread.lock' object"
+    assert len(healed.left) + healed.more[why] == 300 + 30 + 30 + 1  # and the gate
+    assert [name for name in healed.left if name.startswith("places")] == [
+        f"places[{number}].lock" for number in range(5)
+    ]
+    assert len([name for name in healed.left if name.isidentifier()]) == 20
+    _, places, *lines = healed.lines()
+    assert places.endswith(" more")
+    assert len(lines) == 20 + 5 + 1
+    [event] = [each for each in group._session.snapshot().events if each.kind == "healed"]
+    assert (event.facts["left"], event.facts["more"]) == (healed.left, healed.more)
+
+
 def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: WorkerGroup) -> None:
     group.run(
         "plus = torch.compile(lambda x: x + scale, backend='eager')\nplus(torch.ones(1))\n"

@@ -37,15 +37,17 @@ def run_figure(run: RecordedRun, metrics: Collection[str] | None = None) -> Figu
     Raises:
         RequestError: it has none of this name, or none at all.
     """
+    if metrics is not None:
+        run.want(frozenset(metrics).__contains__)
     curves = run.metrics()
     names = curves.names()
     if not names:
         raise RequestError(f"run {run.name} has no metrics to draw")
     for name in metrics or ():
         if name not in names:
-            raise RequestError(
-                f"run {run.name} has no metric {name!r}; its metrics are: {', '.join(names)}"
-            )
+            more = [f"{curves.dropped_names:,} more"] if curves.dropped_names else []
+            known = ", ".join([*names, *more])
+            raise RequestError(f"run {run.name} has no metric {name!r}; its metrics are: {known}")
     return draw_figure([Chart.of(name, curves.curves(name)) for name in metrics or names[:MOST]])
 
 

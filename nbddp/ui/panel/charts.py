@@ -14,6 +14,7 @@ from nbddp.interrupts import begin
 from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.series import Curve
 from nbddp.ui.panel.budget import Budget
+from nbddp.ui.words import say_left_out
 
 if TYPE_CHECKING:
     from nbddp.ui.charts.frame import Scale
@@ -177,11 +178,8 @@ def _load_drawing() -> float:
 
 
 def _say_left_out(metrics: MetricsSnapshot) -> str:
-    named = metrics.others[:MAX_NAMED]
-    more = metrics.left_out - len(named)
-    names = ", ".join([*named, *([f"{more} more"] if more else [])])
-    many = "1 more metric" if metrics.left_out == 1 else f"{metrics.left_out} more metrics"
-    return f"{many} ({names}): `%ddp show --metrics NAME` draws them, metrics.jsonl has them all"
+    named, is_at_least = metrics.others[:MAX_NAMED], metrics.is_at_least
+    return say_left_out(named, metrics.left_out, is_at_least=is_at_least, does="draws them")
 
 
 def _say_falls(falls: Mapping[str, int]) -> str:

@@ -85,7 +85,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _curves(comparison: Comparison, name: str) -> list[str]:
     rows = [
-        [letter, bars(run.summary.curves.get(name, ()))]
+        [letter, bars(run.small_curve(name))]
         for letter, run in zip(LETTERS, comparison.runs, strict=False)
     ]
     return ["", name, *aligned(rows)]

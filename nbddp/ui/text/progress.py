@@ -14,7 +14,7 @@ from nbddp.record.cell import CellHandle
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.charts.scale import say_number
 from nbddp.ui.screen import Screen
-from nbddp.ui.words import say_awaited, say_bar, say_seconds, say_step
+from nbddp.ui.words import say_awaited, say_bar, say_more_metrics, say_seconds, say_step
 
 logger = logging.getLogger(__name__)
 
@@ -130,4 +130,5 @@ def show_charts(screen: Screen, session: Session) -> None:
     sizes = {"image/png": {"width": width}}
     screen.display(data, sizes, display_id="", is_update=False)
     if metrics.left_out:
-        screen.write(f"nbddp: {metrics.left_out} more metrics are in metrics.jsonl\n")
+        many = say_more_metrics(metrics.left_out, is_at_least=metrics.is_at_least)
+        screen.write(f"nbddp: {many} {'is' if metrics.left_out == 1 else 'are'} in metrics.jsonl\n")

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from nbddp.errors import say_ranks
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.ui.words import say_event, say_facts, say_seconds, say_tag, shorten
+from nbddp.ui.words import say_event, say_facts, say_left_out, say_seconds, say_tag, shorten
 
 SHOWN_CELLS = 20  # the newest
 SHOWN_REPORTS = 3  # of the cells that failed last
 SHOWN_EVENTS = 8
+SHOWN_METRICS = 20  # unless others are chosen
+NAMED_METRICS = 20  # of the others
 TAIL = 10  # lines of each rank
 
 
-def run_text(run: RecordedRun, cell: RecordedCell | None = None, *, ending: str = "") -> str:
-    """The run, or a cell of it; ``ending`` says how the run ended."""
+def run_text(
+    run: RecordedRun,
+    cell: RecordedCell | None = None,
+    *,
+    ending: str = "",
+    metrics: Collection[str] | None = None,
+) -> str:
+    """The run, or a cell of it; ``ending`` says how the run ended.
+
+    ``metrics`` are those whose numbers are said; None for the first few.
+    """
     lines = [run_title(run, ending) if cell is None else cell_title(run, cell)]
     if cell is None:
         lines += _table(run.cells)
     for each in failed_cells(run, cell):
         lines += ["", f"cell {each.number}:" if cell is None else "", each.report or each.outcome]
-    lines += ["", *_numbers(run, cell), *_events(run, cell), *_tails(run, cell)]
+    lines += ["", *_numbers(run, cell, metrics), *_events(run, cell), *_tails(run, cell)]
     lines.append(f"all of it is in {shorten(str(run.path))}")
     return "\n".join(lines)
 
@@ -72,12 +83,21 @@ def _table(cells: Sequence[RecordedCell]) -> Iterator[str]:
         yield "  " + " · ".join([f"cell {each.number}", *cell_facts(each), first_line(each.source)])
 
 
-def _numbers(run: RecordedRun, cell: RecordedCell | None) -> Iterator[str]:
+def _numbers(
+    run: RecordedRun, cell: RecordedCell | None, metrics: Collection[str] | None
+) -> Iterator[str]:
     curves = run.metrics(cell)
-    for name in curves.names():
+    names = curves.names()
+    shown = names[:SHOWN_METRICS] if metrics is None else [n for n in names if n in metrics]
+    for name in shown:
         last = curves.last(name)
         values = ", ".join(f"{value:.6g}" for value in last.values())
         yield f"{name}: {values} at last ({say_ranks(list(last))})"
+    others = [name for name in names if name not in shown]
+    if left_out := len(others) + curves.dropped_names:
+        named, is_at_least = others[:NAMED_METRICS], curves.drops_more
+        its = "its" if left_out == 1 else "their"
+        yield say_left_out(named, left_out, is_at_least=is_at_least, does=f"has {its} numbers")
 
 
 def _events(run: RecordedRun, cell: RecordedCell | None) -> Iterator[str]:
