@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nbddp.controller.asking import noting
 from nbddp.errors import RequestError, say_ranks
+from nbddp.interrupts import OneInterrupt
 from nbddp.promise import Promise, await_all, kept
 from nbddp.record.deeds import cell_that_made
 from nbddp.record.healed import Healed
@@ -37,26 +37,70 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
     chosen = tuple(sorted({*ranks})) or life.gone
     source = min(life.alive, default=0) if donor is None else donor
     began = time.monotonic()
-    revived = session.begin_heal(chosen, source)
-    with _given_up_if_it_fails(session):
-        # whoever chose a donor knows that its names are the right ones
-        give = partial(_give, session, source, chosen if donor is None else ())
-        given = give([])
-        kept(revived)
-        forked = time.monotonic()
-        left: dict[str, str] = {}
-        answer = given()
-        carried = time.monotonic()
-        places: list[str] = []
-        while unopened := _hand_over(session, answer, source, chosen, len(left), places):
-            left |= unopened  # the next one may be another
-            answer = give([*left])()
-        session.end_heal()
+    with OneInterrupt() as interrupt:  # a heal that nobody ends would last for ever
+        revived = _begin(session, chosen, source)
+        try:
+            with interrupt.let_in():
+                # whoever chose a donor knows that its names are the right ones
+                healed = _go_on(session, revived, chosen, source, began, checks=donor is None)
+        except BaseException as error:
+            session.end_heal(str(error) or "it was interrupted")
+            raise
+    session.time_line.record(
+        "healed",
+        ranks=healed.ranks,
+        donor=source,
+        names=healed.names,
+        left=dict(healed.left),
+        places=[*healed.places],
+        bytes=healed.size,
+        fork=round(healed.fork, 3),
+        carry=round(healed.carry, 3),
+        meet=round(healed.meet, 3),
+    )
+    return healed
+
+
+def _begin(session: Session, chosen: Sequence[int], source: int) -> Promise[None]:
+    try:
+        return session.begin_heal(chosen, source)
+    except RequestError:  # it was refused, where another one may go on
+        raise
+    except BaseException as error:
+        session.end_heal(str(error) or "it was interrupted")
+        raise
+
+
+def _go_on(
+    session: Session,
+    revived: Promise[None],
+    chosen: Sequence[int],
+    source: int,
+    began: float,
+    *,
+    checks: bool,
+) -> Healed:
+    """Give the new ones the names, and have all meet; ``checks``: see that they are the right ones.
+
+    Raises:
+        RequestError: one of them could not.
+    """
+    give = partial(_give, session, source, chosen if checks else ())
+    given = give([])
+    kept(revived)
+    forked = time.monotonic()
+    left: dict[str, str] = {}
+    answer = given()
+    carried = time.monotonic()
+    places: list[str] = []
+    while unopened := _hand_over(session, answer, source, chosen, len(left), places):
+        left |= unopened  # the next one may be another
+        answer = give([*left])()
+    session.end_heal()
     left |= answer.payload["left"]
-    storages = answer.payload["storages"]
-    size = answer.payload["bytes"] + sum(size for size, _ in storages)
-    healed = Healed(
-        ranks=chosen,
+    size = answer.payload["bytes"] + sum(size for size, _ in answer.payload["storages"])
+    return Healed(
+        ranks=tuple(chosen),
         donor=source,
         names=len(answer.payload["names"]),
         left=left,
@@ -67,28 +111,6 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         carry=carried - forked,
         meet=time.monotonic() - carried,
     )
-    session.time_line.record(
-        "healed",
-        ranks=healed.ranks,
-        donor=source,
-        names=healed.names,
-        left=dict(healed.left),
-        places=places,
-        bytes=size,
-        fork=round(healed.fork, 3),
-        carry=round(healed.carry, 3),
-        meet=round(healed.meet, 3),
-    )
-    return healed
-
-
-@contextmanager
-def _given_up_if_it_fails(session: Session) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        session.end_heal(str(error) or "it was interrupted")
-        raise
 
 
 def _give(
