@@ -14,6 +14,7 @@ from processes import wait_until
 
 from nbddp.errors import RequestError
 from nbddp.group.nodes import NodesSpec
+from nbddp.launch.launcher import Launcher
 from nbddp.magics.steered import SteeredGroup
 from nbddp.nodes.door import Door
 from nbddp.nodes.frames import Kind
@@ -71,6 +72,37 @@ def test_who_interrupts_the_wait_can_try_again(back: Back) -> None:
     assert back.group.nodes is None
     with pytest.raises(RequestError, match="no node has come back"):
         back.take_back(0.1)
+
+
+def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ranks would be looked for on nodes for ever: there is nothing to close."""
+    monkeypatch.setenv("HOME", str(folder))
+    launcher = FakeLauncher()
+    group = SteeredGroup(nproc=1, launcher=launcher)
+    use, closed = group.session.use, Door.close
+
+    def use_and_stop(chosen: Launcher) -> None:
+        use(chosen)
+        signal.raise_signal(signal.SIGINT)
+
+    def stop_and_close(self: Door, *, sends_home: bool = True) -> None:
+        signal.raise_signal(signal.SIGINT)
+        closed(self, sends_home=sends_home)
+
+    monkeypatch.setattr(group.session, "use", use_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        group.open_nodes(NodesSpec())
+    assert group.nodes is not None
+    monkeypatch.setattr(group.session, "use", use)
+    monkeypatch.setattr(Door, "close", stop_and_close)
+    with pytest.raises(KeyboardInterrupt):
+        group.stop()
+    assert group.nodes is None
+    assert group.session.launcher is launcher
+    group.close()
 
 
 def test_a_door_whose_notebook_is_there_is_not_taken_over(back: Back) -> None:

@@ -63,6 +63,12 @@ OFF, IDLE = life(GroupState.OFF), life(GroupState.IDLE)
             "a cell is running: `%ddp wait` waits for it, `%ddp interrupt` ends it",
         ),
         (
+            "%ddp logs",
+            life(GroupState.HEALING),
+            life(GroupState.HEALING),
+            "the group is healing; `%ddp status` shows how far it is, `%ddp interrupt` ends it",
+        ),
+        (
             "%ddp push",
             IDLE,
             IDLE,

@@ -327,6 +327,7 @@ class Executor:
 
     def _take_back(self, returned: Returned) -> None:
         self._start_error = None
+        self.deeds.note_taken_back()
         self.means_now.link.take_secret(returned.secret)
         folder = self.time_line.go_on(returned.folder, self._open_folder)
         ranks, size = sorted(returned.ranks), returned.world_size
@@ -384,8 +385,8 @@ class Executor:
     def _note_result(self, result: CellResult) -> None:
         logs = self.time_line.sizes_of_logs(result.ranks)
         self.time_line.record("cell ended", **result.facts(), logs=logs)
-        if result.is_ok and self.cell is not None and not self.cell.request.once:
-            self.deeds.note(self.cell.deed())
+        if self.cell is not None:
+            self.deeds.note_cell(self.cell, result.verdict)
 
     def _tell_stopped(self) -> None:
         self.time_line.record("stopped", attempt=self.life.attempt)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from nbddp.controller.asking import noting
 from nbddp.errors import RequestError, say_ranks
+from nbddp.interrupts import OneInterrupt
 from nbddp.promise import Promise, await_all, kept
 from nbddp.record.deeds import cell_that_made
 from nbddp.record.healed import SHOWN_PLACES, Healed
@@ -37,48 +37,25 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
     chosen = tuple(sorted({*ranks})) or life.gone
     source = min(life.alive, default=0) if donor is None else donor
     began = time.monotonic()
-    revived = session.begin_heal(chosen, source)
-    with _given_up_if_it_fails(session):
-        # whoever chose a donor knows that its names are the right ones
-        give = partial(_give, session, source, chosen if donor is None else ())
-        given = give([])
-        kept(revived)
-        forked = time.monotonic()
-        left: dict[str, str] = {}
-        answer = given()
-        carried = time.monotonic()
-        places: list[str] = []
-        while unopened := _hand_over(session, answer, source, chosen, len(left), places):
-            left |= unopened  # the next one may be another
-            answer = give([*left])()
-        session.end_heal()
-    left |= answer.payload["left"]
-    more: dict[str, int] = answer.payload["more"]
-    storages = answer.payload["storages"]
-    size = answer.payload["bytes"] + sum(size for size, _ in storages)
-    healed = Healed(
-        ranks=chosen,
-        donor=source,
-        names=len(answer.payload["names"]),
-        left=left,
-        more=more,
-        places=tuple(places),
-        cells={name: cell_that_made(name, session.deeds) for name in left},
-        size=size,
-        fork=forked - began,
-        carry=carried - forked,
-        meet=time.monotonic() - carried,
-    )
+    with OneInterrupt() as interrupt:  # a heal that nobody ends would last for ever
+        revived = _begin(session, chosen, source)
+        try:
+            with interrupt.let_in():
+                # whoever chose a donor knows that its names are the right ones
+                healed = _go_on(session, revived, chosen, source, began, checks=donor is None)
+        except BaseException as error:
+            session.end_heal(str(error) or "it was interrupted")
+            raise
     session.time_line.record(
         "healed",
         ranks=healed.ranks,
         donor=source,
         names=healed.names,
         left=dict(healed.left),
-        more=more,
-        places=places[:SHOWN_PLACES],
-        more_places=max(0, len(places) - SHOWN_PLACES),
-        bytes=size,
+        more=dict(healed.more),
+        places=[*healed.places[:SHOWN_PLACES]],
+        more_places=max(0, len(healed.places) - SHOWN_PLACES),
+        bytes=healed.size,
         fork=round(healed.fork, 3),
         carry=round(healed.carry, 3),
         meet=round(healed.meet, 3),
@@ -86,13 +63,57 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
     return healed
 
 
-@contextmanager
-def _given_up_if_it_fails(session: Session) -> Iterator[None]:
+def _begin(session: Session, chosen: Sequence[int], source: int) -> Promise[None]:
     try:
-        yield
+        return session.begin_heal(chosen, source)
+    except RequestError:  # it was refused, where another one may go on
+        raise
     except BaseException as error:
         session.end_heal(str(error) or "it was interrupted")
         raise
+
+
+def _go_on(
+    session: Session,
+    revived: Promise[None],
+    chosen: Sequence[int],
+    source: int,
+    began: float,
+    *,
+    checks: bool,
+) -> Healed:
+    """Give the new ones the names, and have all meet; ``checks``: see that they are the right ones.
+
+    Raises:
+        RequestError: one of them could not.
+    """
+    give = partial(_give, session, source, chosen if checks else ())
+    given = give([])
+    kept(revived)
+    forked = time.monotonic()
+    left: dict[str, str] = {}
+    answer = given()
+    carried = time.monotonic()
+    places: list[str] = []
+    while unopened := _hand_over(session, answer, source, chosen, len(left), places):
+        left |= unopened  # the next one may be another
+        answer = give([*left])()
+    session.end_heal()
+    left |= answer.payload["left"]
+    size = answer.payload["bytes"] + sum(size for size, _ in answer.payload["storages"])
+    return Healed(
+        ranks=tuple(chosen),
+        donor=source,
+        names=len(answer.payload["names"]),
+        left=left,
+        more=answer.payload["more"],
+        places=tuple(places),
+        cells={name: cell_that_made(name, session.deeds) for name in left},
+        size=size,
+        fork=forked - began,
+        carry=carried - forked,
+        meet=time.monotonic() - carried,
+    )
 
 
 def _give(

@@ -38,6 +38,7 @@ from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.pushes import Pushed, Pushes
 from nbddp.record.snapshot import Snapshot, take
 from nbddp.record.timeline import TimeLine
+from nbddp.record.unmade import Unmade
 from nbddp.record.whereabouts import Whereabouts
 from nbddp.wire.messages import Answer, Answered, Command, Display, Drop
 
@@ -147,6 +148,11 @@ class Session:
         """What a replay that ended too early has left to do, unless something else was done."""
         return self._do.deeds.undone
 
+    @property
+    def unmade(self) -> tuple[Unmade, ...]:
+        """What the ranks hold that no replay makes."""
+        return self._do.deeds.unmade
+
     def leave_undone(self, deeds: Sequence[Deed], *, is_all: bool = False) -> None:
         """A replay has ended before it came to these; ``is_all``: before it did anything."""
         self.call(self._do.deeds.leave, deeds, is_all=is_all)
@@ -181,11 +187,7 @@ class Session:
         return self._do.process_ids()
 
     def require_link(self) -> Link:
-        """The link, which exists as soon as a group was started.
-
-        Raises:
-            RequestError: none was.
-        """
+        """The link, which exists as soon as a group was started; else this is refused."""
         return self._means().link
 
     def _means(self) -> Means:
@@ -193,8 +195,6 @@ class Session:
         if means is None:
             raise RequestError(NO_GROUP)
         return means
-
-    # ---- what may be asked, from any thread
 
     def start(self, spec: GroupSpec, returned: Returned | None = None) -> None:
         """Start a group, or take ranks back, and wait until every rank is ready.

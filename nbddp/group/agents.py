@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nbddp.errors import describe_exit
+from nbddp.interrupts import interrupt_held_back
 from nbddp.nodes.door import Node
 
 ENDING = 15.0  # seconds that agents get to end
@@ -45,19 +46,22 @@ class LocalAgents:
         """Start so many, and do not wait for them."""
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(count):
-            path = self._next_log()
-            with path.open("xb") as log:
-                with suppress(OSError):  # no locks here
-                    fcntl.flock(log, fcntl.LOCK_EX)  # goes with it: held as long as it lives
-                process = subprocess.Popen(
-                    self._command,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns of it
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Jupyter's interrupt is not for it
-                )
-            self._agents.append(_Agent(process, path))
+            with interrupt_held_back():  # one that nobody knows of would be left behind
+                self._start_one(self._next_log())
+
+    def _start_one(self, path: Path) -> None:
+        with path.open("xb") as log:
+            with suppress(OSError):  # no locks here
+                fcntl.flock(log, fcntl.LOCK_EX)  # goes with it: held as long as it lives
+            process = subprocess.Popen(
+                self._command,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},  # else torchrun warns of it
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Jupyter's interrupt is not for it
+            )
+        self._agents.append(_Agent(process, path))
 
     def _next_log(self) -> Path:
         """One that no agent has, such as those that the notebook before has started."""

@@ -280,8 +280,8 @@ class Recovery:
     @contextmanager
     def _keeping_curves(self) -> Iterator[None]:
         """What the cell had reported stays, whatever the cells report that are replayed."""
-        self._session.begin_recovery()
         try:
+            self._session.begin_recovery()
             yield
         except BaseException:
             self._session.end_recovery(is_taken_up=False)

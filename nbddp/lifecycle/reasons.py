@@ -8,6 +8,7 @@ from nbddp.errors import describe_exit, say_ranks
 from nbddp.lifecycle.states import GroupState, Life
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
+BUSY = "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
 NOT_HEALED = "the group was not healed"
 
 

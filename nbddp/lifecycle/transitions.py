@@ -211,7 +211,7 @@ def _on_run_asked(life: Life, event: RunAsked) -> Step:
 
 def _why_not_run(life: Life, event: RunAsked) -> str:
     if life.state.is_busy:
-        return "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
+        return reasons.BUSY
     if life.state not in (GroupState.IDLE, GroupState.BROKEN):
         return f"the worker group is {life.state.value}"
     if not event.ranks or len(set(event.ranks)) < len(event.ranks):

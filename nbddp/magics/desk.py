@@ -19,6 +19,7 @@ from nbddp.group.checking import QuietChecks
 from nbddp.group.recovery import Recovery
 from nbddp.group.tracing import trace_of
 from nbddp.imports import import_aside
+from nbddp.interrupts import interrupt_held_back
 from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.reasons import unknown_rank, with_way_on
 from nbddp.magics.again import Again
@@ -29,7 +30,7 @@ from nbddp.magics.options import ALL, asked_spec, check_unchanged
 from nbddp.magics.publish import Publishing
 from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
-from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
@@ -257,10 +258,10 @@ class Desk:
             RequestError: it cannot run now.
         """
         recovery = self._recovery(quiet=quiet)
-        handle = recovery.begin(request)
-        self.next_trace = self._traced = None
+        begun: list[CellHandle] = []
 
         def follow() -> CellResult:
+            [handle] = begun
             result = recovery.follow(handle, retries)
             self.went_well = result.is_ok
             self._traced = self._offer_again(result, recovery, request, retries)
@@ -268,7 +269,10 @@ class Desk:
                 self.views.say(result.verdict.report())
             return result
 
-        self._background = Background(follow)
+        with interrupt_held_back():  # a cell that nobody follows could not be waited for
+            begun.append(recovery.begin(request))
+            self.next_trace = self._traced = None
+            self._background = Background(follow)
 
     def wait(self) -> None:
         """Wait for the cell in the background, show its trace; raises what it raised."""

@@ -78,12 +78,13 @@ class Scale:
         """Run them all; show what they come to.
 
         Raises:
-            RequestError: the ranks of a world size cannot be had.
+            RequestError: the ranks of a world size cannot be had, or hold what would be lost.
             CellFailedError: none went well.
             CommandInterruptedError: the user has ended it.
         """
         for spec in self._specs.values():
             spec.check_gpus()
+        self._trials.check_nothing_is_lost()
         before, count = self._trials.said_before(), len(self._rows)
         self._say(f"{say_number_of(count, 'run')}, each with {before}")
         is_ended = run_rows(self._trials, self._rows, self._run_one, self._tell)

@@ -15,7 +15,7 @@ from nbddp.errors import RequestError
 from nbddp.group import WorkerGroup, default_colors
 from nbddp.group.nodes import Nodes, NodesSpec
 from nbddp.group.recovery import Recovery
-from nbddp.interrupts import begin
+from nbddp.interrupts import OneInterrupt, begin, interrupt_held_back
 from nbddp.launch.launcher import Launcher
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
@@ -122,7 +122,8 @@ class SteeredGroup(WorkerGroup):
                 "`%ddp stop` sends all nodes home"
             )
         self._close_at_exit()
-        self.nodes = Nodes(self._session, spec, join)
+        with interrupt_held_back():  # a door that nobody knows of could not be closed
+            self.nodes = Nodes(self._session, spec, join)
         return self.nodes
 
     def take_back(self, spec: NodesSpec, join: Join, seconds: float) -> Returned | None:
@@ -140,17 +141,20 @@ class SteeredGroup(WorkerGroup):
             RequestError: there are ranks here, a door is open, or nobody has come back. All is
                 then as it was before, and so it is after an interrupt: it can be tried again.
         """
-        nodes = self.open_nodes(spec, join)
-        try:
-            returned = nodes.take_back(seconds)
-        except BaseException:
-            self.nodes = None
-            nodes.give_up()
-            raise
-        if returned is not None:
-            self._spec = replace(self._spec, **returned.options)
-            self._session.start(self._spec, returned)
-        return returned
+        with OneInterrupt() as interrupt:
+            nodes = self.open_nodes(spec, join)
+            try:
+                with interrupt.let_in():
+                    returned = nodes.take_back(seconds)
+            except BaseException:
+                self.nodes = None
+                nodes.give_up()
+                raise
+            if returned is not None:
+                self._spec = replace(self._spec, **returned.options)
+                with interrupt_held_back(), interrupt.let_in():  # the second stop ends the ranks
+                    self._session.start(self._spec, returned)
+            return returned
 
     def stop(self) -> None:
         """End all ranks, and send the nodes home that they were on."""
@@ -166,9 +170,10 @@ class SteeredGroup(WorkerGroup):
         super().close()
 
     def _close_nodes(self) -> None:
-        nodes, self.nodes = self.nodes, None
-        if nodes is not None:
-            nodes.close()
+        with interrupt_held_back():  # what is left open could not be closed any more
+            nodes, self.nodes = self.nodes, None
+            if nodes is not None:
+                nodes.close()
 
     # ---- cells
 

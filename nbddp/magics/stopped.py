@@ -43,5 +43,9 @@ def what_is_so(before: Life, now: Life) -> str:
             return f"of {gone} all names are gone; {way_on(now)}"
         case GroupState.STARTING | GroupState.STOPPING:
             return f"the ranks are {now.state.value}; `%ddp status` shows how far they are"
+        case GroupState.HEALING:
+            return (
+                "the group is healing; `%ddp status` shows how far it is, `%ddp interrupt` ends it"
+            )
         case _:
             return "a cell is running: `%ddp wait` waits for it, `%ddp interrupt` ends it"

@@ -77,7 +77,7 @@ class Sweep:
         """Run what is not done yet; show all in one table, and beside each other.
 
         Raises:
-            RequestError: the ranks cannot be had.
+            RequestError: the ranks cannot be had, or hold what would be lost.
             CellFailedError: none of them went well.
             CommandInterruptedError: the user has ended it.
         """
@@ -85,6 +85,8 @@ class Sweep:
         if not self._args.start_over:
             self._find_done()
         left = [row for row in self._rows if row.state is State.WAITING]
+        if left:
+            self._trials.check_nothing_is_lost()
         self._say(say_before(self._rows))
         is_ended = False
         if left:

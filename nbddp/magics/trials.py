@@ -18,13 +18,16 @@ from nbddp.errors import (
     CellInterruptedError,
     CommandInterruptedError,
     NbddpError,
+    RequestError,
 )
 from nbddp.export import Left
 from nbddp.interrupts import interrupt_held_back
+from nbddp.lifecycle.reasons import BUSY
 from nbddp.magics.desk import Desk
 from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
 from nbddp.record.timeline import CONFIG
+from nbddp.record.unmade import say_unmade
 from nbddp.ui.text.sweep import say_end
 
 SEEDING = (
@@ -83,6 +86,10 @@ class Trials:
         done = session.deeds if desk.group.is_live else ()  # what `%ddp stop` has ended is over
         self._all: tuple[Deed, ...] = (*done, *session.undone)
         self.deeds = self._all if replays else ()
+        self._replays = replays
+        held = session.unmade if session.life.alive else ()
+        self._lost = [each for each in held if not any(map(each.is_made_by, session.undone))]
+        self._has_begun = False
         self._times_ended = session.times_ended
         self._first: Tried | None = None  # of those that failed
 
@@ -90,6 +97,23 @@ class Trials:
     def is_ended(self) -> bool:
         """Whether the user has asked for an end since this began; our own stops do not count."""
         return self._session.times_ended > self._times_ended
+
+    def check_nothing_is_lost(self) -> None:
+        """What the ranks hold beside what is done again would be gone after the first time.
+
+        Raises:
+            RequestError: they hold such a thing, or a cell runs; with ``--fresh`` it may go.
+        """
+        if not self._replays:
+            return
+        if self._session.life.state.is_busy:
+            raise RequestError(BUSY)
+        if self._lost:
+            raise RequestError(
+                f"{say_unmade(self._lost)}: that would be lost, as each run begins on fresh ranks, "
+                "which do only those cells again that went well here; `%ddp restart --replay` "
+                "gives it up, then this runs; with --fresh it runs at once, each time with no names"
+            )
 
     def said_before(self) -> str:
         """What each time begins with, in words."""
@@ -217,6 +241,7 @@ class Trials:
 
     def stop(self) -> None:
         """End the ranks; what is recorded of them is whole then."""
+        self._has_begun = True
         if self._desk.group.is_live:
             self._times_ended += 1
             self._session.stop()
@@ -240,10 +265,12 @@ class Trials:
             raise CellFailedError(said, rank=rank, report=f"{said}\n{self._first.report}")
 
     def finish(self, *, is_ended: bool) -> str:
-        """Give the user his ranks back, as they were; what to say of it.
+        """Give the user his ranks back, with what a replay makes; what to say of it.
 
         After an end that he has asked for nothing is started; a replay does it when he wants it.
         """
+        if not self._has_begun:
+            return "no run has begun; the ranks are as they were"
         is_ended = self._set_aside() or is_ended
         if not self._all:
             return "the ranks are stopped; the next cell starts others"
@@ -261,7 +288,8 @@ class Trials:
             )
         number = self._desk.prompt_number
         self._desk.note(Left(f"cell [{number}]", "it ran several times, on ranks of its own"))
-        return f"the ranks were started anew, {what} done again: they are as they were before"
+        lost = f"; given up: {say_unmade(self._lost)}" if self._lost else ""
+        return f"the ranks were started anew, {what} done again{lost}"
 
     def _set_aside(self) -> bool:
         """Stop the ranks and keep what is to be done on the next; whether he ends it meanwhile."""

@@ -73,6 +73,12 @@ def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
         for rank in range(4):
             assert re.search(rf"\(\[{rank}\], True, 6\.0, 2\.0\)", reply.text), reply
         assert "written before" in notebook.run("%ddp logs 3 -n 1000").text
+        reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
+        assert reply.text.startswith(
+            "UsageError: the ranks were taken back, with what another notebook's cells made: that "
+            "would be lost, as each run begins on fresh ranks"
+        )
+        assert notebook.run("%%ddp\nkept[0] == rank").text == "Out [ranks 0-3] True\n"
         assert "[rank 2] and after" in notebook.run("%%ddp\nprint('and after')").text
         assert notebook.run("%ddp stop").status == "ok"
         assert wait_until(lambda: not any(each.is_running() for each in its))

@@ -329,3 +329,81 @@ def test_a_sweep_runs_on_nodes_and_they_stay(notebook: Notebook, base: Path) -> 
         )
     finally:
         notebook.run("%ddp stop")
+
+
+LOST = (
+    "that would be lost, as each run begins on fresh ranks, which do only those cells again that "
+    "went well here; `%ddp restart --replay` gives it up, then this runs; with --fresh it runs at "
+    "once, each time with no names\n"
+)
+
+
+def test_what_no_replay_makes_is_not_lost_to_a_sweep(notebook: Notebook, base: Path) -> None:
+    notebook.run("%%ddp --nproc 2\nimport time\nweight = 0")
+    request = notebook.begin("%%ddp\nweight = 5\nprint('here')\ntime.sleep(60)")
+    first = notebook.finish(request, until="here")
+    notebook.interrupt()
+    assert "interrupted" in (first.text + notebook.finish(request).error)
+    number = int(notebook.run("get_ipython().displayhook.prompt_count").result or 0) - 1
+    notebook.run("%%ddp\nother = 6\n1 / 0")
+    sweep = "%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)"
+    said = f"UsageError: cell [{number}] was interrupted, cell [{number + 2}] failed: {LOST}"
+    for cell in (sweep, "%%ddp --scale 1,2\nnbddp.log(step=0)"):
+        assert notebook.run(cell).text == said
+    assert not swept(base)
+    assert notebook.run("%%ddp --once\nweight, other").text == "Out [ranks 0-1] (5, 6)\n"
+    notebook.run("%%ddp\nother = 7")  # as the cell that failed should have
+    assert notebook.run(sweep).text == f"UsageError: cell [{number}] was interrupted: {LOST}"
+    reply = notebook.run(sweep.replace("lr=1,2", "lr=3,4 --fresh"))
+    assert reply.status == "ok", reply.traceback
+    assert f" done again; given up: cell [{number}] was interrupted\n" in reply.text
+    assert notebook.run("%%ddp --once\nweight, other").text == "Out [ranks 0-1] (0, 7)\n"
+    assert notebook.run(sweep).status == "ok"
+
+
+def test_a_restart_with_a_replay_gives_up_what_no_replay_makes(
+    notebook: Notebook, base: Path
+) -> None:
+    notebook.run("%%ddp --nproc 2\nweight = 0")
+    notebook.run("%%ddp\nweight = 5\n1 / 0")
+    assert notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)").status == "error"
+    assert notebook.run("%ddp restart --replay").status == "ok"
+    reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
+    assert reply.status == "ok", reply.traceback
+    assert "given up" not in reply.text
+    assert len(swept(base)) == 2
+
+
+STOPPED_AT_FIRST = """
+import signal
+import nbddp.magics.sweep as sweep
+run_one = sweep.Sweep._run_one
+def stopped(self, row):
+    sweep.Sweep._run_one = run_one
+    signal.raise_signal(signal.SIGINT)
+sweep.Sweep._run_one = stopped
+"""
+
+
+def test_a_sweep_that_is_stopped_before_its_first_run_leaves_the_ranks_alone(
+    notebook: Notebook, base: Path
+) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = 7")
+    pids = notebook.run("%%ddp\nimport os\nos.getpid()").text
+    notebook.run(STOPPED_AT_FIRST)
+    reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
+    assert reply.error.startswith("CommandInterruptedError: `%%ddp --sweep` was ended by you")
+    assert "nbddp: no run has begun; the ranks are as they were\n" in reply.text
+    assert notebook.run("%%ddp\nos.getpid()").text == pids
+    assert not swept(base)
+
+
+def test_a_sweep_does_not_end_the_cell_that_runs(notebook: Notebook, base: Path) -> None:
+    notebook.run("%%ddp --nproc 2\nimport pathlib, time\nkept = 7")
+    path = base / "go_on"
+    notebook.run(f"%%ddp --no-wait\nwhile not pathlib.Path('{path}').exists(): time.sleep(0.01)")
+    reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
+    path.touch()
+    assert reply.text.startswith("UsageError: a cell is still running; `%ddp wait` waits for it")
+    assert notebook.run("%ddp wait").status == "ok"
+    assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 7\n"

@@ -1,0 +1,82 @@
+"""A stop at any place of a heal gives it up, or comes when it is done: the group can be used."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+from notebook import Notebook
+from stops import Stop
+
+from nbddp.lifecycle.states import GroupState
+from nbddp.magics.steered import SteeredGroup
+
+pytestmark = [
+    pytest.mark.multiproc,
+    pytest.mark.timeout(400),
+    # a stop that strikes in the callback of a weak reference is lost, CPython says so
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+BEGINS = 8  # among the places after this one it does, and is not waited for yet
+MEET = "x = torch.ones(1); dist.all_reduce(x); assert (int(x), kept) == (2, 7)"
+
+
+@pytest.fixture
+def stopped_at(group: SteeredGroup) -> Iterator[Callable[[int], bool]]:
+    """Heals a group, with a stop at some place; whether there was such a place."""
+    group.run("kept = 7", quiet=True)
+
+    def stop_at(place: int) -> bool:
+        group.kill(1)
+        stop, before = Stop(place), sys.gettrace()
+        try:
+            sys.settrace(stop)
+            group.heal()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert group.life.state in (GroupState.IDLE, GroupState.BROKEN), place
+        if group.life.gone:
+            group.heal()
+        group.run(MEET, quiet=True)
+        return stop.has_struck
+
+    return stop_at
+
+
+def test_a_stop_at_places_of_a_heal(stopped_at: Callable[[int], bool]) -> None:
+    for place in range(BEGINS, BEGINS + 20, 2):
+        assert stopped_at(place)
+    for place in random.Random(7).sample(range(BEGINS + 20, 400), 4):
+        stopped_at(place)
+
+
+STOPPED_AS_IT_BEGAN = """
+import signal
+import nbddp.controller.session as session
+begin = session.Session.begin_heal
+def stopped(self, *who):
+    session.Session.begin_heal = begin
+    begun = begin(self, *who)
+    for _ in range({times}):
+        signal.raise_signal(signal.SIGINT)
+    return begun
+session.Session.begin_heal = stopped
+"""
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_heal_that_is_stopped_as_it_begins_is_given_up(notebook: Notebook, times: int) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = 7")
+    notebook.run("%ddp kill 1")
+    notebook.run(STOPPED_AS_IT_BEGAN.format(times=times))
+    assert notebook.run("%ddp heal").error == (
+        "CommandInterruptedError: `%ddp heal` was interrupted; of rank 1 all names are gone; `%ddp "
+        "heal` replaces it, `%ddp restart` starts the group anew, `%%ddp --ranks 0` uses the others"
+    )
+    assert notebook.run("%ddp heal").status == "ok"
+    assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 7\n"
