@@ -81,7 +81,8 @@ def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
         assert notebook.run("%%ddp\nkept[0] == rank").text == "Out [ranks 0-3] True\n"
         assert "[rank 2] and after" in notebook.run("%%ddp\nprint('and after')").text
         assert notebook.run("%ddp stop").status == "ok"
-        assert wait_until(lambda: not any(each.is_running() for each in its))
+        if not wait_until(lambda: not any(each.is_running() for each in its)):
+            pytest.fail(f"left: {[(each, each.cmdline()) for each in its if each.is_running()]}")
 
 
 def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them_home(
