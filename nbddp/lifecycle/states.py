@@ -35,6 +35,11 @@ class GroupState(Enum):
         """Whether a cell runs."""
         return self in (GroupState.RUNNING, GroupState.INTERRUPTING)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether an interrupt has something to end: a cell, or a heal."""
+        return self.is_busy or self is GroupState.HEALING
+
 
 class RankState(Enum):
     """What one rank is doing, in words."""

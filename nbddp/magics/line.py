@@ -15,7 +15,6 @@ from IPython.core.magic_arguments import argument, magic_arguments
 from nbddp.errors import RequestError
 from nbddp.export import Pulled
 from nbddp.group.scripts import find_script
-from nbddp.lifecycle.states import GroupState
 from nbddp.magics.check import check
 from nbddp.magics.compare import compare_options, compare_runs
 from nbddp.magics.desk import Desk
@@ -186,8 +185,7 @@ class LineMagics(Magics):
     def interrupt(self, line: str) -> None:
         """End the cell that runs (started with --no-wait); every name is kept."""
         parse(self.interrupt, line)
-        state = self._desk.group.life.state
-        if not state.is_busy and state is not GroupState.HEALING:
+        if not self._desk.group.life.state.is_at_work:
             raise RequestError("no cell is running")
         self._desk.group.interrupt()
 
