@@ -16,6 +16,7 @@ import pytest
 from cables import NET, Cables, has_namespaces
 from listening import listening
 from moments import when_cell_runs
+from nodes_here import lives
 from processes import wait_until
 
 from nbddp import CellFailedError
@@ -123,7 +124,7 @@ def test_a_node_that_was_cut_off_for_a_while_comes_back_as_a_spare(apart: Apart)
     assert values[:2] == [[0], [1]]
     its = [psutil.Process(lost), *psutil.Process(lost).children(recursive=True)]
     group.stop()
-    assert wait_until(lambda: not any(each.is_running() for each in its))
+    assert wait_until(lambda: not any(map(lives, its)))
 
 
 def test_a_notebook_that_was_cut_off_from_all_nodes_gets_them_back(apart: Apart) -> None:
