@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import nbformat
 import pytest
 from playwright.sync_api import expect
@@ -51,4 +53,4 @@ def test_the_late_rank_is_named_in_the_panel_and_the_picture_is_saved(desk: Desk
         each.data for each in outputs if "20 steps" in each.get("data", {}).get("text/plain", "")
     ]
     assert "data:image/png;base64," in shown["text/html"]
-    assert "waited for  rank 0  rank 1  rank 2  all" in shown["text/plain"]
+    assert re.search(r"^waited for +rank 0 +rank 1 +rank 2 +all$", shown["text/plain"], re.M)

@@ -98,7 +98,7 @@ def matrix_lines(line: Timeline) -> list[str]:
 def _say(seconds: float) -> str:
     if seconds < LEAST:
         return "0"
-    return f"{1000 * seconds:.0f} ms" if seconds < 1 else say_seconds(seconds)
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else say_seconds(seconds)
 
 
 def line_facts(line: Timeline) -> Iterator[str]:
