@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from nodes_here import COMING
 from notebook import Notebook
+from processes import wait_until
 
+from nbddp.group.nodes import NodesSpec
 from nbddp.launch.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
 
@@ -56,6 +59,20 @@ def make_group(
 def group(make_group: Callable[..., SteeredGroup]) -> SteeredGroup:
     """Two ranks, started."""
     return make_group(2)
+
+
+@pytest.fixture
+def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredGroup]:
+    """Two nodes of one rank each, on this machine."""
+    monkeypatch.setenv("HOME", str(folder))
+    group = SteeredGroup(nproc=1, launcher=LocalLauncher())
+    nodes = group.open_nodes(NodesSpec(least=2, most=2, nproc_per_node=1))
+    nodes.start_local(2)
+    assert wait_until(lambda: len(nodes.door.nodes) == 2, timeout=COMING)
+    group.spec = nodes.fit(group.spec)
+    group.start()
+    yield group
+    group.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -13,8 +13,6 @@ from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError
-from nbddp.group.nodes import NodesSpec
-from nbddp.launch.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest
 from nbddp.record.spent import Timeline
@@ -25,7 +23,6 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 SOON = 80  # steps; it takes 30
-COMING = 60.0  # seconds for agents to import torch and come in
 TRAIN = """
 import time
 x, came = torch.ones(1), []
@@ -345,19 +342,6 @@ def test_of_a_short_script_with_a_group_of_its_own_all_is_told_too(
     line = group.timeline()
     assert [each.name for each in line.meetings] == ["all_reduce"] * 5
     assert (line.lost, line.thinned) == (0, 0)
-
-
-@pytest.fixture
-def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredGroup]:
-    monkeypatch.setenv("HOME", str(folder))
-    group = SteeredGroup(nproc=1, launcher=LocalLauncher())
-    nodes = group.open_nodes(NodesSpec(least=2, most=2, nproc_per_node=1))
-    nodes.start_local(2)
-    assert wait_until(lambda: len(nodes.door.nodes) == 2, timeout=COMING)
-    group.spec = nodes.fit(group.spec)
-    group.start()
-    yield group
-    group.close()
 
 
 def test_on_nodes_the_clocks_are_set_right_within_what_is_said(on_nodes: SteeredGroup) -> None:

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,9 +16,7 @@ from notebook import Notebook
 from processes import wait_until
 
 from nbddp.group import tracing
-from nbddp.group.nodes import NodesSpec
 from nbddp.group.tracing import trace_of
-from nbddp.launch.launcher import LocalLauncher
 from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.trace import REST, Trace, rows
@@ -30,7 +28,6 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 SKEW = 100.0  # microseconds between the clocks of two ranks in the file; 3 were seen
-COMING = 60.0  # seconds for agents to import torch and come in
 TRAIN = """
 import time
 x, work = torch.ones(1000), torch.ones(64, 64)
@@ -255,19 +252,6 @@ def test_a_rank_that_is_stopped_by_hand_keeps_nobody_waiting_for_ever(
     trace = trace_of(group.session, result, asked)
     assert list(trace.ranks) in ([0], [0, 1]), trace_text(trace)
     assert (1 in trace.ranks) != (1 in trace.missing)
-
-
-@pytest.fixture
-def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredGroup]:
-    monkeypatch.setenv("HOME", str(folder))
-    group = SteeredGroup(nproc=1, launcher=LocalLauncher())
-    nodes = group.open_nodes(NodesSpec(least=2, most=2, nproc_per_node=1))
-    nodes.start_local(2)
-    assert wait_until(lambda: len(nodes.door.nodes) == 2, timeout=COMING)
-    group.spec = nodes.fit(group.spec)
-    group.start()
-    yield group
-    group.close()
 
 
 def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: SteeredGroup) -> None:
