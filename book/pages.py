@@ -21,6 +21,7 @@ from nbddp.ui.palette import DARK, LIGHT, rank_color
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
+DOCS = ROOT / "docs"
 HERE = Path(__file__).resolve().parent
 STYLES = {"light": "default", "dark": "github-dark"}  # Pygments', one for each look
 TARGET = re.compile(r'\b(href|src|srcset)="([^":#]+)(#[^"]*)?"')
@@ -93,7 +94,7 @@ def _pages(executed: Path) -> Iterator[Page]:
     topics = (NOTEBOOKS / "README.md").read_text("utf-8")
     yield Page("topics", "Where each topic is", _of_markdown(topics), is_readme=True)
     yield Page("api", "The names of nbddp", _of_markdown(reference()))
-    for path in sorted(ROOT.glob("*.md")):
+    for path in sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")]):
         title = re.match(r"# (.+)", path.read_text("utf-8"))
         said = "README" if path.stem == "README" else title[1] if title else path.stem
         source = path.read_text("utf-8")
@@ -107,14 +108,14 @@ def _of_markdown(source: str) -> NotebookNode:
 
 
 def _course() -> str:
-    """What the README says of the notebooks, as a page."""
+    """Return the first page: what nbddp is, and the table of the notebooks."""
     readme = (ROOT / "README.md").read_text("utf-8")
     about = re.search(r"^Distributed PyTorch.*?(?=\n\n)", readme, re.MULTILINE | re.DOTALL)
-    course = re.search(r"^## The notebooks\n(.*?\|\n)\n", readme, re.MULTILINE | re.DOTALL)
-    if about is None or course is None:
-        raise LookupError("README.md has no first paragraph, or no part on the notebooks")
-    more = "[All public names](api.html) are on a page of their own, [the README](README.md) too."
-    return f"# nbddp\n\n{about[0]}\n\n{course[1]}\n{more}\n"
+    if about is None:
+        raise LookupError("README.md has no first paragraph")
+    course = (DOCS / "course.md").read_text("utf-8").partition("\n")[2]
+    more = "See also [all public names](api.html) and [the README](README.md)."
+    return f"# nbddp\n\n{about[0]}\n{course}\n{more}\n"
 
 
 def _body(exporter: HTMLExporter, page: Page) -> str:
@@ -154,7 +155,7 @@ def _moved(found: re.Match[str]) -> str:
     """Where on the site a file of the project is."""
     name, path, anchor = found.groups()
     path = path.replace("notebooks/README.md", "topics.md")
-    path = path.removeprefix("../").removeprefix("notebooks/")
+    path = path.removeprefix("../").removeprefix("notebooks/").removeprefix("docs/")
     if path.endswith((".md", ".ipynb")):
         stem, _, ending = path.rpartition(".")
         path = f"{stem.lower() if ending == 'md' else stem}.html"

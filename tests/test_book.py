@@ -53,7 +53,7 @@ def test_the_first_page_has_the_course_in_its_order(site: Path) -> None:
 
 
 def test_the_map_of_the_course_is_a_page_and_leads_into_notebooks(site: Path) -> None:
-    for name in ("index.html", "readme.html"):
+    for name in ("index.html", "course.html"):
         assert '<a href="topics.html">Where each topic is</a>' in (site / name).read_text()
     text = (site / "topics.html").read_text()
     assert 'href="05_faults_and_recovery.html#What-torchrun-does-with-it"' in text

@@ -1,4 +1,4 @@
-"""What is written about the package is true of it: README, CONTRIBUTING, docstrings, links."""
+"""What is written about the package is true of it: README, docs, docstrings, links."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from nbddp.train.faults import KINDS
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOR_USERS = "\n".join(path.read_text() for path in PAGES if path.stem != "CONTRIBUTING")
 
 
 def parsers() -> dict[str, ArgumentParser]:
@@ -58,17 +61,23 @@ def public_functions() -> list[Any]:
     return found
 
 
-def test_the_readme_names_every_command_and_every_option_of_a_cell() -> None:
+def test_the_readme_is_read_in_two_minutes_and_leads_to_every_page() -> None:
+    assert len(README.split()) <= 1500
+    linked = {ROOT / target for target in re.findall(r"\]\(([^)#:]+)", README)}
+    assert set(PAGES) - {ROOT / "README.md"} <= linked
+
+
+def test_the_reference_names_every_command_and_every_option_of_a_cell() -> None:
     everything = parsers()
     commands = {name.removeprefix("%ddp ") for name in everything} - {"%%ddp", "help"}
-    table = README[README.index("| on a line |") : README.index("### The panel")]
+    table = REFERENCE[REFERENCE.index("| on a line |") :]
     shown = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", table))))
     assert commands <= shown
     flags = options(everything["%%ddp"]) - {"--help", "--auto"}  # the auto mode's own
-    assert flags <= set(re.findall(r"--[a-z-]+", README))
+    assert flags <= set(re.findall(r"--[a-z-]+", FOR_USERS))
 
 
-def test_the_readme_uses_only_options_that_there_are() -> None:
+def test_the_pages_use_only_options_that_there_are() -> None:
     ours = set().union(*map(options, parsers().values()))
     others = {  # of pip, torchrun, Jupyter and our installer
         *("--test", "--execute", "--to", "--no-input", "--stdout"),
@@ -76,11 +85,11 @@ def test_the_readme_uses_only_options_that_there_are() -> None:
         *("--master-addr", "--master-port", "--join"),
         "--lr",  # of a script
     }
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= ours | others
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", FOR_USERS)) <= ours | others
 
 
 def test_every_kind_of_fault_is_written_about() -> None:
-    [line] = [each for each in README.splitlines() if each.startswith("| `%ddp fault")]
+    [line] = [each for each in REFERENCE.splitlines() if each.startswith("| `%ddp fault")]
     docstring, help_text = nbddp.faults.at.__doc__ or "", parsers()["%ddp fault"].format_help()
     for kind in KINDS:
         assert f"`{kind}`" in line
@@ -88,12 +97,12 @@ def test_every_kind_of_fault_is_written_about() -> None:
         assert kind in help_text
 
 
-def test_the_readme_uses_only_names_that_there_are() -> None:
-    names = set(re.findall(r"\bnbddp\.([A-Za-z_]+)", README))
+def test_the_pages_use_only_names_that_there_are_and_all_of_them() -> None:
+    names = set(re.findall(r"\bnbddp\.([A-Za-z_]+)", FOR_USERS))
     assert names - {"nbddp", "worker"} <= set(nbddp.__all__)
     public = {name for name in nbddp.__all__ if not name[0].isupper() or name == "Checkpoint"}
     assert public - {"load_ipython_extension", "unload_ipython_extension"} <= set(
-        re.findall(r"\w+", README)
+        re.findall(r"\w+", FOR_USERS)
     )
 
 
@@ -108,10 +117,11 @@ def test_the_moving_picture_is_there_for_light_and_dark_and_is_small() -> None:
     assert README.index("prefers-reduced-motion") < README.index("heal-dark")
 
 
-@pytest.mark.parametrize("text", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
-def test_links_and_pictures_lead_somewhere_and_code_can_be_read(text: str) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_and_pictures_lead_somewhere_and_code_can_be_read(page: Path) -> None:
+    text = page.read_text()
     targets = re.findall(r'\]\(([^)#:]+)\)|(?:src|srcset)="([^":]+)"', text)
-    assert [a or b for a, b in targets if not (ROOT / (a or b)).exists()] == []
+    assert [a or b for a, b in targets if not (page.parent / (a or b)).exists()] == []
     for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         body = block.split("\n", 1)[1] if block.startswith("%%") else block
         ast.parse(TransformerManager().transform_cell(body))

@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="write samples and table to this file")
-    parser.add_argument("--markdown", action="store_true", help="print the table for the README")
+    parser.add_argument("--markdown", action="store_true", help="print a table in Markdown")
     parser.add_argument("--quick", action="store_true", help="2 ranks, once, a short burst")
     asked = parser.parse_args()
     if asked.quick:

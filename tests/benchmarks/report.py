@@ -107,7 +107,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def as_markdown(table: Sequence[Sequence[str]]) -> str:
-    """For the README."""
+    """Return the table in Markdown, for docs/performance.md."""
     header, *body = table
     rule = ["---"] * 2 + ["--:"] * (len(header) - 3) + ["---"]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *body))

@@ -1,4 +1,4 @@
-"""Make README's pictures anew, in light and dark, from a real training: a still and a moving one.
+"""Take the pictures of README and docs, light and dark, from a real training.
 
     python tests/browser/take_pictures.py [FOLDER]
 
