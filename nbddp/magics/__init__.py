@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from IPython.core.error import UsageError
 
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.complete import Completer
@@ -23,12 +25,25 @@ class _Extension:
         self._events = shell.events
         cells, lines = CellMagics(self.desk), LineMagics(self.desk)
         shell.register_magics(cells, lines)
+        for name in ("%ddp", "%local"):  # IPython takes `%%ddp` in any later line for these
+            shell.magics_manager.register_function(_not_in_the_first_line, "line", name)
+        self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
+        shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
         self.desk.auto.install(shell)
         parsers = {"%%ddp": cells.ddp.parser, **lines.parsers()}
         self.completer = Completer(self.desk.group, self.desk.auto, parsers)
         self.completer.install(shell)
         self.hints = Hints(self.desk.group, self.completer)
         self.hints.install(shell)
+
+    def _load_ext_again(self, name: str) -> None:
+        """Run ``%load_ext``, but say nothing where nbddp is loaded: *Run All* runs it again."""
+        if name.strip() != "nbddp":
+            self._load_ext(name)
+
+    def restore_load_ext(self, shell: InteractiveShell) -> None:
+        """Give the shell its own ``%load_ext`` back."""
+        shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
 
     def warm_up_after_this_cell(self) -> None:
         """Begin to import torch when ``%load_ext`` has returned.
@@ -42,6 +57,13 @@ class _Extension:
     def _warm_up(self, *_result: object) -> None:
         self._events.unregister("post_run_cell", self._warm_up)
         self.desk.group.warm_up()
+
+
+def _not_in_the_first_line(_line: str) -> NoReturn:
+    raise UsageError(
+        "`%%ddp` and `%%local` must be in the first line of a cell: move the lines above it, "
+        "comments too, below it"
+    )
 
 
 def load(shell: InteractiveShell) -> None:
@@ -64,6 +86,8 @@ def unload(shell: InteractiveShell) -> None:
     extension.desk.auto.remove(shell)
     extension.completer.remove(shell)
     extension.hints.remove(shell)
-    for kind, name in (("line", "ddp"), ("cell", "ddp"), ("cell", "local")):
-        shell.magics_manager.magics[kind].pop(name, None)
+    extension.restore_load_ext(shell)
+    for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
     extension.desk.close()

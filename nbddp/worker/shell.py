@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import runpy
 import sys
 from collections.abc import Callable, Coroutine
@@ -75,6 +76,12 @@ class RankShell(InteractiveShell):
         """Make IPython's formatters, and have them spend little on long library files."""
         super().init_traceback_handlers(custom_exceptions)
         make_quick(self.InteractiveTB)
+
+    def init_magics(self) -> None:
+        """Register IPython's magics, and an explanation in place of nbddp's."""
+        super().init_magics()
+        for kind, name in itertools.product(("line", "cell"), ("ddp", "local", "%ddp", "%local")):
+            self.magics_manager.register_function(_only_in_the_notebook, kind, name)
 
     # ---- cells
 
@@ -352,6 +359,13 @@ class RankShell(InteractiveShell):
         # its own runner is for windows, and forgets to turn figures on again when a script fails
         self.magics_manager.registry["ExecutionMagics"].default_runner = None
         return chosen
+
+
+def _only_in_the_notebook(*_: str) -> NoReturn:
+    raise UsageError(
+        "`%ddp`, `%%ddp` and `%%local` are commands of the notebook, and this code runs on a rank: "
+        "put the command in a cell of its own"
+    )
 
 
 def _say(text: str) -> None:

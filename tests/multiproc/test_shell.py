@@ -311,6 +311,38 @@ def test_loading_nbddp_in_a_rank_says_that_it_is_loaded(notebook: Notebook) -> N
 
 
 @pytest.mark.parametrize(
+    "source", ["%ddp status", "x = 1\n%%ddp\ny = 2", "%%local\nx = 1", "# first\n%%local\nx = 1"]
+)
+def test_a_rank_says_that_commands_of_the_notebook_do_not_work_there(
+    notebook: Notebook, source: str
+) -> None:
+    reply = notebook.run(f"%%ddp --nproc 2\n{source}")
+    assert "runs on a rank: put the command in a cell of its own" in reply.error
+    assert "not found" not in reply.error + reply.text + reply.traceback
+
+
+@pytest.mark.parametrize("magic", ["%%ddp --nproc 2", "%%local"])
+def test_a_comment_above_a_cell_magic_is_explained(notebook: Notebook, magic: str) -> None:
+    reply = notebook.run(f"# train\n{magic}\nx = 1")
+    assert "must be in the first line of a cell" in reply.text + reply.error
+    assert "not found" not in reply.text + reply.error
+
+
+def test_loading_nbddp_a_second_time_says_nothing(notebook: Notebook) -> None:
+    assert notebook.run("%load_ext nbddp").text == ""
+    assert notebook.run("%load_ext autoreload\n%load_ext autoreload").text.startswith(
+        "The autoreload extension is already loaded."
+    )
+    assert notebook.run("%reload_ext nbddp\n%load_ext nbddp").text == ""
+    notebook.run("%unload_ext nbddp")
+    assert (
+        "nbddp" not in notebook.run("get_ipython().find_line_magic('load_ext').__module__").result
+    )
+    assert notebook.run("%load_ext nbddp").text == ""
+    assert notebook.run("%%ddp --nproc 1\n'here'").text == "Out [rank 0] 'here'\n"
+
+
+@pytest.mark.parametrize(
     ("source", "handled"),
     [("import sys; sys.exit(3)", "x.py"), ("int('x')", "x.py"), ("int('x')", "x.ipy")],
 )
