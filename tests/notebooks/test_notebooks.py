@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -86,6 +87,7 @@ def values_of(cell: NotebookNode) -> list[NotebookNode]:
 class Executed(NamedTuple):
     notebook: NotebookNode
     answers: list[NotebookNode]
+    files: list[str]  # that it left in its folder
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +100,12 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Execu
         answers = answers_of(notebook)
         *cells, last = notebook.cells  # the last one ends the ranks
         notebook.cells = [*cells, *answers, last]
-        execute(notebook, tmp_path_factory.mktemp(path.stem))
+        folder = tmp_path_factory.mktemp(path.stem)
+        execute(notebook, folder)
         notebook.cells = [*cells, last]
         if "EXECUTED" in os.environ:
             nbformat.write(notebook, Path(os.environ["EXECUTED"], path.name))
-        return Executed(notebook, answers)
+        return Executed(notebook, answers, sorted(each.name for each in folder.iterdir()))
 
     return run
 
@@ -164,6 +167,31 @@ def test_checks_find_what_a_notebook_does_wrong_on_purpose_and_nothing_else(
     text = text_of(executed(path).notebook)
     said = re.findall(r"^  (ND\d+)(?: line \d+)?: ", text, re.MULTILINE)
     assert set(said) - {"ND217"} == MEANT.get(path.stem, set())
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_leaves_only_files_that_git_ignores(
+    path: Path, executed: Callable[[Path], Executed]
+) -> None:
+    ignored = [".nbddp", "checkpoints", "*.pt"]  # of .gitignore
+    files = executed(path).files
+    assert [name for name in files if not any(fnmatch(name, each) for each in ignored)] == []
+
+
+def test_the_quickstart_runs_from_the_data_on_with_four_ranks(folder: Path) -> None:
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    sources = [cell.source for cell in notebook.cells]
+    first = next(
+        i for i, source in enumerate(sources) if "nbddp.digits()" in source and "%%" in source
+    )
+    notebook.cells = [
+        *of_cells(sources[1], "%ddp restart --nproc 4").cells,
+        *notebook.cells[first:],
+    ]
+    execute(notebook, folder)
+    assert errors_of(notebook.cells) == ["rank 1 was killed by SIGKILL"]
+    assert "360 of them on each rank" in text_of(notebook)
 
 
 def test_the_quickstart_names_the_rank_that_was_lost(
