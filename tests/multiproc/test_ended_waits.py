@@ -9,11 +9,14 @@ import threading
 import time
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from nbddp.worker.connections import Connections
 from nbddp.worker.new_groups import watch_new_groups
+
+pytestmark = pytest.mark.multiproc
 
 RANKS = 3
 ROUNDS = 30  # with both directions shut down, one round in ten had a rank that waited on
