@@ -341,7 +341,7 @@ LOST = (
 def test_what_no_replay_makes_is_not_lost_to_a_sweep(notebook: Notebook, base: Path) -> None:
     notebook.run("%%ddp --nproc 2\nimport time\nweight = 0")
     request = notebook.begin("%%ddp\nweight = 5\nprint('here')\ntime.sleep(60)")
-    first = notebook.finish(request, until="here")
+    first = notebook.finish(request, until="here", times=2)  # both ranks have set it
     notebook.interrupt()
     assert "interrupted" in (first.text + notebook.finish(request).error)
     number = int(notebook.run("get_ipython().displayhook.prompt_count").result or 0) - 1
