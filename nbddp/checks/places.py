@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 
-from nbddp.checks.collectives import collective
+from nbddp.checks.collective_calls import collective
 from nbddp.checks.conditions import depends_on_rank, guards, is_called_guarded, is_guarded
 from nbddp.checks.rule import Found, Rule
 from nbddp.checks.source import Source
