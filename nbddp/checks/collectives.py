@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
+from nbddp.checks import forwards
 from nbddp.checks.branches import Condition, has_rank_condition, rank_conditions
 from nbddp.checks.collective_calls import COLLECTIVES, all_meetings, collective, short
 from nbddp.checks.conditions import early_leavers, is_in_each_step
@@ -17,8 +18,6 @@ from nbddp.checks.rule import Found, Rule
 from nbddp.checks.source import Loop, Source
 from nbddp.checks.syntax import argument, is_true
 from nbddp.checks.training import training_loops
-
-HANGS = "06_hangs_and_stragglers.ipynb"
 
 
 def _of_some_ranks(source: Source) -> Iterator[Found]:
@@ -64,70 +63,10 @@ OF_SOME_RANKS = Rule(
     why="All ranks must make the same collectives in the same order: those that make it wait for "
     "the others until the timeout.",
     fix="Move it out of the `if`, so that every rank makes it; print or save the result on one.",
-    notebook=HANGS,
+    notebook=forwards.HANGS,
     find=_of_some_ranks,
     bad=Source("total = torch.ones(1)\nif rank == 0:\n    dist.all_reduce(total)\n"),
     good=Source("total = torch.ones(1)\ndist.all_reduce(total)\nif rank == 0:\n    print(total)\n"),
-)
-
-
-def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
-    for call in source.calls:
-        name = call.func.id if isinstance(call.func, ast.Name) else ""
-        if not source.is_ddp(name) or is_without_gradients(source, call):
-            continue
-        for condition in rank_conditions(source, call):
-            if _all_branches_call(source, condition, name):
-                continue
-            yield Found(
-                source.line(call),
-                f"{name}(), a DDP model, is called under {condition} (line "
-                f"{source.line(condition.node)}): its ranks meet in forward and backward.",
-            )
-            break
-
-
-def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
-    node = condition.node
-    branches: list[list[ast.stmt]] = []
-    if isinstance(node, ast.If):
-        branches = [node.body, node.orelse]
-    elif isinstance(node, ast.Match):
-        branches = [each.body for each in node.cases]
-    return len(branches) > 1 and all(
-        any(
-            isinstance(call.func, ast.Name) and call.func.id == name
-            for each in branch
-            for call in source.within(each)
-        )
-        for branch in branches
-    )
-
-
-def is_without_gradients(source: Source, call: ast.Call) -> bool:
-    """Whether it is evaluation: DDP then sends buffers that changed, too fine to be told here."""
-    for outer in source.above(call):
-        if isinstance(outer, ast.With | ast.AsyncWith):
-            entered = " ".join(ast.unparse(each.context_expr) for each in outer.items)
-            if "no_grad" in entered or "inference_mode" in entered:
-                return True
-        if isinstance(outer, ast.FunctionDef):
-            return any(
-                "grad" in ast.unparse(e) or "infer" in ast.unparse(e) for e in outer.decorator_list
-            )
-    return False
-
-
-DDP_OF_SOME_RANKS = Rule(
-    id="ND102",
-    title="a DDP model called under a condition on the rank",
-    why="DDP sends buffers in forward and averages gradients in backward, on all ranks together: "
-    "the rank that is alone with it waits.",
-    fix="Call `model.module(...)` for what one rank does alone, or let all ranks take part.",
-    notebook=HANGS,
-    find=_ddp_of_some_ranks,
-    bad=Source("if rank == 0:\n    model(x).sum().backward()\n", {"model": "ddp"}),
-    good=Source("if rank == 0:\n    model.module(x).sum()\n", {"model": "ddp"}),
 )
 
 
@@ -166,7 +105,7 @@ BEHIND_A_LEAVER = Rule(
     why="An early `return`, `break` or `continue` on some ranks keeps them from a collective that "
     "the others wait in.",
     fix="Make the collective first, or let all ranks leave at the same place.",
-    notebook=HANGS,
+    notebook=forwards.HANGS,
     find=_behind_a_leaver,
     bad=Source("def report(x):\n    if rank != 0:\n        return\n    dist.all_reduce(x)\n"),
     good=Source("def report(x):\n    dist.all_reduce(x)\n    if rank != 0:\n        return\n"),
@@ -200,7 +139,7 @@ IN_EXCEPT = Rule(
     title="a collective in an except block",
     why="An error on one rank is rarely one on all: who handles it waits for those that have none.",
     fix="Note the error in a tensor, all_reduce that on every rank behind the `try`, then decide.",
-    notebook=HANGS,
+    notebook=forwards.HANGS,
     find=_in_except,
     bad=Source("try:\n    x = load()\nexcept OSError:\n    dist.barrier()\n"),
     good=Source("try:\n    x = load()\nexcept OSError:\n    x = None\ndist.barrier()\n"),
@@ -263,7 +202,7 @@ BARRIER_IN_A_LOOP = Rule(
     why="DDP's backward() lets no rank go ahead already; a barrier that seems to mend something "
     "hides a race, and makes every step as slow as the slowest rank twice.",
     fix="Leave it out; if the result then changes, look for what is read before it is written.",
-    notebook=HANGS,
+    notebook=forwards.HANGS,
     find=_barrier_in_a_loop,
     bad=Source(
         "for x, y in loader:\n    model(x).sum().backward()\n    dist.barrier()\n",
@@ -319,7 +258,7 @@ SUMMED_GRADIENTS = Rule(
 
 RULES: tuple[Rule[Source], ...] = (
     OF_SOME_RANKS,
-    DDP_OF_SOME_RANKS,
+    forwards.DDP_OF_SOME_RANKS,
     BEHIND_A_LEAVER,
     IN_EXCEPT,
     NOT_WAITED_FOR,

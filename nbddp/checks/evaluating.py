@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from nbddp.checks.collective_calls import COLLECTIVES
-from nbddp.checks.collectives import is_without_gradients
 from nbddp.checks.feeding import is_dealt_out
+from nbddp.checks.forwards import is_without_gradients
 from nbddp.checks.rule import Found, Rule
 from nbddp.checks.source import Function, Loop, Source
 from nbddp.checks.syntax import names_in

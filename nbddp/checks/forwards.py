@@ -1,0 +1,72 @@
+"""The rule about a DDP model that some ranks call alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from nbddp.checks.branches import Condition, rank_conditions
+from nbddp.checks.rule import Found, Rule
+from nbddp.checks.source import Source
+
+HANGS = "06_hangs_and_stragglers.ipynb"
+
+
+def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
+    for call in source.calls:
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        if not source.is_ddp(name) or is_without_gradients(source, call):
+            continue
+        for condition in rank_conditions(source, call):
+            if _all_branches_call(source, condition, name):
+                continue
+            yield Found(
+                source.line(call),
+                f"{name}(), a DDP model, is called under {condition} (line "
+                f"{source.line(condition.node)}): its ranks meet in forward and backward.",
+            )
+            break
+
+
+def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
+    node = condition.node
+    branches: list[list[ast.stmt]] = []
+    if isinstance(node, ast.If):
+        branches = [node.body, node.orelse]
+    elif isinstance(node, ast.Match):
+        branches = [each.body for each in node.cases]
+    return len(branches) > 1 and all(
+        any(
+            isinstance(call.func, ast.Name) and call.func.id == name
+            for each in branch
+            for call in source.within(each)
+        )
+        for branch in branches
+    )
+
+
+def is_without_gradients(source: Source, call: ast.Call) -> bool:
+    """Whether it is evaluation: DDP then sends buffers that changed, too fine to be told here."""
+    for outer in source.above(call):
+        if isinstance(outer, ast.With | ast.AsyncWith):
+            entered = " ".join(ast.unparse(each.context_expr) for each in outer.items)
+            if "no_grad" in entered or "inference_mode" in entered:
+                return True
+        if isinstance(outer, ast.FunctionDef):
+            return any(
+                "grad" in ast.unparse(e) or "infer" in ast.unparse(e) for e in outer.decorator_list
+            )
+    return False
+
+
+DDP_OF_SOME_RANKS = Rule(
+    id="ND102",
+    title="a DDP model called under a condition on the rank",
+    why="DDP sends buffers in forward and averages gradients in backward, on all ranks together: "
+    "the rank that is alone with it waits.",
+    fix="Call `model.module(...)` for what one rank does alone, or let all ranks take part.",
+    notebook=HANGS,
+    find=_ddp_of_some_ranks,
+    bad=Source("if rank == 0:\n    model(x).sum().backward()\n", {"model": "ddp"}),
+    good=Source("if rank == 0:\n    model.module(x).sum()\n", {"model": "ddp"}),
+)
