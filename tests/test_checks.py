@@ -190,6 +190,55 @@ def test_a_ddp_model_is_looked_for_under_all_of_them_too() -> None:
     assert look_at(Source(every, {"model": "ddp"})) == []
 
 
+WRAPPED = COMMON + "from torch.nn.parallel import DistributedDataParallel as DDP\nm = DDP(net)\n"
+UNEVEN = "for i in range(5 + rank):\n    m(x).sum().backward()\n"
+
+
+def under(head: str, *texts: str) -> str:
+    return f"{head}:\n" + textwrap.indent("".join(texts), "    ")
+
+
+@pytest.mark.parametrize("is_cell", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        under("with m.join()", UNEVEN),
+        under("with Join([m])", UNEVEN),
+        under("with Join([m, optimizer], throw_on_early_termination=True)", UNEVEN),
+        under("with torch.autograd.profiler.profile(), m.join()", UNEVEN),
+        under("with m.join() if is_uneven else nullcontext()", UNEVEN),
+        under("with ExitStack() as stack", "stack.enter_context(m.join())\n", UNEVEN),
+        "joined = Join([m])\n" + under("with joined", UNEVEN),
+        under("with m.join()", under("if rank == 0", "m(x).sum().backward()\n")),
+        under("def fit()", UNEVEN) + under("with m.join()", "fit()\n"),
+        under("def fit()", UNEVEN) + under("def main()", under("with m.join()", "fit()\n")),
+    ],
+)
+def test_ranks_under_a_join_may_make_unequal_numbers_of_steps(text: str, is_cell: bool) -> None:
+    assert rules_in(WRAPPED + text, is_cell=is_cell) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        UNEVEN,
+        under("with m.no_sync()", UNEVEN),
+        under("with open(os.path.join('a', 'b'))", UNEVEN),
+        under("with m.join(enable=False)", UNEVEN),
+        under("with m.join()", "pass\n") + UNEVEN,
+        under("if rank == 0", under("with m.join()", "m(x).sum().backward()\n")),
+        "process.join()\n" + UNEVEN,
+    ],
+)
+def test_unequal_numbers_of_steps_without_a_join_are_found(text: str) -> None:
+    assert rules_in(WRAPPED + text, is_cell=False) == ["ND102"]
+
+
+def test_a_join_takes_part_in_no_collective_of_the_users_own() -> None:
+    text = under("with m.join()", UNEVEN + "    dist.all_reduce(y)\n")
+    assert rules_in(WRAPPED + text, is_cell=False) == ["ND101"]
+
+
 SHAPES = {
     "conditions": "def f{i}(rank, m):\n  if rank == 0:\n    dist.barrier()\n  dist.all_reduce(m)\n",
     "leavers": "def f{i}(rank, m):\n  if rank: return\n  dist.barrier()\n",
@@ -325,10 +374,6 @@ SCALED = "scaler.scale(loss).backward()\n"
 UPDATED = "scaler.step(optimizer)\nscaler.update()\n"
 CLIPPED = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
 PLAIN = CLIPPED + "optimizer.step()\n"
-
-
-def under(head: str, *texts: str) -> str:
-    return f"{head}:\n" + textwrap.indent("".join(texts), "    ")
 
 
 @pytest.mark.parametrize(

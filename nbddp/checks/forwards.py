@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from nbddp.checks.branches import Condition, rank_conditions
 from nbddp.checks.rule import Found, Rule
 from nbddp.checks.source import Source
+from nbddp.checks.syntax import argument, is_false
 
 HANGS = "06_hangs_and_stragglers.ipynb"
 
@@ -18,7 +19,7 @@ def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
         if not source.is_ddp(name) or is_without_gradients(source, call):
             continue
         for condition in rank_conditions(source, call):
-            if _all_branches_call(source, condition, name):
+            if _may_join(source, condition.node) or _all_branches_call(source, condition, name):
                 continue
             yield Found(
                 source.line(call),
@@ -26,6 +27,40 @@ def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
                 f"{source.line(condition.node)}): its ranks meet in forward and backward.",
             )
             break
+
+
+def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
+    """Return whether a Join may take part for the ranks that are through.
+
+    A Join around the code, or around a call of its function, counts. So does a Join that no
+    ``with`` statement shows: it may be entered anywhere.
+    """
+    joins = source.once("joins", lambda: _joins(source))
+    if not joins or None in joins:
+        return bool(joins)
+    if any(outer in joins for outer in source.above(node)):
+        return True
+    function = source.function(node)
+    if isinstance(function, ast.Module) or not depth:
+        return False
+    name = function.name
+    return source.once(
+        ("joined", name, depth),
+        lambda: any(_may_join(source, each, depth - 1) for each in source.calls_of(name)),
+    )
+
+
+def _joins(source: Source) -> set[ast.AST | None]:
+    """Return the ``with`` statements that enter a Join, and None if one is made elsewhere."""
+    found: set[ast.AST | None] = set()
+    for call in source.calls_of("Join") + source.calls_of("join"):
+        item = next((each for each in source.above(call) if isinstance(each, ast.withitem)), None)
+        is_of_model = source.is_ddp(source.owner(call)) or (item is not None and not call.args)
+        if is_false(argument(call, "enable")):
+            continue
+        if source.method(call) == "Join" or is_of_model:
+            found.add(source.parents[item] if item is not None else None)
+    return found
 
 
 def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
