@@ -239,6 +239,14 @@ def test_a_join_takes_part_in_no_collective_of_the_users_own() -> None:
     assert rules_in(WRAPPED + text, is_cell=False) == ["ND101"]
 
 
+def test_a_model_is_no_ddp_model_before_it_is_wrapped() -> None:
+    alone = under("if rank == 0", "m(x).sum().backward()\n")
+    wrap = WRAPPED.removeprefix(COMMON)
+    assert rules_in(COMMON + "m = net()\n" + alone + wrap, is_cell=False) == []
+    assert rules_in(COMMON + under("for i in range(2)", alone + wrap), is_cell=False) == ["ND102"]
+    assert rules_in(under("def fit()", alone) + WRAPPED + "fit()\n", is_cell=False) == ["ND102"]
+
+
 SHAPES = {
     "conditions": "def f{i}(rank, m):\n  if rank == 0:\n    dist.barrier()\n  dist.all_reduce(m)\n",
     "leavers": "def f{i}(rank, m):\n  if rank: return\n  dist.barrier()\n",

@@ -18,6 +18,8 @@ def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         if not source.is_ddp(name) or is_without_gradients(source, call):
             continue
+        if _is_wrapped_later(source, name, call):
+            continue
         for condition in rank_conditions(source, call):
             if _may_join(source, condition.node) or _all_branches_call(source, condition, name):
                 continue
@@ -27,6 +29,24 @@ def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
                 f"{source.line(condition.node)}): its ranks meet in forward and backward.",
             )
             break
+
+
+def _is_wrapped_later(source: Source, name: str, call: ast.Call) -> bool:
+    """Return whether the code wraps the model only after this call of it."""
+    wraps = source.once(
+        ("wraps", name),
+        lambda: [each for each in source.values(name) if _makes_ddp(source, each)],
+    )
+    return bool(wraps) and all(
+        each.lineno > call.lineno
+        and source.function(each) is source.function(call)
+        and not set(source.loops(each)) & set(source.loops(call))
+        for each in wraps
+    )
+
+
+def _makes_ddp(source: Source, value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and source.kind_of_call(value) == "ddp"
 
 
 def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
