@@ -103,6 +103,10 @@ def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> 
     return [each.rule for each in look_at(Source(text, kinds, **options))]
 
 
+def under(head: str, *texts: str) -> str:
+    return f"{head}:\n" + textwrap.indent("".join(texts), "    ")
+
+
 COMMON = "import torch\nimport torch.distributed as dist\n"
 
 
@@ -182,6 +186,100 @@ def test_what_looks_like_a_condition_on_the_rank_and_keeps_nobody_away_is_left_a
     assert look_at(Source(text, {"model": "ddp"})) == []
 
 
+REDUCES = "dist.all_reduce(t)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # the ranks that do not come to the first one come to the second
+        under("for i in range(3)", under("if i + rank < 2", REDUCES, "continue\n"), REDUCES),
+        under("for i in range(3)", under("if i + rank < 2", REDUCES, "break\n"), REDUCES),
+        under("def f()", under("if rank == 0", REDUCES, "return\n"), REDUCES),
+        under("def f()", under("if rank == 0", "return dist.all_reduce(t)\n"), REDUCES),
+        under("def f()", under("if rank", "x = 1\n") + under("else", REDUCES, "return\n"), REDUCES),
+        under("if rank == 0", REDUCES, "raise ValueError\n") + REDUCES,
+        under(
+            "for i in range(3)",
+            under("if i + rank < 2", under("if not state", REDUCES, "continue\n"), "x = 1\n"),
+            REDUCES,
+        ),
+        # who has an error meets the others, and goes no further
+        under("try", "load()\n") + under("except OSError", REDUCES, "raise\n") + REDUCES,
+        under(
+            "def f()",
+            under("try", "load()\n") + under("except OSError", REDUCES, "return\n") + REDUCES,
+        ),
+        under("try", "load()\n") + under("except OSError", REDUCES) + under("else", REDUCES),
+    ],
+)
+def test_a_collective_that_others_make_below_is_left_alone(text: str) -> None:
+    assert rules_in(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (under("for i in range(3)", under("if i + rank < 2", REDUCES), REDUCES), "ND101"),
+        (under("for i in range(3)", under("if rank", REDUCES, "continue\n")) + REDUCES, "ND101"),
+        (under("def f()", REDUCES, under("if rank == 0", REDUCES, "return\n")), "ND101"),
+        (under("def f()", under("if rank", REDUCES, "return\n")) + REDUCES, "ND101"),
+        (under("if rank == 0", REDUCES, "break\n") + REDUCES, "ND101"),  # no loop to break
+        (under("try", "load()\n") + under("except OSError", REDUCES) + REDUCES, "ND104"),
+    ],
+)
+def test_a_collective_that_is_one_too_many_is_found(text: str, rule: str) -> None:
+    assert rules_in(text) == [rule]
+
+
+def leaves(condition: str, *below: str, word: str = "return") -> str:
+    """A function that some ranks leave early, and what is below."""
+    return under("def f()", under(f"if {condition}", f"{word}\n"), *below)
+
+
+SHARDED = under("if sharded", REDUCES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        leaves("not sharded and rank != 0", SHARDED),
+        leaves("not (sharded or rank == 0)", SHARDED),
+        leaves("mode == 'whole' and rank", under("if mode != 'whole'", REDUCES)),
+        leaves("mode == 'whole' and rank", under("if mode == 'parts'", REDUCES)),
+        under("def f()", under("if not sharded", under("if rank", "return\n")), SHARDED),
+        under(
+            "def f()", under("if not sharded", under("if rank", "return\n"), "return\n"), REDUCES
+        ),
+        under("for x in a", under("if whole and rank", "continue\n"), SHARDED),
+        under(
+            "def f()",
+            under(
+                "match mode",
+                under("case 'whole'", under("if rank", "return\n")),
+                under("case _", REDUCES),
+            ),
+        ),
+    ],
+)
+def test_ranks_that_leave_where_there_is_no_collective_are_left_alone(text: str) -> None:
+    assert rules_in(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        leaves("not sharded and rank != 0", REDUCES),
+        leaves("rank != 0", SHARDED),
+        leaves("sharded and rank != 0", SHARDED),
+        leaves("not sharded and rank != 0", SHARDED, REDUCES),
+        under("def f()", under("if sharded", under("if rank", "return\n"), REDUCES)),
+    ],
+)
+def test_ranks_that_leave_before_a_collective_are_found(text: str) -> None:
+    assert rules_in(text) == ["ND103"]
+
+
 def test_a_ddp_model_is_looked_for_under_all_of_them_too() -> None:
     text = "match rank:\n  case 0: y = model(x)\nrank == 0 and model(x)\n"
     found = look_at(Source(text, {"model": "ddp"}))
@@ -192,10 +290,6 @@ def test_a_ddp_model_is_looked_for_under_all_of_them_too() -> None:
 
 WRAPPED = COMMON + "from torch.nn.parallel import DistributedDataParallel as DDP\nm = DDP(net)\n"
 UNEVEN = "for i in range(5 + rank):\n    m(x).sum().backward()\n"
-
-
-def under(head: str, *texts: str) -> str:
-    return f"{head}:\n" + textwrap.indent("".join(texts), "    ")
 
 
 @pytest.mark.parametrize("is_cell", [True, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from functools import partial
 from nbddp.checks import forwards
 from nbddp.checks.branches import Condition, has_rank_condition, rank_conditions
 from nbddp.checks.collective_calls import COLLECTIVES, all_meetings, collective, short
-from nbddp.checks.conditions import early_leavers, is_in_each_step
+from nbddp.checks.conditions import early_leavers, is_in_each_step, left_after, may_exclude
 from nbddp.checks.rule import Found, Rule
 from nbddp.checks.source import Loop, Source
 from nbddp.checks.syntax import argument, is_true
@@ -25,12 +24,38 @@ def _of_some_ranks(source: Source) -> Iterator[Found]:
     conditions = [list(rank_conditions(source, call)) for call, _ in meetings]
     partners = _Partners(source, [each for of_call in conditions for each in of_call])
     for (call, name), of_call in zip(meetings, conditions, strict=True):
-        alone = next((each for each in of_call if not partners.has(each)), None)
+        alone = next(
+            (
+                each
+                for each in of_call
+                if not partners.has(each) and not _others_meet_below(source, call, each.node)
+            ),
+            None,
+        )
         if alone is not None:
             yield Found(
                 source.line(call),
                 f"{short(name)} is under {alone} (line {source.line(alone.node)}): {alone.effect}.",
             )
+
+
+def _others_meet_below(source: Source, call: ast.Call, outer: ast.AST) -> bool:
+    """Return whether ``outer`` is left after the call, and those that go on meet below it."""
+    left = left_after(source, call, outer)
+    if left is None:
+        return False
+    first, last = source.last_line(outer), source.last_line(left)
+    lines = source.once("lines of meetings", lambda: _lines_of_meetings(source))
+    here = lines.get(source.function(call), [])
+    place = bisect_right(here, first)
+    return place < len(here) and here[place] <= last
+
+
+def _lines_of_meetings(source: Source) -> dict[ast.AST, list[int]]:
+    found: dict[ast.AST, list[int]] = {}
+    for call, _ in all_meetings(source):
+        found.setdefault(source.function(call), []).append(source.line(call))
+    return {function: sorted(lines) for function, lines in found.items()}
 
 
 class _Partners:
@@ -73,19 +98,27 @@ OF_SOME_RANKS = Rule(
 def _behind_a_leaver(source: Source) -> Iterator[Found]:
     meetings = all_meetings(source)
     around = _around(source, meetings)
-    of_all: dict[ast.AST, list[tuple[int, str]]] = {}
+    of_all: dict[ast.AST, list[tuple[int, str, ast.Call]]] = {}
     for call, name in meetings:
         if not has_rank_condition(source, call):
-            of_all.setdefault(source.function(call), []).append((source.line(call), name))
+            of_all.setdefault(source.function(call), []).append((source.line(call), name, call))
     for each in of_all.values():
-        each.sort()
+        each.sort(key=lambda place: place[:2])
     for condition, left in early_leavers(source):
         last = max(source.line(each) for each in condition.body)
         here = of_all.get(source.function(condition), [])
-        place = bisect_right(here, (last, chr(sys.maxunicode)))
-        is_behind = place < len(here) and here[place][0] <= source.last_line(left)
-        if is_behind and condition not in around:
-            line, name = here[place]
+        behind = here[bisect_right(here, last, key=lambda place: place[0]) :]
+        met = next(
+            (
+                (line, name)
+                for line, name, call in behind
+                if line <= source.last_line(left)
+                and not may_exclude(source, condition.body[-1], call)
+            ),
+            None,
+        )
+        if met is not None and condition not in around:
+            line, name = met
             word = type(condition.body[-1]).__name__.lower()
             yield Found(
                 line,
@@ -122,8 +155,9 @@ def _in_except(source: Source) -> Iterator[Found]:
             if isinstance(outer, ast.ExceptHandler):
                 attempt = source.parents[outer]
                 tried = isinstance(attempt, ast.Try) and any(
-                    each in around for each in attempt.body
+                    each in around for each in (*attempt.body, *attempt.orelse)
                 )
+                tried = tried or _others_meet_below(source, call, attempt)
                 catches_import = outer.type is not None and "Import" in ast.unparse(outer.type)
                 if not tried and not catches_import:
                     yield Found(

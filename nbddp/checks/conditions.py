@@ -168,6 +168,22 @@ def _leaves(node: ast.If, test: object) -> bool:
     return is_asked and isinstance(node.body[-1], _LEAVING)
 
 
+def left_after(source: Source, node: ast.AST, outer: ast.AST) -> ast.AST | None:
+    """Return the loop or function that is left after a node, in a block that ``outer`` has."""
+    inner = node
+    for each in source.above(node):
+        for block in (getattr(each, "body", None), getattr(each, "orelse", None)):
+            if isinstance(block, list) and inner in block:
+                if isinstance(block[-1], ast.Break | ast.Continue):
+                    return next(iter(source.loops(block[-1])), None)
+                if isinstance(block[-1], ast.Return | ast.Raise):
+                    return source.function(block[-1])
+        if each is outer:
+            return None
+        inner = each
+    return None
+
+
 def is_in_each_step(source: Source, node: ast.AST, loop: Loop) -> bool:
     """Whether it stands in the loop's body under no condition of any kind."""
     conditional = ast.If | ast.IfExp | ast.BoolOp | ast.ExceptHandler | ast.match_case
@@ -188,29 +204,61 @@ def are_apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
 
 
 def _branches(source: Source, node: ast.AST) -> set[tuple[str, bool]]:
-    """What holds where it stands in its function: conditions around it, and those that left."""
-    found: set[tuple[str, bool]] = set()
+    """What holds where it stands in its function, as text."""
+    return {(text, is_so) for text, is_so, _test in _tests(source, node)}
+
+
+def _tests(source: Source, node: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
+    """Yield what holds at a place in its function: conditions around it, and those that left."""
     inner = node
     for outer in source.above(node):
-        found |= _left_before(outer, inner)
+        yield from _left_before(outer, inner)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             break
         if isinstance(outer, ast.If | ast.IfExp) and inner is not outer.test:
             body = outer.body if isinstance(outer.body, list) else [outer.body]
-            found.add(_said(outer.test, is_so=inner in body))
+            yield from _parts(outer.test, is_so=inner in body)
+        elif isinstance(outer, ast.Match) and isinstance(inner, ast.match_case):
+            yield f"{ast.unparse(outer.subject)}: {ast.unparse(inner.pattern)}", True, outer.subject
         inner = outer
-    return found
 
 
-def _left_before(outer: ast.AST, inner: ast.AST) -> set[tuple[str, bool]]:
+def _left_before(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
     """What does not hold behind conditions that leave, in the block of ``outer``."""
-    found: set[tuple[str, bool]] = set()
     for block in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
         if isinstance(block, list) and inner in block:
             for each in block[: block.index(inner)]:
                 if isinstance(each, ast.If) and isinstance(each.body[-1], _LEAVING):
-                    found.add(_said(each.test, is_so=False))
-    return found
+                    yield from _parts(each.test, is_so=False)
+
+
+def _parts(test: ast.expr, *, is_so: bool) -> Iterator[tuple[str, bool, ast.expr]]:
+    """Split a condition: all parts of a true ``and`` are true, of a false ``or`` are false.
+
+    >>> test = ast.parse("not a and b is None", mode="eval").body
+    >>> [(text, is_so) for text, is_so, _ in _parts(test, is_so=True)]
+    [('a', False), ('b', False)]
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _parts(test.operand, is_so=not is_so)
+    elif isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) is is_so:
+        for each in test.values:
+            yield from _parts(each, is_so=is_so)
+    else:
+        yield *_said(test, is_so=is_so), test
+
+
+def may_exclude(source: Source, one: ast.AST, other: ast.AST) -> bool:
+    """Return whether one place may be reached only where the other is not.
+
+    Conditions on the rank do not count. The places exclude each other for sure where a condition
+    holds at one and not at the other, and perhaps where each has a condition that the other lacks.
+    """
+    mine, others = (
+        {(text, is_so) for text, is_so, test in _tests(source, each) if not depends_on_rank(test)}
+        for each in (one, other)
+    )
+    return bool(mine - others and others - mine)
 
 
 def _said(test: ast.expr, *, is_so: bool) -> tuple[str, bool]:

@@ -120,7 +120,7 @@ class Source:
 
     def last_line(self, node: ast.AST) -> int:
         """The editor's line that it ends on."""
-        return int(getattr(node, "end_lineno", 0)) + self._shift
+        return int(getattr(node, "end_lineno", self.text.count("\n") + 1)) + self._shift
 
     # ---- names
 
