@@ -472,6 +472,14 @@ def test_a_barrier_before_the_last_steps_return_is_left_alone() -> None:
     assert "ND106" not in rules_in(text, {"model": "ddp"})
 
 
+def test_micro_steps_that_each_update_something_are_not_accumulated() -> None:
+    text = "for i, x in enumerate(train):\n    model(x).sum().backward()\n" + textwrap.indent(
+        under("if i % 2 == 0", "{}") + under("else", "optimizer.step()\n", "zero_grad()\n"), "    "
+    )
+    assert rules_in(text.format("optimizers[1].step()\n")) == []
+    assert rules_in(text.format("print(i)\n")) == ["ND121"]
+
+
 SCALED = "scaler.scale(loss).backward()\n"
 UPDATED = "scaler.step(optimizer)\nscaler.update()\n"
 CLIPPED = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"

@@ -57,11 +57,19 @@ def _every(source: Source, step: ast.Call, loop: Loop) -> tuple[ast.If, str] | N
     for outer in source.above(step):
         if outer is loop:
             return None
-        if isinstance(outer, ast.If):
+        if isinstance(outer, ast.If) and not _steps_in_both(outer):
             for each in ast.walk(outer.test):
                 if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod):
                     return outer, ast.unparse(each.right)
     return None
+
+
+def _steps_in_both(condition: ast.If) -> bool:
+    """Return whether each branch updates something, such as one optimizer of several."""
+    return all(
+        any(isinstance(each, ast.Attribute) and each.attr == "step" for each in ast.walk(branch))
+        for branch in (ast.Module(condition.body, []), ast.Module(condition.orelse, []))
+    )
 
 
 def _contains(outer: ast.AST, inner: ast.AST) -> bool:
