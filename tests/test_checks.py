@@ -108,6 +108,7 @@ def under(head: str, *texts: str) -> str:
 
 
 COMMON = "import torch\nimport torch.distributed as dist\n"
+REDUCES = "dist.all_reduce(t)\n"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,46 @@ def test_what_looks_like_a_condition_on_the_rank_and_keeps_nobody_away_is_left_a
     assert look_at(Source(text, {"model": "ddp"})) == []
 
 
-REDUCES = "dist.all_reduce(t)\n"
+@pytest.mark.parametrize(
+    ("call", "is_of_all"),
+    [
+        ("dist.all_reduce(t)", True),
+        ("dist.all_reduce(t, dist.ReduceOp.MAX)", True),
+        ("dist.all_reduce(t, dist.ReduceOp.MAX, pair)", False),
+        ("dist.all_reduce(t, group=None)", True),
+        ("dist.all_reduce(t, group=dist.group.WORLD)", True),
+        ("dist.broadcast(t, 0, pair)", False),
+        ("dist.reduce(t, 0, dist.ReduceOp.SUM, pair)", False),
+        ("dist.all_gather(ts, t, pair)", False),
+        ("dist.barrier(pair)", False),
+        ("dist.all_reduce(t, **options)", False),
+        ("dist.all_reduce(*args)", False),
+        ("dist.new_group([0, 1])", True),
+        ("dist.new_group([0, 1], use_local_synchronization=True)", False),
+    ],
+)
+def test_a_collective_of_some_ranks_only_is_told_by_its_arguments(
+    call: str, *, is_of_all: bool
+) -> None:
+    assert rules_in(under("if rank < 2", call)) == (["ND101"] if is_of_all else [])
+
+
+@pytest.mark.parametrize(
+    ("function", "is_found"),
+    [
+        (under("def mean(x)", REDUCES), True),
+        (under("def mean(x)", under("if dist.is_initialized()", REDUCES)), True),
+        (under("def mean(x, together=True)", under("if together", REDUCES)), False),
+        (under("def mean(x, args)", under("if args.is_distributed", REDUCES)), False),
+        (under("def mean(x, alone=False)", under("if alone", "return x\n"), REDUCES), False),
+        (under("def mean(x, mesh=None)", REDUCES), False),
+    ],
+)
+def test_a_function_that_meets_where_its_caller_wants_may_be_called_alone(
+    function: str, *, is_found: bool
+) -> None:
+    text = function + under("if rank == 0", "mean(x)\n")
+    assert rules_in(text) == (["ND101"] if is_found else [])
 
 
 @pytest.mark.parametrize(
@@ -472,12 +512,15 @@ def test_a_barrier_before_the_last_steps_return_is_left_alone() -> None:
     assert "ND106" not in rules_in(text, {"model": "ddp"})
 
 
-def test_micro_steps_that_each_update_something_are_not_accumulated() -> None:
-    text = "for i, x in enumerate(train):\n    model(x).sum().backward()\n" + textwrap.indent(
-        under("if i % 2 == 0", "{}") + under("else", "optimizer.step()\n", "zero_grad()\n"), "    "
-    )
-    assert rules_in(text.format("optimizers[1].step()\n")) == []
-    assert rules_in(text.format("print(i)\n")) == ["ND121"]
+@pytest.mark.parametrize(
+    ("other", "is_found"), [("optimizers[1].step()\n", False), ("print(i)\n", True)]
+)
+def test_micro_steps_that_each_update_something_are_not_accumulated(
+    other: str, *, is_found: bool
+) -> None:
+    step = under("if i % 2 == 0", other) + under("else", "optimizer.step()\nzero_grad()\n")
+    text = under("for i, x in enumerate(train)", "model(x).sum().backward()\n", step)
+    assert ("ND121" in rules_in(text)) is is_found
 
 
 SCALED = "scaler.scale(loss).backward()\n"

@@ -205,10 +205,10 @@ def are_apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
 
 def _branches(source: Source, node: ast.AST) -> set[tuple[str, bool]]:
     """What holds where it stands in its function, as text."""
-    return {(text, is_so) for text, is_so, _test in _tests(source, node)}
+    return {(text, is_so) for text, is_so, _test in tests_at(source, node)}
 
 
-def _tests(source: Source, node: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
+def tests_at(source: Source, node: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
     """Yield what holds at a place in its function: conditions around it, and those that left."""
     inner = node
     for outer in source.above(node):
@@ -255,7 +255,7 @@ def may_exclude(source: Source, one: ast.AST, other: ast.AST) -> bool:
     holds at one and not at the other, and perhaps where each has a condition that the other lacks.
     """
     mine, others = (
-        {(text, is_so) for text, is_so, test in _tests(source, each) if not depends_on_rank(test)}
+        {(text, is_so) for text, is_so, test in tests_at(source, each) if not depends_on_rank(test)}
         for each in (one, other)
     )
     return bool(mine - others and others - mine)

@@ -25,6 +25,11 @@ def is_false(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
+def may_be_true(node: ast.AST | None) -> bool:
+    """Whether an argument that is false by default may be true: it is given, and not ``False``."""
+    return node is not None and not is_false(node)
+
+
 def passes_on_more(call: ast.Call) -> bool:
     """Whether it has ``*`` or ``**`` among its arguments, so that nobody knows what is given."""
     return any(isinstance(each, ast.Starred) for each in call.args) or any(
