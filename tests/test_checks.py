@@ -211,6 +211,82 @@ def test_a_collective_of_some_ranks_only_is_told_by_its_arguments(
     assert rules_in(under("if rank < 2", call)) == (["ND101"] if is_of_all else [])
 
 
+SHARDED_MODEL = (
+    "import torch.distributed.checkpoint as dcp\n"
+    "from torch.distributed.checkpoint.state_dict import (\n"
+    "    get_model_state_dict, get_optimizer_state_dict, set_model_state_dict\n)\n"
+    "from torch.distributed.device_mesh import init_device_mesh\n"
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard\n"
+    "from torch.distributed.tensor import distribute_tensor\n"
+    "fully_shard(model)\nfirst = FSDP(net)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ("dcp.save(state, checkpoint_id='a')", "dcp.save"),
+        ("dcp.load(state, checkpoint_id='a')", "dcp.load"),
+        ("saving = dcp.async_save(state, checkpoint_id='a')", "dcp.async_save"),
+        ("state = get_model_state_dict(model)", "get_model_state_dict"),
+        ("state = get_optimizer_state_dict(model, adam)", "get_optimizer_state_dict"),
+        ("set_model_state_dict(model, state)", "set_model_state_dict"),
+        ("mesh = init_device_mesh('cpu', (2,))", "init_device_mesh"),
+        ("mesh = dist.init_device_mesh('cpu', (2,))", "dist.init_device_mesh"),
+        ("print(model.weight.full_tensor())", "model.weight.full_tensor()"),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "clip_grad_norm_"),
+        ("first.clip_grad_norm_(1.0)", "first.clip_grad_norm_()"),
+        ("torch.save(first.state_dict(), 'a.pt')", "first.state_dict()"),
+        ("group, _ = dist.new_subgroups(2)", "dist.new_subgroups"),
+        ("dist.new_subgroups_by_enumeration(lists)", "dist.new_subgroups_by_enumeration"),
+        ("part = distribute_tensor(t, mesh, places)", "distribute_tensor"),
+        ("state = FSDP.full_optim_state_dict(first, adam)", "full_optim_state_dict"),
+        ("zero.consolidate_state_dict()", "zero.consolidate_state_dict()"),
+    ],
+)
+def test_calls_that_gather_what_ranks_hold_in_parts_are_collectives(call: str, shown: str) -> None:
+    head = COMMON + SHARDED_MODEL
+    for condition in ("rank == 0", "dist.get_rank() == 0", "is_main_process()"):
+        [found] = look_at(Source(head + under(f"if {condition}", call), is_cell=False))
+        assert found.rule == "ND101"
+        assert found.text.startswith(f"{shown} is under `if {condition}` (line ")
+    left = under("def save()", under("if rank != 0", "return\n"), call)
+    assert rules_in(head + left, is_cell=False) == ["ND103"]
+    assert rules_in(head + call, is_cell=False) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # the ranks of a mesh's dimension, or of a group, are among themselves
+        under("if dp_rank == 0", "print(model.weight.full_tensor())"),
+        under("if mesh.get_local_rank('tp') == 0", "print(model.weight.full_tensor())"),
+        under("if pair.rank() == 0", "print(model.weight.full_tensor())"),
+        under("if dist.get_rank(pair) == 0", "print(model.weight.full_tensor())"),
+        under("if rank < 2", "part = distribute_tensor(t, half, places)"),
+        # all ranks come to it where the model is cut up
+        under("if use_fsdp or rank == 0", "state = get_model_state_dict(model)"),
+        under("if rank == 0", "dcp.save(state, checkpoint_id='a', no_dist=True)"),
+        under("if rank < 2", "dcp.save(state, checkpoint_id='a', process_group=pair)"),
+        under("if rank < 2", "dist.new_subgroups(2, pair)"),
+        under("if rank == 0", "torch.save(model.state_dict(), 'a.pt')"),
+        under("if rank == 0", "state = plain.state_dict()"),
+        under("if rank == 0", "torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)"),
+    ],
+)
+def test_calls_on_parts_that_some_ranks_may_make_are_left_alone(text: str) -> None:
+    assert rules_in(COMMON + SHARDED_MODEL + text, is_cell=False) == []
+
+
+def test_the_state_of_a_ddp_model_is_no_collective() -> None:
+    text = "from torch.distributed.checkpoint.state_dict import get_model_state_dict\n"
+    text += under("if rank == 0", "state = get_model_state_dict(model)\n")
+    assert rules_in(text, {"model": "ddp"}) == []
+    assert rules_in(text, {"model": "fsdp"}) == ["ND101"]
+    assert rules_in(text) == []
+    assert rules_in("from torch.distributed.fsdp import fully_shard\n" + text) == ["ND101"]
+
+
 @pytest.mark.parametrize(
     ("function", "is_found"),
     [
@@ -379,6 +455,46 @@ def test_a_model_is_no_ddp_model_before_it_is_wrapped() -> None:
     assert rules_in(COMMON + "m = net()\n" + alone + wrap, is_cell=False) == []
     assert rules_in(COMMON + under("for i in range(2)", alone + wrap), is_cell=False) == ["ND102"]
     assert rules_in(under("def fit()", alone) + WRAPPED + "fit()\n", is_cell=False) == ["ND102"]
+
+
+TEST = under("with torch.no_grad()", "y = model(x)\n")
+NORM = "class Net(nn.Module):\n    def __init__(self):\n        self.norm = nn.BatchNorm2d(8)\n"
+WRAPS = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "is_found"),
+    [
+        ("", "ddp with buffers", True),
+        ("", "ddp with buffers in training", True),
+        ("", "ddp", False),
+        ("", "ddp in training", False),
+        (WRAPS + NORM + "model = DDP(Net())\n", "", True),
+        (WRAPS + NORM + "net = Net().to(device)\nmodel = DDP(net)\n", "", True),
+        (WRAPS + "model = DDP(nn.Sequential(nn.BatchNorm1d(8)))\n", "", True),
+        (WRAPS + NORM + "model = DDP(Net(), broadcast_buffers=False)\n", "", False),
+        (WRAPS + NORM + "model = DDP(Net(), **options)\n", "", False),
+        (WRAPS + NORM + "model = DDP(nn.Linear(4, 2))\n", "", False),
+    ],
+)
+def test_a_test_on_one_rank_is_found_where_ddp_sends_buffers(
+    text: str, kind: str, *, is_found: bool
+) -> None:
+    found = look_at(Source(text + under("if rank == 0", TEST), {"model": kind}))
+    assert [each.rule for each in found] == (["ND102"] if is_found else [])
+    assert all(each.text.endswith("forward sends its buffers to all ranks.") for each in found)
+    assert rules_in(text + under("if rank == 0", TEST.replace("model(", "model.module("))) == []
+    assert rules_in(text + TEST, {"model": kind}) == []
+
+
+def test_an_fsdp_model_on_one_rank_is_found_with_gradients_and_without() -> None:
+    for head in ("model = FSDP(net)\n", "fully_shard(model)\n"):
+        text = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard\n"
+        text += head
+        assert rules_in(text + under("if rank == 0", TEST), is_cell=False) == ["ND102"]
+        assert rules_in(text + under("if rank == 0", "model(x)\n"), is_cell=False) == ["ND102"]
+        assert rules_in(text + under("if pp_rank == 0", "model(x)\n"), is_cell=False) == []
+    assert rules_in(under("if rank == 0", TEST), {"model": "fsdp in training"}) == ["ND102"]
 
 
 SHAPES = {

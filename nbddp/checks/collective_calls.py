@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from nbddp.checks.branches import has_rank_condition
 from nbddp.checks.conditions import tests_at
@@ -16,10 +17,28 @@ _GROUP_PLACES = {  # of torch's collectives, among their arguments
     **dict.fromkeys(("reduce_scatter_tensor", "scatter", "scatter_object_list"), 3),
     **dict.fromkeys(("barrier", "monitored_barrier"), 0),
     "all_to_all_single": 4,
-    "new_group": None,
+    "new_subgroups": 1,
+    **dict.fromkeys(("new_group", "new_subgroups_by_enumeration"), None),
 }
 COLLECTIVES = frozenset(f"torch.distributed.{name}" for name in _GROUP_PLACES)
 OURS = frozenset({"nbddp.all_reduce", "nbddp.all_gather"})
+# what makes groups of all ranks, or writes and reads a checkpoint of theirs
+_OF_ALL_RANKS = re.compile(
+    r"torch\.distributed\.(?:(?:\w+\.)*init_device_mesh"
+    r"|checkpoint\.(?:\w+\.)*(?:save|load|async_save|save_state_dict|load_state_dict))"
+)
+# what meets in the group, or mesh, that holds the parts of a tensor or a model
+_OF_SHARDS = re.compile(
+    r"torch\.distributed\.(?:(?:\w+\.)*tensor\.(?:\w+\.)*distribute_(?:tensor|module)"
+    r"|fsdp\.(?:\w+\.)*FullyShardedDataParallel\.(?:summon_full_params|full_optim_state_dict"
+    r"|optim_state_dict|optim_state_dict_to_load|scatter_full_optim_state_dict))"
+)
+_OF_SHARDED_MODELS = re.compile(
+    r"torch\.distributed\.checkpoint\.state_dict\.[gs]et_(?:model_|optimizer_)?state_dict"
+)
+_METHODS_OF_SHARDS = frozenset({"full_tensor", "consolidate_state_dict"})
+_SHARDING = re.compile(r"fully_shard|FSDP|FullySharded|parallelize_module|distribute_module")
+_NO_SHARDING = re.compile(r"\bDDP\b|DistributedDataParallel")
 
 
 def short(name: str) -> str:
@@ -27,22 +46,64 @@ def short(name: str) -> str:
 
     >>> short("torch.distributed.barrier"), short("nbddp.all_reduce")
     ('dist.barrier', 'nbddp.all_reduce')
+    >>> short("torch.distributed.checkpoint.state_dict_saver.save")
+    'dcp.save'
     """
-    return name.replace("torch.distributed.", "dist.")
+    *room, last = name.split(".")
+    if room[:1] != ["torch"]:
+        return name
+    if "checkpoint" in room and last in ("save", "load", "async_save"):
+        return f"dcp.{last}"
+    return f"dist.{last}" if room == ["torch", "distributed"] else last
 
 
 def collective(source: Source, call: ast.Call) -> str:
     """Its name, if it is one of all ranks; a group of some ranks is their own affair."""
     name = source.called(call)
-    is_one = name in COLLECTIVES or name in OURS
+    is_one = name in COLLECTIVES or name in OURS or _OF_ALL_RANKS.fullmatch(name)
     return name if is_one and _is_of_all(call, _GROUP_PLACES.get(name.rpartition(".")[2])) else ""
+
+
+def _of_shards(source: Source, call: ast.Call) -> str:
+    """Return the name of a call that meets where the parts of a tensor, or a model, are."""
+    name, method = source.called(call), source.method(call)
+    if _OF_SHARDS.fullmatch(name):
+        return name
+    if _OF_SHARDED_MODELS.fullmatch(name) or name.endswith("nn.utils.clip_grad_norm_"):
+        is_clip = method == "clip_grad_norm_"
+        return name if _takes_shards(source, call, may_guess=not is_clip) else ""
+    is_method = method in _METHODS_OF_SHARDS and isinstance(call.func, ast.Attribute)
+    is_clip = method == "clip_grad_norm_" and source.is_fsdp(source.owner(call))
+    is_whole = method == "state_dict" and _gathers_state(source, source.owner(call))
+    return f"{ast.unparse(call.func)}()" if is_method or is_clip or is_whole else ""
+
+
+def _gathers_state(source: Source, name: str) -> bool:
+    """Return whether the state of a model is put together: FSDP's first version does so."""
+    made = [each for each in source.values(name) if isinstance(each, ast.Call)]
+    is_first = any(source.called(each).endswith(".FullyShardedDataParallel") for each in made)
+    return is_first and not re.search(r"(?:LOCAL|SHARDED)_STATE_DICT", source.text)
+
+
+def _takes_shards(source: Source, call: ast.Call, *, may_guess: bool) -> bool:
+    """Return whether a model that is cut up is among the arguments.
+
+    What is no known model is taken for one where the code cuts models up and has no DDP.
+    """
+    given = {name for each in call.args for name in names_in(each)}
+    if any(map(source.is_fsdp, given)):
+        return True
+    known = any(map(source.kinds.get, given))
+    is_likely = _SHARDING.search(source.text) and not _NO_SHARDING.search(source.text)
+    return may_guess and not known and bool(is_likely)
 
 
 def _is_of_all(call: ast.Call, place: int | None) -> bool:
     """Return whether all ranks must make this call, as far as its arguments tell."""
-    if passes_on_more(call) or may_be_true(argument(call, "use_local_synchronization")):
+    alone = ("use_local_synchronization", "no_dist")
+    if passes_on_more(call) or any(may_be_true(argument(call, each)) for each in alone):
         return False
-    group = argument(call, "group", place)
+    group = argument(call, "process_group") or argument(call, "group", place)
     is_default = isinstance(group, ast.Constant) and group.value is None
     return group is None or is_default or ast.unparse(group).endswith("group.WORLD")
 
@@ -50,6 +111,14 @@ def _is_of_all(call: ast.Call, place: int | None) -> bool:
 def all_meetings(source: Source) -> list[tuple[ast.Call, str]]:
     """Every call that all ranks must make, those of functions that make one inside among them."""
     return source.once("meetings", lambda: _find_meetings(source))
+
+
+def meetings_of_shards(source: Source) -> dict[ast.Call, str]:
+    """Return every call that meets where the parts of a tensor, or a model, are."""
+    return source.once(
+        "meetings of shards",
+        lambda: {each: name for each in source.calls if (name := _of_shards(source, each))},
+    )
 
 
 def _find_meetings(source: Source) -> list[tuple[ast.Call, str]]:

@@ -11,8 +11,20 @@ from functools import partial
 
 from nbddp.checks import forwards
 from nbddp.checks.branches import Condition, has_rank_condition, rank_conditions
-from nbddp.checks.collective_calls import COLLECTIVES, all_meetings, collective, short
-from nbddp.checks.conditions import early_leavers, is_in_each_step, left_after, may_exclude
+from nbddp.checks.collective_calls import (
+    COLLECTIVES,
+    all_meetings,
+    collective,
+    meetings_of_shards,
+    short,
+)
+from nbddp.checks.conditions import (
+    early_leavers,
+    is_in_each_step,
+    left_after,
+    may_exclude,
+    picks_one_of_all,
+)
 from nbddp.checks.rule import Found, Rule
 from nbddp.checks.source import Loop, Source
 from nbddp.checks.syntax import argument, is_true
@@ -20,8 +32,16 @@ from nbddp.checks.training import training_loops
 
 
 def _of_some_ranks(source: Source) -> Iterator[Found]:
-    meetings = all_meetings(source)
-    conditions = [list(rank_conditions(source, call)) for call, _ in meetings]
+    of_shards = meetings_of_shards(source)
+    meetings = all_meetings(source) + list(of_shards.items())
+    conditions = [
+        [
+            each
+            for each in rank_conditions(source, call)
+            if call not in of_shards or all(map(picks_one_of_all, each.tests))
+        ]
+        for call, _ in meetings
+    ]
     partners = _Partners(source, [each for of_call in conditions for each in of_call])
     for (call, name), of_call in zip(meetings, conditions, strict=True):
         alone = next(
@@ -96,7 +116,8 @@ OF_SOME_RANKS = Rule(
 
 
 def _behind_a_leaver(source: Source) -> Iterator[Found]:
-    meetings = all_meetings(source)
+    of_shards = meetings_of_shards(source)
+    meetings = all_meetings(source) + list(of_shards.items())
     around = _around(source, meetings)
     of_all: dict[ast.AST, list[tuple[int, str, ast.Call]]] = {}
     for call, name in meetings:
@@ -113,6 +134,7 @@ def _behind_a_leaver(source: Source) -> Iterator[Found]:
                 (line, name)
                 for line, name, call in behind
                 if line <= source.last_line(left)
+                and (call not in of_shards or picks_one_of_all(condition.test))
                 and not may_exclude(source, condition.body[-1], call)
             ),
             None,

@@ -11,6 +11,7 @@ from nbddp.checks.syntax import names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
 _MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
+_OF_ALL = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
 _LEAVING = (ast.Return, ast.Break, ast.Continue)
 
 
@@ -31,6 +32,29 @@ def depends_on_rank(test: ast.AST) -> bool:
     return any(
         id(each) not in ignored and (_is_rank(each) or _is_main(each)) for each in ast.walk(test)
     )
+
+
+def picks_one_of_all(test: ast.AST) -> bool:
+    """Return whether a condition is surely true on one rank of all, or on all others.
+
+    A rank in a mesh's dimension, or in a group, is none of all ranks. A condition with an ``or``
+    may be true on all.
+
+    >>> [picks_one_of_all(ast.parse(text, mode="eval").body) for text in ("rank == 0", "tp_rank")]
+    [True, False]
+    """
+    orders = ast.Or | ast.Lt | ast.LtE | ast.Gt | ast.GtE | ast.In | ast.NotIn
+    if any(isinstance(each, orders) for each in ast.walk(test)):
+        return False
+    of_groups = {
+        id(each.func)
+        for each in ast.walk(test)
+        if isinstance(each, ast.Call)
+        and (each.args or ast.unparse(each.func).endswith((".rank", "get_local_rank")))
+    }
+    words = [each for each in ast.walk(test) if _is_rank(each) and id(each) not in of_groups]
+    names = {getattr(each, "id", getattr(each, "attr", "RANK")).lstrip("_") for each in words}
+    return names <= _OF_ALL and (bool(words) or any(map(_is_main, ast.walk(test))))
 
 
 def guards(test: ast.AST) -> bool:

@@ -51,6 +51,8 @@ class Model:
         with_gradient: parameters that have one; ``without`` have none, and should.
         is_nested: whether DDP wraps a DDP model.
         finds_unused: whether DDP was told to look for parameters without gradient.
+        is_sharded: whether its parameters are cut up among the ranks, as FSDP's are.
+        has_buffers: whether DDP sends its buffers from rank 0 to all.
     """
 
     ranks: int = 0
@@ -64,6 +66,8 @@ class Model:
     without: int = 0
     is_nested: bool = False
     finds_unused: bool = False
+    is_sharded: bool = False
+    has_buffers: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +193,9 @@ def kinds(rank: RankFacts) -> dict[str, str]:
     for name, each in rank.things.items():
         if isinstance(each, Model):
             mode = " in training" if each.is_training and each.minds_mode else ""
-            found[name] = f"{'ddp' if each.ranks else 'module'}{mode}"
+            buffers = " with buffers" if each.has_buffers else ""
+            kind = "ddp" if each.ranks else "fsdp" if each.is_sharded else "module"
+            found[name] = f"{kind}{buffers}{mode}"
         elif isinstance(each, Loader):
             dealt = "shuffled" if each.shuffles else "dealt"
             found[name] = f"loader {dealt if each.sampler == 'dealt' else 'plain'}"

@@ -1,14 +1,16 @@
-"""The rule about a DDP model that some ranks call alone."""
+"""The rule about a DDP or FSDP model that some ranks call alone."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from nbddp.checks.branches import Condition, rank_conditions
+from nbddp.checks.conditions import picks_one_of_all
 from nbddp.checks.rule import Found, Rule
 from nbddp.checks.source import Source
-from nbddp.checks.syntax import argument, is_false
+from nbddp.checks.syntax import argument, is_false, passes_on_more
 
 HANGS = "06_hangs_and_stragglers.ipynb"
 
@@ -16,19 +18,57 @@ HANGS = "06_hangs_and_stragglers.ipynb"
 def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
     for call in source.calls:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
-        if not source.is_ddp(name) or is_without_gradients(source, call):
+        is_fsdp = source.is_fsdp(name)
+        if not (is_fsdp or source.is_ddp(name)) or _is_wrapped_later(source, name, call):
             continue
-        if _is_wrapped_later(source, name, call):
+        is_quiet = not is_fsdp and is_without_gradients(source, call)
+        if is_quiet and not _has_buffers(source, name):
             continue
         for condition in rank_conditions(source, call):
+            if is_fsdp and not all(map(picks_one_of_all, condition.tests)):
+                continue
             if _may_join(source, condition.node) or _all_branches_call(source, condition, name):
                 continue
+            kind = "an FSDP model" if is_fsdp else "a DDP model"
+            line = source.line(condition.node)
+            effect = "its ranks meet in forward and backward"
+            if is_quiet:
+                effect = "after a training step, forward sends its buffers to all ranks"
             yield Found(
                 source.line(call),
-                f"{name}(), a DDP model, is called under {condition} (line "
-                f"{source.line(condition.node)}): its ranks meet in forward and backward.",
+                f"{name}(), {kind}, is called under {condition} (line {line}): {effect}.",
             )
             break
+
+
+def _has_buffers(source: Source, name: str) -> bool:
+    """Return whether DDP sends buffers of this model in forward, as it does for batch norm.
+
+    It does so in each forward with gradients, and in the first one without (torch 2.13.0,
+    ``DistributedDataParallel._post_forward``).
+    """
+    if "buffers" in source.given.get(name, ""):
+        return True
+    wraps = [each for each in source.values(name) if _makes_ddp(source, each)]
+    return any(
+        not passes_on_more(each)
+        and argument(each, "broadcast_buffers") is None
+        and _has_norm(source, each)
+        for each in wraps
+        if isinstance(each, ast.Call)
+    )
+
+
+def _has_norm(source: Source, value: ast.AST, depth: int = 3) -> bool:
+    """Return whether what makes a model names batch norm, itself or in a class or name of it."""
+    if re.search(r"BatchNorm|batchnorm", ast.unparse(value)):
+        return True
+    names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+    made: list[ast.AST] = [each for name in names for each in source.values(name)]
+    made += [each for each in source.every(ast.ClassDef) if each.name in names]
+    return depth > 0 and any(
+        _has_norm(source, each, depth - 1) for each in made if each is not value
+    )
 
 
 def _is_wrapped_later(source: Source, name: str, call: ast.Call) -> bool:
@@ -101,7 +141,7 @@ def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
 
 
 def is_without_gradients(source: Source, call: ast.Call) -> bool:
-    """Whether it is evaluation: DDP then sends buffers that changed, too fine to be told here."""
+    """Whether it is evaluation: DDP then averages no gradients."""
     for outer in source.above(call):
         if isinstance(outer, ast.With | ast.AsyncWith):
             entered = " ".join(ast.unparse(each.context_expr) for each in outer.items)
@@ -119,7 +159,8 @@ DDP_OF_SOME_RANKS = Rule(
     title="a DDP model called under a condition on the rank",
     why="DDP sends buffers in forward and averages gradients in backward, on all ranks together: "
     "the rank that is alone with it waits.",
-    fix="Call `model.module(...)` for what one rank does alone, or let all ranks take part.",
+    fix="Call `model.module(...)` for what one rank does alone with a DDP model, or let all ranks "
+    "take part, as FSDP needs it.",
     notebook=HANGS,
     find=_ddp_of_some_ranks,
     bad=Source("if rank == 0:\n    model(x).sum().backward()\n", {"model": "ddp"}),

@@ -15,6 +15,8 @@ from nbddp.checks.plain import plain_python
 PRESET = {"torch": "torch", "dist": "torch.distributed", "nbddp": "nbddp"}
 _KIND_OF_CALL = {
     "DistributedDataParallel": "ddp",
+    "FullyShardedDataParallel": "fsdp",
+    "fully_shard": "fsdp",
     "DataLoader": "loader",
     "DistributedSampler": "sampler",
     "GradScaler": "scaler",
@@ -70,7 +72,8 @@ class Source:
         self.aliases = dict(aliases or {}) | self._aliases()
         self._names = {each: self.dotted(each.func) for each in self.calls}
         self._known: dict[Hashable, Any] = {}
-        self.kinds = dict(kinds or {}) | self._made_here()
+        self.given = dict(kinds or {})
+        self.kinds = self.given | self._made_here()
 
     def _visit(self) -> None:
         """Note every node, in the order of the text, and what it stands in.
@@ -168,6 +171,10 @@ class Source:
         """Whether it is known to be a DDP model."""
         return self.kinds.get(name, "").startswith("ddp")
 
+    def is_fsdp(self, name: str) -> bool:
+        """Whether it is known to be a model whose parameters are cut up among the ranks."""
+        return self.kinds.get(name, "").startswith("fsdp")
+
     @cached_property
     def has_ddp(self) -> bool:
         """Whether any name is."""
@@ -220,6 +227,9 @@ class Source:
                 for name in (each.id for each in node.targets if isinstance(each, ast.Name)):
                     if kind:
                         found[name] = kind
+        for call in self.calls_of("fully_shard"):
+            if call.args and isinstance(call.args[0], ast.Name):
+                found[call.args[0].id] = self.kind_of_call(call)
         return found
 
     def maker(self, name: str) -> ast.Call | None:

@@ -155,7 +155,16 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
         is_nested=wrapper is not None and isinstance(wrapper.module, DistributedDataParallel),
         finds_unused=wrapper is not None
         and bool(wrapper.find_unused_parameters or wrapper.static_graph),
+        is_sharded=_is_sharded(model, parameters),
+        has_buffers=wrapper is not None
+        and bool(wrapper.broadcast_buffers and wrapper.modules_buffers),
     )
+
+
+def _is_sharded(model: nn.Module, parameters: Iterable[torch.Tensor]) -> bool:
+    """Whether FSDP, old or new, has cut it up, or its parameters are distributed tensors."""
+    kinds = [type(model).__name__, *(type(each).__name__ for each in parameters)]
+    return "FullyShardedDataParallel" in kinds or "DTensor" in kinds
 
 
 def _shapes(parameters: Sequence[torch.Tensor]) -> str:

@@ -64,6 +64,29 @@ def test_a_seeded_mistake_is_found(group: WorkerGroup, seed: Seed) -> None:
     assert found == ({seed.rule} if seed.rule else set())
 
 
+MODELS = """
+from torch.distributed.fsdp import fully_shard
+norm = DDP(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
+still = DDP(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), broadcast_buffers=False)
+parts = fully_shard(nn.Linear(4, 8))
+whole = nn.Linear(4, 8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"),
+    [("norm", True), ("still", False), ("model", False), ("parts", True), ("whole", False)],
+)
+def test_a_test_on_one_rank_is_found_where_forward_meets(
+    group: WorkerGroup, name: str, *, is_found: bool
+) -> None:
+    """The rule knows of models of other cells what the ranks say of them."""
+    group.run(SETUP + MODELS, quiet=True)
+    cell = f"if rank == 0:\n    with torch.no_grad():\n        {name}(x)"
+    found = found_in(group, cell, runs=False)
+    assert [each.rule for each in found] == (["ND102"] if is_found else [])
+
+
 def test_of_25_seeded_mistakes_at_least_22_have_a_rule() -> None:
     assert len(SEEDS) == 25
     assert sum(bool(each.rule) for each in SEEDS) >= 22
