@@ -19,10 +19,12 @@ from nbddp.checks.book import (
     checklist,
     explain,
     look_at,
+    look_at_ranks,
     may_find,
     rule_of,
 )
 from nbddp.checks.conditions import depends_on_rank
+from nbddp.checks.facts import Facts, Model, RankFacts
 from nbddp.checks.rule import Finding, Rule
 from nbddp.checks.source import Source
 from nbddp.errors import RequestError
@@ -772,6 +774,26 @@ def test_names_of_functions_are_not_those_of_the_ranks() -> None:
         "    def step():\n        optimizer.step(scaler)\n    return step\n\nfit(net)\n"
     )
     assert Source(text).shared_names == {"make": 2, "scaler": 4, "fit": 7, "net": 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "is_found"),
+    [
+        ("fit(model)", {"without": 2, "unused": ["a", "b"], "is_refused": True}, True),
+        ("fit(model)", {"without": 2, "unused": ["a", "b"]}, False),
+        ("fit(other)", {"without": 2, "unused": ["a", "b"], "is_refused": True}, False),
+    ],
+)
+def test_in_the_cell_that_fails_only_ddps_own_word_counts(
+    text: str, model: dict[str, Any], *, is_found: bool
+) -> None:
+    things = {"model": Model(ranks=2, with_gradient=2, **model)}
+    ranks = {rank: RankFacts(things=things, ddp=[2]) for rank in range(2)}
+    found = look_at_ranks(Facts(ranks=ranks, world_size=2, source=Source(text), is_ok=False))
+    assert [each.rule for each in found] == (["ND216"] if is_found else [])
+    assert all(
+        each.text == "2 parameters of model took no part in the loss: a, b." for each in found
+    )
 
 
 @pytest.mark.parametrize("rule", STATIC, ids=lambda each: each.id)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import nbddp
 from nbddp.checks.facts import Loader, Model, Optimizer, RankFacts
+from nbddp.wire.messages import Failure
 from nbddp.worker.datasets import data_of
+from nbddp.worker.failure import describe
 from nbddp.worker.survey import survey
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
+
+
+FAILED = Failure(name="ValueError", text="", traceback="")
 
 
 def thing(value: object, **others: object) -> Any:
@@ -121,7 +128,7 @@ def test_a_model_of_another_kind_is_no_error(net: nn.Module) -> None:
 
 
 def test_of_a_cell_that_failed_no_number_is_read() -> None:
-    assert survey({"it": nn.Linear(1, 1)}, "it", is_ok=False).things["it"].sample == []  # type: ignore[union-attr]
+    assert survey({"it": nn.Linear(1, 1)}, "it", failure=FAILED).things["it"].sample == []  # type: ignore[union-attr]
 
 
 def test_an_optimizer_whose_model_was_made_again_is_told() -> None:
@@ -171,3 +178,91 @@ def test_of_the_kits_loaders_for_training_the_batch_is_known() -> None:
     assert (rank.batches, rank.things) == ({"train": 4}, {})
     assert RankFacts.read(rank.json()) == rank
     assert survey(names, "other").batches == {}
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Two(nn.Module):
+    """A module that has a frozen and an idle part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 3).requires_grad_(requires_grad=False)
+        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.used(x)
+        return found
+
+
+def failure_of(names: dict[str, Any], train: Callable[[], object]) -> Failure:
+    """What a rank says of the error in which a training ends."""
+    with pytest.raises(RuntimeError) as raised:
+        train()
+    return describe(
+        raised.value, "", is_cell_file=lambda _: False, stuck_in=None, at=0.0, names=names
+    )
+
+
+@pytest.mark.usefixtures("alone")
+def test_parameters_that_took_no_part_are_named_where_ddp_gives_their_indices() -> None:
+    names: dict[str, Any] = {"model": DistributedDataParallel(Two())}
+    names |= {"copy": DistributedDataParallel(Two()), "plain": Two()}
+
+    def train() -> None:
+        for _ in range(2):
+            names["model"].zero_grad()
+            names["model"](torch.ones(2, 4)).sum().backward()
+
+    failure = failure_of(names, train)
+    assert failure.text.startswith("Expected to have finished reduction")
+    assert failure.because == "without a gradient: idle.weight, idle.bias"
+    known: Any = survey({"model": names["model"]}, "model", failure=failure).things["model"]
+    assert (known.is_refused, known.unused, known.without) == (
+        True,
+        ["idle.weight", "idle.bias"],
+        2,
+    )
+    other: Any = survey({"model": names["model"]}, "model", failure=FAILED).things["model"]
+    assert not other.is_refused
+    assert not survey(names, "plain", failure=failure).things["plain"].is_refused  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("alone")
+def test_parameters_without_a_gradient_are_named() -> None:
+    model = DistributedDataParallel(Two())
+    assert thing(model).unused == []
+    model(torch.ones(2, 4)).sum().backward()
+    known = thing(model)
+    assert (known.with_gradient, known.without) == (2, 2)
+    assert known.unused == ["idle.weight", "idle.bias"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_parameter_that_is_ready_twice_is_named() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = checkpoint(self.layer, x, use_reentrant=True)
+            return x
+
+    model = DistributedDataParallel(Twice(), find_unused_parameters=True)
+
+    def train() -> None:
+        model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+
+    failure = failure_of({"model": model}, train)
+    assert failure.because in ("parameter: layer.weight", "parameter: layer.bias")
+    assert (
+        failure_of({"model": model, "other": DistributedDataParallel(Two())}, train).because == ""
+    )

@@ -49,6 +49,8 @@ class Model:
         has_norm: whether batch norm is of this rank's batch alone.
         minds_mode: whether training and evaluation differ.
         with_gradient: parameters that have one; ``without`` have none, and should.
+        unused: the names of some of those without.
+        is_refused: whether DDP has refused to go on, since ``unused`` took no part.
         is_nested: whether DDP wraps a DDP model.
         finds_unused: whether DDP was told to look for parameters without gradient.
         is_sharded: whether its parameters are cut up among the ranks, as FSDP's are.
@@ -64,6 +66,8 @@ class Model:
     minds_mode: bool = False
     with_gradient: int = 0
     without: int = 0
+    unused: list[str] = field(default_factory=list)
+    is_refused: bool = False
     is_nested: bool = False
     finds_unused: bool = False
     is_sharded: bool = False

@@ -11,6 +11,7 @@ from nbddp.checks.rule import Found, Rule
 from nbddp.checks.training import backwards
 
 NOTEBOOK = "02_from_one_process_to_ddp.ipynb"
+SHOWN = 4  # parameters by name
 TINY = 8  # samples: with fewer, batch norm's statistics are mostly noise
 
 
@@ -149,17 +150,22 @@ OF_ANOTHER_MODEL = Rule(
 
 
 def _unused(facts: Facts) -> Iterator[Found]:
-    if not facts.is_ok or not backwards(facts.source):
-        return
+    is_trained = facts.is_ok and bool(backwards(facts.source))
     for name, its in facts.all_have(Model):
         parts = [each for each in its.values() if each.ranks and not each.finds_unused]
-        unused = [each.without for each in parts if each.with_gradient]
-        if len(unused) == len(its) and all(unused) and facts.line(name):
-            yield Found(
-                facts.line(name),
-                f"{unused[0]} parameter{'' if unused[0] == 1 else 's'} of {name} took no part in "
-                "the loss.",
-            )
+        is_so = len(parts) == len(its) and all(each.with_gradient for each in parts)
+        seen = [each for each in parts if each.without] if is_trained and is_so else []
+        refused = [each for each in its.values() if each.is_refused]
+        if not facts.line(name) or not (refused or len(seen) == len(its)):
+            continue
+        first = (refused or seen)[0]
+        count, shown = first.without, ", ".join(first.unused[:SHOWN])
+        more = f" and {count - SHOWN} more" if count > SHOWN and shown else ""
+        yield Found(
+            facts.line(name),
+            f"{count} parameter{'' if count == 1 else 's'} of {name} took no part in the loss"
+            f"{': ' if shown else ''}{shown}{more}.",
+        )
 
 
 UNUSED = Rule(
@@ -172,7 +178,8 @@ UNUSED = Rule(
     notebook=NOTEBOOK,
     find=_unused,
     bad=example(
-        "model(x).sum().backward()", *[{"model": Model(ranks=2, with_gradient=4, without=2)}] * 2
+        "model(x).sum().backward()",
+        *[{"model": Model(ranks=2, with_gradient=4, without=2, unused=["b"])}] * 2,
     ),
     good=example("model(x).sum().backward()", *[{"model": Model(ranks=2, with_gradient=6)}] * 2),
 )

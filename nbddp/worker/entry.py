@@ -364,7 +364,7 @@ class Rank:
                 failure=asdict(shorten_failure(failure)) if failure else {},
                 result=self._shell.displayhook.bundle if failure is None else {},
                 parcel=parcel,
-                facts=survey(self._shell.user_ns, command.source, is_ok=failure is None).json(),
+                facts=survey(self._shell.user_ns, command.source, failure=failure).json(),
             )
         )
 

@@ -14,6 +14,7 @@ from nbddp.worker.flight_recorder import Collective, newest_collective
 from nbddp.worker.folding import folded
 from nbddp.worker.headline import headline_of, text_of
 from nbddp.worker.tracebacks import walk
+from nbddp.worker.unused import blamed_by
 from nbddp.worker.waits import function_name
 
 MAX_DEPTH = 200  # calls
@@ -41,7 +42,7 @@ def describe(
     return Failure(
         name=headline.name,
         text=headline.text,
-        because=headline.because,
+        because=headline.because or blamed_by(error, names),
         traceback=shown or folded(pythons_format(error, is_cell_file=is_cell_file)),
         line=headline.line,
         file=headline.file,

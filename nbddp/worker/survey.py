@@ -25,23 +25,26 @@ from torch.utils.data import DataLoader
 
 from nbddp.checks import facts
 from nbddp.checks.facts import RankFacts, Thing
+from nbddp.wire.messages import Failure
 from nbddp.worker.datasets import loader_facts
+from nbddp.worker.unused import said, unused_in
 
 PATIENCE = 0.003  # seconds of a processor: what is not looked at by then is left out
 MANY = 2000  # modules or parameters of a model: the rest is left out
+NAMED = 20  # parameters without a gradient that are named
 SAMPLED = 16  # parameters of a model of which a few numbers are taken
 _NAME = re.compile(r"[^\W\d]\w*")
 
 Names = Mapping[str, Any]
 
 
-def survey(names: Names, source: str | None = None, *, is_ok: bool = True) -> RankFacts:
+def survey(names: Names, source: str | None = None, *, failure: Failure | None = None) -> RankFacts:
     """What is known of this rank.
 
     Args:
         names: those of the cells.
         source: the cell that has ended; None for all names, and all the time that it takes.
-        is_ok: whether it went well; else nothing is read that may still be computed.
+        failure: what ended it; after one nothing is read that may still be computed.
     """
     begin = RankFacts(
         things={},
@@ -52,19 +55,21 @@ def survey(names: Names, source: str | None = None, *, is_ok: bool = True) -> Ra
         threads=torch.get_num_threads(),
     )
     try:
-        return _look_at_all(begin, names, source, is_ok=is_ok)
+        return _look_at_all(begin, names, source, failure)
     except Exception:  # noqa: BLE001 - what users make may answer anything: it costs no rank
         return begin
 
 
-def _look_at_all(begin: RankFacts, names: Names, source: str | None, *, is_ok: bool) -> RankFacts:
+def _look_at_all(
+    begin: RankFacts, names: Names, source: str | None, failure: Failure | None
+) -> RankFacts:
     deadline = time.thread_time() + (PATIENCE if source is not None else 1.0)
     wanted = _wanted(names, source)
     found: dict[str, Thing] = {}
     for name in wanted:
         if time.thread_time() > deadline:
             break
-        thing = _look(name, names, is_ok=is_ok)
+        thing = _look(name, names, failure)
         if thing is not None:
             found[name] = thing
     return replace(
@@ -119,12 +124,12 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _look(name: str, names: Names, *, is_ok: bool) -> Thing | None:
+def _look(name: str, names: Names, failure: Failure | None) -> Thing | None:
     value = names[name]
     kind = type(value)
     try:
         if issubclass(kind, nn.Module):
-            return _model(value, is_ok=is_ok)
+            return _refused(value, _model(value, is_ok=failure is None), failure)
         if issubclass(kind, DataLoader):
             return loader_facts(value)
         if issubclass(kind, TorchOptimizer):
@@ -142,6 +147,7 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
     norms, minds = _layers(model)
     wrapper: Any = model if isinstance(model, DistributedDataParallel) else None
     without = sum(each.grad is None for each in trained)
+    is_partly = wrapper is not None and 0 < without < len(trained)
     return facts.Model(
         ranks=wrapper.process_group.size() if wrapper is not None else 0,
         sample=_sample(parameters) if is_ok else [],
@@ -152,6 +158,7 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
         minds_mode=minds,
         with_gradient=len(trained) - without,
         without=without,
+        unused=_without_gradient(wrapper.module) if is_partly else [],
         is_nested=wrapper is not None and isinstance(wrapper.module, DistributedDataParallel),
         finds_unused=wrapper is not None
         and bool(wrapper.find_unused_parameters or wrapper.static_graph),
@@ -159,6 +166,23 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
         has_buffers=wrapper is not None
         and bool(wrapper.broadcast_buffers and wrapper.modules_buffers),
     )
+
+
+def _refused(model: nn.Module, known: facts.Model, failure: Failure | None) -> facts.Model:
+    """Add the parameters that took no part, if this is the model that has refused to go on."""
+    if failure is None or not issubclass(type(model), DistributedDataParallel):
+        return known
+    wrapper: Any = model
+    unused = unused_in(wrapper, failure.text)
+    is_it = bool(unused) and failure.because == said(wrapper, failure.text)
+    if not is_it:
+        return known
+    return replace(known, unused=unused[:NAMED], without=len(unused), is_refused=True)
+
+
+def _without_gradient(model: nn.Module) -> list[str]:
+    named = islice(model.named_parameters(), MANY)
+    return [name for name, each in named if each.requires_grad and each.grad is None][:NAMED]
 
 
 def _is_sharded(model: nn.Module, parameters: Iterable[torch.Tensor]) -> bool:

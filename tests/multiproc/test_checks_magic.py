@@ -67,3 +67,22 @@ def test_what_is_wrong_is_said_under_the_cell_once(notebook: Notebook) -> None:
         notebook.run(cell.replace("rank", "(2 + rank)").replace("%%ddp", "%%ddp --quiet")).text
         == ""
     )
+
+
+def test_parameters_that_take_no_part_are_named_in_the_cell_that_fails(notebook: Notebook) -> None:
+    notebook.run("%ddp stop")
+    notebook.run(
+        "%%ddp --nproc 2\nfrom torch import nn\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "class Two(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)\n"
+        "    def forward(self, x):\n        return self.used(x)\n"
+        "two = DDP(Two())"
+    )
+    reply = notebook.run(
+        "%%ddp\nfor _ in range(2):\n    two.zero_grad()\n    two(torch.ones(2, 4)).sum().backward()"
+    )
+    assert reply.status == "error"
+    assert "(without a gradient: idle.weight, idle.bias), line 4" in reply.error
+    said = "ND216 line 3: 2 parameters of two took no part in the loss: idle.weight, idle.bias."
+    assert said in reply.text
