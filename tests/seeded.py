@@ -232,6 +232,21 @@ MORE = (
         "for x, y in pairs:\n    normed(x).sum().backward()\n    break",
     ),
     Seed(
+        "a stream that nobody deals out",
+        "ND201",
+        "class Rows(torch.utils.data.IterableDataset):\n    def __iter__(self):\n"
+        "        for i in range(32):\n            yield torch.full((4,), i / 32), i % 3\n\n"
+        "rows = DataLoader(Rows(), batch_size=8)\nfor x, y in rows:\n    optimizer.zero_grad()\n"
+        "    nn.functional.cross_entropy(model(x), y).backward()\n    optimizer.step()",
+    ),
+    Seed(
+        "a list of files in another order on each rank",
+        "ND205",
+        "import random\nfiles = [f'{n}.pt' for n in range(40)]\n"
+        "random.Random(rank).shuffle(files)\n"
+        "of_files = DataLoader(files, batch_size=8, sampler=DistributedSampler(files))",
+    ),
+    Seed(
         "epochs that the ranks count differently",
         "ND204",
         "sampler.set_epoch(rank)\nlen(train)",

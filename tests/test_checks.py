@@ -24,7 +24,7 @@ from nbddp.checks.book import (
     rule_of,
 )
 from nbddp.checks.conditions import depends_on_rank
-from nbddp.checks.facts import Facts, Model, RankFacts
+from nbddp.checks.facts import Facts, Loader, Model, RankFacts
 from nbddp.checks.rule import Finding, Rule
 from nbddp.checks.source import Source
 from nbddp.errors import RequestError
@@ -794,6 +794,66 @@ def test_in_the_cell_that_fails_only_ddps_own_word_counts(
     assert all(
         each.text == "2 parameters of model took no part in the loss: a, b." for each in found
     )
+
+
+SHUFFLES = (
+    "import random\nimport numpy as np\n"
+    "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    "from torch.utils.data import DistributedSampler\nmodel = DDP(net)\nfiles = glob('*.pt')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_found"),
+    [
+        ("random.shuffle(files)\ndata = Files(files)\ns = DistributedSampler(data)\n", True),
+        ("np.random.shuffle(files)\ns = DistributedSampler(Files(files))\n", True),
+        ("random.shuffle(files)\ntrain = files[9:]\ns = DistributedSampler(train)\n", True),
+        ("random.seed(0)\nrandom.shuffle(files)\ns = DistributedSampler(files)\n", False),
+        ("random.Random(0).shuffle(files)\ns = DistributedSampler(files)\n", False),
+        ("random.shuffle(files)\ns = DistributedSampler(data)\n", False),
+        ("s = DistributedSampler(files)\nrandom.shuffle(files)\n", False),
+        ("random.shuffle(files)\nmine = files[rank::size]\n", False),
+    ],
+)
+def test_a_list_that_is_shuffled_without_a_seed_is_found_before_a_sampler(
+    text: str, *, is_found: bool
+) -> None:
+    assert rules_in(SHUFFLES + text, is_cell=False) == (["ND114"] if is_found else [])
+
+
+TRAINS = "for x in train:\n    model(x).sum().backward()\n"
+
+
+@pytest.mark.parametrize(
+    ("loaders", "rule", "said"),
+    [
+        (
+            [{"sampler": "stream", "data": "A 1"}] * 2,
+            "ND201",
+            "train gives every rank the same stream of samples: nobody deals them out.",
+        ),
+        ([{"sampler": "stream", "data": "A 1"}, {"sampler": "stream", "data": "A 2"}], "", ""),
+        ([{"sampler": "stream"}] * 2, "", ""),
+        (
+            [{"sampler": "dealt", "order": "1 2"}, {"sampler": "dealt", "order": "1 3"}],
+            "ND205",
+            "the data that train deals out is in another order on each rank, such as after "
+            "random.shuffle without a seed.",
+        ),
+        ([{"sampler": "dealt", "order": "1 2"}] * 2, "", ""),
+        ([{"sampler": "dealt", "order": "1 2"}, {"sampler": "dealt", "order": "4 3"}], "", ""),
+    ],
+)
+def test_streams_and_orders_of_ranks_are_compared(
+    loaders: list[dict[str, Any]], rule: str, said: str
+) -> None:
+    ranks = {
+        rank: RankFacts(things={"train": Loader(replicas=2, place=rank, **each)}, ddp=[2])
+        for rank, each in enumerate(loaders)
+    }
+    found = look_at_ranks(Facts(ranks=ranks, world_size=2, source=Source(TRAINS)))
+    assert [(each.rule, each.text) for each in found] == ([(rule, said)] if rule else [])
 
 
 @pytest.mark.parametrize("rule", STATIC, ids=lambda each: each.id)

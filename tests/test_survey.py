@@ -75,7 +75,7 @@ def test_of_a_users_own_loader_nothing_is_asked_but_its_length() -> None:
             raise AssertionError
 
     assert thing(Odd(DATA)).batches == 10
-    assert thing(DataLoader(Stream(), batch_size=2)) == Loader(batch_size=2)
+    assert thing(DataLoader(Stream(), batch_size=2)) == Loader(sampler="stream", batch_size=2)
     assert thing(DataLoader(DATA, sampler=Drawn([1, 2]))).batches == -1
 
     class Broken(list[int]):
@@ -178,6 +178,53 @@ def test_of_the_kits_loaders_for_training_the_batch_is_known() -> None:
     assert (rank.batches, rank.things) == ({"train": 4}, {})
     assert RankFacts.read(rank.json()) == rank
     assert survey(names, "other").batches == {}
+
+
+STREAM = """
+class Stream(IterableDataset):
+    def __init__(self, files):
+        self.files = files
+
+    def __iter__(self):
+        {}
+"""
+
+
+def stream_facts(body: str, files: object, **names: object) -> Loader:
+    """What is said of a loader over a stream that a cell has defined."""
+    cell = {"__name__": "__main__", "IterableDataset": IterableDataset, "torch": torch, **names}
+    exec(STREAM.format(body), cell)
+    return thing(DataLoader(cell["Stream"](files)))  # type: ignore[no-any-return, operator]
+
+
+def test_streams_are_compared_where_nothing_of_theirs_depends_on_the_rank() -> None:
+    plain = "yield from map(torch.tensor, self.files)"
+    known = stream_facts(plain, [1, 2])
+    assert (known.sampler, bool(known.data)) == ("stream", True)
+    assert stream_facts(plain, [1, 2]) == known
+    assert stream_facts(plain, [2, 1]).data not in ("", known.data)
+    assert stream_facts("yield from names", [1, 2], names=["a"]).data
+    for body in (
+        "yield from self.files[rank::2]",
+        "yield from self.files[int(os.environ['RANK']) :: 2]",
+        "yield from itertools.islice(self.files, first, None, 2)",
+        "yield from random.sample(self.files, 2)",
+        "yield from open_all(self.files)",
+    ):
+        assert stream_facts(body, [1, 2], first=0, open_all=lambda files: files).data == ""
+    assert stream_facts(plain, [object()]).data == ""
+
+
+def test_lists_in_another_order_are_told_from_other_lists() -> None:
+    def order_of(files: list[Any]) -> tuple[str, str, str]:
+        sampler = DistributedSampler(files, num_replicas=2, rank=0)
+        order: str = thing(DataLoader(files, sampler=sampler)).order  # type: ignore[arg-type]
+        return order.partition(" ")
+
+    one, other, longer = order_of(["a", "b", "c"]), order_of(["c", "a", "b"]), order_of(["a"] * 9)
+    assert one[0] == other[0] != longer[0]
+    assert one[2] != other[2]
+    assert order_of(["a", 1]) == order_of([None, None]) == order_of([object()] * 2) == ("", "", "")
 
 
 @pytest.fixture

@@ -52,14 +52,16 @@ def _differ(values: Mapping[int, Any]) -> bool:
 def _same_samples(facts: Facts) -> Iterator[Found]:
     for name, its in facts.all_have(Loader):
         known = {each.data for each in its.values()}
-        is_whole = all(each.sampler in ("random", "in order") for each in its.values())
+        is_stream = all(each.sampler == "stream" for each in its.values())
+        is_whole = all(each.sampler in ("random", "in order") for each in its.values()) or is_stream
         if not facts.has_ddp or not is_whole or len(known) != 1 or min(known)[:1] in ("", "?"):
             continue
         is_told = facts.source.maker(name) is not None and its[0].sampler == "random"
         if not is_told and _trains_with(facts, name):
+            given = "the same stream of samples" if is_stream else f"all {its[0].samples} samples"
             yield Found(
                 facts.line(name),
-                f"{name} gives every rank all {its[0].samples} samples: nobody deals them out.",
+                f"{name} gives every rank {given}: nobody deals them out.",
             )
 
 
@@ -68,7 +70,8 @@ SAME_SAMPLES = Rule(
     id="ND201",
     title="ranks that train on the same samples",
     why="Each rank goes through all of the data: N ranks do N times the work of one.",
-    fix="Give the loader a DistributedSampler, or use `nbddp.loader`.",
+    fix="Give the loader a DistributedSampler, or use `nbddp.loader`; an IterableDataset deals out "
+    "itself, such as by `itertools.islice(samples, rank, None, world_size)`.",
     notebook=DATA,
     find=_same_samples,
     bad=example(TRAINS, *[{"train": Loader(sampler="random", data="a", samples=64)}] * 2),
@@ -171,6 +174,18 @@ def _other_data(facts: Facts) -> Iterator[Found]:
                 f"the data that {name} deals out differs from rank to rank, such as a random split "
                 "without a seed.",
             )
+        elif _is_in_other_order([each.order for each in its.values()]):
+            yield Found(
+                facts.line(name),
+                f"the data that {name} deals out is in another order on each rank, such as after "
+                "random.shuffle without a seed.",
+            )
+
+
+def _is_in_other_order(orders: list[str]) -> bool:
+    """Whether all have the same items, and not all in the same order."""
+    parts = [each.partition(" ") for each in orders]
+    return "" not in orders and len({each[0] for each in parts}) == 1 < len(set(orders))
 
 
 OTHER_DATA = Rule(
@@ -178,7 +193,8 @@ OTHER_DATA = Rule(
     title="a sampler over data that differs between ranks",
     why="Each rank takes its share of what it has itself: together they miss samples, and train on "
     "what others keep for their test.",
-    fix="Make the dataset the same on all ranks, its random split with a generator of one seed.",
+    fix="Make the dataset the same on all ranks: a random split with a generator of one seed, a "
+    "shuffled list by `random.Random(0).shuffle(files)`, or sorted.",
     notebook=DATA,
     find=_other_data,
     bad=example("", *[{"a": Loader(sampler="dealt", data=n, samples=9)} for n in "ab"]),

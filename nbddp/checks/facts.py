@@ -16,11 +16,13 @@ class Loader:
     """A DataLoader.
 
     Attributes:
-        sampler: ``dealt`` (a DistributedSampler), ``random``, ``in order``, or ``other``.
+        sampler: ``dealt`` (a DistributedSampler), ``random``, ``in order``, ``stream`` (an
+            IterableDataset), or ``other``.
         seed, epoch, replicas, place: of a DistributedSampler; -1 of others.
         shuffles: whether it has another order in another epoch.
         samples: in its dataset, on this rank.
         data: tells equal data from other data; empty where that cannot be told.
+        order: a checksum of the dataset's lists whatever their order, and one of their order.
         batches: that this rank gets.
     """
 
@@ -32,6 +34,7 @@ class Loader:
     shuffles: bool = False
     samples: int = -1
     data: str = ""
+    order: str = ""
     batches: int = -1
     batch_size: int = -1
     workers: int = 0

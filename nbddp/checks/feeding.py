@@ -252,13 +252,40 @@ def _splits_at_random(source: Source) -> Iterator[Found]:
                 source.line(call),
                 "random_split without a generator or a seed: every rank has another split.",
             )
+        if name in ("random.shuffle", "numpy.random.shuffle") and _is_dealt_behind(source, call):
+            yield Found(
+                source.line(call),
+                f"{ast.unparse(call)} without a seed: every rank has another order, and the "
+                "sampler's shares overlap.",
+            )
+
+
+def _is_dealt_behind(source: Source, call: ast.Call) -> bool:
+    """Return whether a DistributedSampler below deals out the list that a call shuffles."""
+    shuffled = call.args[0].id if call.args and isinstance(call.args[0], ast.Name) else ""
+    return any(
+        source.kind_of_call(each) == "sampler"
+        and each.lineno > call.lineno
+        and bool(each.args)
+        and shuffled in _names_behind(source, each.args[0])
+        for each in source.calls
+    )
+
+
+def _names_behind(source: Source, node: ast.AST, depth: int = 3) -> set[str]:
+    """Return the names in an expression, and in what those are given."""
+    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    values = [value for name in found for value in source.values(name)] if depth else []
+    return found.union(*(_names_behind(source, each, depth - 1) for each in values))
 
 
 SPLITS_AT_RANDOM = Rule(
     id="ND114",
-    title="a random split that differs between ranks",
-    why="What one rank holds back for its test, another one trains on: the score is too good.",
-    fix="Pass `generator=torch.Generator().manual_seed(0)`, the same on all ranks.",
+    title="a random split, or order, that differs between ranks",
+    why="What one rank holds back for its test, another one trains on: the score is too good. In "
+    "lists of other orders a sampler's shares overlap.",
+    fix="Pass `generator=torch.Generator().manual_seed(0)` to the split, or call "
+    "`random.Random(0).shuffle(files)`: the same on all ranks.",
     notebook=NOTEBOOK,
     find=_splits_at_random,
     bad=Source(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +24,12 @@ from torch.utils.data import (
 from nbddp.checks import facts
 
 SHOWN = 64  # indices of a subset that tell it from others
+MANY = 10_000  # items of a list that is looked at
+# what a stream uses that may give each rank other samples
+_NO_STREAM = re.compile(
+    r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
+    r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
+)
 UNSURE = "?"  # before what differs for sure where it differs, and may differ where it does not
 
 
@@ -28,7 +37,12 @@ def loader_facts(loader: DataLoader[Any]) -> facts.Loader:
     """What is known of it; nothing of the user's own is asked, but the dataset's length."""
     sampler: Any = loader.sampler
     if isinstance(loader.dataset, IterableDataset):
-        return facts.Loader(workers=loader.num_workers, batch_size=loader.batch_size or -1)
+        return facts.Loader(
+            sampler="stream",
+            data=_stream(loader.dataset),
+            workers=loader.num_workers,
+            batch_size=loader.batch_size or -1,
+        )
     kind, samples = type(sampler), _length(loader.dataset)
     drawn = _drawn(sampler, samples)
     is_dealt = kind is DistributedSampler
@@ -43,6 +57,7 @@ def loader_facts(loader: DataLoader[Any]) -> facts.Loader:
         shuffles=sampler.shuffle if is_dealt else kind is RandomSampler,
         samples=samples,
         data=data_of(loader.dataset),
+        order=_order(loader.dataset) if is_dealt else "",
         batches=_batches(loader, drawn),
         batch_size=loader.batch_size or -1,
         workers=loader.num_workers,
@@ -84,6 +99,66 @@ def data_of(dataset: Any) -> str:
     if isinstance(dataset, torch.Tensor):
         return _of_tensor(dataset)
     return repr(dataset) if type(dataset) is range else ""
+
+
+def _stream(dataset: IterableDataset[Any]) -> str:
+    """Tell a stream of the user's own from others; empty where ranks may get different samples.
+
+    They get the same where nothing that its class uses depends on the rank or on chance, and all
+    of its attributes are known.
+    """
+    own = [each for each in type(dataset).__mro__ if each.__module__ == "__main__"]
+    rest = {each.__module__.partition(".")[0] for each in type(dataset).__mro__} - {"__main__"}
+    functions = [each for kind in own for each in vars(kind).values() if callable(each)]
+    if not own or not rest <= {"torch", "typing", "collections", "builtins"}:
+        return ""
+    words, known = _words_of(functions)
+    values = [*vars(dataset).values(), *known]
+    if _NO_STREAM.search(" ".join(words)) or not all(map(_is_plain, values)):
+        return ""
+    return f"{type(dataset).__qualname__} {_checksum(repr((words, values)))}"
+
+
+def _words_of(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
+    """Return every name and text in the code of functions, and the values of names of the cell."""
+    words: list[str] = []
+    values: list[Any] = []
+    for function in functions:
+        codes = [function.__code__] if isinstance(function, FunctionType) else []
+        if not codes:
+            words.append("rank")  # nobody knows what it does
+        for code in codes:
+            codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+            words += [*code.co_names, *code.co_varnames, *code.co_freevars]
+            words += [each for each in code.co_consts if isinstance(each, str)]
+            found = [function.__globals__.get(each) for each in code.co_names]
+            values += [each for each in found if not isinstance(each, ModuleType | type)]
+    return words, values
+
+
+def _is_plain(value: Any, depth: int = 2) -> bool:
+    """Whether its ``repr`` tells all of it."""
+    if type(value) in (list, tuple):
+        return depth > 0 and len(value) <= MANY and all(_is_plain(e, depth - 1) for e in value)
+    return value is None or type(value) in (bool, int, float, str, range)
+
+
+def _order(dataset: Any) -> str:
+    """Tell the order of a dataset's lists from the same lists in another order.
+
+    Those of the user's own class are looked at, and of a list itself.
+    """
+    lists = [dataset] if type(dataset) is list else []
+    if type(dataset).__module__ == "__main__":
+        lists = [each for each in vars(dataset).values() if type(each) is list]
+    same, own = [], []
+    for each in lists:
+        shown = each[:: max(1, len(each) // SHOWN)][:SHOWN]
+        if 1 < len(each) <= MANY and _is_plain(shown) and len(set(map(type, shown))) == 1:
+            with suppress(TypeError):  # None, for one, is not less than None
+                same.append((len(each), min(each), max(each)))
+                own.append(shown)
+    return f"{_checksum(repr(same))} {_checksum(repr(own))}" if same else ""
 
 
 def _some(indices: Sequence[Any]) -> str:
