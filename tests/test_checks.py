@@ -95,6 +95,10 @@ def test_a_rule_that_there_is_not_is_said() -> None:
         ("rank in chosen", False),
         ("step % 10 == 0", False),
         ("frank == 0", False),
+        ("self.negative_all_rank", False),
+        ("args.lora_rank > 0", False),
+        ("per_rank", False),
+        ("self.ddp_rank == 0", True),
     ],
 )
 def test_a_condition_on_the_rank_is_told_from_one_on_something_else(test: str, does: bool) -> None:

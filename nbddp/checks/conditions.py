@@ -10,6 +10,10 @@ from nbddp.checks.source import Function, Loop, Source
 from nbddp.checks.syntax import names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
+# how many ranks, or whether all; and ranks of matrices
+_NO_RANK = re.compile(
+    r"(?i)(?:^|_)(?:all|any|each|every|per|n|nb|num|max|min|total|low|full|lora|matrix|svd)_rank$"
+)
 _MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
 _OF_ALL = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
 _LEAVING = (ast.Return, ast.Break, ast.Continue)
@@ -68,10 +72,9 @@ def guards(test: ast.AST) -> bool:
 
 
 def _is_rank(node: ast.AST) -> bool:
-    if isinstance(node, ast.Name):
-        return bool(_RANK.search(node.id))
-    if isinstance(node, ast.Attribute):
-        return bool(_RANK.search(node.attr))
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        return bool(_RANK.search(name)) and not _NO_RANK.search(name)
     return isinstance(node, ast.Constant) and node.value in ("RANK", "LOCAL_RANK")
 
 
