@@ -12,7 +12,8 @@ from nbddp import CellInterruptedError, WorkerGroup
 
 # before what may take its time in a group that has a short timeout
 NO_TIMEOUT = (
-    "from datetime import timedelta\ndist.distributed_c10d._set_pg_timeout(timedelta(minutes=2))\n"
+    "from datetime import timedelta\nfrom nbddp.worker.process_group import set_timeout\n"
+    "set_timeout(timedelta(minutes=2))\n"
 )
 SHORT = 3.0  # seconds without progress that make a hang in a test; 10 for the user
 

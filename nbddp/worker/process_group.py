@@ -30,6 +30,8 @@ FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group i
 CONNECTING = timedelta(milliseconds=100)  # for each rank, at least, to connect to the others
 BESIDE_PAIRS = 10  # descriptors that a group takes, besides one for each rank
 GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
+# torch 2.15 made it public, and warns when the private function is called
+set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 
 
 class NoDescriptorsError(RuntimeError):
@@ -116,7 +118,7 @@ class ProcessGroup:
 
     def _limit(self, timeout: timedelta) -> None:
         if dist.get_debug_level() != dist.DebugLevel.DETAIL:
-            dist.distributed_c10d._set_pg_timeout(timeout)
+            set_timeout(timeout)
 
     def _hold_timeouts(self, *, may_ask: bool) -> None:
         """Let no collective give up while the user is asked on some rank.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from nbddp.worker.connections import Connections
 from nbddp.worker.new_groups import watch_new_groups
+from nbddp.worker.process_group import set_timeout
 
 pytestmark = pytest.mark.multiproc
 
@@ -44,7 +45,7 @@ def _be_interrupted(rank: int, port: int) -> None:
     for turn in range(ROUNDS):
         again = dist.PrefixStore(f"{turn}", store.clone())
         dist.init_process_group("gloo", store=again, rank=rank, world_size=RANKS)
-        dist.distributed_c10d._set_pg_timeout(TIMEOUT)
+        set_timeout(TIMEOUT)
         all_reach(f"begun {turn}")
         ends_in = random.Random(turn).uniform(0.02, 0.05) + random.random() / 1000
         strike = threading.Timer(ends_in, connections.shut_down)
