@@ -5,12 +5,17 @@ from __future__ import annotations
 import linecache
 import pickle
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
 
+from nbddp.wire import sources
 from nbddp.wire.sources import dumps_with_sources, loads_with_sources
+from nbddp.worker import carry, values
+from nbddp.worker.spawning import _ByValue
 
 Define = Callable[[str, str], dict[str, Any]]
 
@@ -38,9 +43,9 @@ def test_the_cells_of_functions_come_along_with_those_they_call(define: Define) 
     outer = define("/tmp/kernel/2.py", text)
     outer["inner"] = inner["inner"]
     data = dumps_with_sources({"f": outer["outer"]}, {"/tmp/kernel/2.py": 7})
-    values, sources = loads_with_sources(data)
-    assert values["f"](2) == 0.5
-    assert sources == {
+    found, cells = loads_with_sources(data)
+    assert found["f"](2) == 0.5
+    assert cells == {
         "/tmp/kernel/1.py": (0, "def inner(x):\n    return 1 / x\n"),
         "/tmp/kernel/2.py": (7, text),
     }
@@ -56,6 +61,65 @@ def test_nothing_comes_along_with_plain_values_or_functions_of_files(define: Def
 def test_a_method_of_a_class_that_a_cell_defines_brings_its_cell(define: Define) -> None:
     text = "class Net:\n    def go(self):\n        return 3\n"
     made = define("/tmp/kernel/3.py", text)["Net"]()
-    value, sources = loads_with_sources(dumps_with_sources(made, {}))
+    value, cells = loads_with_sources(dumps_with_sources(made, {}))
     assert value.go() == 3
-    assert sources == {"/tmp/kernel/3.py": (0, text)}
+    assert cells == {"/tmp/kernel/3.py": (0, text)}
+
+
+def _pushed(function: FunctionType) -> Any:
+    return pickle.loads(dumps_with_sources(function, {}))
+
+
+def _sent_whole(function: FunctionType) -> Any:
+    return pickle.loads(sources.dumps(function))
+
+
+def _pulled(function: FunctionType) -> Any:
+    return pickle.loads(values.dumps(function, name="f")[0])
+
+
+def _given_to_a_replacement(function: FunctionType) -> Any:
+    carried = carry.pack_names({"f": function})
+    opened: dict[str, Any] = {}
+    carry.open_names(carried.data, opened, carried.storages)
+    return opened["f"]
+
+
+def _given_to_a_replacement_as_a_cells(function: FunctionType) -> Any:
+    namespace = function.__globals__
+    namespace["f"] = function
+    carried = carry.pack_names(namespace, leave={*namespace} - {"f"})
+    opened: dict[str, Any] = {}
+    carry.open_names(carried.data, opened, carried.storages)
+    return opened["f"]
+
+
+def _spawned(function: FunctionType) -> Any:
+    written = BytesIO()
+    _ByValue(written).dump(function)
+    return pickle.loads(written.getvalue())
+
+
+@pytest.mark.parametrize(
+    "travel",
+    [
+        _pushed,
+        _sent_whole,
+        _pulled,
+        _given_to_a_replacement,
+        _given_to_a_replacement_as_a_cells,
+        _spawned,
+    ],
+)
+def test_a_function_has_the_file_of_its_cell_however_it_travels(
+    define: Define, travel: Callable[[FunctionType], Any]
+) -> None:
+    made = define("/tmp/kernel/4.py", "def outer():\n    return [i for i in (lambda: (1, 2))()]\n")
+    there = travel(made["outer"])
+    assert there() == [1, 2]
+    codes = [
+        there.__code__,
+        *(each for each in there.__code__.co_consts if hasattr(each, "co_code")),
+    ]
+    assert len(codes) > 1  # the lambda's too
+    assert {each.co_filename for each in codes} == {"/tmp/kernel/4.py"}

@@ -32,7 +32,7 @@ from nbddp.export.values import argument, is_argument, is_simple, literal
 from nbddp.imports import import_aside
 from nbddp.record.cell import CellRequest
 from nbddp.record.names import bound_names
-from nbddp.wire.parcels import dumps
+from nbddp.wire.sources import dumps
 
 PLACE = ("rank", "local_rank", "world_size", "device")
 _MAKERS = frozenset({"exec", "globals", "setattr"})  # they make names that no text shows

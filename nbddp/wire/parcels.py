@@ -12,9 +12,8 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudpickle
-
 from nbddp.errors import RequestError, SignatureError
+from nbddp.wire.sources import dumps
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -24,16 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
-
-
-def dumps(value: Any) -> bytes:
-    """Pickle a value.
-
-    Raises:
-        TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
-    """
-    data: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    return data
 
 
 def pack(store: Store, key: str, value: Any) -> JsonDict:

@@ -1,6 +1,6 @@
-"""Values, and behind them the text of the cells that their functions come from: for tracebacks.
+"""Values with the places that their functions come from: for tracebacks.
 
-What reads the value alone does not see what stands behind it.
+The text of the cells follows the value in the same bytes: ``pickle.load`` reads the value alone.
 """
 
 from __future__ import annotations
@@ -8,14 +8,42 @@ from __future__ import annotations
 import io
 import linecache
 import pickle
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FunctionType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, ClassVar
 
 import cloudpickle
 
 Sources = dict[str, tuple[int, str]]  # by the name of a cell's code: the prompt's number, the text
+
+_reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
+
+
+def _reduce_code_with_file(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
+    """Put the file name back where cloudpickle 3.1.3 writes ``<dynamic-code>`` for it."""
+    make, arguments = _reduce_code(code)
+    return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in arguments)
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+    """Pickle as cloudpickle does, and keep the file name of code: a traceback shows its line."""
+
+    dispatch_table: ClassVar[ChainMap[Any, Any]] = ChainMap(
+        {CodeType: _reduce_code_with_file}, cloudpickle.Pickler.dispatch_table
+    )
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value.
+
+    Raises:
+        TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
+    """
+    written = io.BytesIO()
+    Pickler(written, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return written.getvalue()
 
 
 def dumps_with_sources(value: Any, numbers: Mapping[str, int]) -> bytes:
@@ -45,7 +73,7 @@ def loads_with_sources(data: bytes) -> tuple[Any, Sources]:
     return value, pickle.loads(rest) if rest else {}
 
 
-class _Noting(cloudpickle.Pickler):  # type: ignore[misc]
+class _Noting(Pickler):
     """Notes where the functions are from."""
 
     def __init__(self, file: io.BytesIO) -> None:

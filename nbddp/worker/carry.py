@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 from torch import UntypedStorage
@@ -28,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.storage import TypedStorage
 
 from nbddp.wire.heal_messages import MADE_BY_ALL
+from nbddp.wire.sources import Pickler
 from nbddp.worker.missing import NotCarried, said_by, why_missing
 from nbddp.worker.rebind import OF_THE_GROUP
 from nbddp.worker.registry import names_of
@@ -69,7 +69,7 @@ class NotOpenedError(Exception):
         self.name = name
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+class _Packer(Pickler):
     """Pickles what lives in a namespace for the same namespace in another process."""
 
     def __init__(self, file: Any, namespace: dict[str, Any]) -> None:

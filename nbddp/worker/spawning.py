@@ -17,11 +17,11 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from multiprocessing import context, process, reduction
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
-import cloudpickle
 import torch.multiprocessing
 
+from nbddp.wire.sources import Pickler
 from nbddp.worker.families import Arrival, at_home
 
 PATIENCE = 1.0  # seconds to end when asked to
@@ -60,14 +60,12 @@ def _main_is_a_file() -> bool:
     return getattr(sys.modules["__main__"], "__file__", None) is not None
 
 
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+class _ByValue(Pickler):
     """As multiprocessing pickles, and what was defined in ``__main__`` whole."""
 
-    def __init__(self, file: Any, protocol: int | None) -> None:
-        ways: Any = vars(reduction.ForkingPickler)["_extra_reducers"]
-        # before the rest: it is looked up once
-        self.dispatch_table = ChainMap(ways, cloudpickle.Pickler.dispatch_table)
-        super().__init__(file, protocol=protocol)
+    dispatch_table: ClassVar[ChainMap[Any, Any]] = ChainMap(
+        vars(reduction.ForkingPickler)["_extra_reducers"], Pickler.dispatch_table
+    )
 
     def reducer_override(self, obj: Any) -> Any:
         """Have the new process know a class or function of a cell by its name.

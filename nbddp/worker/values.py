@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import cloudpickle
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.errors import RequestError
 from nbddp.wire import parcels
 from nbddp.wire.messages import JsonDict
+from nbddp.wire.sources import Pickler
 from nbddp.worker.headline import text_of
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 DEPTH = 5  # how far into a value to look for what cannot be pickled
 
 
-class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+class ValuePickler(Pickler):
     """Pickles a DistributedDataParallel model as the module in it.
 
     torch pickles the wrapper too, and fails where it is opened: there is no process group.
