@@ -34,6 +34,7 @@ from nbddp.worker.notebook_lines import NotebookLines
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
 from nbddp.worker.tracing import Tracer, traced
+from nbddp.worker.warning_places import name_users_lines
 
 _MAGICS = "IPython.core.magics"
 _PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
@@ -145,6 +146,7 @@ class RankShell(InteractiveShell):
         self.display_pub.mail = mail
         self.keep = keep
         self.handlers_acting = CellHandlers().acting
+        name_users_lines(self.is_cell_file)
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
         """Run a part of a cell; what a signal's handler raises ends it, and not the rank."""

@@ -1,0 +1,75 @@
+"""Warnings name the user's line, not the line of nbddp that calls the library for the user.
+
+A library names its caller by a number of stack frames (``stacklevel``). Where nbddp wraps a
+function of torch's, or calls one for the user, such a frame is nbddp's.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import nbddp
+from nbddp.worker.main_thread import comes_from
+
+OURS = f"{Path(nbddp.__file__).parent}/"
+
+
+def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
+    """Move warnings about a line of nbddp to the line that called it, from here on.
+
+    A warning about a call that no cell made is not shown: the user can do nothing about it.
+    ``PYTHONWARNINGS`` with any value shows it.
+
+    Args:
+        is_cell_file: whether code of this file name is a cell's, or a script's.
+    """
+    module: Any = warnings
+    show = module._showwarnmsg  # Python calls it for each warning that its filters let pass
+
+    def show_at_users_line(warning: warnings.WarningMessage) -> None:
+        ours = _named_frame(warning)
+        if ours is None:
+            show(warning)
+            return
+        # the filters decide again, for the other line: what they noted of this one is undone
+        ours.f_globals.pop("__warningregistry__", None)
+        module.onceregistry.pop((str(warning.message), warning.category), None)
+        frame = _caller_of_ours(ours)
+        if frame is not None and comes_from(frame, is_cell_file):
+            warnings.warn_explicit(
+                warning.message,
+                warning.category,
+                frame.f_code.co_filename,
+                frame.f_lineno,
+                module=frame.f_globals.get("__name__"),
+                registry=frame.f_globals.setdefault("__warningregistry__", {}),
+                source=warning.source,
+            )
+        elif sys.warnoptions:
+            show(warning)
+
+    module._showwarnmsg = show_at_users_line
+
+
+def _named_frame(warning: warnings.WarningMessage) -> FrameType | None:
+    """Return the frame of nbddp that a warning names; None if it names another file."""
+    if not warning.filename.startswith(OURS):
+        return None
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if (frame.f_code.co_filename, frame.f_lineno) == (warning.filename, warning.lineno):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _caller_of_ours(frame: FrameType | None) -> FrameType | None:
+    """Return the first frame outside of nbddp from this one on."""
+    while frame is not None and frame.f_code.co_filename.startswith(OURS):
+        frame = frame.f_back
+    return frame

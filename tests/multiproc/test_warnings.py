@@ -1,0 +1,180 @@
+"""Warnings in a rank name the user's line, and never one of nbddp."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import nbddp
+from nbddp import CellFailedError, WorkerGroup
+
+pytestmark = pytest.mark.multiproc
+
+OURS = str(Path(nbddp.__file__).parent)
+
+PROBE = """
+import sys
+import warnings
+from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+def probe():
+    for level in range(1, 50):  # however many frames up a library names the caller
+        warnings.warn(f"probe {level}", stacklevel=level)
+
+class Probed(nn.Linear):
+    def named_parameters(self, *args, **options):
+        probe()
+        return super().named_parameters(*args, **options)
+    def state_dict(self, *args, **options):
+        probe()
+        return super().state_dict(*args, **options)
+    def forward(self, x):
+        probe()
+        return super().forward(x)
+
+class Samples(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, place):
+        probe()
+        return float(place)
+
+class Stream(IterableDataset):
+    def __len__(self):
+        return 1
+    def __iter__(self):
+        return iter(range(4))
+
+class Number(float):
+    def __float__(self):
+        probe()
+        return 1.0
+    def __reduce__(self):
+        probe()
+        return float, (1.0,)
+
+def parameters():
+    probe()
+    yield nn.Parameter(torch.ones(1))
+
+plain = nn.Linear(2, 2)
+warnings.simplefilter("always")
+"""
+
+WALKS = {
+    "a DDP model": "DistributedDataParallel(Probed(2, 2))(torch.ones(1, 2));",
+    "a DDP model that cannot be": "DistributedDataParallel(Probed(2, 2), device_ids=[7, 8])",
+    "an optimizer": "optim.SGD(parameters(), lr=0.1);",
+    "an optimizer that cannot be": "optim.SGD([{'params': parameters()}, 1], lr=0.1)",
+    "a schedule": (
+        "sgd = optim.SGD(plain.parameters(), lr=0.1)\n"
+        "schedule = optim.lr_scheduler.LambdaLR(sgd, lambda step: (probe(), 1.0)[1])"
+    ),
+    "a loader": "for each in DataLoader(Samples()): pass",
+    "a loader with workers": (
+        "loader = DataLoader(Samples(), num_workers=1, persistent_workers=True, timeout=60)\n"
+        "for epoch in range(2):\n    for each in loader: pass"
+    ),
+    "a loader that cannot load": "next(iter(DataLoader(Samples(), collate_fn=lambda _: 1 / 0)))",
+    "a collective": "dist.all_gather_object([None] * world_size, Number())",
+    "a collective that is left out": (
+        "nbddp.faults.at(step=1, rank=rank, kind='skip')\nnbddp.log(step=1, loss=Number())\n"
+        "dist.all_gather_object([None] * world_size, Number())"
+    ),
+    "a group": (
+        "class Ranks(list):\n    def __len__(self):\n        probe()\n"
+        "        return super().__len__()\n"
+        "dist.destroy_process_group(dist.new_group(Ranks([0, 1])))"
+    ),
+    "a group that is there": "dist.init_process_group('gloo')",
+    "a process": "torch.multiprocessing.spawn(print, (Number(),), nprocs=1)",
+    "a prepared model": "nbddp.prepare(Probed(2, 2))(torch.ones(1, 2));",
+    "a loader of the kit": "for each in nbddp.loader(Samples(), batch_size=1): pass",
+    "a checkpoint": (
+        "import tempfile\nfolder = [tempfile.mkdtemp() if rank == 0 else '']\n"
+        "dist.broadcast_object_list(folder)\n"
+        "nbddp.Checkpoint(folder[0]).save(1, model=Probed(2, 2), more=torch.eye(2).to_sparse())\n"
+        "nbddp.Checkpoint(folder[0]).resume(model=Probed(2, 2));"
+    ),
+}
+
+
+def test_no_warning_names_a_line_of_nbddp(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(PROBE)
+    for name, cell in WALKS.items():
+        capsys.readouterr()
+        with suppress(CellFailedError):
+            group.run(cell)
+        said = capsys.readouterr().out
+        assert "Warning: probe" in said or "that is there" in name, name
+        assert OURS not in said, name
+
+
+def test_a_warning_names_the_users_line(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(PROBE)
+    capsys.readouterr()
+    group.run(
+        "stream = DataLoader(Stream())\nassert len(stream) == 1\nfor each in stream:\n    pass"
+    )
+    first = capsys.readouterr().out.splitlines()[0]
+    assert re.match(r"\[rank \d\] <ipython-input-.*>:3: UserWarning: Length of Iterable", first)
+
+
+# the number of frames up to the caller of the constructor is torch's own matter
+FILTERED = """
+class Old(nn.Linear):
+    def named_parameters(self, *args, **options):
+        frame, level = sys._getframe(), 1
+        while frame.f_code is not DistributedDataParallel.__init__.__wrapped__.__code__:
+            frame, level = frame.f_back, level + 1
+        warnings.warn("old", FutureWarning, stacklevel=level + 1)
+        return super().named_parameters(*args, **options)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("ACTION")
+    for _ in range(2):
+        DistributedDataParallel(Old(2, 2))
+        DistributedDataParallel(Old(2, 2))
+print("lines", [each.lineno for each in caught])
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "lines"),
+    [("default", "[12, 13]"), ("once", "[12]"), ("ignore", "[]")],
+)
+def test_the_users_filters_decide_of_the_users_line(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], action: str, lines: str
+) -> None:
+    group.run(PROBE)
+    capsys.readouterr()
+    group.run(FILTERED.replace("ACTION", action))
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said) == [f"[rank 0] lines {lines}", f"[rank 1] lines {lines}"]
+
+
+OWN = """
+import warnings
+asked = dist.is_initialized
+def is_initialized():
+    warnings.warn("of a call that no cell made", FutureWarning, stacklevel=2)
+    return asked()
+"""
+
+
+def test_a_warning_about_a_call_that_no_cell_made_is_not_shown(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(f"{OWN}dist.is_initialized = is_initialized")
+    group.run("dist.is_initialized();\ndist.is_initialized = asked")
+    said = capsys.readouterr().out
+    assert said.count("FutureWarning") == 2  # of the cell's own call, on each rank
+    assert OURS not in said
