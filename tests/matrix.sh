@@ -1,25 +1,31 @@
 #!/bin/bash
 # A chosen part of the tests with each Python that is here, and the newest packages: bash tests/matrix.sh
 #
-# Before a release. It looks for python3.10 to python3.14 (PYTHONS names others, separated by spaces), makes an
-# environment for each with the newest packages and the tested torch (TORCHS names others; "" is that one), and
-# prints a table in Markdown at the end. A Python that is not here is told as such. For the tested torch alone:
-# TORCHS='""' bash tests/matrix.sh
+# Run it before a release. For each of python3.10 to python3.14 (PYTHONS names others, separated by spaces) it
+# makes environments with the newest packages: one with the newest torch and one with the oldest that is supported
+# (TORCHS names others; "" is the tested one). At the end it prints a table in Markdown. For the tested torch alone:
+#     TORCHS='""' bash tests/matrix.sh
+# Where a pip configuration caps the versions: PIP_CONFIG_FILE=/dev/null bash tests/matrix.sh
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# ranks then show warnings about calls of nbddp's own, such as to a deprecated function, and tests fail on them
+export PYTHONWARNINGS=default::FutureWarning
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 rows=()
 
-install_with() { # install_with TORCH: that version, without CUDA where there is no GPU, and all else as new as can be
+install_with() { # install_with TORCH: that version, or "newest", without CUDA where there is no GPU; all else the newest
     "$here/python" - "$1" <<'PYTHON' && "$here/pip" install -qq -e ".[test]" \
         "torch==$("$here/python" -c 'from importlib.metadata import version; print(version("torch"))')"
 import sys
 sys.path.insert(0, "binder")
 import install
-if sys.argv[1]:
+if sys.argv[1] == "newest":
+    if install.has_nvidia_gpu() or not install.try_pip("--no-deps", "--index-url", install.CPU_INDEX, "torch"):
+        install.run_pip("--no-deps", "torch")  # it brings CUDA, and is on every index
+elif sys.argv[1]:
     install.TESTED_TORCH, install.CPU_BUILD = sys.argv[1], f"torch=={sys.argv[1]}+cpu"
 try:
     install.ensure_torch()
@@ -46,10 +52,11 @@ try() { # try PYTHON TORCH: a row of the table; no TORCH is the one that binder/
     rows+=("| $title | $found | ${said:-it did not end} |")
 }
 
-part=(tests/test_architecture.py tests/test_shared_gpus.py tests/multiproc/test_cells.py
+part=(tests/test_architecture.py tests/test_shared_gpus.py tests/test_sources.py tests/test_train_checkpoint.py
+    tests/multiproc/test_cells.py
     tests/multiproc/test_deaths.py tests/multiproc/test_steering.py tests/notebooks/test_panel.py)
 for python in ${PYTHONS:-python3.10 python3.11 python3.12 python3.13 python3.14}; do
-    for torch in ${TORCHS-"" 2.9.1}; do
+    for torch in ${TORCHS-newest 2.9.1}; do
         try "$python" "${torch//\"/}"
     done
 done
