@@ -87,8 +87,8 @@ WALKS = {
         "dist.all_gather_object([None] * world_size, Number())"
     ),
     "a group": (
-        "class Ranks(list):\n    def __len__(self):\n        probe()\n"
-        "        return super().__len__()\n"
+        "class Ranks(list):\n    def __iter__(self):\n        probe()\n"
+        "        return super().__iter__()\n"
         "dist.destroy_process_group(dist.new_group(Ranks([0, 1])))"
     ),
     "a group that is there": "dist.init_process_group('gloo')",
