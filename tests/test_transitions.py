@@ -7,6 +7,7 @@ The first part is the table of transitions, a sentence each; the second, in
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def died(rank: int, exitcode: int | None = -9, attempt: int = 1) -> Exited:
     return Exited(attempt=attempt, rank=rank, exitcode=exitcode)
 
 
-def run(*ranks: int, cell: int = 1, needs_group: bool = True) -> RunAsked:
+def run(*ranks: int, cell: int = 1, needs_group: bool | None = True) -> RunAsked:
     return RunAsked(cell=cell, ranks=ranks or (0, 1), needs_group=needs_group)
 
 
@@ -414,18 +415,40 @@ def test_a_cell_that_wants_no_group_has_the_ranks_leave_theirs() -> None:
     assert not life.has_group
 
 
+@pytest.mark.parametrize("lost", [{"in_group": False}, {"is_ok": False, "sequence": 3}])
+def test_a_cell_that_wants_no_group_has_the_ranks_leave_what_a_failed_one_left(
+    lost: dict[str, Any],
+) -> None:
+    life, _ = play(ended(0), ended(1, **lost), life=RUNNING)
+    assert not life.has_group
+    _, actions = play(run(cell=2, needs_group=False), life=life)
+    assert actions[0] == SendRegroup(ranks=(0, 1), generation=1, form=False)
+
+
 def test_a_group_that_a_cell_made_by_itself_is_kept() -> None:
     life = after(StartAsked(world_size=2, joins_group=False), ready(0), ready(1))
-    life, actions = play(run(needs_group=False), life=life)
-    assert actions == [SendCell(cell=1, ranks=(0, 1))]
-    life, _ = play(ended(0), ended(1), life=life)
+    life, _ = play(run(needs_group=False), ended(0), ended(1), life=life)
     assert life.has_group
+    assert play(run(cell=2), life=life)[1] == [SendCell(cell=2, ranks=(0, 1))]
 
 
-@pytest.mark.parametrize("needs_group", [True, False])
-def test_no_group_is_formed_or_left_with_a_rank_missing(needs_group: bool) -> None:
-    _, actions = play(run(0, cell=2, needs_group=needs_group), life=BROKEN)
+@pytest.mark.parametrize("has_group", [True, False])
+def test_a_cell_that_does_not_care_leaves_the_group_as_it_is(has_group: bool) -> None:
+    life = replace(IDLE, has_group=has_group)
+    life, actions = play(run(cell=2, needs_group=None), life=life)
+    assert actions == [SendCell(cell=2, ranks=(0, 1))]
+    assert life.has_group is has_group
+
+
+def test_no_group_is_formed_with_a_rank_missing() -> None:
+    _, actions = play(run(0, cell=2), life=BROKEN)
     assert actions == [SendCell(cell=2, ranks=(0,))]
+
+
+def test_ranks_leave_their_group_with_a_rank_missing() -> None:
+    life, actions = play(run(0, cell=2, needs_group=False), life=BROKEN)
+    assert actions[0] == SendRegroup(ranks=(0,), generation=1, form=False)
+    assert not life.has_group
 
 
 def test_the_group_is_lost_with_a_rank() -> None:

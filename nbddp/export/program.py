@@ -142,7 +142,7 @@ class _Writer:
         if number in self._plan.above:
             self._parts.append(_markdown(self._plan.above[number]))
         text = self._awaited(body) if plain.is_awaiting else body.text
-        before, after = self._around(text, needs_group=request.needs_group)
+        before, after = self._around(text, needs_group=request.needs_group is not False)
         self._put(text, request.ranks, mark=f"%% cell [{number}]", before=before, after=after)
 
     def _around(self, text: str, *, needs_group: bool) -> tuple[str, str]:

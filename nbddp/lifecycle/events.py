@@ -74,7 +74,7 @@ class RunAsked:
 
     cell: int
     ranks: tuple[int, ...]
-    needs_group: bool = True
+    needs_group: bool | None = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

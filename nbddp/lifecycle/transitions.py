@@ -222,9 +222,12 @@ def _why_not_run(life: Life, event: RunAsked) -> str:
     return ""
 
 
-def _with_right_group(life: Life, *, needs_group: bool) -> Step:
-    if needs_group is life.has_group or len(life.alive) < len(life.ranks):
-        return life, []  # with a rank missing there is no whole world to form
+def _with_right_group(life: Life, *, needs_group: bool | None) -> Step:
+    is_whole = len(life.alive) == len(life.ranks)
+    if needs_group is None or (needs_group and (life.has_group or not is_whole)):
+        return life, []  # with a rank missing, the ranks cannot form a group of all
+    # A cell that failed may leave a group on some ranks although ``has_group`` is false. Without a
+    # group a rank ignores the message.
     generation = life.generation + 1
     regroup = SendRegroup(ranks=tuple(life.alive), generation=generation, form=needs_group)
     return replace(life, generation=generation, has_group=needs_group), [regroup]

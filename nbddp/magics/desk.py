@@ -237,7 +237,7 @@ class Desk:
             source="%debug",
             ranks=(chosen or 0,),
             execution_count=self.prompt_number,
-            needs_group=self.group.life.has_group,
+            needs_group=None,
             once=True,
             answers=tuple(commands),
         )

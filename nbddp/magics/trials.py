@@ -232,8 +232,8 @@ class Trials:
         self._describe(dict.fromkeys(_OF_CELLS) | {"last": {}, "curves": {}}, {})
 
     def _seed(self) -> None:
-        number, needs_group = self._desk.prompt_number, self._session.life.has_group
-        self._replay([CellRequest(source=SEEDING, execution_count=number, needs_group=needs_group)])
+        number = self._desk.prompt_number
+        self._replay([CellRequest(source=SEEDING, execution_count=number, needs_group=None)])
 
     def _replay(self, deeds: Sequence[Deed]) -> None:
         self._raise_if_ended()

@@ -35,7 +35,8 @@ class CellRequest:
         first_line: the notebook's line that ``source`` begins on, for tracebacks.
         execution_count: the number in the notebook's prompt.
         wants_value: whether the last expression's value comes back, pickled.
-        needs_group: whether to see to it that there is a process group.
+        needs_group: true forms the default process group if there is none, false destroys the
+            one that there is, None leaves everything as it is.
         once: never run it again by itself, in a recovery or a replay.
         is_again: this is such a time.
         script: what to run in the source's place.
@@ -50,7 +51,7 @@ class CellRequest:
     first_line: int = 1
     execution_count: int = 1
     wants_value: bool = False
-    needs_group: bool = True
+    needs_group: bool | None = True
     once: bool = False
     is_again: bool = False
     script: Script | None = None

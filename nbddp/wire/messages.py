@@ -24,7 +24,8 @@ class RunCell:
     """Run this source; ``first_line`` is the notebook line that it begins on.
 
     ``is_again``: not because the user asks, but because it was done before a restart;
-    ``needs_group``: whether it cannot do without the process group; ``ranks``: who runs it.
+    ``needs_group``: whether it needs the process group, as ``CellRequest`` has it.
+    ``ranks``: which ranks run it.
     ``script``: a :class:`~nbddp.wire.script.Script` as a dict, to run in the source's place.
     ``break_ranks``: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
     ``answers``: what is typed before anybody is asked.
@@ -37,7 +38,7 @@ class RunCell:
     execution_count: int = 1
     wants_value: bool = False
     is_again: bool = False
-    needs_group: bool = True
+    needs_group: bool | None = True
     ranks: list[int] = field(default_factory=list)
     script: JsonDict = field(default_factory=dict)
     break_ranks: list[int] = field(default_factory=list)

@@ -149,6 +149,10 @@ class ProcessGroup:
     def leave(self) -> None:
         """Destroy the process group and all that were made from it."""
         self.is_broken = False
+        module: Any = dist.distributed_c10d
+        if not dist.is_initialized() and module._world.pg_map:
+            # an interrupt came before torch made the new group the default one
+            module._update_default_pg(next(iter(module._world.pg_map)))
         if dist.is_initialized():
             dist.destroy_process_group()
             self._connections.close_groups()  # no cell runs: all ranks leave, or may as well

@@ -1,8 +1,8 @@
 """Where ``init_process_group()`` of a cell meets, as torchrun has it.
 
 Ranks that take their own places meet in our store, unless somebody serves one where they ask for
-it: no port is needed, and a cell may be run again. All others, such as processes that a cell
-started, meet where torch would have them meet.
+it: no port and no file is needed, and a cell may be run again. All others, such as processes that a
+cell started, meet where torch would have them meet.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Asked:
 
 
 class Rendezvous:
-    """Serves ``env://`` and ``tcp://`` in this rank and in what it forks.
+    """Serves ``env://``, ``tcp://`` and ``file://`` in this rank and in what it forks.
 
     Args:
         topology: the rank's place.
@@ -115,6 +115,9 @@ class Rendezvous:
         handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
         for scheme in ("env", "tcp"):
             handlers[scheme] = self._meet(guarded(handlers[scheme], lambda: self.family))
+        # An interrupt cannot end the wait in a FileStore, and a file of an earlier run misleads the
+        # next one: torch removes it only when the last rank has freed its process group.
+        handlers["file"] = self._meet(handlers["file"])
         module: Any = dist.distributed_c10d
         dist.init_process_group = module.init_process_group = self._init(module.init_process_group)
 
@@ -141,7 +144,7 @@ class Rendezvous:
         if url.startswith("env:") and (asked.address, asked.port) == shown:
             return True
         is_own_place = (asked.rank, asked.world_size) == (mine.rank, mine.world_size)
-        return is_own_place and asked.is_here
+        return is_own_place and (asked.is_here or url.startswith("file:"))
 
     def _store_there(self, asked: Asked, timeout: timedelta) -> dist.Store | None:
         """The store that somebody serves at the address, such as a notebook; None without one."""

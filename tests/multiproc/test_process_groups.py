@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from processes import wait_until
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text.view import TextView
@@ -70,6 +71,38 @@ def run_bare(group: WorkerGroup, source: str, ranks: tuple[int, ...] | None = No
     result = group.show(group.submit(request), TextView(StreamScreen()))
     result.raise_for_failure()
     return result
+
+
+# A pasted script. Its model and optimizer stay alive, and with them its process group.
+PASTED = """
+import time
+begin = lambda: open(f"begun{rank}", "w").close()
+dist.init_process_group("gloo"INIT)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+step()
+ENDS
+step()
+dist.destroy_process_group()
+"""
+
+
+def pasted(ends: str = "pass", init: str = "") -> str:
+    """The script that ends so."""
+    return PASTED.replace("ENDS", ends).replace("INIT", init)
+
+
+def run_until_stopped(group: WorkerGroup, source: str) -> None:
+    """Run a cell with ``--no-init``, stop it when both ranks say that they have begun."""
+    handle = group.submit(CellRequest(source=source, needs_group=False))
+    assert wait_until(lambda: Path("begun0").exists() and Path("begun1").exists())
+    group.interrupt()
+    with pytest.raises(CellInterruptedError):
+        group.show(handle, TextView(StreamScreen())).raise_for_failure()
 
 
 def free_port() -> int:
@@ -183,6 +216,82 @@ def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(
         "pair = dist.new_group([0, 1])\nx = torch.ones(1)\n"
         "dist.all_reduce(x, group=pair)\nassert x == 2"
     )
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "if rank == 1: raise ValueError('on purpose')",
+        "if rank == 1: raise ValueError('on purpose')\nstep()",
+        "raise ValueError('on purpose')",
+    ],
+    ids=["one raises", "the other waits for it", "both raise"],
+)
+def test_a_script_that_failed_may_run_again(group: WorkerGroup, ends: str) -> None:
+    with pytest.raises(CellFailedError, match="ValueError: on purpose"):
+        run_bare(group, pasted(ends))
+    for _ in range(2):
+        run_bare(group, pasted())
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+@pytest.mark.parametrize(
+    "ends",
+    ["begin(); time.sleep(600)", "begin()\nwhile True: step()", "begin()\nif rank == 0: step()"],
+    ids=["sleep", "steps", "one waits"],
+)
+def test_a_script_that_was_stopped_may_run_again(group: WorkerGroup, ends: str) -> None:
+    run_until_stopped(group, pasted(f"{ends}\ntime.sleep(600)"))
+    for _ in range(2):
+        run_bare(group, pasted())
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_a_script_that_was_stopped_while_it_met_in_a_file_may_run_again(
+    group: WorkerGroup, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file://{folder}/meeting"
+    source = pasted(init=f", init_method='{url}', rank=rank, world_size=world_size")
+    group.run("kept = rank")
+    late = "import time\nopen(f'begun{rank}', 'w').close()\nif rank == 1: time.sleep(600)\n"
+    run_until_stopped(group, late + source)
+    for _ in range(5):
+        run_bare(group, source)
+    assert "killed" not in capsys.readouterr().out
+    assert group.pull("kept") == [0, 1]
+
+
+def test_a_script_that_was_stopped_before_its_group_was_the_default_one_may_run_again(
+    group: WorkerGroup,
+) -> None:
+    with pytest.raises(CellFailedError, match="ranks 0-1: KeyboardInterrupt in init_process_group"):
+        run_bare(
+            group,
+            "c10d = dist.distributed_c10d\nupdate = c10d._update_default_pg\n"
+            "def stop(_):\n    c10d._update_default_pg = update\n    raise KeyboardInterrupt\n"
+            "c10d._update_default_pg = stop\ndist.init_process_group('gloo')",
+        )
+    run_bare(group, pasted())
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_a_group_that_a_part_of_the_ranks_left_behind_is_destroyed_with_a_rank_missing(
+    make_group: Callable[..., WorkerGroup],
+) -> None:
+    group = make_group(3)
+    pair = "dist.init_process_group('gloo', rank=rank, world_size=2)\ndist.barrier()"
+    run_bare(group, pair, ranks=(0, 1))
+    with pytest.raises(CellFailedError, match="rank 2 was killed"):
+        run_bare(group, "import os, signal\nif rank == 2: os.kill(os.getpid(), signal.SIGKILL)")
+    for _ in range(2):
+        run_bare(group, pair, ranks=(0, 1))
+
+
+def test_a_look_at_a_failure_leaves_the_group_as_it_is(group: WorkerGroup) -> None:
+    with pytest.raises(CellFailedError, match="rank 1: ValueError"):
+        run_bare(group, pasted("if rank == 1: raise ValueError('no')\nstep()"))
+    look = CellRequest(source="assert dist.get_world_size() == 2", needs_group=None)
+    group.show(group.submit(look), TextView(StreamScreen())).raise_for_failure()
 
 
 def test_a_second_group_is_refused_with_the_way_out(group: WorkerGroup) -> None:

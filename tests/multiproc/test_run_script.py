@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from notebook import Notebook
-from processes import GLOO_ABORTS
+from processes import GLOO_ABORTS, wait_until
 
 from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
 from nbddp.record.cell import CellRequest
@@ -435,6 +435,24 @@ def test_an_interrupt_ends_the_wait_for_its_threads(group: WorkerGroup, write: W
         run_and_interrupt(group, "work/script.py", after=1.0)
     assert time.monotonic() - began < 20
     group.run("assert kept == 1\ndist.barrier()")
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_it_runs_after_a_cell_that_left_a_group_behind(
+    group: WorkerGroup, write: Write, folder: Path, is_stopped: bool
+) -> None:
+    write("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()")
+    source = "import time\nx = torch.ones(1)\nopen(f'begun{rank}', 'w').close()\n"
+    if is_stopped:
+        handle = group.submit(CellRequest(source=f"{source}while True: dist.all_reduce(x)"))
+        assert wait_until(lambda: (folder / "begun0").exists() and (folder / "begun1").exists())
+        group.interrupt()
+        list(handle.notices())
+    else:
+        with pytest.raises(CellFailedError, match="rank 1: ValueError: no"):
+            group.run(f"{source}if rank == 1: raise ValueError('no')\ndist.all_reduce(x)")
+    group.run_script("work/script.py")
+    group.run("dist.barrier()")
 
 
 def run_and_interrupt(group: WorkerGroup, name: str, *, after: float = 0.5) -> None:
