@@ -112,6 +112,24 @@ def test_a_model_says_how_it_stands() -> None:
     assert not thing(nn.Linear(1, 1)).minds_mode
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("is_conjugated", [False, True])
+def test_of_complex_parameters_both_parts_are_compared(
+    dtype: torch.dtype, is_conjugated: bool
+) -> None:
+    net = nn.Linear(3, 2, dtype=dtype)
+    if is_conjugated:
+        net.weight = nn.Parameter(net.weight.detach().conj())
+    said = thing(net)
+    assert len(said.sample) == 8
+    with torch.no_grad():
+        net.weight += 1j
+    changed = thing(net)
+    assert changed.shapes == said.shapes
+    moved = [after - before for before, after in zip(said.sample, changed.sample, strict=True)]
+    assert moved == pytest.approx([0, 1, 0, 1, 0, 0, 0, 0], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "net",
     [

@@ -218,9 +218,11 @@ def _sample(parameters: list[nn.Parameter]) -> list[float]:
 
 
 def _of_one(parameter: nn.Parameter) -> torch.Tensor:
-    """Its first number and one from its middle, wherever they lie."""
+    """Return its first number and one from its middle, of complex ones both parts."""
     middle = parameter.numel() // 2
     both = torch.as_strided(parameter.detach(), (2,), (middle,), parameter.storage_offset())
+    if both.is_complex():
+        both = torch.view_as_real(both.resolve_conj()).flatten()
     return both.to(torch.float64)
 
 
