@@ -1,9 +1,14 @@
-"""Process groups that were destroyed stay a while, for torch can stand still when one is freed.
+"""Process groups that were destroyed stay as long as freeing them at once can deadlock.
 
-A thread of Gloo lets go of a tensor shortly after its collective is over, and needs Python's lock
-for it. Whoever frees the group in that moment waits for this thread, and holds the lock: a DDP
-model that goes out of scope just after ``destroy_process_group()`` does (seen with torch 2.13). So
-a group is freed two cells later, when its threads have nothing left to do.
+A thread of Gloo releases a tensor shortly after its collective is over, and needs Python's lock for
+it. Freeing the group joins this thread. If Python's own reference is the last one, torch releases
+the lock for that (300 rounds of ``new_group``, an asynchronous ``all_reduce`` and
+``destroy_process_group`` in one process: no deadlock with torch 2.13). The reducer of a DDP model
+does not: a model that goes out of scope just after ``destroy_process_group()`` deadlocks.
+
+So the Python object of a destroyed group is kept while a DDP model uses the group. It is freed with
+the next group that is destroyed, or two cells later, when its threads have nothing left to do. A
+group that had no collective yet is kept too: a peer may still be connecting to this rank.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -25,10 +30,12 @@ class Afterlife:
     Args:
         close: closes what the groups have open: a peer that waits for this rank hears of it, and
             so does a thread of ours. Before the first collective a peer may still be connecting.
+        models: the DDP models of this process.
     """
 
-    def __init__(self, close: Callable[[], None]) -> None:
+    def __init__(self, close: Callable[[], None], models: Iterable[Any]) -> None:
         self._close = close
+        self._models = models
         self._pid = os.getpid()
         self._groups: list[Any] = []
         self._ended: deque[list[Any]] = deque(([] for _ in range(CELLS)), maxlen=CELLS)
@@ -38,18 +45,30 @@ class Afterlife:
         self._groups.append(group)
 
     def begin(self) -> None:
-        """Close what the groups have open as soon as all of them are destroyed."""
+        """Free what a cell destroys; close what the groups have open once all are destroyed."""
         module: Any = dist.distributed_c10d
         destroy = module.destroy_process_group
 
         @functools.wraps(destroy)
-        def destroy_and_close(group: dist.ProcessGroup | None = None) -> None:
-            has_met = _has_met()
+        def destroy_and_free(group: dist.ProcessGroup | None = None) -> None:
+            has_met = dist.is_initialized() and _has_met(module._get_default_group())
             destroy(group)
-            if has_met and not dist.is_initialized() and os.getpid() == self._pid:
+            if os.getpid() != self._pid:
+                return
+            if has_met and not dist.is_initialized():
                 self._close()
+            self._free()
 
-        module.destroy_process_group = dist.destroy_process_group = destroy_and_close
+        self.destroy = destroy
+        module.destroy_process_group = dist.destroy_process_group = destroy_and_free
+
+    def _free(self) -> None:
+        """Free the destroyed groups whose last reference is Python's."""
+        in_use = [each.__dict__.get("process_group") for each in self._models]
+        living = dist.distributed_c10d._world.pg_map
+        self._groups = [
+            each for each in self._groups if each in living or each in in_use or not _has_met(each)
+        ]
 
     def begin_cell(self) -> None:
         """Free what ended some cells ago."""
@@ -58,9 +77,9 @@ class Afterlife:
         self._groups = [each for each in self._groups if each in living]
 
 
-def _has_met() -> bool:
-    """Whether the default group has begun a collective, for which every rank had to be there."""
-    if not dist.is_initialized():
+def _has_met(group: Any) -> bool:
+    """Whether a group has begun a collective, for which every rank had to be there."""
+    try:
+        return bool(group.size() == 1 or group._get_sequence_number_for_group() > 0)
+    except RuntimeError:  # a custom backend may not count them
         return False
-    group: Any = dist.distributed_c10d._get_default_group()
-    return int(group._get_sequence_number_for_group()) > 0

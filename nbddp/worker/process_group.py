@@ -21,6 +21,7 @@ from nbddp.worker.lost_sends import wake_lost_sends
 from nbddp.worker.meeting_store import MeetingStore
 from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
+from nbddp.worker.registry import Registry
 from nbddp.worker.rendezvous import Rendezvous
 from nbddp.worker.sockets import have_room_for
 from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
@@ -58,7 +59,9 @@ class ProcessGroup:
         self._store = MeetingStore(store, connections)
         self._connections = connections
         self._dialing = Dialing()
-        self._afterlife = Afterlife(connections.close_groups)
+        self.registry = Registry()
+        self.registry.listen()
+        self._afterlife = Afterlife(connections.close_groups, self.registry.models)
         self._afterlife.begin()
         self._parts: set[frozenset[int]] = set()
         watch_new_groups(
@@ -154,7 +157,7 @@ class ProcessGroup:
             # an interrupt came before torch made the new group the default one
             module._update_default_pg(next(iter(module._world.pg_map)))
         if dist.is_initialized():
-            dist.destroy_process_group()
+            self._afterlife.destroy()  # what waits in a broken group may take its time to end
             self._connections.close_groups()  # no cell runs: all ranks leave, or may as well
 
     def part_without(self, other: int) -> list[int]:

@@ -12,7 +12,6 @@ from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.failure import plain
 from nbddp.worker.process_group import NoDescriptorsError, ProcessGroup
 from nbddp.worker.rebind import Rebinding, unbind
-from nbddp.worker.registry import Registry
 
 
 class Regrouper:
@@ -28,8 +27,7 @@ class Regrouper:
         self._group = group
         self._namespace = namespace
         self._say = say
-        self._registry = Registry()
-        self._registry.listen()
+        self._registry = group.registry
         self._tries = True
         self._failure: Failure | None = None
         self.was_left = False

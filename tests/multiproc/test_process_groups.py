@@ -516,6 +516,64 @@ def test_a_model_that_is_freed_just_after_its_group_stops_nothing(group: WorkerG
         run_bare(group, f"{source}\nfor _ in range(3): demo_basic(rank, world_size)")
 
 
+@pytest.mark.parametrize(
+    ("rounds", "body"),
+    [
+        (200, "x = torch.ones(1)\ndist.all_reduce(x, group=pair)\ndestroy(pair); del pair"),
+        (
+            60,
+            "for _ in range(4):\n"
+            "    x = torch.ones(9)\n    work = dist.all_reduce(x, group=pair, async_op=True)\n"
+            "del x\nwork.wait()\ndel work\ndestroy(pair); del pair",
+        ),
+        (
+            60,
+            "model = torch.nn.parallel.DistributedDataParallel(layer, process_group=pair)\n"
+            "model(torch.ones(20, 10)).sum().backward()\ndestroy(pair)\ndel pair\ndel model",
+        ),
+    ],
+    ids=["collective", "asynchronous", "model"],
+)
+def test_destroyed_groups_keep_no_sockets_and_no_threads(
+    group: WorkerGroup, rounds: int, body: str
+) -> None:
+    count = "most = [max(*each) for each in zip(most, (len(os.listdir(x)) for x in PROC))]"
+    lines = ["pair = dist.new_group([0, 1])", *body.splitlines(), count]
+    group.run(
+        "import os\ndestroy, layer = dist.destroy_process_group, torch.nn.Linear(10, 5)\n"
+        "PROC, most = ('/dev/fd', '/proc/self/task'), [0, 0]\n"
+        f"for _ in range({rounds}):\n" + "\n".join(f"    {each}" for each in lines)
+    )
+    for descriptors, threads in group.pull("most"):
+        assert descriptors <= 40
+        assert threads <= 16
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(
+    group: WorkerGroup,
+) -> None:
+    group.run(
+        "import torch.testing._internal.distributed.fake_pg\n"
+        "pair = dist.new_group([0, 1], backend='fake')\ndist.destroy_process_group(pair)"
+    )
+    group.run("dist.barrier()")
+
+
+def test_a_default_group_that_is_made_again_and_again_keeps_no_sockets_and_no_threads(
+    group: WorkerGroup,
+) -> None:
+    run_bare(
+        group,
+        "import os\nfor _ in range(60):\n    dist.init_process_group('gloo')\n"
+        "    dist.barrier()\n    dist.destroy_process_group()\n"
+        "count = len(os.listdir('/dev/fd')), len(os.listdir('/proc/self/task'))",
+    )
+    for descriptors, threads in group.pull("count"):
+        assert descriptors <= 40
+        assert threads <= 16
+
+
 def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: WorkerGroup) -> None:
     with pytest.raises(CellFailedError, match=r"^rank 1: connection to a peer lost in all_reduce"):
         group.run(
