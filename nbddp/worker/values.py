@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from collections.abc import Callable, Iterator
@@ -35,7 +36,36 @@ class ValuePickler(Pickler):
         if isinstance(obj, DistributedDataParallel):
             self.has_unwrapped = True
             return _itself, (obj.module,)
+        if isinstance(obj, type) and obj.__module__ == "__main__":
+            _track_by_content(obj)
         return super().reducer_override(obj)
+
+
+def _track_by_content(kind: type) -> None:
+    """Give a cell's class the id that it has on every rank where it is the same.
+
+    The kernel then makes one class of them, and equal values of two ranks are equal there.
+    cloudpickle's own id is a random one of each process (``class_tracker_id`` in its 3.1).
+    """
+    module: Any = cloudpickle.cloudpickle
+    written = io.BytesIO()
+    _ContentPickler(written, protocol=pickle.HIGHEST_PROTOCOL).dump(kind)
+    tracker = hashlib.sha256(written.getvalue()).hexdigest()
+    with module._DYNAMIC_CLASS_TRACKER_LOCK:
+        module._DYNAMIC_CLASS_TRACKER_BY_CLASS[kind] = tracker
+        module._DYNAMIC_CLASS_TRACKER_BY_ID[tracker] = kind
+
+
+class _ContentPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
+    """Pickles classes without the ids by which cloudpickle tells them apart."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Reduce a class to what is in it."""
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple):
+            make, arguments, *more = reduced  # the arguments end with the id and one more
+            return make, (*arguments[:-2], None, None), *more
+        return reduced
 
 
 def _itself(value: T) -> T:

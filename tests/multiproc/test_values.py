@@ -39,6 +39,57 @@ def test_values_may_be_asked_for_twice(group: WorkerGroup) -> None:
     assert group.pull("x") == [1, 1]
 
 
+CLASSES = """
+import abc, dataclasses, enum
+class Kind(enum.Enum):
+    SMALL = 1
+    LARGE = 2
+class Flag(enum.IntFlag):
+    READ = 1
+@dataclasses.dataclass
+class Settings:
+    rate: float = 0.5
+    kind: Kind = Kind.LARGE
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def size(self): ...
+class Box(Base):
+    def __init__(self): self.parts = {1, 2}
+    def size(self): return len(self.parts)
+    def __eq__(self, other): return type(self) is type(other) and self.parts == other.parts
+    __hash__ = None
+class Own:
+    mine = rank
+"""
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["Kind.LARGE", "Flag.READ", "Settings(2.0)", "Box()", "{'a': [Settings(), Kind.SMALL]}"],
+)
+def test_equal_values_of_two_ranks_are_equal_here_and_of_one_class(
+    group: WorkerGroup, expression: str
+) -> None:
+    group.run(CLASSES)
+    first, second = group.pull(expression)
+    assert first == second
+    assert type(first) is type(second)
+    assert group.pull(expression, rank=1) == first
+    shown = group.run(expression, wants_value=True, quiet=True).values()
+    assert shown == [first, second]
+    group.push({"back": first})
+    assert group.pull(f"back == {expression}") == [True, True]
+
+
+def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(group: WorkerGroup) -> None:
+    group.run(CLASSES)
+    assert [each.mine for each in group.pull("Own")] == [0, 1]
+    before = group.pull("Settings()", rank=0)
+    group.run("@dataclasses.dataclass\nclass Settings:\n    rate: float = 0.5\n    more: int = 3")
+    after = group.pull("Settings()", rank=0)
+    assert (after.more, hasattr(before, "more"), before == after) == (3, False, False)
+
+
 def test_values_that_nobody_asked_for_are_refused_at_once(group: WorkerGroup) -> None:
     result = group.run("rank", quiet=True)
     with pytest.raises(RequestError, match="run the cell with wants_value=True"):
