@@ -25,6 +25,7 @@ _JSON = st.recursive(
 )
 _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
+    bool | None: st.none() | st.booleans(),
     dict[str, Any]: st.dictionaries(st.text(max_size=8), _JSON, max_size=3),
     float: st.floats(allow_nan=False),
     int: st.integers(),
