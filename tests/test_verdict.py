@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,8 @@ def report(
     sequence: int = 7,
     traceback: str = TRACEBACK,
     lasts: bool = False,
+    groups: dict[str, int] | None = None,
+    in_group: bool = True,
 ) -> CellEnded:
     """How a cell ended on a rank: well, unless an error is named."""
     failure = Failure(
@@ -39,15 +42,21 @@ def report(
     return CellEnded(
         cell=1,
         seconds=0.1,
-        in_group=True,
+        in_group=in_group,
         sequence=sequence,
+        groups=groups or {},
         is_interrupted=is_interrupted,
         failure=asdict(failure) if name else {},
     )
 
 
 def interrupted(
-    collective: str = "all_reduce #7", *, at: float = 12.0, line: int = 9, sequence: int = 6
+    collective: str = "all_reduce #7",
+    *,
+    at: float = 12.0,
+    line: int = 9,
+    sequence: int = 6,
+    **place: Any,
 ) -> CellEnded:
     return report(
         "KeyboardInterrupt",
@@ -56,6 +65,7 @@ def interrupted(
         collective=collective,
         is_interrupted=True,
         sequence=sequence,
+        **place,
     )
 
 
@@ -491,6 +501,58 @@ def test_who_came_and_went_on_is_not_the_cause_of_a_timeout() -> None:
 def test_who_died_is_the_cause_of_a_timeout_whoever_was_elsewhere() -> None:
     verdict = verdict_on({0: timed_out(), 1: interrupted("", at=13.0)}, {2: (-9, 9.0)})
     assert verdict.summary() == "rank 2 was killed by SIGKILL"
+
+
+STORE = "wait timeout after 3000ms, keys: /default_pg/0//cpu//0/1"
+BARRIER = "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 2000 ms"
+CALLS = {
+    "all_reduce #1 of group [0, 1]": ("RuntimeError", TIMED_OUT, {"[0, 1]": 1}, {}),
+    "new_group": ("DistStoreError", STORE, {"new_group": 10001}, {"new_group": 10000}),
+    "recv(src=1, tag=3)": ("RuntimeError", TIMED_OUT, {}, {}),
+    "monitored_barrier of group [0, 1]": ("RuntimeError", BARRIER, {"[0, 1]": 2}, {"[0, 1]": 1}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_timeout_of_a_call_or_a_group_of_its_own_names_the_rank_that_is_not_there(
+    call: str,
+) -> None:
+    name, text, waited, before = CALLS[call]
+    waiter = report(name, text, collective=call, groups=waited)
+    elsewhere = interrupted("", line=4, sequence=7, groups=before)
+    assert verdict_on({0: waiter, 1: elsewhere}).summary() == (
+        f"rank 1 did not come to {call}: it was in line 4"
+    )
+    has_come = interrupted("", line=4, sequence=7, groups=waited)
+    assert verdict_on({0: waiter, 2: has_come}).first.rank == 0
+    outsider = interrupted("", line=4, sequence=7)
+    assert (verdict_on({0: waiter, 2: outsider}).first.rank == 0) == (call != "new_group")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("DistStoreError", STORE),
+        ("DistStoreError", "Timed out after 4 seconds waiting for clients. 1/2 clients joined."),
+        (
+            "DistNetworkError",
+            "The client socket has timed out after 3000ms while trying to connect to (::1, 1).",
+        ),
+    ],
+)
+def test_a_rank_without_a_group_did_not_come_to_init_process_group(name: str, text: str) -> None:
+    waiter = report(name, text, collective="init_process_group", sequence=0, in_group=False)
+    elsewhere = interrupted("", line=4, sequence=0, in_group=False)
+    assert verdict_on({0: waiter, 1: elsewhere}).summary() == (
+        "rank 1 did not come to init_process_group: it was in line 4"
+    )
+    in_group = interrupted("", line=4, sequence=0)
+    assert verdict_on({0: waiter, 1: in_group}).first.rank == 0
+
+
+def test_a_key_that_the_cell_itself_waited_for_may_be_of_any_rank() -> None:
+    waiter = report("DistStoreError", STORE, sequence=7)
+    assert verdict_on({0: waiter, 1: interrupted("", sequence=6)}).first.rank == 0
 
 
 def test_a_long_error_is_cut_in_its_headline_and_whole_in_its_traceback() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nbddp.errors import (
@@ -24,12 +25,23 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 _TIMED_OUT = re.compile(
-    r"timed out waiting \d+ ?ms for \w+ operation|collective operation timeout", re.IGNORECASE
+    r"timed out waiting \d+ ?ms for \w+ operation|collective operation timeout|"
+    r"failed to pass monitoredBarrier in \d+ ms|wait timeout after \d+ ?ms|"
+    r"timed out after \d+ ?(ms while trying to connect|seconds waiting for clients)",
+    re.IGNORECASE,
 )
+_GROUP = re.compile(r" of group (\[[\d, ]+\])$")
+_PEER = re.compile(r"\b(?:src|dst)=(\d+)")  # of a send or a recv
 # what the kit raises on the ranks that were told of another's failure
 _TOLD = re.compile(r"rank \d+ failed in nbddp\.|rank \d+: ")
 _TELLERS = ("RuntimeError", "CheckpointError")
-_TORCHS = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
+_TORCHS = (
+    "RuntimeError",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistError",
+)
 
 
 class Ending(NamedTuple):
@@ -49,8 +61,9 @@ class Trouble:
     """How a cell ended on one rank, when it did not end well.
 
     ``missed`` is the collective in which others waited for this rank until their timeout, and
-    ``has_waited`` says that of them. ``is_quit`` says that somebody left its debugger. ``sequence``
-    is how many collectives the rank had begun.
+    ``has_waited`` says that of them. ``is_quit`` says that somebody left its debugger. ``begun``
+    counts the collectives that the rank had begun in each group, by the group's ranks; "" is the
+    default group. ``in_group`` says whether the rank is in the default group.
     """
 
     rank: int
@@ -59,7 +72,8 @@ class Trouble:
     ending: Ending | None = None
     is_interrupted: bool = False
     is_quit: bool = False
-    sequence: int = 0
+    in_group: bool = False
+    begun: Mapping[str, int] = field(default_factory=dict)
     missed: str = ""
     has_waited: bool = False
 
@@ -73,12 +87,26 @@ class Trouble:
     @property
     def has_timed_out(self) -> bool:
         """Whether it waited for others, and gave up."""
+        failure = self.failure
+        if failure is not None and failure.name == "DistStoreError" and not failure.collective:
+            return False  # it waited for a key of its own, which any rank, or none, may write
         return self._is_torchs(_TIMED_OUT)
 
     @property
     def was_elsewhere(self) -> bool:
         """Whether it was interrupted where it waited for nobody."""
         return self.is_interrupted and self.failure is not None and not self.failure.collective
+
+    def is_awaited_in(self, call: str, begun: Mapping[str, int]) -> bool:
+        """Whether this rank had not come to a call, where a rank that waited has begun so many."""
+        if peer := _PEER.search(call):
+            return self.rank == int(peer[1])
+        if call == "init_process_group":
+            return not self.in_group
+        group = _GROUP.search(call)
+        key = call if call in begun else group[1] if group else ""
+        is_member = not key.startswith("[") or self.rank in json.loads(key)
+        return is_member and self.begun.get(key, 0) < begun.get(key, 0)
 
     @property
     def _has_lost_peer(self) -> bool:
@@ -245,12 +273,15 @@ def judge(
 def _with_absent(troubles: list[Trouble]) -> list[Trouble]:
     """Where some waited until their timeout, those who were elsewhere meanwhile are the cause."""
     waited = [each for each in troubles if each.has_timed_out and not each.is_interrupted]
-    latest = max((each.sequence for each in waited), default=0)
-    absent = [each for each in troubles if each.was_elsewhere and each.sequence < latest]
+    calls = {each.failure.collective: each.begun for each in waited if each.failure}
+    absent = [
+        each
+        for each in troubles
+        if each.was_elsewhere and any(each.is_awaited_in(*call) for call in calls.items())
+    ]
     if not absent or any(each.ending for each in troubles):
         return troubles
-    missed = next((each.failure.collective for each in waited if each.failure), "")
-    missed = missed or "the collective that the others waited in"
+    missed = next(iter(calls)) or "the collective that the others waited in"
     return [
         replace(each, missed=missed, is_interrupted=False)
         if each in absent
@@ -287,7 +318,8 @@ def trouble_of(rank: int, report: CellEnded | None, ending: Ending | None) -> Tr
             failure=failure,
             is_interrupted=report.is_interrupted,
             is_quit=report.is_quit,
-            sequence=report.sequence,
+            in_group=report.in_group,
+            begun={"": report.sequence, **report.groups},
         )
     if ending is not None:
         return Trouble(rank=rank, at=ending.at, ending=ending)

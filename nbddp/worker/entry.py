@@ -359,6 +359,7 @@ class Rank:
                 seconds=seconds,
                 in_group=self._group.is_intact(),
                 sequence=self._group.sequence(),
+                groups=self._group.groups(),
                 is_interrupted=self._interrupter.was_asked or self._was_quit,
                 is_quit=self._was_quit,
                 failure=asdict(shorten_failure(failure)) if failure else {},

@@ -15,7 +15,7 @@ from nbddp.worker.folding import folded
 from nbddp.worker.headline import headline_of, text_of
 from nbddp.worker.tracebacks import walk
 from nbddp.worker.unused import blamed_by
-from nbddp.worker.waits import function_name
+from nbddp.worker.waits import call_of, function_name
 
 MAX_DEPTH = 200  # calls
 
@@ -134,11 +134,12 @@ def _is_ours(frame: FrameType) -> bool:
 
 def _collective(stack: list[FrameType], stuck_in: Collective | None) -> str:
     """The collective that the rank waited in, with its number where that is known."""
-    called = next((function_name(frame) for frame in stack if _is_torch_distributed(frame)), "")
+    called = next(filter(_is_torch_distributed, stack), None)
+    name = function_name(called) if called is not None else ""
     newest = stuck_in or newest_collective()
-    if newest is not None and (newest is stuck_in or newest.name in (called, f"_{called}")):
+    if newest is not None and (newest is stuck_in or newest.name in (name, f"_{name}")):
         return newest.title
-    return called  # a send or a recv: gloo's flight recorder has none of them
+    return call_of(called) if called is not None else ""  # gloo records no send and no recv
 
 
 def _is_torch_distributed(frame: FrameType) -> bool:

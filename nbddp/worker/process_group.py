@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -179,6 +180,15 @@ class ProcessGroup:
             return 0
         group: Any = dist.distributed_c10d._get_default_group()
         return int(group._get_sequence_number_for_group())
+
+    def groups(self) -> dict[str, int]:
+        """Count the collectives of each other group by its ranks, and the groups themselves."""
+        world: Any = dist.distributed_c10d._world
+        begun = Counter({"new_group": int(world.group_count)})
+        for group in set(world.pg_names) - {world.default_pg}:
+            ranks = dist.get_process_group_ranks(group)
+            begun[str(ranks)] += int(group._get_sequence_number_for_group())
+        return dict(begun)
 
     def break_open(self, *, others_too: bool) -> None:
         """Free the main thread from a wait that never ends; the group is lost by it.

@@ -6,6 +6,7 @@ ask for, a key that nobody writes.
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 import sys
@@ -14,9 +15,12 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
+import torch.distributed as dist
+
 _OURS = Path(__file__).parent
 MAX_CALL = 60  # characters of a call that are shown
 _TORCHS = re.compile(r"torch[/\\](distributed|futures)[/\\]")
+_PEERS = {"send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_list": "src"}
 # methods of torch's works, futures and stores: C++ that a cell calls without a frame in between
 _WAITS = re.compile(r"\.(wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?")
 
@@ -33,7 +37,7 @@ def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
     while here is not None and (_is_torchs(here) or _is_between(here)):
         called, here = (here if _is_torchs(here) else called), here.f_back
     if called is not None:
-        return function_name(called)
+        return call_of(called)
     return _wait_of_cell(frame) if is_cell_file(frame.f_code.co_filename) else ""
 
 
@@ -41,6 +45,26 @@ def function_name(frame: FrameType) -> str:
     """The name of a function of torch.distributed; its logging wrapper has it in ``func``."""
     wrapped = frame.f_locals.get("func")
     return str(getattr(wrapped, "__name__", frame.f_code.co_name))
+
+
+def call_of(frame: FrameType) -> str:
+    """Name a call of torch.distributed, and what Gloo's records lack: a peer, a tag, a group.
+
+    The logging wrapper of torch has the arguments in ``args`` and ``kwargs``.
+    """
+    name, given = function_name(frame), frame.f_locals
+    if "func" in given:
+        names = inspect.signature(given["func"]).parameters
+        given = {**dict(zip(names, given["args"], strict=False)), **given["kwargs"]}
+    if name in _PEERS:
+        side = _PEERS[name]
+        side = f"group_{side}" if given.get(side) is None else side
+        name = f"{name}({side}={given.get(side, 'any')}, tag={given.get('tag', 0)})"
+    group = given.get("group")
+    if not isinstance(group, dist.ProcessGroup) or group is dist.group.WORLD:
+        return name
+    ranks = dist.distributed_c10d._world.pg_group_ranks.get(group, {})
+    return f"{name} of group {list(ranks)}"
 
 
 def _is_torchs(frame: FrameType) -> bool:

@@ -128,6 +128,42 @@ def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
     assert "interrupt.py" not in report, "the traceback shows the cell, and not who interrupted it"
 
 
+ABSENT = "from datetime import timedelta\nimport time\nshort = timedelta(seconds=2)\n"
+OWN_TIMEOUTS = {
+    "monitored_barrier": (
+        "if rank == 1: time.sleep(60)\ndist.monitored_barrier(timeout=short, wait_all_ranks=True)",
+        "line 4",
+    ),
+    "init_process_group": (
+        "dist.destroy_process_group()\nif rank == 1: time.sleep(60)\n"
+        "dist.init_process_group('gloo', timeout=short)",
+        "line 5",
+    ),
+    "all_reduce #1 of group [0, 1, 2]": (
+        "own = dist.new_group(timeout=short)\nif rank == 1: time.sleep(60)\n"
+        "dist.all_reduce(torch.ones(1), group=own)",
+        "line 5",
+    ),
+    "recv(src=1, tag=5) of group [0, 1]": (
+        "own = dist.new_group([0, 1], timeout=short)\nif rank: time.sleep(60)\n"
+        "dist.recv(torch.ones(1), src=1, tag=5, group=own)",
+        "line 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", OWN_TIMEOUTS)
+def test_so_is_it_where_the_timeout_is_that_of_the_call_or_of_its_group(
+    make_group: Callable[..., WorkerGroup], call: str
+) -> None:
+    group = make_group(3)
+    source, place = OWN_TIMEOUTS[call]
+    with pytest.raises(CellFailedError) as caught:
+        group.run(ABSENT + source)
+    assert str(caught.value) == f"rank 1 did not come to {call}: it was in {place}"
+    group.run("dist.barrier()")
+
+
 def test_who_came_with_another_size_and_went_on_is_not_called_absent(
     make_group: Callable[..., WorkerGroup],
 ) -> None:

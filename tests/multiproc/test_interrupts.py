@@ -59,7 +59,7 @@ def begun(notebook: Notebook, request: str, nproc: int) -> list[int]:
         (
             "x = torch.ones(1)\nbegin()\n"
             "if rank == 0: dist.recv(x, src=1)\nelse: dist.all_reduce(x)",
-            r"rank 0:? interrupted in recv, line 6",
+            r"rank 0:? interrupted in recv\(src=1, tag=0\), line 6",
         ),
         (
             "pair = dist.new_group([0, 1])\nx = torch.ones(1)\nbegin()\n"

@@ -36,11 +36,19 @@ def test_a_new_group_that_not_all_ranks_ask_for(
 @pytest.mark.parametrize(
     ("source", "card"),
     [
-        ("dist.recv(torch.ones(1), src=1 - rank)", r"  ranks 0-1 waiting in recv, line 1$"),
+        (
+            "dist.recv(torch.ones(1), src=1 - rank)",
+            r"  rank 0 waiting in recv\(src=1, tag=0\), line 1\n"
+            r"  rank 1 waiting in recv\(src=0, tag=0\), line 1$",
+        ),
+        (
+            "x = torch.ones(1)\nif rank: dist.send(x, 0, tag=6)\nelse: dist.recv(x, tag=5, src=1)",
+            r": rank 0 called recv\(src=1, tag=5\), rank 1 send\(dst=0, tag=6\)\n",
+        ),
         (RECEIVE, r"  ranks 0-1 waiting in work\.wait\(\), line 3$"),
         (GET, r"  rank 0 waiting in store\.get\('never'\), line 3$"),
     ],
-    ids=["recv", "irecv", "store"],
+    ids=["recv", "tags", "irecv", "store"],
 )
 def test_a_deadlock_that_no_flight_recorder_knows(
     group: WorkerGroup, capsys: pytest.CaptureFixture[str], source: str, card: str
