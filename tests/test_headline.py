@@ -27,16 +27,37 @@ Traceback (most recent call last):
     fn(i, *args)
 AssertionError
 """
+SAVED = """CheckpointException ranks:dict_keys([0, 2])
+Traceback (most recent call last): (RANK 0)
+  File "/lib/torch/distributed/checkpoint/utils.py", line 190, in reduce_scatter
+    local_data = map_fun()
+OSError: no space
+Traceback (most recent call last): (RANK 2)
+  File "/lib/torch/distributed/checkpoint/utils.py", line 190, in reduce_scatter
+    local_data = map_fun()
+_pickle.PicklingError: Can't pickle <function f>
+"""
+CHAIN = """
+def load():
+    raise KeyError('root')
+def build():
+    try: load()
+    except KeyError as error: raise ValueError('middle') from error
+try: build()
+except ValueError as error: raise RuntimeError('top') from error"""
 
 
 def is_cell(filename: str) -> bool:
     return filename == "cell"
 
 
+WRAPPED = {"LOADER": LOADER, "SPAWNED": SPAWNED, "SAVED": SAVED}
+
+
 def error_of(source: str) -> BaseException:
     """What a cell of this source raises."""
     try:
-        exec(compile(source, "cell", "exec"), {"LOADER": LOADER, "SPAWNED": SPAWNED})
+        exec(compile(source, "cell", "exec"), dict(WRAPPED))
     except Exception as error:  # noqa: BLE001 - whatever it is
         return error
     raise AssertionError("it raised nothing")
@@ -49,6 +70,20 @@ def error_of(source: str) -> BaseException:
         (
             "raise ValueError('a') from KeyError('b')",
             Headline("ValueError", "a", 1, "from KeyError: 'b'"),
+        ),
+        (CHAIN, Headline("RuntimeError", "top", 8, "from KeyError: 'root'")),
+        (
+            "raise RuntimeError(SAVED)",
+            Headline(
+                "PicklingError",
+                "Can't pickle <function f>",
+                1,
+                "on rank 2; rank 0 failed too",
+            ),
+        ),
+        (
+            "raise ValueError('not saved') from RuntimeError(SAVED)",
+            Headline("ValueError", "not saved", 1, "from PicklingError: Can't pickle <function f>"),
         ),
         (
             "try:\n    1/0\nexcept ZeroDivisionError:\n    raise ValueError('a')",
@@ -66,7 +101,19 @@ def error_of(source: str) -> BaseException:
             Headline("ValueError", "see the Traceback (most recent call last):\n", 1),
         ),
     ],
-    ids=["plain", "cause", "context", "from None", "loader", "spawned", "no text", "no traceback"],
+    ids=[
+        "plain",
+        "cause",
+        "chain",
+        "ranks",
+        "cause of ranks",
+        "context",
+        "from None",
+        "loader",
+        "spawned",
+        "no text",
+        "no traceback",
+    ],
 )
 def test_the_users_message_and_line_come_first(source: str, headline: Headline) -> None:
     assert headline_of(error_of(source), is_cell) == headline
@@ -83,6 +130,12 @@ def test_the_traceback_of_another_process_is_no_cause() -> None:
         "class _RemoteTraceback(Exception): pass\nraise ValueError('a') from _RemoteTraceback('b')"
     )
     assert headline_of(error_of(source), is_cell) == Headline("ValueError", "a", 2)
+
+
+def test_errors_that_are_each_others_cause_end_the_search() -> None:
+    one, other = ValueError("one"), KeyError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert headline_of(one, is_cell).because == "from KeyError: 'other'"
 
 
 def test_an_assertion_without_a_text_shows_its_code(monkeypatch: pytest.MonkeyPatch) -> None:

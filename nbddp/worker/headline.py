@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from nbddp.errors import say_ranks
 from nbddp.worker.tracebacks import walk
 
 MAX_LEAVES = 3  # of a group that are named
 MAX_WORDS = 120  # characters of an error that stands beside another
-_WRAPPED = "Traceback (most recent call last):\n"
+# torch.distributed.checkpoint adds the rank whose traceback it is
+_WRAPPED = re.compile(r"Traceback \(most recent call last\):(?: \(RANK (\d+)\))?\n")
 # what torch says of the process, or the thread, in which the error was
 _WHERE = re.compile(r"(?:Caught \S+ in |-- )(.+?)(?:\.| terminated with .*)$", re.MULTILINE)
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)', re.MULTILINE)
@@ -92,9 +94,10 @@ def _unwrapped(text: str, is_cell_file: IsCellFile) -> Headline | None:
 
     Its file is the whole name.
     """
-    before, has_one, last = text.rpartition(_WRAPPED)
-    if not has_one:
+    found = list(_WRAPPED.finditer(text))
+    if not found:
         return None
+    before, last = text[: found[-1].start()], text[found[-1].end() :]
     said = re.search(r"^\S.*", last, re.MULTILINE | re.DOTALL)
     parts = _LAST.match(said.group().strip()) if said else None
     if parts is None:
@@ -102,7 +105,10 @@ def _unwrapped(text: str, is_cell_file: IsCellFile) -> Headline | None:
     places = [(file, int(line)) for file, line in _FRAME.findall(last) if is_cell_file(file)]
     where = _WHERE.search(before)
     name = parts[1].rpartition(".")[2]
-    place = f"in {where[1]}" if where else ""
+    ranks = [int(each[1]) for each in found if each[1]]
+    place = f"in {where[1]}" if where else f"on rank {ranks[-1]}" if ranks else ""
+    if more := ranks[:-1]:
+        place += f"; {say_ranks(more)} failed too"
     file, line = places[-1] if places else ("", 0)
     return Headline(name, parts[2] or "", line, place, file)
 
@@ -128,22 +134,28 @@ def _say_leaves(leaves: list[BaseException], is_cell_file: IsCellFile) -> str:
 
 
 def _in_short(error: BaseException) -> str:
-    text = text_of(error).strip().partition("\n")[0]
+    name, text = type(error).__name__, text_of(error)
+    if wrapped := _unwrapped(text, lambda _filename: False):
+        name, text = wrapped.name, wrapped.text
+    text = text.strip().partition("\n")[0]
     text = text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 4] + " ..."
-    return f"{type(error).__name__}{': ' if text else ''}{text}"
+    return f"{name}{': ' if text else ''}{text}"
 
 
 def _cause(error: BaseException, text: str) -> str:
-    """What it was raised from, unless its own ``text`` says it already.
+    """Name the first error of the chain of causes, unless ``text`` says it already.
 
     The traceback of another process is no such error.
     """
-    cause = error.__cause__
-    if cause is None or type(cause).__name__ in ("_RemoteTraceback", "RemoteTraceback"):
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        if type(cause).__name__ in ("_RemoteTraceback", "RemoteTraceback"):
+            break
+        chain.append(cause)
+    root = chain[-1]
+    if root is error or ((words := text_of(root)) and words in text):
         return ""
-    if (words := text_of(cause)) and words in text:
-        return ""
-    return f"from {_in_short(cause)}"
+    return f"from {_in_short(root)}"
 
 
 def _code_of(error: BaseException, is_cell_file: IsCellFile) -> str:

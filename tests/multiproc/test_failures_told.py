@@ -32,6 +32,18 @@ for kind in (ValueError, TypeError):
     try: raise kind("bad")
     except Exception as error: errors.append(error)
 raise ExceptionGroup("two failed", errors)"""
+CAUSES = """def read():
+    raise OSError("disk is full")
+def load():
+    try: read()
+    except OSError as error: raise ValueError("not loaded") from error
+try: load()
+except ValueError as error: raise RuntimeError("no data") from error"""
+SAVE = """import torch.distributed.checkpoint as dcp
+class Unsendable:
+    def __reduce__(self): raise TypeError("kept by rank 1")
+value = Unsendable() if rank == 1 else 2
+dcp.save({f"value{rank}": value}, checkpoint_id="saved")"""
 CPP = """model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(5, 1))
 model(torch.ones(2, 4))"""
 TOLD = {
@@ -44,6 +56,8 @@ TOLD = {
         "ExceptionGroup: two failed: ValueError: bad (line 3); TypeError: bad (line 3), line 5"
     ),
     CPP: "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 5x1), line 2",
+    CAUSES: "RuntimeError: no data (from OSError: disk is full), line 7",
+    SAVE: "TypeError: kept by rank 1 (on rank 1) in save, line 3",
     "x = torch.ones(3)\nassert x.sum() == 4": "AssertionError: assert x.sum() == 4, line 2",
 }
 
@@ -63,7 +77,7 @@ def failure_of(group: WorkerGroup, source: str) -> CellFailedError:
 @pytest.mark.parametrize(
     ("source", "headline"),
     TOLD.items(),
-    ids=["loader", "chained", "group", "C++", "assertion"],
+    ids=["loader", "chained", "group", "C++", "causes", "checkpoint", "assertion"],
 )
 def test_the_headline_has_the_users_message_and_line(
     group: WorkerGroup, source: str, headline: str
