@@ -12,7 +12,7 @@ from nbddp.train import place
 from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker import arriving
 from nbddp.worker.arriving import BLOCK, MOST_A_SECOND, Arriving
-from nbddp.worker.flight_recorder import NCCLS
+from nbddp.worker.flight_recorder import NCCLS, newest_of
 
 BEGAN = 1_000_000.0  # as time.time() has it
 Record = Callable[..., None]
@@ -73,7 +73,7 @@ def test_each_collective_is_told_once_with_its_time_and_its_kind(
     rank.begin_cell(7, BEGAN)
     recorder.add(2, 0.25)
     recorder.add(3, 0.5, name="gloo:broadcast")
-    newest = rank.tell()
+    newest = newest_of(rank.tell())
     recorder.add(4, 0.75)
     rank.read()
     recorder.add(5, 0.8, is_p2p=True)
@@ -94,7 +94,7 @@ def test_between_cells_nothing_is_told(
     rank: Arriving, recorder: Recorder, told: list[Arrivals]
 ) -> None:
     recorder.add(1, 0.1)
-    newest = rank.tell()
+    newest = newest_of(rank.tell())
     assert newest is not None
     assert newest.number == 1
     rank.begin_cell(7, BEGAN + 1)

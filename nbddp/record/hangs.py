@@ -124,8 +124,11 @@ def _grouped(pulses: Mapping[int, Pulse]) -> list[tuple[str, str]]:
 
 
 def _where(pulse: Pulse) -> str:
-    if pulse.collective:
-        called = " ".join(filter(None, (pulse.collective, pulse.shape)))
-        return f"waiting in {called}, {say_place(pulse.line, pulse.file)}"
+    place = say_place(pulse.line, pulse.file)
     inside = f" in {pulse.function}()" if pulse.function else ""
-    return f"never came: {say_place(pulse.line, pulse.file)}{inside}"
+    called = " ".join(filter(None, (pulse.collective, pulse.shape)))
+    if pulse.thread:
+        return f"waiting in {called} in {pulse.thread}, main thread: {place}{inside}"
+    if pulse.collective:
+        return f"waiting in {called}, {place}"
+    return f"never came: {place}{inside}"

@@ -147,7 +147,8 @@ class Pulse:
     ``line`` is the innermost line in the cell (0: none runs), or in the script or other cell whose
     ``file`` is named, ``code`` what stands there and ``function`` what it is in there.
     ``collective`` is what it waits in, such as "all_reduce #7", empty if it waits in none, and
-    ``shape`` what it gave to it, such as "float [4]"; ``last`` is the newest collective of
+    ``shape`` what it gave to it, such as "float [4]"; ``thread`` names the thread that waits there
+    if it is not the main thread; ``last`` is the newest collective of
     ``last_cell``, which is this cell or, between cells, the one before.
     ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
     percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
@@ -162,6 +163,7 @@ class Pulse:
     code: str = ""
     collective: str = ""
     shape: str = ""
+    thread: str = ""
     last: str = ""
     last_cell: int = 0
     seconds: float = 0.0

@@ -31,7 +31,7 @@ from nbddp.worker.flight_recorder import (
     shape_of,
 )
 from nbddp.worker.loaders import Loads
-from nbddp.worker.main_thread import main_cpu_time, main_frame, main_state
+from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_state
 
 SAMPLE_PERIOD = 0.05  # seconds between two looks at the main thread, on average
 READ_PERIOD = 1.0  # seconds between two reads, or until half of what is recorded is new
@@ -119,8 +119,8 @@ class Arriving:
             self._take(entries)
             return newest_of(entries)
 
-    def tell(self, *, is_over: bool = False) -> Collective | None:
-        """Read, and send what came together since the last time; the newest collective of all."""
+    def tell(self, *, is_over: bool = False) -> Sequence[Entry]:
+        """Read, and send what came together since the last time; return all that was recorded."""
         with self._lock:
             entries = recorded()
             self._take(entries)
@@ -129,7 +129,7 @@ class Arriving:
                 self._clear()
         if letter is not None:
             self._post(letter)
-        return newest_of(entries)
+        return entries
 
     # ---- reading
 
@@ -244,9 +244,7 @@ class Arriving:
 
     def _line(self) -> tuple[int, str]:
         """The line of the cell that the main thread is on, and its file; 0 if on none."""
-        frame: Any = main_frame()
-        while frame is not None and not self._is_cell_file(frame.f_code.co_filename):
-            frame = frame.f_back
+        frame, _ = innermost_in_cell(main_frame(), self._is_cell_file)
         return (frame.f_lineno, frame.f_code.co_filename) if frame is not None else (0, "")
 
 

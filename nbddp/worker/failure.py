@@ -136,7 +136,7 @@ def _collective(stack: list[FrameType], stuck_in: Collective | None) -> str:
     """The collective that the rank waited in, with its number where that is known."""
     called = next(filter(_is_torch_distributed, stack), None)
     name = function_name(called) if called is not None else ""
-    newest = stuck_in or newest_collective()
+    newest = stuck_in or newest_collective({name})
     if newest is not None and (newest is stuck_in or newest.name in (name, f"_{name}")):
         return newest.title
     return call_of(called) if called is not None else ""  # gloo records no send and no recv

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,16 +91,22 @@ def meets(entry: Entry) -> bool:
     return entry["profiling_name"] in _MEETINGS
 
 
-def newest_collective() -> Collective | None:
-    """The last collective that this process began."""
-    return newest_of(recorded())
+def newest_collective(calls: Collection[str] = ()) -> Collective | None:
+    """The last collective that this process began; see :func:`newest_of`."""
+    return newest_of(recorded(), calls)
 
 
-def newest_of(entries: Sequence[Entry]) -> Collective | None:
-    """The last one that is recorded, given all, oldest first."""
+def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Collective | None:
+    """The last one that is recorded, given all, oldest first.
+
+    Args:
+        entries: what is recorded.
+        calls: functions that a thread is in: of collectives that go on, its own comes first.
+    """
     if not entries:
         return None
-    newest = entries[-1]
+    flying = [each for each in entries if not each["retired"] and _function(each) in calls]
+    newest = (flying or entries)[-1]
     backend, _, name = newest["profiling_name"].partition(":")
     return Collective(
         name=name,
@@ -112,6 +118,10 @@ def newest_of(entries: Sequence[Entry]) -> Collective | None:
         record=int(newest["record_id"]),
         backend=backend,
     )
+
+
+def _function(entry: Entry) -> str:
+    return str(entry["profiling_name"]).rpartition(":")[2].lstrip("_")
 
 
 def group_of(entry: Entry) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
 
 _STATUS = re.compile(r"^(State|voluntary_ctxt_switches):\s+(\w+)", re.MULTILINE)
+RUN = asyncio.BaseEventLoop.run_until_complete.__name__
 
 
 def main_thread_id() -> int:
@@ -34,6 +37,49 @@ def comes_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def innermost_in_cell(
+    frame: FrameType, is_cell_file: Callable[[str], bool]
+) -> tuple[FrameType | None, str]:
+    """Find the innermost frame of a cell in a stack, and the name of what it has called.
+
+    Outside a cell the name is that of the innermost function.
+    """
+    called: FrameType | None = None
+    for here in _stack(frame):
+        if is_cell_file(here.f_code.co_filename):
+            return here, _name_of_call(here, called.f_code) if called else ""
+        called = here
+    return None, frame.f_code.co_name
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Frames from the innermost one, and where an event loop runs, those of its main task."""
+    while frame is not None:
+        task = frame.f_locals.get("future") if frame.f_code.co_name == RUN else None
+        if isinstance(task, asyncio.Task):
+            yield from reversed(list(_suspended(task)))
+        yield frame
+        frame = frame.f_back
+
+
+def _suspended(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """The frames of a task that awaits something, from the outermost one."""
+    step: Any = task.get_coro()
+    while step is not None:
+        if frame := getattr(step, "cr_frame", None):
+            yield frame
+        step = getattr(step, "cr_await", None)
+
+
+def _name_of_call(caller: FrameType, called: CodeType) -> str:
+    """The name by which a frame calls a function: IPython's ``open`` is ``_modified_open``."""
+    for name in caller.f_code.co_names:
+        value = caller.f_globals.get(name, caller.f_builtins.get(name))
+        if isinstance(value, FunctionType | MethodType) and value.__code__ is called:
+            return name
+    return called.co_name
 
 
 def main_cpu_time() -> float:

@@ -19,6 +19,7 @@ from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
 from nbddp.worker.flight_recorder import Collective, newest_collective
 from nbddp.worker.lost_sends import wake_lost_sends
+from nbddp.worker.main_thread import main_frame
 from nbddp.worker.meeting_store import MeetingStore
 from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
@@ -26,6 +27,7 @@ from nbddp.worker.registry import Registry
 from nbddp.worker.rendezvous import Rendezvous
 from nbddp.worker.sockets import have_room_for
 from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
+from nbddp.worker.waits import functions_in
 
 HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
 FORM_TIMEOUT = timedelta(seconds=60)  # for all ranks to come to where a group is formed
@@ -214,7 +216,7 @@ class ProcessGroup:
 
         Another rank that is interrupted may end the wait before this one has to break it open.
         """
-        newest = newest_collective()
+        newest = newest_collective(functions_in(main_frame()))
         if newest is not None and newest.is_in_flight:
             self.stuck_in = newest
 

@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from nbddp.errors import say_place
 from nbddp.wire.messages import Pulse
 from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker.arriving import Arriving
 from nbddp.worker.beats import until_next_beat
-from nbddp.worker.flight_recorder import Collective
-from nbddp.worker.main_thread import main_cpu_time, main_frame, main_status
+from nbddp.worker.flight_recorder import Collective, newest_of
+from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_status
 from nbddp.worker.notebook_lines import as_typed
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_use
-from nbddp.worker.waits import waited_in
+from nbddp.worker.waits import functions_in, waited_in, waiting_thread
 
 PERIOD = 1.0  # seconds between two looks
 FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
@@ -117,10 +118,12 @@ class PulseThread:
         return self._look_at(main_frame(), cell)
 
     def _look_at(self, frame: FrameType, cell: int) -> Pulse:
-        newest = self._arriving.tell() if self._last_cell else None
+        entries = self._arriving.tell() if self._last_cell else []
+        newest = newest_of(entries, functions_in(frame))
         use = self._usage.read()
         kind, wait = self._wait(cell, frame, newest)
-        seconds = self._stay(cell, frame, newest, kind, use)
+        begun = int(entries[-1]["record_id"]) if entries else 0  # on whatever thread
+        seconds = self._stay(cell, frame, begun, kind, use)
         is_waited_in = bool(wait) and seconds > 0
         is_recent = newest is not None and newest.began_at >= self._began_at
         line, file, code, function = self._in_cell(frame) if cell else (0, "", "", "")
@@ -134,6 +137,7 @@ class PulseThread:
             shape=newest.shape if newest and is_waited_in and kind is not Wait.SEEN else "",
             last=str(newest) if is_recent or (is_waited_in and kind is not Wait.SEEN) else "",
             last_cell=self._last_cell,
+            thread=self._thread(frame) if is_waited_in and kind is not Wait.SEEN else "",
             seconds=seconds,
             cpu=use.cpu,
             memory=use.memory,
@@ -154,16 +158,14 @@ class PulseThread:
         name = waited_in(frame, self._is_cell_file)
         return Wait.SEEN if name else Wait.NONE, name
 
-    def _stay(
-        self, cell: int, frame: FrameType, newest: Collective | None, kind: Wait, use: Use
-    ) -> float:
+    def _stay(self, cell: int, frame: FrameType, begun: int, kind: Wait, use: Use) -> float:
         """For how long the main thread has stayed here; 0 if it moves."""
         now = time.monotonic()
         switches, state = main_status()
         said, written = self._said()
         trace = Trace(
             place=(cell, id(frame), frame.f_lasti),
-            collectives=newest.record if newest is not None else 0,
+            collectives=begun,
             said=said,
             written=written,
             cpu=main_cpu_time(),
@@ -178,14 +180,23 @@ class PulseThread:
         )
         return self._stillness.look_closer(closer, now)
 
+    def _thread(self, frame: FrameType) -> str:
+        """The thread that waits, if the main thread is in no function of torch.distributed."""
+        other = None if functions_in(frame) else waiting_thread()
+        if other is None:
+            return ""
+        here, _ = innermost_in_cell(other, self._is_cell_file)
+        if here is None:
+            return "a background thread"
+        file = self._name_of(here.f_code.co_filename)
+        return f"a background thread ({say_place(here.f_lineno, file)})"
+
     def _in_cell(self, frame: FrameType) -> tuple[int, str, str, str]:
         """The innermost line of a cell, its file, its code, and the function that it has called."""
-        called, here = "", frame
-        while here.f_back is not None and not self._is_cell_file(here.f_code.co_filename):
-            called, here = here.f_code.co_name, here.f_back
+        here, called = innermost_in_cell(frame, self._is_cell_file)
+        if here is None:
+            return 0, "", "", called
         filename = here.f_code.co_filename
-        if not self._is_cell_file(filename):
-            return 0, "", "", frame.f_code.co_name
         code = as_typed(linecache.getline(filename, here.f_lineno).strip())
         return here.f_lineno, self._name_of(filename), code[:MAX_CODE], called
 

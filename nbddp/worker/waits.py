@@ -10,6 +10,7 @@ import inspect
 import linecache
 import re
 import sys
+import threading
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -32,13 +33,37 @@ def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
         frame: where the main thread is.
         is_cell_file: whether code of this file name is a cell's.
     """
-    called: FrameType | None = None
-    here: FrameType | None = frame
-    while here is not None and (_is_torchs(here) or _is_between(here)):
-        called, here = (here if _is_torchs(here) else called), here.f_back
-    if called is not None:
-        return call_of(called)
+    if frames := torch_frames(frame):
+        return call_of(frames[-1])
     return _wait_of_cell(frame) if is_cell_file(frame.f_code.co_filename) else ""
+
+
+def torch_frames(frame: FrameType | None) -> list[FrameType]:
+    """The frames of torch.distributed at the end of a stack, from the innermost one."""
+    found = []
+    while frame is not None and (_is_torchs(frame) or _is_between(frame)):
+        if _is_torchs(frame):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def functions_in(frame: FrameType) -> set[str]:
+    """The names of the functions of torch.distributed at the end of a stack."""
+    return set(map(function_name, torch_frames(frame)))
+
+
+def waiting_thread() -> FrameType | None:
+    """Find a thread of the user's, or of a library, that is in a function of torch.distributed.
+
+    Threads of autograd, which Python has not started, work for the line that the main thread is on.
+    """
+    stacks = sys._current_frames()
+    for thread in threading.enumerate():
+        is_other = not isinstance(thread, threading._DummyThread | threading._MainThread)  # type: ignore[attr-defined]
+        if is_other and torch_frames(stacks.get(thread.ident or 0)):
+            return stacks[thread.ident or 0]
+    return None
 
 
 def function_name(frame: FrameType) -> str:

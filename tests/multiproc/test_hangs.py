@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from hangs import NO_TIMEOUT, act_when_said, said_of_a_hang
+from hangs import NO_TIMEOUT, SHORT, act_when_said, said_of_a_hang
 from moments import run_and_act, when_cell_runs
 
 from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
@@ -102,6 +102,65 @@ TIMEOUTS = {
         "if rank == 1: time.sleep(60)\nloss.backward()"
     ),
 }
+
+
+THREAD = """import threading
+def meet():
+    dist.all_reduce(torch.ones(3))
+if rank == 0:
+    thread = threading.Thread(target=meet)
+    thread.start()
+    thread.join()"""
+SAVE = """import torch.distributed.checkpoint as dcp
+saved = dcp.async_save({"x": torch.ones(1)}, checkpoint_id="saved")
+if rank == 0:
+    dist.barrier()
+saved.result()"""
+ASYNC = """import asyncio
+async def read():
+    await asyncio.sleep(100)
+if rank == 0: dist.barrier()
+else:
+    asyncio.run(read())"""
+OPEN = """import os
+if rank == 1:
+    os.mkfifo("fifo"); open("fifo")
+dist.barrier()"""
+PLACES = {
+    "thread": (
+        THREAD,
+        "rank 0 waiting in all_reduce #1 float [3] in a background thread (line 3), "
+        "main thread: line 7 in join()",
+    ),
+    "async_save": (
+        SAVE,
+        "rank 1 waiting in all_gather #1 long [1] in a background thread, "
+        "main thread: line 5 in result()",
+    ),
+    "both threads": (SAVE, "rank 0 waiting in barrier #1, line 4"),
+    "await": (
+        "import asyncio\nif rank == 0: dist.barrier()\nelse:\n    await asyncio.sleep(100)",
+        "rank 1 never came: line 4 in sleep()",
+    ),
+    "asyncio.run": (ASYNC, "rank 1 never came: line 3 in sleep()"),
+    "open": (OPEN, "rank 1 never came: line 3 in open()"),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_the_card_names_the_thread_and_the_line_that_wait(
+    group: WorkerGroup, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    source, place = PLACES[case]
+    assert f"  {place}\n" in said_of_a_hang(group, source, capsys)
+
+
+def test_an_interrupt_names_the_collective_of_the_main_thread(group: WorkerGroup) -> None:
+    group.session.whereabouts.hang_after = SHORT
+    act_when_said(group, "all_gather", group.interrupt)
+    with pytest.raises(CellInterruptedError) as caught:
+        group.run(SAVE)
+    assert "rank 0: interrupted in barrier #1, line 4" in caught.value.report
 
 
 @pytest.mark.parametrize("source", TIMEOUTS.values(), ids=TIMEOUTS)
