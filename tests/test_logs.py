@@ -44,6 +44,29 @@ def test_what_was_not_mailed_is_read_from_the_file(log: Path) -> None:
     assert rest(reader) == "not mailed"
 
 
+FATAL = "Fatal Python error: Aborted\n"
+MAIN = """(most recent call first):
+  File "c10d.py", line 2 in recv
+  File "cell", line 1 in <module>
+  File "/lib/IPython/core/interactiveshell.py", line 9 in run_code
+
+"""
+OTHER = '\nThread 0x7f2 (most recent call first):\n  File "pulse.py", line 3 in look\n'
+
+
+@pytest.mark.parametrize("name", ["Thread 0x7f1 ", "Current thread 0x7f1 "])
+def test_the_last_words_have_the_stack_of_one_thread(log: Path, name: str) -> None:
+    reader = LogReader(log)
+    log.write_text(f"wörds\n{FATAL}{OTHER}\n{name}{MAIN}Extension modules: torch\n")
+    assert reader.last_words().splitlines() == [
+        "wörds",
+        FATAL.strip(),
+        f"{name}(most recent call first):",
+        *MAIN.splitlines()[1:3],
+    ]
+    assert rest(reader) == f"wörds\n{FATAL}"
+
+
 def test_when_nothing_was_mailed_the_whole_file_is_read(log: Path) -> None:
     reader = LogReader(log)
     log.write_text("last words")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbddp.errors import CellFailedError, CellInterruptedError
-from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
+from nbddp.record.verdict import MISFIT, Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import CellEnded, Failure
 
 CLOSED = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:40310"
@@ -311,6 +311,26 @@ def test_a_rank_that_died_says_why_that_may_be_and_what_it_wrote_last() -> None:
         "  | step 6",
         "  | step 7",
         "  rank 0: connection to a peer lost in all_reduce #7, line 9 (a consequence)",
+    ]
+
+
+STACK = (
+    "terminate called\n  what():  Received data size doesn't match expected size.\n"
+    "Fatal Python error: Aborted\nThread 0x7f (most recent call first):\n"
+    '  File "/torch/distributed/distributed_c10d.py", line 42 in all_gather\n'
+    '  File "/torch/distributed/c10d_logger.py", line 83 in wrapper\n'
+    '  File "<cell>", line 3 in meet\n  File "<cell>", line 7 in <module>'
+)
+
+
+def test_ranks_that_were_aborted_say_in_which_call_and_whose_last_words_are_told() -> None:
+    death = Ending(-6, 10.4, STACK)
+    verdict = judge([0, 1, 2], {0: closed()}, {1: death, 2: death})
+    assert verdict is not None
+    assert verdict.report().split("\n")[:3] == [
+        "first cause: ranks 1-2 were killed by SIGABRT in all_gather, line 3",
+        f"  {MISFIT}",
+        "  the last that rank 1 wrote:",
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from nbddp.wire.messages import Output
 CHUNK_BYTES = 1 << 20
 MAX_SHOWN = 4 << 20  # bytes of one part of a log; of a longer one only the end is shown
 SHOWN_END = 256 << 10  # bytes
-LAST_BYTES = 8192
+LAST_BYTES = 64 << 10  # the stacks of a dozen threads have 8 kB
 LAST_LINES = 10
 BYTES_PER_LINE = 4096  # of a tail, about
 MAX_BYTES = 64 << 20  # of it
-FATAL = "Fatal Python error: "  # what faulthandler begins with; the stack follows, innermost first
+FATAL = "Fatal Python error: "  # what faulthandler begins with; stacks follow, innermost first
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x")
+_SHELL = "IPython/core/interactiveshell.py"
 
 
 @dataclass(slots=True)
@@ -113,11 +116,17 @@ class LogReader:
         return Logged(self._rank, self._path, start, end)
 
     def rest(self) -> Logged | None:
-        """What a rank that is gone wrote and could not mail any more."""
-        start = self._shown
+        """What a rank that is gone wrote and could not mail any more.
+
+        The stacks of other threads than the one that died stay in the log.
+        """
+        start = end = self._shown
         with suppress(OSError):
-            self._shown = max(start, self._path.stat().st_size)
-        return Logged(self._rank, self._path, start, self._shown) if self._shown > start else None
+            self._shown = end = max(start, self._path.stat().st_size)
+            text, _ = end_of(self._path, LAST_BYTES, begin=start, end=end)
+            if (others := text.find("\nThread 0x")) > text.find(FATAL) >= 0:
+                end -= len(text[others:].encode())
+        return Logged(self._rank, self._path, start, end) if end > start else None
 
 
 def end_of(path: Path, size: int, *, begin: int = 0, end: int | None = None) -> tuple[str, int]:
@@ -158,13 +167,20 @@ def _last_words(text: str) -> str:
     fatal = next((at for at, line in enumerate(lines) if line.startswith(FATAL)), None)
     if fatal is None:
         return "\n".join(lines[-LAST_LINES:])
-    return "\n".join([*lines[max(0, fatal - LAST_LINES) : fatal], *_without_shell(lines[fatal:])])
+    before = lines[max(0, fatal - LAST_LINES) : fatal + 1]
+    return "\n".join([*filter(None, before), *_stack(lines[fatal + 1 :])])
 
 
-def _without_shell(stack: Sequence[str]) -> Iterator[str]:
-    """A stack up to where IPython runs the cell: below that it is the same every time."""
-    for line in stack:
-        if "IPython/core/interactiveshell.py" in line:
+def _stack(lines: Sequence[str]) -> Iterator[str]:
+    """The stack of the thread that died, or if that has none, of the one that ran the cell.
+
+    It ends where IPython runs the cell: below that it is the same every time.
+    """
+    begins = [at for at, line in enumerate(lines) if _THREAD.match(line)]
+    stacks = [lines[at:end] for at, end in zip(begins, [*begins[1:], None], strict=False)]
+    died = [stack for stack in stacks if stack[0].startswith("Current")]
+    ran = [stack for stack in stacks if any(_SHELL in line for line in stack)]
+    for line in (died or ran or [lines])[0]:
+        if not line or _SHELL in line:
             return
-        if line:
-            yield line
+        yield line

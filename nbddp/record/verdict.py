@@ -44,6 +44,14 @@ _TORCHS = (
 )
 
 
+_FRAME = re.compile(r'^  File "(.+?)", line (\d+) in (.+)$', re.MULTILINE)  # of faulthandler
+_MISFIT = "Received data size doesn't match expected size"
+MISFIT = (
+    "the ranks gave tensors of different sizes or types to one call, and Gloo ends the process "
+    "then: give the same on all ranks"
+)
+
+
 class Ending(NamedTuple):
     """How a process ended in the middle of a cell: with what code, when, and what it left.
 
@@ -54,6 +62,15 @@ class Ending(NamedTuple):
     at: float
     last_words: str = ""
     hint: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where it was by its last words, as " in all_gather, line 3"; empty if they do not say."""
+        stack = _FRAME.findall(self.last_words)  # innermost first, up to the cell
+        in_cell = [line for file, line, _ in stack if file == stack[-1][0]]
+        calls = [name for file, _, name in stack if file.endswith("/distributed_c10d.py")]
+        inside = f" in {calls[-1]}" if calls else ""
+        return f"{inside}, line {in_cell[0]}" if in_cell else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +150,7 @@ class Trouble:
     def headline(self) -> str:
         """What happened, in one line without a rank."""
         if self.failure is None:
-            return describe_exit(self.exitcode)
+            return describe_exit(self.exitcode) + (self.ending.place if self.ending else "")
         place = say_place(self.failure.line, self.failure.file)
         where = f", {place}" if self.failure.line else ""
         if self.missed:
@@ -201,7 +218,8 @@ class Verdict:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
             lines += self.first.failure.memory.splitlines()
         if self.first.ending is not None and not self.ended_by:
-            lines += _of_ending(self.first.ending)
+            who = "it" if len(self.causes) == 1 else say_ranks([self.first.rank])
+            lines += _of_ending(self.first.ending, who)
         if not self.ended_by:
             lines += [f"  {say_ranks(ranks)}: {_in_passing(each)}" for ranks, each in self.others]
         return "\n".join([*lines, self._way_out()] if advises else lines)
@@ -290,11 +308,12 @@ def _with_absent(troubles: list[Trouble]) -> list[Trouble]:
     ]
 
 
-def _of_ending(ending: Ending) -> list[str]:
+def _of_ending(ending: Ending, who: str) -> list[str]:
     """Why a process may have ended, and what it wrote last."""
-    lines = [f"  {ending.hint}"] if ending.hint else []
+    hint = ending.hint or (MISFIT if _MISFIT in ending.last_words else "")
+    lines = [f"  {hint}"] if hint else []
     if ending.last_words:
-        lines += ["  the last that it wrote:"]
+        lines += [f"  the last that {who} wrote:"]
         lines += [f"  | {line}" for line in ending.last_words.splitlines()]
     return lines
 

@@ -100,7 +100,9 @@ def live(start: RankStart) -> None:
     mailer = Mailer(writer, urgent, log, meters, ranks=start.topology.world_size)
     log.capture(mailer.poke, lambda error: mailer.post(lost_output(error)))
     meters.capture(mailer.poke, lambda error: mailer.post(lost_numbers(error)), mailer.flush)
-    faulthandler.enable(file=2, all_threads=False)  # a SIGSEGV leaves its Python stack in the log
+    # a SIGSEGV leaves its Python stack in the log; of all threads, as one of Gloo's, which aborts
+    # the process when sizes do not fit, has no Python stack, and the main thread's has the line
+    faulthandler.enable(file=2)
     mailer.start()
     try:
         rank = Rank(start, clients, mailer, log, meters)

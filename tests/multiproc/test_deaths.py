@@ -28,8 +28,8 @@ SHARES_KERNEL = True
 
 DEATHS = {
     "os.kill(os.getpid(), signal.SIGKILL)": "was killed by SIGKILL",
-    "ctypes.string_at(0)": "was killed by SIGSEGV",
-    "os.abort()": "was killed by SIGABRT",
+    "ctypes.string_at(0)": "was killed by SIGSEGV, line 6",
+    "os.abort()": "was killed by SIGABRT, line 6",
     "os._exit(3)": "exited with code 3",
 }
 IMPORTS = "import ctypes, os, signal, time\n"
