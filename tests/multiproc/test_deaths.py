@@ -18,6 +18,7 @@ from nbddp.launch.memory import MemoryWatch
 from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest
 from nbddp.record.notices import Notice, Said, Wrote
+from nbddp.record.verdict import MISFIT
 from nbddp.ui.panel.loghtml import log_text
 from nbddp.ui.panel.record import Record, record_text
 from nbddp.ui.tails import Tails
@@ -76,6 +77,25 @@ def test_after_a_fatal_error_the_python_stack_is_told(group: WorkerGroup, source
         report,
     )
     assert "interactiveshell.py" not in report
+
+
+MISFITS = {
+    "broadcast": "dist.broadcast(torch.ones(100 if rank == 0 else 3), 0)",
+    "all_gather": "n = 3 + 10 * rank; parts = [torch.ones(n), torch.ones(n)]\n"
+    "dist.all_gather(parts, torch.ones(n))",
+    "recv": "x = torch.ones(3 + rank)\ndist.recv(x, 1) if rank == 0 else dist.send(x, 0)",
+}
+
+
+@pytest.mark.parametrize("call", MISFITS)
+def test_sizes_that_gloo_aborts_for_are_said_with_the_call_and_the_line(
+    group: WorkerGroup, call: str
+) -> None:
+    with pytest.raises(CellFailedError) as caught:
+        group.run(f"{MISFITS[call]}\ndist.barrier()")
+    line = MISFITS[call].count("\n") + 1
+    assert re.fullmatch(rf"rank \d was killed by SIGABRT in {call}, line {line}", str(caught.value))
+    assert caught.value.report.splitlines()[1] == f"  {MISFIT}"
 
 
 def test_a_death_is_said_while_the_others_still_work(group: SteeredGroup, folder: Path) -> None:
