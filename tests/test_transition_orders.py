@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -388,10 +388,10 @@ class AnyOrder(RuleBasedStateMachine):
         self.step(self.late.pop(number % len(self.late)))
 
     @precondition(lambda self: self.alarms)
-    @rule(number=st.integers(0, 9))
-    def an_alarm_rings(self, number: int) -> None:
+    @rule(number=st.integers(0, 9), working=st.sets(RANK))
+    def an_alarm_rings(self, number: int, working: set[int]) -> None:
         alarm = self.alarms.pop(number % len(self.alarms))
-        self.step(alarm.rings())
+        self.step(replace(alarm.rings(), working=tuple(sorted(working))))
 
     # ---- what always holds
 

@@ -98,9 +98,13 @@ def noticed(rank: int, cell: int = 1, attempt: int = 1) -> RankNoticed:
 
 
 def rang(
-    alarm: Alarm, cell: int = 1, attempt: int = 1, stopped: tuple[tuple[int, int], ...] = ()
+    alarm: Alarm,
+    cell: int = 1,
+    attempt: int = 1,
+    stopped: tuple[tuple[int, int], ...] = (),
+    working: tuple[int, ...] = (),
 ) -> Rang:
-    return Rang(alarm=alarm, attempt=attempt, cell=cell, stopped=stopped)
+    return Rang(alarm=alarm, attempt=attempt, cell=cell, stopped=stopped, working=working)
 
 
 def alarm(kind: Alarm, seconds: float, cell: int = 1, attempt: int = 1) -> SetAlarm:
@@ -701,6 +705,43 @@ def test_at_the_end_of_the_grace_ranks_that_noticed_are_not_killed() -> None:
     ]
     life, actions = play(noticed(0), noticed(1), rang(Alarm.GRACE), life=INTERRUPTING)
     assert (life.state, actions) == (GroupState.INTERRUPTING, [])
+
+
+COMPUTING = "still computing in C code that holds Python's lock: killed in 59 s"
+
+
+def test_after_a_second_the_user_is_told_which_deaf_ranks_compute() -> None:
+    _, actions = play(rang(Alarm.STUCK, working=(0, 1)), life=INTERRUPTING)
+    assert actions == [Remark(text=f"ranks 0-1 {COMPUTING}, or at once if you interrupt again")]
+    _, actions = play(rang(Alarm.STUCK, working=(0,)), life=INTERRUPTING)
+    assert actions == [
+        Remark(
+            text=f"rank 0 {COMPUTING}; rank 1 did not answer the interrupt yet (in C code that "
+            "does not return?); killed in 4 s, or at once if you interrupt again"
+        )
+    ]
+
+
+def test_a_deaf_rank_that_computes_outlives_the_grace_and_one_that_waits_does_not() -> None:
+    life, actions = play(rang(Alarm.GRACE, working=(0,)), life=INTERRUPTING)
+    assert actions == [
+        Remark(text="rank 1 did not answer the interrupt in 5 s: killed"),
+        Kill(ranks=(1,)),
+        alarm(Alarm.GRACE, GRACE),
+    ]
+    _, actions = play(died(1), rang(Alarm.GRACE), life=life)
+    assert actions[1:] == [Kill(ranks=(0,))], "it computes no more and did not answer"
+    _, actions = play(died(1), rang(Alarm.CLEANUP, working=(0,)), life=life)
+    assert actions == [
+        Remark(text="rank 0 still ran 60 s after the interrupt: killed"),
+        Kill(ranks=(0,)),
+    ]
+
+
+def test_a_rank_that_answers_after_it_computed_is_looked_at_no_more() -> None:
+    life, actions = play(rang(Alarm.GRACE, working=(0, 1)), life=INTERRUPTING)
+    assert actions == [alarm(Alarm.GRACE, GRACE)]
+    assert play(noticed(0), noticed(1), rang(Alarm.GRACE), life=life)[1] == []
 
 
 def test_a_rank_that_cleans_up_without_end_is_killed_at_last() -> None:

@@ -307,7 +307,8 @@ class Executor:
         return {}
 
     def _ring(self, rang: ev.Rang) -> None:
-        self.step(replace(rang, stopped=self.stopped()))
+        working = self._ranks.working(self.life.alive) if self._ranks else ()
+        self.step(replace(rang, stopped=self.stopped(), working=working))
 
     def stopped(self) -> tuple[tuple[int, int], ...]:
         """Ranks that somebody sent a SIGSTOP, with their process ids."""

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from nbddp.record.folder import RunFolder
     from nbddp.wire.letters import Letter
 
-WORKING = 0.05  # of a core; threads that wait for Python's lock take turns asking, with 1 percent
+WORKING = 0.05  # of a core; 5 threads that wait for Python's lock and ask for it use 1.5 percent
+SHORTEST_LOOK = 0.5  # seconds; over less, a rank that computes may just not have its turn
 
 Told = dict[int, Exception]  # the ranks that could not be told, and why
 
@@ -67,7 +68,7 @@ class Ranks:
         self._early: dict[int, list[Letter]] = {}
         self._killed: set[int] = set()
         self._given_up: set[int] = set()
-        self._cpu: dict[int, tuple[float, float]] = {}
+        self._cpu: dict[int, tuple[float, float, bool]] = {}  # time, CPU time, whether it worked
         self._incarnations: dict[int, int] = {}  # of those that are not the first of their rank
 
     # ---- how they begin
@@ -172,6 +173,7 @@ class Ranks:
                     self._logs[rank].begin_cell()
                 return self._send(ranks, cell.command())
             case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
+                self.working(ranks)  # the CPU that they use from here on is what counts
                 return self._send(ranks, Interrupt(cell=number, is_for_death=is_for_death))
             case ev.SendLeave(ranks=ranks):
                 return self._send(ranks, Leave())
@@ -225,9 +227,15 @@ class Ranks:
         except (psutil.Error, KeyError):
             return False
         now, cpu = time.monotonic(), used.user + used.system
-        at, before = self._cpu.get(rank, (now, cpu))
-        self._cpu[rank] = now, cpu
-        return bool(at == now or cpu - before >= WORKING * (now - at))
+        at, before, is_working = self._cpu.setdefault(rank, (now, cpu, True))
+        if now - at >= SHORTEST_LOOK:
+            is_working = bool(cpu - before >= WORKING * (now - at))
+            self._cpu[rank] = now, cpu, is_working
+        return is_working
+
+    def working(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Those that have used the CPU since the last time that this was asked."""
+        return tuple(rank for rank in ranks if self.is_working(rank))
 
     def stopped(self, ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """Those that somebody sent a SIGSTOP, with their process ids."""

@@ -158,13 +158,18 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rang:
-    """A deadline passed; ``stopped`` are ranks that got a SIGSTOP, with their process ids."""
+    """A deadline passed; what is seen of the ranks' processes at that moment.
+
+    ``stopped`` are ranks that got a SIGSTOP, with their process ids. ``working`` are ranks whose
+    processes use the CPU.
+    """
 
     alarm: Alarm
     attempt: int
     cell: int
     generation: int = 0
     stopped: tuple[tuple[int, int], ...] = ()
+    working: tuple[int, ...] = ()
 
 
 News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | HealEnded | Rang

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from nbddp.errors import describe_exit, say_ranks
+from nbddp.lifecycle.events import Rang
 from nbddp.lifecycle.states import GroupState, Life
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
@@ -78,36 +79,39 @@ def _option(ranks: Iterable[int]) -> str:
 
 
 def stuck(
-    waiting: Sequence[int],
-    deaf: Sequence[int],
-    *,
-    killed_in: float,
-    stopped: Mapping[int, int],
+    waiting: Sequence[int], deaf: Sequence[int], seen: Rang, *, killed_in: tuple[float, float]
 ) -> str:
     """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal.
 
-    ``stopped`` are ranks that got a SIGSTOP, with their process ids.
+    ``killed_in`` is the seconds that deaf ranks have left, and those that deaf ranks have left that
+    compute.
     """
     if not deaf:
         return (
             f"{say_ranks(waiting)}: interrupted, and still busy (cleaning up, or in C code that "
             "computes); interrupt again to kill at once"
         )
+    stopped = dict(seen.stopped)
     asleep = [rank for rank in deaf if rank in stopped]
-    awake = [rank for rank in deaf if rank not in stopped]
+    computing = [rank for rank in deaf if rank in seen.working and rank not in stopped]
+    awake = [rank for rank in deaf if rank not in asleep and rank not in computing]
     words = []
+    if computing:
+        where = "still computing in C code that holds Python's lock"
+        words.append(f"{say_ranks(computing)} {where}: killed in {killed_in[1]:.0f} s")
     if asleep:
         pids = " ".join(str(stopped[rank]) for rank in asleep)
         words.append(f"{say_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
     if awake:
         who = say_ranks(awake)
         words.append(f"{who} did not answer the interrupt yet (in C code that does not return?)")
-    words.append(f"killed in {killed_in:.0f} s, or at once if you interrupt again")
-    return "; ".join(words)
+    if asleep or awake:
+        words.append(f"killed in {killed_in[0]:.0f} s")
+    return "; ".join(words) + ", or at once if you interrupt again"
 
 
-def unheard(deaf: Sequence[int], *, seconds: float, stopped: Mapping[int, int]) -> str:
+def unheard(deaf: Sequence[int], seen: Rang, *, seconds: float) -> str:
     """Why ranks are killed that did not answer an interrupt."""
-    asleep = [rank for rank in deaf if rank in stopped]
+    asleep = [rank for rank in deaf if rank in dict(seen.stopped)]
     why = f" ({say_ranks(asleep)} stopped by SIGSTOP)" if asleep else ""
     return f"{say_ranks(deaf)} did not answer the interrupt in {seconds:.0f} s{why}: killed"

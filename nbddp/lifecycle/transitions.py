@@ -54,7 +54,7 @@ from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, mark, ring_in
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
 DEATH_PATIENCE = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
 STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
-CLEANUP = 60.0  # seconds that a cell gets which caught its KeyboardInterrupt to clean up
+CLEANUP = 60.0  # seconds that an interrupted cell gets which cleans up, or computes in C code
 
 
 def advance(life: Life, event: Event) -> Step:
@@ -335,13 +335,13 @@ def _on_rang(life: Life, event: Rang) -> Step:
     cell = life.cell
     if cell is None or cell.number != event.cell or not life.state.is_busy:
         return life, []
-    return _on_cell_alarm(life, cell, event.alarm, dict(event.stopped))
+    return _on_cell_alarm(life, cell, event)
 
 
-def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm, stopped: dict[int, int]) -> Step:
+def _on_cell_alarm(life: Life, cell: CellLife, event: Rang) -> Step:
     waiting = tuple(sorted(cell.waiting))
     deaf = tuple(sorted(cell.waiting - cell.noticed))
-    match alarm:
+    match event.alarm:
         case Alarm.PEERS if life.state is GroupState.RUNNING:
             life = replace(life, state=GroupState.INTERRUPTING)
             return life, [
@@ -353,17 +353,25 @@ def _on_cell_alarm(life: Life, cell: CellLife, alarm: Alarm, stopped: dict[int, 
             cell = replace(cell, is_stuck=True)
             if cell.interrupts > 1:
                 return _kill(life, cell, waiting)
-            killed_in = life.grace - STUCK_AFTER
-            text = reasons.stuck(waiting, deaf, killed_in=killed_in, stopped=stopped)
+            killed_in = life.grace - STUCK_AFTER, CLEANUP - STUCK_AFTER
+            text = reasons.stuck(waiting, deaf, event, killed_in=killed_in)
             return replace(life, cell=cell), [Remark(text=text)]
         case Alarm.GRACE if deaf:
-            text = reasons.unheard(deaf, seconds=life.grace, stopped=stopped)
-            return _kill(life, cell, deaf, text)
+            return _end_grace(life, cell, deaf, event)
         case Alarm.CLEANUP:
             text = f"{say_ranks(waiting)} still ran {CLEANUP:.0f} s after the interrupt: killed"
             return _kill(life, cell, waiting, text)
         case _:
             return life, []
+
+
+def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: Rang) -> Step:
+    """Kill deaf ranks; look again at those that compute: C code may hold Python's lock."""
+    hung = tuple(rank for rank in deaf if rank not in event.working)
+    text = reasons.unheard(hung, event, seconds=life.grace)
+    life, actions = _kill(life, cell, hung, text) if hung else (life, [])
+    again = [ring_in(life, Alarm.GRACE, life.grace)] if hung != deaf else []
+    return life, [*actions, *again]
 
 
 def _kill(life: Life, cell: CellLife, ranks: tuple[int, ...], text: str = "") -> Step:

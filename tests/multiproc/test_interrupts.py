@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -157,6 +157,29 @@ def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
     assert group.run("kept", ranks=[0]).results[0]["data"]["text/plain"] == "0"
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [
+        "sum(range(3 * 10**8))",
+        "import collections, itertools\n"
+        "    collections.deque(itertools.repeat(0, 3 * 10**9), maxlen=0)",
+    ],
+    ids=["sum", "itertools"],
+)
+def test_c_code_that_computes_with_pythons_lock_is_waited_for(
+    make_group: Callable[..., SteeredGroup], capsys: pytest.CaptureFixture[str], compute: str
+) -> None:
+    group = make_group(2, grace=1.5)
+    group.run("kept = rank")
+    with pytest.raises(CellInterruptedError):
+        run_and_interrupt(
+            group, f"{BEGUN}\nif rank == 1:\n    {compute}\ndist.barrier()", rests=[0]
+        )
+    text = capsys.readouterr().out
+    assert "rank 1 still computing in C code that holds Python's lock: killed in 59 s" in text
+    assert group.pull("kept") == [0, 1]
+
+
 def test_a_rank_that_takes_long_to_say_how_it_ended_is_not_killed(
     make_group: Callable[..., SteeredGroup],
 ) -> None:
@@ -204,17 +227,22 @@ def test_a_second_interrupt_kills_at_once(make_group: Callable[..., SteeredGroup
 
 
 def run_and_interrupt(
-    group: SteeredGroup, source: str, *, again_when: Callable[[], bool] | None = None
+    group: SteeredGroup,
+    source: str,
+    *,
+    again_when: Callable[[], bool] | None = None,
+    rests: Sequence[int] | None = None,
 ) -> None:
     """Run source, interrupt when all ranks have begun and wait, raise what came of it.
 
     A rank whose C code keeps Python's lock cannot mail that it has begun: it makes a file.
+    With ``rests`` only these ranks wait, and the others compute.
     """
     pids = group.session.process_ids()
     begun = [Path(f"begun{rank}") for rank in pids]
 
     def interrupt() -> None:
-        assert come_to_rest(pids.values())
+        assert come_to_rest([pids[rank] for rank in (pids if rests is None else rests)])
         group.interrupt()
         if again_when is not None:
             assert wait_until(again_when)
