@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbddp.worker.stillness import BUSY, SETTLED, WAKES, Closer, Stillness, Trace, Wait
+from nbddp.worker.stillness import BUSY, SETTLED, WAKES, WORKED, Closer, Stillness, Trace, Wait
 
 HERE = Trace(place=(5, 1, 8), collectives=3, said=2, written=100, cpu=1.0, switches=40)
 DONE = {"place": (5, 1, 9), "collectives": 4, "said": 3}
@@ -48,6 +48,12 @@ def test_a_thread_that_prints_beside_it_is_no_move_of_who_waits(
     assert moved == moves
 
 
+def test_in_one_call_only_output_and_much_cpu_time_are_moves() -> None:
+    assert stay(replace(HERE, switches=60, cpu=1.0 + 2 * BUSY), Wait.ONE_CALL) == 11.0
+    assert stay(replace(HERE, cpu=1.0 + WORKED), Wait.ONE_CALL) == 0.0
+    assert stay(replace(HERE, written=101), Wait.ONE_CALL) == 0.0
+
+
 def test_a_wait_without_a_record_may_be_a_loop_of_waits_that_end() -> None:
     assert stay(replace(HERE, switches=40 + WAKES), Wait.SEEN) == 11.0
     assert stay(replace(HERE, switches=41 + WAKES), Wait.SEEN) == 0.0
@@ -61,9 +67,10 @@ def test_a_wait_without_a_record_may_be_a_loop_of_waits_that_end() -> None:
         (Closer(state="R", children=5.0), True),
         (Closer(state="S", cpu=90.0, children=5.0), True),
         (Closer(state="S", children=5.1), True),
+        (Closer(state="S", children=5.0, written=1), True),
         (Closer(children=5.0), False),
     ],
-    ids=["idle", "disk", "runs", "other threads", "children", "no such system"],
+    ids=["idle", "disk", "runs", "other threads", "children", "they write", "no such system"],
 )
 def test_a_closer_look_finds_who_works_for_a_thread_that_sleeps(
     closer: Closer, is_at_work: bool

@@ -68,6 +68,18 @@ def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
     assert used >= 0.05
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the output of another process")
+def test_what_a_child_and_a_grandchild_that_has_ended_wrote_counts() -> None:
+    before = children_use().written
+    script = "echo one > /dev/null; sh -c 'echo two > /dev/null'; echo; read line"
+    with subprocess.Popen(["sh", "-c", script], stdin=PIPE, stdout=PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert children_use().written - before >= len("one\ntwo\n\n")
+        child.stdin.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process")
 def test_a_child_that_waits_for_a_disk_is_seen() -> None:
     # a process that has shared its memory with a child of its own waits for it in state "D"

@@ -18,7 +18,7 @@ from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_fram
 from nbddp.worker.notebook_lines import as_typed
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_use
-from nbddp.worker.waits import functions_in, waited_in, waiting_thread
+from nbddp.worker.waits import functions_in, mark_of_call, waited_in, waiting_thread
 
 PERIOD = 1.0  # seconds between two looks
 FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
@@ -61,6 +61,7 @@ class PulseThread:
         self._has_looked = False
         self._last_cell = 0
         self._told: Pulse | None = None
+        self._call: object = None  # what marks the call that the main thread waits in
         self._arriving = Arriving(post, is_cell_file, name_of)
         self._begun = threading.Event()
 
@@ -156,6 +157,9 @@ class PulseThread:
             spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
             return Wait.SPINNING if spins else Wait.RECORDED, newest.title
         name = waited_in(frame, self._is_cell_file)
+        self._call = None if name else mark_of_call(frame)
+        if self._call is not None:
+            return Wait.ONE_CALL, ""
         return Wait.SEEN if name else Wait.NONE, name
 
     def _stay(self, cell: int, frame: FrameType, begun: int, kind: Wait, use: Use) -> float:
@@ -163,8 +167,9 @@ class PulseThread:
         now = time.monotonic()
         switches, state = main_status()
         said, written = self._said()
+        is_one_call = kind is Wait.ONE_CALL
         trace = Trace(
-            place=(cell, id(frame), frame.f_lasti),
+            place=(cell, id(self._call)) if is_one_call else (cell, id(frame), frame.f_lasti),
             collectives=begun,
             said=said,
             written=written,
@@ -172,11 +177,17 @@ class PulseThread:
             switches=switches,
         )
         seconds = self._stillness.look(trace, kind, now)
-        if not cell or kind is not Wait.NONE or not self._stillness.wants_closer_look(now):
+        waits_for_others = kind is not Wait.NONE and not is_one_call
+        if not cell or waits_for_others or not self._stillness.wants_closer_look(now):
             return seconds
+        if is_one_call and state == "R":
+            state = "S"  # it just woke, or has to wait for a core: that is no work
         children = children_use()
         closer = Closer(
-            state="D" if children.is_reading else state, cpu=use.cpu, children=children.cpu_time
+            state="D" if children.is_reading else state,
+            cpu=use.cpu,
+            children=children.cpu_time,
+            written=children.written,
         )
         return self._stillness.look_closer(closer, now)
 

@@ -71,22 +71,25 @@ class ChildrenUse:
     """What the descendants of a process do.
 
     ``cpu_time`` is seconds of CPU, with those that ended; ``is_reading`` says that one waits for a
-    disk.
+    disk; ``written`` is the bytes that they have written, 0 where the system does not tell (macOS).
     """
 
     cpu_time: float
     is_reading: bool
+    written: int
 
 
 def children_use() -> ChildrenUse:
     """What the descendants of this process do, and have done."""
     ended = os.times()
     seconds = ended.children_user + ended.children_system
-    is_reading = False
+    is_reading, written = False, 0
     with suppress(OSError):  # no descriptors are left to look with
         for each in descendants(os.getpid()):
             with suppress(psutil.Error), each.oneshot():  # suppressed: it has just ended
                 used = each.cpu_times()
                 seconds += used.user + used.system + used.children_user + used.children_system
                 is_reading |= each.status() == psutil.STATUS_DISK_SLEEP
-    return ChildrenUse(seconds, is_reading)
+                if hasattr(each, "io_counters"):
+                    written += each.io_counters().write_chars
+    return ChildrenUse(seconds, is_reading, written)

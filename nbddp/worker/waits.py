@@ -1,7 +1,7 @@
 """What a rank waits in, read off its main thread: for waits that no flight recorder knows.
 
 Gloo's has no send and no recv, and nobody's has a wait on a store: a new group that not all ranks
-ask for, a key that nobody writes.
+ask for, a key that nobody writes. It also tells calls of libraries apart that wait for one event.
 """
 
 from __future__ import annotations
@@ -24,6 +24,47 @@ _TORCHS = re.compile(r"torch[/\\](distributed|futures)[/\\]")
 _PEERS = {"send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_list": "src"}
 # methods of torch's works, futures and stores: C++ that a cell calls without a frame in between
 _WAITS = re.compile(r"\.(wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?")
+
+# Calls that return when one event has happened, however often they wake before that. Calls that
+# take in many (``communicate``, the ``select`` of an event loop around them) are not among them.
+_ONE_EVENT = re.compile(
+    r"[/\\](?:"
+    r"(?:threading|queue|selectors|subprocess"
+    r"|multiprocessing[/\\](?:connection|popen_\w+|process|queues|synchronize))\.py:"
+    r"_?(?:try_)?(?:wait\w*|get|put|poll|select|join|acquire|remaining_time)"
+    r"|torch[/\\]utils[/\\]data[/\\]dataloader\.py:_(?:try_)?get_data"
+    r"|IPython[/\\]utils[/\\]_process_\w+\.py:system"
+    r"|(?:pexpect|ptyprocess|filelock|nbddp[/\\]worker)[/\\]\w+\.py:\w+"
+    r")$"
+)
+
+
+class _Mark:
+    """Put on a frame to recognise it: the id of a frame that has ended is given to another one.
+
+    A tracer calls what it finds in its place; it stays there then, and does nothing.
+    """
+
+    def __call__(self, *_: object) -> _Mark:
+        return self
+
+
+def mark_of_call(frame: FrameType) -> object:
+    """Return the same mark as long as the main thread is in one call that waits for one event.
+
+    None if it is in none, or where a debugger has the place of the mark.
+    """
+    call: FrameType | None = None
+    here: FrameType | None = frame
+    while here is not None and _ONE_EVENT.search(
+        f"{here.f_code.co_filename}:{here.f_code.co_name}"
+    ):
+        call, here = here, here.f_back
+    if call is None:
+        return None
+    if call.f_trace is None:
+        call.f_trace = _Mark()
+    return call.f_trace if isinstance(call.f_trace, _Mark) else None
 
 
 def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:

@@ -18,7 +18,7 @@ SECONDS = float(os.environ.get("NBDDP_SOAK_SECONDS", "120"))
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(4 * SECONDS + 120)]
 
 SETUP = """
-import hashlib, os, threading, time
+import hashlib, multiprocessing, os, queue, subprocess, sys, threading, time
 def turns_in(seconds, compute, turns):
     began = time.monotonic()
     compute(turns)
@@ -46,6 +46,57 @@ class Slow(torch.utils.data.Dataset):
         return torch.ones(1) * index
 for batch in torch.utils.data.DataLoader(Slow(), num_workers=1):
     dist.all_reduce(batch)
+"""
+LOADS_ALONE = """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, index):
+        time.sleep(4)
+        return index
+if rank == 0:
+    for batch in torch.utils.data.DataLoader(Slow(), num_workers=1): pass
+dist.barrier()
+"""
+PRINTS_IN_A_COMMAND = """
+if rank == 0:
+    !for i in 1 2 3 4 5; do sleep 4; echo $i; done
+dist.barrier()
+"""
+WRITES_IN_A_PROCESS = """
+if rank == 0:
+    writes = "for i in 1 2 3 4 5; do sleep 4; echo $i >> written; done"
+    subprocess.run(writes, shell=True, timeout=900)
+dist.barrier()
+"""
+PRINTS_INTO_A_PIPE = """
+if rank == 0:
+    prints = "for i in 1 2 3 4 5; do sleep 4; echo $i; done"
+    subprocess.run(prints, shell=True, capture_output=True, timeout=900)
+dist.barrier()
+"""
+COMPUTES_IN_A_PROCESS = """
+if rank == 0:
+    computes = "import time\\nwhile time.process_time() < 20: pass"
+    subprocess.run([sys.executable, "-c", computes], timeout=900)
+dist.barrier()
+"""
+WAITS_FOR_THREADS = """
+if rank == 0:
+    done = queue.Queue()
+    def make():
+        for each in range(6):
+            time.sleep(4)
+            done.put(each)
+    threading.Thread(target=make).start()
+    for _ in range(6): done.get(timeout=900)
+dist.barrier()
+"""
+ASKS_IN_A_LOOP = """
+if rank == 0:
+    slow = multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,))
+    slow.start()
+    while slow.is_alive(): slow.join(timeout=0.5)
+dist.barrier()
 """
 COMPILES = """
 began = time.monotonic()
@@ -88,11 +139,25 @@ dist.barrier()
 """
 
 
-@pytest.mark.parametrize(
-    "source",
-    [EVALUATES, PRINTS, LOADS, COMPILES, SAVES, COMPUTES, HOLDS_THE_LOCK],
-    ids=["evaluates", "prints", "loads", "compiles", "saves", "computes", "holds the lock"],
-)
+SOURCES = {
+    "evaluates": EVALUATES,
+    "prints": PRINTS,
+    "loads": LOADS,
+    "loads alone": LOADS_ALONE,
+    "prints in a command": PRINTS_IN_A_COMMAND,
+    "writes in a process": WRITES_IN_A_PROCESS,
+    "prints into a pipe": PRINTS_INTO_A_PIPE,
+    "computes in a process": COMPUTES_IN_A_PROCESS,
+    "waits for threads": WAITS_FOR_THREADS,
+    "asks in a loop": ASKS_IN_A_LOOP,
+    "compiles": COMPILES,
+    "saves": SAVES,
+    "computes": COMPUTES,
+    "holds the lock": HOLDS_THE_LOCK,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_what_takes_long_is_not_called_a_hang(
     source: str, make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,41 @@ def test_a_rank_that_returned_early_is_shown(
     assert "  rank 2 done with the cell: will not come\n" in text
 
 
+LOADER = "next(iter(torch.utils.data.DataLoader(Stuck(), num_workers=1)))"
+STUCK = "class Stuck(torch.utils.data.Dataset):\n    def __len__(self): return 4\n"
+WAKES = {
+    "a loader whose sample cannot be pickled": (
+        f"{STUCK}    def __getitem__(self, index): return threading.Lock()\n"
+        f"if rank == 1: {LOADER.replace('Stuck()', 'Stuck(), collate_fn=list')}"
+    ),
+    "a loader whose worker sleeps": (
+        f"{STUCK}    def __getitem__(self, index): time.sleep(900)\nif rank == 1: {LOADER}"
+    ),
+    "a loader whose worker was forked with a lock": (
+        f"lock = threading.Lock()\n{STUCK}    def __getitem__(self, index): lock.acquire()\n"
+        f"lock.acquire()\nif rank == 1: {LOADER}"
+    ),
+    "a command": "if rank == 1:\n    !sleep 900",
+    "a process with a timeout": "if rank == 1: subprocess.run(['sleep', '900'], timeout=900)",
+    "a lock that is asked for": (
+        "lock = filelock.FileLock('lock')\nif rank == 0: lock.acquire()\n"
+        "dist.barrier()\nif rank == 1: lock.acquire()"
+    ),
+}
+
+
+@pytest.mark.parametrize("source", WAKES.values(), ids=WAKES)
+def test_a_rank_that_waits_in_a_call_that_wakes_by_itself_is_shown(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    group = make_group(2)
+    source = f"import filelock, subprocess, threading, time\n{source}\ndist.barrier()"
+    text = said_of_a_hang(group, source, capsys, after=HANG_AFTER)  # a loader wakes every 5 s
+    assert re.search(r"rank 0 called barrier #\d+, rank 1 never came\n", text)
+    assert re.search(r"  rank 1 never came: line \d+ in \w+\(\)\n", text)
+    group.run("dist.barrier()")
+
+
 def test_a_rank_that_is_stopped_is_named_and_kill_works(
     group: WorkerGroup, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,71 @@
+"""Which calls wait for one event, and whether a thread is still in the same one."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from processes import wait_until
+
+from nbddp.worker.waits import mark_of_call
+
+
+@contextmanager
+def running(act: Callable[[], object]) -> Iterator[Callable[[], FrameType]]:
+    """Run it on a thread; what is yielded tells the frame that the thread is in."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    yield lambda: sys._current_frames()[thread.ident or 0]
+    thread.join()
+
+
+def test_a_call_that_wakes_many_times_keeps_its_mark() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    with running(lambda: child.wait(timeout=60)) as frame:
+        assert wait_until(lambda: mark_of_call(frame()) is not None)
+        mark = mark_of_call(frame())
+        assert not wait_until(lambda: mark_of_call(frame()) is not mark, timeout=1.0)  # 20 wakes
+        child.kill()
+
+
+def test_each_call_of_a_loop_has_a_mark_of_its_own() -> None:
+    is_over, never = threading.Event(), queue.Queue[int]()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            with suppress(queue.Empty):
+                never.get(timeout=0.01)
+
+    with running(ask) as frame:
+        marks: list[object] = []
+
+        def look() -> bool:
+            mark = mark_of_call(frame())
+            if mark is not None and all(mark is not each for each in marks):
+                marks.append(mark)
+            return len(marks) >= 3
+
+        assert wait_until(look)
+        is_over.set()
+
+
+def test_a_tracer_keeps_its_place() -> None:
+    is_over = threading.Event()
+
+    def trace(*_: object) -> object:
+        return trace
+
+    def wait() -> None:
+        sys.settrace(trace)  # type: ignore[arg-type]
+        is_over.wait(60)
+
+    with running(wait) as frame:
+        assert wait_until(lambda: frame().f_code.co_filename == threading.__file__)
+        assert mark_of_call(frame()) is None
+        assert frame().f_trace is not None
+        is_over.set()
