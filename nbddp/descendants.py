@@ -53,6 +53,16 @@ def descendants(pid: int) -> list[psutil.Process]:
     return found
 
 
+def cpu_time(pid: int) -> float:
+    """Seconds of CPU that a process has used.
+
+    Raises:
+        psutil.Error: there is no such process.
+    """
+    used = psutil.Process(pid).cpu_times()
+    return float(used.user + used.system)
+
+
 def existing(pids: Iterable[int]) -> list[psutil.Process]:
     """A handle, which is for no later process of the same number, of each that is there."""
     found = []

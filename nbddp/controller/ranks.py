@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import psutil
 
+from nbddp.descendants import cpu_time
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
 from nbddp.nodes.door import RemoteHandle
@@ -223,15 +224,20 @@ class Ranks:
     def is_working(self, rank: int) -> bool:
         """Whether it has used the CPU since the last time that this was asked; at first, yes."""
         try:
-            used = self._process(rank).cpu_times()
+            now, cpu = self._cpu_time(self._handles[rank])
         except (psutil.Error, KeyError):
             return False
-        now, cpu = time.monotonic(), used.user + used.system
         at, before, is_working = self._cpu.setdefault(rank, (now, cpu, True))
         if now - at >= SHORTEST_LOOK:
             is_working = bool(cpu - before >= WORKING * (now - at))
             self._cpu[rank] = now, cpu, is_working
         return is_working
+
+    def _cpu_time(self, handle: RankHandle) -> tuple[float, float]:
+        """A time, and the seconds of CPU that a rank had used by then."""
+        if isinstance(handle, RemoteHandle):
+            return handle.cpu_time
+        return time.monotonic(), cpu_time(handle.pid or 0)
 
     def working(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Those that have used the CPU since the last time that this was asked."""

@@ -93,6 +93,7 @@ class RemoteHandle:
         self.pid: int | None = None
         self.exitcode: int | None = None
         self.why = ""  # why it has ended, where no exit code tells
+        self.cpu_time = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
         self.sentinel, self._writer = os.pipe()
         self._has_ended = threading.Event()
 
@@ -288,7 +289,10 @@ class Door:
             case Kind.EXITED:
                 node.handles.pop(number).note_end(facts_of(data)["exitcode"])
             case Kind.BEAT:
-                pass  # that it was heard is all that is wanted of it
+                facts = facts_of(data)
+                for started, seconds in facts.get("cpu", {}).items():
+                    if handle := node.handles.get(int(started)):
+                        handle.cpu_time = float(facts["at"]), float(seconds)
             case Kind.ECHO:
                 facts = facts_of(data)
                 node.clock.note(float(facts["sent"]), float(facts["at"]), time.time())

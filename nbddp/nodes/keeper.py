@@ -20,6 +20,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from nbddp.descendants import cpu_time
 from nbddp.launch.launcher import LocalLauncher, RankHandle, cores_here
 from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
@@ -170,13 +173,21 @@ class Keeper:
         self._held.touch()
         if self._wire is None:
             return
-        self._wire.tell(Kind.BEAT, at=time.time())
+        self._wire.tell(Kind.BEAT, at=time.time(), cpu=self._cpu_times())
         loop = asyncio.get_running_loop()
         silence = loop.time() - self._wire.heard_at
         if silence > SILENT_AFTER + self._orphan_timeout:
             self._end(self._say_gone("the notebook is gone"))
         elif silence > SILENT_AFTER and (self._trying is None or self._trying.done()):
             self._trying = loop.create_task(self._try_another(loop, self._wire))
+
+    def _cpu_times(self) -> dict[int, float]:
+        """Seconds of CPU by process: a rank that computes with Python's lock cannot say so."""
+        found = {}
+        for number, handle in self._handles.items():
+            with suppress(psutil.Error):  # it has just ended
+                found[number] = cpu_time(handle.pid or 0)
+        return found
 
     async def _try_another(self, loop: asyncio.AbstractEventLoop, silent: Wire) -> None:
         """Dial while the door is silent: is this node cut off, or does its process stand still?

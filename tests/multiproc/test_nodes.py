@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from moments import run_and_act, when_cell_runs
+from moments import run_and_act, when, when_cell_runs
 from nodes_here import COMING, OnNodes, lives
 from processes import wait_until
 
@@ -48,6 +48,23 @@ def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNodes]
     made = OnNodes()
     yield made
     made.close()
+
+
+def test_a_rank_on_a_node_that_computes_with_pythons_lock_is_waited_for(
+    on_nodes: OnNodes, folder: Path
+) -> None:
+    on_nodes.group.spec = replace(on_nodes.group.spec, grace=3.0)
+    group = on_nodes.start()
+    group.run("kept = rank")
+    begun = folder / "begun"
+    interrupting = when(begun.exists, group.interrupt)
+    with pytest.raises(CellInterruptedError):
+        group.run(
+            f"if rank == 3:\n    open({str(begun)!r}, 'w').close()\n"
+            "    sum(range(3 * 10**8))\ndist.barrier()"
+        )
+    interrupting.join()
+    assert group.pull("kept") == [0, 1, 2, 3]
 
 
 def test_ranks_on_nodes_do_what_ranks_do(
