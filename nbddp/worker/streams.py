@@ -66,9 +66,9 @@ class RankLog:
         self.restore_python_streams()
 
     def restore_python_streams(self) -> None:
-        """Point ``sys.stdout`` and ``sys.stderr`` at the log, whatever a cell made of them."""
+        """Restore descriptors 1 and 2, ``sys.stdout`` and ``sys.stderr`` after a cell."""
         for fd in (1, 2):
-            if not _is_open(fd):
+            if not self._is_log(fd):
                 os.dup2(self._write_fd, fd)
                 self._has_lost = False  # what is lost later is lost for another reason
         if not self._is_ours(sys.stdout):
@@ -78,7 +78,14 @@ class RankLog:
 
     def _is_ours(self, stream: object) -> bool:
         """Whether what is printed there still comes to the log."""
-        return getattr(stream, "nbddp_log", None) is self and not getattr(stream, "closed", False)
+        return getattr(stream, "nbddp_log", None) is self and not _is_closed(stream)
+
+    def _is_log(self, fd: int) -> bool:
+        """Return whether the descriptor is open and refers to the log."""
+        try:
+            return os.path.sameopenfile(fd, self._write_fd)
+        except OSError:
+            return False
 
     def _text_stream(self, fd: int) -> io.TextIOWrapper:
         stream = _LogStream(
@@ -172,12 +179,11 @@ def say_lost(error: OSError) -> str:
     return f"what this rank prints is lost from here on, its log: {error.strerror}"
 
 
-def _is_open(fd: int) -> bool:
+def _is_closed(stream: object) -> bool:
     try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
+        return bool(getattr(stream, "closed", False))
+    except ValueError:  # its buffer was detached
+        return True
 
 
 class _LogWriter(io.RawIOBase):
@@ -222,9 +228,9 @@ class _LogStream(io.TextIOWrapper):
 
 
 def flush_python_streams() -> None:
-    """Move what Python still buffers into the file; a stream that a cell closed has nothing."""
+    """Flush Python's output streams, except those that a cell closed or replaced by None."""
     for stream in (sys.stdout, sys.stderr):
-        if not getattr(stream, "closed", False):
+        if stream is not None and not _is_closed(stream):
             stream.flush()
 
 

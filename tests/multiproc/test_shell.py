@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from notebook import Notebook
@@ -285,12 +286,38 @@ def test_a_very_deep_recursion_is_told_in_a_moment(notebook: Notebook) -> None:
     assert reply.seconds < 4
 
 
-@pytest.mark.parametrize("source", ["sys.stdout.close()", "os.close(1)", "sys.stdout = None"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "sys.stdout.close()",
+        "sys.stdout.detach()",
+        "sys.stdout.buffer.detach()",
+        "sys.stdout = None",
+        "os.close(1)",
+    ],
+)
 def test_output_that_a_cell_closed_is_open_in_the_next(notebook: Notebook, source: str) -> None:
     assert notebook.run(f"%%ddp --nproc 1\nimport os, sys\n{source}").status == "ok"
     reply = notebook.run("%%ddp\nprint('heard')\n!echo a child too")
     assert reply.status == "ok"
     assert reply.lines(0) == ["heard", "a child too"]
+
+
+@pytest.mark.parametrize("fd", [1, 2])
+def test_output_that_a_failed_cell_redirected_comes_back(
+    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str], fd: int
+) -> None:
+    group = make_group(1)
+    with pytest.raises(CellFailedError, match="rank 0: ValueError: own, line 3"):
+        group.run(
+            "import os, sys\n"
+            f"os.dup2(os.open('elsewhere.txt', os.O_WRONLY | os.O_CREAT), {fd})\n"
+            "raise ValueError('own')"
+        )
+    group.run(f"print('python', file=sys.{'stdout' if fd == 1 else 'stderr'})")
+    group.run(f"_ = os.system('echo child >&{fd}')")
+    assert capsys.readouterr().out == "[rank 0] python\n[rank 0] child\n"
+    assert not Path("elsewhere.txt").read_text()
 
 
 def test_numbers_in_a_chart_stay_numbers(notebook: Notebook) -> None:
