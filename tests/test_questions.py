@@ -25,6 +25,8 @@ class FakeBox:
     def __init__(self) -> None:
         self.shown: list[tuple[str, bool]] = []
         self.typed: list[str | EOFError] = []
+        self.closed = 0
+        self.can_close = True
 
     def begin(self, prompt: str, *, is_secret: bool) -> None:
         self.shown.append((prompt, is_secret))
@@ -36,6 +38,10 @@ class FakeBox:
         if isinstance(text, EOFError):
             raise text
         return text
+
+    def close(self) -> bool:
+        self.closed += 1
+        return self.can_close
 
 
 def nobody_has_ended(_rank: int) -> bool:
@@ -228,16 +234,37 @@ def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(
     assert questions.pump(nobody_has_ended) == Typed(1, "token: ········")
 
 
-def test_a_box_that_nobody_answered_is_mentioned(box: FakeBox, questions: Questions) -> None:
-    assert questions.stays == ""
+@pytest.mark.parametrize("can_close", [True, False])
+def test_a_box_that_nobody_answered_is_closed_or_mentioned(
+    box: FakeBox, questions: Questions, can_close: bool
+) -> None:
+    box.can_close = can_close
     questions.take(asks(1))
     questions.pump(nobody_has_ended)
     box.typed = ["x"]
     questions.pump(nobody_has_ended)
     questions.close()
-    assert questions.stays == ""
+    assert (box.closed, questions.stays) == (0, "")
     questions.take(asks(1, 2))
     questions.pump(nobody_has_ended)
     questions.take(TakenBack(1, 2))
+    assert box.closed == 1
     questions.close()
-    assert questions.stays == "press Enter in it"
+    assert questions.stays == ("" if can_close else "press Enter in it")
+
+
+@pytest.mark.parametrize("end", ["its rank ends", "somebody turns away", "the cell ends"])
+def test_a_box_is_closed_once_its_rank_needs_no_answer(
+    box: FakeBox, questions: Questions, end: str
+) -> None:
+    questions.note_page(1)
+    questions.take(asks(1))
+    questions.pump(nobody_has_ended)
+    match end:
+        case "its rank ends":
+            questions.pump(lambda rank: rank == 1)
+        case "somebody turns away":
+            questions.note_page(2)
+        case _:
+            questions.close()
+    assert (box.closed, questions.stays) == (1, "")

@@ -43,6 +43,9 @@ class Box(Protocol):
             EOFError: nothing more will be.
         """
 
+    def close(self) -> bool:
+        """Take away what was shown and needs no answer. Return whether it is gone."""
+
 
 Answer = Callable[[int, Answered], None]
 
@@ -91,10 +94,10 @@ class Questions:
             self._take_back(notice)
 
     def _take_back(self, taken: TakenBack) -> None:
-        """The box stays until something else is asked, or the cell is over."""
         self._waiting = deque(each for each in self._waiting if not _is_it(each, taken))
         if self._open is not None and _is_it(self._open, taken):
             self._open = None
+            self._close_box()
 
     def pump(self, has_ended: Callable[[int], bool]) -> Typed | None:
         """Ask what is next; hand on what was typed.
@@ -105,6 +108,7 @@ class Questions:
         self._waiting = deque(each for each in self._waiting if not has_ended(each.rank))
         if self._open is not None and has_ended(self._open.rank):
             self._open = None
+            self._close_box()
         if self._open is None:
             self._begin_next()
         return self._hand_on(self._open) if self._open is not None else None
@@ -132,6 +136,7 @@ class Questions:
         """
         if self._open is not None and seen != self._turned_away:
             self._end(self._open, Answered(question=self._open.asked.question, is_end=True))
+            self._close_box()
         self._turned_away = seen
 
     def close(self) -> None:
@@ -140,6 +145,12 @@ class Questions:
             self._answer(question.rank, Answered(question=question.asked.question, is_end=True))
         self._open = None
         self._waiting.clear()
+        self._close_box()
+
+    def _close_box(self) -> None:
+        """Close a box that no rank waits for: JupyterLab runs no other cell while one is open."""
+        if self._is_shown:
+            self._is_shown = not self._box.close()
 
     def _begin_next(self) -> None:
         question = self._next()
@@ -196,6 +207,10 @@ class NoBox:
         """Nothing."""
         return None
 
+    def close(self) -> bool:
+        """Nothing was shown."""
+        return True
+
 
 class ConsoleBox:
     """A terminal; what is typed there comes by the line."""
@@ -219,6 +234,10 @@ class ConsoleBox:
         if not line:
             raise EOFError
         return line.removesuffix("\n")
+
+    def close(self) -> bool:
+        """A prompt in a terminal needs no closing."""
+        return True
 
 
 def _has_terminal() -> bool:

@@ -127,7 +127,14 @@ class Debuggers:
         ipythons: Any = IPython.core.debugger
         pythons.set_trace = self._set_trace
         ipythons.set_trace = self._set_trace
-        interaction = pythons.Pdb.interaction
+        interaction, look_back = pythons.Pdb.interaction, pythons.pm
+
+        @functools.wraps(look_back)
+        def pm() -> None:
+            if _last_traceback() is not None:
+                look_back()
+
+        pythons.pm = pm
 
         @functools.wraps(interaction)
         def interact(debugger: Any, *args: Any, **options: Any) -> Any:
@@ -204,19 +211,26 @@ def forget() -> None:
         vars(sys).pop(name, None)
 
 
+def _last_traceback() -> TracebackType | None:
+    """Return that of this rank's last error; print a line if nothing has failed."""
+    traceback: TracebackType | None = getattr(sys, "last_traceback", None)
+    if traceback is None:
+        print("nbddp: nothing has failed on this rank: there is nothing to look into")  # noqa: T201
+    return traceback
+
+
 def post_mortem(is_users: Callable[[str], bool]) -> None:
-    """Look into the last error: its frames and their names are still there.
+    """Look into the last error of this rank; do nothing if there was none.
+
+    An error here would end the debugger of the rank that did fail.
 
     Args:
         is_users: whether a file of this name is a cell's, or a script's.
-
-    Raises:
-        RuntimeError: nothing has failed here.
     """
     __tracebackhide__ = True
-    traceback = getattr(sys, "last_traceback", None)
+    traceback = _last_traceback()
     if traceback is None:
-        raise RuntimeError("nothing has failed on this rank: there is no traceback to look into")
+        return
     debugger = Pdb()
     debugger.reset()
     rest, error = without_ours(traceback, is_users), getattr(sys, "last_value", None)

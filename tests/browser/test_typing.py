@@ -33,9 +33,32 @@ print(losses)""",
     "%ddp debug",
     "from getpass import getpass",
     "%%ddp\nfrom getpass import getpass\nif rank == 0: print(len(getpass('token: ')))",
+    *(
+        f"""%%ddp
+import os, threading, time
+from pathlib import Path
+def await_go():
+    while not Path("go_on").exists(): time.sleep(0.05)
+def die():
+    await_go()
+    os._exit(3)
+if rank == 1:
+    {asks}
+else:
+    await_go()
+    raise ValueError("mine")"""
+        for asks in (
+            "input('alone? ')",
+            "breakpoint()\n    x = 1",
+            "threading.Thread(target=die).start(); input('dying? ')",
+        )
+    ),
     *["'a cell below'"] * 12,
 )
-BREAK, NAME, AFTER, KEEP, FAIL, DEBUG, SECRET = 3, 4, 5, 6, 7, 8, 10
+BREAK, NAME, AFTER, KEEP, FAIL, DEBUG, SECRET, ALONE, ALONE_IN_DEBUGGER, DYING = (
+    *range(3, 9),
+    *range(10, 14),
+)
 OPEN = ".jp-OutputArea-stdin-item:not(.jp-OutputArea-stdin-hiding)"  # JupyterLab 4.4 and newer
 
 
@@ -185,6 +208,46 @@ def test_who_turns_away_twenty_times_in_a_page_is_never_waited_for(
 ) -> None:
     for _ in range(20):
         turn_away(notebook, leave)
+
+
+def await_no_box(notebook: LabNotebook) -> None:
+    """Until the cell is over; then the page runs other cells, and there is no trace of a script."""
+    notebook.await_kernel()
+    notebook.await_idle()
+    assert not notebook.js("return panel.sessionContext.pendingInput")
+    assert notebook.page.locator(OPEN).count() == 0
+    assert "takes no answer any more" not in "".join(notebook.outputs())
+    saved = notebook.js("return JSON.stringify(panel.content.model.toJSON())")
+    assert "application/javascript" not in saved
+
+
+@pytest.mark.parametrize(
+    ("cell", "prompt"),
+    [(ALONE, "alone?"), (ALONE_IN_DEBUGGER, "[rank 1] ipdb>"), (DYING, "dying?")],
+)
+def test_a_box_is_closed_when_another_rank_fails_or_its_own_dies(
+    notebook: LabNotebook, lasting: Desk, cell: int, prompt: str
+) -> None:
+    go_on = lasting.notebooks / "go_on"
+    go_on.unlink(missing_ok=True)
+    notebook.begin(cell)
+    await_box(notebook, prompt)
+    go_on.touch()
+    await_no_box(notebook)
+    assert "mine" in notebook.text(cell)
+    go_on.unlink()
+    notebook.run(notebook.place_of("%ddp restart"))
+    notebook.run(KEEP)
+    names_are_kept(notebook)
+
+
+def test_a_box_is_closed_by_the_panels_interrupt(notebook: LabNotebook) -> None:
+    notebook.run(KEEP)
+    notebook.begin(NAME)
+    await_box(notebook, "name?")
+    press_interrupt(notebook)
+    await_no_box(notebook)
+    names_are_kept(notebook)
 
 
 def test_who_scrolls_away_may_come_back(notebook: LabNotebook) -> None:

@@ -112,11 +112,28 @@ def test_nothing_has_failed_before_something_did(notebook: Notebook) -> None:
     reply = notebook.run("%ddp debug")
     assert "no cell of these ranks has failed: there is nothing to look into" in reply.text
     one = notebook.run("%ddp debug --rank 1")
-    assert "nothing has failed on this rank" in one.error
+    assert one.lines(1) == ["nbddp: nothing has failed on this rank: there is nothing to look into"]
+    assert one.status == "ok"
     notebook.run("%%ddp\nif rank == 1: raise ValueError(3)")
     assert notebook.converse("%%ddp --ranks 0\nbreakpoint()\nx = 1", "q").status == "error"
     reply = notebook.converse("%ddp debug", "q")
     assert reply.asked == [("[rank 1] ipdb> ", False)], "leaving a debugger is no failure"
+
+
+@pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
+def test_ranks_on_which_nothing_failed_skip_the_debugger(notebook: Notebook, source: str) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = rank * 21\nif rank == 1: raise ValueError(kept)")
+    healthy = "nbddp: nothing has failed on this rank: there is nothing to look into"
+
+    def outlast_the_grace() -> None:
+        time.sleep(4)  # a failure of another rank would end the debugger after 1.3 s
+        notebook.client.input("p rank")
+
+    reply = notebook.converse(f"%%ddp\n{source}", outlast_the_grace, "p kept", "q")
+    assert {prompt[:8] for prompt, _ in reply.asked} == {"[rank 1]"}
+    assert reply.lines(0) == [healthy]
+    assert "[rank 1] 21\n" in reply.text
+    assert reply.status == "ok"
 
 
 def test_a_rank_that_waited_for_an_answer_is_looked_into_at_its_own_line(

@@ -284,6 +284,7 @@ class PanelView:
     # ---- when it is over
 
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
+        self._questions.close()  # the record says if an input box is left
         charts = self._charts.finish()
         if self._widgets is not None:
             self._await_page(self._widgets)
@@ -396,5 +397,4 @@ class PanelView:
 
 
 def _missed(snapshot: Snapshot) -> str:
-    missed = snapshot.missed
-    return f"{missed:,} more rows of numbers are in metrics.jsonl" if missed else ""
+    return f"{n:,} more rows of numbers are in metrics.jsonl" if (n := snapshot.missed) else ""
