@@ -22,7 +22,7 @@ from traitlets.config import Config
 
 from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
-from nbddp.worker import scripts
+from nbddp.worker import commands, scripts
 from nbddp.worker.backend_errors import is_backends
 from nbddp.worker.debugger import RankPdb, forget, post_mortem, rank_pdb
 from nbddp.worker.displays import MailingPublisher, ResultHook
@@ -147,6 +147,7 @@ class RankShell(InteractiveShell):
         self.keep = keep
         self.handlers_acting = CellHandlers().acting
         name_users_lines(self.is_cell_file)
+        commands.take_over()
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
         """Run a part of a cell; what a signal's handler raises ends it, and not the rank."""

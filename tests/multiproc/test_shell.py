@@ -278,6 +278,40 @@ def test_what_waits_for_somebody_to_type_says_what_to_do(
     assert "Error" not in reply.text
 
 
+@pytest.mark.parametrize(
+    "command", ["!{}", "%pip --version; {}", "names = !{}", 'import os; os.system("{}")']
+)
+def test_a_command_that_asks_shows_its_prompt_and_gets_the_end_of_file(
+    notebook: Notebook, command: str
+) -> None:
+    asks = "printf 'Proceed? '; read x; printf 'and? '; read y || echo end"
+    reply = notebook.run(f"%%ddp --nproc 1\n{command.format(asks)}\nprint('after')")
+    assert reply.status == "ok"
+    shown = reply.text if "names" not in command else notebook.run("%%ddp\nnames").text
+    assert "Proceed? and? end" in shown
+    assert reply.lines(0)[-1] == "after"
+
+
+def test_a_command_writes_to_a_terminal_and_leaves_its_exit_code(notebook: Notebook) -> None:
+    reply = notebook.run(
+        '%%ddp --nproc 1\ntext = "it\'s"\n!test -t 1 && echo "{text}" grüße\n'
+        "codes = []\nfor command in ('exit 3', 'kill -9 $$', 'exit 200', 'true'):\n"
+        "    !{command}\n    codes.append(_exit_code)\nprint(codes)"
+    )
+    assert reply.lines(0) == ["it's grüße", "[3, -9, -72, 0]"]
+
+
+@pytest.mark.parametrize(
+    "command", ["!{}", "names = !{}", "%system {}", "import os; os.system('{}')"]
+)
+def test_a_stop_ends_a_loop_of_commands(notebook: Notebook, command: str) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = rank")
+    sleeps = command.format("touch begun$RANK; exec sleep 60")
+    reply = notebook.run_and_stop_at(f"%%ddp\nfor _ in range(9):\n    {sleeps}", "begun0", "begun1")
+    assert reply.error == "CellInterruptedError: ranks 0-1 interrupted, line 3"
+    assert notebook.run("%%ddp\nkept").text.count("Out") == 2
+
+
 def test_a_very_deep_recursion_is_told_in_a_moment(notebook: Notebook) -> None:
     assert notebook.run("%%ddp --nproc 1\ndef call(n): return call(n + 1)").status == "ok"
     reply = notebook.run("%%ddp\ncall(0)")
