@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from nbddp.record.logs import Logged
 from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text import view as room
+from nbddp.ui.text.unfinished import UnfinishedLines
 from nbddp.ui.text.view import TextView
 from nbddp.wire.messages import CellEnded, Display
 
@@ -90,6 +92,87 @@ def test_a_progress_bar_is_shown_in_its_last_state(screen: RecordingScreen) -> N
 def test_a_last_line_without_an_end_is_shown_too_in_order_of_rank(screen: RecordingScreen) -> None:
     TextView(screen).show(finished(Wrote(1, "one"), Wrote(0, "nought")))
     assert screen.text == "[rank 0] nought\n[rank 1] one\n"
+
+
+@pytest.fixture
+def going(screen: RecordingScreen) -> Iterator[CellHandle]:
+    """A cell of two ranks that is shown while it runs, and ends after the test."""
+    handle = CellHandle(1, CellRequest(source=""), range(2), lambda parcel: parcel)
+    with ThreadPoolExecutor(1) as pool:
+        shown = pool.submit(TextView(screen).show, handle)
+        yield handle
+        if not handle.is_finished:
+            end(handle)
+        shown.result()
+
+
+def end(handle: CellHandle) -> None:
+    for rank in range(2):
+        handle.note_report(rank, CellEnded(cell=1, seconds=0.1, in_group=True))
+    handle.finish()
+
+
+def test_an_unfinished_line_is_shown_and_goes_on_where_it_is(
+    screen: RecordingScreen, going: CellHandle
+) -> None:
+    for dots in (".", "..", "..."):
+        going.feed(Wrote(0, "."))
+        assert wait_until(lambda dots=dots: screen.text == f"[rank 0] {dots}")
+        assert screen.flushed == len(screen.things)
+    going.feed(Wrote(0, " done\nnext\n"))
+    assert wait_until(lambda: screen.text == "[rank 0] ... done\n[rank 0] next\n")
+
+
+def test_what_comes_meanwhile_stands_below_an_unfinished_line_and_the_line_comes_again_in_full(
+    screen: RecordingScreen, going: CellHandle
+) -> None:
+    going.feed(Wrote(0, "\x1b[32mload"))
+    assert wait_until(lambda: screen.text == "[rank 0] \x1b[32mload")
+    going.feed(Wrote(1, "other\n"))
+    going.feed(Said("word"))
+    below = "[rank 0] \x1b[32mload\x1b[0m\n[rank 1] other\nnbddp: word\n"
+    assert wait_until(lambda: screen.text == below)
+    going.feed(Wrote(0, "ed\n"))
+    assert wait_until(lambda: screen.text == f"{below}[rank 0] \x1b[32mloaded\n")
+
+
+def test_an_unfinished_line_at_the_end_of_the_cell_is_shown_once(
+    screen: RecordingScreen, going: CellHandle
+) -> None:
+    going.feed(Wrote(0, "at first"))
+    going.feed(Wrote(1, "at last"))
+    assert wait_until(lambda: screen.text == "[rank 0] at first\n[rank 1] at last")
+    end(going)
+    ended = "[rank 0] at first\n[rank 1] at last\n[rank 0] at first\n"
+    assert wait_until(lambda: screen.text == ended)
+
+
+def test_a_display_ends_an_unfinished_line(screen: RecordingScreen, going: CellHandle) -> None:
+    going.feed(Wrote(0, "figure:"))
+    assert wait_until(lambda: screen.text == "[rank 0] figure:")
+    going.feed(display(0, FIGURE))
+    going.feed(Wrote(0, "next"))
+    assert wait_until(lambda: screen.text == "[rank 0] figure:\n[rank 0]\n[rank 0] next")
+
+
+def test_ranks_that_print_dots_at_once_show_few_unfinished_lines() -> None:
+    lines, shown = UnfinishedLines(), 0
+    for tick in range(6000):  # ten minutes
+        now = tick / 10
+        for rank in range(4):
+            lines.note(rank, ".", "." * (tick + 1), now)
+        while lines.take_due(now):
+            shown += 1
+    assert 12 < shown < 60
+
+
+def test_a_bar_is_no_unfinished_line() -> None:
+    lines = UnfinishedLines()
+    lines.note(0, "\r 10%", " 10%", 0.0)
+    lines.note(1, "long", "l" * 5000, 0.0)
+    assert lines.take_due(9.0) is None
+    lines.note(0, "\r100%\nnext", "next", 9.0)
+    assert lines.take_due(10.0) == (0, "next", "")
 
 
 def test_what_was_shown_is_visible_when_the_cell_has_ended(screen: RecordingScreen) -> None:

@@ -52,3 +52,18 @@ def test_a_cell_that_reports_nothing_stays_as_it_is(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2\nprint('x')")
     assert sorted(reply.text.splitlines()) == ["[rank 0] x", "[rank 1] x"]
     assert reply.displays == []
+
+
+def test_an_unfinished_line_is_shown_while_the_cell_runs(notebook: Notebook) -> None:
+    reply = notebook.run_until(
+        "%%ddp --nproc 1\nimport time\nfrom pathlib import Path\n"
+        "print('.', end='', flush=True)\n"
+        "while not Path('go_on').exists(): time.sleep(0.05)\n"
+        "print(' done')\nprint('next')",
+        lambda reply: reply.text.endswith("[rank 0] ."),
+    )
+    assert reply.status == "ok"
+    assert reply.lines(0) == [". done", "next"]
+    logs = (notebook.temporary.parent / ".nbddp" / "runs").glob("*/rank0.log")
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    assert newest.read_text().endswith(". done\nnext\n")

@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from nbddp.controller.session import Session
 from nbddp.imports import import_aside
@@ -44,8 +44,16 @@ class Progress:
         self._said = ""
         self._is_on_line = False
 
-    def tell(self, screen: Screen, handle: CellHandle) -> None:
-        """Say how far it is, if it is time to, and if it is not where it was."""
+    def tell(
+        self,
+        screen: Screen,
+        handle: CellHandle,
+        leave_line: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Say how far it is, if it is time to, and if it is not where it was.
+
+        ``leave_line`` ends an unfinished line of a rank, which this would be appended to.
+        """
         seconds = time.time() - handle.began_at
         if seconds < self._next:
             return
@@ -54,6 +62,7 @@ class Progress:
         if not said or (said == self._said and not self._is_terminal):
             return
         self._said = said
+        leave_line()
         line = f"nbddp: {say_seconds(seconds)} · {said}"
         if self._is_terminal:
             self._is_on_line = True

@@ -24,6 +24,7 @@ from nbddp.ui.screen import (
 )
 from nbddp.ui.text.checks import findings_text
 from nbddp.ui.text.progress import Progress
+from nbddp.ui.text.unfinished import UnfinishedLines
 from nbddp.wire.messages import Display, JsonDict
 
 FLUSH_PERIOD = 0.02  # seconds, on average; ipykernel sends every 200 ms unless flushed
@@ -38,6 +39,8 @@ PACE_PERIOD = 0.05  # seconds between two looks while the page catches up
 
 class TextView:
     """Prints what ranks write, a line at a time, with the rank in front.
+
+    A line that stays unfinished is shown as far as it was written.
 
     Args:
         screen: where.
@@ -73,6 +76,7 @@ class TextView:
         self._is_quiet = is_quiet
         self._has_color = has_color
         self._lines: dict[int, LineAssembler] = {}
+        self._unfinished = UnfinishedLines()
         self._held: list[str] = []
         self._held_size = 0
         self._shown = 0
@@ -84,6 +88,7 @@ class TextView:
 
     def note(self, text: str) -> None:
         """Print it below."""
+        self._leave_line()
         self._screen.write(f"nbddp: {text}\n")
         self._screen.flush()
 
@@ -94,6 +99,9 @@ class TextView:
         """Show a cell from its beginning to its end."""
         try:
             self.follow(handle)
+        except BaseException:
+            self._leave_line()
+            raise
         finally:
             if self._questions is not None:
                 self._questions.close()
@@ -113,16 +121,19 @@ class TextView:
             if not handle.is_finished and self._await_screen():
                 continue
             left = self._next_flush - time.monotonic() if self._held else PATIENCE
+            left = min(left, self._unfinished.next_due - time.monotonic())
             if self._questions is not None:
                 left = min(left, self._questions.patience)
                 self._questions.pump(handle.has_ended)
             notice = handle.next_notice(max(0.0, left))
             if notice is not None:
                 self._show_notice(notice)
+            while (due := self._unfinished.take_due(time.monotonic())) is not None:
+                self._show_unfinished(*due)
             if self._held and (time.monotonic() >= self._next_flush or self._held_size > MAX_HELD):
                 self._show_held()
             if self._progress is not None:
-                self._progress.tell(self._screen, handle)
+                self._progress.tell(self._screen, handle, self._leave_line)
 
     def _await_screen(self) -> bool:
         """Wait a moment if the screen cannot follow, and say so."""
@@ -153,12 +164,27 @@ class TextView:
         self._next_flush = max(self._paid_until, now + TOGETHER)
 
     def _hold(self, text: str) -> None:
-        self._held.append(text)
-        self._held_size += len(text)
+        self._go_on(self._unfinished.leave() + text)
+
+    def _go_on(self, text: str) -> None:
+        """Hold what goes on where the last text ended."""
+        if text:
+            self._held.append(text)
+            self._held_size += len(text)
+
+    def _show_unfinished(self, rank: int, text: str, end: str) -> None:
+        self._go_on(f"{end}{tagged([rank], has_color=self._has_color)} {text}")
+
+    def _leave_line(self) -> None:
+        """Show all that is held; what comes next is shown below an unfinished line."""
+        if end := self._unfinished.leave():
+            self._go_on(end)
+        self._show_held()
 
     def finish(self, result: CellResult) -> None:
         """Show what is left and the values."""
-        for rank, lines in sorted(self._lines.items()):
+        first = self._unfinished.open  # its line goes on where it is
+        for rank, lines in sorted(self._lines.items(), key=lambda it: (it[0] != first, it[0])):
             self._write_lines([rank], lines.flush())
         for ranks, bundle in agreeing(result.results):
             self._show_value(ranks, bundle)
@@ -175,19 +201,22 @@ class TextView:
             case Said(text=text):
                 self._hold(f"nbddp: {text}\n")
             case Wrote(rank=rank, text=text) if not self._is_quiet:
-                self._write_lines([rank], self._lines_of(rank).add(text))
+                lines = self._lines_of(rank)
+                self._write_lines([rank], lines.add(text))
+                self._go_on(self._unfinished.note(rank, text, lines.partial, time.monotonic()))
             case Displayed(rank=rank, message=message) if not self._is_quiet:
                 self._show_display(rank, message)
             case Question() | TakenBack() if self._questions is not None:
-                self._show_held()
+                self._leave_line()
                 self._questions.take(notice)
 
     def _show_display(self, rank: int, message: Display) -> None:
         self._write_lines([rank], self._lines_of(rank).flush())  # it was printed before
+        self._unfinished.forget(rank)
         if is_text(message):
             self._write_lines([rank], str(message.data["text/plain"]).split("\n"))
         else:
-            self._show_held()
+            self._leave_line()
             self._make_room()
             show_rich(self._screen, rank, message, has_color=self._has_color)
 
@@ -204,6 +233,10 @@ class TextView:
         return self._lines.setdefault(rank, LineAssembler(log_name(rank)))
 
     def _write_lines(self, ranks: Sequence[int], lines: Sequence[str], mark: str = "") -> None:
+        rest = self._unfinished.finish(ranks[0], lines[0]) if lines and not mark else None
+        if rest is not None:
+            self._go_on(f"{rest}\n")
+            lines = lines[1:]
         if lines:
             tag = tagged(ranks, mark, has_color=self._has_color)
             self._hold("".join(f"{tag} {line}\n" for line in lines))
