@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nbddp.errors import ArgumentError
+
+# not "torchrun": PATH lacks it in a kernel that was started by a kernelspec
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 _NUMBERS = {
     "rank": "RANK",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import pickle
+import shlex
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from nbddp.export.names import undefined_names
 from nbddp.export.plain import to_plain
 from nbddp.record.cell import CellRequest
 from nbddp.record.names import bound_names
+
+AGENT = f"{shlex.quote(sys.executable)} -m torch.distributed.run"
 
 
 def cell(source: str, number: int = 1, **options: object) -> CellRequest:
@@ -356,7 +360,8 @@ def test_it_runs_with_its_parts_in_their_order() -> None:
         program.text
     )
     assert "    torch.set_num_threads(3)  # as in the notebook" in lines
-    assert program.command == "torchrun --standalone --nproc-per-node=2 train.py"
+    assert program.command == f"{AGENT} --standalone --nproc-per-node=2 train.py"
+    assert "\n    torchrun --standalone --nproc-per-node=2 train.py\n" in program.text
     assert program.remarks == ("cell [4]: left out: it did not go well",)
     assert not program.pickled
 
@@ -526,7 +531,7 @@ def test_a_cell_that_awaits_does_so_on_one_loop() -> None:
 def test_it_is_run_where_it_lies() -> None:
     plan = Plan(items=[cell("x = 1")], nproc=2)
     program = write_program(plan, Path("my runs/train.py"))
-    assert program.command == "torchrun --standalone --nproc-per-node=2 'my runs/train.py'"
+    assert program.command == f"{AGENT} --standalone --nproc-per-node=2 'my runs/train.py'"
     assert program.text.startswith(
         '"""Exported by nbddp from the cells of a notebook.\n\n    torchrun'
     )
@@ -566,6 +571,7 @@ def test_a_cell_without_code_is_exported_too(source: str) -> None:
 
 def test_the_sbatch_file_is_one_that_a_shell_can_read(tmp_path: Path) -> None:
     text = sbatch("train", "train.py", nproc=4, has_gpus=True)
+    assert f"\nsrun {AGENT} \\\n" in text
     assert "#SBATCH --gpus-per-node=4" in text
     assert "#SBATCH --cpus-per-task=4" in sbatch("train", "train.py", nproc=4, has_gpus=False)
     path = tmp_path / "job"

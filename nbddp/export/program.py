@@ -32,6 +32,7 @@ from nbddp.export.values import argument, is_argument, is_simple, literal
 from nbddp.imports import import_aside
 from nbddp.record.cell import CellRequest
 from nbddp.record.names import bound_names
+from nbddp.topology import TORCHRUN
 from nbddp.wire.sources import dumps
 
 PLACE = ("rank", "local_rank", "world_size", "device")
@@ -241,7 +242,7 @@ class _Writer:
         return Program(
             text=text,
             pickled=self._pickled(),
-            command=self._command(str(self._path)),
+            command=self._command(shlex.join(TORCHRUN), str(self._path)),
             remarks=tuple(self._remarks),
         )
 
@@ -260,14 +261,15 @@ class _Writer:
     def _pickled(self) -> bytes:
         return dumps(self._beside) if self._beside else b""
 
-    def _command(self, path: str) -> str:
+    def _command(self, launcher: str, path: str) -> str:
         file = shlex.quote(path)
-        return f"torchrun --standalone --nproc-per-node={self._plan.nproc} {file}"
+        return f"{launcher} --standalone --nproc-per-node={self._plan.nproc} {file}"
 
     def _assemble(self, body: str, *, uses_kit: bool) -> str:
         notes = [_comment(f"- {each}") for each in self._remarks]
         about = "\n".join(["# What the notebook did and this script does not, or needs:", *notes])
-        command = self._command(self._path.name).replace("\\", "\\\\").replace('"', '\\"')
+        command = self._command("torchrun", self._path.name)
+        command = command.replace("\\", "\\\\").replace('"', '\\"')
         own, wanted = self._own, self._used - self._bound
         shows = f"{own['show']}(" in body
         asked = asks_for_shown(wanted)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+
+from nbddp.topology import TORCHRUN
+
 PORT = 29500  # torchrun's default
 
 
@@ -27,7 +31,7 @@ def sbatch(name: str, command: str, *, nproc: int, has_gpus: bool) -> str:
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
-srun torchrun \\
+srun {shlex.join(TORCHRUN)} \\
     --nnodes="$SLURM_NNODES" --nproc-per-node={nproc} \\
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:{PORT}" \\
     {command}
@@ -35,10 +39,10 @@ srun torchrun \\
 
 
 def nodes_job(command: str, *, nnodes: int, nproc: int) -> str:
-    """A job that gives its nodes to a notebook: torchrun on each, for itself.
+    """Return a job that starts one agent of torchrun on each node, for a notebook.
 
     Args:
-        command: the line for torchrun, with the join file.
+        command: the line that starts the agent, with the join file.
         nnodes: machines.
         nproc: ranks on each.
     """

@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from nbddp.errors import describe_exit
 from nbddp.interrupts import interrupt_held_back
 from nbddp.nodes.door import Node
+from nbddp.topology import TORCHRUN
 
 ENDING = 15.0  # seconds that agents get to end
 _OURS = "nbddp: "  # what the lines of a log begin with that are not torchrun's
@@ -38,7 +38,7 @@ class LocalAgents:
     """
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        self._command = [sys.executable, "-m", "torch.distributed.run", *command]
+        self._command = [*TORCHRUN, *command]
         self._log = log
         self._agents: list[_Agent] = []
 

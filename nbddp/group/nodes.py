@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from nbddp.nodes.joining import Join
 from nbddp.nodes.launching import NodesLauncher
 from nbddp.nodes.leftovers import Held, tidy
 from nbddp.nodes.returning import Returned
+from nbddp.topology import TORCHRUN
 from nbddp.ui.words import aligned, say_seconds
 
 LOOPBACK = "127.0.0.1"
@@ -150,8 +152,8 @@ class Nodes:
 
     @property
     def command(self) -> str:
-        """What is to be typed on each machine."""
-        return " ".join(["torchrun", *self._torchrun(), *self._module(self._file)])
+        """The line that the user types on each machine."""
+        return " ".join([shlex.join(TORCHRUN), *self._torchrun(), *self._module(self._file)])
 
     @property
     def _file(self) -> str:

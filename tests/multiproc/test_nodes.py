@@ -335,6 +335,20 @@ def test_nobody_listens_but_on_the_named_address(on_nodes: OnNodes) -> None:
                 assert each.laddr.ip == "127.0.0.1", pid
 
 
+BARE = {"PATH": "/usr/bin:/bin"}  # a kernel's, without the folder of the environment's programs
+
+
+@pytest.mark.parametrize("env", [BARE], ids=["PATH"])
+def test_the_line_works_in_any_environment(on_nodes: OnNodes, env: dict[str, str]) -> None:
+    door = on_nodes.nodes.door
+    line = ["sh", "-c", f"exec {on_nodes.nodes.command}"]
+    with subprocess.Popen(line, env=os.environ | env, start_new_session=True) as agent:
+        wait_until(lambda: bool(door.nodes) or agent.poll() is not None, timeout=COMING)
+        sizes = [node.nproc for node in door.nodes]
+        agent.terminate()
+    assert sizes == [2]
+
+
 KERNEL = """
 import sys, time
 from nbddp.group.nodes import NodesSpec
