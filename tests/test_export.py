@@ -360,8 +360,8 @@ def test_it_runs_with_its_parts_in_their_order() -> None:
         program.text
     )
     assert "    torch.set_num_threads(3)  # as in the notebook" in lines
-    assert program.command == f"{AGENT} --standalone --nproc-per-node=2 train.py"
-    assert "\n    torchrun --standalone --nproc-per-node=2 train.py\n" in program.text
+    assert program.command == f"{AGENT} --standalone --nnodes=1 --nproc-per-node=2 train.py"
+    assert "\n    torchrun --standalone --nnodes=1 --nproc-per-node=2 train.py\n" in program.text
     assert program.remarks == ("cell [4]: left out: it did not go well",)
     assert not program.pickled
 
@@ -531,7 +531,9 @@ def test_a_cell_that_awaits_does_so_on_one_loop() -> None:
 def test_it_is_run_where_it_lies() -> None:
     plan = Plan(items=[cell("x = 1")], nproc=2)
     program = write_program(plan, Path("my runs/train.py"))
-    assert program.command == f"{AGENT} --standalone --nproc-per-node=2 'my runs/train.py'"
+    assert (
+        program.command == f"{AGENT} --standalone --nnodes=1 --nproc-per-node=2 'my runs/train.py'"
+    )
     assert program.text.startswith(
         '"""Exported by nbddp from the cells of a notebook.\n\n    torchrun'
     )

@@ -263,7 +263,7 @@ class _Writer:
 
     def _command(self, launcher: str, path: str) -> str:
         file = shlex.quote(path)
-        return f"{launcher} --standalone --nproc-per-node={self._plan.nproc} {file}"
+        return f"{launcher} --standalone --nnodes=1 --nproc-per-node={self._plan.nproc} {file}"
 
     def _assemble(self, body: str, *, uses_kit: bool) -> str:
         notes = [_comment(f"- {each}") for each in self._remarks]

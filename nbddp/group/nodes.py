@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError, say_ranks
-from nbddp.group.agents import LocalAgents
+from nbddp.group.agents import ALONE, LocalAgents
 from nbddp.launch.launcher import Launcher
 from nbddp.nodes.agent import ORPHAN_TIMEOUT
 from nbddp.nodes.door import Change, Door, Node
@@ -162,12 +162,7 @@ class Nodes:
         return str(self.join_file)
 
     def _torchrun(self) -> Sequence[str]:
-        """An agent for each machine alone; 0: nobody has to know its port."""
-        return (
-            "--master-addr=127.0.0.1",
-            "--master-port=0",
-            f"--nproc-per-node={self.spec.nproc_per_node}",
-        )
+        return (*ALONE, f"--nproc-per-node={self.spec.nproc_per_node}")
 
     def _module(self, join_file: str) -> Sequence[str]:
         """What torchrun starts."""

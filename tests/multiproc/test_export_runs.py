@@ -72,7 +72,7 @@ def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(trained: Notebook
     reply = trained.run("%ddp export train.py --slurm")
     assert reply.text.splitlines()[:3] == [
         "wrote train.py, train.sbatch; run it with",
-        f"    {shlex.join(TORCHRUN)} --standalone --nproc-per-node=2 train.py",
+        f"    {shlex.join(TORCHRUN)} --standalone --nnodes=1 --nproc-per-node=2 train.py",
         "    sbatch train.sbatch",
     ]
     left = re.findall(r"left out: (.*)", reply.text)
@@ -244,7 +244,7 @@ def test_a_script_elsewhere_is_run_where_it_lies(notebook: Notebook, folder: Pat
     (folder / "my runs").mkdir()
     reply = notebook.run("%ddp export 'my runs/train.py' --slurm")
     *launch, path = shlex.split(reply.text.splitlines()[1])
-    assert launch == [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
+    assert launch == [*TORCHRUN, "--standalone", "--nnodes=1", "--nproc-per-node=2"]
     assert under_torchrun(launch[-1], path) == ["[rank 0] Out 30", "[rank 1] Out 30"]
     assert "    'my runs/train.py'\n" in (folder / "my runs" / "train.sbatch").read_text()
     notebook.run("%ddp stop")

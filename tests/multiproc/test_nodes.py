@@ -336,9 +336,25 @@ def test_nobody_listens_but_on_the_named_address(on_nodes: OnNodes) -> None:
 
 
 BARE = {"PATH": "/usr/bin:/bin"}  # a kernel's, without the folder of the environment's programs
+TRAIN_JOB = {  # what Kubeflow's trainer sets in a pod
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "8",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29400",
+}
+ELASTIC_JOB = {  # and in one of a PyTorchJob with an elastic policy
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_RDZV_ENDPOINT": "job-worker-0:23456",
+    "PET_RDZV_ID": "job",
+    "PET_NNODES": "2:3",
+    "PET_MAX_RESTARTS": "3",
+}
 
 
-@pytest.mark.parametrize("env", [BARE], ids=["PATH"])
+@pytest.mark.parametrize(
+    "env", [BARE, TRAIN_JOB, ELASTIC_JOB], ids=["PATH", "train job", "elastic"]
+)
 def test_the_line_works_in_any_environment(on_nodes: OnNodes, env: dict[str, str]) -> None:
     door = on_nodes.nodes.door
     line = ["sh", "-c", f"exec {on_nodes.nodes.command}"]
