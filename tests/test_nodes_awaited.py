@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import threading
 import time
@@ -113,6 +114,49 @@ def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(at_the_door: AtT
     assert nodes.launcher.room() == 8
     nodes.launcher.settle(8)
     assert [slot.node for slot in nodes.launcher.slots] == others
+
+
+@pytest.mark.parametrize(
+    ("arrive", "ordered"),
+    [
+        ([("b", {}), ("a", {})], ["a", "b"]),
+        ([("node10", {}), ("node2", {}), ("node1", {})], ["node1", "node2", "node10"]),
+        ([("a", {"order": 1}), ("b", {"order": 0})], ["b", "a"]),
+        ([("a", {}), ("b", {"order": 0}), ("c", {"order": 1})], ["b", "c", "a"]),
+        ([("pod-1-x", {}), ("pod-x", {}), ("1", {})], ["1", "pod-1-x", "pod-x"]),
+    ],
+)
+def test_ranks_follow_slurms_order_or_the_host_names(
+    at_the_door: AtTheDoor, arrive: list[tuple[str, dict[str, int]]], ordered: list[str]
+) -> None:
+    nodes = at_the_door.nodes
+    for host, facts in arrive:
+        at_the_door.bring(host=host, **facts)
+    nodes.launcher.settle(nodes.launcher.room())
+    assert [slot.node.name for slot in nodes.launcher.slots] == ordered
+    assert re.findall(r"^(\S+) +127\.0\.0\.1 ", nodes.table(), re.MULTILINE) == ordered
+    assert list(nodes.launcher.nodes().values()) == [host for host in ordered for _ in range(4)]
+
+
+def test_a_spare_moves_no_rank_whatever_its_name(at_the_door: AtTheDoor) -> None:
+    nodes = at_the_door.nodes
+    for host in ("d", "c", "b", "a"):
+        at_the_door.bring(host=host)
+    nodes.launcher.settle(nodes.launcher.room())
+    assert [slot.node.name for slot in nodes.launcher.slots] == ["b", "c", "d"]
+    assert re.findall(r"^([a-d]) +127", nodes.table(), re.MULTILINE) == ["b", "c", "d", "a"]
+
+
+def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(
+    at_the_door: AtTheDoor,
+) -> None:
+    nodes = at_the_door.nodes
+    first = at_the_door.bring(host="a")
+    at_the_door.bring(host="a")
+    first.leave()
+    assert wait_until(lambda: [node.name for node in nodes.door.nodes] == ["a#2"])
+    at_the_door.bring(host="a")
+    assert [node.name for node in nodes.launcher.chosen()] == ["a#2", "a"]
 
 
 def test_who_has_started_nodes_here_is_told_to_wait_for_them(

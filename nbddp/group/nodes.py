@@ -211,7 +211,8 @@ class Nodes:
 
     def table(self) -> str:
         """Who is here."""
-        nodes = self.door.nodes
+        nodes = self.launcher.chosen()
+        nodes += [node for node in self.door.nodes if node not in nodes]
         join = self.door.join
         head = f"{_count(len(nodes), 'node')} at {join.address}:{join.port}"
         if self.door.refused:

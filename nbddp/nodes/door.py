@@ -10,9 +10,10 @@ import itertools
 import logging
 import os
 import platform
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -66,6 +67,16 @@ class Node:
     why_gone: str = ""
     handles: dict[int, RemoteHandle] = field(default_factory=dict)
     living: list[Living] = field(default_factory=list)
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Sort nodes by SLURM's number of the node, then by host name; node2 precedes node10."""
+
+    def place(node: Node) -> tuple[int, list[str | int]]:
+        parts = re.split(r"(\d+)", str(node.facts["host"]))
+        return int(node.facts["order"]), [int(part) if part.isdigit() else part for part in parts]
+
+    return sorted(nodes, key=place)
 
 
 def lost_node(nproc: int) -> Node:

@@ -12,6 +12,7 @@ import os
 import platform
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -385,5 +386,5 @@ def about_this_node(nproc: int) -> dict[str, Any]:
         "pid": os.getpid(),
         "python": platform.python_version(),
         "versions": found,
-        "group_rank": int(os.environ.get("GROUP_RANK", "-1")),
+        "order": int(os.environ.get("SLURM_NODEID", sys.maxsize)),  # among the nodes
     }

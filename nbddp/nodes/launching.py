@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from nbddp.errors import RequestError
 from nbddp.launch.launcher import RankHandle
-from nbddp.nodes.door import Door, Node, lost_node
+from nbddp.nodes.door import Door, Node, in_order, lost_node
 from nbddp.nodes.returning import Returned
 from nbddp.topology import Topology
 from nbddp.wire.start import RankStart
@@ -29,7 +29,7 @@ class Slot:
 
 
 class NodesLauncher:
-    """Ranks on nodes: those of the first that came, then of the second, and so on.
+    """Starts ranks on nodes, in the order of :func:`nbddp.nodes.door.in_order`.
 
     Args:
         door: where the nodes come in.
@@ -54,13 +54,20 @@ class NodesLauncher:
         """What a rank's environment begins with: its node's own, which is not known here."""
         return {}
 
+    def chosen(self) -> list[Node]:
+        """Return the nodes that get ranks, in the order of their ranks.
+
+        The first nodes that arrived are chosen: a spare that arrives later moves no rank.
+        """
+        return in_order(self.door.staying[: self.most])
+
     def room(self) -> int:
         """Ranks that there are on the nodes that are here.
 
         Raises:
             RequestError: these are too few.
         """
-        here = self.door.staying[: self.most]
+        here = self.chosen()
         if len(here) < self.least:
             are = "is" if 1 in (len(here), self.least) else "are"
             nodes = "node" if self.least == 1 else "nodes"
@@ -104,7 +111,7 @@ class NodesLauncher:
         """
         slots: list[Slot] = []
         left = world_size
-        for node in self.door.staying:
+        for node in self.chosen():
             if left:
                 slots.append(Slot(node, world_size - left, min(left, node.nproc)))
                 left -= slots[-1].nproc
@@ -114,7 +121,7 @@ class NodesLauncher:
                 f"{world_size - left}; `%ddp nodes` lists them"
             )
         self.slots = slots
-        self._room = sum(node.nproc for node in self.door.staying[: self.most])
+        self._room = sum(node.nproc for node in self.chosen())
 
     def returned(self) -> Returned:
         """The ranks of another notebook that are back.
