@@ -16,11 +16,11 @@ def ip(*words: str) -> None:
 class Cables:
     """A switch on this machine, and a namespace for each node."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, net: str = NET) -> None:
         self.switch = f"{name}s"
-        self._name = name
+        self._name, self.net = name, net
         self._spaces: list[str] = []
-        self.address = f"{NET}.1"
+        self.address = f"{net}.1"
         ip("link", "add", self.switch, "type", "bridge")
         ip("addr", "add", f"{self.address}/24", "dev", self.switch)
         ip("link", "set", self.switch, "up")
@@ -33,7 +33,7 @@ class Cables:
         self._spaces.append(space)
         ip("link", "add", space, "type", "veth", "peer", "name", "cable0", "netns", space)
         ip("link", "set", space, "master", self.switch, "up")
-        ip("-n", space, "addr", "add", f"{NET}.{number}/24", "dev", "cable0")
+        ip("-n", space, "addr", "add", f"{self.net}.{number}/24", "dev", "cable0")
         ip("-n", space, "link", "set", "cable0", "up")
         ip("-n", space, "link", "set", "lo", "up")
         return space
