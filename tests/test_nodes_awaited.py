@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -87,6 +89,12 @@ def test_who_is_missing_is_one_clear_sentence(at_the_door: AtTheDoor) -> None:
         nodes.wait(0.2)
     said = f"1 node is missing after 0.2 s; 1 node is here: gpu-01 (4 ranks){line}"
     assert str(caught.value) == said
+
+
+def test_the_line_names_the_notebooks_python_and_may_be_changed(at_the_door: AtTheDoor) -> None:
+    said = at_the_door.nodes.opened()
+    assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
+    assert "at another path there, replace that path" in said
 
 
 def test_who_was_refused_is_named_with_the_reason(at_the_door: AtTheDoor) -> None:

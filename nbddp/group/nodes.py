@@ -175,7 +175,7 @@ class Nodes:
         join = self.door.join
         lines = [
             f"the door is open at {join.address}:{join.port}. On each machine, with the same nbddp "
-            "and Python:",
+            "and Python (if they are at another path there, replace that path in the line):",
             "",
             f"    {self.command}",
             "",
