@@ -138,6 +138,7 @@ class Executor:
             case msg.Display() | msg.Asked() | msg.Withdrawn() as said:
                 self._audience.feed(notice_of(rank, said))
             case msg.Answer() as answer:
+                self.whereabouts.values.note(rank, self._newest_cell, answer.payload.get("values"))
                 self.promises.answered(answer)
             case msg.Ready() as ready:
                 self.ready[rank] = ready
@@ -172,6 +173,7 @@ class Executor:
         try:
             if self.cell is not None and self.cell.number == report.cell:
                 self.cell.note_report(rank, report)
+                self.whereabouts.values.note(rank, report.cell, report.values)
                 trouble = self.cell.trouble(rank)
                 if trouble is not None and not trouble.is_consequence:
                     self.time_line.record("failure", rank=rank, what=trouble.headline())
@@ -207,9 +209,9 @@ class Executor:
         try:
             self._read_last(rank, exitcode, why)
         finally:
-            is_told = bool(why)  # with all ranks of its node
-            exited = ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode, is_told=is_told)
-            self.step(exited)
+            self.whereabouts.values.note_exit(rank, self.life.cell, self.cell)
+            exited = ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode, is_told=bool(why))
+            self.step(exited)  # is_told: with all ranks of its node
             self.promises.gone(rank, reasons.unanswered(self.life, rank, exitcode))
 
     def _read_last(self, rank: int, exitcode: int | None, why: str) -> None:
@@ -375,8 +377,7 @@ class Executor:
             self.whereabouts.end_cell()
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
-                if report.parcel:
-                    # nobody asks for a part of the values
+                if report.parcel:  # nobody asks for a part of the values
                     self.means_now.link.discard(report.parcel)
         self._describe()
 

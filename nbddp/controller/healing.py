@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,32 @@ from nbddp.interrupts import OneInterrupt
 from nbddp.promise import Promise, await_all, kept
 from nbddp.record.deeds import cell_that_made
 from nbddp.record.healed import SHOWN_PLACES, Healed
+from nbddp.record.rank_values import OwnValues
 from nbddp.wire.heal_messages import Give, Meet
-from nbddp.wire.messages import Answer, Command
+from nbddp.wire.messages import Answer, Command, JsonDict
 
 if TYPE_CHECKING:
     from nbddp.controller.session import Session
 
 COMING_BACK = 30.0  # seconds that a rank has to say that it met in vain
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the new ranks changed after they got the donor's names.
+
+    Attributes:
+        places: where they put their rank.
+        own: which values they have again as the dead ranks had them.
+    """
+
+    places: list[str]
+    own: list[str]
+
+    def add(self, payload: JsonDict) -> None:
+        """Note what one rank says."""
+        for known, new in ((self.places, "places"), (self.own, "taken")):
+            known += [path for path in payload.get(new, ()) if path not in known]
 
 
 def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
@@ -55,6 +75,8 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         more=dict(healed.more),
         places=[*healed.places[:SHOWN_PLACES]],
         more_places=max(0, len(healed.places) - SHOWN_PLACES),
+        own=[*healed.own[:SHOWN_PLACES]],
+        unknown=[*healed.unknown[:SHOWN_PLACES]],
         bytes=healed.size,
         fork=round(healed.fork, 3),
         carry=round(healed.carry, 3),
@@ -94,12 +116,15 @@ def _go_on(
     left: dict[str, str] = {}
     answer = given()
     carried = time.monotonic()
-    places: list[str] = []
-    while unopened := _hand_over(session, answer, source, chosen, len(left), places):
+    values = _own_values(session, chosen, source)
+    said = _Said([], [])
+    while unopened := _hand_over(session, answer, source, values, len(left), said):
         left |= unopened  # the next one may be another
         answer = give([*left])()
     session.end_heal()
+    session.whereabouts.values.note_healed(chosen)
     left |= answer.payload["left"]
+    left = {name: why for name, why in left.items() if name not in said.own}
     size = answer.payload["bytes"] + sum(size for size, _ in answer.payload["storages"])
     return Healed(
         ranks=tuple(chosen),
@@ -107,13 +132,26 @@ def _go_on(
         names=len(answer.payload["names"]),
         left=left,
         more=answer.payload["more"],
-        places=tuple(places),
+        places=tuple(said.places),
+        own=tuple(said.own),
+        unknown=tuple({path: None for each in values.values() for path in each.unknown}),
         cells={name: cell_that_made(name, session.deeds) for name in left},
         size=size,
         fork=forked - began,
         carry=carried - forked,
         meet=time.monotonic() - carried,
     )
+
+
+def _own_values(session: Session, newcomers: Sequence[int], donor: int) -> dict[int, OwnValues]:
+    """Find the values that the new ranks must have instead of the donor's."""
+    alive = [rank for rank in session.life.alive if rank not in newcomers]
+    port = session.require_link().free_port
+    places = session.launcher.places(len(session.life.ranks), master_port=port)
+    return {
+        rank: session.whereabouts.values.of_replacement(rank, donor, alive, places)
+        for rank in newcomers
+    }
 
 
 def _give(
@@ -139,11 +177,11 @@ def _hand_over(
     session: Session,
     answer: Answer,
     donor: int,
-    newcomers: Sequence[int],
+    values: Mapping[int, OwnValues],
     turn: int,
-    places: list[str],
+    said: _Said,
 ) -> dict[str, str]:
-    """Have all meet, and the new ones take the names; ``places`` gets where they put their rank.
+    """Have all meet, and the new ones take the names; ``said`` gets the values they changed.
 
     Returns:
         Why not, for a name that could not be made there: then they have none, and have not met.
@@ -152,32 +190,33 @@ def _hand_over(
         RequestError: they could not.
     """
 
-    def meet(number: int) -> Meet:
+    def meet(rank: int, number: int) -> Meet:
         return Meet(
             request=number,
             generation=session.life.generation,
             turn=turn,
             donor=donor,
-            newcomers=list(newcomers),
+            newcomers=list(values),
             parcel=answer.parcel,
             storages=answer.payload["storages"],
             buffers=answer.payload["buffers"],
+            own=dict(values[rank].own) if rank in values else {},
         )
 
     try:
-        said = _let_meet(session, meet)
+        answers = _let_meet(session, meet)
     finally:
         session.require_link().discard(answer.parcel)
     unopened: dict[str, str] = {}
-    for each in said.values():
+    for each in answers.values():
         unopened |= each.payload.get("unopened", {})
-        places += [place for place in each.payload.get("places", ()) if place not in places]
+        said.add(each.payload)
     if not unopened:
-        _check(said)
+        _check(answers)
     return unopened
 
 
-def _let_meet(session: Session, make: Callable[[int], Command]) -> dict[int, Answer]:
+def _let_meet(session: Session, make: Callable[[int, int], Command]) -> dict[int, Answer]:
     """Have all meet; if one of them cannot, the others do not wait for it any longer.
 
     Raises:
@@ -187,7 +226,7 @@ def _let_meet(session: Session, make: Callable[[int], Command]) -> dict[int, Ans
     asked: dict[int, Promise[Answer]] = {}
     try:
         for rank in session.life.alive:
-            asked[rank] = session.send(rank, noting(numbers, rank, make))
+            asked[rank] = session.send(rank, noting(numbers, rank, partial(make, rank)))
         await_all(asked.values(), until=_has_failed)
     finally:
         for rank, answer in asked.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import say_ranks
@@ -23,6 +23,8 @@ class Healed:
         left: why not, for each name that could not be carried; of very many for some.
         more: how many others could not, by why not; under ``""`` for yet other reasons.
         places: where a new rank put its own number in the place of the donor's.
+        own: plain values that new ranks have as the dead ones had them, not as the donor has them.
+        unknown: where they have the donor's values because the dead ranks' are not known.
         cells: the prompt's number of the cell that made such a name, where it is known.
         size: bytes that were carried.
         fork: seconds until the new ranks were there.
@@ -41,6 +43,8 @@ class Healed:
     fork: float
     carry: float
     meet: float
+    own: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -58,18 +62,23 @@ class Healed:
             f"{self.seconds:.2f} s ({self.names} names, {say_bytes(self.size)})"
         ]
         if self.places:
-            lines.append(f"given the rank of who has it now: {self._say_places()}")
+            lines.append(f"given the rank of who has it now: {_say_few(self.places)}")
+        if self.own:
+            have = "has its" if len(self.ranks) == 1 else "have their"
+            own = _say_few(self.own)
+            lines.append(f"{say_ranks(self.ranks)} {have} own values again: {own}")
+        if self.unknown:
+            lines.append(
+                f"the values of rank {self.donor}, because those of {say_ranks(self.ranks)} are "
+                f"not known: {_say_few(self.unknown)}; set them {self._where('')} if they must "
+                "differ"
+            )
         by_reason: dict[str, list[str]] = {why: [] for why in (*self.left.values(), *self.more)}
         for name, why in self.left.items():
             by_reason[why].append(f"not carried: {name} ({why}){self._way_out(name, why)}")
         for why, said in by_reason.items():
             lines += [*said, *self._say_more(why)]
         return lines
-
-    def _say_places(self) -> str:
-        more = len(self.places) - SHOWN_PLACES
-        rest = [f"{more:,} more"] if more > 0 else []
-        return ", ".join([*self.places[:SHOWN_PLACES], *rest])
 
     def _say_more(self, why: str) -> Iterator[str]:
         if count := self.more.get(why, 0):
@@ -88,3 +97,9 @@ class Healed:
         if not self.cells.get(name):
             return ""
         return f"; cell [{self.cells[name]}] makes it: run that line {ranks}"
+
+
+def _say_few(paths: Sequence[str]) -> str:
+    more = len(paths) - SHOWN_PLACES
+    rest = [f"{more:,} more"] if more > 0 else []
+    return ", ".join([*paths[:SHOWN_PLACES], *rest])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nbddp.record.curves import Curves
 from nbddp.record.hangs import HangWatch, Sign
 from nbddp.record.lags import Lag, slower
+from nbddp.record.rank_values import RankValues
 from nbddp.record.tally import Tally
 from nbddp.record.waiting import Awaited, Waiting
 from nbddp.wire.messages import Metrics, Progress, Pulse
@@ -54,6 +55,7 @@ class Whereabouts:
         self.curves = Curves()
         self.waiting = Waiting()
         self.tally = Tally()
+        self.values = RankValues()
         self.missed = 0
         self._hang_watch = HangWatch(is_stopped, is_working)
         self._bars: dict[int, tuple[LoopProgress, ...]] = {}
@@ -128,6 +130,7 @@ class Whereabouts:
     def forget(self) -> None:
         """The ranks that were seen are gone."""
         self._hang_watch.forget()
+        self.values.forget()
 
     def note(
         self,

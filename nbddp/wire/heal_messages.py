@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 MADE_BY_ALL = "a process group is made by all ranks at once"  # why it is not carried
@@ -27,6 +27,7 @@ class Meet:
     ``turn`` counts the meetings of one generation: some come to nothing.
     ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each;
     the last ``buffers`` of them are not of tensors, but of arrays.
+    ``own``: for a newcomer, by path the mark of the donor's value and that of its own one.
     """
 
     request: int
@@ -37,3 +38,4 @@ class Meet:
     parcel: dict[str, Any]
     storages: list[Any]
     buffers: int
+    own: dict[str, Any] = field(default_factory=dict)

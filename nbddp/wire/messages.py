@@ -246,6 +246,8 @@ class CellEnded:
     "new_group" the groups that the rank has begun to form.
     ``is_quit`` tells that its debugger was left by ``q``, which ends the cell on all ranks.
     ``facts`` are :class:`~nbddp.checks.facts.RankFacts` of the cell's names, as a dict.
+    ``values``: the marks that are ``new`` since the last report, and the paths that are ``gone``;
+    ``is_all`` tells that earlier reports do not count.
     """
 
     cell: int
@@ -259,6 +261,7 @@ class CellEnded:
     result: JsonDict = field(default_factory=dict)
     parcel: JsonDict = field(default_factory=dict)
     facts: JsonDict = field(default_factory=dict)
+    values: JsonDict = field(default_factory=dict)
 
     @property
     def is_ok(self) -> bool:

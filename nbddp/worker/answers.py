@@ -111,7 +111,9 @@ class Answers:
         names, sources = parcels.opened(data, loads_with_sources)
         self._shell.compile.take_sources(sources)
         self._shell.push(names)
-        return Answer(request=command.request)
+        return Answer(
+            request=command.request, payload={"values": self._shell.plain_values.changes()}
+        )
 
     def _pull(self, command: Pull) -> Answer:
         def check() -> None:

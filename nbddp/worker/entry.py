@@ -198,16 +198,12 @@ class Rank:
         self._say_ready()
 
     def _say_ready(self) -> None:
+        self._shell.plain_values.forget()
         self._pulse.tell_anew()
-        self._mailer.post(
-            Ready(
-                pid=os.getpid(),
-                device=str(self._group.device),
-                backend=self._group.backend,
-                host=socket.gethostname(),
-                cell=self._cell,
-            )
-        )
+        device, backend = str(self._group.device), self._group.backend
+        host = socket.gethostname()
+        ready = Ready(pid=os.getpid(), device=device, backend=backend, host=host, cell=self._cell)
+        self._mailer.post(ready)
 
     def _make_shell(self, colors: str) -> RankShell:
         shell = RankShell.instance() if RankShell.initialized() else make_shell()
@@ -368,6 +364,7 @@ class Rank:
                 result=self._shell.displayhook.bundle if failure is None else {},
                 parcel=parcel,
                 facts=survey(self._shell.user_ns, command.source, failure=failure).json(),
+                values=self._shell.plain_values.changes(),
             )
         )
 

@@ -7,7 +7,6 @@ so that nothing is unpickled that a rank of ours did not sign.
 from __future__ import annotations
 
 import gc
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from nbddp.wire.messages import Answer, JsonDict, Regroup
 from nbddp.worker.carry import NotOpenedError, open_names, pack_names
 from nbddp.worker.exchange import await_message, batches, exchange
 from nbddp.worker.places import own_places, take_places, take_samplers
+from nbddp.worker.plain_values import HISTORY
 from nbddp.worker.registry import is_sharded, sharded_modules
 from nbddp.worker.surroundings import Surroundings
 from nbddp.worker.untold import few_of
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from nbddp.worker.shell import RankShell
 
 AT_ONCE = 8  # messages on their way to newcomers
-_HISTORY = re.compile(
-    r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
-    r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
-)
 
 Asked = Give | Meet
 T = TypeVar("T")
@@ -70,9 +66,11 @@ class Healing:
         self._regrouper = regrouper
         self._store = store
         self._key = key
+        self._values = shell.plain_values
         self._storages: Sequence[UntypedStorage] = ()
         self._unopened: NotOpenedError | None = None
         self._places: list[str] = []
+        self._taken: list[str] = []
 
     def act(self, command: Asked) -> Answer:
         """Do it, and say what came of it."""
@@ -104,7 +102,7 @@ class Healing:
         return Answer(request=command.request, parcel=parcel, payload=payload)
 
     def _history(self) -> Iterator[str]:
-        return (name for name in self._namespace if _HISTORY.fullmatch(name))
+        return (name for name in self._namespace if HISTORY.fullmatch(name))
 
     def _meet(self, command: Meet) -> Answer:
         """Form the process group, hand the names over in it, take the models along."""
@@ -119,11 +117,12 @@ class Healing:
         payload: JsonDict = {
             "was_left": bool(error) and self._regrouper.was_left,
             "places": self._places,
+            "taken": self._taken,
         }
         if self._unopened is not None:
             error = str(self._unopened)
             payload["unopened"] = {self._unopened.name: error}
-        self._unopened, self._places = None, []
+        self._unopened, self._places, self._taken = None, [], []
         return Answer(request=command.request, error=error, payload=payload)
 
     def _hand_over(self, command: Meet) -> None:
@@ -148,7 +147,8 @@ class Healing:
         mine = None if is_new else own_places(self._namespace, self._own)
         told = [each for each in exchange(mine, self._group.device) if each is not None]
         if is_new:
-            agreed = {*told[0]}.intersection(*told[1:])
+            self._taken = self._values.take(command.own, self._own)
+            agreed = {*told[0]}.intersection(*told[1:]) - command.own.keys()
             self._places = take_places(self._namespace, self._own, agreed)
             if take_samplers(command.donor):
                 self._places.append("a DistributedSampler")

@@ -31,6 +31,7 @@ from nbddp.worker.folding import folded
 from nbddp.worker.handlers import CellHandlers
 from nbddp.worker.headline import text_of
 from nbddp.worker.notebook_lines import NotebookLines
+from nbddp.worker.plain_values import PlainValues
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
 from nbddp.worker.tracing import Tracer, traced
@@ -72,6 +73,7 @@ class RankShell(InteractiveShell):
         self._debugger = rank_pdb(self.is_cell_file)
         super().__init__(**options)
         self.loop_runner = self._await
+        self.plain_values = PlainValues(self.user_ns)
 
     def init_traceback_handlers(self, custom_exceptions: Any) -> None:
         """Make IPython's formatters, and have them spend little on long library files."""

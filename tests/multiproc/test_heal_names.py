@@ -94,7 +94,8 @@ def test_what_keeps_a_rank_is_told_the_new_ones(group: WorkerGroup) -> None:
     group.run(SHARES, quiet=True)
     kill(group, 1)
     healed = group.heal()
-    assert {"trainer.rank", "trainer.sampler.rank", "settings['local_rank']"} <= {*healed.places}
+    assert {"trainer.rank", "settings['local_rank']"} <= {*healed.own}
+    assert "trainer.sampler.rank" in healed.places
     told = group.run(
         "trainer.rank, settings, trainer.lora, [int(each) for each in trainer.loader]",
         quiet=True,
@@ -122,6 +123,110 @@ def test_an_object_comes_without_what_belongs_to_its_process(group: WorkerGroup)
     assert said.value.rank == 1
     group.run("trainer.gate = threading.Lock()", ranks=[1], quiet=True)
     group.run("with trainer.gate: pass", quiet=True)
+
+
+RANKS_OWN = """
+import argparse, os
+ddp = int(os.environ.get("RANK", -1)) != -1
+if ddp:
+    ddp_rank = int(os.environ["RANK"])
+    ddp_local_rank = int(os.environ["LOCAL_RANK"])
+    master_process = ddp_rank == 0
+    seed_offset = ddp_rank
+else:
+    master_process, seed_offset = True, 0
+is_main = rank == 0
+device = f"meta:{ddp_local_rank}"
+run_name = f"run of {seed_offset}"
+class Trainer:
+    def __init__(self):
+        self.gpu_id = int(os.environ["LOCAL_RANK"])
+        self.model = torch.nn.Linear(1, 1)
+trainer = Trainer()
+args = argparse.Namespace(gpu=rank, epochs=1)
+"""
+OWN = (
+    "ddp_rank, ddp_local_rank, seed_offset, trainer.gpu_id, args.gpu, master_process, is_main, "
+    "run_name, str(device)"
+)
+DIES = "\nif rank == {}: os.kill(os.getpid(), 9)\ndist.barrier()"
+
+
+def owns(rank: int) -> tuple[object, ...]:
+    return (*[rank] * 5, rank == 0, rank == 0, f"run of {rank}", f"meta:{rank}")
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_new_rank_has_the_dead_ones_own_values(group: WorkerGroup, dead: int) -> None:
+    """With the donor's two ranks would log and save the checkpoint, or none would."""
+    group.run(RANKS_OWN, quiet=True)
+    kill(group, dead)
+    healed = group.heal()
+    assert {"ddp_rank", "trainer.gpu_id", "args.gpu"} <= {*healed.own}
+    assert healed.unknown == ()
+    told = group.run(OWN, quiet=True, wants_value=True).values()
+    assert told == [owns(rank) for rank in range(3)]
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_values_that_the_dying_cell_set_follow_from_the_rank(nproc: int, dead: int) -> None:
+    """No report tells them; one rank alone that lives cannot be compared with another."""
+    with WorkerGroup(nproc=nproc) as group:
+        with pytest.raises(CellFailedError):
+            group.run(RANKS_OWN + DIES.format(dead), quiet=True)
+        healed = group.heal()
+        assert not {"ddp_rank", "master_process", "seed_offset"} & {*healed.unknown}
+        told = group.run(OWN.replace(", str(device)", ""), quiet=True, wants_value=True).values()
+    assert told == [owns(rank)[:-1] for rank in range(nproc)]
+
+
+LOOP = """
+import os
+if "step" not in globals():
+    step, is_main = 0, dist.get_rank() == 0
+while step < 4:
+    step += 1
+    if step == 2 and rank == 0: os.kill(os.getpid(), 9)  # its replacement goes on after it
+    dist.barrier()
+is_main, step
+"""
+
+
+def test_a_loop_that_a_heal_resumes_has_one_main_process() -> None:
+    """Also where the cell makes its names only once, and rank 0 is the one that died."""
+    with WorkerGroup(nproc=3) as group:
+        mains = group.run(LOOP, heal=1, quiet=True, wants_value=True).values()
+    assert mains == [(rank == 0, 4) for rank in range(3)]
+
+
+def test_values_that_are_not_known_are_named(group: WorkerGroup) -> None:
+    group.run(
+        "import os\nshard = torch.arange(4) + rank\nwriter = 'open' if rank == 0 else None\n"
+        "common = 5\npath = [rank]\nfirst = object() if rank == 0 else None",
+        quiet=True,
+    )
+    with pytest.raises(CellFailedError):
+        group.run(
+            "import random\nlucky = random.random() < 2\nseen = [*range(rank)]\ncommon = 6"
+            + DIES.format(1),
+            quiet=True,
+        )
+    healed = group.heal()
+    assert {*healed.unknown} == {"shard", "path", "lucky", "seen"}
+    [line] = [each for each in healed.lines() if "not known" in each]
+    assert line.startswith("the values of rank 0, because those of rank 1 are not known: ")
+    assert line.endswith("; set them with --ranks 1 if they must differ")
+    told = group.run("writer, common, first is None", quiet=True, wants_value=True).values()
+    assert told == [("open", 6, False), (None, 6, True), (None, 6, True)]
+
+
+def test_pushed_values_are_a_ranks_own(group: WorkerGroup) -> None:
+    group.push({"share": "all"})
+    group.push({"share": "mine"}, ranks=[1])
+    kill(group, 1)
+    group.heal()
+    assert group.pull("share") == ["all", "mine", "all"]
 
 
 FLOOD = """

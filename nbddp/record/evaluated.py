@@ -1,0 +1,143 @@
+"""The names that a cell's code sets to values which follow from the rank alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+from nbddp.checks.plain import plain_python
+from nbddp.topology import Topology
+
+_NODES = (
+    *(ast.Constant, ast.Name, ast.Load, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop),
+    *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod),
+    *(ast.IfExp, ast.JoinedStr, ast.FormattedValue, ast.Call, ast.Attribute, ast.Subscript),
+)
+_CALLS = frozenset(
+    {
+        *("int", "str", "bool", "os.getenv", "getenv", "os.environ.get", "environ.get"),
+        *("dist.get_rank", "torch.distributed.get_rank", "get_rank"),
+        *("dist.get_world_size", "torch.distributed.get_world_size", "get_world_size"),
+        "torch.device",
+    }
+)
+_ATTRIBUTES = _CALLS | {"os.environ", "torch.distributed"}
+
+
+class Device(str):
+    """The name of a torch.device, which this side does not load."""
+
+
+def evaluated(source: str, place: Topology, names: Mapping[str, Any]) -> dict[str, Any]:
+    r"""Return the values that a cell's plain assignments give to names on one rank.
+
+    Only code that reads the rank, the environment that torchrun sets, and plain values counts.
+
+    Args:
+        source: the cell.
+        place: the rank's.
+        names: plain values from before the cell.
+
+    >>> place = Topology.local(2)[1]
+    >>> code = "r = int(os.environ['RANK'])\nif r >= 0:\n    main, seed = r == 0, 7 + r\nx = f()"
+    >>> evaluated(code, place, {})
+    {'r': 1, 'main': False, 'seed': 8}
+    """
+    found: dict[str, Any] = {}
+    env = place.to_env()
+    dist = SimpleNamespace(get_rank=lambda: place.rank, get_world_size=lambda: place.world_size)
+    known: dict[str, Any] = {
+        "__builtins__": {},
+        "int": int,
+        "str": str,
+        "bool": bool,
+        "__name__": "__main__",
+        "os": SimpleNamespace(environ=env, getenv=env.get),
+        "environ": env,
+        "getenv": env.get,
+        "dist": dist,
+        "torch": SimpleNamespace(distributed=dist, device=_device),
+        **vars(dist),
+        **{each: getattr(place, each) for each in ("rank", "local_rank", "world_size")},
+        **names,
+    }
+    _follow(_body(source), known, found)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _body(source: str) -> list[ast.stmt]:
+    """Parse a cell once for all ranks."""
+    try:
+        return ast.parse(plain_python(source)).body
+    except SyntaxError:
+        return []
+
+
+def _device(kind: str | int, index: int | None = None) -> Device:
+    if isinstance(kind, int):
+        return Device(f"cuda:{kind}")
+    return Device(kind if index is None else f"{kind}:{index}")
+
+
+def _follow(body: Sequence[ast.stmt], known: dict[str, Any], found: dict[str, Any]) -> None:
+    for each in body:
+        if isinstance(each, ast.If) and (test := _value(each.test, known)):
+            _follow(each.body if test[0] else each.orelse, known, found)
+            continue
+        for name in _bound(each):
+            known.pop(name, None)
+            found.pop(name, None)
+        for target, value in _assigned(each):
+            if held := _value(value, known):
+                known[target] = found[target] = held[0]
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """Return the names that a statement may set."""
+    for each in ast.walk(statement):
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
+            yield each.id
+        elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield each.name
+
+
+def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Return the names that a plain assignment sets, each with its expression."""
+    match statement:
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            yield name, value
+        case ast.Assign(targets=[ast.Tuple(elts=to)], value=ast.Tuple(elts=values)):
+            for target, value in zip(to, values, strict=False):
+                if isinstance(target, ast.Name):
+                    yield target.id, value
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, value
+
+
+def _value(expression: ast.expr, known: dict[str, Any]) -> tuple[()] | tuple[Any]:
+    """Return the value of an expression, or nothing if it cannot be known."""
+    if not _is_plain(expression, known):
+        return ()
+    try:
+        return (eval(compile(ast.Expression(expression), "cell", "eval"), dict(known)),)
+    except Exception:  # noqa: BLE001 - whatever the user's expression raises
+        return ()
+
+
+def _is_plain(expression: ast.expr, known: Mapping[str, Any]) -> bool:
+    for each in ast.walk(expression):
+        if not isinstance(each, _NODES):
+            return False
+        if isinstance(each, ast.Call) and ast.unparse(each.func) not in _CALLS:
+            return False
+        if isinstance(each, ast.Attribute) and ast.unparse(each) not in _ATTRIBUTES:
+            return False
+        if isinstance(each, ast.Name) and each.id not in known:
+            return False
+    return True
