@@ -48,6 +48,7 @@ from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
 from nbddp.worker.failure import describe, not_begun, plain
 from nbddp.worker.healing import Healing
+from nbddp.worker.installs import Installs
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.loaders import let_loaders_begin_anew
@@ -140,6 +141,7 @@ class Rank:
         back = Returning(clients, self._group, mailer, self._end_lost_cell, self._say_ready)
         self._parcels, self._claims, self._cell = cast(dist.Store, back.parcels), back.commands, 0
         self._shell = self._make_shell(start.colors)
+        Installs(back.commands, f"a{start.attempt}/installs", self._place, self._shell).take_over()
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._keyboard = Keyboard(
             self._post_question, is_called_off=lambda: self._interrupter.was_asked

@@ -1,0 +1,149 @@
+"""Package managers in a cell, such as ``%pip``, ``!pip``, ``%conda`` and ``!apt``.
+
+All ranks of a node share one environment, and a package manager fails where another one is at work.
+So the first rank of a node that comes to such a command runs it, and the others wait for its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import site
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from IPython.core import interactiveshell
+from IPython.core.magics import packaging
+
+if TYPE_CHECKING:
+    from nbddp.topology import Topology
+    from nbddp.worker.shell import RankShell
+
+LOOK = 0.05  # seconds between two looks whether the other rank is done
+SHOWN = 60  # characters of a command
+_BEGIN = r"(?:^|[;&|(\n])\s*(?:(?:\w+=\S*|sudo|env|-\S+)\s+)*(?:\"[^\"]*/|'[^']*/|[^\s\"';&|]*/)?"
+_MANAGER = re.compile(
+    _BEGIN + r"(?:(?:pip[\d.]*|apt|apt-get|dpkg|yum|dnf|apk|brew)"
+    r"|(?:conda|mamba|micromamba|uv)(?![\"']?\s+run\b)"
+    r"|python[\d.]*[\"']?\s+-m\s+(?:pip|conda|uv(?!\s+run\b)))[\"']?(?=\s|$)"
+)
+_CHANGE = re.compile(r"\b(?:un)?install\b|\b(?:add|create|remove|sync|update|upgrade)\b")
+
+
+class Installs:
+    """Runs the package managers of cells once on each node.
+
+    Args:
+        claims: a store that all ranks have.
+        prefix: of the keys in it, which no other attempt has.
+        place: the rank's.
+        shell: knows which cell runs.
+    """
+
+    def __init__(self, claims: Any, prefix: str, place: Topology, shell: RankShell) -> None:
+        self._claims = claims
+        self._prefix = prefix
+        self._place = place
+        self._shell = shell
+        self._counts: Counter[tuple[int, str]] = Counter()  # how often a cell came to a command
+        self._preloaded = frozenset(sys.modules)  # a restart of the ranks does not load them anew
+
+    def take_over(self) -> None:
+        """Replace the functions by which IPython runs a ``!command``, which magics use, too."""
+        ipythons: Any = interactiveshell
+        ipythons.system = self._once(ipythons.system)
+        ipythons.getoutput = self._once(ipythons.getoutput)
+        note: Any = packaging  # all that it prints is to restart the kernel; here a line says more
+        note.print = lambda *_: None
+
+    def _once(self, run: Callable[[str], Any]) -> Callable[[str], Any]:
+        def run_once(command: str) -> Any:
+            if _MANAGER.search(command) is None:
+                return run(command)
+            cell, node = self._shell.display_pub.cell, self._place.node_rank
+            self._counts[cell, command] += 1
+            what = hashlib.sha256(command.encode()).hexdigest()[:16]
+            key = f"{self._prefix}/{cell}/{node}/{what}/{self._counts[cell, command]}"
+            mine = str(self._place.rank)
+            if self._claims.compare_set(f"{key}/by", "", mine).decode() != mine:
+                value = self._other_ranks(f"{key}/done")
+            else:
+                value = self._run(run, command, f"{key}/done")
+            importlib.invalidate_caches()  # else a new package is not found for a second
+            return value
+
+        return run_once
+
+    def _other_ranks(self, key: str) -> Any:
+        """Return what the rank that runs the command got, when it has ended."""
+        while not self._claims.check([key]):
+            time.sleep(LOOK)
+        return json.loads(self._claims.get(key))
+
+    def _run(self, run: Callable[[str], Any], command: str, key: str) -> Any:
+        began, value = time.time(), None
+        try:
+            value = run(command)
+        finally:
+            self._claims.set(key, json.dumps(value))
+        has_failed = type(value) is int and value != 0
+        if has_failed:
+            self._tell(command, f"it failed with exit code {value}")
+        elif _CHANGE.search(command):
+            self._tell(command, self._way_to_see(began))
+        return value
+
+    def _tell(self, command: str, end: str) -> None:
+        shown = command.replace(sys.executable, "python").strip().partition("\n")[0]
+        shown = shown if len(shown) <= SHOWN else shown[: SHOWN - 4] + " ..."
+        who = f"rank {self._place.rank} ran `{shown}` for all ranks of its node"
+        print(f"nbddp: {who}: {end}")  # noqa: T201 - for the user, with the command's own output
+
+    def _way_to_see(self, began: float) -> str:
+        """Say what is to be done until the ranks have what was installed."""
+        changed = _changed_modules(began)
+        if _has_new_paths(began) or changed & self._preloaded:
+            what = _few(changed & self._preloaded) or "a new import path"
+            return f"restart the kernel to use {what}"
+        if changed:
+            return f"{_few(changed)} was imported before, `%ddp restart` loads it anew"
+        return "they can use it now"
+
+
+def _few(names: Iterable[str]) -> str:
+    named = sorted(names)
+    return ", ".join(named[:5]) + (" ..." if len(named) > 5 else "")
+
+
+def _changed_modules(began: float) -> set[str]:
+    """Return the packages that are imported and whose files have changed since then."""
+    return {
+        name
+        for name, module in [*sys.modules.items()]
+        if "." not in name and _has_changed(getattr(module, "__file__", None), began)
+    }
+
+
+def _has_changed(file: Any, began: float) -> bool:
+    """Tell whether a file is another one; of one that was unpacked, the other time may be old."""
+    if not isinstance(file, str) or not file.startswith(os.sep):
+        return False
+    try:
+        return Path(file).stat().st_ctime >= began
+    except OSError:
+        return True
+
+
+def _has_new_paths(began: float) -> bool:
+    """Tell whether there are new ``.pth`` files, which Python reads when it starts."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    return any(
+        _has_changed(str(file), began) for folder in folders for file in Path(folder).glob("*.pth")
+    )
