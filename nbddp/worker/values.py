@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import cloudpickle
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
