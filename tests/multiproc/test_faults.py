@@ -91,7 +91,7 @@ def test_raise_is_the_first_cause_and_all_names_are_kept(group: WorkerGroup) -> 
     ("kind", "words"),
     [
         ("kill", "was killed by SIGKILL"),
-        ("segfault", "was killed by SIGSEGV"),
+        ("segfault", "was killed by SIGSEGV, line 8"),
         ("exit", "exited with code 3"),
     ],
 )
