@@ -125,6 +125,7 @@ SAMPLES: dict[str, Any] = {
     "names": 12,
     "number": 7,
     "outcome": "ok",
+    "own": ["ddp_rank"],
     "places": ["trainer.rank"],
     "rank": 3,
     "ranks": (0, 1),
@@ -135,6 +136,7 @@ SAMPLES: dict[str, Any] = {
     "source": "x = 1",
     "step": 31,
     "text": "no progress for 10 s:\n  ranks 0-1 waiting",
+    "unknown": ["seed_offset"],
     "what": "ValueError: no",
     "world_size": 2,
 }
