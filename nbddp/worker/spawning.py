@@ -20,11 +20,14 @@ from types import FunctionType
 from typing import Any, ClassVar
 
 import torch.multiprocessing
+from torch.distributed import DistNetworkError
 
 from nbddp.wire.sources import Pickler
 from nbddp.worker.families import Arrival, at_home
+from nbddp.worker.import_hooks import change_when_imported
 
 PATIENCE = 1.0  # seconds to end when asked to
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 _UNSENDABLE = (TypeError, AttributeError, pickle.PicklingError)
 
 
@@ -46,6 +49,34 @@ def let_cells_spawn(family: str) -> None:
     spawn: Any = importlib.import_module("torch.multiprocessing.spawn")
     package: Any = torch.multiprocessing
     package.start_processes = spawn.start_processes = _ending(spawn.start_processes)
+    change_when_imported("torch.distributed.launcher.api", _explain_ports)
+
+
+def _explain_ports(module: Any) -> None:
+    """Have torch's launcher, which ``accelerate.notebook_launcher`` uses, say what to write."""
+    launch = module.launch_agent
+
+    @functools.wraps(launch)
+    def launch_agent(config: Any, entrypoint: Any, *args: Any, **options: Any) -> Any:
+        try:
+            return launch(config, entrypoint, *args, **options)
+        except DistNetworkError as error:
+            name = getattr(entrypoint, "__name__", "the function")
+            raise RuntimeError(
+                f"the ranks are running already: call {name}() itself, without a launcher, which "
+                f"would start processes of its own on every rank ({error})"
+            ) from None
+
+    module.launch_agent = launch_agent
+
+
+def _refuse_lightning(caller: str) -> None:
+    """Refuse the strategies by which Lightning starts processes: they wait for each other."""
+    if caller.partition(".")[0] in _LIGHTNING:
+        raise RuntimeError(
+            "this strategy of Lightning starts processes of its own, and the ranks are running "
+            'already: use strategy="ddp" with devices=world_size'
+        )
 
 
 def let_cell_choose_start_method() -> None:
@@ -90,6 +121,7 @@ def _ending(original: Callable[..., Any]) -> Callable[..., Any]:
         daemon: bool = False,  # noqa: FBT001, FBT002
         start_method: str = "spawn",
     ) -> Any:
+        _refuse_lightning(sys._getframe(1).f_globals.get("__name__", ""))
         with _nothing_left_behind():
             try:
                 started = original(fn, args, nprocs, False, daemon, start_method)  # noqa: FBT003

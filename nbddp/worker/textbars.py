@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
 
-_MODULE = "tqdm.notebook"
+from nbddp.worker.import_hooks import change_when_imported
 
 
 def make_bars_text() -> None:
-    """See to it that whoever imports ``tqdm.notebook`` from now on finds bars made of text."""
-    if not any(isinstance(finder, _TextBars) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _TextBars())
-
-
-class _TextBars(MetaPathFinder):
-    """Finds one module, and changes it once it has run."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Find ``tqdm.notebook``, and nothing else."""
-        spec = PathFinder.find_spec(name, path) if name == _MODULE else None
-        if spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        run = loader.exec_module
-
-        def run_and_change(module: ModuleType) -> None:
-            run(module)
-            _use_text(module)
-
-        loader.exec_module = run_and_change
-        return spec
+    """Replace the bars of ``tqdm.notebook`` by bars of text when it is imported."""
+    change_when_imported("tqdm.notebook", _use_text)
 
 
 def _use_text(module: Any) -> None:

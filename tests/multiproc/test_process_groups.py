@@ -591,3 +591,17 @@ def test_nccls_guards_end_no_rank_and_the_users_word_wins(
     read = "[os.environ[f'TORCH_NCCL_{n}'] for n in ('ASYNC_ERROR_HANDLING', 'ENABLE_MONITORING')]"
     group.run("import os")
     assert group.pull(read) == [["2", "1"]] * 2
+
+
+def test_a_launcher_that_every_rank_starts_is_explained(group: WorkerGroup) -> None:
+    launch = (
+        "from torch.distributed.launcher.api import LaunchConfig, elastic_launch\n"
+        "def train(): import time; time.sleep(30)\n"
+        "config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, run_id='none',\n"
+        f"    rdzv_backend='static', rdzv_endpoint='127.0.0.1:{free_port()}',\n"
+        "    rdzv_configs={'rank': 0})\n"
+        "elastic_launch(config, train)()"
+    )
+    with pytest.raises(CellFailedError, match=r"call train\(\) itself, without a launcher"):
+        group.run(launch)
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")

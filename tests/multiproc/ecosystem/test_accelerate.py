@@ -9,7 +9,7 @@ import regression
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import WorkerGroup
+from nbddp import CellFailedError, WorkerGroup
 
 pytest.importorskip("accelerate")
 pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(180)]
@@ -80,3 +80,12 @@ def test_a_script_may_run_again_and_between_cells(
     assert "[0, 1]" in said[0]
     group.run("everyone = accelerator.gather(torch.tensor([rank])).tolist()")
     assert group.pull("everyone") == [[0, 1], [0, 1]]
+
+
+def test_its_notebook_launcher_is_refused_with_what_to_write_instead(group: WorkerGroup) -> None:
+    launch = (
+        "from accelerate import notebook_launcher\nnotebook_launcher(train, (), num_processes=2)"
+    )
+    with pytest.raises(CellFailedError, match=r"call train\(\) itself, without a launcher"):
+        group.run(f"{TRAINING}\n{launch}")
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")

@@ -7,7 +7,7 @@ import regression
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import WorkerGroup
+from nbddp import CellFailedError, WorkerGroup
 
 pytest.importorskip("lightning")
 pytestmark = [pytest.mark.multiproc, pytest.mark.ecosystem, pytest.mark.timeout(180)]
@@ -90,3 +90,13 @@ def test_a_trainer_that_is_interrupted_keeps_its_names_and_trains_again(
     notebook.interrupt()  # Lightning has made its processes deaf to SIGINT
     assert notebook.finish(request).error.startswith("CellInterruptedError")
     assert notebook.run("%%ddp\nprint(kept)").lines(1) == ["1"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp_notebook", "ddp_spawn"])
+def test_a_strategy_that_starts_processes_is_refused_with_the_one_to_use(
+    group: WorkerGroup, strategy: str
+) -> None:
+    group.run(TRAINER.replace("'ddp'", f"'{strategy}'"))
+    with pytest.raises(CellFailedError, match=r'use strategy="ddp" with devices=world_size'):
+        group.run("make_trainer(1).fit(Net(), make_loader())")
+    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")

@@ -1,0 +1,45 @@
+"""Change a library's module when it is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+Change = Callable[[Any], None]
+
+
+def change_when_imported(name: str, change: Change) -> None:
+    """Call ``change(module)`` once the module has run; at once if it is imported already."""
+    if name in sys.modules:
+        change(sys.modules[name])
+    elif not any(isinstance(each, _Changing) and each.name == name for each in sys.meta_path):
+        sys.meta_path.insert(0, _Changing(name, change))
+
+
+class _Changing(MetaPathFinder):
+    """Finds one module, and changes it once it has run."""
+
+    def __init__(self, name: str, change: Change) -> None:
+        self.name = name
+        self._change = change
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find that module, and nothing else."""
+        spec = PathFinder.find_spec(name, path) if name == self.name else None
+        if spec is None or spec.loader is None:
+            return None
+        loader: Any = spec.loader
+        run = loader.exec_module
+
+        def run_and_change(module: ModuleType) -> None:
+            run(module)
+            self._change(module)
+
+        loader.exec_module = run_and_change
+        return spec
