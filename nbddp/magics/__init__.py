@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 
@@ -16,6 +16,8 @@ from nbddp.magics.line import LineMagics
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+_NAMES_OF_RANKS = ("nbddp", "rank", "local_rank", "world_size", "device", "dist")
+
 
 class _Extension:
     """All that was put into one shell."""
@@ -27,6 +29,7 @@ class _Extension:
         shell.register_magics(cells, lines)
         for name in ("%ddp", "%local"):  # IPython takes `%%ddp` in any later line for these
             shell.magics_manager.register_function(_not_in_the_first_line, "line", name)
+        shell.events.register("post_run_cell", _explain_names_of_ranks)
         self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
         shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
         self.desk.auto.install(shell)
@@ -41,8 +44,9 @@ class _Extension:
         if name.strip() != "nbddp":
             self._load_ext(name)
 
-    def restore_load_ext(self, shell: InteractiveShell) -> None:
-        """Give the shell its own ``%load_ext`` back."""
+    def restore(self, shell: InteractiveShell) -> None:
+        """Give the shell its own ``%load_ext`` back, and explain no names any more."""
+        shell.events.unregister("post_run_cell", _explain_names_of_ranks)
         shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
 
     def warm_up_after_this_cell(self) -> None:
@@ -57,6 +61,16 @@ class _Extension:
     def _warm_up(self, *_result: object) -> None:
         self._events.unregister("post_run_cell", self._warm_up)
         self.desk.group.warm_up()
+
+
+def _explain_names_of_ranks(result: Any) -> None:
+    """Print a hint after a cell of the notebook that uses a name which only ranks have."""
+    name = getattr(result.error_in_exec, "name", None)
+    if isinstance(result.error_in_exec, NameError) and name in _NAMES_OF_RANKS:
+        print(  # noqa: T201 - for the user
+            f"nbddp: `{name}` is defined on the ranks, not in the notebook: begin the cell with "
+            "`%%ddp`"
+        )
 
 
 def _not_in_the_first_line(_line: str) -> NoReturn:
@@ -86,7 +100,7 @@ def unload(shell: InteractiveShell) -> None:
     extension.desk.auto.remove(shell)
     extension.completer.remove(shell)
     extension.hints.remove(shell)
-    extension.restore_load_ext(shell)
+    extension.restore(shell)
     for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

@@ -389,6 +389,16 @@ def test_a_comment_above_a_cell_magic_is_explained(notebook: Notebook, magic: st
     assert "not found" not in reply.text + reply.error
 
 
+@pytest.mark.parametrize("source", ['nbddp.check_answer("00.1", 12)', "print(rank)"])
+def test_a_cell_of_the_notebook_that_is_meant_for_the_ranks_is_explained(
+    notebook: Notebook, source: str
+) -> None:
+    reply = notebook.run(f"%reset_selective -f ^nbddp$\n{source}")
+    assert reply.error.startswith("NameError")
+    assert "on the ranks, not in the notebook: begin the cell with `%%ddp`" in reply.text
+    assert "on the ranks" not in notebook.run("no_such_name").text
+
+
 def test_loading_nbddp_a_second_time_says_nothing(notebook: Notebook) -> None:
     assert notebook.run("%load_ext nbddp").text == ""
     assert notebook.run("%load_ext autoreload\n%load_ext autoreload").text.startswith(
