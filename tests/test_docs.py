@@ -82,7 +82,7 @@ def test_the_pages_use_only_options_that_there_are() -> None:
     others = {  # of pip, torchrun, Jupyter and our installer
         *("--test", "--execute", "--to", "--no-input", "--stdout"),
         *("--standalone", "--nproc-per-node", "--max-restarts"),
-        *("--master-addr", "--master-port", "--join"),
+        *("--node-rank", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--join"),
         "--lr",  # of a script
     }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", FOR_USERS)) <= ours | others
