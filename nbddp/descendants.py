@@ -54,7 +54,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def cpu_time(pid: int) -> float:
-    """Seconds of CPU that a process has used.
+    """Return the CPU seconds that a process has used.
 
     Raises:
         psutil.Error: there is no such process.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nbddp.errors import ArgumentError
 
-# not "torchrun": PATH lacks it in a kernel that was started by a kernelspec
+# not "torchrun": PATH may lack it in a kernel that a kernelspec started
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 _NUMBERS = {

@@ -70,8 +70,8 @@ SAME_SAMPLES = Rule(
     id="ND201",
     title="ranks that train on the same samples",
     why="Each rank goes through all of the data: N ranks do N times the work of one.",
-    fix="Give the loader a DistributedSampler, or use `nbddp.loader`; an IterableDataset deals out "
-    "itself, such as by `itertools.islice(samples, rank, None, world_size)`.",
+    fix="Give the loader a DistributedSampler, or use `nbddp.loader`; let an IterableDataset yield "
+    "this rank's part only, such as `itertools.islice(samples, rank, None, world_size)`.",
     notebook=DATA,
     find=_same_samples,
     bad=example(TRAINS, *[{"train": Loader(sampler="random", data="a", samples=64)}] * 2),
@@ -183,7 +183,7 @@ def _other_data(facts: Facts) -> Iterator[Found]:
 
 
 def _is_in_other_order(orders: list[str]) -> bool:
-    """Whether all have the same items, and not all in the same order."""
+    """Return whether all ranks have the same items, but not in the same order."""
     parts = [each.partition(" ") for each in orders]
     return "" not in orders and len({each[0] for each in parts}) == 1 < len(set(orders))
 
@@ -193,8 +193,8 @@ OTHER_DATA = Rule(
     title="a sampler over data that differs between ranks",
     why="Each rank takes its share of what it has itself: together they miss samples, and train on "
     "what others keep for their test.",
-    fix="Make the dataset the same on all ranks: a random split with a generator of one seed, a "
-    "shuffled list by `random.Random(0).shuffle(files)`, or sorted.",
+    fix="Make the dataset the same on all ranks: give a random split a generator with a fixed "
+    "seed; sort a list, or shuffle it with `random.Random(0).shuffle(files)`.",
     notebook=DATA,
     find=_other_data,
     bad=example("", *[{"a": Loader(sampler="dealt", data=n, samples=9)} for n in "ab"]),

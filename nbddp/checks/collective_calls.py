@@ -10,7 +10,7 @@ from nbddp.checks.conditions import tests_at
 from nbddp.checks.source import Source
 from nbddp.checks.syntax import argument, may_be_true, names_in, passes_on_more
 
-_GROUP_PLACES = {  # of torch's collectives, among their arguments
+_GROUP_PLACES = {  # the position of ``group`` among the arguments; None: it has none
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"), 2),
     **dict.fromkeys(("all_to_all", "broadcast", "broadcast_object_list"), 2),
     **dict.fromkeys(("gather", "gather_object", "reduce", "reduce_scatter"), 3),
@@ -22,12 +22,12 @@ _GROUP_PLACES = {  # of torch's collectives, among their arguments
 }
 COLLECTIVES = frozenset(f"torch.distributed.{name}" for name in _GROUP_PLACES)
 OURS = frozenset({"nbddp.all_reduce", "nbddp.all_gather"})
-# what makes groups of all ranks, or writes and reads a checkpoint of theirs
+# calls that form groups of all ranks, and calls that write or read a distributed checkpoint
 _OF_ALL_RANKS = re.compile(
     r"torch\.distributed\.(?:(?:\w+\.)*init_device_mesh"
     r"|checkpoint\.(?:\w+\.)*(?:save|load|async_save|save_state_dict|load_state_dict))"
 )
-# what meets in the group, or mesh, that holds the parts of a tensor or a model
+# calls that all ranks with a shard of a tensor or a model must make together
 _OF_SHARDS = re.compile(
     r"torch\.distributed\.(?:(?:\w+\.)*tensor\.(?:\w+\.)*distribute_(?:tensor|module)"
     r"|fsdp\.(?:\w+\.)*FullyShardedDataParallel\.(?:summon_full_params|full_optim_state_dict"
@@ -42,7 +42,7 @@ _NO_SHARDING = re.compile(r"\bDDP\b|DistributedDataParallel")
 
 
 def short(name: str) -> str:
-    """As one types it.
+    """Return the name of a call as users type it.
 
     >>> short("torch.distributed.barrier"), short("nbddp.all_reduce")
     ('dist.barrier', 'nbddp.all_reduce')
@@ -58,14 +58,17 @@ def short(name: str) -> str:
 
 
 def collective(source: Source, call: ast.Call) -> str:
-    """Its name, if it is one of all ranks; a group of some ranks is their own affair."""
+    """Return the name of a collective of all ranks; empty for other calls.
+
+    A collective in a group of some ranks does not count.
+    """
     name = source.called(call)
     is_one = name in COLLECTIVES or name in OURS or _OF_ALL_RANKS.fullmatch(name)
     return name if is_one and _is_of_all(call, _GROUP_PLACES.get(name.rpartition(".")[2])) else ""
 
 
 def _of_shards(source: Source, call: ast.Call) -> str:
-    """Return the name of a call that meets where the parts of a tensor, or a model, are."""
+    """Return the name of a call that all ranks with a shard must make; empty for other calls."""
     name, method = source.called(call), source.method(call)
     if _OF_SHARDS.fullmatch(name):
         return name
@@ -79,16 +82,16 @@ def _of_shards(source: Source, call: ast.Call) -> str:
 
 
 def _gathers_state(source: Source, name: str) -> bool:
-    """Return whether the state of a model is put together: FSDP's first version does so."""
+    """Return whether ``state_dict()`` of a model gathers its shards, as in FSDP version 1."""
     made = [each for each in source.values(name) if isinstance(each, ast.Call)]
     is_first = any(source.called(each).endswith(".FullyShardedDataParallel") for each in made)
     return is_first and not re.search(r"(?:LOCAL|SHARDED)_STATE_DICT", source.text)
 
 
 def _takes_shards(source: Source, call: ast.Call, *, may_guess: bool) -> bool:
-    """Return whether a model that is cut up is among the arguments.
+    """Return whether a sharded model is among the arguments.
 
-    What is no known model is taken for one where the code cuts models up and has no DDP.
+    With ``may_guess``, an unknown argument counts as one if the code shards models and has no DDP.
     """
     given = {name for each in call.args for name in names_in(each)}
     if any(map(source.is_fsdp, given)):
@@ -109,12 +112,12 @@ def _is_of_all(call: ast.Call, place: int | None) -> bool:
 
 
 def all_meetings(source: Source) -> list[tuple[ast.Call, str]]:
-    """Every call that all ranks must make, those of functions that make one inside among them."""
+    """Return every call that all ranks must make, and every call of a function that makes one."""
     return source.once("meetings", lambda: _find_meetings(source))
 
 
 def meetings_of_shards(source: Source) -> dict[ast.Call, str]:
-    """Return every call that meets where the parts of a tensor, or a model, are."""
+    """Return every call that all ranks with a shard of a tensor or a model must make together."""
     return source.once(
         "meetings of shards",
         lambda: {each: name for each in source.calls if (name := _of_shards(source, each))},
@@ -143,7 +146,10 @@ def _meeting_functions(source: Source, direct: list[tuple[ast.Call, str]]) -> se
 
 
 def _is_apart(source: Source, call: ast.Call) -> bool:
-    """Return whether some ranks only make it, or the function's caller decides which ones do."""
+    """Return whether only some ranks may make a call.
+
+    It is under a condition on the rank, or the caller of its function decides which ranks make it.
+    """
     function = source.function(call)
     if not isinstance(function, ast.FunctionDef):
         return has_rank_condition(source, call)

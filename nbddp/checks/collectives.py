@@ -60,7 +60,10 @@ def _of_some_ranks(source: Source) -> Iterator[Found]:
 
 
 def _others_meet_below(source: Source, call: ast.Call, outer: ast.AST) -> bool:
-    """Return whether ``outer`` is left after the call, and those that go on meet below it."""
+    """Return whether the ranks that make the call leave then, and the others meet below ``outer``.
+
+    They leave by ``return``, ``raise``, ``break`` or ``continue``.
+    """
     left = left_after(source, call, outer)
     if left is None:
         return False

@@ -10,7 +10,7 @@ from nbddp.checks.source import Function, Loop, Source
 from nbddp.checks.syntax import names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
-# how many ranks, or whether all; and ranks of matrices
+# names that hold no rank of a process: counts, words for all ranks, ranks of matrices
 _NO_RANK = re.compile(
     r"(?i)(?:^|_)(?:all|any|each|every|per|n|nb|num|max|min|total|low|full|lora|matrix|svd)_rank$"
 )
@@ -39,10 +39,10 @@ def depends_on_rank(test: ast.AST) -> bool:
 
 
 def picks_one_of_all(test: ast.AST) -> bool:
-    """Return whether a condition is surely true on one rank of all, or on all others.
+    """Return whether a condition is certainly true on one rank only, or on all ranks but one.
 
-    A rank in a mesh's dimension, or in a group, is none of all ranks. A condition with an ``or``
-    may be true on all.
+    The rank in a dimension of a mesh, or in a group, does not tell that: several ranks have it. A
+    condition with an ``or`` may be true on all ranks.
 
     >>> [picks_one_of_all(ast.parse(text, mode="eval").body) for text in ("rank == 0", "tp_rank")]
     [True, False]
@@ -196,7 +196,10 @@ def _leaves(node: ast.If, test: object) -> bool:
 
 
 def left_after(source: Source, node: ast.AST, outer: ast.AST) -> ast.AST | None:
-    """Return the loop or function that is left after a node, in a block that ``outer`` has."""
+    """Return the loop or function that the code leaves at the end of a node's block.
+
+    Blocks outside of ``outer`` do not count. Return None if the code leaves nothing.
+    """
     inner = node
     for each in source.above(node):
         for block in (getattr(each, "body", None), getattr(each, "orelse", None)):
@@ -231,12 +234,15 @@ def are_apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
 
 
 def _branches(source: Source, node: ast.AST) -> set[tuple[str, bool]]:
-    """What holds where it stands in its function, as text."""
+    """Return the conditions that hold at a node in its function, as text."""
     return {(text, is_so) for text, is_so, _test in tests_at(source, node)}
 
 
 def tests_at(source: Source, node: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:
-    """Yield what holds at a place in its function: conditions around it, and those that left."""
+    """Yield the conditions that hold at a node in its function: text, whether it is true, code.
+
+    They are the conditions around the node, and those before it under which the code leaves.
+    """
     inner = node
     for outer in source.above(node):
         yield from _left_before(outer, inner)
@@ -260,7 +266,7 @@ def _left_before(outer: ast.AST, inner: ast.AST) -> Iterator[tuple[str, bool, as
 
 
 def _parts(test: ast.expr, *, is_so: bool) -> Iterator[tuple[str, bool, ast.expr]]:
-    """Split a condition: all parts of a true ``and`` are true, of a false ``or`` are false.
+    """Split a condition: the parts of a true ``and`` are true, those of a false ``or`` are false.
 
     >>> test = ast.parse("not a and b is None", mode="eval").body
     >>> [(text, is_so) for text, is_so, _ in _parts(test, is_so=True)]

@@ -22,7 +22,7 @@ class Loader:
         shuffles: whether it has another order in another epoch.
         samples: in its dataset, on this rank.
         data: tells equal data from other data; empty where that cannot be told.
-        order: a checksum of the dataset's lists whatever their order, and one of their order.
+        order: two checksums of the dataset's lists: one is the same in any order, one is not.
         batches: that this rank gets.
     """
 
@@ -52,11 +52,11 @@ class Model:
         has_norm: whether batch norm is of this rank's batch alone.
         minds_mode: whether training and evaluation differ.
         with_gradient: parameters that have one; ``without`` have none, and should.
-        unused: the names of some of those without.
-        is_refused: whether DDP has refused to go on, since ``unused`` took no part.
+        unused: the names of some parameters without a gradient.
+        is_refused: whether DDP has raised an error because ``unused`` had no gradient.
         is_nested: whether DDP wraps a DDP model.
         finds_unused: whether DDP was told to look for parameters without gradient.
-        is_sharded: whether its parameters are cut up among the ranks, as FSDP's are.
+        is_sharded: whether its parameters are sharded over the ranks, as FSDP does it.
         has_buffers: whether DDP sends its buffers from rank 0 to all.
     """
 

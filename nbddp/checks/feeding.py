@@ -255,13 +255,13 @@ def _splits_at_random(source: Source) -> Iterator[Found]:
         if name in ("random.shuffle", "numpy.random.shuffle") and _is_dealt_behind(source, call):
             yield Found(
                 source.line(call),
-                f"{ast.unparse(call)} without a seed: every rank has another order, and the "
+                f"{ast.unparse(call)} without a seed: each rank has a different order, and the "
                 "sampler's shares overlap.",
             )
 
 
 def _is_dealt_behind(source: Source, call: ast.Call) -> bool:
-    """Return whether a DistributedSampler below deals out the list that a call shuffles."""
+    """Return whether a DistributedSampler below the call divides the list that it shuffles."""
     shuffled = call.args[0].id if call.args and isinstance(call.args[0], ast.Name) else ""
     return any(
         source.kind_of_call(each) == "sampler"
@@ -273,7 +273,7 @@ def _is_dealt_behind(source: Source, call: ast.Call) -> bool:
 
 
 def _names_behind(source: Source, node: ast.AST, depth: int = 3) -> set[str]:
-    """Return the names in an expression, and in what those are given."""
+    """Return the names in an expression, and in the values that are assigned to them."""
     found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     values = [value for name in found for value in source.values(name)] if depth else []
     return found.union(*(_names_behind(source, each, depth - 1) for each in values))
@@ -282,8 +282,8 @@ def _names_behind(source: Source, node: ast.AST, depth: int = 3) -> set[str]:
 SPLITS_AT_RANDOM = Rule(
     id="ND114",
     title="a random split, or order, that differs between ranks",
-    why="What one rank holds back for its test, another one trains on: the score is too good. In "
-    "lists of other orders a sampler's shares overlap.",
+    why="What one rank holds back for its test, another one trains on: the score is too good. If "
+    "the order differs, the parts that a sampler gives to the ranks overlap.",
     fix="Pass `generator=torch.Generator().manual_seed(0)` to the split, or call "
     "`random.Random(0).shuffle(files)`: the same on all ranks.",
     notebook=NOTEBOOK,

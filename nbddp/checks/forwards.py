@@ -60,7 +60,7 @@ def _has_buffers(source: Source, name: str) -> bool:
 
 
 def _has_norm(source: Source, value: ast.AST, depth: int = 3) -> bool:
-    """Return whether what makes a model names batch norm, itself or in a class or name of it."""
+    """Return whether the code that makes a model, or a class or name in it, names batch norm."""
     if re.search(r"BatchNorm|batchnorm", ast.unparse(value)):
         return True
     names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
@@ -72,7 +72,7 @@ def _has_norm(source: Source, value: ast.AST, depth: int = 3) -> bool:
 
 
 def _is_wrapped_later(source: Source, name: str, call: ast.Call) -> bool:
-    """Return whether the code wraps the model only after this call of it."""
+    """Return whether the code wraps the model in DDP only after this call of the model."""
     wraps = source.once(
         ("wraps", name),
         lambda: [each for each in source.values(name) if _makes_ddp(source, each)],
@@ -90,7 +90,7 @@ def _makes_ddp(source: Source, value: ast.expr) -> bool:
 
 
 def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
-    """Return whether a Join may take part for the ranks that are through.
+    """Return whether a Join may take part for the ranks that have finished.
 
     A Join around the code, or around a call of its function, counts. So does a Join that no
     ``with`` statement shows: it may be entered anywhere.
@@ -141,7 +141,7 @@ def _all_branches_call(source: Source, condition: Condition, name: str) -> bool:
 
 
 def is_without_gradients(source: Source, call: ast.Call) -> bool:
-    """Whether it is evaluation: DDP then averages no gradients."""
+    """Return whether a call is under ``no_grad`` or the like: DDP averages no gradients there."""
     for outer in source.above(call):
         if isinstance(outer, ast.With | ast.AsyncWith):
             entered = " ".join(ast.unparse(each.context_expr) for each in outer.items)
@@ -160,7 +160,7 @@ DDP_OF_SOME_RANKS = Rule(
     why="DDP sends buffers in forward and averages gradients in backward, on all ranks together: "
     "the rank that is alone with it waits.",
     fix="Call `model.module(...)` for what one rank does alone with a DDP model, or let all ranks "
-    "take part, as FSDP needs it.",
+    "call it. All ranks must call an FSDP model.",
     notebook=HANGS,
     find=_ddp_of_some_ranks,
     bad=Source("if rank == 0:\n    model(x).sum().backward()\n", {"model": "ddp"}),

@@ -172,7 +172,7 @@ class Source:
         return self.kinds.get(name, "").startswith("ddp")
 
     def is_fsdp(self, name: str) -> bool:
-        """Whether it is known to be a model whose parameters are cut up among the ranks."""
+        """Whether it is known to be an FSDP model, whose parameters are sharded over the ranks."""
         return self.kinds.get(name, "").startswith("fsdp")
 
     @cached_property

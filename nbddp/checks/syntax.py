@@ -26,7 +26,7 @@ def is_false(node: ast.AST | None) -> bool:
 
 
 def may_be_true(node: ast.AST | None) -> bool:
-    """Whether an argument that is false by default may be true: it is given, and not ``False``."""
+    """Return whether an argument that is false by default is given, and not as ``False``."""
     return node is not None and not is_false(node)
 
 

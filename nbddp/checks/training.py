@@ -65,7 +65,7 @@ def _every(source: Source, step: ast.Call, loop: Loop) -> tuple[ast.If, str] | N
 
 
 def _steps_in_both(condition: ast.If) -> bool:
-    """Return whether each branch updates something, such as one optimizer of several."""
+    """Return whether both branches call a ``step()``, such as those of two optimizers."""
     return all(
         any(isinstance(each, ast.Attribute) and each.attr == "step" for each in ast.walk(branch))
         for branch in (ast.Module(condition.body, []), ast.Module(condition.orelse, []))

@@ -211,7 +211,7 @@ class Executor:
         finally:
             self.whereabouts.values.note_exit(rank, self.life.cell, self.cell)
             exited = ev.Exited(attempt=attempt, rank=rank, exitcode=exitcode, is_told=bool(why))
-            self.step(exited)  # is_told: with all ranks of its node
+            self.step(exited)  # is_told: the loss of its whole node was reported
             self.promises.gone(rank, reasons.unanswered(self.life, rank, exitcode))
 
     def _read_last(self, rank: int, exitcode: int | None, why: str) -> None:
@@ -377,7 +377,7 @@ class Executor:
             self.whereabouts.end_cell()
             result = self.cell.finish(self._note_result)
             for report in () if result.is_ok else result.reports.values():
-                if report.parcel:  # nobody asks for a part of the values
+                if report.parcel:  # the values of a failed cell are not used
                     self.means_now.link.discard(report.parcel)
         self._describe()
 

@@ -29,15 +29,15 @@ class _Said:
     """What the new ranks changed after they got the donor's names.
 
     Attributes:
-        places: where they put their rank.
-        own: which values they have again as the dead ranks had them.
+        places: the places at which they replaced the donor's rank by their own.
+        own: the paths of the values that they restored as the dead ranks had them.
     """
 
     places: list[str]
     own: list[str]
 
     def add(self, payload: JsonDict) -> None:
-        """Note what one rank says."""
+        """Add the answer of one rank."""
         for known, new in ((self.places, "places"), (self.own, "taken")):
             known += [path for path in payload.get(new, ()) if path not in known]
 
@@ -181,7 +181,7 @@ def _hand_over(
     turn: int,
     said: _Said,
 ) -> dict[str, str]:
-    """Have all meet, and the new ones take the names; ``said`` gets the values they changed.
+    """Form the group and hand the names to the new ranks; add what these changed to ``said``.
 
     Returns:
         Why not, for a name that could not be made there: then they have none, and have not met.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from nbddp.record.folder import RunFolder
     from nbddp.wire.letters import Letter
 
-WORKING = 0.05  # of a core; 5 threads that wait for Python's lock and ask for it use 1.5 percent
-SHORTEST_LOOK = 0.5  # seconds; over less, a rank that computes may just not have its turn
+WORKING = 0.05  # of a core; five threads that only wait for Python's lock use 0.015 together
+SHORTEST_LOOK = 0.5  # seconds; in less, the system may not have run a rank that computes
 
 Told = dict[int, Exception]  # the ranks that could not be told, and why
 
@@ -174,7 +174,7 @@ class Ranks:
                     self._logs[rank].begin_cell()
                 return self._send(ranks, cell.command())
             case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
-                self.working(ranks)  # the CPU that they use from here on is what counts
+                self.working(ranks)  # measure their CPU time from here on
                 return self._send(ranks, Interrupt(cell=number, is_for_death=is_for_death))
             case ev.SendLeave(ranks=ranks):
                 return self._send(ranks, Leave())
@@ -234,13 +234,13 @@ class Ranks:
         return is_working
 
     def _cpu_time(self, handle: RankHandle) -> tuple[float, float]:
-        """A time, and the seconds of CPU that a rank had used by then."""
+        """Return a time, and the CPU seconds that a rank had used by then."""
         if isinstance(handle, RemoteHandle):
             return handle.cpu_time
         return time.monotonic(), cpu_time(handle.pid or 0)
 
     def working(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Those that have used the CPU since the last time that this was asked."""
+        """Return the ranks that have used the CPU since the last call."""
         return tuple(rank for rank in ranks if self.is_working(rank))
 
     def stopped(self, ranks: Sequence[int]) -> tuple[tuple[int, int], ...]:

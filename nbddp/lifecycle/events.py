@@ -158,7 +158,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rang:
-    """A deadline passed; what is seen of the ranks' processes at that moment.
+    """A deadline passed. The event has the state of the ranks' processes at that moment.
 
     ``stopped`` are ranks that got a SIGSTOP, with their process ids. ``working`` are ranks whose
     processes use the CPU.

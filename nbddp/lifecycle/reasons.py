@@ -83,8 +83,8 @@ def stuck(
 ) -> str:
     """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal.
 
-    ``killed_in`` is the seconds that deaf ranks have left, and those that deaf ranks have left that
-    compute.
+    ``killed_in`` has the seconds until deaf ranks are killed: those that do not compute, and those
+    that do.
     """
     if not deaf:
         return (

@@ -54,7 +54,7 @@ from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, mark, ring_in
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
 DEATH_PATIENCE = 0.1  # or died: who waits for it in a ring, but not next to it, hears of nothing
 STUCK_AFTER = 1.0  # seconds after which the user is told that an interrupt has not helped yet
-CLEANUP = 60.0  # seconds that an interrupted cell gets which cleans up, or computes in C code
+CLEANUP = 60.0  # seconds that an interrupted cell gets while it cleans up, or computes in C code
 
 
 def advance(life: Life, event: Event) -> Step:
@@ -226,8 +226,8 @@ def _with_right_group(life: Life, *, needs_group: bool | None) -> Step:
     is_whole = len(life.alive) == len(life.ranks)
     if needs_group is None or (needs_group and (life.has_group or not is_whole)):
         return life, []  # with a rank missing, the ranks cannot form a group of all
-    # A cell that failed may leave a group on some ranks although ``has_group`` is false. Without a
-    # group a rank ignores the message.
+    # A cell that failed may leave a group on some ranks although ``has_group`` is false. A rank
+    # without a group ignores the message.
     generation = life.generation + 1
     regroup = SendRegroup(ranks=tuple(life.alive), generation=generation, form=needs_group)
     return replace(life, generation=generation, has_group=needs_group), [regroup]
@@ -366,7 +366,10 @@ def _on_cell_alarm(life: Life, cell: CellLife, event: Rang) -> Step:
 
 
 def _end_grace(life: Life, cell: CellLife, deaf: tuple[int, ...], event: Rang) -> Step:
-    """Kill deaf ranks; look again at those that compute: C code may hold Python's lock."""
+    """Kill the deaf ranks that do not compute. Check the others again after a further grace.
+
+    C code that computes may hold Python's lock.
+    """
     hung = tuple(rank for rank in deaf if rank not in event.working)
     text = reasons.unheard(hung, event, seconds=life.grace)
     life, actions = _kill(life, cell, hung, text) if hung else (life, [])

@@ -27,7 +27,7 @@ class _Extension:
         self._events = shell.events
         cells, lines = CellMagics(self.desk), LineMagics(self.desk)
         shell.register_magics(cells, lines)
-        for name in ("%ddp", "%local"):  # IPython takes `%%ddp` in any later line for these
+        for name in ("%ddp", "%local"):  # IPython calls these for `%%ddp` below the first line
             shell.magics_manager.register_function(_not_in_the_first_line, "line", name)
         shell.events.register("post_run_cell", _explain_names_of_ranks)
         self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
@@ -40,12 +40,12 @@ class _Extension:
         self.hints.install(shell)
 
     def _load_ext_again(self, name: str) -> None:
-        """Run ``%load_ext``, but say nothing where nbddp is loaded: *Run All* runs it again."""
+        """Run ``%load_ext``; do nothing for nbddp, which is loaded: *Run All* repeats the line."""
         if name.strip() != "nbddp":
             self._load_ext(name)
 
     def restore(self, shell: InteractiveShell) -> None:
-        """Give the shell its own ``%load_ext`` back, and explain no names any more."""
+        """Restore the shell's own ``%load_ext``, and remove the hint about names of ranks."""
         shell.events.unregister("post_run_cell", _explain_names_of_ranks)
         shell.magics_manager.register_function(self._load_ext, "line", "load_ext")
 
@@ -75,8 +75,8 @@ def _explain_names_of_ranks(result: Any) -> None:
 
 def _not_in_the_first_line(_line: str) -> NoReturn:
     raise UsageError(
-        "`%%ddp` and `%%local` must be in the first line of a cell: move the lines above it, "
-        "comments too, below it"
+        "`%%ddp` and `%%local` must be in the first line of a cell: move all lines that are above "
+        "it, also comments, to below it"
     )
 
 

@@ -183,7 +183,7 @@ class Keeper:
             self._trying = loop.create_task(self._try_another(loop, self._wire))
 
     def _cpu_times(self) -> dict[int, float]:
-        """Seconds of CPU by process: a rank that computes with Python's lock cannot say so."""
+        """Return the CPU seconds of each rank: one that holds Python's lock cannot report them."""
         found = {}
         for number, handle in self._handles.items():
             with suppress(psutil.Error):  # it has just ended

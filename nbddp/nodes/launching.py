@@ -57,7 +57,7 @@ class NodesLauncher:
     def chosen(self) -> list[Node]:
         """Return the nodes that get ranks, in the order of their ranks.
 
-        The first nodes that arrived are chosen: a spare that arrives later moves no rank.
+        The nodes that arrived first are chosen: a spare that arrives later renumbers no rank.
         """
         return in_order(self.door.staying[: self.most])
 

@@ -28,18 +28,19 @@ _ATTRIBUTES = _CALLS | {"os.environ", "torch.distributed"}
 
 
 class Device(str):
-    """The name of a torch.device, which this side does not load."""
+    """The name of a ``torch.device``; this module does not import torch."""
 
 
 def evaluated(source: str, place: Topology, names: Mapping[str, Any]) -> dict[str, Any]:
     r"""Return the values that a cell's plain assignments give to names on one rank.
 
-    Only code that reads the rank, the environment that torchrun sets, and plain values counts.
+    An assignment counts if its expression reads only the rank, the environment that torchrun sets,
+    and plain values.
 
     Args:
         source: the cell.
-        place: the rank's.
-        names: plain values from before the cell.
+        place: the rank's place.
+        names: plain values that the rank's names had before the cell.
 
     >>> place = Topology.local(2)[1]
     >>> code = "r = int(os.environ['RANK'])\nif r >= 0:\n    main, seed = r == 0, 7 + r\nx = f()"

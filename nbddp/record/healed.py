@@ -23,8 +23,8 @@ class Healed:
         left: why not, for each name that could not be carried; of very many for some.
         more: how many others could not, by why not; under ``""`` for yet other reasons.
         places: where a new rank put its own number in the place of the donor's.
-        own: plain values that new ranks have as the dead ones had them, not as the donor has them.
-        unknown: where they have the donor's values because the dead ranks' are not known.
+        own: plain values that new ranks have from the dead ranks, not from the donor.
+        unknown: plain values that they have from the donor, as the dead ranks' are not known.
         cells: the prompt's number of the cell that made such a name, where it is known.
         size: bytes that were carried.
         fork: seconds until the new ranks were there.

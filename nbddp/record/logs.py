@@ -17,7 +17,7 @@ from nbddp.wire.messages import Output
 CHUNK_BYTES = 1 << 20
 MAX_SHOWN = 4 << 20  # bytes of one part of a log; of a longer one only the end is shown
 SHOWN_END = 256 << 10  # bytes
-LAST_BYTES = 64 << 10  # the stacks of a dozen threads have 8 kB
+LAST_BYTES = 64 << 10  # the stacks of a dozen threads take 8 kB
 LAST_LINES = 10
 BYTES_PER_LINE = 4096  # of a tail, about
 MAX_BYTES = 64 << 20  # of it
@@ -118,7 +118,7 @@ class LogReader:
     def rest(self) -> Logged | None:
         """What a rank that is gone wrote and could not mail any more.
 
-        The stacks of other threads than the one that died stay in the log.
+        The stacks of threads that did not crash are left out; the log file has them.
         """
         start = end = self._shown
         with suppress(OSError):
@@ -172,7 +172,7 @@ def _last_words(text: str) -> str:
 
 
 def _stack(lines: Sequence[str]) -> Iterator[str]:
-    """The stack of the thread that died, or if that has none, of the one that ran the cell.
+    """Yield the stack of the thread that crashed; without one, that of the thread of the cell.
 
     It ends where IPython runs the cell: below that it is the same every time.
     """

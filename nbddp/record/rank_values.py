@@ -29,8 +29,8 @@ class OwnValues:
     """The values of a replacement.
 
     Attributes:
-        own: by path the mark of the donor's value, and the mark of the own one.
-        unknown: paths at which it keeps the donor's value, since its own one is not known.
+        own: for each path, the mark of the donor's value and the mark of its own value.
+        unknown: paths at which it keeps the donor's value, because its own one is not known.
     """
 
     own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -38,19 +38,19 @@ class OwnValues:
 
 
 class RankValues:
-    """Keeps the marks of all ranks; a path is what the user writes for a value."""
+    """Keeps the marks of all ranks by path, such as ``trainer.rank``: what the user writes."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[str, tuple[str, int]]] = {}  # the mark, and since which cell
         self._deaths: dict[int, tuple[int, str]] = {}  # the cell a rank died in, and its source
 
     def forget(self) -> None:
-        """Forget all of them: the ranks are new."""
+        """Forget all marks, because all ranks are new."""
         self._known.clear()
         self._deaths.clear()
 
     def note(self, rank: int, cell: int, changes: Mapping[str, Any] | None) -> None:
-        """Take what a rank tells at a cell's end."""
+        """Store the changes that a rank reports, such as at the end of a cell."""
         if not changes:
             return
         before = self._known.get(rank, {})
@@ -63,12 +63,12 @@ class RankValues:
         self._known[rank] = now
 
     def note_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
-        """Note that a rank is gone. In a cell that runs: the values that it set there are lost."""
+        """Note that a rank has exited. If it ran a cell, the values that it set there are lost."""
         if running is not None and cell is not None and rank in running.waiting:
             self.note_death(rank, running.number, cell.request.source)
 
     def note_death(self, rank: int, cell: int, source: str) -> None:
-        """Note that a rank died in a cell: what it set there is lost."""
+        """Note that a rank died in a cell: the values that it set there are lost."""
         self._deaths[rank] = (cell, source)
 
     def note_healed(self, ranks: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class _Derivation:
         }
 
     def own(self, path: str) -> str:
-        """Return the mark of the own value, or an empty text."""
+        """Return the mark of the rank's own value; empty if it is not certain."""
         marks = {rank: each[path] for rank, each in self._living.items() if path in each}
         if len(marks) < len(self._living):
             return ""
@@ -161,10 +161,10 @@ class _Derivation:
         return found.pop() if len(found) == 1 else ""
 
     def may_differ(self, path: str) -> bool:
-        """Tell whether the own value may be another one than the donor's, as far as is known.
+        """Return whether the rank's own value may differ from the donor's.
 
-        Two ranks with equal values tell that all have them; but not of a bool, which may be true
-        on the rank alone that died.
+        If two living ranks have the same value, all ranks are taken to have it. A bool is the
+        exception: it may be true only on the rank that died.
         """
         marks = {each.get(path, "") for each in self._living.values()}
         is_alone = len(self._living) == 1 and path.isidentifier()
@@ -172,7 +172,7 @@ class _Derivation:
 
 
 def _rules(path: str) -> list[Rule]:
-    """Return how a value may follow from the rank, by what its name says."""
+    """Return the rules by which a value with such a name may follow from the rank."""
     found = _LAST_WORD.search(path)
     name = found[1] if found else ""
     if _LOCAL.fullmatch(name):

@@ -47,8 +47,8 @@ _TORCHS = (
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+) in (.+)$', re.MULTILINE)  # of faulthandler
 _MISFIT = "Received data size doesn't match expected size"
 MISFIT = (
-    "the ranks gave tensors of different sizes or types to one call, and Gloo ends the process "
-    "then: give the same on all ranks"
+    "the ranks gave tensors of different sizes or types to one call, and Gloo then ends the "
+    "process: give tensors of the same size and type on all ranks"
 )
 
 
@@ -65,7 +65,7 @@ class Ending(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it was by its last words, as " in all_gather, line 3"; empty if they do not say."""
+        """The place that its last output names, as " in all_gather, line 3"; empty if none."""
         stack = _FRAME.findall(self.last_words)  # innermost first, up to the cell
         in_cell = [line for file, line, _ in stack if file == stack[-1][0]]
         calls = [name for file, _, name in stack if file.endswith("/distributed_c10d.py")]
@@ -106,7 +106,7 @@ class Trouble:
         """Whether it waited for others, and gave up."""
         failure = self.failure
         if failure is not None and failure.name == "DistStoreError" and not failure.collective:
-            return False  # it waited for a key of its own, which any rank, or none, may write
+            return False  # it waited for a key of the user's, which any rank, or none, may write
         return self._is_torchs(_TIMED_OUT)
 
     @property
@@ -115,7 +115,10 @@ class Trouble:
         return self.is_interrupted and self.failure is not None and not self.failure.collective
 
     def is_awaited_in(self, call: str, begun: Mapping[str, int]) -> bool:
-        """Whether this rank had not come to a call, where a rank that waited has begun so many."""
+        """Return whether this rank had not come to a call that another rank waited in.
+
+        ``begun`` counts the collectives of the other rank, as the attribute does those of this one.
+        """
         if peer := _PEER.search(call):
             return self.rank == int(peer[1])
         if call == "init_process_group":

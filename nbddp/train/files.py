@@ -101,7 +101,7 @@ class _Hashing:
 def read_whole(path: Path) -> Any:
     """Load what was saved, tensors on the CPU; nothing but plain values is ever unpickled."""
     with warnings.catch_warnings():
-        # torch 2.15 says that it validates sparse tensors: the user asked for none of it
+        # torch 2.15 warns that it validates sparse tensors, which the user did not ask for
         warnings.filterwarnings("ignore", message="Validating sparse tensor invariants")
         return torch.load(path, map_location="cpu", weights_only=True)
 

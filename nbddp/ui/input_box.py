@@ -111,5 +111,5 @@ class KernelBox:
             while (reply := self._reply()) is None and time.monotonic() < deadline:
                 time.sleep(LOOK)
             return reply is not None
-        finally:  # a notebook that is opened again runs no script
+        finally:  # remove the script: a notebook that is opened again must not run it
             publish_display_data(EMPTY, transient=place, update=True)

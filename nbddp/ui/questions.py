@@ -44,7 +44,7 @@ class Box(Protocol):
         """
 
     def close(self) -> bool:
-        """Take away what was shown and needs no answer. Return whether it is gone."""
+        """Close a box that needs no answer any more. Return whether it is closed."""
 
 
 Answer = Callable[[int, Answered], None]
@@ -208,7 +208,7 @@ class NoBox:
         return None
 
     def close(self) -> bool:
-        """Nothing was shown."""
+        """Return True: no box was shown."""
         return True
 
 
@@ -236,7 +236,7 @@ class ConsoleBox:
         return line.removesuffix("\n")
 
     def close(self) -> bool:
-        """A prompt in a terminal needs no closing."""
+        """Return True: a prompt in a terminal needs no closing."""
         return True
 
 

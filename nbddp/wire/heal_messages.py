@@ -27,7 +27,7 @@ class Meet:
     ``turn`` counts the meetings of one generation: some come to nothing.
     ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each;
     the last ``buffers`` of them are not of tensors, but of arrays.
-    ``own``: for a newcomer, by path the mark of the donor's value and that of its own one.
+    ``own``: for a newcomer, by path, the marks of the donor's value and of its own value.
     """
 
     request: int

@@ -1,6 +1,7 @@
-"""Marks: short texts that tell equal values of ranks from different ones.
+"""Marks: short texts that show whether values of several ranks are equal.
 
-A plain value's mark holds all of it. The mark of another value only tells it from others.
+The mark of a plain value holds the whole value. The mark of any other value only helps to tell it
+from different values.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from typing import Any
 
 LONGEST = 200  # characters of a plain value's mark
-DEVICE, OTHER = "device ", "other "  # how other marks begin
+DEVICE, OTHER = "device ", "other "  # prefixes of marks that are no literals
 _PLAIN = (bool, int, str, float, type(None))
 
 
@@ -26,14 +27,14 @@ def plain_mark(value: object) -> str:
     if kind not in _PLAIN or (kind is str and len(value) > LONGEST):  # type: ignore[arg-type]
         return ""
     if kind is float and not math.isfinite(value):  # type: ignore[arg-type]
-        return ""  # its text is no literal
+        return ""  # its repr is no literal
     if kind is int and value.bit_length() > LONGEST:  # type: ignore[attr-defined]
         return ""
     return repr(value)
 
 
 def is_other(mark: str) -> bool:
-    """Tell whether the value cannot be read from its mark."""
+    """Return whether the value cannot be read from its mark."""
     return mark.startswith(OTHER)
 
 

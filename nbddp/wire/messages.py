@@ -242,8 +242,8 @@ class CellEnded:
     ``failure`` is a :class:`Failure` as a dict, empty when the cell succeeded; ``is_interrupted``
     tells that it ended because it was asked to. ``sequence`` counts the collectives of the
     default process group; ``in_group`` tells whether there is one and it was not broken open.
-    ``groups`` counts those of the other groups, by their ranks, such as "[0, 2]", and as
-    "new_group" the groups that the rank has begun to form.
+    ``groups`` counts the collectives of each other group, by the group's ranks, such as "[0, 2]".
+    Its key "new_group" counts the groups that the rank has begun to form.
     ``is_quit`` tells that its debugger was left by ``q``, which ends the cell on all ranks.
     ``facts`` are :class:`~nbddp.checks.facts.RankFacts` of the cell's names, as a dict.
     ``values``: the marks that are ``new`` since the last report, and the paths that are ``gone``;

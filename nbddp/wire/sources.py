@@ -1,4 +1,4 @@
-"""Values with the places that their functions come from: for tracebacks.
+"""Pickle values with the cells that their functions come from, for tracebacks.
 
 The text of the cells follows the value in the same bytes: ``pickle.load`` reads the value alone.
 """

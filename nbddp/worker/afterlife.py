@@ -1,10 +1,11 @@
-"""Process groups that were destroyed stay as long as freeing them at once can deadlock.
+"""Keep destroyed process groups as long as freeing them at once could deadlock.
 
 A thread of Gloo releases a tensor shortly after its collective is over, and needs Python's lock for
 it. Freeing the group joins this thread. If Python's own reference is the last one, torch releases
 the lock for that (300 rounds of ``new_group``, an asynchronous ``all_reduce`` and
 ``destroy_process_group`` in one process: no deadlock with torch 2.13). The reducer of a DDP model
-does not: a model that goes out of scope just after ``destroy_process_group()`` deadlocks.
+does not release it: a model that goes out of scope just after ``destroy_process_group()``
+deadlocks.
 
 So the Python object of a destroyed group is kept while a DDP model uses the group. It is freed with
 the next group that is destroyed, or two cells later, when its threads have nothing left to do. A
@@ -45,7 +46,7 @@ class Afterlife:
         self._groups.append(group)
 
     def begin(self) -> None:
-        """Free what a cell destroys; close what the groups have open once all are destroyed."""
+        """Free groups when a cell destroys them; close their sockets once all are destroyed."""
         module: Any = dist.distributed_c10d
         destroy = module.destroy_process_group
 
@@ -63,7 +64,7 @@ class Afterlife:
         module.destroy_process_group = dist.destroy_process_group = destroy_and_free
 
     def _free(self) -> None:
-        """Free the destroyed groups whose last reference is Python's."""
+        """Free the destroyed groups that had a collective and that no DDP model uses."""
         in_use = [each.__dict__.get("process_group") for each in self._models]
         living = dist.distributed_c10d._world.pg_map
         self._groups = [

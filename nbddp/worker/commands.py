@@ -1,8 +1,9 @@
 """System commands in a cell: ``!command``, ``names = !command`` and ``os.system()``.
 
-IPython gives a command a terminal as its input, where nobody can type, and goes on with the cell
-when it is interrupted. C's ``system()`` ignores SIGINT until the command has ended, and a rank that
-does not answer a stop is killed. Here a command gets the end of file, and a stop ends the cell.
+IPython gives a command a terminal as its input, in which the user cannot type. If the command is
+interrupted, IPython goes on with the cell. C's ``system()`` ignores SIGINT until the command has
+ended, and a rank that does not answer a stop is killed. Here a command gets the end of file, and a
+stop ends the cell.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from nbddp.checks import facts
 
 SHOWN = 64  # indices of a subset that tell it from others
 MANY = 10_000  # items of a list that is looked at
-# what a stream uses that may give each rank other samples
+# names in the code of a stream that may give each rank different samples
 _NO_STREAM = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
     r"|time|environ|socket|pid|uuid|input|stdin|queue|request"
@@ -102,10 +102,10 @@ def data_of(dataset: Any) -> str:
 
 
 def _stream(dataset: IterableDataset[Any]) -> str:
-    """Tell a stream of the user's own from others; empty where ranks may get different samples.
+    """Return a text that identifies the data of a stream; empty if ranks may get different samples.
 
-    They get the same where nothing that its class uses depends on the rank or on chance, and all
-    of its attributes are known.
+    They get the same samples if the stream's class is the user's own, nothing that it uses depends
+    on the rank or on chance, and all of its attributes are plain values.
     """
     own = [each for each in type(dataset).__mro__ if each.__module__ == "__main__"]
     rest = {each.__module__.partition(".")[0] for each in type(dataset).__mro__} - {"__main__"}
@@ -126,7 +126,7 @@ def _words_of(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
     for function in functions:
         codes = [function.__code__] if isinstance(function, FunctionType) else []
         if not codes:
-            words.append("rank")  # nobody knows what it does
+            words.append("rank")  # its code is not known
         for code in codes:
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
             words += [*code.co_names, *code.co_varnames, *code.co_freevars]
@@ -137,16 +137,16 @@ def _words_of(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
 
 
 def _is_plain(value: Any, depth: int = 2) -> bool:
-    """Whether its ``repr`` tells all of it."""
+    """Return whether the ``repr`` of a value holds the whole value."""
     if type(value) in (list, tuple):
         return depth > 0 and len(value) <= MANY and all(_is_plain(e, depth - 1) for e in value)
     return value is None or type(value) in (bool, int, float, str, range)
 
 
 def _order(dataset: Any) -> str:
-    """Tell the order of a dataset's lists from the same lists in another order.
+    """Return two checksums of a dataset's lists: one is the same in any order, one is not.
 
-    Those of the user's own class are looked at, and of a list itself.
+    The dataset is a list, or has lists as attributes and a class of the user's; else return "".
     """
     lists = [dataset] if type(dataset) is list else []
     if type(dataset).__module__ == "__main__":
@@ -155,7 +155,7 @@ def _order(dataset: Any) -> str:
     for each in lists:
         shown = each[:: max(1, len(each) // SHOWN)][:SHOWN]
         if 1 < len(each) <= MANY and _is_plain(shown) and len(set(map(type, shown))) == 1:
-            with suppress(TypeError):  # None, for one, is not less than None
+            with suppress(TypeError):  # items without an order, such as None
                 same.append((len(each), min(each), max(each)))
                 own.append(shown)
     return f"{_checksum(repr(same))} {_checksum(repr(own))}" if same else ""

@@ -212,7 +212,7 @@ def forget() -> None:
 
 
 def _last_traceback() -> TracebackType | None:
-    """Return that of this rank's last error; print a line if nothing has failed."""
+    """Return the traceback of this rank's last error; print a line if nothing has failed."""
     traceback: TracebackType | None = getattr(sys, "last_traceback", None)
     if traceback is None:
         print("nbddp: nothing has failed on this rank: there is nothing to look into")  # noqa: T201

@@ -101,8 +101,8 @@ def live(start: RankStart) -> None:
     mailer = Mailer(writer, urgent, log, meters, ranks=start.topology.world_size)
     log.capture(mailer.poke, lambda error: mailer.post(lost_output(error)))
     meters.capture(mailer.poke, lambda error: mailer.post(lost_numbers(error)), mailer.flush)
-    # a SIGSEGV leaves its Python stack in the log; of all threads, as one of Gloo's, which aborts
-    # the process when sizes do not fit, has no Python stack, and the main thread's has the line
+    # A SIGSEGV leaves the Python stacks of all threads in the log. A thread of Gloo that aborts the
+    # process, because sizes do not fit, has no Python stack; the main thread's stack has the line.
     faulthandler.enable(file=2)
     mailer.start()
     try:

@@ -139,7 +139,7 @@ def _collective(stack: list[FrameType], stuck_in: Collective | None) -> str:
     newest = stuck_in or newest_collective({name})
     if newest is not None and (newest is stuck_in or newest.name in (name, f"_{name}")):
         return newest.title
-    return call_of(called) if called is not None else ""  # gloo records no send and no recv
+    return call_of(called) if called is not None else ""  # Gloo records no send and no recv
 
 
 def _is_torch_distributed(frame: FrameType) -> bool:

@@ -101,7 +101,7 @@ def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Collecti
 
     Args:
         entries: what is recorded.
-        calls: functions that a thread is in: of collectives that go on, its own comes first.
+        calls: functions that a thread is in: an unfinished collective of these is preferred.
     """
     if not entries:
         return None

@@ -1,7 +1,7 @@
 """Package managers in a cell, such as ``%pip``, ``!pip``, ``%conda`` and ``!apt``.
 
 All ranks of a node share one environment, and a package manager fails where another one is at work.
-So the first rank of a node that comes to such a command runs it, and the others wait for its end.
+So the first rank of a node that reaches such a command runs it, and the others wait until it ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nbddp.topology import Topology
     from nbddp.worker.shell import RankShell
 
-LOOK = 0.05  # seconds between two looks whether the other rank is done
+LOOK = 0.05  # seconds between two looks whether the other rank has finished
 SHOWN = 60  # characters of a command
 _BEGIN = r"(?:^|[;&|(\n])\s*(?:(?:\w+=\S*|sudo|env|-\S+)\s+)*(?:\"[^\"]*/|'[^']*/|[^\s\"';&|]*/)?"
 _MANAGER = re.compile(
@@ -42,8 +42,8 @@ class Installs:
 
     Args:
         claims: a store that all ranks have.
-        prefix: of the keys in it, which no other attempt has.
-        place: the rank's.
+        prefix: of this attempt's keys in the store.
+        place: the rank's place.
         shell: knows which cell runs.
     """
 
@@ -52,15 +52,15 @@ class Installs:
         self._prefix = prefix
         self._place = place
         self._shell = shell
-        self._counts: Counter[tuple[int, str]] = Counter()  # how often a cell came to a command
-        self._preloaded = frozenset(sys.modules)  # a restart of the ranks does not load them anew
+        self._counts: Counter[tuple[int, str]] = Counter()  # how often a cell reached a command
+        self._preloaded = frozenset(sys.modules)  # a restart of the ranks does not load them again
 
     def take_over(self) -> None:
         """Replace the functions by which IPython runs a ``!command``, which magics use, too."""
         ipythons: Any = interactiveshell
         ipythons.system = self._once(ipythons.system)
         ipythons.getoutput = self._once(ipythons.getoutput)
-        note: Any = packaging  # all that it prints is to restart the kernel; here a line says more
+        note: Any = packaging  # it only prints to restart the kernel; nbddp's line says more
         note.print = lambda *_: None
 
     def _once(self, run: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -82,7 +82,7 @@ class Installs:
         return run_once
 
     def _other_ranks(self, key: str) -> Any:
-        """Return what the rank that runs the command got, when it has ended."""
+        """Wait for the rank that runs the command. Return the result that it got."""
         while not self._claims.check([key]):
             time.sleep(LOOK)
         return json.loads(self._claims.get(key))
@@ -107,7 +107,7 @@ class Installs:
         print(f"nbddp: {who}: {end}")  # noqa: T201 - for the user, with the command's own output
 
     def _way_to_see(self, began: float) -> str:
-        """Say what is to be done until the ranks have what was installed."""
+        """Say what the user must do to use the installed packages on the ranks."""
         changed = _changed_modules(began)
         if _has_new_paths(began) or changed & self._preloaded:
             what = _few(changed & self._preloaded) or "a new import path"
@@ -123,7 +123,7 @@ def _few(names: Iterable[str]) -> str:
 
 
 def _changed_modules(began: float) -> set[str]:
-    """Return the packages that are imported and whose files have changed since then."""
+    """Return the imported packages whose files have changed since a time."""
     return {
         name
         for name, module in [*sys.modules.items()]
@@ -132,7 +132,7 @@ def _changed_modules(began: float) -> set[str]:
 
 
 def _has_changed(file: Any, began: float) -> bool:
-    """Tell whether a file is another one; of one that was unpacked, the other time may be old."""
+    """Return whether a file has changed since a time; its mtime may be old if it was unpacked."""
     if not isinstance(file, str) or not file.startswith(os.sep):
         return False
     try:
@@ -142,7 +142,7 @@ def _has_changed(file: Any, began: float) -> bool:
 
 
 def _has_new_paths(began: float) -> bool:
-    """Tell whether there are new ``.pth`` files, which Python reads when it starts."""
+    """Return whether there are new ``.pth`` files, which Python reads when it starts."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     return any(
         _has_changed(str(file), began) for folder in folders for file in Path(folder).glob("*.pth")

@@ -42,9 +42,9 @@ def comes_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:
 def innermost_in_cell(
     frame: FrameType, is_cell_file: Callable[[str], bool]
 ) -> tuple[FrameType | None, str]:
-    """Find the innermost frame of a cell in a stack, and the name of what it has called.
+    """Return the innermost frame of a cell in a stack, and the name of the function it has called.
 
-    Outside a cell the name is that of the innermost function.
+    If no frame is of a cell, return None and the name of the innermost function.
     """
     called: FrameType | None = None
     for here in _stack(frame):
@@ -55,7 +55,7 @@ def innermost_in_cell(
 
 
 def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Frames from the innermost one, and where an event loop runs, those of its main task."""
+    """Yield frames from the innermost one; where an event loop runs, those of its main task too."""
     while frame is not None:
         task = frame.f_locals.get("future") if frame.f_code.co_name == RUN else None
         if isinstance(task, asyncio.Task):
@@ -65,7 +65,7 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _suspended(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """The frames of a task that awaits something, from the outermost one."""
+    """Yield the frames of a task that awaits something, from the outermost one."""
     step: Any = task.get_coro()
     while step is not None:
         if frame := getattr(step, "cr_frame", None):
@@ -74,7 +74,7 @@ def _suspended(task: asyncio.Task[Any]) -> Iterator[FrameType]:
 
 
 def _name_of_call(caller: FrameType, called: CodeType) -> str:
-    """The name by which a frame calls a function: IPython's ``open`` is ``_modified_open``."""
+    """Return the name by which a frame calls a function: ``open``, not ``_modified_open``."""
     for name in caller.f_code.co_names:
         value = caller.f_globals.get(name, caller.f_builtins.get(name))
         if isinstance(value, FunctionType | MethodType) and value.__code__ is called:

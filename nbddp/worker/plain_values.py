@@ -1,4 +1,4 @@
-"""The values that a rank tells at each cell's end, so that its replacement can have them again."""
+"""The values that a rank reports at each cell's end, so that a replacement can restore them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from torch.optim import Optimizer
 from nbddp.wire.marks import DEVICE, OTHER, plain_mark, read_plain
 from nbddp.wire.messages import JsonDict
 
-PATIENCE = 0.003  # seconds of a processor: values that were not reached by then are left out
+PATIENCE = 0.003  # CPU seconds: values that were not reached by then are left out
 MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes, and attributes of one object
-MAX_VALUES, MAX_OTHERS = 2000, 50  # that are told, and those among them that are not plain
+MAX_VALUES, MAX_OTHERS = 2000, 50  # values that are reported, and those of them that are not plain
 HISTORY = re.compile(
     r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
     r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
 )
 _OF_SHELL = frozenset({"In", "Out", "exit", "quit", "get_ipython"})
-# All ranks have these alike, or a heal takes them along to the new process group.
+# Values of these types are the same on all ranks, or a heal moves them to the new process group.
 _ALIKE = (ModuleType, FunctionType, type, nn.Module, Optimizer)
-_CLOSED = frozenset({"builtins", "torch", "numpy", "nbddp"})  # objects of these have no parts here
+# The attributes of objects of these packages are not searched.
+_CLOSED = frozenset({"builtins", "torch", "numpy", "nbddp"})
 
 Marked = tuple[str, dict[str, Any], str, str]  # path, what holds the value, its key there, its mark
-Memo = dict[str, tuple[object, str]]  # by path a plain value, and its mark
-Holder = tuple[str, dict[str, Any]]  # how the paths of its values are made, and the values
+Memo = dict[str, tuple[object, str]]  # by path: a plain value and its mark
+Holder = tuple[str, dict[str, Any]]  # a format for the paths of its values, and the values
 
 
 class PlainValues:
-    """The marks of a rank's names, and what has changed since they were told last.
+    """The marks of a rank's values, and the changes since the last report.
 
     Args:
         namespace: the user's names.
@@ -47,7 +48,7 @@ class PlainValues:
         self._told: dict[str, str] | None = None
 
     def forget(self) -> None:
-        """Tell all of them the next time."""
+        """Report all marks the next time."""
         self._told = None
 
     def changes(self) -> JsonDict:
@@ -60,7 +61,7 @@ class PlainValues:
             self._memo.clear()
         try:
             now = {path: mark for path, _, _, mark in _marked(self._namespace, self._memo)}
-        except Exception:  # noqa: BLE001 - a user's class may answer anything: it costs no cell
+        except Exception:  # noqa: BLE001 - whatever a user's class raises: the cell must not fail
             return {}
         self._told = now
         if before is None:
@@ -70,11 +71,11 @@ class PlainValues:
         return {"new": new, "gone": gone} if new or gone else {}
 
     def take(self, own: Mapping[str, Sequence[str]], preset: Collection[str]) -> list[str]:
-        """Give this rank its own values again. Return the paths of those that were others.
+        """Restore this rank's own values. Return the paths of those that it changed.
 
         Args:
-            own: by path the mark that the value has now, and the mark of the own value.
-            preset: names that each rank has by itself, whatever their values are now.
+            own: by path, the mark of the donor's value and the mark of this rank's own value.
+            preset: names that each rank sets for itself: restored whatever their marks are now.
         """
         left = dict(own)
         taken: list[str] = []
@@ -91,12 +92,12 @@ class PlainValues:
 
 
 def _marked(namespace: dict[str, Any], memo: Memo, patience: float = PATIENCE) -> Iterator[Marked]:
-    """Find the values, those of names before those of attributes.
+    """Yield the values with their marks, those of names before those of attributes.
 
     Args:
         namespace: the user's names.
         memo: the plain values that were found before: making a mark takes longer than finding it.
-        patience: seconds of a processor.
+        patience: CPU seconds that this may take.
     """
     deadline = time.thread_time() + patience
     search = _Search(memo)
@@ -117,7 +118,7 @@ class _Search:
         self.inner: list[Holder] = []
 
     def look(self, form: str, holder: dict[str, Any]) -> Iterator[Marked]:
-        """Find what one holder has, and note the holders in it."""
+        """Yield the values of one holder, and note the holders among them for later."""
         for key, value in [*holder.items()][: self.left]:
             if type(key) is not str:
                 continue
@@ -138,7 +139,7 @@ class _Search:
         if isinstance(value, _ALIKE):
             return ""
         self.inner += _holders(path, value)
-        if form or not self._others:  # attributes are told only if they are plain
+        if form or not self._others:  # attributes are reported only if they are plain
             return ""
         self._others -= 1
         return _other_mark(value)
@@ -151,7 +152,7 @@ def _is_shells(name: str) -> bool:
 
 
 def _holders(path: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
-    """Return the attributes of an object, or the parts of a dict, and how their paths are made."""
+    """Return the attributes of an object, or the items of a dict, and a format for their paths."""
     safe = path.replace("{", "{{").replace("}", "}}")
     if type(value) is dict:
         return [(f"{safe}[{{!r}}]", value)] if len(value) <= MAX_PARTS else []

@@ -160,7 +160,7 @@ class ProcessGroup:
             # an interrupt came before torch made the new group the default one
             module._update_default_pg(next(iter(module._world.pg_map)))
         if dist.is_initialized():
-            self._afterlife.destroy()  # what waits in a broken group may take its time to end
+            self._afterlife.destroy()  # threads that wait in a broken group may need time to end
             self._connections.close_groups()  # no cell runs: all ranks leave, or may as well
 
     def part_without(self, other: int) -> list[int]:
@@ -184,7 +184,7 @@ class ProcessGroup:
         return int(group._get_sequence_number_for_group())
 
     def groups(self) -> dict[str, int]:
-        """Count the collectives of each other group by its ranks, and the groups themselves."""
+        """Count the collectives of each other group, by its ranks, and the groups formed so far."""
         world: Any = dist.distributed_c10d._world
         begun = Counter({"new_group": int(world.group_count)})
         for group in set(world.pg_names) - {world.default_pg}:

@@ -61,7 +61,7 @@ class PulseThread:
         self._has_looked = False
         self._last_cell = 0
         self._told: Pulse | None = None
-        self._call: object = None  # what marks the call that the main thread waits in
+        self._call: object = None  # the mark of the library call that the main thread waits in
         self._arriving = Arriving(post, is_cell_file, name_of)
         self._begun = threading.Event()
 
@@ -123,7 +123,7 @@ class PulseThread:
         newest = newest_of(entries, functions_in(frame))
         use = self._usage.read()
         kind, wait = self._wait(cell, frame, newest)
-        begun = int(entries[-1]["record_id"]) if entries else 0  # on whatever thread
+        begun = int(entries[-1]["record_id"]) if entries else 0  # on any thread
         seconds = self._stay(cell, frame, begun, kind, use)
         is_waited_in = bool(wait) and seconds > 0
         is_recent = newest is not None and newest.began_at >= self._began_at
@@ -181,7 +181,7 @@ class PulseThread:
         if not cell or waits_for_others or not self._stillness.wants_closer_look(now):
             return seconds
         if is_one_call and state == "R":
-            state = "S"  # it just woke, or has to wait for a core: that is no work
+            state = "S"  # it has just woken, or waits for a core: neither is work
         children = children_use()
         closer = Closer(
             state="D" if children.is_reading else state,
@@ -192,7 +192,7 @@ class PulseThread:
         return self._stillness.look_closer(closer, now)
 
     def _thread(self, frame: FrameType) -> str:
-        """The thread that waits, if the main thread is in no function of torch.distributed."""
+        """Name the thread that waits; empty if the main thread is in torch.distributed itself."""
         other = None if functions_in(frame) else waiting_thread()
         if other is None:
             return ""

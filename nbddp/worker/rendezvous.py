@@ -1,8 +1,8 @@
 """Where ``init_process_group()`` of a cell meets, as torchrun has it.
 
-Ranks that take their own places meet in our store, unless somebody serves one where they ask for
-it: no port and no file is needed, and a cell may be run again. All others, such as processes that a
-cell started, meet where torch would have them meet.
+A rank that asks for its own rank and world size meets the others in nbddp's store, unless a store
+is served at the address that it asks for. No port and no file is needed, and a cell may be run
+again. All others, such as processes that a cell started, meet where torch would have them meet.
 """
 
 from __future__ import annotations

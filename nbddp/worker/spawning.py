@@ -71,7 +71,7 @@ def _explain_ports(module: Any) -> None:
 
 
 def _refuse_lightning(caller: str) -> None:
-    """Refuse the strategies by which Lightning starts processes: they wait for each other."""
+    """Refuse the strategies by which Lightning starts processes: in a rank they never end."""
     if caller.partition(".")[0] in _LIGHTNING:
         raise RuntimeError(
             "this strategy of Lightning starts processes of its own, and the ranks are running "

@@ -37,7 +37,7 @@ class Trace:
     """What is seen of the main thread at one look.
 
     Attributes:
-        place: cell, frame and instruction; or cell and call, where it waits in one call.
+        place: cell, frame and instruction; while it waits in one library call, cell and call.
         collectives: how many this process has begun.
         said: how many steps and bars it reported, and how often the main thread printed.
         written: bytes of output, from threads, C code and children too.
@@ -64,7 +64,7 @@ class Trace:
                 return is_computing
             case Wait.SEEN:
                 return is_computing or switches > WAKES
-            case Wait.ONE_CALL:  # small CPU times: it looks again and again
+            case Wait.ONE_CALL:  # it uses a little CPU each time that it wakes
                 return self.cpu - before.cpu >= WORKED or self.written != before.written
             case Wait.NONE:
                 return is_computing or switches > 0 or self.written != before.written
@@ -83,7 +83,7 @@ class Closer:
         state: the thread's; "D" while it, or a child, waits for a disk.
         cpu: percent of one core that the whole process uses.
         children: seconds of CPU that its children have used.
-        written: bytes that its children have written, wherever to; always 0 on macOS.
+        written: bytes that its children have written to anything; always 0 on macOS.
     """
 
     state: str = ""

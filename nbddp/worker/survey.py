@@ -44,7 +44,7 @@ def survey(names: Names, source: str | None = None, *, failure: Failure | None =
     Args:
         names: those of the cells.
         source: the cell that has ended; None for all names, and all the time that it takes.
-        failure: what ended it; after one nothing is read that may still be computed.
+        failure: what ended it; then no tensors are read, which may still be computed.
     """
     begin = RankFacts(
         things={},
@@ -169,7 +169,7 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
 
 
 def _refused(model: nn.Module, known: facts.Model, failure: Failure | None) -> facts.Model:
-    """Add the parameters that took no part, if this is the model that has refused to go on."""
+    """Add the names of the unused parameters, if DDP's error is about this model."""
     if failure is None or not issubclass(type(model), DistributedDataParallel):
         return known
     wrapper: Any = model
@@ -186,7 +186,7 @@ def _without_gradient(model: nn.Module) -> list[str]:
 
 
 def _is_sharded(model: nn.Module, parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether FSDP, old or new, has cut it up, or its parameters are distributed tensors."""
+    """Return whether FSDP (version 1 or 2) shards a model, or its parameters are DTensors."""
     kinds = [type(model).__name__, *(type(each).__name__ for each in parameters)]
     return "FullyShardedDataParallel" in kinds or "DTensor" in kinds
 
@@ -218,7 +218,7 @@ def _sample(parameters: list[nn.Parameter]) -> list[float]:
 
 
 def _of_one(parameter: nn.Parameter) -> torch.Tensor:
-    """Return its first number and one from its middle, of complex ones both parts."""
+    """Return its first number and one from its middle; both parts of complex numbers."""
     middle = parameter.numel() // 2
     both = torch.as_strided(parameter.detach(), (2,), (middle,), parameter.storage_offset())
     if both.is_complex():

@@ -1,4 +1,4 @@
-"""The names of parameters of which DDP's errors give the indices only."""
+"""The names of parameters for which DDP's errors give only indices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ddp_models(values: Iterable[Any]) -> list[DistributedDataParallel]:
 
 
 def shortened(names: list[str]) -> str:
-    """Name a few.
+    """Return the first few names, and how many more there are.
 
     >>> shortened(["a", "b", "c", "d", "e"])
     'a, b, c, d and 1 more'

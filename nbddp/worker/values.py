@@ -43,10 +43,10 @@ class ValuePickler(Pickler):
 
 
 def _track_by_content(kind: type) -> None:
-    """Give a cell's class the id that it has on every rank where it is the same.
+    """Give a cell's class an id made from its content: equal classes of all ranks get the same id.
 
     The kernel then makes one class of them, and equal values of two ranks are equal there.
-    cloudpickle's own id is a random one of each process (``class_tracker_id`` in its 3.1).
+    cloudpickle's own id is random in each process (``class_tracker_id`` in cloudpickle 3.1).
     """
     module: Any = cloudpickle.cloudpickle
     written = io.BytesIO()
@@ -61,7 +61,7 @@ class _ContentPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
     """Pickles classes without the ids by which cloudpickle tells them apart."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce a class to what is in it."""
+        """Reduce a class to its content, without its id."""
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and isinstance(reduced, tuple):
             make, arguments, *more = reduced  # the arguments end with the id and one more

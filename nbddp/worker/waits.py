@@ -1,7 +1,7 @@
 """What a rank waits in, read off its main thread: for waits that no flight recorder knows.
 
 Gloo's has no send and no recv, and nobody's has a wait on a store: a new group that not all ranks
-ask for, a key that nobody writes. It also tells calls of libraries apart that wait for one event.
+ask for, a key that nobody writes. The module also recognises library calls that wait for one event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PEERS = {"send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_
 _WAITS = re.compile(r"\.(wait|get|multi_get|queue_pop|check|recv|barrier|synchronize)\([^)]*\)?")
 
 # Calls that return when one event has happened, however often they wake before that. Calls that
-# take in many (``communicate``, the ``select`` of an event loop around them) are not among them.
+# handle many events (``communicate``, the ``select`` of an event loop) are not among them.
 _ONE_EVENT = re.compile(
     r"[/\\](?:"
     r"(?:threading|queue|selectors|subprocess"
@@ -40,9 +40,9 @@ _ONE_EVENT = re.compile(
 
 
 class _Mark:
-    """Put on a frame to recognise it: the id of a frame that has ended is given to another one.
+    """Marks a frame, to recognise it later: Python reuses the id of a frame that has ended.
 
-    A tracer calls what it finds in its place; it stays there then, and does nothing.
+    It is stored as the frame's trace function. A tracer may call it: it does nothing then.
     """
 
     def __call__(self, *_: object) -> _Mark:
@@ -52,7 +52,7 @@ class _Mark:
 def mark_of_call(frame: FrameType) -> object:
     """Return the same mark as long as the main thread is in one call that waits for one event.
 
-    None if it is in none, or where a debugger has the place of the mark.
+    Return None outside of such calls, and if a debugger has set the frame's trace function.
     """
     call: FrameType | None = None
     here: FrameType | None = frame
@@ -80,7 +80,7 @@ def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
 
 
 def torch_frames(frame: FrameType | None) -> list[FrameType]:
-    """The frames of torch.distributed at the end of a stack, from the innermost one."""
+    """Return the frames of torch.distributed at the end of a stack, from the innermost one."""
     found = []
     while frame is not None and (_is_torchs(frame) or _is_between(frame)):
         if _is_torchs(frame):
@@ -90,14 +90,14 @@ def torch_frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def functions_in(frame: FrameType) -> set[str]:
-    """The names of the functions of torch.distributed at the end of a stack."""
+    """Return the names of the functions of torch.distributed at the end of a stack."""
     return set(map(function_name, torch_frames(frame)))
 
 
 def waiting_thread() -> FrameType | None:
     """Find a thread of the user's, or of a library, that is in a function of torch.distributed.
 
-    Threads of autograd, which Python has not started, work for the line that the main thread is on.
+    Threads of autograd, which Python has not started, do not count: the main thread waits for them.
     """
     stacks = sys._current_frames()
     for thread in threading.enumerate():

@@ -36,7 +36,7 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
         if ours is None:
             show(warning)
             return
-        # the filters decide again, for the other line: what they noted of this one is undone
+        # undo what the filters have noted of this line: they decide again for the user's line
         ours.f_globals.pop("__warningregistry__", None)
         module.onceregistry.pop((str(warning.message), warning.category), None)
         frame = _caller_of_ours(ours)
@@ -69,7 +69,7 @@ def _named_frame(warning: warnings.WarningMessage) -> FrameType | None:
 
 
 def _caller_of_ours(frame: FrameType | None) -> FrameType | None:
-    """Return the first frame outside of nbddp from this one on."""
+    """Return the first frame outside of nbddp, from this one outwards."""
     while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back
     return frame

@@ -52,7 +52,7 @@ class Progress:
     ) -> None:
         """Say how far it is, if it is time to, and if it is not where it was.
 
-        ``leave_line`` ends an unfinished line of a rank, which this would be appended to.
+        ``leave_line`` ends an unfinished line of a rank: this text would be appended to it.
         """
         seconds = time.time() - handle.began_at
         if seconds < self._next:

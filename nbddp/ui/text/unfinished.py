@@ -1,4 +1,4 @@
-"""The unfinished line at the end of the screen: what a rank has written and not ended yet."""
+"""The unfinished line at the end of the screen: output of a rank that has no newline yet."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ DELAY = 0.15  # seconds after which an unfinished line is shown; most are finish
 
 
 class UnfinishedLines:
-    """Decides which unfinished lines are shown, when, and how they go on.
+    """Decides which unfinished lines are shown, when, and which text continues them.
 
-    Only one can be at the end of the screen. When something else is shown below it, its rank's line
-    is shown again in full once it is finished, and until then after twice the time of before: ranks
-    that print dots at the same time do not flood the screen. A bar, which is written over by
-    carriage returns, is shown once it is finished.
+    Only one can be at the end of the screen. If other output is shown below it, the whole line is
+    shown again once it is finished. While it is unfinished, it is shown again after a delay that
+    doubles each time: ranks that print dots at the same time do not flood the screen. A progress
+    bar, which overwrites itself by carriage returns, is shown only once it is finished.
     """
 
     def __init__(self) -> None:
         self._open: int | None = None  # the rank whose line is at the end of the screen
         self._shown = ""  # what is shown of it
-        self._texts: dict[int, str] = {}  # unfinished lines that are not shown, or not all of it
+        self._texts: dict[int, str] = {}  # unfinished lines that are not shown in full
         self._due: dict[int, float] = {}
-        self._delays: dict[int, float] = {}  # since the rank's line began
+        self._delays: dict[int, float] = {}  # seconds until a rank's line is shown again
         self._bars: set[int] = set()
 
     @property
@@ -37,7 +37,7 @@ class UnfinishedLines:
         return self._open
 
     def note(self, rank: int, written: str, partial: str, now: float) -> str:
-        """Note a rank's last output and its unfinished line. Return how the open line goes on."""
+        """Note a rank's output and its unfinished line. Return what to add to the open line."""
         _, has_ended, last = written.rpartition("\n")
         if has_ended:
             self.forget(rank)
@@ -60,7 +60,7 @@ class UnfinishedLines:
         self._bars.discard(rank)
 
     def take_due(self, now: float) -> tuple[int, str, str] | None:
-        """Return a rank whose line is to be shown now, the line, and what ends the open one."""
+        """Return a rank whose line is due, the line, and the text that ends the open line."""
         for rank, due in self._due.items():
             if due <= now:
                 del self._due[rank]
@@ -71,14 +71,14 @@ class UnfinishedLines:
         return None
 
     def finish(self, rank: int, line: str) -> str | None:
-        """Return what is missing of a rank's finished line at the end of the screen, if it is."""
+        """Return the rest of a rank's finished line; None if its beginning is not the open line."""
         if rank != self._open or not line.startswith(self._shown):
             return None
         self._open = None
         return line[len(self._shown) :]
 
     def leave(self) -> str:
-        """Return what ends the open line, below which something else is shown."""
+        """Leave the open line, as other output follows below it. Return the text that ends it."""
         if self._open is None:
             return ""
         self._open = None

@@ -40,7 +40,7 @@ PACE_PERIOD = 0.05  # seconds between two looks while the page catches up
 class TextView:
     """Prints what ranks write, a line at a time, with the rank in front.
 
-    A line that stays unfinished is shown as far as it was written.
+    After a moment, an unfinished line is shown as far as it was written.
 
     Args:
         screen: where.
@@ -167,7 +167,7 @@ class TextView:
         self._go_on(self._unfinished.leave() + text)
 
     def _go_on(self, text: str) -> None:
-        """Hold what goes on where the last text ended."""
+        """Hold text that continues where the last text ended."""
         if text:
             self._held.append(text)
             self._held_size += len(text)
@@ -176,7 +176,7 @@ class TextView:
         self._go_on(f"{end}{tagged([rank], has_color=self._has_color)} {text}")
 
     def _leave_line(self) -> None:
-        """Show all that is held; what comes next is shown below an unfinished line."""
+        """Show all held text, and end an unfinished line: the next output goes below it."""
         if end := self._unfinished.leave():
             self._go_on(end)
         self._show_held()
