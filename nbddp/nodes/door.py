@@ -388,4 +388,6 @@ def why_not(facts: Mapping[str, Any]) -> str:
 
 
 def _say_lost(error: Exception | None) -> str:
-    return f"the connection was lost ({error})" if error else "the connection has ended"
+    """Describe the end of a connection; a process killed with unread bytes resets its own."""
+    is_end = error is None or isinstance(error, ConnectionResetError)
+    return "the connection has ended" if is_end else f"the connection was lost ({error})"
