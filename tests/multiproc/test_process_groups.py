@@ -264,7 +264,7 @@ def test_a_script_that_was_stopped_while_it_met_in_a_file_may_run_again(
 def test_a_script_that_was_stopped_before_its_group_was_the_default_one_may_run_again(
     group: WorkerGroup,
 ) -> None:
-    with pytest.raises(CellFailedError, match="ranks 0-1: KeyboardInterrupt in init_process_group"):
+    with pytest.raises(CellFailedError, match="KeyboardInterrupt in init_process_group"):
         run_bare(
             group,
             "c10d = dist.distributed_c10d\nupdate = c10d._update_default_pg\n"
