@@ -97,7 +97,10 @@ def test_a_rank_whose_loader_is_slow_is_waited_for(
     hasty.run(
         "import time\nclass Slow(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 2\n"
-        "    def __getitem__(self, i): time.sleep(8); return i"
+        "    def __getitem__(self, i):\n"
+        "        end = time.monotonic() + 8\n"
+        "        while time.monotonic() < end: sum(range(1000))\n"
+        "        return i"
     )
     loader = "list(torch.utils.data.DataLoader(Slow(), num_workers=1))"
     assert said_while(hasty, loader, capsys) == ""
