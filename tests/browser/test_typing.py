@@ -222,11 +222,15 @@ def await_no_box(notebook: LabNotebook) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cell", "prompt"),
-    [(ALONE, "alone?"), (ALONE_IN_DEBUGGER, "[rank 1] ipdb>"), (DYING, "dying?")],
+    ("cell", "prompt", "said"),
+    [
+        (ALONE, "alone?", "mine"),
+        (ALONE_IN_DEBUGGER, "[rank 1] ipdb>", "mine"),
+        (DYING, "dying?", "rank 1 exited with code 3"),
+    ],
 )
 def test_a_box_is_closed_when_another_rank_fails_or_its_own_dies(
-    notebook: LabNotebook, lasting: Desk, cell: int, prompt: str
+    notebook: LabNotebook, lasting: Desk, cell: int, prompt: str, said: str
 ) -> None:
     go_on = lasting.notebooks / "go_on"
     go_on.unlink(missing_ok=True)
@@ -234,7 +238,7 @@ def test_a_box_is_closed_when_another_rank_fails_or_its_own_dies(
     await_box(notebook, prompt)
     go_on.touch()
     await_no_box(notebook)
-    assert "mine" in notebook.text(cell)
+    assert said in notebook.text(cell)
     go_on.unlink()
     notebook.run(notebook.place_of("%ddp restart"))
     notebook.run(KEEP)
