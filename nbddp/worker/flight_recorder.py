@@ -129,9 +129,10 @@ def group_of(entry: Entry) -> str:
     name, description = entry.get("process_group", ["", DEFAULT])
     if description == DEFAULT:
         return ""
-    for group, known in list(dist.distributed_c10d._world.pg_names.items()):
-        if known == name:
-            return str(dist.get_process_group_ranks(group))
+    world: Any = dist.distributed_c10d._world
+    for group, known in list(world.pg_names.items()):
+        if known == name and group in world.pg_group_ranks:  # which it is not while it is made
+            return str(list(world.pg_group_ranks[group]))
     return repr(description) if description != "undefined" else name[:8]
 
 

@@ -188,8 +188,9 @@ class ProcessGroup:
         world: Any = dist.distributed_c10d._world
         begun = Counter({"new_group": int(world.group_count)})
         for group in set(world.pg_names) - {world.default_pg}:
-            ranks = dist.get_process_group_ranks(group)
-            begun[str(ranks)] += int(group._get_sequence_number_for_group())
+            ranks = world.pg_group_ranks.get(group)  # none if the cell was stopped as it was made
+            if ranks is not None:
+                begun[str(list(ranks))] += int(group._get_sequence_number_for_group())
         return dict(begun)
 
     def break_open(self, *, others_too: bool) -> None:
