@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
+from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest
 from nbddp.record.notices import Notice
 from nbddp.ui.screen import StreamScreen
@@ -32,13 +32,13 @@ def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.
     return thread
 
 
-def when_cell_runs(group: SteeredGroup, act: Callable[[], object]) -> threading.Thread:
+def when_cell_runs(group: Ranks, act: Callable[[], object]) -> threading.Thread:
     """Do something, on a thread, as soon as the ranks have a cell."""
     return when(lambda: group.life.cell is not None, act)
 
 
 def run_and_act(
-    group: SteeredGroup,
+    group: Ranks,
     source: str,
     wanted: Callable[[str], bool],
     act: Callable[[], object],

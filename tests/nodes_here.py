@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from drivers.ranks import Ranks, new_launcher
 from processes import wait_until
 from slow_link import Link
 
 from nbddp.group.nodes import Nodes, NodesSpec
-from nbddp.launch.launcher import LocalLauncher
-from nbddp.magics.steered import SteeredGroup
 
 COMING = 120.0  # seconds for agents to import torch and come in
 ALONE = 20.0  # seconds that a keeper waits for a door that is gone
@@ -40,7 +39,7 @@ class OnNodes:
         host: str = "127.0.0.1",
     ) -> None:
         # grace: survivors that share two cores with all else are slow, and not deaf
-        self.group = SteeredGroup(nproc=1, launcher=LocalLauncher(), grace=20.0)
+        self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
         spec = NodesSpec(host=host, least=least, most=most, nproc_per_node=nproc_per_node)
         self.nodes: Nodes = self.group.open_nodes(spec)
         self._keepers: list[subprocess.Popen[bytes]] = []
@@ -49,21 +48,21 @@ class OnNodes:
     @property
     def said(self) -> list[str]:
         """What was said of nodes that came and went."""
-        events = self.group.session.time_line.since(0.0)
+        events = self.group.events()
         return [str(event.facts["what"]) for event in events if event.kind == "node"]
 
-    def start(self, count: int = 2) -> SteeredGroup:
+    def start(self, count: int = 2) -> Ranks:
         """Start so many agents, and ranks on the nodes."""
         self.bring(count)
         return self.start_ranks()
 
-    def start_ranks(self) -> SteeredGroup:
+    def start_ranks(self) -> Ranks:
         """Start ranks on the nodes that are here."""
         self.group.spec = self.nodes.fit(self.group.spec)
         self.group.start()
         return self.group
 
-    def restart_ranks(self) -> SteeredGroup:
+    def restart_ranks(self) -> Ranks:
         """Restart with those that are here now."""
         self.group.spec = self.nodes.fit(self.group.spec)
         self.group.restart()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nbddp.controller import actor as actor_module
 from nbddp.controller.actor import Actor, ClosedError
 
 
@@ -234,8 +235,8 @@ def test_what_was_told_before_the_end_is_done_before_it() -> None:
 def test_what_came_due_while_all_stood_still_waits_for_those_who_could_not_speak(
     actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbddp.controller.actor.STILL", 0.2)
-    monkeypatch.setattr("nbddp.controller.actor.RESPITE", 4.0)
+    monkeypatch.setattr(actor_module, "STILL", 0.2)
+    monkeypatch.setattr(actor_module, "RESPITE", 4.0)
     done: list[str] = []
     over, awake = threading.Event(), threading.Event()
 

@@ -12,14 +12,18 @@ from collections.abc import Callable, Mapping
 import matplotlib as mpl
 import numpy as np
 import pytest
+from drivers.inside import imported
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
+from nbddp.record import curves
 from nbddp.record.curves import Curves
 from nbddp.record.series import Curve
+from nbddp.ui import palette
+from nbddp.ui.charts import scale
 from nbddp.ui.charts.drawing import ALERT, INK, RESTART
 from nbddp.ui.charts.frame import HEIGHT, WIDTH
 from nbddp.ui.charts.paper import HEAD, SCALE, draw_png, readable
@@ -311,10 +315,10 @@ def test_letters_that_the_font_does_not_have_are_marked() -> None:
 
 
 def test_a_thread_may_draw_and_pyplot_is_not_loaded() -> None:
-    program = """
+    program = (
+        imported(Curves, draw_png)
+        + """
 import sys, threading
-from nbddp.record.curves import Curves
-from nbddp.ui.charts.paper import draw_png
 metrics, drawn = Curves(), []
 metrics.add(0, 0.0, 0, {"loss": 1.0})
 thread = threading.Thread(target=lambda: drawn.append(draw_png("loss", metrics.curves("loss"))))
@@ -323,6 +327,7 @@ thread.join()
 assert drawn[0].startswith(b"\\x89PNG")
 assert "matplotlib.pyplot" not in sys.modules
 """
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -358,7 +363,7 @@ def test_the_styles_of_users_do_not_reach_the_charts() -> None:
 
 def test_the_metrics_load_neither_numpy_nor_matplotlib() -> None:
     program = (
-        "import sys, nbddp.record.curves, nbddp.ui.palette, nbddp.ui.charts.scale\n"
+        f"import sys\n{imported(curves, palette, scale)}"
         "assert not {'numpy', 'matplotlib', 'PIL'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,6 +13,7 @@ import pytest
 from fakes import FakeLauncher, FakeLink, HandTurnedActor, HandTurnedWatcher, hand_turned, ready
 
 from nbddp.controller.executor import Executor
+from nbddp.controller.ranks import Ranks
 from nbddp.controller.requests import Requests
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
@@ -429,7 +430,7 @@ def test_an_end_is_seen_whatever_cannot_be_done_about_it(
         case "sweep":
             stage.launcher.sweep_fails = PermissionError("no")
         case "log":
-            monkeypatch.setattr("nbddp.controller.ranks.Ranks.last_output", refuse_all)
+            monkeypatch.setattr(Ranks, "last_output", refuse_all)
         case "join":
             monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
     asked = stage.asks.ask_kill(1)

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.train import faults, place, report, strikes
+from nbddp.train import checkpoint as checkpoint_module
+from nbddp.train import faults, models, place, report, strikes
 from nbddp.train.faults import KINDS, Fault, FaultError, armed, at, clear
 from nbddp.train.report import LoggerSink, log, reached, set_sink
 
@@ -427,7 +428,7 @@ def test_clear_ends_slow(sink: Recorder, clock: Clock) -> None:
 def model(monkeypatch: pytest.MonkeyPatch) -> torch.nn.Sequential:
     """Two layers, prepared."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
-    a_module(monkeypatch, "nbddp.train.models", prepared=lambda: [model])
+    a_module(monkeypatch, models.__name__, prepared=lambda: [model])
     return model
 
 
@@ -468,7 +469,7 @@ def test_clear_takes_nan_back(sink: Recorder, model: torch.nn.Sequential) -> Non
 def test_nan_without_a_prepared_model_says_what_to_do_and_stays_armed(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_module(monkeypatch, "nbddp.train.models", prepared=list)
+    a_module(monkeypatch, models.__name__, prepared=list)
     at(step=1, rank=1, kind="nan")
     with pytest.raises(FaultError) as caught:
         log(step=1)
@@ -486,7 +487,7 @@ def test_nan_without_a_prepared_model_says_what_to_do_and_stays_armed(
 @pytest.fixture
 def alone(sink: Recorder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """A process group of one, which is rank 1 for the faults all the same."""
-    a_module(monkeypatch, "nbddp.train.models", prepared=list)
+    a_module(monkeypatch, models.__name__, prepared=list)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     monkeypatch.setattr(place, "rank", lambda: 1)
     monkeypatch.setattr(place, "world_size", lambda: 2)
@@ -555,7 +556,7 @@ def ddp(alone: Recorder, monkeypatch: pytest.MonkeyPatch) -> Any:
         return done
 
     model.register_comm_hook(None, average)
-    a_module(monkeypatch, "nbddp.train.models", prepared=lambda: [model])
+    a_module(monkeypatch, models.__name__, prepared=lambda: [model])
     return model
 
 
@@ -630,7 +631,7 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
     now = time.time()
     old, new = a_file(tmp_path / "old", 1000, at=now - 9), a_file(tmp_path / "new", 1000, at=now)
     kept = [Kept(new), Kept(None), Kept(old)]
-    a_module(monkeypatch, "nbddp.train.checkpoint", checkpoints=lambda: kept)
+    a_module(monkeypatch, checkpoint_module.__name__, checkpoints=lambda: kept)
     at(step=1, rank=1, kind="corrupt")
     log(step=1)
     log(step=2)
@@ -657,7 +658,7 @@ def test_of_a_folder_the_largest_file_is_flipped(tmp_path: Path) -> None:
 def test_corrupt_without_a_checkpoint_says_what_to_do(
     sink: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a_module(monkeypatch, "nbddp.train.checkpoint", checkpoints=lambda: [Kept(None)])
+    a_module(monkeypatch, checkpoint_module.__name__, checkpoints=lambda: [Kept(None)])
     at(step=1, rank=1, kind="corrupt")
     with pytest.raises(FaultError) as caught:
         log(step=1)

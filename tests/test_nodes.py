@@ -21,6 +21,8 @@ from processes import wait_until
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.group.nodes import NodesSpec
 from nbddp.magics.nodes import node_range
+from nbddp.nodes import door as door_module
+from nbddp.nodes import mirror
 from nbddp.nodes.agent import main
 from nbddp.nodes.clocks import Clock
 from nbddp.nodes.door import Change, Door, RemoteHandle
@@ -203,7 +205,7 @@ def test_a_silent_node_is_gone(
     come: Callable[..., Guest],
     changes: list[Change],
 ) -> None:
-    monkeypatch.setattr("nbddp.nodes.door.SILENT_AFTER", 2.0)
+    monkeypatch.setattr(door_module, "SILENT_AFTER", 2.0)
     come().tell(Kind.HELLO, **about_this_node(1))  # and no sign of life after that
     assert wait_until(lambda: len(changes) == 2)
     assert changes[1].node.why_gone == "no sign of life for 2 s"
@@ -347,7 +349,7 @@ def test_a_disk_that_is_full_here_costs_a_hole_in_the_copy(
 
     write = os.write
     with monkeypatch.context() as patch:
-        patch.setattr("nbddp.nodes.mirror.os.write", full)
+        patch.setattr(mirror.os, "write", full)
         for _ in range(2):
             inlet.append(copy, b"1234 6789")
     inlet.append(copy, b" after")

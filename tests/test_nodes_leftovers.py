@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from drivers.inside import imported
 from processes import wait_until
 
 from nbddp.group.agents import LocalAgents
@@ -69,7 +70,7 @@ def test_what_somebody_holds_stays_until_he_is_gone(home: Path) -> None:
 
 def test_what_a_killed_process_held_is_nobodys(home: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom nbddp.nodes.leftovers import Held\n"
+        f"import sys, time\nfrom pathlib import Path\n{imported(Held)}"
         "held = [Held(Path(path)) for path in sys.argv[1:]]\nprint(flush=True)\ntime.sleep(100)"
     )
     command = [sys.executable, "-c", code, *map(str, things(home))]

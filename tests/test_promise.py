@@ -14,6 +14,7 @@ import pytest
 from processes import wait_until
 from stops import stopped_everywhere
 
+from nbddp import promise as promise_module
 from nbddp.controller.actor import Actor
 from nbddp.imports import import_aside
 from nbddp.promise import HEARING, Promise, await_all, kept, promised_by
@@ -102,7 +103,7 @@ def test_a_wait_looks_up_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise KeyboardInterrupt
             raise Empty
 
-    monkeypatch.setattr("nbddp.promise.SimpleQueue", Queue)
+    monkeypatch.setattr(promise_module, "SimpleQueue", Queue)
     with pytest.raises(KeyboardInterrupt):
         kept(Promise())
     assert waits == [HEARING] * 3

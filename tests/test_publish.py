@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from drivers.inside import imported
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
@@ -26,6 +27,7 @@ from published import fake_wandb
 from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
 
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.magics import publish as publish_module
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.line import LineMagics
 from nbddp.magics.options import parse
@@ -456,8 +458,8 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
 
 def test_no_tracker_is_imported_before_it_is_asked_for() -> None:
     code = (
-        "import sys, nbddp.magics, nbddp.publish.publication\n"
-        "from nbddp.publish.kinds import KINDS, require\n"
+        f"import sys, nbddp.magics\n{imported(Publication, require)}"
+        "from nbddp.publish.kinds import KINDS\n"
         "for kind in KINDS:\n"
         "    try: require(kind)\n"
         "    except Exception: pass\n"
@@ -571,8 +573,7 @@ def test_it_ends_by_itself_when_its_notebook_is_killed(
     path = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),))
     code = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from nbddp.publish.kinds import Target\n"
-        "from nbddp.publish.publication import Publication\n"
+        f"{imported(Target, Publication)}"
         f"made = Publication(Target('wandb'), Path({str(path)!r}), 'a', is_live=True)\n"
         "print(made._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
@@ -591,7 +592,7 @@ def test_it_ends_by_itself_when_its_notebook_is_killed(
 
 
 def test_a_cell_and_a_line_take_a_tracker_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbddp.magics.publish.require", lambda _kind: None)
+    monkeypatch.setattr(publish_module, "require", lambda _kind: None)
     args = parse(CellMagics.ddp, "--publish wandb --publish tensorboard:logs")
     assert args.publish == [Target("wandb"), Target("tensorboard", "logs")]
     for line in ("mlflow:a digits --again", "mlflow:a --again digits", "--again mlflow:a digits"):
@@ -651,7 +652,7 @@ def test_a_run_that_is_over_is_published_and_told(
 
 
 def test_the_run_that_goes_on_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nbddp.magics.publish.require", lambda _kind: None)
+    monkeypatch.setattr(publish_module, "require", lambda _kind: None)
     monkeypatch.chdir(tmp_path)
     path = make_run(tmp_path, is_stopped=False)
     line, desk = line_magics(path)
@@ -662,7 +663,7 @@ def test_the_run_that_goes_on_is_followed(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_run_of_another_kernel_that_goes_on_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbddp.magics.publish.require", lambda _kind: None)
+    monkeypatch.setattr(publish_module, "require", lambda _kind: None)
     monkeypatch.chdir(tmp_path)
     path = make_run(tmp_path, is_stopped=False)
     facts = json.loads((path / "run.json").read_text())

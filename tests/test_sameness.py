@@ -12,14 +12,16 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from drivers.inside import imported
 from torch import nn
 
 from nbddp.archive import sameness
 from nbddp.archive.sameness import digest_of, digest_or_bytes_of
 
-PROGRAM = """
+PROGRAM = (
+    imported(digest_of)
+    + """
 import sys
-from nbddp.archive.sameness import digest_of
 name, width, seed = sys.argv[1:]
 source = f'''
 import abc, dataclasses, enum, typing
@@ -75,6 +77,7 @@ exec(compile(source, name, "exec"), globals())
 values = dict(train=train, Net=Net, model=model.state_dict(), batch=batch)
 print(digest_of(values), *map(digest_of, [Trainer, Mode, HasName, Config, Config(), Mode.FAST]))
 """
+)
 
 
 def told(name: str, width: int = 3, seed: int = 0) -> str:

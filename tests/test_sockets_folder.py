@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers.inside import imported
 
 from nbddp.launch.sockets_folder import AGE, SocketsFolder
 
 MAKES_ONE = (
-    "import time; from nbddp.launch.sockets_folder import SocketsFolder\n"
+    f"{imported(SocketsFolder)}import time\n"
     "folder = SocketsFolder(); print(folder.ensure(), flush=True); time.sleep(600)"
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from drivers.inside import imported
 
 from nbddp.train import report
 from nbddp.wire.trace_messages import GiveTrace, Steps, Traced
@@ -215,7 +216,7 @@ def test_a_trace_ends_with_the_step_in_which_it_became_too_long(
     traced: Callable[..., Tracer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("nbddp.worker.tracing.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(tracing.time, "monotonic", lambda: now[0])
     tracer = traced(1, 10**6)
     log(0, 1, 2)
     now[0] = LONGEST + 1
@@ -282,12 +283,11 @@ def test_other_threads_do_not_count(traced: Callable[..., Tracer], story: list[s
 def test_the_profiler_itself_loads_no_compiler_and_its_file_says_whose_it_is(
     tmp_path: Path,
 ) -> None:
-    script = """
+    script = (
+        imported(report, GiveTrace, Steps, Tracer)
+        + """
 import gzip, json, sys, torch
 from pathlib import Path
-from nbddp.train import report
-from nbddp.wire.trace_messages import GiveTrace, Steps
-from nbddp.worker.tracing import Tracer
 tracer = Tracer(Steps(first=0, last=0), 3)
 tracer.begin()
 torch.ones(9).sum()
@@ -299,4 +299,5 @@ own = json.loads(gzip.decompress(Path("rank2.json.gz").read_bytes()))
 assert own["distributedInfo"]["rank"] == 2
 assert "torch._inductor" not in sys.modules
 """
+    )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=150)

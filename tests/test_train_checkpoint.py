@@ -469,7 +469,7 @@ def test_its_error_is_logged_at_once_and_raised_by_the_next_save(
 
 def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
     source = (
-        "import torch\nfrom nbddp.train.checkpoint import Checkpoint\n"
+        "import torch\nfrom nbddp import Checkpoint\n"
         f"Checkpoint({str(tmp_path)!r}).save(1, model=torch.nn.Linear(3000, 1000),"
         " asynchronous=True)"
     )

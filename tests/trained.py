@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from drivers.ranks import Ranks
 from processes import wait_until
-
-from nbddp import WorkerGroup
 
 TRAINED = """
 import threading
@@ -50,9 +49,9 @@ train(2)
 """
 
 
-def kill(group: WorkerGroup, *ranks: int) -> None:
+def kill(group: Ranks, *ranks: int) -> None:
     """Kill ranks from outside, and wait until the group knows."""
-    pids = group._session.process_ids()
+    pids = group.pids
     for rank in ranks:
         os.kill(pids[rank], signal.SIGKILL)
     assert wait_until(lambda: not {*ranks} & {*group.alive})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from limits import limits_source
 
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
 from browser.desk import Desk
@@ -121,8 +122,7 @@ def test_no_button_is_cut_off_in_a_narrow_page(running: LabNotebook, picture: Pi
 
 
 def test_a_short_cell_grows_and_never_shrinks(desk: Desk) -> None:
-    no_panel = "from nbddp.ui.panel import view\nview.OPENING = {}"  # a second, for who is quick
-    cells = no_panel.format(60.0), no_panel.format(1.0)
+    cells = [limits_source(panel_opens_after=seconds) for seconds in (60.0, 1.0)]
     write_notebook(desk.notebooks / "short.ipynb", START, SHORT, *cells)
     with desk.open("short.ipynb") as notebook:
         notebook.run(0)

@@ -7,24 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks, WarmLauncher, new_launcher
 from nodes_here import COMING
 from notebook import Notebook
 from processes import wait_until
 
 from nbddp.group.nodes import NodesSpec
-from nbddp.launch.launcher import LocalLauncher
-from nbddp.magics.steered import SteeredGroup
-
-
-class WarmLauncher(LocalLauncher):
-    """A launcher whose helper serves all tests of this run."""
-
-    def close(self) -> None:
-        """Keep the helper for the next test."""
-
-    def end(self) -> None:
-        """End the helper."""
-        super().close()
 
 
 @pytest.fixture(scope="session")
@@ -40,12 +28,12 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[WarmLauncher]:
 def make_group(
     launcher: WarmLauncher,
     folder: Path,  # noqa: ARG001 - where the runs are recorded
-) -> Iterator[Callable[..., SteeredGroup]]:
+) -> Iterator[Callable[..., Ranks]]:
     """Makes started groups, and closes them."""
-    groups: list[SteeredGroup] = []
+    groups: list[Ranks] = []
 
-    def make(nproc: int = 2, **options: object) -> SteeredGroup:
-        group = SteeredGroup(nproc=nproc, launcher=launcher, **options)
+    def make(nproc: int = 2, **options: object) -> Ranks:
+        group = Ranks(nproc=nproc, launcher=launcher, **options)
         groups.append(group)
         group.start()
         return group
@@ -56,16 +44,16 @@ def make_group(
 
 
 @pytest.fixture
-def group(make_group: Callable[..., SteeredGroup]) -> SteeredGroup:
+def group(make_group: Callable[..., Ranks]) -> Ranks:
     """Two ranks, started."""
     return make_group(2)
 
 
 @pytest.fixture
-def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SteeredGroup]:
+def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """Two nodes of one rank each, on this machine."""
     monkeypatch.setenv("HOME", str(folder))
-    group = SteeredGroup(nproc=1, launcher=LocalLauncher())
+    group = Ranks(nproc=1, launcher=new_launcher())
     nodes = group.open_nodes(NodesSpec(least=2, most=2, nproc_per_node=1))
     nodes.start_local(2)
     assert wait_until(lambda: len(nodes.door.nodes) == 2, timeout=COMING)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
 from seeded import MORE, SEEDS, SETUP, Seed
 
-from nbddp import WorkerGroup
 from nbddp.checks.facts import RankFacts
 from nbddp.checks.rule import Finding
 from nbddp.group.checking import check_cell
@@ -40,11 +40,11 @@ dist.barrier()
 
 
 @pytest.fixture
-def group(make_group: Callable[..., WorkerGroup]) -> WorkerGroup:
+def group(make_group: Callable[..., Ranks]) -> Ranks:
     return make_group(nproc=2)
 
 
-def found_in(group: WorkerGroup, cell: str, *, runs: bool = True) -> list[Finding]:
+def found_in(group: Ranks, cell: str, *, runs: bool = True) -> list[Finding]:
     """What is said under the cell; of one that cannot run, with what the ranks had before."""
     result = group.run(cell if runs else f"pass  # {' '.join(cell.split())}", quiet=True)
     reports: dict[int, CellEnded] = result.reports
@@ -58,7 +58,7 @@ def found_in(group: WorkerGroup, cell: str, *, runs: bool = True) -> list[Findin
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, *MORE], ids=lambda each: each.name)
-def test_a_seeded_mistake_is_found(group: WorkerGroup, seed: Seed) -> None:
+def test_a_seeded_mistake_is_found(group: Ranks, seed: Seed) -> None:
     group.run(SETUP + ALONE, quiet=True)
     found = {each.rule for each in found_in(group, seed.cell, runs=seed.runs)}
     assert found == ({seed.rule} if seed.rule else set())
@@ -78,7 +78,7 @@ whole = nn.Linear(4, 8)
     [("norm", True), ("still", False), ("model", False), ("parts", True), ("whole", False)],
 )
 def test_a_test_on_one_rank_is_found_where_forward_meets(
-    group: WorkerGroup, name: str, *, is_found: bool
+    group: Ranks, name: str, *, is_found: bool
 ) -> None:
     """The rule knows of models of other cells what the ranks say of them."""
     group.run(SETUP + MODELS, quiet=True)
@@ -92,6 +92,6 @@ def test_of_25_seeded_mistakes_at_least_22_have_a_rule() -> None:
     assert sum(bool(each.rule) for each in SEEDS) >= 22
 
 
-def test_a_cell_that_is_right_is_left_alone(group: WorkerGroup) -> None:
+def test_a_cell_that_is_right_is_left_alone(group: Ranks) -> None:
     assert found_in(group, SETUP) == []
     assert found_in(group, RIGHT) == []

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks
 
-from nbddp import WorkerGroup
 from nbddp.launch import forkserver
 from nbddp.worker.untouched import DRIVER, is_touched
 
@@ -70,7 +71,7 @@ def preload(
 def test_the_probe_tells_a_driver_that_was_only_loaded_from_one_that_was_used(driver: Path) -> None:
     assert not is_touched("libnbddp_is_not_there.so.1")
     code = (
-        "import ctypes; from nbddp.worker.untouched import is_touched; print(is_touched());"
+        f"{imported(is_touched)}import ctypes; print(is_touched());"
         f"driver = ctypes.CDLL({str(driver)!r}); print(is_touched());"
         "driver.cuInit(0); print(is_touched())"
     )
@@ -78,8 +79,8 @@ def test_the_probe_tells_a_driver_that_was_only_loaded_from_one_that_was_used(dr
     assert done.stdout.split() == ["False", "False", "True"]
 
 
-def check_new_helper(group: WorkerGroup) -> None:
-    group.run("from nbddp.worker.untouched import is_touched\nimport os")
+def check_new_helper(group: Ranks) -> None:
+    group.run(f"{imported(is_touched)}import os")
     assert group.pull("is_touched()") == [False, False]
     group.restart()
     helpers = {*group.pull("__import__('os').getppid()")}
@@ -94,7 +95,7 @@ def test_ranks_are_forked_from_a_new_helper_and_the_user_is_told_who_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     preload(folder, driver, monkeypatch)
-    with caplog.at_level(logging.WARNING, "nbddp"), WorkerGroup(nproc=2) as group:
+    with caplog.at_level(logging.WARNING, "nbddp"), Ranks(nproc=2) as group:
         check_new_helper(group)
     assert [each.getMessage() for each in caplog.records] == [
         "ranks are forked from a new helper: CUDA was touched in the one that was there, by what "
@@ -103,7 +104,7 @@ def test_ranks_are_forked_from_a_new_helper_and_the_user_is_told_who_it_was(
 
 
 def check_it_computes() -> None:
-    with WorkerGroup(nproc=1) as group:
+    with Ranks(nproc=1) as group:
         source = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
         assert group.run(source, wants_value=True).values() == [1.0]
 
@@ -127,7 +128,7 @@ def test_a_rank_of_the_helper_that_was_touched_after_it_was_forked_lives_on(
     folder: Path, driver: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     preload(folder, driver, monkeypatch, late=True)
-    with caplog.at_level(logging.WARNING, "nbddp"), WorkerGroup(nproc=2) as group:
+    with caplog.at_level(logging.WARNING, "nbddp"), Ranks(nproc=2) as group:
         helpers = group.pull("__import__('os').getppid()")
         assert len(set(helpers)) == 2
         source = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"

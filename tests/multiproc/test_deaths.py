@@ -9,14 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
 from hangs import NO_TIMEOUT
 from moments import when_cell_runs
 from notebook import Notebook
 
-from nbddp import CellFailedError, WorkerGroup
-from nbddp.launch.memory import MemoryWatch
-from nbddp.magics.steered import SteeredGroup
-from nbddp.record.cell import CellRequest
+from nbddp import CellFailedError
 from nbddp.record.notices import Notice, Said, Wrote
 from nbddp.record.verdict import MISFIT
 from nbddp.ui.panel.loghtml import log_text
@@ -44,7 +42,7 @@ def await_others():
 @pytest.mark.parametrize("source", DEATHS)
 @pytest.mark.parametrize("others", ["dist.barrier()", "time.sleep(60)"])
 def test_a_rank_that_dies_is_the_first_cause_and_the_others_keep_their_names(
-    make_group: Callable[..., WorkerGroup], source: str, others: str
+    make_group: Callable[..., Ranks], source: str, others: str
 ) -> None:
     group = make_group(3)
     group.run("kept = rank")
@@ -67,7 +65,7 @@ def test_a_rank_that_dies_is_the_first_cause_and_the_others_keep_their_names(
 
 
 @pytest.mark.parametrize("source", ["ctypes.string_at(0)", "os.abort()"])
-def test_after_a_fatal_error_the_python_stack_is_told(group: WorkerGroup, source: str) -> None:
+def test_after_a_fatal_error_the_python_stack_is_told(group: Ranks, source: str) -> None:
     with pytest.raises(CellFailedError) as caught:
         group.run(f"{IMPORTS}def die():\n    {source}\nif rank == 0: die()\ndist.barrier()")
     report = caught.value.report
@@ -89,7 +87,7 @@ MISFITS = {
 
 @pytest.mark.parametrize("call", MISFITS)
 def test_sizes_that_gloo_aborts_for_are_said_with_the_call_and_the_line(
-    group: WorkerGroup, call: str
+    group: Ranks, call: str
 ) -> None:
     with pytest.raises(CellFailedError) as caught:
         group.run(f"{MISFITS[call]}\ndist.barrier()")
@@ -98,12 +96,12 @@ def test_sizes_that_gloo_aborts_for_are_said_with_the_call_and_the_line(
     assert caught.value.report.splitlines()[1] == f"  {MISFIT}"
 
 
-def test_a_death_is_said_while_the_others_still_work(group: SteeredGroup, folder: Path) -> None:
+def test_a_death_is_said_while_the_others_still_work(group: Ranks, folder: Path) -> None:
     source = (  # whoever is interrupted meanwhile does not end before the test has looked
         f"{IMPORTS}import pathlib\nif rank == 1: os._exit(7)\ntry:\n    time.sleep(60)\nfinally:\n"
         "    while not pathlib.Path('seen').exists(): time.sleep(0.01)"
     )
-    handle = group.submit(CellRequest(source=source, first_line=1))
+    handle = group.begin(source, first_line=1)
     began, said = time.monotonic(), ""
     for notice in handle.notices():
         if isinstance(notice, Said):
@@ -116,20 +114,20 @@ def test_a_death_is_said_while_the_others_still_work(group: SteeredGroup, folder
     handle.abandon()
 
 
-def test_a_kill_by_the_system_for_memory_is_hinted_at(group: WorkerGroup, folder: Path) -> None:
+def test_a_kill_by_the_system_for_memory_is_hinted_at(group: Ranks, folder: Path) -> None:
     counter = folder / "vmstat"
     counter.write_text("oom_kill 0\n")
-    group.session._do._memory = MemoryWatch([counter], [])
+    group.count_kills_in(counter)
     body = f"{IMPORTS}if rank == 1:\n    open({str(counter)!r}, 'w').write('oom_kill 1\\n')\n"
     with pytest.raises(CellFailedError) as caught:
         group.run(f"{body}    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()")
     assert caught.value.report.splitlines()[1].startswith("  the system ran out of memory")
 
 
-def test_a_kill_that_was_asked_for_here_needs_no_hint(group: SteeredGroup, folder: Path) -> None:
+def test_a_kill_that_was_asked_for_here_needs_no_hint(group: Ranks, folder: Path) -> None:
     counter = folder / "vmstat"
     counter.write_text("oom_kill 0\n")
-    group.session._do._memory = MemoryWatch([counter], [])
+    group.count_kills_in(counter)
     counter.write_text("oom_kill 1\n")
     when_cell_runs(group, lambda: group.kill(1))
     with pytest.raises(CellFailedError) as caught:
@@ -144,7 +142,7 @@ def test_the_same_error_on_several_ranks_is_shown_once(notebook: Notebook) -> No
     assert "first cause" not in reply.traceback
 
 
-def test_a_collective_that_times_out_ends_the_cell(make_group: Callable[..., WorkerGroup]) -> None:
+def test_a_collective_that_times_out_ends_the_cell(make_group: Callable[..., Ranks]) -> None:
     group = make_group(2, timeout=1.5)
     with pytest.raises(CellFailedError, match=r"rank 0: .*[Tt]imed out.* line 1"):
         group.run("if rank == 0: dist.all_reduce(torch.ones(1))")
@@ -172,11 +170,11 @@ def lines_of(rank: int, text: str) -> list[str]:
     return [line[len(tag) :] for line in text.splitlines() if line.startswith(tag)]
 
 
-def shown_in_both_forms(group: WorkerGroup, source: str) -> tuple[str, str]:
+def shown_in_both_forms(group: Ranks, source: str) -> tuple[str, str]:
     """Run a cell; what the text output and what the panel's record say of it."""
     screen, tails = Screen(), Tails(max_lines=10**6)
     view = TextView(screen)
-    handle = group.submit(CellRequest(source=source))
+    handle = group.begin(source)
     next_notice = handle.next_notice
 
     def overheard(timeout: float) -> Notice | None:
@@ -188,7 +186,7 @@ def shown_in_both_forms(group: WorkerGroup, source: str) -> tuple[str, str]:
     handle.next_notice = overheard  # type: ignore[method-assign]
     view.show(handle)
     tails.flush()
-    record = Record(snapshot=group.session.snapshot(handle), lines=tails.merged())
+    record = Record(snapshot=group.snapshot(handle), lines=tails.merged())
     assert record_text(record) == log_text(tails.merged())
     return screen.text, record_text(record)
 
@@ -200,20 +198,19 @@ def torn(written: Sequence[str], *, count: int) -> bool:
 
 @pytest.mark.timeout(180)
 def test_fifty_kills_at_random_moments_lose_no_line_and_all_records_agree(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     chance, group = random.Random(4), make_group(1)
     for _ in range(50):
-        folder = group.session.time_line.folder
-        assert folder is not None
-        already = folder.log(0).stat().st_size if folder.log(0).exists() else 0
+        log = group.log(0)
+        already = log.stat().st_size if log.exists() else 0
         delay = chance.uniform(0.0, 0.3)
         killer = when_cell_runs(group, lambda delay=delay: (time.sleep(delay), group.kill(0)))
         text, record = shown_in_both_forms(
             group, "import itertools\nfor i in itertools.count(): print(f'line {i:06}')"
         )
         killer.join()
-        written = folder.log(0).read_bytes()[already:].decode().splitlines()
+        written = log.read_bytes()[already:].decode().splitlines()
         assert not torn(written, count=len(written))
         assert lines_of(0, text) == written
         assert lines_of(0, record) == written

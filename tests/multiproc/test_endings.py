@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import tempfile
 import threading
 import time
@@ -17,13 +18,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from drivers.ranks import Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError, RequestError, StartError, WorkerGroup
+from nbddp import CellFailedError, RequestError, StartError
 from nbddp.launch import forkserver
-from nbddp.lifecycle.states import GroupState
-from nbddp.magics.steered import SteeredGroup
 from nbddp.wire.helper import FOLDER
 
 pytestmark = pytest.mark.multiproc
@@ -99,18 +99,18 @@ def test_a_kernel_that_is_killed_in_the_middle_of_a_cell_leaves_nobody(
     assert not psutil.wait_procs(processes, timeout=40)[1]
 
 
-def test_stop_ends_the_workers_of_a_dataloader_too(group: WorkerGroup) -> None:
+def test_stop_ends_the_workers_of_a_dataloader_too(group: Ranks) -> None:
     group.run(WITH_WORKERS.partition("\n")[2])
-    pids = group.session.process_ids().values()
+    pids = group.pids.values()
     processes = [each for pid in pids for each in psutil.Process(pid).children(recursive=True)]
     assert len(processes) == 4
     group.stop()
     assert not psutil.wait_procs(processes, timeout=40)[1]
 
 
-def test_a_killed_rank_leaves_no_workers_behind(group: WorkerGroup) -> None:
+def test_a_killed_rank_leaves_no_workers_behind(group: Ranks) -> None:
     group.run(PATIENT + WITH_WORKERS.partition("\n")[2])
-    processes = psutil.Process(group.session.process_ids()[1]).children(recursive=True)
+    processes = psutil.Process(group.pids[1]).children(recursive=True)
     assert len(processes) == 2
     group.kill(1)
     assert not psutil.wait_procs(processes, timeout=40)[1]
@@ -125,7 +125,7 @@ def test_reset_does_not_break_the_next_start(notebook: Notebook) -> None:
 
 
 def test_a_folder_deleted_under_the_kernel_does_not_break_the_next_start(
-    make_group: Callable[..., WorkerGroup], folder: Path
+    make_group: Callable[..., Ranks], folder: Path
 ) -> None:
     gone = folder / "gone"
     gone.mkdir()
@@ -133,16 +133,13 @@ def test_a_folder_deleted_under_the_kernel_does_not_break_the_next_start(
     gone.rmdir()
     group = make_group(1, name="after-the-flood")
     assert group.pull("__import__('os').getcwd()", rank=0) == str(Path.home())
-    runs = group.session.time_line.folder
-    assert runs is not None
+    runs = group.run_folder
     group.stop()
-    for path in sorted(runs.path.rglob("*"), reverse=True):
-        path.unlink()
-    runs.path.rmdir()
+    shutil.rmtree(runs)
 
 
 def test_a_module_edited_on_disk_is_seen_after_a_restart(
-    make_group: Callable[..., WorkerGroup], folder: Path, monkeypatch: pytest.MonkeyPatch
+    make_group: Callable[..., Ranks], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -174,7 +171,7 @@ def test_a_module_edited_on_disk_is_seen_after_a_restart(
     ],
 )
 def test_whatever_a_cell_does_to_its_process_the_next_cell_works(
-    group: WorkerGroup, source: str, capsys: pytest.CaptureFixture[str]
+    group: Ranks, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(source)
     capsys.readouterr()
@@ -183,13 +180,13 @@ def test_whatever_a_cell_does_to_its_process_the_next_cell_works(
     assert sorted(lines) == ["[rank 0] 0 2.0", "[rank 1] 1 2.0"]
 
 
-def test_only_loopback_is_listened_on(group: WorkerGroup) -> None:
+def test_only_loopback_is_listened_on(group: Ranks) -> None:
     group.run("dist.barrier()\npair = dist.new_group([0, 1])\ndist.barrier(group=pair)")
     group.run(
         "from torch.distributed import rpc\n"
         "rpc.init_rpc(str(rank), rank=rank, world_size=world_size)"
     )
-    pids = [os.getpid(), *group.session.process_ids().values()]
+    pids = [os.getpid(), *group.pids.values()]
     listening = [
         each.laddr.ip
         for pid in pids
@@ -200,41 +197,37 @@ def test_only_loopback_is_listened_on(group: WorkerGroup) -> None:
     assert set(listening) == {"127.0.0.1"}
 
 
-def test_the_secret_is_nowhere_to_be_read(group: WorkerGroup) -> None:
+def test_the_secret_is_nowhere_to_be_read(group: Ranks) -> None:
     group.run("import os\nprint(dict(os.environ))")
-    link, folder = group.session.require_link(), group.session.time_line.folder
-    assert folder is not None
-    forms = {link.secret, link.secret.hex().encode(), repr(link.secret).encode()}
-    for pid in [os.getpid(), *group.session.process_ids().values()]:
+    secret, folder = group.secret, group.run_folder
+    forms = {secret, secret.hex().encode(), repr(secret).encode()}
+    for pid in [os.getpid(), *group.pids.values()]:
         for name in ("cmdline", "environ"):
             content = Path(f"/proc/{pid}/{name}").read_bytes()
             assert not any(form in content for form in forms)
-    for path in folder.path.iterdir():
+    for path in folder.iterdir():
         assert not any(form in path.read_bytes() for form in forms)
         assert path.stat().st_mode & 0o777 == 0o600
-    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_forged_command_is_not_obeyed(group: WorkerGroup) -> None:
+def test_a_forged_command_is_not_obeyed(group: Ranks) -> None:
     from nbddp.wire.letters import CONTROLLER, Letter, seal
     from nbddp.wire.messages import Leave
     from nbddp.wire.start import command_queue
 
-    link = group.session.require_link()
-    queue = command_queue(group.life.attempt, 0)
-    forged = seal(
-        Letter(CONTROLLER, group.life.attempt, 10**6, Leave()), queue=queue, secret=b"guessed"
-    )
-    link._sender.queue_push(queue, forged)
-    link._sender.queue_push(queue, b"")
-    link._sender.queue_push("up", b"rubbish")
+    queue = command_queue(group.attempt, 0)
+    forged = seal(Letter(CONTROLLER, group.attempt, 10**6, Leave()), queue=queue, secret=b"guessed")
+    group.store.queue_push(queue, forged)
+    group.store.queue_push(queue, b"")
+    group.store.queue_push("up", b"rubbish")
     group.run("still_here = 1")
     assert group.pull("still_here") == [1, 1]
-    assert link.refused == 1
+    assert group.refused == 1
 
 
 def test_a_rank_that_is_killed_while_it_prints_loses_no_line(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     chance = random.Random(7)
     for _ in range(5):
@@ -246,9 +239,7 @@ def test_a_rank_that_is_killed_while_it_prints_loses_no_line(
                 f"threading.Timer({delay}, os.kill, (os.getpid(), signal.SIGKILL)).start()\n"
                 "i = 0\nwhile True:\n    print(f'{i:09d}')\n    i += 1"
             )
-        folder = group.session.time_line.folder
-        assert folder is not None
-        in_file = folder.log(0).read_text().split("\n")
+        in_file = group.log(0).read_text().split("\n")
         shown = re.findall(r"^\[rank 0\] (\d+)$", capsys.readouterr().out, re.MULTILINE)
         whole = [line for line in in_file if len(line) == 9]
         assert [int(line) for line in whole] == list(range(len(whole)))
@@ -257,7 +248,7 @@ def test_a_rank_that_is_killed_while_it_prints_loses_no_line(
 
 
 def test_a_start_that_fails_says_which_rank_and_why_and_leaves_nobody(
-    make_group: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch
+    make_group: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-device")
     for _ in range(4):  # all six fail at once, and often more than one of them can say so
@@ -265,7 +256,7 @@ def test_a_start_that_fails_says_which_rank_and_why_and_leaves_nobody(
             make_group(6)
         assert "init_process_group" in fail.value.details
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    assert make_group(2).life.state.value == "ready"
+    assert make_group(2).state == "ready"
 
 
 def test_a_start_can_be_stopped_while_its_helper_still_imports(
@@ -274,7 +265,7 @@ def test_a_start_can_be_stopped_while_its_helper_still_imports(
     (folder / "slow_disk.py").write_text("import time\ntime.sleep(50)\n")
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(forkserver, "PRELOAD", ["slow_disk", *forkserver.PRELOAD])
-    group = SteeredGroup(nproc=2)
+    group = Ranks(nproc=2)
     said: list[str] = []
 
     def start() -> None:
@@ -285,7 +276,7 @@ def test_a_start_can_be_stopped_while_its_helper_still_imports(
 
     thread = threading.Thread(target=start)
     thread.start()
-    assert wait_until(lambda: group.life.state is GroupState.STARTING)
+    assert wait_until(lambda: group.state == "starting")
     began = time.monotonic()
     group.stop()
     thread.join(30)
@@ -334,7 +325,7 @@ def test_a_helper_that_is_just_being_started_is_closed_at_once(
 
 
 def test_where_there_is_no_room_for_a_run_the_start_says_so_and_a_later_one_works(
-    make_group: Callable[..., WorkerGroup], folder: Path, monkeypatch: pytest.MonkeyPatch
+    make_group: Callable[..., Ranks], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / ".nbddp").write_text("a file in the way")
     with monkeypatch.context() as patch:
@@ -350,7 +341,7 @@ def no_room(*_arguments: object, **_options: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_requests_in_the_wrong_state_are_refused_and_change_nothing(group: WorkerGroup) -> None:
+def test_requests_in_the_wrong_state_are_refused_and_change_nothing(group: Ranks) -> None:
     with pytest.raises(RequestError, match="the worker group is ready already"):
         group.start()
     with pytest.raises(RequestError, match="there is no rank 7; the group has ranks 0 to 1"):
@@ -363,7 +354,7 @@ def test_requests_in_the_wrong_state_are_refused_and_change_nothing(group: Worke
 
 
 def test_a_group_that_was_closed_leaves_no_thread_and_no_descriptor(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     import threading
 
@@ -394,7 +385,7 @@ def test_groups_that_are_started_at_the_same_time_have_a_folder_each(
         start_helper(helper)
 
     monkeypatch.setattr(ForkServer, "ensure_running", start_slowly)
-    groups = [SteeredGroup(nproc=1) for _ in range(3)]
+    groups = [Ranks(nproc=1) for _ in range(3)]
     starts = [threading.Thread(target=each.start) for each in groups]
     for start in starts:
         start.start()
@@ -404,7 +395,7 @@ def test_groups_that_are_started_at_the_same_time_have_a_folder_each(
     assert len(folders) == 3
     assert len(list(folder.glob("nbddp_*"))) == 3
     for each in groups:
-        psutil.Process(each.session.launcher.forkserver.pid).kill()  # its folder is then ours
+        psutil.Process(each.helper_pid).kill()  # its folder is then ours
         each.close()
     assert not list(folder.glob("nbddp_*"))
     assert process.current_process()._config.get("tempdir") == before

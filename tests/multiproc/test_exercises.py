@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-from nbddp import WorkerGroup
+from drivers.ranks import Ranks
 
 pytestmark = pytest.mark.multiproc
 RANKS = 4
@@ -131,7 +130,7 @@ FURTHER = [
     ids=["00 to 03", "04 to 07", "an early stop has to be one of all ranks"],
 )
 def test_each_answer_is_tried_out_and_all_ranks_hear_the_same(
-    make_group: Callable[..., WorkerGroup], parts: str, judged: list[tuple[str, str]]
+    make_group: Callable[..., Ranks], parts: str, judged: list[tuple[str, str]]
 ) -> None:
     group = make_group(RANKS)
     calls = ", ".join(f"repr(nbddp.check_answer({call}))" for call, _ in judged)

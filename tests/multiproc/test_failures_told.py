@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from drivers.ranks import Ranks
+from limits import set_limits
 from notebook import Notebook
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -77,10 +79,10 @@ TOLD = {
 @pytest.fixture(autouse=True)
 def nobody_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever raises what another rank has raised has time for it."""
-    monkeypatch.setattr("nbddp.lifecycle.transitions.PEERS_PATIENCE", 30.0)
+    set_limits(monkeypatch, peers_patience=30.0)
 
 
-def failure_of(group: WorkerGroup, source: str) -> CellFailedError:
+def failure_of(group: Ranks, source: str) -> CellFailedError:
     with pytest.raises(CellFailedError) as caught:
         group.run(source)
     return caught.value
@@ -92,7 +94,7 @@ def failure_of(group: WorkerGroup, source: str) -> CellFailedError:
     ids=["loader", "chained", "group", "C++", "causes", "checkpoint", "assertion"],
 )
 def test_the_headline_has_the_users_message_and_line(
-    group: WorkerGroup, source: str, headline: str
+    group: Ranks, source: str, headline: str
 ) -> None:
     if source is GROUPED and sys.version_info < (3, 11):
         pytest.skip("groups came with Python 3.11")
@@ -103,7 +105,7 @@ def test_the_headline_has_the_users_message_and_line(
 
 
 def test_torchs_frames_are_folded_and_the_log_has_the_whole_traceback(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = f"print('before')\n{CPP}"
     report = failure_of(group, source).report

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-
-from nbddp import WorkerGroup
+from drivers.ranks import Ranks
 
 SECONDS = float(os.environ.get("NBDDP_SOAK_SECONDS", "120"))
 
@@ -159,7 +158,7 @@ SOURCES = {
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_what_takes_long_is_not_called_a_hang(
-    source: str, make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    source: str, make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2)
     group.run(SETUP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers.ranks import Ranks
 from hangs import act_when_said, said_of_a_hang
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
 
@@ -30,8 +30,7 @@ for step in range(6):
 """
 MODEL = """
 torch.manual_seed(0)
-from nbddp.train.models import prepare
-model = prepare(torch.nn.Linear(4, 1))
+model = nbddp.prepare(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 TRAIN = """
@@ -48,21 +47,19 @@ def arm(kind: str, more: str = "") -> str:
     return ARM.format(kind=kind, more=more)
 
 
-def written(group: WorkerGroup, name: str) -> list[dict[str, Any]]:
-    folder = group.session.time_line.folder
-    assert folder is not None
-    return [json.loads(line) for line in (folder.path / name).read_text().splitlines()]
+def written(group: Ranks, name: str) -> list[dict[str, Any]]:
+    return group.read_lines(name)
 
 
-def steps(group: WorkerGroup, rank: int) -> list[int]:
+def steps(group: Ranks, rank: int) -> list[int]:
     """The steps whose numbers a rank wrote down."""
     return [row["step"] for row in written(group, "metrics.jsonl") if row["rank"] == rank]
 
 
-def assert_struck_once(group: WorkerGroup, fault: str) -> None:
+def assert_struck_once(group: Ranks, fault: str) -> None:
     """The record has it once, on the time line and in the file, before the rank's exit."""
     expected = {"fault": fault, "at_step": STEP, "rank": 1}
-    events = group.session.time_line.since(0)
+    events = group.events()
     assert [event.facts for event in events if event.kind == "fault"] == [expected]
     kinds = [line["kind"] for line in written(group, "events.jsonl")]
     assert kinds.count("fault") == 1
@@ -74,7 +71,7 @@ def assert_struck_once(group: WorkerGroup, fault: str) -> None:
 # ---- those that end a rank, or its cell
 
 
-def test_raise_is_the_first_cause_and_all_names_are_kept(group: WorkerGroup) -> None:
+def test_raise_is_the_first_cause_and_all_names_are_kept(group: Ranks) -> None:
     with pytest.raises(CellFailedError) as caught:
         group.run(arm("raise") + LOOP)
     first = caught.value.report.splitlines()[0]
@@ -96,7 +93,7 @@ def test_raise_is_the_first_cause_and_all_names_are_kept(group: WorkerGroup) -> 
     ],
 )
 def test_a_death_is_the_first_cause_and_its_fault_was_told_before(
-    group: WorkerGroup, kind: str, words: str
+    group: Ranks, kind: str, words: str
 ) -> None:
     with pytest.raises(CellFailedError) as caught:
         group.run(arm(kind) + LOOP)
@@ -110,7 +107,7 @@ def test_a_death_is_the_first_cause_and_its_fault_was_told_before(
         assert re.search(r'File ".*strikes.py", line \d+ in ', report)
 
 
-def test_oom_is_torchs_own_error(group: WorkerGroup) -> None:
+def test_oom_is_torchs_own_error(group: Ranks) -> None:
     with pytest.raises(CellFailedError) as caught:
         group.run(arm("oom") + LOOP)
     first = caught.value.report.splitlines()[0]
@@ -124,7 +121,7 @@ def test_oom_is_torchs_own_error(group: WorkerGroup) -> None:
 
 
 def test_hang_is_named_on_the_card_and_an_interrupt_keeps_all_names(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = said_of_a_hang(group, arm("hang") + LOOP, capsys)
     assert "  rank 0 waiting in all_reduce #5 float [1], line 7\n" in said
@@ -136,7 +133,7 @@ def test_hang_is_named_on_the_card_and_an_interrupt_keeps_all_names(
 
 
 def test_a_stopped_rank_is_named_and_kill_ends_it(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     act_when_said(group, "no sign of life", lambda: group.kill(1))
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
@@ -146,8 +143,8 @@ def test_a_stopped_rank_is_named_and_kill_ends_it(
     assert_struck_once(group, "stop@rank=1,step=3")
 
 
-def test_a_stopped_rank_that_is_continued_goes_on(group: WorkerGroup) -> None:
-    pid = group.session.process_ids()[1]
+def test_a_stopped_rank_that_is_continued_goes_on(group: Ranks) -> None:
+    pid = group.pids[1]
     act_when_said(group, "no sign of life", lambda: os.kill(pid, signal.SIGCONT))
     group.run(arm("stop") + LOOP)
     assert_struck_once(group, "stop@rank=1,step=3")
@@ -157,7 +154,7 @@ def test_a_stopped_rank_that_is_continued_goes_on(group: WorkerGroup) -> None:
 # ---- those with which it goes on
 
 
-def test_slow_draws_out_every_later_step_of_its_rank(group: WorkerGroup) -> None:
+def test_slow_draws_out_every_later_step_of_its_rank(group: Ranks) -> None:
     group.run(
         arm("slow", ", factor=4")
         + "import time\nfor step in range(16):\n    time.sleep(0.05)\n    nbddp.log(step=step)"
@@ -171,7 +168,7 @@ def test_slow_draws_out_every_later_step_of_its_rank(group: WorkerGroup) -> None
             assert 0.05 * factor <= gap < 0.05 * factor + 0.1
 
 
-def test_nan_reaches_all_ranks_through_one_gradient(group: WorkerGroup) -> None:
+def test_nan_reaches_all_ranks_through_one_gradient(group: Ranks) -> None:
     group.run(arm("nan") + MODEL + TRAIN)
     assert_struck_once(group, "nan@rank=1,step=3")
     for rank in (0, 1):
@@ -181,14 +178,14 @@ def test_nan_reaches_all_ranks_through_one_gradient(group: WorkerGroup) -> None:
     assert group.pull("len(model.module.weight._backward_hooks or ())") == [0, 0]
 
 
-def test_nan_without_a_prepared_model_says_what_to_do(group: WorkerGroup) -> None:
+def test_nan_without_a_prepared_model_says_what_to_do(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match=r"finds no prepared model on this rank; call nbddp"):
         group.run(arm("nan") + LOOP)
-    assert [event for event in group.session.time_line.since(0) if event.kind == "fault"] == []
+    assert [event for event in group.events() if event.kind == "fault"] == []
 
 
 def test_skip_of_one_all_reduce_leaves_a_wrong_sum_and_a_rank_that_waits_at_the_end(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = said_of_a_hang(group, arm("skip") + LOOP, capsys)
     assert "  rank 0 waiting in all_reduce #6 float [1], line 7\n" in said
@@ -201,7 +198,7 @@ def test_skip_of_one_all_reduce_leaves_a_wrong_sum_and_a_rank_that_waits_at_the_
 
 
 def test_skip_of_ddps_averaging_makes_the_ranks_differ(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(MODEL)
     said = said_of_a_hang(group, arm("skip") + TRAIN, capsys)
@@ -214,8 +211,7 @@ def test_skip_of_ddps_averaging_makes_the_ranks_differ(
 # ---- corrupt, and what a recovery makes of a fault
 
 SAVE = """
-from nbddp.train.checkpoint import Checkpoint
-checkpoint = Checkpoint('saved')
+checkpoint = nbddp.Checkpoint('saved')
 resumed = checkpoint.resume(model=model, optimizer=optimizer)
 begin = resumed.step + 1 if resumed else 0
 for step in range(begin, {end}):
@@ -229,7 +225,7 @@ for step in range(begin, {end}):
 
 
 def test_corrupt_makes_the_next_resume_take_the_checkpoint_before(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(MODEL)
     group.run(arm("corrupt") + SAVE.format(end=4, when="True"))
@@ -242,14 +238,14 @@ def test_corrupt_makes_the_next_resume_take_the_checkpoint_before(
     assert_struck_once(group, "corrupt@rank=1,step=3")
 
 
-def test_a_fault_strikes_once_though_its_step_is_done_again(group: WorkerGroup) -> None:
+def test_a_fault_strikes_once_though_its_step_is_done_again(group: Ranks) -> None:
     group.run(arm("kill") + MODEL + SAVE.format(end=8, when="step % 2 == 0"), max_restarts=3)
-    assert group.life.attempt == 2
+    assert group.attempt == 2
     assert_struck_once(group, "kill@rank=1,step=3")
     assert steps(group, 1) == [0, 1, 2, 3, 3, 4, 5, 6, 7]
 
 
-def test_a_restart_by_hand_is_a_new_experiment(group: WorkerGroup) -> None:
+def test_a_restart_by_hand_is_a_new_experiment(group: Ranks) -> None:
     for count in (1, 2):
         with pytest.raises(CellFailedError):
             group.run(arm("exit") + LOOP)

@@ -9,30 +9,29 @@ from pathlib import Path
 
 import psutil
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks
 from notebook import Notebook
 
 from nbddp.errors import CellFailedError
-from nbddp.group import WorkerGroup
-from nbddp.magics.steered import SteeredGroup
 from nbddp.record.finished import RecordedRun
 
 pytestmark = pytest.mark.multiproc
 
-OPEN = """
+OPEN = f"""
 import sys
 
 for name in ("torch", "IPython", "ipykernel", "ipywidgets", "psutil", "multiprocessing"):
     sys.modules[name] = None  # importing it is an error
 
 from pathlib import Path
-from nbddp.record.finished import RecordedRun
-
+{imported(RecordedRun)}
 [path] = Path(sys.argv[1]).glob(".nbddp/runs/*")
 run = RecordedRun(path)
 good, bad = run.cells
 print(good.outcome, "|", bad.outcome)
 print("division by zero" in bad.report, bad.source)
-print({rank: curve.last for rank, curve in run.metrics(good).curves("loss").items()})
+print({{rank: curve.last for rank, curve in run.metrics(good).curves("loss").items()}})
 print([(each.rank, each.is_well) for each in run.snapshot(bad).ranks])
 print(run.tail(0, 1), run.was_stopped, run.unreadable, run.facts["nproc"])
 """
@@ -42,7 +41,7 @@ def test_a_run_is_opened_without_torch_ranks_or_a_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with WorkerGroup(2) as group:
+    with Ranks(nproc=2) as group:
         group.run("for step in range(3):\n    nbddp.log(step=step, loss=step + rank)\nprint(1)")
         with pytest.raises(CellFailedError):
             group.run("if rank == 1:\n    1 / 0")
@@ -64,19 +63,19 @@ def test_values_without_a_step_count_by_themselves_in_each_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with SteeredGroup(nproc=2) as group:
+    with Ranks(nproc=2) as group:
         for _ in range(2):
             group.run(
                 "for _ in range(2):\n    for i in range(3 + rank):\n        nbddp.log(loss=i)"
             )
-        live = group.session.metrics(most=12)
+        live = group.metrics(most=12)
         assert {rank: curve.steps for rank, curve in live.curves["loss"].items()} == {
             rank: tuple(map(float, range(6 + 2 * rank))) for rank in range(2)
         }
         with pytest.raises(CellFailedError, match="FaultError"):
             group.run("nbddp.faults.at(step=2, rank=1, kind='raise')\nwhile True: nbddp.log(x=1)")
         group.run("for _ in range(2):\n    for i in range(4): nbddp.log(step=i, loss=i)")
-        again = group.session.metrics(most=12)
+        again = group.metrics(most=12)
         assert again.falls == {"loss": 1}
         assert again.curves["loss"][0].steps == tuple(map(float, range(8)))
     [path] = tmp_path.glob(".nbddp/runs/*")

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
+from limits import set_limits
 
-from nbddp import CellFailedError, WorkerGroup
-from nbddp.record.cell import CellRequest
-from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.view import TextView
+from nbddp import CellFailedError
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
 
@@ -42,10 +41,10 @@ if rank == 0: c10d.ProcessGroupGloo = die_before_it_dials
 """
 
 
-def check_survivors(group: WorkerGroup, *, dead: int) -> None:
+def check_survivors(group: Ranks, *, dead: int) -> None:
     """All but one rank live and have their names."""
-    alive = [rank for rank in range(len(group.life.ranks)) if rank != dead]
-    assert group.life.alive == alive
+    alive = [rank for rank in range(group.world_size) if rank != dead]
+    assert group.alive == alive
     kept = group.run("kept", ranks=alive, quiet=True, wants_value=True)
     assert kept.values() == alive
 
@@ -58,7 +57,7 @@ def check_survivors(group: WorkerGroup, *, dead: int) -> None:
     ],
 )
 def test_a_rank_that_dies_before_it_has_connected_costs_the_others_no_name(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
     capsys: pytest.CaptureFixture[str],
     before: str,
     cell: str,
@@ -86,10 +85,10 @@ NO_ROOM = (
 )
 @pytest.mark.parametrize("left", [0, 5])
 def test_a_cell_without_descriptors_for_a_process_group_says_how_to_get_some(
-    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch, ranks: str, who: str, left: int
+    group: Ranks, monkeypatch: pytest.MonkeyPatch, ranks: str, who: str, left: int
 ) -> None:
     if who == "ranks 0-1":  # each has time to find it out
-        monkeypatch.setattr("nbddp.lifecycle.transitions.PEERS_PATIENCE", 30.0)
+        set_limits(monkeypatch, peers_patience=30.0)
     group.run(
         "import resource\nkept, opened = rank, []\n"
         "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
@@ -103,7 +102,6 @@ def test_a_cell_without_descriptors_for_a_process_group_says_how_to_get_some(
             group.run("dist.barrier()")
         assert str(caught.value) == f"{who}: NoDescriptorsError: {NO_ROOM}"
         assert "Every rank keeps its names." in caught.value.report
-    without_group = CellRequest(source="for each in opened: each.close()", needs_group=False)
-    group.show(group.submit(without_group), TextView(StreamScreen())).raise_for_failure()
+    group.run_cell("for each in opened: each.close()", needs_group=False)
     group.run("dist.barrier()")
     assert group.pull("kept") == [0, 1]

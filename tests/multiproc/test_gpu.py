@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
+from nbddp import CellFailedError, CellInterruptedError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
-Make = Callable[..., WorkerGroup]
+Make = Callable[..., Ranks]
 
 TRAIN = """
 torch.manual_seed(0)
@@ -122,7 +123,7 @@ def test_batch_norm_becomes_sync_batch_norm(make_group: Make) -> None:
 def test_the_snapshot_shows_the_gpus_memory(make_group: Make) -> None:
     group = make_group(1)
     group.run("x = torch.ones(1 << 20, device=device)")
-    assert wait_until(lambda: group.session.snapshot().ranks[0].gpu_memory >= 4 << 20)
+    assert wait_until(lambda: group.snapshot().ranks[0].gpu_memory >= 4 << 20)
 
 
 def test_a_full_gpu_is_told_with_the_rank_the_line_and_the_largest_tensors(

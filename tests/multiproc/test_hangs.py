@@ -8,25 +8,25 @@ import signal
 from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
 from hangs import NO_TIMEOUT, SHORT, act_when_said, said_of_a_hang
+from limits import limit, set_limits
 from moments import run_and_act, when_cell_runs
 
-from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
-from nbddp.magics.steered import SteeredGroup
-from nbddp.record.hangs import HANG_AFTER
+from nbddp import CellFailedError, CellInterruptedError, RequestError
 
 pytestmark = pytest.mark.multiproc
 
 
 def test_mismatched_collectives_and_a_rank_that_never_came_are_shown(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(3)
     source = (
         "import time\nx = torch.ones(4)\nif rank == 0:\n    dist.all_reduce(x)\n"
         "elif rank == 1:\n    dist.broadcast(x, src=2)\nelse:\n    time.sleep(80)"
     )
-    assert said_of_a_hang(group, source, capsys, after=HANG_AFTER).splitlines()[:5] == [
+    assert said_of_a_hang(group, source, capsys, after=limit("hang_after")).splitlines()[:5] == [
         "nbddp: no progress for 10 s: rank 0 called all_reduce #1, rank 1 broadcast #1, "
         "rank 2 never came",
         "  rank 0 waiting in all_reduce #1 float [4], line 4",
@@ -38,7 +38,7 @@ def test_mismatched_collectives_and_a_rank_that_never_came_are_shown(
 
 
 def test_a_rank_that_returned_early_is_shown(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(3)
     source = "def step(x):\n    dist.all_reduce(x)\nif rank < 2: step(torch.ones(2, 2))"
@@ -72,20 +72,22 @@ WAKES = {
 
 @pytest.mark.parametrize("source", WAKES.values(), ids=WAKES)
 def test_a_rank_that_waits_in_a_call_that_wakes_by_itself_is_shown(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str], source: str
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str], source: str
 ) -> None:
     group = make_group(2)
     source = f"import filelock, subprocess, threading, time\n{source}\ndist.barrier()"
-    text = said_of_a_hang(group, source, capsys, after=HANG_AFTER)  # a loader wakes every 5 s
+    text = said_of_a_hang(
+        group, source, capsys, after=limit("hang_after")
+    )  # a loader wakes every 5 s
     assert re.search(r"rank 0 called barrier #\d+, rank 1 never came\n", text)
     assert re.search(r"  rank 1 never came: line \d+ in \w+\(\)\n", text)
     group.run("dist.barrier()")
 
 
 def test_a_rank_that_is_stopped_is_named_and_kill_works(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    os.kill(group.session.process_ids()[1], signal.SIGSTOP)
+    os.kill(group.pids[1], signal.SIGSTOP)
     act_when_said(group, "no sign of life", lambda: group.kill(1))
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
         group.run("dist.barrier()")
@@ -94,14 +96,14 @@ def test_a_rank_that_is_stopped_is_named_and_kill_works(
     assert re.findall(r"no sign.*", text) == [said]
 
 
-def test_a_pull_from_a_rank_that_dies_comes_back(group: WorkerGroup) -> None:
+def test_a_pull_from_a_rank_that_dies_comes_back(group: Ranks) -> None:
     with pytest.raises(RequestError, match="rank 1 exited with code 3 before it could answer; "):
         group.pull("__import__('os')._exit(3) if rank == 1 else 0")
     assert group.pull("rank", rank=0) == 0
 
 
 def test_a_full_disk_is_said_once_and_training_goes_on(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run("print('fits')")
     group.run(
@@ -115,7 +117,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(
 
 
 def test_a_run_folder_that_cannot_be_written_is_said_once_and_the_ranks_start(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open(".nbddp", "w"):  # noqa: PTH123 - a file where the folder should be
         pass
@@ -184,14 +186,14 @@ PLACES = {
 
 @pytest.mark.parametrize("case", PLACES)
 def test_the_card_names_the_thread_and_the_line_that_wait(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], case: str
+    group: Ranks, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     source, place = PLACES[case]
     assert f"  {place}\n" in said_of_a_hang(group, source, capsys)
 
 
-def test_an_interrupt_names_the_collective_of_the_main_thread(group: WorkerGroup) -> None:
-    group.session.whereabouts.hang_after = SHORT
+def test_an_interrupt_names_the_collective_of_the_main_thread(group: Ranks) -> None:
+    group.hang_after(SHORT)
     act_when_said(group, "all_gather", group.interrupt)
     with pytest.raises(CellInterruptedError) as caught:
         group.run(SAVE)
@@ -200,7 +202,7 @@ def test_an_interrupt_names_the_collective_of_the_main_thread(group: WorkerGroup
 
 @pytest.mark.parametrize("source", TIMEOUTS.values(), ids=TIMEOUTS)
 def test_after_a_timeout_the_next_cell_has_a_new_process_group(
-    make_group: Callable[..., WorkerGroup], source: str
+    make_group: Callable[..., Ranks], source: str
 ) -> None:
     group = make_group(2, timeout=TIMEOUT)
     with pytest.raises(CellFailedError):
@@ -210,7 +212,7 @@ def test_after_a_timeout_the_next_cell_has_a_new_process_group(
 
 
 def test_the_rank_that_hangs_is_named_and_not_the_one_that_waited_for_it(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2, timeout=TIMEOUT)
     with pytest.raises(CellFailedError) as caught:
@@ -248,7 +250,7 @@ OWN_TIMEOUTS = {
 
 @pytest.mark.parametrize("call", OWN_TIMEOUTS)
 def test_so_is_it_where_the_timeout_is_that_of_the_call_or_of_its_group(
-    make_group: Callable[..., WorkerGroup], call: str
+    make_group: Callable[..., Ranks], call: str
 ) -> None:
     group = make_group(3)
     source, place = OWN_TIMEOUTS[call]
@@ -259,7 +261,7 @@ def test_so_is_it_where_the_timeout_is_that_of_the_call_or_of_its_group(
 
 
 def test_who_came_with_another_size_and_went_on_is_not_called_absent(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2, timeout=TIMEOUT)
     with pytest.raises(CellFailedError, match="rank 0: RuntimeError: Timed out waiting"):
@@ -267,7 +269,7 @@ def test_who_came_with_another_size_and_went_on_is_not_called_absent(
 
 
 def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
     with pytest.raises(CellFailedError, match="mismatch between collectives"):
@@ -277,13 +279,13 @@ def test_torch_compares_the_calls_of_all_ranks_when_it_is_told_to(
 
 
 def test_an_interrupt_says_of_a_rank_that_was_stopped_that_it_is_and_what_wakes_it(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("nbddp.lifecycle.transitions.STUCK_AFTER", 3.0)  # rank 0 may be slow
+    set_limits(monkeypatch, stuck_after=3.0)  # rank 0 may be slow
     group = make_group(2, grace=12.0)
-    pid = group.session.process_ids()[1]
+    pid = group.pids[1]
     os.kill(pid, signal.SIGSTOP)
     when_cell_runs(group, group.interrupt)
     with pytest.raises(CellInterruptedError):
@@ -295,11 +297,11 @@ def test_an_interrupt_says_of_a_rank_that_was_stopped_that_it_is_and_what_wakes_
         )
     text = capsys.readouterr().out
     assert f"nbddp: rank 1 stopped by SIGSTOP (`kill -CONT {pid}` wakes); killed in 9 s, or" in text
-    assert group.life.alive == [0, 1]
+    assert group.alive == [0, 1]
 
 
 def test_output_that_a_cell_closed_is_said_to_be_lost_until_its_end_and_is(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run("import os\nif rank == 0: os.close(1)\nprint('not seen' if rank == 0 else 'seen')")
     text = capsys.readouterr().out

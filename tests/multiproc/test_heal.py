@@ -12,35 +12,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers.ranks import Ranks
+from limits import set_limits
 from notebook import Notebook
 from trained import STATE, TRAINED, kill
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError
 from nbddp.errors import RequestError
-from nbddp.wire.messages import Pull
 
 pytestmark = pytest.mark.multiproc
 
 
 @pytest.fixture
-def group(folder: Path) -> Iterator[WorkerGroup]:  # noqa: ARG001 - where they work
+def group(folder: Path) -> Iterator[Ranks]:  # noqa: ARG001 - where they work
     """Three ranks that have trained."""
-    with WorkerGroup(nproc=3) as group:
+    with Ranks(nproc=3) as group:
         group.run(TRAINED, quiet=True)
         yield group
 
 
 @pytest.mark.parametrize("dead", [(1,), (0,), (2,), (0, 2)], ids=str)
-def test_the_others_keep_all_and_the_new_ones_get_it(
-    group: WorkerGroup, dead: tuple[int, ...]
-) -> None:
-    before = group._session.process_ids()
+def test_the_others_keep_all_and_the_new_ones_get_it(group: Ranks, dead: tuple[int, ...]) -> None:
+    before = group.pids
     kill(group, *dead)
     healed = group.heal()
     donor = min({0, 1, 2} - {*dead})
     assert (healed.ranks, healed.donor) == (dead, donor)
     assert healed.left == {"gate": "cannot pickle '_thread.lock' object"}
-    after = group._session.process_ids()
+    after = group.pids
     assert {rank for rank in range(3) if before[rank] != after[rank]} == {*dead}
     states = group.run(STATE, quiet=True, wants_value=True).values()
     assert [each.pop("rank") for each in states] == [0, 1, 2]
@@ -51,7 +50,7 @@ def test_the_others_keep_all_and_the_new_ones_get_it(
     assert states[0]["position"] == (0, 5)  # in the same epoch
 
 
-def test_what_a_healed_rank_does_is_what_all_do(group: WorkerGroup) -> None:
+def test_what_a_healed_rank_does_is_what_all_do(group: Ranks) -> None:
     """Its names are looked up where it lives, and it can die again."""
     for _ in range(2):
         kill(group, 1)
@@ -59,7 +58,7 @@ def test_what_a_healed_rank_does_is_what_all_do(group: WorkerGroup) -> None:
         assert group.run("scale = 5 + rank\nscaled(1)", wants_value=True).values() == [5, 6, 7]
 
 
-def test_bad_input_is_refused_and_changes_nothing(group: WorkerGroup) -> None:
+def test_bad_input_is_refused_and_changes_nothing(group: Ranks) -> None:
     with pytest.raises(RequestError, match="no rank is gone"):
         group.heal()
     kill(group, 1)
@@ -114,7 +113,7 @@ for step in range(done, 12):
 """
 
 
-def events(group: WorkerGroup, kind: str) -> list[dict[str, Any]]:
+def events(group: Ranks, kind: str) -> list[dict[str, Any]]:
     folder = group.folder
     assert folder is not None
     lines = (folder / "events.jsonl").read_text().splitlines()
@@ -122,9 +121,9 @@ def events(group: WorkerGroup, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_cell_that_loses_a_rank_goes_on_where_its_model_is(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = group._session.process_ids()
+    before = group.pids
     group.run("nbddp.faults.at(step=7, rank=1, kind='kill')\n" + LOOP, heal=2)
     said = capsys.readouterr().out
     assert "nbddp: rank 1 was killed by SIGKILL; heal 1 of 2\n" in said
@@ -134,10 +133,10 @@ def test_a_cell_that_loses_a_rank_goes_on_where_its_model_is(
         "that line with --ranks 1\n"
     ) in said
     assert re.search(r"nbddp: done after 1 heal, \d+\.\d s lost\n$", said)
-    assert group._session.life.attempt == 1
-    after = group._session.process_ids()
+    assert group.attempt == 1
+    after = group.pids
     assert [rank for rank in range(3) if before[rank] != after[rank]] == [1]
-    curve = group._session.metrics(most=1).curves["loss"][0]
+    curve = group.metrics(most=1).curves["loss"][0]
     assert len(curve.restarts) == 1  # one curve, with a mark
     assert curve.steps == tuple(map(float, range(12)))
     states = group.run("[each.tolist() for each in model.parameters()], done", wants_value=True)
@@ -150,7 +149,7 @@ def test_a_cell_that_loses_a_rank_goes_on_where_its_model_is(
 
 
 def test_where_no_rank_died_there_is_nothing_to_heal(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CellFailedError, match="ZeroDivisionError"):
         group.run("if rank == 1: 1 / 0", heal=2)
@@ -171,14 +170,14 @@ SHARDED = {
 
 
 @pytest.mark.parametrize("kind", SHARDED)
-def test_what_died_in_part_is_refused_and_nothing_changes(group: WorkerGroup, kind: str) -> None:
+def test_what_died_in_part_is_refused_and_nothing_changes(group: Ranks, kind: str) -> None:
     group.run(SHARDED[kind], quiet=True)
     kill(group, 1)
     said = rf"rank 0: a part of what is sharded \({kind}\) died with its rank: `%ddp restart --rep"
     with pytest.raises(RequestError, match=said):
         group.heal()
     assert group.alive == [0, 2]
-    assert len(group._session.process_ids()) == 2
+    assert len(group.pids) == 2
     values = group.run("big.sum().item()", ranks=[0, 2], wants_value=True).values()
     assert values == [499999500000] * 2
     group.run("del cut", ranks=[0, 2], quiet=True)
@@ -188,7 +187,7 @@ def test_what_died_in_part_is_refused_and_nothing_changes(group: WorkerGroup, ki
 
 @pytest.mark.parametrize("ranks", [[0, 2], [1, 2]])
 def test_where_ranks_played_different_parts_the_user_must_say_whose_names_are_right(
-    group: WorkerGroup, ranks: list[int]
+    group: Ranks, ranks: list[int]
 ) -> None:
     group.run(f"part = dist.new_group({ranks})\nalone = dist.new_group([rank])\nshare = 'mine'")
     kill(group, 1)
@@ -206,14 +205,14 @@ def test_where_ranks_played_different_parts_the_user_must_say_whose_names_are_ri
     assert group.heal().ranks == (1,)
 
 
-def test_a_group_of_all_ranks_beside_the_default_one_is_no_part(group: WorkerGroup) -> None:
+def test_a_group_of_all_ranks_beside_the_default_one_is_no_part(group: Ranks) -> None:
     group.run("beside = dist.new_group()\nwhole = dist.new_group([0, 1, 2], backend='gloo')")
     kill(group, 1)
     assert group.heal().ranks == (1,)
 
 
 def test_what_cannot_be_healed_is_restarted(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(SHARDED["FSDP"], quiet=True)
     group.run(
@@ -228,7 +227,7 @@ def test_what_cannot_be_healed_is_restarted(
     assert re.search(r"nbddp: done after 1 restart, ", said)
 
 
-def test_an_error_in_a_function_that_was_carried_shows_its_line(group: WorkerGroup) -> None:
+def test_an_error_in_a_function_that_was_carried_shows_its_line(group: Ranks) -> None:
     group.run("def fails(x):\n    raise ValueError('in here')  # the line")
     kill(group, 1)
     group.heal()
@@ -242,33 +241,31 @@ Signals = Sequence[tuple[int, signal.Signals]]
 
 
 def while_all_are_told(
-    group: WorkerGroup,
+    group: Ranks,
     monkeypatch: pytest.MonkeyPatch,
     *,
     before_1: Signals = (),
     after_2: Signals = (),
 ) -> None:
     """Signal ranks around what ranks 1 and 2 are told; the last thing is that rank 1 is killed."""
-    session = group._session
-    send = session.send
 
     def signal_ranks(signals: Signals) -> None:
         for rank, number in signals:
-            os.kill(session.process_ids()[rank], number)
+            os.kill(group.pids[rank], number)
 
-    def send_and_signal(rank: int, make: Any) -> Any:
+    def before(rank: int) -> None:
         if rank == 1:
             signal_ranks(before_1)
-        sent = send(rank, make)
+
+    def after(rank: int) -> None:
         if rank == 2:  # all were told to meet
             signal_ranks([*after_2, (1, signal.SIGKILL)])
-        return sent
 
-    monkeypatch.setattr(session, "send", send_and_signal)
+    group.around_sends(monkeypatch, before=before, after=after)
 
 
 def test_a_newcomer_that_dies_while_all_meet_keeps_nobody_waiting(
-    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+    group: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(group, 1)
     while_all_are_told(group, monkeypatch, before_1=[(1, signal.SIGSTOP)])
@@ -284,11 +281,11 @@ def test_a_newcomer_that_dies_while_all_meet_keeps_nobody_waiting(
 
 
 def test_a_rank_that_is_late_does_not_wait_for_those_who_have_given_up(
-    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+    group: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(group, 1)
     sleep = "__import__('time').sleep(2)"  # it is told that nobody comes before it can begin
-    group._session.send(2, lambda number: Pull(request=number, expression=sleep))
+    group.begin_pull(2, sleep)
     while_all_are_told(group, monkeypatch)
     began = time.monotonic()
     with pytest.raises(RequestError, match="rank 1 was killed by SIGKILL"):
@@ -300,10 +297,10 @@ def test_a_rank_that_is_late_does_not_wait_for_those_who_have_given_up(
 
 
 def test_a_rank_that_does_not_come_back_from_the_meeting_is_named(
-    group: WorkerGroup, monkeypatch: pytest.MonkeyPatch
+    group: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill(group, 1)
-    monkeypatch.setattr("nbddp.controller.healing.COMING_BACK", 5.0)  # rank 0 may be slow
+    set_limits(monkeypatch, coming_back=5.0)  # rank 0 may be slow
     while_all_are_told(group, monkeypatch, after_2=[(2, signal.SIGSTOP)])
     with pytest.raises(RequestError, match=r"rank 2 did not come back in 5 s .*`%ddp kill 2` ends"):
         group.heal()
@@ -340,7 +337,7 @@ while loader.epoch < 2:
 
 
 def test_a_training_that_is_healed_ends_with_the_same_bits(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     """Its cell notes where it is after each step of the optimizer, and goes on from there.
 
@@ -358,7 +355,7 @@ def test_a_training_that_is_healed_ends_with_the_same_bits(
         assert result.values() == calm, f"rank {rank} died after step {step}"
 
 
-def test_a_loop_over_a_loader_goes_on_where_it_was(group: WorkerGroup) -> None:
+def test_a_loop_over_a_loader_goes_on_where_it_was(group: Ranks) -> None:
     """In the middle of the epoch, on every rank at the same batch, each with its own share."""
     group.run(
         "import os, signal, time\nfrom pathlib import Path\n"
@@ -401,7 +398,7 @@ weights = first.detach().clone()
 
 
 def test_large_tensors_agree_whether_they_had_to_be_sent_or_not(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     """Those that all have in the same way are not; the others are the donor's again."""
     group = make_group(3)

@@ -8,10 +8,10 @@ from threading import Thread
 
 import psutil
 import pytest
+from drivers.ranks import Ranks
 from processes import wait_until
 from trained import kill
 
-from nbddp import WorkerGroup
 from nbddp.errors import RequestError
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(240)]
@@ -22,17 +22,17 @@ ROUNDS = 5
 
 def test_a_newcomer_that_dies_while_it_is_given_much_keeps_nobody_waiting() -> None:
     """Gloo does not always wake who was sending to it: about every third time it does not."""
-    with WorkerGroup(nproc=3) as group:
+    with Ranks(nproc=3) as group:
         group.run(f"much = torch.ones({FLOATS})", quiet=True)
         for _ in range(ROUNDS):
-            gone = group._session.process_ids()[1]
+            gone = group.pids[1]
             kill(group, 1)
             assert "did not come back" not in _healed_in_vain(group, gone)
             assert group.heal().ranks == (1,)
         assert group.run("much.sum().item()", wants_value=True).values() == [FLOATS] * 3
 
 
-def _healed_in_vain(group: WorkerGroup, gone: int) -> str:
+def _healed_in_vain(group: Ranks, gone: int) -> str:
     """Heal, and kill the new rank when a part of what it is given is there; what is said then."""
     failed: list[str] = []
     while not failed:  # where the heal was quicker than this, again
@@ -40,7 +40,7 @@ def _healed_in_vain(group: WorkerGroup, gone: int) -> str:
     return failed[0]
 
 
-def _strike_at_a_heal(group: WorkerGroup, gone: int, failed: list[str]) -> int:
+def _strike_at_a_heal(group: Ranks, gone: int, failed: list[str]) -> int:
     """Kill who comes in the place of a process that is gone; its process id."""
 
     def heal() -> None:
@@ -52,8 +52,8 @@ def _strike_at_a_heal(group: WorkerGroup, gone: int, failed: list[str]) -> int:
     healing = Thread(target=heal)
     healing.start()
     # a rank that is about to come has the process id of the one before it
-    assert wait_until(lambda: group._session.process_ids().get(1, gone) != gone)
-    newcomer = psutil.Process(group._session.process_ids()[1])
+    assert wait_until(lambda: group.pids.get(1, gone) != gone)
+    newcomer = psutil.Process(group.pids[1])
     empty = newcomer.memory_info().rss
     while newcomer.memory_info().rss < empty + FLOATS and healing.is_alive():
         pass  # it takes a moment only

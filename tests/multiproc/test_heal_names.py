@@ -6,22 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
 from trained import STATE, TRAINED, kill
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
 
 
 @pytest.fixture
-def group() -> Iterator[WorkerGroup]:
+def group() -> Iterator[Ranks]:
     """Three ranks that have trained."""
-    with WorkerGroup(nproc=3) as group:
+    with Ranks(nproc=3) as group:
         group.run(TRAINED, quiet=True)
         yield group
 
 
-def test_what_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group: WorkerGroup) -> None:
+def test_what_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group: Ranks) -> None:
     group.run(
         "class Here:\n    def __reduce__(self): return made, ()\n"
         "def made():\n    if rank == 1: raise OSError('not on this rank')\n    return 7\n"
@@ -38,7 +39,7 @@ def test_what_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group: Worke
     assert states[0]["weights"] == states[1]["weights"] == states[2]["weights"]
 
 
-def test_who_misses_a_name_is_told_where_to_make_it_again(group: WorkerGroup) -> None:
+def test_who_misses_a_name_is_told_where_to_make_it_again(group: Ranks) -> None:
     """A group that one rank makes alone waits for the others; a whole cell may have many."""
     group.run("every = dist.new_group()\nplace = open(__import__('os').devnull)", quiet=True)
     kill(group, 1)
@@ -53,9 +54,7 @@ def test_who_misses_a_name_is_told_where_to_make_it_again(group: WorkerGroup) ->
     ) in lines
 
 
-def test_a_new_rank_finds_what_cells_have_set_in_the_process(
-    group: WorkerGroup, tmp_path: Path
-) -> None:
+def test_a_new_rank_finds_what_cells_have_set_in_the_process(group: Ranks, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("class Mine:\n    value = 3\n")
     group.run(
         f"import os, sys\nos.chdir({str(tmp_path)!r})\nsys.path.insert(0, {str(tmp_path)!r})\n"
@@ -89,7 +88,7 @@ settings = {"local_rank": rank, "seed": 1}
 """
 
 
-def test_what_keeps_a_rank_is_told_the_new_ones(group: WorkerGroup) -> None:
+def test_what_keeps_a_rank_is_told_the_new_ones(group: Ranks) -> None:
     """It would train on the donor's share else, and write the donor's files."""
     group.run(SHARES, quiet=True)
     kill(group, 1)
@@ -107,7 +106,7 @@ def test_what_keeps_a_rank_is_told_the_new_ones(group: WorkerGroup) -> None:
     ]
 
 
-def test_an_object_comes_without_what_belongs_to_its_process(group: WorkerGroup) -> None:
+def test_an_object_comes_without_what_belongs_to_its_process(group: Ranks) -> None:
     """A trainer with a lock in it is not lost, nor is its model."""
     group.run(SHARES, quiet=True)
     kill(group, 1)
@@ -157,7 +156,7 @@ def owns(rank: int) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("dead", [0, 1])
-def test_a_new_rank_has_the_dead_ones_own_values(group: WorkerGroup, dead: int) -> None:
+def test_a_new_rank_has_the_dead_ones_own_values(group: Ranks, dead: int) -> None:
     """With the donor's two ranks would log and save the checkpoint, or none would."""
     group.run(RANKS_OWN, quiet=True)
     kill(group, dead)
@@ -172,7 +171,7 @@ def test_a_new_rank_has_the_dead_ones_own_values(group: WorkerGroup, dead: int) 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_values_that_the_dying_cell_set_follow_from_the_rank(nproc: int, dead: int) -> None:
     """No report tells them; one rank alone that lives cannot be compared with another."""
-    with WorkerGroup(nproc=nproc) as group:
+    with Ranks(nproc=nproc) as group:
         with pytest.raises(CellFailedError):
             group.run(RANKS_OWN + DIES.format(dead), quiet=True)
         healed = group.heal()
@@ -195,12 +194,12 @@ is_main, step
 
 def test_a_loop_that_a_heal_resumes_has_one_main_process() -> None:
     """Also where the cell makes its names only once, and rank 0 is the one that died."""
-    with WorkerGroup(nproc=3) as group:
+    with Ranks(nproc=3) as group:
         mains = group.run(LOOP, heal=1, quiet=True, wants_value=True).values()
     assert mains == [(rank == 0, 4) for rank in range(3)]
 
 
-def test_values_that_are_not_known_are_named(group: WorkerGroup) -> None:
+def test_values_that_are_not_known_are_named(group: Ranks) -> None:
     group.run(
         "import os\nshard = torch.arange(4) + rank\nwriter = 'open' if rank == 0 else None\n"
         "common = 5\npath = [rank]\nfirst = object() if rank == 0 else None",
@@ -221,7 +220,7 @@ def test_values_that_are_not_known_are_named(group: WorkerGroup) -> None:
     assert told == [("open", 6, False), (None, 6, True), (None, 6, True)]
 
 
-def test_pushed_values_are_a_ranks_own(group: WorkerGroup) -> None:
+def test_pushed_values_are_a_ranks_own(group: Ranks) -> None:
     group.push({"share": "all"})
     group.push({"share": "mine"}, ranks=[1])
     kill(group, 1)
@@ -240,7 +239,7 @@ globals().update(latches)
 """
 
 
-def test_very_much_that_could_not_be_carried_is_told_in_a_few_lines(group: WorkerGroup) -> None:
+def test_very_much_that_could_not_be_carried_is_told_in_a_few_lines(group: Ranks) -> None:
     group.run(FLOOD, quiet=True)
     kill(group, 1)
     healed = group.heal()
@@ -253,11 +252,11 @@ def test_very_much_that_could_not_be_carried_is_told_in_a_few_lines(group: Worke
     _, places, *lines = healed.lines()
     assert places.endswith(" more")
     assert len(lines) == 20 + 5 + 1
-    [event] = [each for each in group._session.snapshot().events if each.kind == "healed"]
+    [event] = [each for each in group.snapshot().events if each.kind == "healed"]
     assert (event.facts["left"], event.facts["more"]) == (healed.left, healed.more)
 
 
-def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: WorkerGroup) -> None:
+def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: Ranks) -> None:
     group.run(
         "plus = torch.compile(lambda x: x + scale, backend='eager')\nplus(torch.ones(1))\n"
         "def split(x):\n    print(x)\n    return x * 2\n"
@@ -268,7 +267,7 @@ def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: W
     assert [name for name in group.heal().left if name.startswith("__")] == []
 
 
-def test_a_checkpoint_that_has_saved_comes_and_saves_on(group: WorkerGroup, tmp_path: Path) -> None:
+def test_a_checkpoint_that_has_saved_comes_and_saves_on(group: Ranks, tmp_path: Path) -> None:
     group.run(
         f"saved = nbddp.Checkpoint({str(tmp_path)!r})\nsaved.save(1, model=model)\n"
         "saved.save(2, asynchronous=True, model=model)",

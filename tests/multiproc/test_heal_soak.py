@@ -9,9 +9,10 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp import CellFailedError, RequestError, WorkerGroup
+from nbddp import CellFailedError, RequestError
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -40,29 +41,28 @@ while True:
 
 @pytest.mark.parametrize("nproc", [2, 3, 4])
 def test_a_rank_that_dies_at_any_moment_is_replaced(
-    make_group: Callable[..., WorkerGroup], nproc: int
+    make_group: Callable[..., Ranks], nproc: int
 ) -> None:
     chance = random.Random(nproc)
     group = make_group(nproc)
-    session = group._session
     group.run(SETUP, quiet=True)
     for kill in range(int(os.environ.get("NBDDP_SOAK_KILLS", "34"))):
-        before, victim = session.process_ids(), chance.randrange(nproc)
+        before, victim = group.pids, chance.randrange(nproc)
         timer = threading.Timer(chance.uniform(0.0, 0.6), os.kill, (before[victim], signal.SIGKILL))
         timer.start()
         with pytest.raises((CellFailedError, RequestError)):  # it may die before the cell begins
             group.run(TRAIN, quiet=True)
         timer.join()
-        assert wait_until(lambda: not session.life.state.is_busy)
+        assert wait_until(lambda: not group.is_busy)
         assert group.heal().ranks == (victim,), f"kill {kill}"
-        after = session.process_ids()
+        after = group.pids
         assert [rank for rank in range(nproc) if before[rank] != after[rank]] == [victim]
         told = group.run("digest(), loader.step", quiet=True, wants_value=True).values()
         assert len({*told}) == 1, f"kill {kill} of rank {victim}: {told}"
 
 
 @pytest.mark.parametrize("nproc", [16, 64])
-def test_one_of_many_is_replaced(make_group: Callable[..., WorkerGroup], nproc: int) -> None:
+def test_one_of_many_is_replaced(make_group: Callable[..., Ranks], nproc: int) -> None:
     group = make_group(nproc)
     group.run(SETUP, quiet=True)
     for victim in (3, 0, nproc - 1):

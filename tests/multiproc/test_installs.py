@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
 
-from nbddp import WorkerGroup
 from nbddp.worker.installs import _MANAGER
 
 pytestmark = pytest.mark.multiproc
@@ -25,13 +25,13 @@ exit {code}
 
 
 @pytest.fixture
-def group() -> Iterator[WorkerGroup]:
+def group() -> Iterator[Ranks]:
     """Three ranks."""
-    with WorkerGroup(nproc=3) as group:
+    with Ranks(nproc=3) as group:
         yield group
 
 
-def use_managers(group: WorkerGroup, folder: Path, code: int = 0) -> Path:
+def use_managers(group: Ranks, folder: Path, code: int = 0) -> Path:
     """Put package managers of our own into the ranks' path. Return the file that they write."""
     log = folder / "log"
     for name in ("pip", "apt-get", "conda"):
@@ -53,7 +53,7 @@ def use_managers(group: WorkerGroup, folder: Path, code: int = 0) -> Path:
     ],
 )
 def test_one_rank_runs_it_and_the_others_wait(
-    group: WorkerGroup, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+    group: Ranks, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = use_managers(group, tmp_path)
     group.run(command.replace("{folder}", str(tmp_path)))
@@ -66,7 +66,7 @@ def test_one_rank_runs_it_and_the_others_wait(
 
 
 def test_a_failure_is_one_on_all_ranks_and_is_said(
-    group: WorkerGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    group: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = use_managers(group, tmp_path, code=3)
     group.run("!pip install mine")
@@ -78,7 +78,7 @@ def test_a_failure_is_one_on_all_ranks_and_is_said(
     assert group.run("_exit_code", wants_value=True).values() == [3] * 3
 
 
-def test_a_rank_that_installs_alone_waits_for_no_other(group: WorkerGroup, tmp_path: Path) -> None:
+def test_a_rank_that_installs_alone_waits_for_no_other(group: Ranks, tmp_path: Path) -> None:
     log = use_managers(group, tmp_path)
     group.run("if rank == 2:\n    !pip install one", quiet=True)
     group.run("!pip install two", ranks=[1, 2], quiet=True)
@@ -102,7 +102,7 @@ def wheel(folder: Path, version: str) -> Path:
 
 
 def test_pip_installs_once_and_says_what_the_ranks_need_to_see_it(
-    group: WorkerGroup, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    group: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = tmp_path / "there"
     group.run(f"import sys\nsys.path.insert(0, {str(there)!r})", quiet=True)

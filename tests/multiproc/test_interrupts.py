@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
+from limits import limits_source, set_limits
 from moments import are_computing, come_to_rest, when
 from notebook import Notebook, Reply
 from processes import wait_until
 
-from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
-from nbddp.magics.steered import SteeredGroup
+from nbddp import CellFailedError, CellInterruptedError
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -97,10 +98,8 @@ def test_the_stop_button_ends_the_cell_and_keeps_the_names(
 def test_what_a_rank_imports_when_it_is_interrupted_can_be_imported_afterwards(
     notebook: Notebook,
 ) -> None:
-    notebook.run(
-        "%%ddp --nproc 2\nimport sys, threading, time\nfrom nbddp.worker import interrupt\n"
-        "interrupt.IMPORTING = 90.0"  # a library gets its time on a slow machine too
-    )
+    patient = limits_source(interrupted_import=90.0)  # a library gets its time on a slow machine
+    notebook.run(f"%%ddp --nproc 2\nimport sys, threading, time\n{patient}")
     request = notebook.begin(
         "%%ddp\ndef watch():\n    while 'sympy.polys' not in sys.modules: time.sleep(0.01)\n"
         "    print('half way')\nthreading.Thread(target=watch).start()\n"
@@ -127,7 +126,7 @@ def test_a_ddp_backward_that_waits_for_a_peer_is_freed(notebook: Notebook) -> No
     assert notebook.run(AFTER).lines(1) == ["1 2.0"]
 
 
-def test_a_cell_that_catches_the_interrupt_may_clean_up(group: SteeredGroup) -> None:
+def test_a_cell_that_catches_the_interrupt_may_clean_up(group: Ranks) -> None:
     source = (
         f"import time\ntry:\n    {BEGUN}\n    time.sleep(60)\n"
         "except KeyboardInterrupt:\n    print('cleaned')\n    raise"
@@ -138,11 +137,11 @@ def test_a_cell_that_catches_the_interrupt_may_clean_up(group: SteeredGroup) -> 
 
 
 def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("nbddp.lifecycle.transitions.STUCK_AFTER", 3.0)  # rank 0 may be slow
+    set_limits(monkeypatch, stuck_after=3.0)  # rank 0 may be slow
     group = make_group(2, grace=6.0)
     group.run("kept = rank")
     with pytest.raises(CellFailedError) as failure:
@@ -167,7 +166,7 @@ def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
     ids=["sum", "itertools"],
 )
 def test_c_code_that_computes_with_pythons_lock_is_waited_for(
-    make_group: Callable[..., SteeredGroup], capsys: pytest.CaptureFixture[str], compute: str
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str], compute: str
 ) -> None:
     group = make_group(2, grace=1.5)
     group.run("kept = rank")
@@ -181,7 +180,7 @@ def test_c_code_that_computes_with_pythons_lock_is_waited_for(
 
 
 def test_a_rank_that_takes_long_to_say_how_it_ended_is_not_killed(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2, grace=4.0)
     group.run(
@@ -213,12 +212,12 @@ def test_a_notebook_that_stood_still_takes_nobody_for_deaf(notebook: Notebook) -
     assert "kept 1" in notebook.run("%%ddp --ranks 1\nprint('kept', kept)").text
 
 
-def test_a_second_interrupt_kills_at_once(make_group: Callable[..., SteeredGroup]) -> None:
+def test_a_second_interrupt_kills_at_once(make_group: Callable[..., Ranks]) -> None:
     group = make_group(2, grace=40.0)
     source = f"import ctypes\n{BEGUN}\nif rank == 1: ctypes.PyDLL(None).sleep(60)\ndist.barrier()"
 
     def rank_0_is_done() -> bool:
-        return group.life.cell is not None and group.life.cell.waiting == {1}
+        return group.computing == {1}
 
     began = time.monotonic()
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
@@ -227,7 +226,7 @@ def test_a_second_interrupt_kills_at_once(make_group: Callable[..., SteeredGroup
 
 
 def run_and_interrupt(
-    group: SteeredGroup,
+    group: Ranks,
     source: str,
     *,
     again_when: Callable[[], bool] | None = None,
@@ -238,7 +237,7 @@ def run_and_interrupt(
     A rank whose C code keeps Python's lock cannot mail that it has begun: it makes a file.
     With ``rests`` only these ranks wait, and the others compute.
     """
-    pids = group.session.process_ids()
+    pids = group.pids
     begun = [Path(f"begun{rank}") for rank in pids]
 
     def interrupt() -> None:
@@ -286,7 +285,7 @@ def test_an_interrupted_training_goes_on_with_the_same_model(
 
 
 def test_after_a_failure_on_one_rank_models_and_optimizers_agree_again(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
         "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"

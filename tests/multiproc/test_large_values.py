@@ -11,11 +11,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError, RequestError, WorkerGroup
-from nbddp.record.cell import CellRequest
+from nbddp import CellFailedError, RequestError
+from nbddp.train import report
+from nbddp.wire import queues
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -106,18 +109,18 @@ def test_a_flood_is_stopped_like_any_cell_and_the_page_is_told_what_it_does_not_
 # ---- in a script
 
 
-def test_huge_numbers_events_and_expressions_pass(group: WorkerGroup) -> None:
+def test_huge_numbers_events_and_expressions_pass(group: Ranks) -> None:
     group.run(
         "for step in range(3):\n    nbddp.log(step=step, **{'m' * 9_000_000: step})\n"
-        "from nbddp.train import report\nreport.happened('mine', text='h' * 9_000_000)\n"
+        f"{imported(report)}report.happened('mine', text='h' * 9_000_000)\n"
     )
-    assert group.session.whereabouts.last_step == 2
-    told = [each for each in group.session.time_line.since(0.0) if each.kind == "mine"]
+    assert group.last_step == 2
+    told = [each for each in group.events() if each.kind == "mine"]
     assert sorted(each.facts["rank"] for each in told) == [0, 1]
     assert group.pull("'" + "e" * 9 * MB + "'[-3:]", rank=0) == "eee"
 
 
-def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(group: WorkerGroup) -> None:
+def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(group: Ranks) -> None:
     group.run("def fail():\n    raise ValueError('y' * 9_000_000)")
     with pytest.raises(RequestError) as caught:
         group.pull("fail()", rank=1)
@@ -126,13 +129,13 @@ def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(group: WorkerGroup)
     assert text.endswith("yyyy\n… 8,990,012 more characters; too long for a page")
 
 
-def test_what_a_rank_left_unfinished_is_swept_from_the_store(group: WorkerGroup) -> None:
-    store = group.session.require_link()._sender
+def test_what_a_rank_left_unfinished_is_swept_from_the_store(group: Ranks) -> None:
+    store = group.store
     beside = [f"up/pieces/1.0/{rank}/{number}" for rank in (0, 1) for number in range(1, 200)]
     with pytest.raises(CellFailedError):
         group.run(
             "import os, signal\n"
-            "from nbddp.wire import queues\nfrom IPython.display import display\n"
+            f"{imported(queues)}from IPython.display import display\n"
             "def die(**_): os.kill(os.getpid(), signal.SIGKILL)\n"
             "queues.InPieces = die  # when the pieces are in the store, and the letter is not\n"
             "display({'image/png': 'A' * 12_000_000}, raw=True)\nimport time\ntime.sleep(60)"
@@ -143,14 +146,12 @@ def test_what_a_rank_left_unfinished_is_swept_from_the_store(group: WorkerGroup)
     assert sum(store.queue_len(queue) for queue in beside) == 0
 
 
-def test_what_no_letter_can_carry_is_said_and_the_cell_ends(group: WorkerGroup) -> None:
-    result = group.submit(
-        CellRequest(
-            source="from IPython import get_ipython\nhook = get_ipython().displayhook\n"
-            "type(hook).write_format_data = lambda self, data, md=None: "
-            "setattr(self, 'bundle', {'data': {'text/plain': {1, 2}}})\n5",
-            ranks=(0,),
-        )
+def test_what_no_letter_can_carry_is_said_and_the_cell_ends(group: Ranks) -> None:
+    result = group.begin(
+        "from IPython import get_ipython\nhook = get_ipython().displayhook\n"
+        "type(hook).write_format_data = lambda self, data, md=None: "
+        "setattr(self, 'bundle', {'data': {'text/plain': {1, 2}}})\n5",
+        ranks=(0,),
     )
     said = [getattr(each, "message", None) for each in result.notices()]
     texts = [each.data["text/plain"] for each in said if each is not None]
@@ -162,7 +163,7 @@ def test_what_no_letter_can_carry_is_said_and_the_cell_ends(group: WorkerGroup) 
 
 
 def test_a_rank_that_dies_with_a_large_picture_in_the_mail_ends_the_cell(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
     with pytest.raises(CellFailedError, match="rank 1 was killed by SIGKILL"):
@@ -184,15 +185,15 @@ FLOOD = "line = 'x' * 99\nwhile True:\n    print(line)\n"
 
 
 def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(4)
-    handle = group.submit(CellRequest(source=FLOOD))  # and nobody reads what it says
+    handle = group.begin(FLOOD)  # and nobody reads what it says
     memory = psutil.Process().memory_info().rss
 
     def signs() -> list[float]:
         """When each rank gave its last sign of life in this cell."""
-        last = [group.session.whereabouts.sign(rank) for rank in range(4)]
+        last = [group.last_sign(rank) for rank in range(4)]
         number = handle.number
         return [each.at if each and each.pulse.cell == number else 0.0 for each in last]
 
@@ -210,7 +211,7 @@ def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
 
 
 def test_what_is_printed_after_a_flood_is_shown_in_its_own_cell(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run("for number in range(200_000): print('flood', number)\nprint('last words')")
     flood = capsys.readouterr().out
@@ -219,14 +220,12 @@ def test_what_is_printed_after_a_flood_is_shown_in_its_own_cell(
     assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] next", "[rank 1] next"]
 
 
-def test_a_flood_before_a_picture_is_shown_before_it(group: WorkerGroup) -> None:
-    handle = group.submit(
-        CellRequest(
-            source="from IPython.display import display\n"
-            "for number in range(50_000): print('flood', number)\n"
-            "display({'image/png': 'A'}, raw=True)\nprint('after')",
-            ranks=(0,),
-        )
+def test_a_flood_before_a_picture_is_shown_before_it(group: Ranks) -> None:
+    handle = group.begin(
+        "from IPython.display import display\n"
+        "for number in range(50_000): print('flood', number)\n"
+        "display({'image/png': 'A'}, raw=True)\nprint('after')",
+        ranks=(0,),
     )
     before, after = "", ""
     has_come = False
@@ -238,7 +237,7 @@ def test_a_flood_before_a_picture_is_shown_before_it(group: WorkerGroup) -> None
     assert after == "after\n"
 
 
-def test_a_value_that_nobody_waits_for_any_more_holds_up_no_cell(group: WorkerGroup) -> None:
+def test_a_value_that_nobody_waits_for_any_more_holds_up_no_cell(group: Ranks) -> None:
     group.run(
         "import pathlib, time\nclass Slow:\n    def __reduce__(self):\n"
         "        pathlib.Path(f'begun{rank}').touch()\n        time.sleep(0.1)\n"

@@ -13,12 +13,11 @@ from types import ModuleType
 
 import psutil
 import pytest
+from drivers.ranks import Ranks, new_launcher
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError, WorkerGroup
-from nbddp.launch.launcher import LocalLauncher
-from nbddp.magics.steered import SteeredGroup
+from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
 
@@ -66,7 +65,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 @pytest.fixture
-def patient(make_group: Callable[..., WorkerGroup]) -> WorkerGroup:
+def patient(make_group: Callable[..., Ranks]) -> Ranks:
     """Two ranks with time to end."""
     return make_group(2, grace=GRACE)
 
@@ -74,10 +73,10 @@ def patient(make_group: Callable[..., WorkerGroup]) -> WorkerGroup:
 @pytest.mark.parametrize("what", [*THREADS, *CHILDREN])
 @pytest.mark.parametrize("how", ["stop", "restart"])
 def test_what_a_cell_started_holds_up_no_end_and_survives_none(
-    patient: WorkerGroup, what: str, how: str
+    patient: Ranks, what: str, how: str
 ) -> None:
     patient.run(IMPORTS + {**THREADS, **CHILDREN}[what], quiet=True)
-    pids = list(patient.session.process_ids().values())
+    pids = list(patient.pids.values())
     started = [each for pid in pids if what in CHILDREN for each in started_by(pid)]
     began = time.monotonic()
     getattr(patient, how)()
@@ -89,11 +88,11 @@ def test_what_a_cell_started_holds_up_no_end_and_survives_none(
 
 @pytest.mark.parametrize("what", CHILDREN)
 def test_what_a_killed_rank_started_ends_and_what_the_others_started_lives(
-    patient: WorkerGroup, what: str
+    patient: Ranks, what: str
 ) -> None:
     patient.run(IMPORTS + CHILDREN[what], quiet=True)
-    spared, lost = (started_by(pid) for pid in patient.session.process_ids().values())
-    os.kill(patient.session.process_ids()[1], signal.SIGKILL)
+    spared, lost = (started_by(pid) for pid in patient.pids.values())
+    os.kill(patient.pids[1], signal.SIGKILL)
     assert not psutil.wait_procs(lost, timeout=40)[1]
     assert all(lives(each) for each in spared)
     patient.run("pass", ranks=[0])
@@ -115,9 +114,7 @@ def test_what_ranks_started_ends_with_the_kernel(
     assert not psutil.wait_procs(started, timeout=40)[1]
 
 
-def test_a_rank_that_ends_does_what_was_to_be_done_at_exit(
-    group: WorkerGroup, folder: Path
-) -> None:
+def test_a_rank_that_ends_does_what_was_to_be_done_at_exit(group: Ranks, folder: Path) -> None:
     group.run(
         f"{IMPORTS}import tempfile, weakref\n"
         "class Kept: pass\nkept = Kept()\n"
@@ -127,17 +124,17 @@ def test_a_rank_that_ends_does_what_was_to_be_done_at_exit(
         "temporary = tempfile.TemporaryDirectory()\n"
         "pathlib.Path(f'named{rank}').write_text(temporary.name)"
     )
-    runs = group.session.time_line.folder
+    logs = [group.log(rank) for rank in range(2)]
     group.stop()
     for rank in range(2):
         assert (folder / f"hook{rank}").exists()
         assert (folder / f"finalized{rank}").exists()
         assert not Path((folder / f"named{rank}").read_text()).exists()
-        assert f"goodbye from {rank}" in runs.log(rank).read_text()
+        assert f"goodbye from {rank}" in logs[rank].read_text()
 
 
 def test_a_rank_that_does_not_end_is_killed_and_named(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2, grace=4.0)  # rank 0 ends in it, on a slow machine too
     group.run(f"{IMPORTS}if rank == 1: atexit.register(time.sleep, 600)")
@@ -147,7 +144,7 @@ def test_a_rank_that_does_not_end_is_killed_and_named(
 
 
 def test_what_a_handler_raises_between_two_cells_ends_the_next_one_and_costs_no_name(
-    group: SteeredGroup,
+    group: Ranks,
 ) -> None:
     group.run(
         f"{IMPORTS}kept = rank\n"
@@ -155,7 +152,7 @@ def test_what_a_handler_raises_between_two_cells_ends_the_next_one_and_costs_no_
         "_ = signal.signal(signal.SIGALRM, on_alarm)"
     )
     for _ in range(3):
-        os.kill(group.session.process_ids()[1], signal.SIGALRM)
+        os.kill(group.pids[1], signal.SIGALRM)
         with pytest.raises(CellFailedError, match="rank 1: TimeoutError: the time is over"):
             group.run("if rank == 1: time.sleep(50)\ndist.barrier()")
         assert group.pull("kept") == [0, 1]
@@ -164,14 +161,14 @@ def test_what_a_handler_raises_between_two_cells_ends_the_next_one_and_costs_no_
 
 @pytest.mark.parametrize("is_persistent", [True, False])
 def test_a_loaders_worker_that_is_killed_between_two_cells_costs_no_name(
-    group: SteeredGroup, *, is_persistent: bool
+    group: Ranks, *, is_persistent: bool
 ) -> None:
     group.run(
         "from torch.utils.data import DataLoader\nkept = rank\n"
         f"loader = DataLoader(range(99), num_workers=2, persistent_workers={is_persistent})\n"
         "it = iter(loader)\n_ = next(it)"
     )
-    started_by(group.session.process_ids()[1], 2)[0].kill()
+    started_by(group.pids[1], 2)[0].kill()
     with pytest.raises(CellFailedError, match=r"rank 1: RuntimeError: DataLoader worker .* killed"):
         group.run("import time\nif rank == 1: time.sleep(50)\ndist.barrier()")
     assert group.pull("kept") == [0, 1]
@@ -197,7 +194,7 @@ def test_a_helper_starts_where_reset_took_a_name_of_python_away(
     main = ModuleType("__main__")
     del main.__spec__  # as `%reset -f` does
     monkeypatch.setitem(sys.modules, "__main__", main)
-    launcher = LocalLauncher("forkserver")
+    launcher = new_launcher("forkserver")
     launcher.warm_up()
     assert psutil.pid_exists(launcher.forkserver.pid)
     launcher.close()

@@ -6,28 +6,28 @@ import time
 from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
 from moments import run_and_act
 
 from nbddp import CellInterruptedError
-from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
 
 
-def stopped(group: SteeredGroup, source: str) -> None:
+def stopped(group: Ranks, source: str) -> None:
     """Run source that never ends, and interrupt it when all ranks say that they are in it."""
 
     def interrupt() -> None:
         time.sleep(0.5)
         group.interrupt()
 
-    is_begun = lambda said: said.count("begun") == len(group.life.ranks)  # noqa: E731
+    is_begun = lambda said: said.count("begun") == group.world_size  # noqa: E731
     with pytest.raises(CellInterruptedError):
         run_and_act(group, source, is_begun, interrupt)
 
 
 def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collector(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2, init=False)
     group.run("import gc, time, weakref\nclass Big: pass\ngc.disable()")
@@ -40,7 +40,7 @@ def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collec
     assert group.pull("held") == [False, False]
 
 
-def test_workers_of_a_stopped_loop_hold_up_no_cell(group: SteeredGroup) -> None:
+def test_workers_of_a_stopped_loop_hold_up_no_cell(group: Ranks) -> None:
     group.run(
         "import multiprocessing\nfrom torch.utils.data import DataLoader, _utils\n"
         "_utils.MP_STATUS_CHECK_INTERVAL *= 10"  # seconds that torch waits for each worker
@@ -52,7 +52,7 @@ def test_workers_of_a_stopped_loop_hold_up_no_cell(group: SteeredGroup) -> None:
 
 
 def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
-    group: SteeredGroup,
+    group: Ranks,
 ) -> None:
     group.run(
         "import os, signal\nfrom torch.utils.data import DataLoader\n"
@@ -72,7 +72,7 @@ def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
 
 
 @pytest.mark.parametrize("way", ["fork", "spawn"])
-def test_workers_send_back_what_a_cell_has_defined(group: SteeredGroup, way: str) -> None:
+def test_workers_send_back_what_a_cell_has_defined(group: Ranks, way: str) -> None:
     group.run(
         "from enum import Enum\nfrom torch.utils.data import DataLoader, Dataset\n"
         "class Kind(Enum):\n    ODD = 1\n"

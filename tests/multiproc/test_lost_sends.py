@@ -10,9 +10,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError
 
 pytestmark = [
     pytest.mark.multiproc,
@@ -44,10 +45,10 @@ if rank == 1:
 
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_who_waits_for_a_send_that_is_lost_keeps_its_names(
-    make_group: Callable[..., WorkerGroup], folder: Path, nproc: int
+    make_group: Callable[..., Ranks], folder: Path, nproc: int
 ) -> None:
     group = make_group(nproc, grace=60)  # seconds until who does not answer is killed
-    pids = group._session.process_ids()
+    pids = group.pids
 
     def wake_when_rank_1_is_dead() -> None:
         wait_until(lambda: (folder / "asks").exists(), timeout=60)
@@ -64,6 +65,6 @@ def test_who_waits_for_a_send_that_is_lost_keeps_its_names(
     assert group.heal().ranks == (1,)
     told = group.run("dist.barrier()\nkept", wants_value=True, quiet=True).values()
     assert told[0] == told[1] == ["kept by", 0], "the new one has those of rank 0"
-    assert {rank: pid for rank, pid in group._session.process_ids().items() if rank != 1} == {
+    assert {rank: pid for rank, pid in group.pids.items() if rank != 1} == {
         rank: pid for rank, pid in pids.items() if rank != 1
     }

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
 from multiproc.conftest import WarmLauncher
 from processes import wait_until
 
-from nbddp.magics.steered import SteeredGroup
-from nbddp.record.cell import CellRequest
 from nbddp.record.waiting import Awaited
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -41,15 +40,15 @@ def named_in(launcher: WarmLauncher, number: int) -> Awaited | None:
     found: list[Awaited] = []
 
     def look() -> bool:
-        awaited = group.session.whereabouts.awaited()
+        awaited = group.awaited()
         if awaited is not None:
             found.append(awaited)
         return handle.is_finished
 
-    group = SteeredGroup(nproc=2 + number % 3, launcher=launcher)
+    group = Ranks(nproc=2 + number % 3, launcher=launcher)
     try:
         group.start()
-        handle = group.session.submit(CellRequest(source=EQUAL))
+        handle = group.begin(EQUAL)
         assert wait_until(look, timeout=60.0)
         assert handle.result is not None
         assert handle.result.is_ok

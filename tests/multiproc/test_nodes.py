@@ -19,15 +19,16 @@ from typing import Any
 
 import psutil
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks
+from limits import limit, set_limits
 from moments import run_and_act, when, when_cell_runs
 from nodes_here import COMING, OnNodes, lives
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.errors import RequestError
-from nbddp.magics.steered import SteeredGroup
-from nbddp.nodes.keeper import GREETING
-from nbddp.nodes.keeper import SILENT_AFTER as GIVEN_UP_AFTER
+from nbddp.group.nodes import NodesSpec
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 
@@ -96,9 +97,9 @@ def test_ranks_on_nodes_do_what_ranks_do(
     group.kill(3)
     group.heal()
     assert group.run("x.sum().item()", wants_value=True).values() == [18.0] * 4
-    pids = group.session.process_ids()
+    pids = group.pids
     group.restart()
-    assert not set(pids.values()) & set(group.session.process_ids().values())
+    assert not set(pids.values()) & set(group.pids.values())
     assert group.run("'x' in globals()", wants_value=True).values() == [False] * 4
     agents = [on_nodes.agent_of(rank) for rank in (0, 2)]
     group.stop()
@@ -107,7 +108,7 @@ def test_ranks_on_nodes_do_what_ranks_do(
     assert group.nodes is None
 
 
-def _logs_are_here(group: SteeredGroup) -> None:
+def _logs_are_here(group: Ranks) -> None:
     folder = group.folder
     assert folder is not None
     for rank in range(4):
@@ -117,7 +118,7 @@ def _logs_are_here(group: SteeredGroup) -> None:
     assert wait_until(lambda: numbers.read_text().count('"loss"') == 4)
 
 
-def _values_travel(group: SteeredGroup) -> None:
+def _values_travel(group: Ranks) -> None:
     group.push({"big": bytes(12 << 20)})  # more than the store takes in one piece
     assert group.pull("len(big)") == [12 << 20] * 4
     assert len(group.pull("big", rank=3)) == 12 << 20
@@ -158,7 +159,7 @@ def test_a_node_goes_and_another_one_takes_its_place(
         "model = nbddp.prepare(torch.nn.Linear(2, 2))\nmine = rank\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=.1)"
     )
-    survivors = {rank: group.session.process_ids()[rank] for rank in (0, 1)}
+    survivors = {rank: group.pids[rank] for rank in (0, 1)}
     its = psutil.Process(on_nodes.node_of(2).facts["pid"]).children(recursive=True)
     name = on_nodes.node_of(2).name
     with pytest.raises(CellFailedError) as caught:
@@ -172,7 +173,7 @@ def test_a_node_goes_and_another_one_takes_its_place(
         group.heal()
     on_nodes.bring()
     group.heal()
-    now = group.session.process_ids()
+    now = group.pids
     assert {rank: now[rank] for rank in (0, 1)} == survivors
     assert group.run("mine", wants_value=True).values()[:2] == [0, 1]
     sums = group.run("sum(p.sum().item() for p in model.parameters())", wants_value=True).values()
@@ -184,7 +185,7 @@ def test_a_node_that_stands_still_is_gone_and_comes_back_as_a_spare_when_it_goes
 ) -> None:
     group = on_nodes.start()
     keeper = psutil.Process(on_nodes.node_of(2).facts["pid"])
-    pids = group.session.process_ids()
+    pids = group.pids
     its = [psutil.Process(pids[rank]) for rank in (2, 3)]
     source = "dist.barrier()\nprint('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
     with pytest.raises(CellFailedError) as caught:
@@ -328,7 +329,7 @@ def test_the_secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> N
 def test_nobody_listens_but_on_the_named_address(on_nodes: OnNodes) -> None:
     on_nodes.start()
     keepers = [on_nodes.node_of(rank).facts["pid"] for rank in (0, 2)]
-    ranks = on_nodes.group.session.process_ids().values()
+    ranks = on_nodes.group.pids.values()
     for pid in (os.getpid(), *keepers, *ranks):
         for each in psutil.Process(pid).net_connections("inet"):
             if each.status == psutil.CONN_LISTEN:
@@ -365,20 +366,16 @@ def test_the_line_works_in_any_environment(on_nodes: OnNodes, env: dict[str, str
     assert sizes == [2]
 
 
-KERNEL = """
+KERNEL = f"""
 import sys, time
-from nbddp.group.nodes import NodesSpec
-from nbddp.magics.steered import SteeredGroup
-from nbddp.nodes.keeper import GREETING
-from nbddp.nodes.keeper import SILENT_AFTER as GIVEN_UP_AFTER
-group = SteeredGroup(nproc=2)
+{imported(NodesSpec, Ranks)}group = Ranks(nproc=2)
 nodes = group.open_nodes(NodesSpec(nproc_per_node=2, orphan_timeout=3))
 nodes.start_local(1)
 while not nodes.door.nodes:
     time.sleep(.05)
 group.spec = nodes.fit(group.spec)
 group.start()
-print(*group.session.process_ids().values(), nodes.door.nodes[0].facts["pid"], flush=True)
+print(*group.pids.values(), nodes.door.nodes[0].facts["pid"], flush=True)
 group.run("import time; time.sleep(100)")
 """
 
@@ -401,7 +398,7 @@ def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes_after_a_time(
 def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
     on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbddp.group.agents.ENDING", 50.0)
+    set_limits(monkeypatch, agents_ending=50.0)
     join, file = on_nodes.nodes.door.join, on_nodes.nodes.join_file
     file.write_text(replace(join, port=1).token())  # nobody listens there: they dial, and dial
     on_nodes.nodes.start_local(1)
@@ -420,13 +417,9 @@ def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
     assert wait_until(lambda: not any(map(lives, its)))
 
 
-STANDS_STILL = """
+STANDS_STILL = f"""
 import os, sys
-from nbddp.magics.steered import SteeredGroup
-from nbddp.nodes.keeper import GREETING
-from nbddp.nodes.keeper import SILENT_AFTER as GIVEN_UP_AFTER
-from nbddp.group.nodes import NodesSpec
-group = SteeredGroup(nproc=2)
+{imported(NodesSpec, Ranks)}group = Ranks(nproc=2)
 nodes = group.open_nodes(NodesSpec(nproc_per_node=2))
 nodes.start_local(1)
 nodes.wait(60)
@@ -454,7 +447,9 @@ def test_a_notebook_that_stands_still_for_a_while_keeps_its_nodes(
         lines = iter(kernel.stdout.readline, "")
         assert any(line == "ready\n" for line in lines)
         kernel.send_signal(signal.SIGSTOP)
-        time.sleep(GIVEN_UP_AFTER + GREETING + 3.0)  # as long as a node has patience, and more
+        time.sleep(
+            limit("notebook_silent_after") + limit("keeper_greeting") + 3.0
+        )  # as long as a node has patience, and more
         kernel.send_signal(signal.SIGCONT)
         time.sleep(2.0)
         kernel.stdin.write("\n")

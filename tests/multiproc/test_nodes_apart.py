@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cables import NET, Cables, has_namespaces
+from drivers.ranks import Ranks, new_launcher
 from listening import listening
 from moments import when_cell_runs
 from nodes_here import lives
@@ -21,8 +22,6 @@ from processes import wait_until
 
 from nbddp import CellFailedError
 from nbddp.group.nodes import Nodes, NodesSpec
-from nbddp.launch.launcher import LocalLauncher
-from nbddp.magics.steered import SteeredGroup
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 
@@ -36,14 +35,14 @@ class Apart:
     def __init__(self, cables: Cables) -> None:
         self.cables = cables
         self.agents: list[subprocess.Popen[bytes]] = []
-        self.group = SteeredGroup(nproc=1, launcher=LocalLauncher(), grace=20.0)
+        self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
         spec = NodesSpec(host=cables.address, least=2, most=2, nproc_per_node=2)
         self.nodes: Nodes = self.group.open_nodes(spec)
 
     @property
     def said(self) -> list[str]:
         """What was said of nodes that came and went."""
-        events = self.group.session.time_line.since(0.0)
+        events = self.group.events()
         return [str(event.facts["what"]) for event in events if event.kind == "node"]
 
     def bring(self, *, orphan_timeout: float = 3.0) -> str:
@@ -87,7 +86,7 @@ def test_ranks_of_two_networks_meet_and_a_cut_cable_costs_its_node_alone(apart: 
         wants_value=True,
     ).values()
     assert hosts == [(12.0, f"{NET}.2", "cable0")] * 4
-    survivors = {rank: group.session.process_ids()[rank] for rank in (0, 1)}
+    survivors = {rank: group.pids[rank] for rank in (0, 1)}
     when_cell_runs(group, lambda: apart.cables.cut(spaces[1]))
     with pytest.raises(CellFailedError) as caught:
         group.run("while True: dist.all_reduce(torch.ones(1000))")
@@ -97,7 +96,7 @@ def test_ranks_of_two_networks_meet_and_a_cut_cable_costs_its_node_alone(apart: 
     assert apart.agents[1].wait(60) == 1  # it ends itself: nobody can tell it to
     apart.bring()
     group.heal()
-    now = group.session.process_ids()
+    now = group.pids
     assert {rank: now[rank] for rank in (0, 1)} == survivors
     assert group.run("mine.sum().item()", wants_value=True).values() == [12.0] * 4
     group.run("dist.all_reduce(mine)")
@@ -109,7 +108,7 @@ def test_a_node_that_was_cut_off_for_a_while_comes_back_as_a_spare(apart: Apart)
     group.spec = apart.nodes.fit(group.spec)
     group.start()
     group.run("mine = [rank]")
-    survivors = {rank: group.session.process_ids()[rank] for rank in (0, 1)}
+    survivors = {rank: group.pids[rank] for rank in (0, 1)}
     lost = apart.nodes.door.nodes[1].facts["pid"]
     apart.cables.cut(spaces[1])
     with pytest.raises(CellFailedError, match="no sign of life for 5 s"):
@@ -118,7 +117,7 @@ def test_a_node_that_was_cut_off_for_a_while_comes_back_as_a_spare(apart: Apart)
     assert wait_until(lambda: len(apart.nodes.door.nodes) == 2, timeout=60)
     assert apart.nodes.door.nodes[1].facts["pid"] == lost
     assert group.heal().ranks == (2, 3)
-    now = group.session.process_ids()
+    now = group.pids
     assert {rank: now[rank] for rank in (0, 1)} == survivors
     values = group.run("dist.all_reduce(torch.ones(1))\nmine", wants_value=True).values()
     assert values[:2] == [[0], [1]]
@@ -137,7 +136,7 @@ def test_a_notebook_that_was_cut_off_from_all_nodes_gets_them_back(apart: Apart)
     for node, ranks in zip(apart.nodes.door.nodes, ((0, 1), (2, 3)), strict=True):
         assert listening(node.facts["pid"]) == {"127.0.0.1"}
         for rank in ranks:
-            assert listening(group.session.process_ids()[rank]) <= {"127.0.0.1", node.address}
+            assert listening(group.pids[rank]) <= {"127.0.0.1", node.address}
     for space in spaces:
         apart.cables.cut(space)
     with pytest.raises(CellFailedError, match="no sign of life for 5 s"):

@@ -13,6 +13,7 @@ from pathlib import Path
 import forgers
 import psutil
 import pytest
+from limits import set_limits
 from listening import listening
 from nodes_here import OnNodes
 from processes import wait_until
@@ -68,11 +69,11 @@ def test_ten_thousand_forged_messages_disturb_nobody(
     group = on_nodes.start_ranks()
     group.run("dist.barrier()\nprint('hello')\nnbddp.log(step=0, total=0)", quiet=True)
     # for those that say nothing; a node of ours may take its time, and is here by now
-    monkeypatch.setattr("nbddp.nodes.entrance.GREETING", 2.0)
+    set_limits(monkeypatch, door_greeting=2.0)
     recorded, stop = tmp_path / "recorded", tmp_path / "stop"
     recorded.write_bytes(link.said[0])  # it came in, and ranks met: now again by strangers
     group.push({"stop": str(stop)})
-    me, pids = psutil.Process(), group.session.process_ids()
+    me, pids = psutil.Process(), group.pids
     forge(on_nodes, 500, recorded)  # what is made once is there
     gc.collect()
     descriptors, held = me.num_fds(), me.memory_info().rss
@@ -94,7 +95,7 @@ def test_ten_thousand_forged_messages_disturb_nobody(
     assert result.values() == [True] * 2
     assert [said for said in on_nodes.said if "gone" in said] == []
     assert len(door.nodes) == 1
-    assert group.session.process_ids() == pids
+    assert group.pids == pids
     assert f" {MANY + 500} connections refused" in on_nodes.nodes.table()
     assert wait_until(lambda: me.num_fds() <= descriptors), (me.num_fds(), descriptors)
     gc.collect()

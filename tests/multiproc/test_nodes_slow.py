@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from limits import limit, set_limits
 from moments import run_and_act, when_cell_runs
 from nodes_here import OnNodes
 from processes import wait_until
 from slow_link import Link
 
 from nbddp import CellFailedError, CellInterruptedError
-from nbddp.nodes.door import SILENT_AFTER
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
 
@@ -62,7 +62,7 @@ def test_a_slow_cable_makes_cells_slow_and_nothing_else(
     link = on_nodes.link(delay=SLOW)
     on_nodes.bring_keeper(1, port=link.port)
     group = on_nodes.start_ranks()
-    group.push({"seconds": SILENT_AFTER + 3})
+    group.push({"seconds": limit("node_silent_after") + 3})
     [count, _] = group.run(LINES, wants_value=True).values()
     said = capsys.readouterr().out
     for rank in (0, 1):
@@ -83,13 +83,13 @@ def test_a_cable_that_stands_still_for_a_while_costs_that_while(
     on_nodes: OnNodes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # beats come each second, and a slow machine is late with them
-    monkeypatch.setattr("nbddp.nodes.door.SILENT_AFTER", SILENT_AFTER + 5.0)
+    set_limits(monkeypatch, node_silent_after=limit("node_silent_after") + 5.0)
     link = on_nodes.link()
     on_nodes.bring_keeper(1, port=link.port)
     group = on_nodes.start_ranks()
-    pids = group.session.process_ids()
-    stalls = threading.Thread(target=_stall, args=[link, 3, SILENT_AFTER - 2.0])
-    group.push({"seconds": 3 * SILENT_AFTER})
+    pids = group.pids
+    stalls = threading.Thread(target=_stall, args=[link, 3, limit("node_silent_after") - 2.0])
+    group.push({"seconds": 3 * limit("node_silent_after")})
     stalls.start()
     [count, _] = group.run(LINES, wants_value=True).values()
     stalls.join()
@@ -99,7 +99,7 @@ def test_a_cable_that_stands_still_for_a_while_costs_that_while(
     log = (group.folder or Path()) / "rank1.log"
     assert wait_until(lambda: f"line {count - 1} of 1\n" in log.read_text())
     assert gone(on_nodes) == []
-    assert group.session.process_ids() == pids
+    assert group.pids == pids
 
 
 def _stall(link: Link, times: int, seconds: float) -> None:
@@ -117,7 +117,7 @@ def test_a_cable_that_stands_still_for_too_long_costs_its_node_until_it_goes_on(
     on_nodes.bring_keeper(1, port=link.port)
     group = on_nodes.start_ranks()
     group.run("mine = [rank]", quiet=True)
-    survivor = group.session.process_ids()[0]
+    survivor = group.pids[0]
     name = on_nodes.node_of(1).name
     when_cell_runs(group, link.stall)
     with pytest.raises(CellFailedError) as caught:
@@ -128,7 +128,7 @@ def test_a_cable_that_stands_still_for_too_long_costs_its_node_until_it_goes_on(
     link.flow()
     on_nodes.await_nodes(2)
     assert group.heal().ranks == (1,)
-    assert group.session.process_ids()[0] == survivor
+    assert group.pids[0] == survivor
     assert group.run("dist.barrier()\nmine[0]", wants_value=True).values() == [0, 0]
 
 
@@ -136,7 +136,7 @@ def test_a_cable_that_is_cut_in_the_middle_of_a_frame(on_nodes: OnNodes) -> None
     link = on_nodes.link()
     on_nodes.bring_keeper(1, port=link.port)
     group = on_nodes.start_ranks()
-    survivor = group.session.process_ids()[0]
+    survivor = group.pids[0]
     for after in (1, 1000, 100_000):
         group.run("kept = torch.ones(200_000)", quiet=True)
         when_cell_runs(group, lambda after=after: link.cut(after))
@@ -144,6 +144,6 @@ def test_a_cable_that_is_cut_in_the_middle_of_a_frame(on_nodes: OnNodes) -> None
             group.run("while True: print('x' * 1000)\n", quiet=True)
         on_nodes.await_nodes(2)
         assert group.heal().ranks == (1,)
-        assert group.session.process_ids()[0] == survivor
+        assert group.pids[0] == survivor
         sums = group.run("dist.all_reduce(kept)\nkept.sum().item()", quiet=True, wants_value=True)
         assert sums.values() == [400_000.0] * 2

@@ -22,13 +22,12 @@ from pathlib import Path
 import psutil
 import pytest
 from cables import NET, Cables, has_namespaces
+from limits import limit
 from nodes_here import ALONE, OnNodes, lives
 from processes import wait_until
 from slow_link import Link
 
 from nbddp import CellFailedError
-from nbddp.nodes.door import SILENT_AFTER
-from nbddp.nodes.keeper import SILENT_AFTER as GIVEN_UP_AFTER
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -63,7 +62,7 @@ class Rounds:
         """Have the node of this rank go while a cell runs."""
         node = self.on_nodes.node_of(rank)
         ranks = self.on_nodes.nodes.launcher.ranks_of(node)
-        before, told = self.group.session.process_ids(), len(self.on_nodes.said)
+        before, told = self.group.pids, len(self.on_nodes.said)
         kept = [other for other in before if other not in ranks]
         self.group.run("kept = rank", quiet=True)
 
@@ -85,14 +84,14 @@ class Rounds:
         assert said.endswith(f": ranks {ranks[0]}-{ranks[-1]} are gone")
         assert self.took["named"][-1] < NAMED, self.took["named"]
         assert self.group.alive == kept
-        assert self.group.session.process_ids() == {rank: before[rank] for rank in kept}
+        assert self.group.pids == {rank: before[rank] for rank in kept}
 
     def go_on(self, ranks: tuple[int, ...]) -> None:
         """Another node has come: with it all is as it was."""
         began = time.monotonic()
-        before = self.group.session.process_ids()
+        before = self.group.pids
         assert self.group.heal().ranks == ranks
-        now = self.group.session.process_ids()
+        now = self.group.pids
         assert {rank: now[rank] for rank in before} == before
         sums = self.group.run(
             "total = torch.ones(1)\ndist.all_reduce(total)\ntotal.item(), kept is not None",
@@ -183,12 +182,12 @@ def test_a_cable_is_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             facts = rounds.on_nodes.node_of(2).facts
             space = spaces[rounds.on_nodes.node_of(2).address]
             its = family(psutil.Process(facts["pid"]))
-            rounds.lose(2, partial(cables.cut, space), known_after=SILENT_AFTER)
+            rounds.lose(2, partial(cables.cut, space), known_after=limit("node_silent_after"))
             began = time.monotonic()
             spaces[f"{NET}.{number}"] = bring_apart(rounds, cables)
             rounds.go_on((2, 3))
-            limit = ALONE + GIVEN_UP_AFTER + 3 * LEFT
-            assert wait_until(partial(all_ended, its), timeout=limit)
+            most = ALONE + limit("notebook_silent_after") + 3 * LEFT
+            assert wait_until(partial(all_ended, its), timeout=most)
             rounds.note("the cut one ended itself", time.monotonic() - began)
         rounds.report("cable cut")
 
@@ -205,7 +204,7 @@ def test_a_partition_that_heals(folder: Path, monkeypatch: pytest.MonkeyPatch) -
                 continue
             address = rounds.on_nodes.node_of(2).address
             space = spaces[int(address.rpartition(".")[2]) - 2]
-            rounds.lose(2, partial(cables.cut, space), known_after=SILENT_AFTER)
+            rounds.lose(2, partial(cables.cut, space), known_after=limit("node_silent_after"))
             began = time.monotonic()
             cables.mend(space)
             rounds.on_nodes.await_nodes(2)
@@ -230,7 +229,7 @@ def _lose_all(rounds: Rounds, cables: Cables, spaces: list[str]) -> None:
         rounds.group.run(WORK, quiet=True)
     timer.join()
     assert wait_until(lambda: len(rounds.on_nodes.said) == told + 2, timeout=3 * NAMED)
-    rounds.note("all named", time.monotonic() - began[0] - SILENT_AFTER)
+    rounds.note("all named", time.monotonic() - began[0] - limit("node_silent_after"))
     assert rounds.took["all named"][-1] < NAMED
     for space in spaces:
         cables.mend(space)
@@ -251,7 +250,7 @@ def test_a_slow_cable_that_stalls(folder: Path, monkeypatch: pytest.MonkeyPatch)
     on_nodes.bring_keeper(2)
     on_nodes.bring_keeper(2, port=link.port)
     group = on_nodes.start_ranks()
-    told, pids = list(on_nodes.said), group.session.process_ids()
+    told, pids = list(on_nodes.said), group.pids
     for number in range(ROUNDS):
         threading.Timer(rounds.chance.uniform(0.0, 1.0), _stall, [link, 3.5]).start()
         began = time.monotonic()
@@ -264,7 +263,7 @@ def test_a_slow_cable_that_stalls(folder: Path, monkeypatch: pytest.MonkeyPatch)
         rounds.note("cell", time.monotonic() - began)
         assert result.values() == [19] * 4
         time.sleep(max(0.0, 5.0 - (time.monotonic() - began)))
-        assert (on_nodes.said, group.session.process_ids()) == (told, pids)
+        assert (on_nodes.said, group.pids) == (told, pids)
     rounds.report("slow and stalling")
     on_nodes.close()
 

@@ -68,7 +68,7 @@ def test_a_machine_of_two_ranks_and_one_of_one(on_nodes: OnNodes) -> None:
     weights = group.run(STEPS, wants_value=True).values()
     alone = group.run(ALONE, wants_value=True).values()
     assert weights == alone  # two samples a rank: DDP's mean is that of all six
-    snapshot = group.session.snapshot()
+    snapshot = group.snapshot()
     [first, second] = by_node(snapshot.ranks)
     names = [node.name for node in on_nodes.nodes.door.nodes]
     assert [each.title for each in (first, second)] == [

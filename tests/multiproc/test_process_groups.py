@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from drivers.inside import imported
+from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
-from nbddp.record.cell import CellRequest, CellResult
-from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.view import TextView
+from nbddp import CellFailedError, CellInterruptedError
+from nbddp.record.cell import CellResult
+from nbddp.worker import process_group
 
 pytestmark = pytest.mark.multiproc
 
@@ -65,12 +66,9 @@ def work(rank, size, how="{how}"):
 """
 
 
-def run_bare(group: WorkerGroup, source: str, ranks: tuple[int, ...] | None = None) -> CellResult:
+def run_bare(group: Ranks, source: str, ranks: tuple[int, ...] | None = None) -> CellResult:
     """Run a cell with ``--no-init``."""
-    request = CellRequest(source=source, needs_group=False, ranks=ranks)
-    result = group.show(group.submit(request), TextView(StreamScreen()))
-    result.raise_for_failure()
-    return result
+    return group.run_cell(source, needs_group=False, ranks=ranks)
 
 
 # A pasted script. Its model and optimizer stay alive, and with them its process group.
@@ -96,13 +94,13 @@ def pasted(ends: str = "pass", init: str = "") -> str:
     return PASTED.replace("ENDS", ends).replace("INIT", init)
 
 
-def run_until_stopped(group: WorkerGroup, source: str) -> None:
+def run_until_stopped(group: Ranks, source: str) -> None:
     """Run a cell with ``--no-init``, stop it when both ranks say that they have begun."""
-    handle = group.submit(CellRequest(source=source, needs_group=False))
+    handle = group.begin(source, needs_group=False)
     assert wait_until(lambda: Path("begun0").exists() and Path("begun1").exists())
     group.interrupt()
     with pytest.raises(CellInterruptedError):
-        group.show(handle, TextView(StreamScreen())).raise_for_failure()
+        group.finish(handle).raise_for_failure()
 
 
 def free_port() -> int:
@@ -123,7 +121,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 # ---- in the ranks themselves
 
 
-def test_arguments_and_variables_win_over_the_ranks_own_place(group: WorkerGroup) -> None:
+def test_arguments_and_variables_win_over_the_ranks_own_place(group: Ranks) -> None:
     run_bare(
         group,
         "import os\n"
@@ -138,7 +136,7 @@ def test_arguments_and_variables_win_over_the_ranks_own_place(group: WorkerGroup
     assert group.pull("(by_argument, by_variable, alone)") == [(1, 1, (0, 1)), (0, 0, (0, 1))]
 
 
-def test_a_part_of_the_ranks_may_form_a_group(make_group: Callable[..., WorkerGroup]) -> None:
+def test_a_part_of_the_ranks_may_form_a_group(make_group: Callable[..., Ranks]) -> None:
     group = make_group(3)
     run_bare(
         group,
@@ -153,7 +151,7 @@ def test_a_part_of_the_ranks_may_form_a_group(make_group: Callable[..., WorkerGr
 
 @pytest.mark.parametrize("how", ["tcp://localhost:{port}", "tcp://127.0.0.1:{port}", ""])
 def test_a_function_of_a_tutorial_is_called_with_rank_again_and_again(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], how: str
+    group: Ranks, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     source = GROUP.format(how=how.format(port=free_port()))
     for _ in range(3):
@@ -165,7 +163,7 @@ def test_a_function_of_a_tutorial_is_called_with_rank_again_and_again(
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
 
 
-def test_ranks_meet_in_the_store_of_whoever_serves_one(group: WorkerGroup) -> None:
+def test_ranks_meet_in_the_store_of_whoever_serves_one(group: Ranks) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -186,7 +184,7 @@ def test_ranks_meet_in_the_store_of_whoever_serves_one(group: WorkerGroup) -> No
     del store
 
 
-def test_a_group_may_end_as_soon_as_it_is_there(group: WorkerGroup) -> None:
+def test_a_group_may_end_as_soon_as_it_is_there(group: Ranks) -> None:
     run_bare(
         group,
         "for _ in range(20):\n"
@@ -196,7 +194,7 @@ def test_a_group_may_end_as_soon_as_it_is_there(group: WorkerGroup) -> None:
 
 
 def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     with pytest.raises(CellFailedError, match="rank 0: "):
         run_bare(
@@ -209,7 +207,7 @@ def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(
 
 
 def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     group.run("if rank == 0: dist.new_group([0])")
     group.run(
@@ -227,7 +225,7 @@ def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(
     ],
     ids=["one raises", "the other waits for it", "both raise"],
 )
-def test_a_script_that_failed_may_run_again(group: WorkerGroup, ends: str) -> None:
+def test_a_script_that_failed_may_run_again(group: Ranks, ends: str) -> None:
     with pytest.raises(CellFailedError, match="ValueError: on purpose"):
         run_bare(group, pasted(ends))
     for _ in range(2):
@@ -240,7 +238,7 @@ def test_a_script_that_failed_may_run_again(group: WorkerGroup, ends: str) -> No
     ["begin(); time.sleep(600)", "begin()\nwhile True: step()", "begin()\nif rank == 0: step()"],
     ids=["sleep", "steps", "one waits"],
 )
-def test_a_script_that_was_stopped_may_run_again(group: WorkerGroup, ends: str) -> None:
+def test_a_script_that_was_stopped_may_run_again(group: Ranks, ends: str) -> None:
     run_until_stopped(group, pasted(f"{ends}\ntime.sleep(600)"))
     for _ in range(2):
         run_bare(group, pasted())
@@ -248,7 +246,7 @@ def test_a_script_that_was_stopped_may_run_again(group: WorkerGroup, ends: str) 
 
 
 def test_a_script_that_was_stopped_while_it_met_in_a_file_may_run_again(
-    group: WorkerGroup, folder: Path, capsys: pytest.CaptureFixture[str]
+    group: Ranks, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"file://{folder}/meeting"
     source = pasted(init=f", init_method='{url}', rank=rank, world_size=world_size")
@@ -262,7 +260,7 @@ def test_a_script_that_was_stopped_while_it_met_in_a_file_may_run_again(
 
 
 def test_a_script_that_was_stopped_before_its_group_was_the_default_one_may_run_again(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     with pytest.raises(CellFailedError, match="KeyboardInterrupt in init_process_group"):
         run_bare(
@@ -276,7 +274,7 @@ def test_a_script_that_was_stopped_before_its_group_was_the_default_one_may_run_
 
 
 def test_a_group_that_a_part_of_the_ranks_left_behind_is_destroyed_with_a_rank_missing(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     pair = "dist.init_process_group('gloo', rank=rank, world_size=2)\ndist.barrier()"
@@ -287,14 +285,13 @@ def test_a_group_that_a_part_of_the_ranks_left_behind_is_destroyed_with_a_rank_m
         run_bare(group, pair, ranks=(0, 1))
 
 
-def test_a_look_at_a_failure_leaves_the_group_as_it_is(group: WorkerGroup) -> None:
+def test_a_look_at_a_failure_leaves_the_group_as_it_is(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="rank 1: ValueError"):
         run_bare(group, pasted("if rank == 1: raise ValueError('no')\nstep()"))
-    look = CellRequest(source="assert dist.get_world_size() == 2", needs_group=None)
-    group.show(group.submit(look), TextView(StreamScreen())).raise_for_failure()
+    group.run_cell("assert dist.get_world_size() == 2", needs_group=None)
 
 
-def test_a_second_group_is_refused_with_the_way_out(group: WorkerGroup) -> None:
+def test_a_second_group_is_refused_with_the_way_out(group: Ranks) -> None:
     with pytest.raises(CellFailedError) as failure:
         group.run("dist.init_process_group('gloo')")
     assert str(failure.value) == (
@@ -307,7 +304,7 @@ def test_a_second_group_is_refused_with_the_way_out(group: WorkerGroup) -> None:
 
 
 def test_after_a_failure_a_cell_without_a_group_on_one_rank_leaves_it_lost(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     with pytest.raises(CellFailedError, match="rank 1: ValueError"):
         group.run("if rank == 1: raise ValueError('no')\ndist.barrier()")
@@ -315,9 +312,9 @@ def test_after_a_failure_a_cell_without_a_group_on_one_rank_leaves_it_lost(
     group.run("dist.barrier()")
 
 
-def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: WorkerGroup) -> None:
+def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks) -> None:
     group.run(
-        "from nbddp.worker import process_group\nfrom datetime import timedelta\n"
+        f"{imported(process_group)}from datetime import timedelta\n"
         "form = process_group.ProcessGroup.form\n"
         "def broken(self, *_): raise OSError('no more ports')\n"
         "if rank == 1: process_group.ProcessGroup.form = broken\n"
@@ -340,7 +337,7 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Worker
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 @pytest.mark.parametrize("how", ["tcp://localhost:{port}", "env", ""])
 def test_processes_that_one_rank_starts_form_a_group_of_their_own(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], start_method: str, how: str
+    group: Ranks, capsys: pytest.CaptureFixture[str], start_method: str, how: str
 ) -> None:
     port = free_port()
     source = GROUP.format(how="" if how == "env" else how.format(port=port))
@@ -359,13 +356,13 @@ def test_processes_that_one_rank_starts_form_a_group_of_their_own(
 
 
 def test_a_tutorial_that_launches_itself_runs_in_one_rank(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(f"{TUTORIAL.format(port=free_port())}\nrun_demo(demo_basic, 2)", ranks=[0])
     assert printed(capsys) == ["[rank 0] process 0 of 2: 1.0", "[rank 0] process 1 of 2: 1.0"]
 
 
-def test_in_every_rank_it_says_what_to_change(group: WorkerGroup) -> None:
+def test_in_every_rank_it_says_what_to_change(group: Ranks) -> None:
     port = free_port()
     with pytest.raises(CellFailedError) as failure:
         group.run(f"{TUTORIAL.format(port=port)}\nrun_demo(demo_basic, 2)")
@@ -376,7 +373,7 @@ def test_in_every_rank_it_says_what_to_change(group: WorkerGroup) -> None:
 
 
 def test_processes_started_by_hand_meet_too(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = (
         GROUP.format(how=f"tcp://127.0.0.1:{free_port()}")
@@ -392,7 +389,7 @@ def test_processes_started_by_hand_meet_too(
 
 
 def test_forked_children_leave_the_ranks_group_alone(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = (
         GROUP.format(how=f"tcp://127.0.0.1:{free_port()}") + "import os\npids = []\n"
@@ -405,7 +402,7 @@ def test_forked_children_leave_the_ranks_group_alone(
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
 
 
-def test_an_interrupt_ends_what_was_started(group: WorkerGroup) -> None:
+def test_an_interrupt_ends_what_was_started(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="rank 1: ValueError: on purpose"):
         group.run(
             "import multiprocessing, time, torch.multiprocessing as mp\n"
@@ -416,7 +413,7 @@ def test_an_interrupt_ends_what_was_started(group: WorkerGroup) -> None:
     group.run("assert not multiprocessing.active_children()", ranks=[0])
 
 
-def test_what_cannot_be_sent_says_so_at_once(group: WorkerGroup) -> None:
+def test_what_cannot_be_sent_says_so_at_once(group: Ranks) -> None:
     with pytest.raises(CellFailedError) as failure:
         group.run(
             "import threading, torch.multiprocessing as mp\nlock = threading.Lock()\n"
@@ -428,7 +425,7 @@ def test_what_cannot_be_sent_says_so_at_once(group: WorkerGroup) -> None:
     )
 
 
-def test_shared_tensors_and_queues_reach_what_a_cell_spawns(group: WorkerGroup) -> None:
+def test_shared_tensors_and_queues_reach_what_a_cell_spawns(group: Ranks) -> None:
     group.run(
         "import torch.multiprocessing as mp\n"
         "class Told:\n    pass\n"
@@ -443,7 +440,7 @@ def test_shared_tensors_and_queues_reach_what_a_cell_spawns(group: WorkerGroup) 
 
 
 def test_the_torchrun_script_of_a_file_runs_as_it_is(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], folder: Path
+    group: Ranks, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     (folder / "script.py").write_text(
         "import os\nimport torch\nimport torch.distributed as dist\n"
@@ -465,7 +462,7 @@ def test_the_torchrun_script_of_a_file_runs_as_it_is(
 
 
 def test_a_script_in_a_process_of_its_own_meets_those_of_the_other_ranks(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], folder: Path
+    group: Ranks, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     (folder / "script.py").write_text(
         "import torch\nimport torch.distributed as dist\n"
@@ -483,7 +480,7 @@ def test_a_script_in_a_process_of_its_own_meets_those_of_the_other_ranks(
 
 
 def test_a_collective_of_a_part_is_numbered_and_named_with_its_group(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     with pytest.raises(CellFailedError) as failure:
@@ -498,7 +495,7 @@ def test_a_collective_of_a_part_is_numbered_and_named_with_its_group(
     assert "  rank 0: interrupted in all_reduce #2 of group [0, 2], line 5" in failure.value.report
 
 
-def test_calls_of_other_ranks_outlive_the_process_group(group: WorkerGroup) -> None:
+def test_calls_of_other_ranks_outlive_the_process_group(group: Ranks) -> None:
     group.run(
         "import torch.distributed.rpc as rpc\n"
         "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
@@ -510,7 +507,7 @@ def test_calls_of_other_ranks_outlive_the_process_group(group: WorkerGroup) -> N
     )
 
 
-def test_a_model_that_is_freed_just_after_its_group_stops_nothing(group: WorkerGroup) -> None:
+def test_a_model_that_is_freed_just_after_its_group_stops_nothing(group: Ranks) -> None:
     source = TUTORIAL.format(port=free_port())
     for _ in range(5):
         run_bare(group, f"{source}\nfor _ in range(3): demo_basic(rank, world_size)")
@@ -535,7 +532,7 @@ def test_a_model_that_is_freed_just_after_its_group_stops_nothing(group: WorkerG
     ids=["collective", "asynchronous", "model"],
 )
 def test_destroyed_groups_keep_no_sockets_and_no_threads(
-    group: WorkerGroup, rounds: int, body: str
+    group: Ranks, rounds: int, body: str
 ) -> None:
     count = "most = [max(*each) for each in zip(most, (len(os.listdir(x)) for x in PROC))]"
     lines = ["pair = dist.new_group([0, 1])", *body.splitlines(), count]
@@ -551,7 +548,7 @@ def test_destroyed_groups_keep_no_sockets_and_no_threads(
 
 
 def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     group.run(
         "import torch.testing._internal.distributed.fake_pg\n"
@@ -561,7 +558,7 @@ def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(
 
 
 def test_a_default_group_that_is_made_again_and_again_keeps_no_sockets_and_no_threads(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     run_bare(
         group,
@@ -574,7 +571,7 @@ def test_a_default_group_that_is_made_again_and_again_keeps_no_sockets_and_no_th
         assert threads <= 16
 
 
-def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: WorkerGroup) -> None:
+def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match=r"^rank 1: connection to a peer lost in all_reduce"):
         group.run(
             "x = torch.ones(1)\ndist.all_reduce(x)\nkept = dist.group.WORLD\n"
@@ -584,7 +581,7 @@ def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: Worker
 
 
 def test_nccls_guards_end_no_rank_and_the_users_word_wins(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     asked = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
     group = make_group(2, env=asked)
@@ -593,7 +590,7 @@ def test_nccls_guards_end_no_rank_and_the_users_word_wins(
     assert group.pull(read) == [["2", "1"]] * 2
 
 
-def test_a_launcher_that_every_rank_starts_is_explained(group: WorkerGroup) -> None:
+def test_a_launcher_that_every_rank_starts_is_explained(group: Ranks) -> None:
     launch = (
         "from torch.distributed.launcher.api import LaunchConfig, elastic_launch\n"
         "def train(): import time; time.sleep(30)\n"

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
 from hangs import SHORT, said_of_a_hang
-
-from nbddp import WorkerGroup
+from limits import set_limits
 
 pytestmark = pytest.mark.multiproc
 
@@ -62,14 +62,14 @@ libc.clone(libc.usleep, top, CLONE_VFORK | signal.SIGCHLD, ctypes.c_void_p({int(
 
 
 @pytest.fixture
-def hasty(make_group: Callable[..., WorkerGroup]) -> WorkerGroup:
+def hasty(make_group: Callable[..., Ranks]) -> Ranks:
     """A group of two in which a hang is one after ``SHORT`` seconds."""
     group = make_group(2)
-    group.session.whereabouts.hang_after = SHORT
+    group.hang_after(SHORT)
     return group
 
 
-def said_while(group: WorkerGroup, work: str, capsys: pytest.CaptureFixture[str]) -> str:
+def said_while(group: Ranks, work: str, capsys: pytest.CaptureFixture[str]) -> str:
     """What is said while rank 0 works and the other waits for it."""
     body = "\n".join(f"    {line}" for line in work.splitlines())
     group.run(f"{BEGIN}if rank == 0:\n{body}\ndist.barrier()")
@@ -78,22 +78,22 @@ def said_while(group: WorkerGroup, work: str, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
 def test_a_rank_that_works_is_waited_for(
-    hasty: WorkerGroup, capsys: pytest.CaptureFixture[str], work: str
+    hasty: Ranks, capsys: pytest.CaptureFixture[str], work: str
 ) -> None:
     assert said_while(hasty, work, capsys) == ""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a thread")
 def test_a_rank_that_waits_for_a_disk_is_waited_for(
-    hasty: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    hasty: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said_while(hasty, DISK, capsys) == ""
 
 
 def test_a_rank_whose_loader_is_slow_is_waited_for(
-    hasty: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    hasty: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hasty.session.whereabouts.hang_after = 7.0  # torch looks for its workers every 5 s
+    hasty.hang_after(7.0)  # torch looks for its workers every 5 s
     hasty.run(
         "import time\nclass Slow(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 2\n"
@@ -109,7 +109,7 @@ def test_a_rank_whose_loader_is_slow_is_waited_for(
 @pytest.mark.timeout(300)  # the compiler alone takes 40 s of a core
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 def test_a_rank_that_compiles_is_waited_for(
-    hasty: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    hasty: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = (
         "import os, tempfile\n"
@@ -121,9 +121,9 @@ def test_a_rank_that_compiles_is_waited_for(
 
 
 def test_a_rank_that_computes_with_pythons_lock_is_waited_for(
-    hasty: WorkerGroup, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    hasty: Ranks, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbddp.record.hangs.SILENT_AFTER", SHORT)
+    set_limits(monkeypatch, rank_silent_after=SHORT)
     work = (
         "began = time.monotonic()\nsum(range(20_000_000))\n"
         f"sum(range(int(20_000_000 * {WORK} / (time.monotonic() - began))))"
@@ -140,7 +140,7 @@ IDLE = {
 
 @pytest.mark.parametrize("idle", IDLE.values(), ids=IDLE)
 def test_a_rank_that_is_idle_is_named(
-    hasty: WorkerGroup, capsys: pytest.CaptureFixture[str], idle: str
+    hasty: Ranks, capsys: pytest.CaptureFixture[str], idle: str
 ) -> None:
     talk = "def talk():\n    while time.monotonic() < end + 60: print('.'); time.sleep(.3)"
     source = (

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks
 
-from nbddp import CellFailedError, WorkerGroup
-from nbddp.record.cell import CellRequest
-from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.view import TextView
+from nbddp import CellFailedError
+from nbddp.worker import rebind
+from nbddp.worker.exchange import exchange, take_over
 
 pytestmark = pytest.mark.multiproc
 
@@ -24,7 +25,7 @@ TAKEN_ALONG = "on the new process group, as rank 0 has them"
 ALL_ELSE = "all else (an EMA copy, a counter) is as each rank left it"
 
 
-def lose_the_group(group: WorkerGroup) -> None:
+def lose_the_group(group: Ranks) -> None:
     """Fail on one rank while the others wait for it: the next cell has a new process group."""
     with pytest.raises(CellFailedError, match="ValueError: on purpose"):
         group.run("if rank == 1: raise ValueError('on purpose')\ndist.barrier()")
@@ -36,7 +37,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.partition("nbddp: ")[2] for line in lines if "nbddp: " in line]
 
 
-def agree(group: WorkerGroup, *expressions: str) -> bool:
+def agree(group: Ranks, *expressions: str) -> bool:
     """Whether every rank has the same values."""
     one, *others = group.pull(f"({', '.join(expressions)},)")
     return all(other == one for other in others)
@@ -79,7 +80,7 @@ def agree(group: WorkerGroup, *expressions: str) -> bool:
     ids=["object", "containers", "closure", "compiled"],
 )
 def test_a_model_is_found_wherever_it_lives(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], made: str, model: str, name: str
+    group: Ranks, capsys: pytest.CaptureFixture[str], made: str, model: str, name: str
 ) -> None:
     group.run(f"{DDP}{STEP}torch.manual_seed(rank)\n{made}")
     lose_the_group(group)
@@ -90,7 +91,7 @@ def test_a_model_is_found_wherever_it_lives(
     assert agree(group, f"[p.tolist() for p in {model}.parameters()]")
 
 
-def test_nothing_is_kept_alive_by_being_noted(group: WorkerGroup) -> None:
+def test_nothing_is_kept_alive_by_being_noted(group: Ranks) -> None:
     group.run(f"{DDP}import gc, weakref\nmodel = DDP(torch.nn.Linear(4, 4))")
     group.run("gone = weakref.ref(model)\ndel model\ngc.collect()")
     assert group.pull("gone() is None") == [True, True]
@@ -108,7 +109,7 @@ def test_nothing_is_kept_alive_by_being_noted(group: WorkerGroup) -> None:
     ids=["empty-group", "groups", "zero", "lbfgs"],
 )
 def test_no_optimizer_stops_the_next_cell(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], made: str
+    group: Ranks, capsys: pytest.CaptureFixture[str], made: str
 ) -> None:
     group.run(
         f"{DDP}import torch.distributed.optim\ntorch.manual_seed(rank)\n"
@@ -124,7 +125,7 @@ def test_no_optimizer_stops_the_next_cell(
 
 
 def test_a_first_step_that_one_rank_alone_took_is_taken_over_by_all(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
         f"{DDP}model = DDP(torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))\n"
@@ -148,7 +149,7 @@ def test_a_first_step_that_one_rank_alone_took_is_taken_over_by_all(
     assert group.pull("type(optimizer.param_groups[0]['betas']).__name__") == ["tuple"] * 2
 
 
-def test_communication_hooks_go_on_too(group: WorkerGroup) -> None:
+def test_communication_hooks_go_on_too(group: Ranks) -> None:
     group.run(
         f"{DDP}from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "calls = []\n"
@@ -162,7 +163,7 @@ def test_communication_hooks_go_on_too(group: WorkerGroup) -> None:
 
 
 def test_models_of_which_the_ranks_have_different_ones_are_named(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
         f"{DDP}import copy\nmodel = DDP(torch.nn.Linear(4, 4))\nlast = DDP(torch.nn.Linear(4, 2))\n"
@@ -180,7 +181,7 @@ def test_models_of_which_the_ranks_have_different_ones_are_named(
 
 
 def test_what_lived_on_a_group_of_its_own_is_named(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
         f"{DDP}pair = dist.new_group([0, 1], group_desc='pair')\n"
@@ -201,7 +202,7 @@ def test_what_lived_on_a_group_of_its_own_is_named(
 
 
 def test_a_model_that_cannot_be_bound_costs_nothing_but_itself(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
         f"{DDP}class Odd(DDP):\n    def __setstate__(self, state):\n"
@@ -217,10 +218,10 @@ def test_a_model_that_cannot_be_bound_costs_nothing_but_itself(
 
 
 def test_a_failure_on_the_way_is_told_once_and_the_next_cell_does_without(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
-        f"{DDP}model = DDP(torch.nn.Linear(4, 4))\nfrom nbddp.worker import rebind\n"
+        f"{DDP}model = DDP(torch.nn.Linear(4, 4))\n{imported(rebind)}"
         "def broken(*_): raise MemoryError('no room')\n"
         "if rank == 1: rebind._send_model = broken"
     )
@@ -232,19 +233,18 @@ def test_a_failure_on_the_way_is_told_once_and_the_next_cell_does_without(
 
 
 def test_a_model_survives_a_cell_without_a_group(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2)
     group.run(f"{DDP}model = DDP(torch.nn.Linear(4, 4))")
-    bare = CellRequest(source="assert not dist.is_initialized()", needs_group=False)
-    group.show(group.submit(bare), TextView(StreamScreen())).raise_for_failure()
+    group.run_cell("assert not dist.is_initialized()", needs_group=False)
     group.run("model(torch.ones(1, 4)).sum().backward()")
     assert said(capsys) == ["model: on the new process group, as rank 0 has them"]
 
 
-def test_ranks_with_nothing_to_take_along_tell_each_other_so_once(group: WorkerGroup) -> None:
+def test_ranks_with_nothing_to_take_along_tell_each_other_so_once(group: Ranks) -> None:
     count = "dist.distributed_c10d._get_default_group()._get_sequence_number_for_group()"
-    group.run("from nbddp.worker.exchange import exchange\nbefore = " + count)
+    group.run(imported(exchange) + "before = " + count)
     group.run(f"exchange(None, device)\none_exchange = {count} - before")
     lose_the_group(group)
     group.run(f"regroup = {count}")
@@ -252,19 +252,19 @@ def test_ranks_with_nothing_to_take_along_tell_each_other_so_once(group: WorkerG
 
 
 def test_what_ranks_tell_each_other_may_be_of_any_length(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     group.run(
-        "from nbddp.worker.exchange import exchange\n"
-        "long, none = exchange('ä' * 1000 * (2 - rank), device), exchange(None, device)"
+        imported(exchange)
+        + "long, none = exchange('ä' * 1000 * (2 - rank), device), exchange(None, device)"
     )
     said = ["ä" * 2000, "ä" * 1000, ""]
     assert group.pull("long, none") == [(said, [None] * 3)] * 3
 
 
 def test_what_is_not_taken_along_stays_as_each_rank_left_it_and_that_is_said(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
         f"{DDP}{STEP}model = DDP(torch.nn.Linear(4, 4))\n"
@@ -281,10 +281,9 @@ def test_what_is_not_taken_along_stays_as_each_rank_left_it_and_that_is_said(
     assert agree(group, "model.module.weight.tolist()")
 
 
-def test_tensors_of_all_kinds_are_sent_as_one(group: WorkerGroup) -> None:
+def test_tensors_of_all_kinds_are_sent_as_one(group: Ranks) -> None:
     group.run(
-        "from nbddp.worker.exchange import take_over\n"
-        "def kinds(seed):\n"
+        imported(take_over) + "def kinds(seed):\n"
         "    torch.manual_seed(seed)\n"
         "    return [torch.rand(3) < 0.5, torch.randn(2, 3, dtype=torch.float64), torch.zeros(0),\n"
         "            torch.randn(5).to(torch.float16), torch.randn(4, 5).t(), torch.tensor(seed),\n"
@@ -297,7 +296,7 @@ def test_tensors_of_all_kinds_are_sent_as_one(group: WorkerGroup) -> None:
 
 
 def test_a_model_that_only_one_rank_still_holds_in_a_circle_keeps_no_other_from_going_on(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(f"{DDP}import gc\ngc.disable()\nkept = [DDP(torch.nn.Linear(4, 4))]")
     group.run("kept[0].me = kept[0]\nmodel = DDP(torch.nn.Linear(4, 4))\nkept.clear()")
@@ -309,7 +308,7 @@ def test_a_model_that_only_one_rank_still_holds_in_a_circle_keeps_no_other_from_
 
 
 def test_a_model_that_every_rank_holds_in_a_circle_alone_is_not_taken_along(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(f"{DDP}import gc\ngc.disable()\nmodel = DDP(torch.nn.Linear(4, 4))")
     group.run("model.me = model\ndel model")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError, RequestError, WorkerGroup
+from nbddp import CellFailedError, RequestError
 
 pytestmark = pytest.mark.multiproc
 
@@ -38,14 +38,12 @@ def train(fail: str) -> str:
     return TRAIN.replace("FAIL", fail)
 
 
-def events(group: WorkerGroup) -> list[dict[str, object]]:
-    folder = group.session.time_line.folder
-    assert folder is not None
-    return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+def events(group: Ranks) -> list[dict[str, object]]:
+    return group.read_lines("events.jsonl")
 
 
 def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2)
     group.run("model = [rank]")
@@ -53,7 +51,7 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
     group.run("model.append(rate)")
     group.run(train(KILL_ONCE) + "\nmodel.append(step)", max_restarts=3)
     assert group.pull("model") == [[0, 0.5, 19], [1, 0.5, 19]]
-    assert group.life.attempt == 2
+    assert group.attempt == 2
     said = capsys.readouterr().out
     assert "nbddp: rank 1 was killed by SIGKILL; restart 1 of 3\n" in said
     assert re.search(
@@ -65,38 +63,38 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
     assert recovery["cells"] == 2
     assert 0 <= recovery["detected"] < 30
     assert re.search(r"nbddp: done after 1 restart, \d+\.\d s lost\n$", said)
-    curve = group.session.metrics(most=1).curves["loss"][0]
+    curve = group.metrics(most=1).curves["loss"][0]
     assert curve.steps == tuple(map(float, range(20)))  # one curve, through both attempts
     assert curve.restarts == (10.0,)
 
 
 def test_a_failure_at_the_same_step_twice_ends_it_early_and_says_so(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(2)
     with pytest.raises(CellFailedError, match="rank 0: ZeroDivisionError"):
         group.run(train("if rank == 0 and step == 7: 1 / 0"), max_restarts=5)
-    assert group.life.attempt == 2
+    assert group.attempt == 2
     said = capsys.readouterr().out
     assert "nbddp: not started again: it failed at step 7 twice in a row" in said
 
 
 def test_restarts_are_used_up(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(1)
     fails = "n = int(saved.read_text()) if saved.exists() else 0\nnbddp.log(step=n, loss=0)\n"
     source = f"{train('').split('begin')[0]}{fails}saved.write_text(str(n + 1))\nraise OSError(n)"
     with pytest.raises(CellFailedError, match="OSError: 2"):
         group.run(source, max_restarts=2)
-    assert group.life.attempt == 3
+    assert group.attempt == 3
     assert "nbddp: not started again: the 2 restarts were used up" in capsys.readouterr().out
 
 
-def test_without_max_restarts_nothing_is_started_again(group: WorkerGroup) -> None:
+def test_without_max_restarts_nothing_is_started_again(group: Ranks) -> None:
     with pytest.raises(CellFailedError):
         group.run("1 / 0")
-    assert group.life.attempt == 1
+    assert group.attempt == 1
 
 
 def test_cells_marked_once_and_cells_that_failed_are_not_replayed(notebook: Notebook) -> None:
@@ -136,15 +134,15 @@ def test_a_fault_of_the_notebook_strikes_as_often_as_it_is_armed(notebook: Noteb
         assert "rank 1: FaultError" in reply.error
 
 
-def test_after_a_recovery_the_same_fault_can_be_asked_for_again(group: WorkerGroup) -> None:
+def test_after_a_recovery_the_same_fault_can_be_asked_for_again(group: Ranks) -> None:
     cell = (
         "nbddp.faults.clear()\nnbddp.faults.at(step=3, rank=1, kind='kill')\n"
         "for step in range(5):\n    nbddp.log(step=step)"
     )
     for _ in range(2):
-        before = group.life.attempt
+        before = group.attempt
         group.run(cell, max_restarts=1)
-        assert group.life.attempt == before + 1
+        assert group.attempt == before + 1
 
 
 def test_a_cell_recovers_in_the_notebook_and_the_cells_around_it_work(notebook: Notebook) -> None:
@@ -204,7 +202,7 @@ def test_an_interrupt_ends_a_replay_as_any_cell_and_what_was_replayed_is_kept(
 
 
 def test_a_cell_that_fails_when_it_is_replayed_is_said(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(1)
     group.run("open('there', 'x').close()")
@@ -237,9 +235,9 @@ def test_bad_faults_and_options_get_one_line(notebook: Notebook, line: str, comp
     assert reply.text.startswith("UsageError: ")
 
 
-def test_a_group_that_is_busy_refuses_to_replay(group: WorkerGroup) -> None:
+def test_a_group_that_is_busy_refuses_to_replay(group: Ranks) -> None:
     group.run("x = 1")
-    deeds = group.session.deeds
+    deeds = group.replay_log
     group.stop()
     with pytest.raises(RequestError, match="there is no worker group"):
         group.replay(deeds, say=print)

@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers.ranks import Ranks
+from limits import set_limits
 from processes import wait_until
 
 from nbddp.archive.summary import summarize
-from nbddp.controller import executor
 from nbddp.errors import CellFailedError
-from nbddp.magics.steered import SteeredGroup
-from nbddp.record.cell import CellRequest
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.ui.panel.run import run_html
 
 pytestmark = pytest.mark.multiproc
 
-MakeGroup = Callable[..., SteeredGroup]
+MakeGroup = Callable[..., Ranks]
 
 TRAIN = """
 data = nbddp.digits()
@@ -41,12 +40,12 @@ for step in range(8):
 """
 
 
-def facts_so_far(group: SteeredGroup) -> dict[str, Any]:
+def facts_so_far(group: Ranks) -> dict[str, Any]:
     assert group.folder is not None
     return read_facts(group.folder)
 
 
-def facts_at_end(group: SteeredGroup) -> dict[str, Any]:
+def facts_at_end(group: Ranks) -> dict[str, Any]:
     """All of them: after a cell they are written when its result has been handed over."""
     folder = group.folder
     assert folder is not None
@@ -110,9 +109,9 @@ for step in range(100_000):
 def test_a_cell_that_goes_on_is_written_down_now_and_then(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "PAUSE", 0.0)
+    set_limits(monkeypatch, time_between_facts=0.0)
     group = make_group(1)
-    group.session.submit(CellRequest(source=GOES_ON))
+    group.begin(GOES_ON)
     assert wait_until(lambda: facts_so_far(group).get("steps", 0) > 3, timeout=30)
     facts = facts_so_far(group)
     assert facts["cells"][0]["outcome"] == ""
@@ -121,7 +120,7 @@ def test_a_cell_that_goes_on_is_written_down_now_and_then(
 
 def test_a_run_that_was_stopped_has_not_failed(make_group: MakeGroup) -> None:
     group = make_group(2)
-    group.session.submit(CellRequest(source=GOES_ON))
+    group.begin(GOES_ON)
     assert wait_until(lambda: "steps" in facts_so_far(group), timeout=30)
     group.interrupt()
     assert wait_until(lambda: bool(facts_so_far(group)["outcome"]), timeout=30)

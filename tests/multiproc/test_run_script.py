@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
 from notebook import Notebook
 from processes import GLOO_ABORTS, wait_until
 
-from nbddp import CellFailedError, CellInterruptedError, RequestError, WorkerGroup
-from nbddp.record.cell import CellRequest
+from nbddp import CellFailedError, CellInterruptedError, RequestError
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -83,7 +83,7 @@ def lines(capsys: Capture, rank: int = 0) -> list[str]:
 
 @pytest.mark.parametrize("how", ["'gloo'", "'gloo', init_method='env://'"])
 def test_it_does_what_it_does_under_torchrun(
-    group: WorkerGroup, write: Write, capsys: Capture, how: str
+    group: Ranks, write: Write, capsys: Capture, how: str
 ) -> None:
     script = write(TRAIN.replace("INIT", how).replace("ENDING", DESTROY))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -112,7 +112,7 @@ def test_it_does_what_it_does_under_torchrun(
     ],
 )
 def test_it_may_meet_by_address_and_leave_its_group_behind(
-    group: WorkerGroup, write: Write, capsys: Capture, how: str, ending: str
+    group: Ranks, write: Write, capsys: Capture, how: str, ending: str
 ) -> None:
     write(TRAIN.replace("INIT", how).replace("ENDING", ending))
     for _ in range(2):
@@ -121,9 +121,7 @@ def test_it_may_meet_by_address_and_leave_its_group_behind(
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
 
 
-def test_a_script_that_forms_no_group_is_fine(
-    group: WorkerGroup, write: Write, capsys: Capture
-) -> None:
+def test_a_script_that_forms_no_group_is_fine(group: Ranks, write: Write, capsys: Capture) -> None:
     write("import torch.distributed as dist\nprint(dist.is_initialized())")
     group.run("dist.barrier()")
     group.run_script("work/script.py")
@@ -167,7 +165,7 @@ def look():
 """
 
 
-def test_afterwards_all_is_as_it_was(group: WorkerGroup, write: Write) -> None:
+def test_afterwards_all_is_as_it_was(group: Ranks, write: Write) -> None:
     write(LITTER)
     write("value = 1", "work/own.py")
     group.run(LOOK)
@@ -181,7 +179,7 @@ def test_afterwards_all_is_as_it_was(group: WorkerGroup, write: Write) -> None:
 
 
 def test_what_it_imports_of_its_own_is_as_it_is_now(
-    group: WorkerGroup, write: Write, capsys: Capture
+    group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write("import own, package.part\nprint(own.value, package.part.value)")
     write("value = 1", "work/own.py")
@@ -194,7 +192,7 @@ def test_what_it_imports_of_its_own_is_as_it_is_now(
 
 
 def test_a_module_that_a_cell_has_stays_the_cells(
-    group: WorkerGroup, write: Write, capsys: Capture
+    group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write("import own\nown.value = 'changed'\nprint(own.value)")
     path = write("value = 'first'", "work/own.py")
@@ -214,7 +212,7 @@ os.system("echo from a child")
 
 
 def test_where_it_sends_its_output_is_its_own(
-    group: WorkerGroup, write: Write, capsys: Capture, folder: Path
+    group: Ranks, write: Write, capsys: Capture, folder: Path
 ) -> None:
     write(REDIRECT)
     group.run_script("work/script.py", ranks=[0])
@@ -242,9 +240,7 @@ except RuntimeError:
 """
 
 
-def test_settings_are_a_new_processs_each_time(
-    group: WorkerGroup, write: Write, capsys: Capture
-) -> None:
+def test_settings_are_a_new_processs_each_time(group: Ranks, write: Write, capsys: Capture) -> None:
     write(SETTINGS)
     group.run("torch.set_printoptions(precision=2)")
     alone = subprocess.run(
@@ -271,7 +267,7 @@ print({name: dict(each) for name, each in counters.items() if name in ("frames",
 
 
 def test_what_one_has_compiled_the_next_does_not_find(
-    group: WorkerGroup, write: Write, capsys: Capture
+    group: Ranks, write: Write, capsys: Capture
 ) -> None:
     compiled = "twice = torch.compile(lambda x: 2 * x, backend='eager')\ntwice(torch.ones(1))"
     group.run(f"{compiled}\nfrom torch._dynamo.utils import counters\nhad = str(counters)")
@@ -290,7 +286,7 @@ def test_what_one_has_compiled_the_next_does_not_find(
 @pytest.mark.parametrize(
     "ending", ["sys.exit()", "sys.exit(0)", "sys.exit(256)", "raise SystemExit(None)", "pass"]
 )
-def test_exit_code_0_is_done(group: WorkerGroup, write: Write, ending: str) -> None:
+def test_exit_code_0_is_done(group: Ranks, write: Write, ending: str) -> None:
     write(f"import sys\n{ending}")
     assert group.run_script("work/script.py").is_ok
 
@@ -312,7 +308,7 @@ def test_exit_code_0_is_done(group: WorkerGroup, write: Write, ending: str) -> N
     ],
 )
 def test_another_end_fails_and_names_rank_and_code(
-    group: WorkerGroup, write: Write, capsys: Capture, source: str, said: list[str], failure: str
+    group: Ranks, write: Write, capsys: Capture, source: str, said: list[str], failure: str
 ) -> None:
     write(f"import os; RANK = os.environ['RANK'] == '1'\n{source}")
     write("def fail():\n    raise ValueError('too high')", "work/own.py")
@@ -322,9 +318,7 @@ def test_another_end_fails_and_names_rank_and_code(
     assert lines(capsys) == said
 
 
-def test_its_traceback_shows_its_own_lines_and_none_of_ours(
-    group: WorkerGroup, write: Write
-) -> None:
+def test_its_traceback_shows_its_own_lines_and_none_of_ours(group: Ranks, write: Write) -> None:
     write("import own\ndef main():\n    own.fail()\nmain()")
     write("def fail():\n    raise ValueError('too high')", "work/own.py")
     with pytest.raises(CellFailedError) as error:
@@ -336,7 +330,7 @@ def test_its_traceback_shows_its_own_lines_and_none_of_ours(
 
 
 def test_what_python_does_at_the_end_of_a_program_is_done(
-    group: WorkerGroup, write: Write, capsys: Capture
+    group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write(
         "import atexit, multiprocessing, time, threading\n"
@@ -378,7 +372,7 @@ dist.barrier()
 
 
 def test_a_process_that_it_forks_ends_as_a_program_ends(
-    group: WorkerGroup, write: Write, capsys: Capture
+    group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write(FORKS)
     group.run_script("work/script.py")
@@ -392,7 +386,7 @@ def test_a_process_that_it_forks_ends_as_a_program_ends(
     assert lines(capsys) == ["4"]
 
 
-def test_its_forkserver_ends_with_it(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+def test_its_forkserver_ends_with_it(group: Ranks, write: Write, capsys: Capture) -> None:
     write(
         "import multiprocessing, os\n"
         "if __name__ == '__main__':\n"
@@ -404,7 +398,7 @@ def test_its_forkserver_ends_with_it(group: WorkerGroup, write: Write, capsys: C
         assert lines(capsys) == ["0"]
 
 
-def test_what_stays_is_named(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+def test_what_stays_is_named(group: Ranks, write: Write, capsys: Capture) -> None:
     write(
         "import subprocess, threading, time\n"
         "threading.Thread(target=time.sleep, args=(600,), name='prefetch', daemon=True).start()\n"
@@ -417,9 +411,7 @@ def test_what_stays_is_named(group: WorkerGroup, write: Write, capsys: Capture) 
     os.kill(int(pid), 9)
 
 
-def test_an_interrupt_ends_it_and_keeps_the_names_of_cells(
-    group: WorkerGroup, write: Write
-) -> None:
+def test_an_interrupt_ends_it_and_keeps_the_names_of_cells(group: Ranks, write: Write) -> None:
     write("import time\nprint('begun')\nwhile True: time.sleep(0.01)")
     group.run("kept = 1")
     with pytest.raises(CellInterruptedError):
@@ -427,7 +419,7 @@ def test_an_interrupt_ends_it_and_keeps_the_names_of_cells(
     group.run("assert kept == 1\ndist.barrier()")
 
 
-def test_an_interrupt_ends_the_wait_for_its_threads(group: WorkerGroup, write: Write) -> None:
+def test_an_interrupt_ends_the_wait_for_its_threads(group: Ranks, write: Write) -> None:
     write("import threading, time\nthreading.Thread(target=time.sleep, args=(30,)).start()")
     group.run("kept = 1")
     began = time.monotonic()
@@ -439,12 +431,12 @@ def test_an_interrupt_ends_the_wait_for_its_threads(group: WorkerGroup, write: W
 
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_it_runs_after_a_cell_that_left_a_group_behind(
-    group: WorkerGroup, write: Write, folder: Path, is_stopped: bool
+    group: Ranks, write: Write, folder: Path, is_stopped: bool
 ) -> None:
     write("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()")
     source = "import time\nx = torch.ones(1)\nopen(f'begun{rank}', 'w').close()\n"
     if is_stopped:
-        handle = group.submit(CellRequest(source=f"{source}while True: dist.all_reduce(x)"))
+        handle = group.begin(f"{source}while True: dist.all_reduce(x)")
         assert wait_until(lambda: (folder / "begun0").exists() and (folder / "begun1").exists())
         group.interrupt()
         list(handle.notices())
@@ -455,12 +447,9 @@ def test_it_runs_after_a_cell_that_left_a_group_behind(
     group.run("dist.barrier()")
 
 
-def run_and_interrupt(group: WorkerGroup, name: str, *, after: float = 0.5) -> None:
+def run_and_interrupt(group: Ranks, name: str, *, after: float = 0.5) -> None:
     """Run a script in the background, interrupt it, and raise what came of it."""
-    from nbddp.group.scripts import find_script
-
-    request = CellRequest(source=name, needs_group=False, script=find_script(name, []))
-    handle = group.submit(request)
+    handle = group.begin_script(name)
     time.sleep(after)
     group.interrupt()
     for _ in handle.notices():
@@ -485,7 +474,7 @@ print([name for name in ("__IPYTHON__", "display", "get_ipython") if hasattr(bui
 """
 
 
-def test_it_finds_what_a_program_finds(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+def test_it_finds_what_a_program_finds(group: Ranks, write: Write, capsys: Capture) -> None:
     path = write(FOUND)
     alone = subprocess.run(
         [sys.executable, "work/script.py"], check=True, capture_output=True, text=True
@@ -497,7 +486,7 @@ def test_it_finds_what_a_program_finds(group: WorkerGroup, write: Write, capsys:
     group.run("assert display and __IPYTHON__")
 
 
-def test_what_a_cell_started_is_none_of_its_own(group: WorkerGroup, write: Write) -> None:
+def test_what_a_cell_started_is_none_of_its_own(group: Ranks, write: Write) -> None:
     write("import multiprocessing\nassert not multiprocessing.active_children()")
     group.run(
         "import multiprocessing, time\n"
@@ -518,7 +507,7 @@ def test_what_a_cell_started_is_none_of_its_own(group: WorkerGroup, write: Write
 
 
 def test_its_arguments_are_its_own_and_a_module_is_found(
-    group: WorkerGroup, write: Write, capsys: Capture
+    group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write("import sys\nprint(__package__, __spec__.name, sys.argv[1:], sys.path[0])", "pack/go.py")
     write("from . import go", "pack/__main__.py")
@@ -532,7 +521,7 @@ def test_its_arguments_are_its_own_and_a_module_is_found(
 
 
 def test_the_processes_that_it_starts_know_its_classes(
-    group: WorkerGroup, write: Write, capsys: Capture
+    group: Ranks, write: Write, capsys: Capture
 ) -> None:
     write(
         "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
@@ -548,7 +537,7 @@ def test_the_processes_that_it_starts_know_its_classes(
     assert sorted(line for line in lines(capsys) if line[:1].isdigit()) == ["0 2.0", "1 2.0"]
 
 
-def test_what_they_send_back_is_of_its_classes(group: WorkerGroup, write: Write) -> None:
+def test_what_they_send_back_is_of_its_classes(group: Ranks, write: Write) -> None:
     path = write(
         "import multiprocessing as mp\nclass Box: pass\ndef work(queue): queue.put(Box())\n"
         "if __name__ == '__main__':\n    context = mp.get_context('spawn')\n"
@@ -560,7 +549,7 @@ def test_what_they_send_back_is_of_its_classes(group: WorkerGroup, write: Write)
     group.run_script(str(path))
 
 
-def test_a_value_that_needs_the_group_is_for_a_cell(group: WorkerGroup, write: Write) -> None:
+def test_a_value_that_needs_the_group_is_for_a_cell(group: Ranks, write: Write) -> None:
     size = "dist.get_world_size()"
     assert group.pull(size) == [2, 2]
     group.run_script(write("import torch.distributed as dist\ndist.init_process_group()"))
@@ -573,13 +562,13 @@ def test_a_value_that_needs_the_group_is_for_a_cell(group: WorkerGroup, write: W
     assert group.pull(size) == [2, 2]
 
 
-def test_a_path_is_a_name(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+def test_a_path_is_a_name(group: Ranks, write: Write, capsys: Capture) -> None:
     script = write("import sys\nprint(sys.argv)")
     group.run_script(script, Path("data"), "--fast")
     assert lines(capsys) == [str([str(script), "data", "--fast"])]
 
 
-def test_its_names_stay_when_asked(group: WorkerGroup, write: Write, capsys: Capture) -> None:
+def test_its_names_stay_when_asked(group: Ranks, write: Write, capsys: Capture) -> None:
     write(TRAIN.replace("INIT", "").replace("ENDING", "global kept; kept = model"))
     group.run_script("work/script.py", keeps=True)
     group.run("kept(torch.ones(2, 4)).sum().backward()\nSquares()[3][1].item(), rank")
@@ -591,7 +580,7 @@ def test_its_names_stay_when_asked(group: WorkerGroup, write: Write, capsys: Cap
 
 
 def test_a_restart_begins_the_script_anew(
-    make_group: Callable[..., WorkerGroup], write: Write, capsys: Capture
+    make_group: Callable[..., Ranks], write: Write, capsys: Capture
 ) -> None:
     write(
         "import os, pathlib\ncount = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
@@ -602,7 +591,7 @@ def test_a_restart_begins_the_script_anew(
     assert [line for line in lines(capsys) if "count" in line] == ["count 0", "count 1"]
 
 
-def test_ten_runs_leave_nothing_in_a_rank(group: WorkerGroup, write: Write) -> None:
+def test_ten_runs_leave_nothing_in_a_rank(group: Ranks, write: Write) -> None:
     write(TRAIN.replace("INIT", "").replace("ENDING", "pass"))
     measure = (
         "import gc, os, psutil, threading\ngc.collect()\nmine = psutil.Process()\n"
@@ -667,7 +656,7 @@ def test_what_is_no_script_is_refused_before_anything_starts(
 ) -> None:
     if source is not None:
         (folder / name).write_text(source)
-    group = WorkerGroup(nproc=2)
+    group = Ranks(nproc=2)
     with pytest.raises(RequestError) as error:
         group.run_script(name)
     assert str(error.value).startswith(complaint)

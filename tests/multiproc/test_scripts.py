@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks, new_launcher
 
 from nbddp import RequestError
-from nbddp.launch.launcher import LocalLauncher
-from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
 
@@ -45,7 +45,7 @@ def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Pa
 
 @pytest.mark.usefixtures("folder")
 def test_spawned_ranks_do_all_that_forked_ones_do(capsys: pytest.CaptureFixture[str]) -> None:
-    with SteeredGroup(nproc=2, launcher=LocalLauncher("spawn")) as group:
+    with Ranks(nproc=2, launcher=new_launcher("spawn")) as group:
         group.run("x = torch.ones(1) * (rank + 1)\ndist.all_reduce(x)\nx.item()")
         assert capsys.readouterr().out == "Out [ranks 0-1] 3.0\n"
         group.push({"sent": [1, 2]})
@@ -55,14 +55,12 @@ def test_spawned_ranks_do_all_that_forked_ones_do(capsys: pytest.CaptureFixture[
             group.run("pass")
 
 
-INTERRUPTED = """
+INTERRUPTED = f"""
 import os, signal, threading
-from nbddp.launch.launcher import LocalLauncher
-from nbddp.magics.steered import SteeredGroup
-
+{imported(Ranks, new_launcher)}
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda *_: None)  # of a notebook: between two cells
-    group = SteeredGroup(nproc=2, launcher=LocalLauncher("spawn"))
+    group = Ranks(nproc=2, launcher=new_launcher("spawn"))
     started = threading.Event()
 
     def interrupt():
@@ -132,7 +130,7 @@ def test_a_forked_child_of_a_script_leaves_the_group_alone_and_may_have_its_own(
 
 
 def test_a_process_that_a_rank_spawned_frees_no_process_group_just_after_its_end(
-    group: SteeredGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where it did, as its DDP model went out of scope, it could stand still for ever."""
     group.run(
@@ -150,7 +148,7 @@ def test_a_process_that_a_rank_spawned_frees_no_process_group_just_after_its_end
 
 
 def test_a_process_that_a_rank_spawned_ends_in_order_and_with_python_whole(
-    group: SteeredGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Python taken apart frees what is held: a thread of Gloo's then aborts the process."""
     group.run(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from drivers.ranks import Ranks
 from notebook import Notebook
 from torch import nn
 
-from nbddp import RequestError, WorkerGroup
+from nbddp import RequestError
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -15,7 +16,7 @@ NOTE = "without its DistributedDataParallel, which stays with the ranks"
 
 
 def test_a_wrapped_model_comes_as_the_module_in_it(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run("model = nbddp.prepare(torch.nn.Linear(2, 1))")
     models = group.pull("model")
@@ -40,7 +41,7 @@ def test_a_cells_last_value_may_be_a_wrapped_model(notebook: Notebook) -> None:
 
 
 def test_of_a_sharded_model_the_way_to_its_parameters_is_said_and_leads_there(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     group.run(
         "from torch.distributed.device_mesh import init_device_mesh\n"

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
 
@@ -207,7 +208,7 @@ def test_a_debugger_at_every_error_is_refused(notebook: Notebook) -> None:
     assert "ZeroDivisionError" in notebook.run("%%ddp\n1 / 0").error
 
 
-def test_nothing_in_a_rank_says_that_somebody_types(group: WorkerGroup) -> None:
+def test_nothing_in_a_rank_says_that_somebody_types(group: Ranks) -> None:
     assert group.pull("hasattr(__import__('sys'), 'ps1')") == [False, False]
 
 
@@ -215,7 +216,7 @@ ODD = "class Odd(Exception):\n    def __str__(self): raise RuntimeError('inner')
 
 
 def test_an_exception_without_a_text_ends_the_cell_under_its_own_name(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(1)
     with pytest.raises(CellFailedError) as caught:
@@ -232,7 +233,7 @@ def test_an_exception_without_a_text_ends_the_cell_under_its_own_name(
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
 def test_the_members_of_an_exception_group_are_in_the_report(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(1)
     with pytest.raises(CellFailedError) as caught:
@@ -339,7 +340,7 @@ def test_output_that_a_cell_closed_is_open_in_the_next(notebook: Notebook, sourc
 
 @pytest.mark.parametrize("fd", [1, 2])
 def test_output_that_a_failed_cell_redirected_comes_back(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str], fd: int
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str], fd: int
 ) -> None:
     group = make_group(1)
     with pytest.raises(CellFailedError, match="rank 0: ValueError: own, line 3"):

@@ -15,16 +15,15 @@ from contextlib import suppress
 
 import psutil
 import pytest
+from drivers.ranks import Ranks
 from multiproc.conftest import WarmLauncher
 from processes import wait_until
 
 from nbddp import CellFailedError, RequestError
-from nbddp.lifecycle.states import GroupState
-from nbddp.magics.steered import SteeredGroup
 
 pytestmark = pytest.mark.multiproc
 
-SETTLED = (GroupState.IDLE, GroupState.BROKEN, GroupState.OFF)
+SETTLED = ("ready", "a rank is gone", "not started")
 
 
 class Walk:
@@ -32,7 +31,7 @@ class Walk:
 
     def __init__(self, launcher: WarmLauncher, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.group = SteeredGroup(nproc=2, launcher=launcher, grace=2.0)
+        self.group = Ranks(nproc=2, launcher=launcher, grace=2.0)
         self.done: list[str] = []
 
     def step(self) -> None:
@@ -60,30 +59,30 @@ class Walk:
 
     def check(self) -> None:
         """It answers, or says why not."""
-        state = self.group.life.state
+        state = self.group.state
         assert state in SETTLED, state
-        if state is GroupState.IDLE:
-            world = len(self.group.life.ranks)
+        if state == "ready":
+            world = self.group.world_size
             self.run("y = torch.ones(1); dist.all_reduce(y)")
             assert self.group.pull("y.item()") == [float(world)] * world
-        elif state is GroupState.BROKEN:
+        elif state == "a rank is gone":
             with pytest.raises(RequestError, match=r"%ddp restart|starts it anew"):
                 self.group.run("pass")
-            if self.group.life.alive:
-                self.run("1 + 1", ranks=self.group.life.alive)
-            if self.group.life.alive and self.chance.random() < 0.5:
+            if self.group.alive:
+                self.run("1 + 1", ranks=self.group.alive)
+            if self.group.alive and self.chance.random() < 0.5:
                 self.heal()
             else:
                 self.group.restart()
 
     def heal(self) -> None:
         """Who lives keeps its process and its names, and the others have them, too."""
-        self.run("kept = 'kept'", ranks=self.group.life.alive)
-        gone, before = self.group.life.gone, self.group.session.process_ids()
+        self.run("kept = 'kept'", ranks=self.group.alive)
+        gone, before = self.group.dead, self.group.pids
         assert self.group.heal().ranks == gone
-        after = self.group.session.process_ids()
+        after = self.group.pids
         assert {rank: pid for rank, pid in after.items() if rank not in gone} == before
-        world = len(self.group.life.ranks)
+        world = self.group.world_size
         self.run("y = torch.ones(1); dist.all_reduce(y)")
         assert self.group.pull("kept, y.item()") == [("kept", float(world))] * world
 
@@ -91,7 +90,7 @@ class Walk:
         self.group.run(source, quiet=True, **options)
 
     def someone(self) -> int:
-        return self.chance.choice(self.group.life.alive)
+        return self.chance.choice(self.group.alive)
 
     def run_a_cell(self) -> None:
         self.run("x = torch.ones(1) * rank\ndist.all_reduce(x)\nprint('x' * 1000)")
@@ -124,13 +123,13 @@ class Walk:
         timer.join()
 
     def _press_until_heard(self) -> None:
-        wait_until(lambda: self.group.life.state.is_busy)
+        wait_until(lambda: self.group.is_busy)
         self.group.interrupt()
 
     def stop_and_continue_with_kill(self) -> None:
         rank = self.someone()
         with suppress(ProcessLookupError):
-            os.kill(self.group.session.process_ids()[rank], signal.SIGSTOP)
+            os.kill(self.group.pids[rank], signal.SIGSTOP)
         self.group.kill(rank)
 
     def restart(self) -> None:
@@ -140,7 +139,7 @@ class Walk:
         self.group.stop()
 
     def push_and_pull(self) -> None:
-        if self.group.life.state is GroupState.IDLE:
+        if self.group.is_idle:
             self.group.push({"sent": self.done})
             assert self.group.pull("len(sent)", rank=0) == len(self.done)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import IPython
 import pytest
+from limits import limit, limits_source
 from notebook import Notebook
 from processes import wait_until
 
@@ -230,12 +231,10 @@ def test_shift_and_tab_explain_options_and_commands(notebook: Notebook) -> None:
 @pytest.fixture
 def patient(notebook: Notebook) -> Iterator[Notebook]:
     """A page that waits for ranks that a busy machine keeps from answering."""
-    notebook.run(
-        "from nbddp.magics import complete, hints\nwere = complete.PATIENCE, hints.PATIENCE\n"
-        "complete.PATIENCE = hints.PATIENCE = 15.0"
-    )
+    notebook.run(limits_source(completion_waits=15.0, hint_waits=15.0))
     yield notebook
-    notebook.run("complete.PATIENCE, hints.PATIENCE = were")
+    were = {name: limit(name) for name in ("completion_waits", "hint_waits")}
+    notebook.run(limits_source(**were))
 
 
 def test_shift_and_tab_explain_names_of_the_ranks(patient: Notebook) -> None:

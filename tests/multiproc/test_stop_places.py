@@ -10,11 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from drivers.ranks import Ranks, WarmLauncher
 from stops import Stop
 
 from nbddp import CellInterruptedError
-from nbddp.launch.launcher import LocalLauncher
-from nbddp.magics.steered import SteeredGroup
 
 pytestmark = [
     pytest.mark.multiproc,
@@ -27,12 +26,12 @@ MEET = "x = torch.ones(1); dist.all_reduce(x); assert int(x) == 2"
 
 
 @pytest.fixture
-def stopped_at(launcher: LocalLauncher, folder: object) -> Iterator[Callable[[int], bool]]:  # noqa: ARG001 - where the runs are recorded
+def stopped_at(launcher: WarmLauncher, folder: object) -> Iterator[Callable[[int], bool]]:  # noqa: ARG001 - where the runs are recorded
     """Starts a group and runs a cell, with a stop at some place; whether there was such a place."""
-    groups: list[SteeredGroup] = []
+    groups: list[Ranks] = []
 
     def stop_at(place: int) -> bool:
-        group = SteeredGroup(nproc=2, launcher=launcher)
+        group = Ranks(nproc=2, launcher=launcher)
         groups.append(group)
         stop, before = Stop(place), sys.gettrace()
         try:

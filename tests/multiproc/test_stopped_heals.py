@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks
 from notebook import Notebook
 from stops import Stop
 
-from nbddp.lifecycle.states import GroupState
-from nbddp.magics.steered import SteeredGroup
+from nbddp.controller.session import Session
 
 pytestmark = [
     pytest.mark.multiproc,
@@ -25,7 +26,7 @@ MEET = "x = torch.ones(1); dist.all_reduce(x); assert (int(x), kept) == (2, 7)"
 
 
 @pytest.fixture
-def stopped_at(group: SteeredGroup) -> Iterator[Callable[[int], bool]]:
+def stopped_at(group: Ranks) -> Iterator[Callable[[int], bool]]:
     """Heals a group, with a stop at some place; whether there was such a place."""
     group.run("kept = 7", quiet=True)
 
@@ -39,8 +40,8 @@ def stopped_at(group: SteeredGroup) -> Iterator[Callable[[int], bool]]:
             pass
         finally:
             sys.settrace(before)
-        assert group.life.state in (GroupState.IDLE, GroupState.BROKEN), place
-        if group.life.gone:
+        assert group.state in ("ready", "a rank is gone"), place
+        if group.dead:
             group.heal()
         group.run(MEET, quiet=True)
         return stop.has_struck
@@ -55,17 +56,16 @@ def test_a_stop_at_places_of_a_heal(stopped_at: Callable[[int], bool]) -> None:
         stopped_at(place)
 
 
-STOPPED_AS_IT_BEGAN = """
+STOPPED_AS_IT_BEGAN = f"""
 import signal
-import nbddp.controller.session as session
-begin = session.Session.begin_heal
+{imported(Session)}begin = Session.begin_heal
 def stopped(self, *who):
-    session.Session.begin_heal = begin
+    Session.begin_heal = begin
     begun = begin(self, *who)
-    for _ in range({times}):
+    for _ in range({{times}}):
         signal.raise_signal(signal.SIGINT)
     return begun
-session.Session.begin_heal = stopped
+Session.begin_heal = stopped
 """
 
 

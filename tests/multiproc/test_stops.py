@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
+from nbddp import CellFailedError, CellInterruptedError
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 
@@ -164,7 +165,7 @@ def test_stops_at_many_random_moments_of_random_cells(notebook: Notebook, nproc:
 
 @pytest.mark.timeout(400)
 def test_one_of_64_ranks_dies_in_a_barrier_and_the_others_keep_their_names(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(64)
     group.run("kept = rank\ndist.barrier()")
@@ -178,27 +179,20 @@ def test_one_of_64_ranks_dies_in_a_barrier_and_the_others_keep_their_names(
     )
     assert re.findall(r"nbddp: .*", capsys.readouterr().out) == ["nbddp: rank 3 exited with code 7"]
     alive = [rank for rank in range(64) if rank != 3]
-    assert group.life.alive == alive
+    assert group.alive == alive
     kept = group.run("kept", ranks=alive, quiet=True, wants_value=True).values()
     assert kept == alive
 
 
-def test_an_interrupt_that_comes_before_a_cell_is_for_that_cell(group: WorkerGroup) -> None:
+def test_an_interrupt_that_comes_before_a_cell_is_for_that_cell(group: Ranks) -> None:
     group.run("kept = rank")
-    ask = group.session.submit
-
-    def ask_late(request: object) -> object:
-        group.interrupt()  # nothing runs: nobody hears it
-        return ask(request)
-
-    group.session.submit = ask_late
+    group.before_next_cell(group.interrupt)  # nothing runs: nobody hears it
     with pytest.raises(CellInterruptedError, match="interrupted"):
         group.run("import time\ntime.sleep(60)")
-    group.session.submit = ask
     assert group.pull("kept") == [0, 1]
 
 
-def press_soon(group: WorkerGroup, seconds: float) -> threading.Timer:
+def press_soon(group: Ranks, seconds: float) -> threading.Timer:
     """Interrupt a group a little later."""
     timer = threading.Timer(seconds, group.interrupt)
     timer.start()
@@ -206,7 +200,7 @@ def press_soon(group: WorkerGroup, seconds: float) -> threading.Timer:
 
 
 def test_ranks_that_used_up_their_descriptors_can_be_stopped_and_go_on(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
     group.run(
@@ -225,7 +219,7 @@ def test_ranks_that_used_up_their_descriptors_can_be_stopped_and_go_on(
 
 
 def test_a_stop_while_a_large_value_is_on_its_way_costs_no_name(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
     group.run(
@@ -248,7 +242,7 @@ def test_a_stop_while_a_large_value_is_on_its_way_costs_no_name(
 
 
 def test_a_rank_that_dies_while_the_group_forms_again_leaves_the_others_their_names(
-    make_group: Callable[..., WorkerGroup], capsys: pytest.CaptureFixture[str]
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str]
 ) -> None:
     group = make_group(3)
     group.run("kept = rank")
@@ -256,10 +250,10 @@ def test_a_rank_that_dies_while_the_group_forms_again_leaves_the_others_their_na
     with pytest.raises(CellInterruptedError):
         group.run("while True: dist.barrier()")
     timer.join()
-    os.kill(group.session.process_ids()[0], signal.SIGSTOP)  # it never comes to meet the others
+    os.kill(group.pids[0], signal.SIGSTOP)  # it never comes to meet the others
 
     def kill_later() -> None:
-        wait_until(lambda: group.life.state.is_busy, timeout=30.0)
+        wait_until(lambda: group.is_busy, timeout=30.0)
         time.sleep(0.5)  # the others are waiting for it by then, on most machines
         group.kill(0)
 
@@ -269,6 +263,6 @@ def test_a_rank_that_dies_while_the_group_forms_again_leaves_the_others_their_na
         group.run("import time\nfor _ in range(50):\n    dist.barrier()\n    time.sleep(0.1)")
     killer.join()
     assert "frame #" not in capsys.readouterr().out
-    assert group.life.alive == [1, 2]
+    assert group.alive == [1, 2]
     result = group.run("kept", ranks=[1, 2], quiet=True, wants_value=True)
     assert result.values() == [1, 2]

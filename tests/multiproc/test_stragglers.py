@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp import WorkerGroup
-from nbddp.record.cell import CellRequest
 from nbddp.record.lags import Lag
 
 pytestmark = pytest.mark.multiproc
@@ -32,17 +31,17 @@ LONG = 20.0  # seconds in which there is time enough for a wrong mark
 
 
 def seen_while(
-    group: WorkerGroup, source: str, is_enough: Callable[[dict[int, Lag]], bool]
+    group: Ranks, source: str, is_enough: Callable[[dict[int, Lag]], bool]
 ) -> dict[int, Lag]:
     """The marks when they are enough, or else those after a while; the cell then is over."""
     seen: dict[int, Lag] = {}
 
     def look() -> bool:
-        ranks = group.session.snapshot(handle).ranks
+        ranks = group.snapshot(handle).ranks
         seen.update({each.rank: each.lag for each in ranks if each.lag is not None})
         return is_enough(seen) or time.monotonic() > until
 
-    handle = group.session.submit(CellRequest(source=source))
+    handle = group.begin(source)
     until = time.monotonic() + LONG
     wait_until(look, timeout=2 * LONG)
     group.interrupt()
@@ -51,7 +50,7 @@ def seen_while(
 
 
 def test_ranks_that_wait_for_a_slow_one_mark_it_though_all_make_the_same_steps(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     group.run(TRAIN)
@@ -61,14 +60,14 @@ def test_ranks_that_wait_for_a_slow_one_mark_it_though_all_make_the_same_steps(
     assert 0.3 < seen[1].share < 0.9
 
 
-def test_ranks_that_train_alike_are_not_marked(make_group: Callable[..., WorkerGroup]) -> None:
+def test_ranks_that_train_alike_are_not_marked(make_group: Callable[..., Ranks]) -> None:
     group = make_group(3)
     group.run(TRAIN)
     assert seen_while(group, "train(0.05)", lambda _seen: False) == {}
 
 
 def test_ranks_that_never_meet_are_marked_by_their_steps(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     group.run(COUNT)
@@ -79,7 +78,7 @@ def test_ranks_that_never_meet_are_marked_by_their_steps(
 
 
 def test_ranks_that_all_wait_for_the_same_rank_once_are_not_marked(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     group.run(TRAIN)

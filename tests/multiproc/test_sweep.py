@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers.inside import imported
 from notebook import Notebook, Reply
 
 from nbddp import Run
+from nbddp.magics.sweep import Sweep
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 
@@ -374,14 +376,13 @@ def test_a_restart_with_a_replay_gives_up_what_no_replay_makes(
     assert len(swept(base)) == 2
 
 
-STOPPED_AT_FIRST = """
+STOPPED_AT_FIRST = f"""
 import signal
-import nbddp.magics.sweep as sweep
-run_one = sweep.Sweep._run_one
+{imported(Sweep)}run_one = Sweep._run_one
 def stopped(self, row):
-    sweep.Sweep._run_one = run_one
+    Sweep._run_one = run_one
     signal.raise_signal(signal.SIGINT)
-sweep.Sweep._run_one = stopped
+Sweep._run_one = stopped
 """
 
 

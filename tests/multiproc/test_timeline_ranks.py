@@ -9,12 +9,11 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from drivers.ranks import Ranks
 from notebook import Notebook
 from processes import wait_until
 
 from nbddp import CellFailedError
-from nbddp.magics.steered import SteeredGroup
-from nbddp.record.cell import CellRequest
 from nbddp.record.spent import Timeline
 from nbddp.record.waiting import Awaited
 from nbddp.ui.text.spent import spent_text
@@ -63,18 +62,17 @@ def waited(came: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:
 
 
 def named(
-    group: SteeredGroup, source: str, is_it: Callable[[Awaited], bool] = lambda _awaited: True
+    group: Ranks, source: str, is_it: Callable[[Awaited], bool] = lambda _awaited: True
 ) -> tuple[Awaited, int]:
     """The first rank that is said to be waited for, and the step that was reported last by then."""
-    handle = group.session.submit(CellRequest(source=source))
-    whereabouts = group.session.whereabouts
+    handle = group.begin(source)
 
     def is_said() -> bool:
-        awaited = whereabouts.awaited()
+        awaited = group.awaited()
         return handle.is_finished or (awaited is not None and is_it(awaited))
 
     wait_until(is_said, timeout=60.0)
-    step, awaited = whereabouts.last_step, whereabouts.awaited()
+    step, awaited = group.last_step, group.awaited()
     group.interrupt()
     wait_until(lambda: handle.is_finished, timeout=30.0)
     assert awaited is not None
@@ -82,7 +80,7 @@ def named(
 
 
 def test_a_fault_that_slows_a_rank_is_named_soon_with_its_line(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     group.run(TRAIN)
@@ -94,7 +92,7 @@ def test_a_fault_that_slows_a_rank_is_named_soon_with_its_line(
     assert awaited.place is not None
 
 
-def test_the_waiting_is_what_the_ranks_see_of_it(make_group: Callable[..., SteeredGroup]) -> None:
+def test_the_waiting_is_what_the_ranks_see_of_it(make_group: Callable[..., Ranks]) -> None:
     group = make_group(3)
     group.run(TRAIN)
     group.run("train(0.09 if rank == 1 else 0.04, 60)", quiet=True)
@@ -111,7 +109,7 @@ def test_the_waiting_is_what_the_ranks_see_of_it(make_group: Callable[..., Steer
 
 
 def test_a_rank_whose_loader_is_slow_is_told_apart(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
     awaited, _ = named(group, LOAD, lambda awaited: awaited.is_loading)
@@ -125,18 +123,18 @@ def test_a_rank_whose_loader_is_slow_is_told_apart(
 
 
 def test_a_thousand_a_second_are_read_and_what_was_not_is_counted(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
     source = "import time\nfor _ in range(3000):\n    time.sleep(5e-4)\n    dist.all_reduce(x)"
     group.run(f"x = torch.ones(1)\n{source}", quiet=True)
-    told = group.session.whereabouts.waiting.read()
+    told = group.read_waits()
     assert told.met > 1500
     missed = told.lost + told.thinned  # each rank counts by itself, and a gap takes one more
     assert 3000 - told.met <= 1.2 * missed + 1
 
 
-def test_of_a_short_cell_all_is_told_too(make_group: Callable[..., SteeredGroup]) -> None:
+def test_of_a_short_cell_all_is_told_too(make_group: Callable[..., Ranks]) -> None:
     group = make_group(2)
     group.run("import time\nx = torch.ones(1)")
     group.run("time.sleep(0.1 * rank)\ncame = time.time()\ndist.all_reduce(x)")
@@ -145,7 +143,7 @@ def test_of_a_short_cell_all_is_told_too(make_group: Callable[..., SteeredGroup]
 
 
 def test_it_is_that_of_the_last_cell_though_that_had_no_collectives_or_still_runs(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
     group.run("import time\ndist.all_reduce(torch.ones(1))")
@@ -154,7 +152,7 @@ def test_it_is_that_of_the_last_cell_though_that_had_no_collectives_or_still_run
     line = group.timeline()
     assert (line.cell, line.meetings, line.is_over) == (before.cell + 1, (), True)
     source = "while True:\n    dist.all_reduce(torch.ones(1))\n    time.sleep(0.05)"
-    handle = group.session.submit(CellRequest(source=source))
+    handle = group.begin(source)
     line = group.timeline()
     assert (line.cell, line.is_over) == (handle.number, False)
     assert wait_until(lambda: len(group.timeline().meetings) > 5, timeout=30.0)
@@ -165,7 +163,7 @@ def test_it_is_that_of_the_last_cell_though_that_had_no_collectives_or_still_run
 
 
 def test_after_a_restart_and_a_heal_it_begins_anew(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     def line() -> Timeline:
         group.run("for _ in range(9): dist.all_reduce(torch.ones(1))", quiet=True)
@@ -189,7 +187,7 @@ for _ in range(12):
 
 
 def test_what_ddp_has_measured_of_its_models_stands_beside_it(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
     group.run(MODEL, quiet=True)
@@ -221,7 +219,7 @@ dist.barrier()
 
 
 def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     with pytest.raises(CellFailedError):
@@ -234,7 +232,7 @@ def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
         (1,),
         (6, ""),
     )
-    (ended,) = [each.at for each in group.session.time_line.since(0.0) if each.kind == "cell ended"]
+    (ended,) = [each.at for each in group.events() if each.kind == "cell ended"]
     first, other, _ = group.pull("went_on")
     assert 2.0 + other - first - 0.05 <= line.waits[0, 1] <= ended - first + 0.05
     assert line.lines["line 6"] == pytest.approx(line.waits[0, 1] + line.waits[2, 1], rel=0.1)
@@ -244,7 +242,7 @@ def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
 
 
 def test_a_rank_that_died_is_painted_to_its_end_and_not_beyond(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     dies = "import os, signal\n" + APART.replace("raise ValueError", "os.kill(os.getpid(), 9)  #")
@@ -266,10 +264,10 @@ def test_a_rank_that_died_is_painted_to_its_end_and_not_beyond(
 
 
 def test_who_waits_now_is_told_while_the_cell_runs_and_after_it_was_stopped(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
-    handle = group.session.submit(CellRequest(source=APART.format(seconds=60)))
+    handle = group.begin(APART.format(seconds=60))
     assert wait_until(lambda: len(group.timeline().unmet) == 1, timeout=30.0)
     now = group.timeline()
     assert (now.is_over, now.unmet[0].missing) == (False, (1,))
@@ -282,11 +280,11 @@ def test_who_waits_now_is_told_while_the_cell_runs_and_after_it_was_stopped(
 
 
 def test_ranks_that_hang_in_different_collectives_are_both_told(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2)
     source = "dist.barrier()\ndist.barrier() if rank else dist.all_reduce(torch.ones(1))"
-    handle = group.session.submit(CellRequest(source=source))
+    handle = group.begin(source)
     assert wait_until(lambda: len(group.timeline().unmet) == 2, timeout=30.0)
     group.interrupt()
     assert wait_until(lambda: handle.is_finished, timeout=30.0)
@@ -295,7 +293,7 @@ def test_ranks_that_hang_in_different_collectives_are_both_told(
 
 
 def test_part_of_the_ranks_in_a_group_of_their_own(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     group.run("import time\npart = dist.new_group([0, 2])")
@@ -306,9 +304,7 @@ def test_part_of_the_ranks_in_a_group_of_their_own(
     assert (met.group, met.awaited, set(met.came)) == ("[0, 2]", 2, {0, 2})
 
 
-def test_a_script_is_told_of_as_a_cell_is(
-    make_group: Callable[..., SteeredGroup], folder: Path
-) -> None:
+def test_a_script_is_told_of_as_a_cell_is(make_group: Callable[..., Ranks], folder: Path) -> None:
     Path("train.py").write_text(
         "import time, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo'); x, came = torch.ones(1), []\n"
@@ -328,7 +324,7 @@ def test_a_script_is_told_of_as_a_cell_is(
 
 
 def test_of_a_short_script_with_a_group_of_its_own_all_is_told_too(
-    make_group: Callable[..., SteeredGroup], folder: Path
+    make_group: Callable[..., Ranks], folder: Path
 ) -> None:
     Path("short.py").write_text(
         "import torch, torch.distributed as dist\n"
@@ -344,7 +340,7 @@ def test_of_a_short_script_with_a_group_of_its_own_all_is_told_too(
     assert (line.lost, line.thinned) == (0, 0)
 
 
-def test_on_nodes_the_clocks_are_set_right_within_what_is_said(on_nodes: SteeredGroup) -> None:
+def test_on_nodes_the_clocks_are_set_right_within_what_is_said(on_nodes: Ranks) -> None:
     nodes = on_nodes.nodes
     assert nodes is not None
     clocks = [each.clock for each in nodes.door.nodes]

@@ -12,17 +12,17 @@ from statistics import median
 from typing import Any
 
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks
 from notebook import Notebook
 from processes import wait_until
 
 from nbddp.group import tracing
-from nbddp.group.tracing import trace_of
-from nbddp.magics.steered import SteeredGroup
-from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.cell import CellResult
 from nbddp.record.trace import REST, Trace, rows
 from nbddp.ui.text.trace import trace_text
 from nbddp.wire.trace_messages import Steps
-from nbddp.worker.tracing import NO_STEPS, OWN_PROFILER
+from nbddp.worker.tracing import NO_STEPS, OWN_PROFILER, Profile
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -51,14 +51,14 @@ LATE = TRAIN.replace(
 
 
 def run(
-    group: SteeredGroup, source: str, first: int, last: int, *, with_memory: bool = False
+    group: Ranks, source: str, first: int, last: int, *, with_memory: bool = False
 ) -> tuple[Trace, CellResult]:
     """The trace of some steps of a cell, and what came of that."""
     asked = Steps(first=first, last=last, with_memory=with_memory)
-    handle = group.session.submit(CellRequest(source=source, trace=asked))
+    handle = group.begin(source, trace=asked)
     wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
-    return trace_of(group.session, handle.result, asked), handle.result
+    return group.trace(handle.result, asked), handle.result
 
 
 def document(path: Path | None) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def marks(events: list[dict[str, Any]], began: int) -> dict[int, list[float]]:
 
 
 def test_one_file_has_all_ranks_on_one_clock_with_arrows_from_the_late_one(
-    make_group: Callable[..., SteeredGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     trace, result = run(make_group(3), f"from pathlib import Path{LATE.format()}", 5, 8)
     assert result.is_ok
@@ -107,7 +107,7 @@ def test_one_file_has_all_ranks_on_one_clock_with_arrows_from_the_late_one(
     assert own["distributedInfo"]["rank"] == 1
 
 
-def test_memory_is_there_where_it_is_asked_for(group: SteeredGroup) -> None:
+def test_memory_is_there_where_it_is_asked_for(group: Ranks) -> None:
     trace, _ = run(group, TRAIN.format(slow=0.005), 2, 3, with_memory=True)
     curves = [each for each in document(trace.path)["traceEvents"] if each["ph"] == "C"]
     assert {each["name"] for each in curves} == {"tensors in memory, CPU"}
@@ -116,7 +116,7 @@ def test_memory_is_there_where_it_is_asked_for(group: SteeredGroup) -> None:
     assert all(not each.peak for each in trace.ranks.values())
 
 
-def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(group: SteeredGroup) -> None:
+def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(group: Ranks) -> None:
     trace, result = run(group, "dist.barrier()", 0, 3)
     assert result.is_ok
     assert trace_text(trace) == f"no trace of cell {trace.cell}: {NO_STEPS}"
@@ -133,7 +133,7 @@ def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(group: SteeredGroup)
     assert trace.steps == [2, 3], "the next one works"
 
 
-def test_a_loader_counts_where_nothing_is_logged(group: SteeredGroup) -> None:
+def test_a_loader_counts_where_nothing_is_logged(group: Ranks) -> None:
     loop = "for batch in nbddp.loader(range(80), 4):\n    dist.all_reduce(torch.ones(1))"
     trace, _ = run(group, loop, 0, 2)
     assert trace.steps == [0, 2]
@@ -141,15 +141,15 @@ def test_a_loader_counts_where_nothing_is_logged(group: SteeredGroup) -> None:
     assert len([each for each in begins if each["cat"] == "collective"]) == 3
 
 
-def test_an_interrupt_leaves_what_there_was(group: SteeredGroup) -> None:
+def test_an_interrupt_leaves_what_there_was(group: Ranks) -> None:
     asked = Steps(first=2, last=10**6)
     source = TRAIN.format(slow=0.005).replace("range(12)", "range(10**6)")
-    handle = group.session.submit(CellRequest(source=source, trace=asked))
-    assert wait_until(lambda: (group.session.whereabouts.last_step or 0) > 5, timeout=30.0)
+    handle = group.begin(source, trace=asked)
+    assert wait_until(lambda: (group.last_step or 0) > 5, timeout=30.0)
     group.interrupt()
     assert wait_until(lambda: handle.is_finished, timeout=30.0)
     assert handle.result is not None
-    trace = trace_of(group.session, handle.result, asked)
+    trace = group.trace(handle.result, asked)
     assert trace.steps[0] == 2
     assert trace.steps[1] > 5
     assert "was not traced to its end: the cell ended there" in trace_text(trace)
@@ -157,16 +157,16 @@ def test_an_interrupt_leaves_what_there_was(group: SteeredGroup) -> None:
 
 
 def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
-    make_group: Callable[..., SteeredGroup], folder: Path
+    make_group: Callable[..., Ranks], folder: Path
 ) -> None:
     group = make_group(2, grace=2.0)  # shorter than the end of such a trace
     group.run(
-        "import ctypes\nfrom nbddp.worker import tracing\nkept = rank\n"
-        "stop = tracing.Profile.stop\n"
+        f"import ctypes\n{imported(Profile)}kept = rank\n"
+        "stop = Profile.stop\n"
         "def stop_long(self):\n"
         "    stop(self)\n"
         "    ctypes.PyDLL(None).sleep(5)\n"  # with Python's lock, as torch
-        "tracing.Profile.stop = stop_long",
+        "Profile.stop = stop_long",
         quiet=True,
     )
     source = (
@@ -177,7 +177,7 @@ def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
         f"    if step == 10: open(f'{folder}/mark{{rank}}', 'w').close()\n"
     )
     asked = Steps(first=1, last=10**6)
-    handle = group.session.submit(CellRequest(source=source, trace=asked))
+    handle = group.begin(source, trace=asked)
     assert wait_until(lambda: all((folder / f"mark{rank}").exists() for rank in (0, 1)), timeout=60)
     group.interrupt()
     assert wait_until(lambda: handle.is_finished, timeout=90)
@@ -192,9 +192,7 @@ def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
         "own = torch.profiler.profile(); own.start()",
     ],
 )
-def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(
-    group: SteeredGroup, own: str
-) -> None:
+def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(group: Ranks, own: str) -> None:
     source = (
         f"for step in range(8):\n    if step == 3:\n        {own}\n"
         "    torch.ones(3) + 1\n    nbddp.log(step=step)\n"
@@ -212,7 +210,7 @@ def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(
     assert trace.path is not None
 
 
-def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: SteeredGroup) -> None:
+def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: Ranks) -> None:
     source = TRAIN.format(slow=0.005).replace(
         "    dist",
         "    if step == 8 and rank == 1:\n        import os; os.kill(os.getpid(), 9)\n    dist",
@@ -225,16 +223,16 @@ def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: SteeredGrou
     assert "nothing of rank 1: it died" in trace_text(trace)
 
 
-def test_ranks_that_are_gone_have_nothing(group: SteeredGroup) -> None:
+def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
     asked = Steps(first=2, last=3)
     _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
     group.restart()
-    assert "the process is a new one since" in trace_text(trace_of(group.session, result, asked))
+    assert "the process is a new one since" in trace_text(group.trace(result, asked))
     group.stop()
-    assert tracing.STOPPED in trace_text(trace_of(group.session, result, asked))
+    assert tracing.STOPPED in trace_text(group.trace(result, asked))
 
 
-def test_a_folder_that_cannot_be_written_is_said(group: SteeredGroup) -> None:
+def test_a_folder_that_cannot_be_written_is_said(group: Ranks) -> None:
     assert group.folder is not None
     (group.folder / "traces").write_text("no folder")
     trace, result = run(group, TRAIN.format(slow=0.005), 2, 3)
@@ -243,18 +241,18 @@ def test_a_folder_that_cannot_be_written_is_said(group: SteeredGroup) -> None:
 
 
 def test_a_rank_that_is_stopped_by_hand_keeps_nobody_waiting_for_ever(
-    group: SteeredGroup,
+    group: Ranks,
 ) -> None:
     """It is killed while it is asked: the others have theirs."""
     asked = Steps(first=2, last=3)
     _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
-    os.kill(group.session.process_ids()[1], signal.SIGKILL)
-    trace = trace_of(group.session, result, asked)
+    os.kill(group.pids[1], signal.SIGKILL)
+    trace = group.trace(result, asked)
     assert list(trace.ranks) in ([0], [0, 1]), trace_text(trace)
     assert (1 in trace.ranks) != (1 in trace.missing)
 
 
-def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: SteeredGroup) -> None:
+def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: Ranks) -> None:
     assert on_nodes.nodes is not None
     clocks = [each.clock for each in on_nodes.nodes.door.nodes]
     assert wait_until(lambda: all(each.error < 1 for each in clocks), timeout=20.0)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from drivers.ranks import Ranks
 
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
 
@@ -19,8 +20,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from nbddp.train.checkpoint import Checkpoint
-from nbddp.train.precision import precision
+from nbddp import Checkpoint, precision
 
 class Loader:
     def __init__(self):
@@ -85,7 +85,7 @@ class Run:
     [("", False), ("accumulate=3", False), ("kind='bf16', accumulate=2", True)],
 )
 def test_a_killed_and_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
-    make_group: Callable[..., WorkerGroup], folder: Path, options: str, asynchronous: bool
+    make_group: Callable[..., Ranks], folder: Path, options: str, asynchronous: bool
 ) -> None:
     group = make_group(2)
     group.run(RUN + f"run = Run({options})\nrun.train(0, 60)")
@@ -109,7 +109,7 @@ def test_a_killed_and_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(
 
 
 def test_two_ranks_that_accumulate_equal_one_rank_with_all_of_it(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     """And DDP sends gradients once per step, not once per micro-step."""
     group = make_group(2)
@@ -150,7 +150,7 @@ torch.testing.assert_close(ddp.module.weight, alone.weight)
 
 
 def test_another_world_size_is_taken_up_with_a_warning(
-    make_group: Callable[..., WorkerGroup], folder: Path
+    make_group: Callable[..., Ranks], folder: Path
 ) -> None:
     group = make_group(2)
     group.run(RUN + "run = Run()\nrun.train(0, 10, Checkpoint('kept'))")
@@ -178,9 +178,7 @@ def test_another_world_size_is_taken_up_with_a_warning(
     assert (found - weights).abs().max() < 0.1
 
 
-def test_all_ranks_take_the_same_one_when_the_newest_is_damaged(
-    group: WorkerGroup, folder: Path
-) -> None:
+def test_all_ranks_take_the_same_one_when_the_newest_is_damaged(group: Ranks, folder: Path) -> None:
     group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\nrun.train(0, 20, checkpoint)")
     newest = folder / "kept" / "step-00000019.pt"
     newest.write_bytes(newest.read_bytes()[:1000])
@@ -208,7 +206,7 @@ dist.barrier()
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_at_rank_0_is_an_error_on_all_and_the_old_one_stays(
-    group: WorkerGroup, folder: Path, asynchronous: bool
+    group: Ranks, folder: Path, asynchronous: bool
 ) -> None:
     group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\ncheckpoint.save(1, **run.parts)")
     group.run(
@@ -233,7 +231,7 @@ def test_a_full_disk_at_rank_0_is_an_error_on_all_and_the_old_one_stays(
     assert group.pull("resumed.step") == [1, 1]
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_on_all(group: WorkerGroup, folder: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_an_error_on_all(group: Ranks, folder: Path) -> None:
     (folder / "kept").touch()
     group.run(RUN + ATTEMPT.format(attempt="Checkpoint('kept').save(1)"))
     words = group.pull("words")
@@ -241,7 +239,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_on_all(group: WorkerGroup, fol
     assert words[1].startswith("CheckpointError: rank 0: could not write")
 
 
-def test_what_fails_on_another_rank_is_an_error_on_all(group: WorkerGroup) -> None:
+def test_what_fails_on_another_rank_is_an_error_on_all(group: Ranks) -> None:
     group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\ncheckpoint.save(1, **run.parts)")
     bad = "run.loader.state_dict = lambda: 1 / 0 if rank == 1 else {}; "
     group.run(ATTEMPT.format(attempt=bad + "checkpoint.save(2, **run.parts)"))
@@ -257,7 +255,7 @@ def test_what_fails_on_another_rank_is_an_error_on_all(group: WorkerGroup) -> No
     ]
 
 
-def test_saving_changes_no_result(group: WorkerGroup) -> None:
+def test_saving_changes_no_result(group: Ranks) -> None:
     results = []
     for options in ("", ", Checkpoint('kept')", ", Checkpoint('later'), asynchronous=True"):
         group.run(RUN + f"run = Run(accumulate=2)\nrun.train(0, 30{options})")
@@ -265,7 +263,7 @@ def test_saving_changes_no_result(group: WorkerGroup) -> None:
     assert results[0] == results[1] == results[2]
 
 
-def test_only_rank_0_reports_what_happened(group: WorkerGroup, folder: Path) -> None:
+def test_only_rank_0_reports_what_happened(group: Ranks, folder: Path) -> None:
     group.run(RUN + "run = Run()\ncheckpoint = Checkpoint('kept')\nrun.train(0, 10, checkpoint)")
     group.run("resumed = checkpoint.resume(**run.parts)")
     (events,) = folder.rglob("events.jsonl")
@@ -300,7 +298,7 @@ class Spread(Run):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_spread_model_is_killed_and_resumed_bit_for_bit(
-    make_group: Callable[..., WorkerGroup], folder: Path, asynchronous: bool
+    make_group: Callable[..., Ranks], folder: Path, asynchronous: bool
 ) -> None:
     group = make_group(2)
     group.run(RUN + SPREAD + "run = Spread()\nrun.train(0, 40)\nfound = run.result()")
@@ -323,7 +321,7 @@ def test_a_spread_model_is_killed_and_resumed_bit_for_bit(
 
 
 def test_a_damaged_piece_of_a_spread_one_is_noticed_and_a_plain_model_can_load_it(
-    make_group: Callable[..., WorkerGroup], folder: Path
+    make_group: Callable[..., Ranks], folder: Path
 ) -> None:
     group = make_group(2)
     group.run(
@@ -394,7 +392,7 @@ def state_of(parts):
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_several_models_with_their_optimizers_come_back_by_their_names(
-    make_group: Callable[..., WorkerGroup], spread: bool, asynchronous: bool
+    make_group: Callable[..., Ranks], spread: bool, asynchronous: bool
 ) -> None:
     group = make_group(2)
     group.run(
@@ -423,7 +421,7 @@ def test_several_models_with_their_optimizers_come_back_by_their_names(
     assert group.pull("words") == [words if spread else ""] * 2
 
 
-def test_another_model_at_the_same_step_is_refused_on_all(group: WorkerGroup, folder: Path) -> None:
+def test_another_model_at_the_same_step_is_refused_on_all(group: Ranks, folder: Path) -> None:
     group.run(
         f"{RUN}one, other = Run(), Run()\n"
         "Checkpoint('kept').save(3, model=one.model)\ncheckpoint = Checkpoint('kept')\n"
@@ -440,7 +438,7 @@ def test_another_model_at_the_same_step_is_refused_on_all(group: WorkerGroup, fo
 
 
 def test_what_is_spread_and_what_is_whole_of_one_step_are_one_checkpoint(
-    group: WorkerGroup, folder: Path
+    group: Ranks, folder: Path
 ) -> None:
     group.run(
         f"{RUN}{SPREAD}run, plain = Spread(), Run()\ncheckpoint = Checkpoint('kept')\n"
@@ -454,7 +452,7 @@ def test_what_is_spread_and_what_is_whole_of_one_step_are_one_checkpoint(
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_full_disk_under_one_piece_is_an_error_on_all(
-    group: WorkerGroup, folder: Path, asynchronous: bool
+    group: Ranks, folder: Path, asynchronous: bool
 ) -> None:
     group.run(
         RUN
@@ -478,7 +476,7 @@ def test_a_full_disk_under_one_piece_is_an_error_on_all(
     assert found == ["step-00000009", "step-00000011"]
 
 
-def test_another_spread_model_is_refused_on_all(group: WorkerGroup, folder: Path) -> None:
+def test_another_spread_model_is_refused_on_all(group: Ranks, folder: Path) -> None:
     group.run(
         RUN + SPREAD + "checkpoint = Checkpoint('kept')\ncheckpoint.save(1, model=Spread().net)"
     )
@@ -492,7 +490,7 @@ def test_another_spread_model_is_refused_on_all(group: WorkerGroup, folder: Path
         assert "Missing key in checkpoint state_dict: model." in words
 
 
-def test_a_whole_model_is_not_loaded_into_a_spread_one(group: WorkerGroup, folder: Path) -> None:
+def test_a_whole_model_is_not_loaded_into_a_spread_one(group: Ranks, folder: Path) -> None:
     group.run(RUN + SPREAD + "checkpoint = Checkpoint('kept')\ncheckpoint.save(1, model=Run().net)")
     group.run("run = Spread()\n" + ATTEMPT.format(attempt="checkpoint.resume(model=run.model)"))
     message = (

@@ -11,21 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from drivers.inside import imported
+from drivers.ranks import Ranks
 from hangs import said_of_a_hang
 
-from nbddp import WorkerGroup
+from nbddp.train.models import prepared
 
 pytestmark = pytest.mark.multiproc
 
-KIT = """
+KIT = (
+    imported(prepared)
+    + """
 import torch, warnings
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 from torch.nn.parallel import DistributedDataParallel
-from nbddp.train.data import loader
-from nbddp.train.distributed import all_gather, main_rank_first, on_main
-from nbddp.train.models import prepare, prepared
-from nbddp.train.reduction import all_reduce
+from nbddp import all_gather, all_reduce, loader, main_rank_first, on_main, prepare
 
 def outcome(act, *values):
     try:
@@ -33,6 +34,7 @@ def outcome(act, *values):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 """
+)
 
 TRAINING = """
 torch.manual_seed(0)
@@ -90,7 +92,7 @@ def run_here(source: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def kit(group: WorkerGroup) -> WorkerGroup:
+def kit(group: Ranks) -> Ranks:
     """Two ranks with the kit's names."""
     group.run(KIT)
     return group
@@ -101,7 +103,7 @@ def kit(group: WorkerGroup) -> WorkerGroup:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_with_parts_of_a_batch_learn_what_one_process_learns_with_the_whole(
-    make_group: Callable[..., WorkerGroup], world_size: int
+    make_group: Callable[..., Ranks], world_size: int
 ) -> None:
     group = make_group(world_size)
     group.run(KIT + TRAINING)
@@ -117,7 +119,7 @@ def test_ranks_with_parts_of_a_batch_learn_what_one_process_learns_with_the_whol
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_accuracy_over_ranks_is_one_processes(
-    make_group: Callable[..., WorkerGroup], world_size: int
+    make_group: Callable[..., Ranks], world_size: int
 ) -> None:
     group = make_group(world_size)
     group.run(KIT + EVALUATION)
@@ -127,7 +129,7 @@ def test_accuracy_over_ranks_is_one_processes(
 
 
 def test_a_script_under_torchrun_and_a_cell_give_the_same_losses_bit_for_bit(
-    make_group: Callable[..., WorkerGroup], folder: Path
+    make_group: Callable[..., Ranks], folder: Path
 ) -> None:
     body = AUGMENTED + TRAINING.replace("nn.Tanh()", "nn.Dropout(0.2)")
     body += "drawn = [batch.tolist() for batch in loader(Augmented(), 4, num_workers=2)]\n"
@@ -161,7 +163,7 @@ def test_a_script_under_torchrun_and_a_cell_give_the_same_losses_bit_for_bit(
 # ---- prepare
 
 
-def test_prepare_wraps_once_and_knows_its_models(kit: WorkerGroup) -> None:
+def test_prepare_wraps_once_and_knows_its_models(kit: Ranks) -> None:
     kit.run(
         "plain = nn.Linear(2, 2)\nmodel = prepare(plain)\nagain = prepare(model)\n"
         "by_hand = DistributedDataParallel(nn.Linear(2, 2))\n"
@@ -177,7 +179,7 @@ def test_prepare_wraps_once_and_knows_its_models(kit: WorkerGroup) -> None:
     assert kit.pull(found) == [(True, 1)] * 2
 
 
-def test_what_has_nothing_to_learn_is_not_wrapped(kit: WorkerGroup) -> None:
+def test_what_has_nothing_to_learn_is_not_wrapped(kit: Ranks) -> None:
     kit.run(
         "frozen = nn.Linear(2, 2).requires_grad_(False)\nempty = nn.ReLU()\n"
         "same = prepare(frozen) is frozen and prepare(empty) is empty and frozen in prepared()"
@@ -206,7 +208,7 @@ def test_what_has_nothing_to_learn_is_not_wrapped(kit: WorkerGroup) -> None:
         ("[nn.Linear(2, 2)]", "TypeError: prepare: expected a model, got list"),
     ],
 )
-def test_what_is_not_ddps_to_wrap_is_refused(kit: WorkerGroup, model: str, error: str) -> None:
+def test_what_is_not_ddps_to_wrap_is_refused(kit: Ranks, model: str, error: str) -> None:
     kit.run(
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "from torch.distributed.fsdp import fully_shard\n"
@@ -216,19 +218,19 @@ def test_what_is_not_ddps_to_wrap_is_refused(kit: WorkerGroup, model: str, error
     assert kit.pull("outcome(prepare, model)") == [error] * 2
 
 
-def test_a_compiled_model_that_is_wrapped_is_not_wrapped_again(kit: WorkerGroup) -> None:
+def test_a_compiled_model_that_is_wrapped_is_not_wrapped_again(kit: Ranks) -> None:
     kit.run("compiled = torch.compile(DistributedDataParallel(nn.Linear(2, 2)))")
     assert kit.pull("prepare(compiled) is compiled") == [True] * 2
 
 
-def test_ranks_begin_with_the_parameters_of_rank_0(kit: WorkerGroup) -> None:
+def test_ranks_begin_with_the_parameters_of_rank_0(kit: Ranks) -> None:
     kit.run("torch.manual_seed(rank)\nmodel = prepare(nn.Linear(2, 2))")
     first, second = kit.pull("model.module.weight.tolist()")
     assert first == second
 
 
 def test_synchronized_batch_norm_is_left_out_on_the_cpu_and_rank_0_says_why(
-    kit: WorkerGroup,
+    kit: Ranks,
 ) -> None:
     kit.run(
         "def said(model, **options):\n"
@@ -259,7 +261,7 @@ def test_synchronized_batch_norm_is_left_out_on_the_cpu_and_rank_0_says_why(
 # ---- all_reduce and all_gather
 
 
-def test_numbers_of_all_ranks_come_together(kit: WorkerGroup) -> None:
+def test_numbers_of_all_ranks_come_together(kit: Ranks) -> None:
     kit.run(
         "big = 2**53 + 1\n"
         "ops = {op: all_reduce({'int': rank + 1, 'float': rank + 0.5}, op)\n"
@@ -285,7 +287,7 @@ def test_numbers_of_all_ranks_come_together(kit: WorkerGroup) -> None:
     assert kit.pull("orders == {'a': 2, 'b': 20}") == [True] * 2
 
 
-def test_tensors_of_all_ranks_come_together_and_stay_as_they_were(kit: WorkerGroup) -> None:
+def test_tensors_of_all_ranks_come_together_and_stay_as_they_were(kit: Ranks) -> None:
     kit.run(
         "mine = [torch.arange(6.0).view(2, 3).T + rank, torch.tensor([rank == 0, True]),\n"
         "        torch.tensor(rank, dtype=torch.bfloat16), torch.ones(0)]\n"
@@ -302,7 +304,7 @@ def test_tensors_of_all_ranks_come_together_and_stay_as_they_were(kit: WorkerGro
 
 
 def test_what_does_not_fit_together_is_an_error_on_all_ranks_and_they_go_on(
-    kit: WorkerGroup,
+    kit: Ranks,
 ) -> None:
     kit.run(
         "shapes = outcome(all_reduce, torch.ones(2 + rank))\n"
@@ -328,7 +330,7 @@ def test_what_does_not_fit_together_is_an_error_on_all_ranks_and_they_go_on(
     assert kit.pull("after") == [2, 2]
 
 
-def test_every_rank_gets_the_objects_of_all(kit: WorkerGroup) -> None:
+def test_every_rank_gets_the_objects_of_all(kit: Ranks) -> None:
     kit.run(
         "all_of_them = all_gather({'rank': rank, 'text': 'x' * rank * 1000})\n"
         "bad = outcome(all_gather, (lambda: 1) if rank else 1)\n"
@@ -345,7 +347,7 @@ def test_every_rank_gets_the_objects_of_all(kit: WorkerGroup) -> None:
 # ---- rank 0 first, or alone
 
 
-def test_on_main_runs_once_and_all_have_the_result(kit: WorkerGroup) -> None:
+def test_on_main_runs_once_and_all_have_the_result(kit: Ranks) -> None:
     kit.run(
         "calls = []\n"
         "def load(name, *, size):\n    calls.append(rank)\n    return {name: [rank] * size}\n"
@@ -355,7 +357,7 @@ def test_on_main_runs_once_and_all_have_the_result(kit: WorkerGroup) -> None:
     assert kit.pull("calls") == [[0], []]
 
 
-def test_what_fails_on_rank_0_fails_on_all_ranks_and_they_go_on(kit: WorkerGroup) -> None:
+def test_what_fails_on_rank_0_fails_on_all_ranks_and_they_go_on(kit: Ranks) -> None:
     kit.run(
         "import sys\n"
         "def load():\n    raise FileNotFoundError('no digits')\n"
@@ -380,7 +382,7 @@ def test_what_fails_on_rank_0_fails_on_all_ranks_and_they_go_on(kit: WorkerGroup
     assert kit.pull("after") == [2, 2]
 
 
-def test_what_is_made_for_rank_0_may_call_what_is_made_so_too(kit: WorkerGroup) -> None:
+def test_what_is_made_for_rank_0_may_call_what_is_made_so_too(kit: Ranks) -> None:
     kit.run(
         "@on_main\ndef inner():\n    return rank\n"
         "@on_main\ndef outer():\n    with main_rank_first():\n        return [inner(), rank]\n"
@@ -389,7 +391,7 @@ def test_what_is_made_for_rank_0_may_call_what_is_made_so_too(kit: WorkerGroup) 
     assert kit.pull("both, after") == [([0, 0], 2)] * 2
 
 
-def test_collectives_where_ranks_are_not_together_are_refused_on_all(kit: WorkerGroup) -> None:
+def test_collectives_where_ranks_are_not_together_are_refused_on_all(kit: Ranks) -> None:
     kit.run(
         "count = on_main(lambda: all_reduce(1))\n"
         "alone = outcome(count)\n"
@@ -406,7 +408,7 @@ def test_collectives_where_ranks_are_not_together_are_refused_on_all(kit: Worker
     assert kit.pull("after") == [2, 2]
 
 
-def test_ranks_in_different_calls_are_an_error_on_all_and_they_go_on(kit: WorkerGroup) -> None:
+def test_ranks_in_different_calls_are_an_error_on_all_and_they_go_on(kit: Ranks) -> None:
     kit.run(
         "def save():\n    ran.append(rank)\nran = []\n"
         "apart = outcome(on_main(save)) if rank == 0 else outcome(all_reduce, 1)\n"
@@ -421,7 +423,7 @@ def test_ranks_in_different_calls_are_an_error_on_all_and_they_go_on(kit: Worker
 
 
 def test_rank_0_alone_does_nothing_and_the_hang_is_explained(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = "ran = []\nsave = nbddp.on_main(lambda: ran.append(1))\nif rank == 0:\n    save()"
     assert said_of_a_hang(group, source, capsys).splitlines()[:3] == [
@@ -437,7 +439,7 @@ def test_rank_0_alone_does_nothing_and_the_hang_is_explained(
     "call", ["save()", "nbddp.all_reduce(1)", "nbddp.Checkpoint('kept').save(1)"]
 )
 def test_a_rank_in_its_backward_is_waited_for_and_nobody_is_aborted(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], call: str
+    group: Ranks, capsys: pytest.CaptureFixture[str], call: str
 ) -> None:
     group.run(
         f"{KIT}save = on_main(lambda: 1)\nmodel = prepare(nn.Linear(50, 50))\nkept = 1\n"
@@ -449,7 +451,7 @@ def test_a_rank_in_its_backward_is_waited_for_and_nobody_is_aborted(
     assert group.pull("kept") == [1, 1]
 
 
-def test_some_ranks_may_meet_without_the_others(make_group: Callable[..., WorkerGroup]) -> None:
+def test_some_ranks_may_meet_without_the_others(make_group: Callable[..., Ranks]) -> None:
     group = make_group(3)
     group.run(
         f"{KIT}pair = dist.new_group([0, 2])\n"
@@ -469,7 +471,7 @@ def test_some_ranks_may_meet_without_the_others(make_group: Callable[..., Worker
     assert group.pull("after") == [3, 3, 3]
 
 
-def test_the_others_come_after_rank_0(make_group: Callable[..., WorkerGroup]) -> None:
+def test_the_others_come_after_rank_0(make_group: Callable[..., Ranks]) -> None:
     group = make_group(4)
     group.run(
         KIT + "import os, time\n"
@@ -486,7 +488,7 @@ def test_the_others_come_after_rank_0(make_group: Callable[..., WorkerGroup]) ->
 
 
 def test_loaders_of_ranks_are_disjoint_cover_all_and_differ_each_epoch(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(4)
     group.run(
@@ -508,7 +510,7 @@ def test_loaders_of_ranks_are_disjoint_cover_all_and_differ_each_epoch(
 
 
 def test_a_loader_with_workers_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     play = (
         f"{KIT}{AUGMENTED}"
@@ -534,7 +536,7 @@ def test_a_loader_with_workers_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
 
 
 def test_samplers_and_streams_are_divided_among_ranks_that_draw_apart(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     group.run(
         f"{KIT}from torch.utils.data import IterableDataset, SubsetRandomSampler\n"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from nbddp import WorkerGroup
+from drivers.ranks import Ranks
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 
@@ -68,15 +66,13 @@ outcome = digest([model.state_dict(), optimizer.state_dict()["state"], scheduler
 """
 
 
-def metrics(group: WorkerGroup) -> dict[tuple[int, int], tuple[float, float]]:
+def metrics(group: Ranks) -> dict[tuple[int, int], tuple[float, float]]:
     """The numbers of each rank and step; those of a step that was done again, the last time."""
-    folder = group.session.time_line.folder
-    assert folder is not None
-    rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
+    rows = group.read_lines("metrics.jsonl")
     return {(row["rank"], row["step"]): (row["loss"], row["noise"]) for row in rows}
 
 
-def train(group: WorkerGroup, folder: Path, *, strikes: bool, **options: object) -> Any:
+def train(group: Ranks, folder: Path, *, strikes: bool, **options: object) -> Any:
     # what is so before a rank dies: the other's step is told, and the checkpoint is written
     before = str([f"{folder}-step-30", str(folder / "step-00000022.pt")])
     source = TRAIN.replace("FOLDER", repr(str(folder))).replace("STRIKES", str(strikes))
@@ -85,7 +81,7 @@ def train(group: WorkerGroup, folder: Path, *, strikes: bool, **options: object)
         source = source.replace(name.upper(), repr(value))
     group.run(SETUP)
     group.run(source, max_restarts=1, quiet=True)
-    return group.pull("outcome"), metrics(group), group.life.attempt
+    return group.pull("outcome"), metrics(group), group.attempt
 
 
 @pytest.mark.parametrize(
@@ -98,7 +94,7 @@ def train(group: WorkerGroup, folder: Path, *, strikes: bool, **options: object)
     ids=["plain", "two workers, saved in the background", "bf16 with accumulation"],
 )
 def test_a_run_that_loses_a_rank_at_step_30_ends_as_one_that_does_not(
-    make_group: Callable[..., WorkerGroup], folder: Path, options: dict[str, object]
+    make_group: Callable[..., Ranks], folder: Path, options: dict[str, object]
 ) -> None:
     whole, its_metrics, attempts = train(make_group(2), folder / "a", strikes=False, **options)
     assert attempts == 1
@@ -108,7 +104,7 @@ def test_a_run_that_loses_a_rank_at_step_30_ends_as_one_that_does_not(
     assert broken == whole
     assert metrics_of_broken == its_metrics
     assert len(its_metrics) == 2 * 60
-    events = {event.kind: event.facts for event in group.session.time_line.since(0.0)}
+    events = {event.kind: event.facts for event in group.events()}
     assert events["fault"]["fault"] == "kill@rank=1,step=30"
     assert (events["resume"]["step"], events["resumed"]["step"]) == (22, 23)
     assert events["resumed"]["lost"] == 8

@@ -8,17 +8,19 @@ from collections.abc import Callable
 
 import psutil
 import pytest
+from drivers.ranks import Ranks
+from limits import limit, limits_source
 from notebook import Notebook
 
-from nbddp import CellFailedError, RequestError, WorkerGroup
+from nbddp import CellFailedError, RequestError
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 
-def kept_in_store(group: WorkerGroup) -> int:
+def kept_in_store(group: Ranks) -> int:
     """How many values lie in the store."""
-    store = group.session.require_link()._server
+    store = group.store
     names = [
         f"a1/parcel/{rank}/{kind}{number}"
         for rank in (0, 1)
@@ -29,7 +31,7 @@ def kept_in_store(group: WorkerGroup) -> int:
     return sum(store.check([f"{name}/0"]) for name in names)
 
 
-def test_values_may_be_asked_for_twice(group: WorkerGroup) -> None:
+def test_values_may_be_asked_for_twice(group: Ranks) -> None:
     result = group.run("[rank] * 3", wants_value=True, quiet=True)
     assert result.values() == [[0, 0, 0], [1, 1, 1]]
     began = time.monotonic()
@@ -68,7 +70,7 @@ class Own:
     ["Kind.LARGE", "Flag.READ", "Settings(2.0)", "Box()", "{'a': [Settings(), Kind.SMALL]}"],
 )
 def test_equal_values_of_two_ranks_are_equal_here_and_of_one_class(
-    group: WorkerGroup, expression: str
+    group: Ranks, expression: str
 ) -> None:
     group.run(CLASSES)
     first, second = group.pull(expression)
@@ -81,7 +83,7 @@ def test_equal_values_of_two_ranks_are_equal_here_and_of_one_class(
     assert group.pull(f"back == {expression}") == [True, True]
 
 
-def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(group: WorkerGroup) -> None:
+def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(group: Ranks) -> None:
     group.run(CLASSES)
     assert [each.mine for each in group.pull("Own")] == [0, 1]
     before = group.pull("Settings()", rank=0)
@@ -90,16 +92,16 @@ def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(group: W
     assert (after.more, hasattr(before, "more"), before == after) == (3, False, False)
 
 
-def test_values_that_nobody_asked_for_are_refused_at_once(group: WorkerGroup) -> None:
+def test_values_that_nobody_asked_for_are_refused_at_once(group: Ranks) -> None:
     result = group.run("rank", quiet=True)
     with pytest.raises(RequestError, match="run the cell with wants_value=True"):
         result.values()
 
 
-def test_a_value_that_is_gone_is_one_line_and_not_a_wait(group: WorkerGroup) -> None:
+def test_a_value_that_is_gone_is_one_line_and_not_a_wait(group: Ranks) -> None:
     first = group.run("rank", wants_value=True, quiet=True)
     for report in first.reports.values():
-        group.session.require_link().discard(report.parcel)
+        group.discard_value(report.parcel)
     began = time.monotonic()
     with pytest.raises(RequestError, match="a value is no longer there"):
         first.values()
@@ -108,7 +110,7 @@ def test_a_value_that_is_gone_is_one_line_and_not_a_wait(group: WorkerGroup) -> 
 
 
 def test_one_rank_that_cannot_answer_leaves_nothing_of_the_others_in_the_store(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     group.run("bytes(9)", wants_value=True, quiet=True)
     assert kept_in_store(group) == 2
@@ -121,15 +123,15 @@ def test_one_rank_that_cannot_answer_leaves_nothing_of_the_others_in_the_store(
     assert kept_in_store(group) == 2
 
 
-def test_a_replay_sends_what_was_sent_and_not_what_became_of_it(group: WorkerGroup) -> None:
+def test_a_replay_sends_what_was_sent_and_not_what_became_of_it(group: Ranks) -> None:
     pushed = [1, 2]
     group.push({"pushed": pushed})
     pushed.append(3)
-    deeds = group.session.deeds
+    deeds = group.replay_log
     group.restart()
     group.replay(deeds, say=print)
     assert group.pull("pushed") == [[1, 2], [1, 2]]
-    deeds = group.session.deeds
+    deeds = group.replay_log
     group.restart()
     group.replay(deeds, say=print)
     assert group.pull("pushed", rank=1) == [1, 2]
@@ -145,35 +147,31 @@ class Counted:
         return int, (7,)
 
 
-def test_a_push_is_pickled_once_and_a_replay_pickles_nothing(group: WorkerGroup) -> None:
+def test_a_push_is_pickled_once_and_a_replay_pickles_nothing(group: Ranks) -> None:
     Counted.times = 0
     group.push({"counted": Counted()})
-    deeds = group.session.deeds
+    deeds = group.replay_log
     group.restart()
     group.replay(deeds, say=print)
     assert group.pull("counted") == [7, 7]
     assert Counted.times == 1
 
 
-def test_many_pushes_take_no_memory_here(make_group: Callable[..., WorkerGroup]) -> None:
+def test_many_pushes_take_no_memory_here(make_group: Callable[..., Ranks]) -> None:
     group = make_group(1)
     group.push({"x": os.urandom(20_000_000)})
     memory = psutil.Process().memory_info().rss
     for _ in range(10):
         group.push({"x": os.urandom(20_000_000)})
     assert psutil.Process().memory_info().rss - memory < 80_000_000
-    assert len(group.session.deeds) == 11
+    assert len(group.replay_log) == 11
 
 
 def test_a_push_that_cannot_be_kept_is_said_in_the_next_cell(
     notebook: Notebook,
 ) -> None:
     assert notebook.run("%ddp start --nproc 2").status == "ok"
-    limit = (
-        "from nbddp.record import pushes\nbefore, pushes.MAX_KEPT = pushes.MAX_KEPT, 10\n"
-        "x = 'x' * 100"
-    )
-    assert notebook.run(limit).status == "ok"
+    assert notebook.run(f"{limits_source(bytes_pushed=10)}x = 'x' * 100").status == "ok"
     reply = notebook.run("%%ddp --push x\nlen(x)")
     assert reply.text == (
         "nbddp: x: not kept for a replay: what was pushed has come to 2 GiB\nOut [ranks 0-1] 100\n"
@@ -181,13 +179,13 @@ def test_a_push_that_cannot_be_kept_is_said_in_the_next_cell(
     replayed = notebook.run("%ddp restart --replay")
     assert replayed.status == "error"
     assert "the replay ends here: x was pushed and is not kept" in replayed.text
-    assert notebook.run("pushes.MAX_KEPT = before").status == "ok"
+    assert notebook.run(limits_source(bytes_pushed=limit("bytes_pushed"))).status == "ok"
 
 
 class Deadly:
     """A value during whose pickling a rank dies."""
 
-    def __init__(self, group: WorkerGroup, rank: int) -> None:
+    def __init__(self, group: Ranks, rank: int) -> None:
         self._group = group
         self._rank = rank
 
@@ -197,7 +195,7 @@ class Deadly:
 
 
 def test_a_push_says_which_rank_died_before_it_was_sent_and_who_has_the_value(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     with pytest.raises(RequestError) as caught:
@@ -209,7 +207,7 @@ def test_a_push_says_which_rank_died_before_it_was_sent_and_who_has_the_value(
     assert [group.pull("x", rank=rank) for rank in (0, 2)] == [7, 7]
     group.push({"y": 8})  # a rank that was gone before is no news
     assert group.pull("y") == [8, 8]
-    assert len(group.session.deeds) == 1
+    assert len(group.replay_log) == 1
 
 
 class Opened:
@@ -220,7 +218,7 @@ class Opened:
 
 
 def test_a_push_says_which_rank_died_of_it_and_who_has_the_value(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(3)
     with pytest.raises(RequestError) as caught:
@@ -231,4 +229,4 @@ def test_a_push_says_which_rank_died_of_it_and_who_has_the_value(
         "others"
     )
     assert group.pull("x") == [False, False]
-    assert group.session.deeds == ()
+    assert group.replay_log == ()

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from drivers.inside import imported
+from drivers.ranks import Ranks
 from hangs import said_of_a_hang
 from processes import wait_until
 
-from nbddp import CellFailedError, CellInterruptedError, WorkerGroup
+from nbddp import CellFailedError, CellInterruptedError
+from nbddp.worker.process_group import newest_collective
 
 pytestmark = pytest.mark.multiproc
 
@@ -23,7 +26,7 @@ GET = f"store = {STORE}\nif rank == 0:\n    store.get('never')"
 
 
 def test_a_new_group_that_not_all_ranks_ask_for(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run("kept = rank")
     text = said_of_a_hang(group, "if rank == 0:\n    dist.new_group([0, 1])", capsys)
@@ -51,7 +54,7 @@ def test_a_new_group_that_not_all_ranks_ask_for(
     ids=["recv", "tags", "irecv", "store"],
 )
 def test_a_deadlock_that_no_flight_recorder_knows(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], source: str, card: str
+    group: Ranks, capsys: pytest.CaptureFixture[str], source: str, card: str
 ) -> None:
     group.run("kept = rank")
     text = said_of_a_hang(group, source, capsys)
@@ -72,7 +75,7 @@ def test_a_deadlock_that_no_flight_recorder_knows(
     ids=["init_process_group", "init_rpc"],
 )
 def test_a_rendezvous_that_nobody_else_comes_to(
-    make_group: Callable[..., WorkerGroup],
+    make_group: Callable[..., Ranks],
     capsys: pytest.CaptureFixture[str],
     source: str,
     function: str,
@@ -90,7 +93,7 @@ def test_a_rendezvous_that_nobody_else_comes_to(
 WAITS = "open(f'waits{rank}', 'w').close()"
 
 
-def interrupted(group: WorkerGroup, source: str) -> float:
+def interrupted(group: Ranks, source: str) -> float:
     """Interrupt a cell soon after both ranks came to ``WAITS``; how long it took to end then."""
     marks, pressed = [Path(f"waits{rank}") for rank in range(2)], []
     for mark in marks:
@@ -120,7 +123,7 @@ def interrupted(group: WorkerGroup, source: str) -> float:
     ],
     ids=["await", "run", "cleanup"],
 )
-def test_what_a_cell_awaits_ends_at_once(group: WorkerGroup, source: str) -> None:
+def test_what_a_cell_awaits_ends_at_once(group: Ranks, source: str) -> None:
     group.run("kept, cleaned = rank, False")
     assert interrupted(group, source) < 20  # it takes 0.1 s, not 60
     assert group.pull("kept") == [0, 1]
@@ -128,7 +131,7 @@ def test_what_a_cell_awaits_ends_at_once(group: WorkerGroup, source: str) -> Non
     group.run("import asyncio\nawait asyncio.sleep(0)\ndist.barrier()")
 
 
-def test_what_was_awaited_is_not_left_in_the_loop(group: WorkerGroup) -> None:
+def test_what_was_awaited_is_not_left_in_the_loop(group: Ranks) -> None:
     source = (
         "import asyncio\nseen = []\n"
         f"while True:\n    await asyncio.sleep(0.01)\n    seen.append(1)\n    {WAITS}"
@@ -143,9 +146,7 @@ def test_what_was_awaited_is_not_left_in_the_loop(group: WorkerGroup) -> None:
     ["dist.recv(x, src=1)", "dist.irecv(x, src=1).wait()"],
     ids=["recv", "irecv"],
 )
-def test_the_timeout_holds_for_a_receive(
-    make_group: Callable[..., WorkerGroup], receive: str
-) -> None:
+def test_the_timeout_holds_for_a_receive(make_group: Callable[..., Ranks], receive: str) -> None:
     group = make_group(2, timeout=4.0)  # the barrier below has no more time
     source = (
         f"import time\nx = torch.ones(1)\nif rank == 0:\n    {receive}\nelse:\n    time.sleep(60)"
@@ -158,13 +159,13 @@ def test_the_timeout_holds_for_a_receive(
 
 
 def test_a_receive_waits_for_longer_than_a_minute_if_the_timeout_says_so(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     options = "dist.distributed_c10d._get_default_group()._get_backend(device).options"
     assert group.pull(f"{options}._timeout.total_seconds()") == [1800.0, 1800.0]
 
 
-def test_a_connection_of_the_users_own_is_left_alone_by_an_interrupt(group: WorkerGroup) -> None:
+def test_a_connection_of_the_users_own_is_left_alone_by_an_interrupt(group: Ranks) -> None:
     group.run(
         "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\n"
         "mine = socket.create_connection(server.getsockname())\nother, _ = server.accept()"
@@ -175,7 +176,7 @@ def test_a_connection_of_the_users_own_is_left_alone_by_an_interrupt(group: Work
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a C library's own wait")
-def test_a_wait_in_c_on_another_connection_is_ended_too(group: WorkerGroup) -> None:
+def test_a_wait_in_c_on_another_connection_is_ended_too(group: Ranks) -> None:
     source = (
         "import ctypes, socket\nserver = socket.create_server(('127.0.0.1', 0))\n"
         "mine = socket.create_connection(server.getsockname())\nother, _ = server.accept()\n"
@@ -189,10 +190,10 @@ def test_a_wait_in_c_on_another_connection_is_ended_too(group: WorkerGroup) -> N
 
 
 def test_a_rank_whose_memory_is_used_up_asks_for_its_newest_collective_in_vain(
-    group: WorkerGroup,
+    group: Ranks,
 ) -> None:
     group.run(
-        "import resource\nfrom nbddp.worker.process_group import newest_collective\n"
+        f"import resource\n{imported(newest_collective)}"
         "for _ in range(300): dist.barrier()\n"
         "assert newest_collective().number\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"

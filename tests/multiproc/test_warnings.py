@@ -7,9 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from drivers.ranks import Ranks
 
 import nbddp
-from nbddp import CellFailedError, WorkerGroup
+from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
 
@@ -104,9 +105,7 @@ WALKS = {
 }
 
 
-def test_no_warning_names_a_line_of_nbddp(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_warning_names_a_line_of_nbddp(group: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
     group.run(PROBE)
     for name, cell in WALKS.items():
         capsys.readouterr()
@@ -117,9 +116,7 @@ def test_no_warning_names_a_line_of_nbddp(
         assert OURS not in said, name
 
 
-def test_a_warning_names_the_users_line(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_names_the_users_line(group: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
     group.run(PROBE)
     capsys.readouterr()
     group.run(
@@ -152,7 +149,7 @@ print("lines", [each.lineno for each in caught])
     [("default", "[12, 13]"), ("once", "[12]"), ("ignore", "[]")],
 )
 def test_the_users_filters_decide_of_the_users_line(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str], action: str, lines: str
+    group: Ranks, capsys: pytest.CaptureFixture[str], action: str, lines: str
 ) -> None:
     group.run(PROBE)
     capsys.readouterr()
@@ -171,7 +168,7 @@ def is_initialized():
 
 
 def test_a_warning_about_a_call_that_no_cell_made_is_not_shown(
-    group: WorkerGroup, capsys: pytest.CaptureFixture[str]
+    group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(f"{OWN}dist.is_initialized = is_initialized")
     group.run("dist.is_initialized();\ndist.is_initialized = asked")

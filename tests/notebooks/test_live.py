@@ -14,19 +14,23 @@ from typing import Any
 
 import ipywidgets
 import pytest
+from drivers.inside import imported
 from jupyter_client.manager import KernelManager
+
+from nbddp.ui.buttons.live import LiveComms
 
 pytestmark = pytest.mark.notebook
 
 # The installed ipykernel and the last 6; more, for a check by hand: NBDDP_IPYKERNELS="7.0.1 7.3.0"
 VERSIONS = ["installed", "6.31.0", *os.environ.get("NBDDP_IPYKERNELS", "").split()]
 
-PRELUDE = """
+PRELUDE = (
+    imported(LiveComms)
+    + """
 import multiprocessing.connection, os, queue, signal, threading, time
 import ipykernel
 import ipywidgets as widgets
 from IPython.display import display
-from nbddp.ui.buttons.live import LiveComms
 
 kernel = get_ipython().kernel
 live = LiveComms.of(get_ipython())
@@ -75,6 +79,7 @@ def state():
     threads = [each.name for each in threading.enumerate() if each.name == "nbddp-widgets"]
     return is_same, threads
 """
+)
 
 
 class Page:

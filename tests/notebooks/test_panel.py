@@ -10,7 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
+from drivers.inside import imported
+from limits import limit, limits_source
 from notebook import Notebook, Reply
+
+from nbddp.ui.buttons.kernel_stream import Way
+from nbddp.ui.buttons.live import LiveComms
 
 pytestmark = pytest.mark.multiproc
 
@@ -93,9 +98,9 @@ def fallback(bundles: list[dict[str, Any]]) -> str:
 @contextmanager
 def no_panel_opens(page: Page) -> Iterator[None]:
     """Any cell is a short one, however slow the machine is: a second is a minute."""
-    page.run("from nbddp.ui.panel import view\nwas, view.OPENING = view.OPENING, 60.0")
+    page.run(limits_source(panel_opens_after=60.0))
     yield
-    page.run("view.OPENING = was")
+    page.run(limits_source(panel_opens_after=limit("panel_opens_after")))
 
 
 def has_panel(reply: Reply) -> bool:
@@ -323,8 +328,8 @@ def test_a_tqdm_bar_is_one_line_that_moves(page: Page) -> None:
 def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(
-        "from nbddp.ui.buttons.live import LiveComms\nlive = LiveComms.of(get_ipython())\n"
-        "from nbddp.ui.buttons.kernel_stream import Way\nknown, live._way = live._way, Way.NONE"
+        f"{imported(LiveComms, Way)}live = LiveComms.of(get_ipython())\n"
+        "known, live._way = live._way, Way.NONE"
     )
     said = "The buttons wait for the end of this cell"
     reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)
@@ -350,7 +355,7 @@ def test_redraws_come_ten_times_a_second_at_most(page: Page) -> None:
 
 def test_a_page_that_draws_no_widgets_is_waited_for_once(page: Page) -> None:
     page.run("%ddp start --nproc 2")
-    live = "from nbddp.ui.buttons.live import LiveComms; live = LiveComms.of(get_ipython())"
+    live = f"{imported(LiveComms)}live = LiveComms.of(get_ipython())"
     page.run(f"{live}; live.page_draws = True")  # as in a kernel that has shown nothing yet
     for _ in range(2):
         reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)

@@ -1,0 +1,26 @@
+"""Source text for ranks, kernels and scripts that uses what is not public.
+
+A path of a module that stands in a string is found by no tool that moves or renames modules. So
+such text is made from the objects themselves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def imported(*what: Any) -> str:
+    """Return lines that import these functions, classes and modules, each by its own name."""
+    lines = [_line(each) for each in what]
+    if any(line.startswith("from drivers.") for line in lines):  # a script does not find these
+        lines.insert(0, f"import sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n")
+    return "".join(lines)
+
+
+def _line(what: Any) -> str:
+    if isinstance(what, ModuleType):
+        package, _, name = what.__name__.rpartition(".")
+        return f"from {package} import {name}\n"
+    return f"from {what.__module__} import {what.__name__}\n"

@@ -1,0 +1,233 @@
+"""Real ranks for tests: the one file of the tests that knows what stands behind a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbddp.group.scripts import find_script
+from nbddp.group.tracing import trace_of
+from nbddp.launch.launcher import LocalLauncher
+from nbddp.launch.memory import MemoryWatch
+from nbddp.magics.steered import SteeredGroup
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
+from nbddp.record.hangs import Sign
+from nbddp.record.snapshot import Snapshot
+from nbddp.record.timeline import Happening
+from nbddp.record.trace import Trace
+from nbddp.record.waiting import Awaited
+from nbddp.ui.screen import StreamScreen
+from nbddp.ui.text.view import TextView
+from nbddp.wire.messages import Pull
+from nbddp.wire.trace_messages import Steps
+
+
+def new_launcher(start_method: str = "") -> LocalLauncher:
+    """Return a launcher with a helper of its own, which no other test has warmed up."""
+    return LocalLauncher(start_method)
+
+
+class WarmLauncher(LocalLauncher):
+    """A launcher whose helper serves all tests of this run."""
+
+    def close(self) -> None:
+        """Keep the helper for the next test."""
+
+    def end(self) -> None:
+        """End the helper."""
+        super().close()
+
+
+class Ranks(SteeredGroup):
+    """A worker group, with what tests need to know of it beyond the public names."""
+
+    # ---- state
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The process id of each rank that is alive."""
+        return self.session.process_ids()
+
+    @property
+    def helper_pid(self) -> int:
+        """The process id of the forkserver that forks the ranks."""
+        launcher: Any = self.session.launcher
+        return int(launcher.forkserver.pid)
+
+    @property
+    def attempt(self) -> int:
+        """How often the ranks were started, 1 at first."""
+        return self.life.attempt
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks, dead ones included."""
+        return len(self.life.ranks)
+
+    @property
+    def dead(self) -> Sequence[int]:
+        """The ranks that died."""
+        return self.life.gone
+
+    @property
+    def computing(self) -> Collection[int]:
+        """The ranks that have not ended the cell that runs."""
+        return set() if self.life.cell is None else self.life.cell.waiting
+
+    @property
+    def state(self) -> str:
+        """What the group is doing, as ``%ddp status`` says it."""
+        return self.life.state.value
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the ranks run a cell, or start, heal or stop."""
+        return self.life.state.is_busy
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all ranks are alive and wait for a cell."""
+        return self.state == "ready"
+
+    # ---- cells
+
+    def begin(self, source: str, **request: Any) -> CellHandle:
+        """Start a cell and return; the keywords are fields of the request."""
+        return self.submit(CellRequest(source=source, **request))
+
+    def begin_script(self, path: str) -> CellHandle:
+        """Start a script, as ``%ddp run`` does, and return."""
+        return self.begin(path, needs_group=False, script=find_script(path, []))
+
+    def finish(self, handle: CellHandle) -> CellResult:
+        """Print what a cell prints until it ends."""
+        return self.show(handle, TextView(StreamScreen()))
+
+    def run_cell(self, source: str, **request: Any) -> CellResult:
+        """Run a cell with options that :meth:`run` does not have; raise what came of it."""
+        result = self.finish(self.begin(source, **request))
+        result.raise_for_failure()
+        return result
+
+    def before_next_cell(self, act: Callable[[], object]) -> None:
+        """Call this just before the next cell is handed to the ranks."""
+        submit = self.session.submit
+
+        def act_and_submit(request: CellRequest) -> CellHandle:
+            self.session.submit = submit  # type: ignore[method-assign]
+            act()
+            return submit(request)
+
+        self.session.submit = act_and_submit  # type: ignore[method-assign]
+
+    def around_sends(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        before: Callable[[int], None],
+        after: Callable[[int], None],
+    ) -> None:
+        """Call these, with the rank, before and after each command that is sent to a rank."""
+        send = self.session.send
+
+        def send_between(rank: int, make: Any) -> Any:
+            before(rank)
+            sent = send(rank, make)
+            after(rank)
+            return sent
+
+        monkeypatch.setattr(self.session, "send", send_between)
+
+    def begin_pull(self, rank: int, expression: str) -> None:
+        """Ask a rank for a value that nobody waits for."""
+        self.session.send(rank, lambda number: Pull(request=number, expression=expression))
+
+    def discard_value(self, parcel: Any) -> None:
+        """Delete a value that waits in the store."""
+        self.session.require_link().discard(parcel)
+
+    def trace(self, result: CellResult, asked: Steps) -> Trace:
+        """Return the trace of a cell that has ended."""
+        return trace_of(self.session, result, asked)
+
+    @property
+    def replay_log(self) -> Sequence[Deed]:
+        """The cells and pushed values that a replay would do again."""
+        return self.session.deeds
+
+    # ---- observation
+
+    def hang_after(self, seconds: float) -> None:
+        """Report a hang after so many seconds without progress."""
+        self.session.whereabouts.hang_after = seconds
+
+    def count_kills_in(self, counter: Path) -> None:
+        """Read the system's number of kills for want of memory in this file."""
+        self.session._do._memory = MemoryWatch([counter], [])
+
+    @property
+    def last_step(self) -> float | None:
+        """The last step that a rank reported."""
+        return self.session.whereabouts.last_step
+
+    def last_sign(self, rank: int) -> Sign | None:
+        """When and where a rank gave its last sign of life."""
+        return self.session.whereabouts.sign(rank)
+
+    def awaited(self) -> Awaited | None:
+        """Return the rank that the others wait for, if one is named."""
+        return self.session.whereabouts.awaited()
+
+    def read_waits(self) -> Any:
+        """Return what is known of the waits in this cell."""
+        return self.session.whereabouts.waiting.read()
+
+    def snapshot(self, handle: CellHandle | None = None) -> Snapshot:
+        """Return what the panel draws now."""
+        return self.session.snapshot(handle)
+
+    def metrics(self, *, most: int) -> Any:
+        """Return the curves that the panel draws, at most so many."""
+        return self.session.metrics(most=most)
+
+    def events(self) -> tuple[Happening, ...]:
+        """Return the events of the run so far."""
+        return self.session.time_line.since(0.0)
+
+    # ---- the run's folder
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run that began last."""
+        assert self.folder is not None
+        return self.folder
+
+    def read_lines(self, name: str) -> list[dict[str, Any]]:
+        """Return the objects of ``metrics.jsonl`` or ``events.jsonl``."""
+        return [json.loads(line) for line in (self.run_folder / name).read_text().splitlines()]
+
+    def log(self, rank: int) -> Path:
+        """Return the file that a rank's output goes to."""
+        return self.run_folder / f"rank{rank}.log"
+
+    # ---- the store
+
+    @property
+    def secret(self) -> bytes:
+        """What the messages of ranks and controller are signed with."""
+        return self.session.require_link().secret
+
+    @property
+    def refused(self) -> int:
+        """How many messages were refused, for they were not signed."""
+        return self.session.require_link().refused
+
+    @property
+    def store(self) -> Any:
+        """The store that messages and values go through."""
+        link: Any = self.session.require_link()
+        return link._sender
