@@ -285,7 +285,8 @@ def test_while_there_are_no_numbers_one_looks_now_and_then(
     monkeypatch.setitem(sys.modules, "nbddp.ui.panel.charthtml", None)  # importing it would fail
     charts._nudge = Over()
     charts._draw_news()
-    assert pauses == [0.0, room.LOOK_PERIOD, room.LOOK_PERIOD]
+    assert pauses[0] == 0.0
+    assert min(pauses[1:]) >= room.LOOK_PERIOD  # longer where a look takes long
 
 
 # ---- what somebody chose
