@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
@@ -50,6 +53,39 @@ def test_a_circle_ends() -> None:
     around: list[object] = []
     around.append(around)
     assert names_of([Thing()], {"around": around}) == {}
+
+
+@pytest.mark.parametrize("kind", [list, dict])
+def test_of_large_data_only_the_beginning_is_looked_at(kind: type) -> None:
+    """A rank looks for names after each stop, and may have lists of 30 million numbers."""
+    looked_at = 0
+
+    def look(parts: Iterable[object]) -> Iterator[object]:
+        nonlocal looked_at
+        for part in parts:
+            looked_at += 1
+            yield part
+
+    class Data(kind):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[object]:
+            return look(super().__iter__())
+
+        def items(self) -> Iterator[object]:
+            return look(super().items())
+
+    numbers = range(100_000)
+    data = Data(dict.fromkeys(numbers) if kind is dict else numbers)
+    thing = Thing()
+    found = names_of([thing, Thing()], {"data": data, "more": {"thing": thing, "data": data}})
+    assert found == {id(thing): "more['thing']"}
+    assert 0 < looked_at < 1000
+
+
+def test_without_targets_nothing_is_searched() -> None:
+    class Kept(SimpleNamespace):
+        __dict__: Any = property(lambda _self: pytest.fail("it was looked at"))
+
+    assert names_of([], {"kept": Kept()}) == {}
 
 
 def test_without_fsdp_nothing_is_searched() -> None:

@@ -10,6 +10,7 @@ import functools
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, TypeVar
@@ -23,6 +24,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 MAX_DEPTH = 4  # of ``trainer.models["a"].inner``; deeper ones go without a name
 MAX_VISITS = 20_000  # objects that are looked at to find a name
+# Parts of one object: data may be a list of 30 million numbers, for which names took 45 s.
+MAX_PARTS = 200
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # they hold nothing
 T = TypeVar("T")
 
 
@@ -134,6 +138,8 @@ def names_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, 
     seen: set[int] = set()
     layer = [(name, value) for name, value in sorted(namespace.items()) if name[:1] != "_"]
     for _ in range(MAX_DEPTH):
+        if len(found) == len(wanted):
+            break
         inner: list[tuple[str, Any]] = []
         for name, value in layer:
             if id(value) in seen:
@@ -143,27 +149,30 @@ def names_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, 
                 found[id(value)] = name
             elif len(seen) < MAX_VISITS:
                 inner += _parts(name, value)
-        if len(found) == len(wanted):
-            break
         layer = inner
     return found
 
 
 def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
-    """What an object holds, with the names of it."""
+    """Return what an object holds, with the names of it: its first parts that are not plain."""
     if isinstance(value, dict):
-        return [(f"{name}[{key!r}]", part) for key, part in value.items() if _is_short(key)]
+        parts = _few(value.items())
+        return [(f"{name}[{key!r}]", part) for key, part in parts if _is_short(key)]
     if isinstance(value, (list, tuple)):
-        return [(f"{name}[{index}]", part) for index, part in enumerate(value)]
+        return [(f"{name}[{index}]", part) for index, part in _few(enumerate(value))]
     if isinstance(value, (ModuleType, type, torch.Tensor)) or not hasattr(value, "__dict__"):
         return []
-    parts = [(f"{name}.{key}", part) for key, part in vars(value).items() if key[:1] != "_"]
+    held = [(f"{name}.{key}", part) for key, part in _few(vars(value).items()) if key[:1] != "_"]
     if isinstance(value, nn.Module):  # what torch.compile wraps is the same to the user
-        parts += [
+        held += [
             (name if key == "_orig_mod" else f"{name}.{key}", part)
-            for key, part in value._modules.items()
+            for key, part in _few(value._modules.items())
         ]
-    return parts
+    return held
+
+
+def _few(parts: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    return [each for each in islice(parts, MAX_PARTS) if type(each[1]) not in PLAIN]
 
 
 def _is_short(key: object) -> bool:
