@@ -111,6 +111,16 @@ def test_very_many_values_are_told_to_a_bound() -> None:
     assert all(len(mark) < 100 for mark in told.values())
 
 
+def test_of_a_long_text_only_the_ends_are_looked_at() -> None:
+    """It is looked at after each cell, and may be a whole data set."""
+    long = "x" * 10**6
+    one, *others = (
+        PlainValues({"text": text}).changes()["new"]["text"]
+        for text in (f"{long}a{long}", f"{long}b{long}", f"b{long}{long}", f"{long}{long}b")
+    )
+    assert [other == one for other in others] == [True, False, False]
+
+
 def test_no_object_of_the_users_is_kept_or_asked() -> None:
     class Asked:
         def __init__(self) -> None:

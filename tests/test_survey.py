@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Su
 import nbddp
 from nbddp.checks.facts import Loader, Model, Optimizer, RankFacts
 from nbddp.wire.messages import Failure
-from nbddp.worker.datasets import data_of
+from nbddp.worker.datasets import LARGE, MANY, data_of
 from nbddp.worker.failure import describe
 from nbddp.worker.survey import survey
 
@@ -231,6 +231,9 @@ def test_streams_are_compared_where_nothing_of_theirs_depends_on_the_rank() -> N
     ):
         assert stream_facts(body, [1, 2], first=0, open_all=lambda files: files).data == ""
     assert stream_facts(plain, [object()]).data == ""
+    assert stream_facts(plain, [[1] * 100] * 100).data != ""
+    for much in (["x" * LARGE], [[1] * 1000] * 1000, [[[1]]], [1] * (MANY + 1)):
+        assert stream_facts(plain, much).data == ""
 
 
 def test_lists_in_another_order_are_told_from_other_lists() -> None:
@@ -242,6 +245,7 @@ def test_lists_in_another_order_are_told_from_other_lists() -> None:
     one, other, longer = order_of(["a", "b", "c"]), order_of(["c", "a", "b"]), order_of(["a"] * 9)
     assert one[0] == other[0] != longer[0]
     assert one[2] != other[2]
+    assert order_of(["x" * LARGE] * 2) == order_of([[1] * MANY] * 50) == ("", "", "")
     assert order_of(["a", 1]) == order_of([None, None]) == order_of([object()] * 2) == ("", "", "")
 
 

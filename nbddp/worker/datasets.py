@@ -25,6 +25,7 @@ from nbddp.checks import facts
 
 SHOWN = 64  # indices of a subset that tell it from others
 MANY = 10_000  # items of a list that is looked at
+LARGE = 100_000  # items and characters of lists, all together: their repr takes 20 ms
 # names in the code of a stream that may give each rank different samples
 _NO_STREAM = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
@@ -105,7 +106,7 @@ def _stream(dataset: IterableDataset[Any]) -> str:
     """Return a text that identifies the data of a stream; empty if ranks may get different samples.
 
     They get the same samples if the stream's class is the user's own, nothing that it uses depends
-    on the rank or on chance, and all of its attributes are plain values.
+    on the rank or on chance, and all of its attributes are plain values, and few.
     """
     own = [each for each in type(dataset).__mro__ if each.__module__ == "__main__"]
     rest = {each.__module__.partition(".")[0] for each in type(dataset).__mro__} - {"__main__"}
@@ -114,7 +115,7 @@ def _stream(dataset: IterableDataset[Any]) -> str:
         return ""
     words, known = _words_of(functions)
     values = [*vars(dataset).values(), *known]
-    if _NO_STREAM.search(" ".join(words)) or not all(map(_is_plain, values)):
+    if _NO_STREAM.search(" ".join(words)) or not _are_plain(values, depth=3):
         return ""
     return f"{type(dataset).__qualname__} {_checksum(repr((words, values)))}"
 
@@ -136,11 +137,25 @@ def _words_of(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
     return words, values
 
 
-def _is_plain(value: Any, depth: int = 2) -> bool:
-    """Return whether the ``repr`` of a value holds the whole value."""
-    if type(value) in (list, tuple):
-        return depth > 0 and len(value) <= MANY and all(_is_plain(e, depth - 1) for e in value)
-    return value is None or type(value) in (bool, int, float, str, range)
+def _are_plain(values: Sequence[Any], depth: int) -> bool:
+    """Return whether the ``repr`` of a list holds all values in it, and is not too long."""
+    return len(values) <= MANY and _size(values, LARGE, depth) <= LARGE
+
+
+def _size(values: Sequence[Any], most: int, depth: int) -> int:
+    """Count items and characters; return more than ``most`` if a value is not plain."""
+    size = len(values)
+    for each in values:
+        if size > most:
+            break
+        if type(each) in (list, tuple):
+            is_small = depth > 1 and len(each) <= MANY
+            size += _size(each, most - size, depth - 1) if is_small else most
+        elif type(each) is str:
+            size += len(each)
+        elif each is not None and type(each) not in (bool, int, float, range):
+            size += most
+    return size
 
 
 def _order(dataset: Any) -> str:
@@ -154,7 +169,7 @@ def _order(dataset: Any) -> str:
     same, own = [], []
     for each in lists:
         shown = each[:: max(1, len(each) // SHOWN)][:SHOWN]
-        if 1 < len(each) <= MANY and _is_plain(shown) and len(set(map(type, shown))) == 1:
+        if 1 < len(each) <= MANY and _are_plain(shown, depth=2) and len(set(map(type, shown))) == 1:
             with suppress(TypeError):  # items without an order, such as None
                 same.append((len(each), min(each), max(each)))
                 own.append(shown)

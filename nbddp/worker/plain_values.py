@@ -20,6 +20,7 @@ from nbddp.wire.messages import JsonDict
 PATIENCE = 0.003  # CPU seconds: values that were not reached by then are left out
 MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes, and attributes of one object
 MAX_VALUES, MAX_OTHERS = 2000, 50  # values that are reported, and those of them that are not plain
+LOOKED_AT = 10_000  # characters at each end of a text
 HISTORY = re.compile(
     r"_+|_i*\d*|_(i+|dh|oh|ih)|In|Out"  # what IPython keeps of cells,
     r"|__(builtins_dict|compiled_fn|resume_at|import|nested)_\w*"  # and torch.compile of functions
@@ -180,7 +181,8 @@ def _other_mark(value: Any) -> str:
     kind = type(value)
     facts: list[object] = [kind.__name__]
     if kind is str:
-        facts += [len(value), zlib.crc32(value.encode(errors="replace"))]
+        ends = value[:LOOKED_AT] + value[-LOOKED_AT:]  # a text may be a whole data set
+        facts += [len(value), zlib.crc32(ends.encode(errors="replace"))]
     elif kind in (list, tuple) and value:
         facts += [len(value), _mark(value[0]), _mark(value[-1])]
     elif kind in (dict, set, frozenset):

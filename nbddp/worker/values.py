@@ -6,6 +6,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -18,10 +19,12 @@ from nbddp.wire import parcels
 from nbddp.wire.messages import JsonDict
 from nbddp.wire.sources import Pickler
 from nbddp.worker.headline import text_of
+from nbddp.worker.registry import PLAIN
 
 T = TypeVar("T")
 
 DEPTH = 5  # how far into a value to look for what cannot be pickled
+MOST = 10_000  # parts of one object that are tried; 300,000 would take seconds
 
 
 class ValuePickler(Pickler):
@@ -134,7 +137,8 @@ def _can_be_pickled(value: Any) -> bool:
 
 def _culprit(name: str, value: Any, depth: int) -> tuple[str, Any]:
     """The innermost part that cannot be pickled, under the name that leads there."""
-    for part, inner in _parts(value) if depth else ():
+    parts = ((part, inner) for part, inner in _parts(value) if type(inner) not in PLAIN)
+    for part, inner in islice(parts, MOST) if depth else ():
         if not _can_be_pickled(inner):
             return _culprit(f"{name}{part}", inner, depth - 1)
     return name, value
