@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,10 @@ NODES = [
     Topology(rank=rank, local_rank=rank % 2, world_size=4, local_world_size=2, node_rank=rank // 2)
     for rank in range(4)
 ]
+
+
+class Role(Enum):
+    MAIN, OTHER = 0, 1
 
 
 def values_of(namespaces: dict[int, dict[str, Any]], cell: int = 1) -> RankValues:
@@ -119,6 +125,20 @@ def test_of_a_long_text_only_the_ends_are_looked_at() -> None:
         for text in (f"{long}a{long}", f"{long}b{long}", f"b{long}{long}", f"{long}{long}b")
     )
     assert [other == one for other in others] == [True, False, False]
+
+
+def test_members_of_an_enum_are_told_apart_and_never_changed() -> None:
+    """Every object that has a member shares it: another name in it would break the whole class."""
+    ranks = {
+        rank: {"role": role, "kept": SimpleNamespace(role=role), "seed": rank}
+        for rank, role in enumerate(Role)
+    }
+    found = own_of(values_of(ranks), 1, [0])
+    assert found.own == {"seed": ("0", "1")}
+    assert found.unknown == ["role"]
+    healed = dict(ranks[0])
+    assert PlainValues(healed).take(found.own, ()) == ["seed"]
+    assert [(each.name, each.value) for each in Role] == [("MAIN", 0), ("OTHER", 1)]
 
 
 def test_no_object_of_the_users_is_kept_or_asked() -> None:

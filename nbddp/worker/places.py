@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch.distributed as dist
@@ -117,7 +118,7 @@ def _parts(path: str, value: Any) -> list[tuple[str, str, Any]]:
         few = value[:MAX_PARTS]
         return [(f"{path}[{index}]", "", part) for index, part in enumerate(few)]
     kind = type(value)
-    if isinstance(value, type) or kind.__module__ == "builtins" or isinstance(value, nn.Module):
+    if isinstance(value, type | Enum | nn.Module) or kind.__module__ == "builtins":
         return []
     held = getattr(value, "__dict__", None)
     return (

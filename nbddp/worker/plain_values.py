@@ -6,6 +6,7 @@ import re
 import time
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -154,6 +155,8 @@ def _is_shells(name: str) -> bool:
 
 def _holders(path: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the attributes of an object, or the items of a dict, and a format for their paths."""
+    if isinstance(value, Enum):  # all that have this member share its attributes
+        return []
     safe = path.replace("{", "{{").replace("}", "}}")
     if type(value) is dict:
         return [(f"{safe}[{{!r}}]", value)] if len(value) <= MAX_PARTS else []
@@ -180,7 +183,9 @@ def _other_mark(value: Any) -> str:
     """Return a mark by which most different values can be told apart, at little cost."""
     kind = type(value)
     facts: list[object] = [kind.__name__]
-    if kind is str:
+    if issubclass(kind, Enum):
+        facts += [value._name_]
+    elif kind is str:
         ends = value[:LOOKED_AT] + value[-LOOKED_AT:]  # a text may be a whole data set
         facts += [len(value), zlib.crc32(ends.encode(errors="replace"))]
     elif kind in (list, tuple) and value:
