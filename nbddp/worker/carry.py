@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import UntypedStorage
 from torch.nn.parallel import DistributedDataParallel
 from torch.storage import TypedStorage
+from torch.utils.data import DataLoader
 
 from nbddp.wire.heal_messages import MADE_BY_ALL
 from nbddp.wire.sources import Pickler
@@ -119,6 +120,8 @@ class _Packer(Pickler):
         if isinstance(obj, DistributedDataParallel):
             state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
             return _without_group, (type(obj), state)
+        if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
+            return _without_workers(obj)
         if why := _why_it_stays(obj):
             return self._lack(obj, why)
         if isinstance(obj, logging.Logger) and obj is logging.getLogger(obj.name):
@@ -347,7 +350,16 @@ def _logger(name: str, level: int, propagate: bool, disabled: bool) -> logging.L
     return logger
 
 
-# ---- models
+# ---- loaders and models
+
+
+def _without_workers(loader: DataLoader[Any]) -> Any:
+    """Leave out the worker processes that it keeps for its next epoch: torch starts others then."""
+    match loader.__reduce_ex__(pickle.HIGHEST_PROTOCOL):
+        case (make, arguments, {"_iterator": _, **state}, *more):
+            return make, arguments, {**state, "_iterator": None}, *more
+        case reduced:  # a class that pickles itself in its own way
+            return reduced
 
 
 def _without_group(

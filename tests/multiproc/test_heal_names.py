@@ -124,6 +124,23 @@ def test_an_object_comes_without_what_belongs_to_its_process(group: Ranks) -> No
     group.run("with trainer.gate: pass", quiet=True)
 
 
+def test_a_loader_that_keeps_its_workers_starts_others_in_a_new_rank(group: WorkerGroup) -> None:
+    group.run(
+        "from torch.utils.data import DataLoader\n"
+        "keeps = DataLoader(range(6), batch_size=2, num_workers=1, persistent_workers=True)\n"
+        "held = [keeps]\nfor _ in keeps: pass",
+        quiet=True,
+    )
+    kill(group, 1)
+    assert not {"keeps", "keeps._iterator"} & {*group.heal().left}
+    told = group.run(
+        "[[each.tolist() for each in keeps] for _ in range(2)], held[0] is keeps",
+        quiet=True,
+        wants_value=True,
+    ).values()
+    assert told == [([[[0, 1], [2, 3], [4, 5]]] * 2, True)] * 3
+
+
 RANKS_OWN = """
 import argparse, os
 ddp = int(os.environ.get("RANK", -1)) != -1
