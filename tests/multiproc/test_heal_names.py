@@ -124,7 +124,7 @@ def test_an_object_comes_without_what_belongs_to_its_process(group: Ranks) -> No
     group.run("with trainer.gate: pass", quiet=True)
 
 
-def test_a_loader_that_keeps_its_workers_starts_others_in_a_new_rank(group: WorkerGroup) -> None:
+def test_a_loader_that_keeps_its_workers_starts_others_in_a_new_rank(group: Ranks) -> None:
     group.run(
         "from torch.utils.data import DataLoader\n"
         "keeps = DataLoader(range(6), batch_size=2, num_workers=1, persistent_workers=True)\n"
