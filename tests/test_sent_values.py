@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from nbddp.worker.values import MOST, dumps
+from nbddp.worker.values import MAX_TRIED, dumps
 
 
 @dataclass
@@ -32,8 +32,12 @@ def test_a_value_that_can_be_pickled_is_and_nothing_is_said() -> None:
         ({"a": 1, "b": threading.Lock()}, "x['b']", "lock"),
         ((0, [threading.Lock()]), "x[1][0]", "lock"),
         (Trainer(), "x.parts[1]", "lock"),
-        ([*range(2 * MOST), threading.Lock()], f"x[{2 * MOST}]", "lock"),
-        ([*([()] * MOST), threading.Lock()], "x", "list"),  # to try them all would take too long
+        ([*range(2 * MAX_TRIED), threading.Lock()], f"x[{2 * MAX_TRIED}]", "lock"),
+        (
+            [*([()] * MAX_TRIED), threading.Lock()],
+            "x",
+            "list",
+        ),  # to try them all would take too long
         ((each for each in ()), "x", "generator"),
     ],
 )

@@ -354,7 +354,7 @@ def _logger(name: str, level: int, propagate: bool, disabled: bool) -> logging.L
 
 
 def _without_workers(loader: DataLoader[Any]) -> Any:
-    """Leave out the worker processes that it keeps for its next epoch: torch starts others then."""
+    """Carry a loader without the worker processes that it keeps; torch starts new ones."""
     match loader.__reduce_ex__(pickle.HIGHEST_PROTOCOL):
         case (make, arguments, {"_iterator": _, **state}, *more):
             return make, arguments, {**state, "_iterator": None}, *more

@@ -25,7 +25,7 @@ from nbddp.checks import facts
 
 SHOWN = 64  # indices of a subset that tell it from others
 MANY = 10_000  # items of a list that is looked at
-LARGE = 100_000  # items and characters of lists, all together: their repr takes 20 ms
+LARGE = 100_000  # items and characters of a list and the lists in it; its repr takes 20 ms
 # names in the code of a stream that may give each rank different samples
 _NO_STREAM = re.compile(
     r"(?i)rank|world|shard|node|replica|split|partition|islice|dist|rand|shuffle|seed|rng|generator"
@@ -138,24 +138,26 @@ def _words_of(functions: Iterable[Any]) -> tuple[list[str], list[Any]]:
 
 
 def _are_plain(values: Sequence[Any], depth: int) -> bool:
-    """Return whether the ``repr`` of a list holds all values in it, and is not too long."""
-    return len(values) <= MANY and _size(values, LARGE, depth) <= LARGE
+    """Return whether the ``repr`` of a list holds all values in it, and is not too long.
 
-
-def _size(values: Sequence[Any], most: int, depth: int) -> int:
-    """Count items and characters; return more than ``most`` if a value is not plain."""
-    size = len(values)
-    for each in values:
-        if size > most:
-            break
-        if type(each) in (list, tuple):
-            is_small = depth > 1 and len(each) <= MANY
-            size += _size(each, most - size, depth - 1) if is_small else most
-        elif type(each) is str:
-            size += len(each)
-        elif each is not None and type(each) not in (bool, int, float, range):
-            size += most
-    return size
+    Args:
+        values: the list.
+        depth: levels of lists that it may have, itself included.
+    """
+    size, lists = 0, [(values, depth)]
+    while lists:
+        items, levels = lists.pop()
+        size += len(items)
+        if levels == 0 or len(items) > MANY or size > LARGE:
+            return False
+        for item in items:
+            if type(item) in (list, tuple):
+                lists.append((item, levels - 1))
+            elif type(item) is str:
+                size += len(item)
+            elif item is not None and type(item) not in (bool, int, float, range):
+                return False
+    return size <= LARGE
 
 
 def _order(dataset: Any) -> str:

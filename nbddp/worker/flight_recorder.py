@@ -131,7 +131,7 @@ def group_of(entry: Entry) -> str:
         return ""
     world: Any = dist.distributed_c10d._world
     for group, known in list(world.pg_names.items()):
-        if known == name and group in world.pg_group_ranks:  # which it is not while it is made
+        if known == name and group in world.pg_group_ranks:  # torch adds the ranks last
             return str(list(world.pg_group_ranks[group]))
     return repr(description) if description != "undefined" else name[:8]
 

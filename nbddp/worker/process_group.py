@@ -188,7 +188,7 @@ class ProcessGroup:
         world: Any = dist.distributed_c10d._world
         begun = Counter({"new_group": int(world.group_count)})
         for group in set(world.pg_names) - {world.default_pg}:
-            ranks = world.pg_group_ranks.get(group)  # none if the cell was stopped as it was made
+            ranks = world.pg_group_ranks.get(group)  # None if a stop interrupted new_group
             if ranks is not None:
                 begun[str(list(ranks))] += int(group._get_sequence_number_for_group())
         return dict(begun)

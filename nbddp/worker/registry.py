@@ -24,8 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 MAX_DEPTH = 4  # of ``trainer.models["a"].inner``; deeper ones go without a name
 MAX_VISITS = 20_000  # objects that are looked at to find a name
-# Parts of one object: data may be a list of 30 million numbers, for which names took 45 s.
-MAX_PARTS = 200
+MAX_PARTS = 200  # parts of one object; with a list of 30 million numbers the search took 45 s
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # they hold nothing
 T = TypeVar("T")
 
@@ -154,7 +153,7 @@ def names_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, 
 
 
 def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return what an object holds, with the names of it: its first parts that are not plain."""
+    """Return the first parts of an object that are not plain, with their names."""
     if isinstance(value, dict):
         parts = _few(value.items())
         return [(f"{name}[{key!r}]", part) for key, part in parts if _is_short(key)]
@@ -172,6 +171,7 @@ def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _few(parts: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return those of the first parts that may hold something."""
     return [each for each in islice(parts, MAX_PARTS) if type(each[1]) not in PLAIN]
 
 

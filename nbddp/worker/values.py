@@ -24,7 +24,7 @@ from nbddp.worker.registry import PLAIN
 T = TypeVar("T")
 
 DEPTH = 5  # how far into a value to look for what cannot be pickled
-MOST = 10_000  # parts of one object that are tried; 300,000 would take seconds
+MAX_TRIED = 10_000  # parts of one object that are pickled alone; 300,000 would take seconds
 
 
 class ValuePickler(Pickler):
@@ -138,7 +138,7 @@ def _can_be_pickled(value: Any) -> bool:
 def _culprit(name: str, value: Any, depth: int) -> tuple[str, Any]:
     """The innermost part that cannot be pickled, under the name that leads there."""
     parts = ((part, inner) for part, inner in _parts(value) if type(inner) not in PLAIN)
-    for part, inner in islice(parts, MOST) if depth else ():
+    for part, inner in islice(parts, MAX_TRIED) if depth else ():
         if not _can_be_pickled(inner):
             return _culprit(f"{name}{part}", inner, depth - 1)
     return name, value
