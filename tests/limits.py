@@ -17,7 +17,7 @@ from nbddp.magics import complete, hints
 from nbddp.nodes import door, entrance, keeper
 from nbddp.record import hangs, pushes
 from nbddp.ui.panel import view
-from nbddp.worker import interrupt, process_group
+from nbddp.worker import interrupt
 
 LIMITS = {
     "peers_patience": (transitions, "PEERS_PATIENCE"),
@@ -36,7 +36,6 @@ LIMITS = {
     "completion_waits": (complete, "PATIENCE"),
     "hint_waits": (hints, "PATIENCE"),
     "interrupted_import": (interrupt, "IMPORTING"),
-    "forming": (process_group, "FORM_TIMEOUT"),
 }
 
 

@@ -11,11 +11,6 @@ import psutil
 from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp.record.cell import CellRequest
-from nbddp.record.notices import Notice
-from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.view import TextView
-
 RESTING = 0.2  # seconds in which who has come to rest does not wake
 COMPUTING = 0.1  # seconds of CPU that take whoever computes past what it did before
 
@@ -34,7 +29,7 @@ def when(condition: Callable[[], bool], act: Callable[[], object]) -> threading.
 
 def when_cell_runs(group: Ranks, act: Callable[[], object]) -> threading.Thread:
     """Do something, on a thread, as soon as the ranks have a cell."""
-    return when(lambda: group.life.cell is not None, act)
+    return when(lambda: group.has_cell, act)
 
 
 def run_and_act(
@@ -45,18 +40,15 @@ def run_and_act(
 ) -> None:
     """Run a cell, do something once when what it has said is what is wanted; raise its failure."""
 
-    class Acting(TextView):
-        said = ""
-        has_acted = False
+    has_acted = False
 
-        def _show_notice(self, notice: Notice) -> None:
-            super()._show_notice(notice)
-            self.said += getattr(notice, "text", "")
-            if not self.has_acted and wanted(self.said):
-                self.has_acted = True
-                act()
+    def watch(said: str) -> None:
+        nonlocal has_acted
+        if not has_acted and wanted(said):
+            has_acted = True
+            act()
 
-    group.show(group.submit(CellRequest(source=source)), Acting(StreamScreen())).raise_for_failure()
+    group.run_and_watch(source, watch)
 
 
 def come_to_rest(pids: Collection[int]) -> bool:

@@ -1,7 +1,7 @@
 """Source text for ranks, kernels and scripts that uses what is not public.
 
-A path of a module that stands in a string is found by no tool that moves or renames modules. So
-such text is made from the objects themselves.
+A tool that moves or renames modules does not find a module path in a string. So the lines that
+import something are made from the objects themselves.
 """
 
 from __future__ import annotations

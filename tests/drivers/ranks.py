@@ -16,6 +16,7 @@ from nbddp.launch.memory import MemoryWatch
 from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.record.hangs import Sign
+from nbddp.record.notices import Notice
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.trace import Trace
@@ -79,6 +80,11 @@ class Ranks(SteeredGroup):
         return set() if self.life.cell is None else self.life.cell.waiting
 
     @property
+    def has_cell(self) -> bool:
+        """Whether the ranks have a cell."""
+        return self.life.cell is not None
+
+    @property
     def state(self) -> str:
         """What the group is doing, as ``%ddp status`` says it."""
         return self.life.state.value
@@ -112,6 +118,19 @@ class Ranks(SteeredGroup):
         result = self.finish(self.begin(source, **request))
         result.raise_for_failure()
         return result
+
+    def run_and_watch(self, source: str, watch: Callable[[str], None]) -> None:
+        """Run a cell; call this with all that it has printed so far, after each piece."""
+
+        class Watching(TextView):
+            said = ""
+
+            def _show_notice(self, notice: Notice) -> None:
+                super()._show_notice(notice)
+                self.said += getattr(notice, "text", "")
+                watch(self.said)
+
+        self.show(self.begin(source), Watching(StreamScreen())).raise_for_failure()
 
     def before_next_cell(self, act: Callable[[], object]) -> None:
         """Call this just before the next cell is handed to the ranks."""
@@ -166,7 +185,7 @@ class Ranks(SteeredGroup):
         self.session.whereabouts.hang_after = seconds
 
     def count_kills_in(self, counter: Path) -> None:
-        """Read the system's number of kills for want of memory in this file."""
+        """Read from this file how many processes the system killed because it ran out of memory."""
         self.session._do._memory = MemoryWatch([counter], [])
 
     @property
@@ -223,7 +242,7 @@ class Ranks(SteeredGroup):
 
     @property
     def refused(self) -> int:
-        """How many messages were refused, for they were not signed."""
+        """How many messages were refused because they were not signed."""
         return self.session.require_link().refused
 
     @property

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from drivers.ranks import Ranks
 from processes import wait_until
 
-from nbddp.group.tracing import trace_of
-from nbddp.magics.steered import SteeredGroup
-from nbddp.record.cell import CellRequest
 from nbddp.wire.trace_messages import Steps
 
 analysis = pytest.importorskip("hta.trace_analysis")
@@ -27,12 +25,12 @@ for step in range(8):
 """
 
 
-def test_it_reads_all_ranks_with_their_steps_and_collectives(group: SteeredGroup) -> None:
+def test_it_reads_all_ranks_with_their_steps_and_collectives(group: Ranks) -> None:
     asked = Steps(first=3, last=6)
-    handle = group.session.submit(CellRequest(source=TRAIN, trace=asked))
+    handle = group.begin(TRAIN, trace=asked)
     assert wait_until(lambda: handle.is_finished, timeout=60.0)
     assert handle.result is not None
-    trace = trace_of(group.session, handle.result, asked)
+    trace = group.trace(handle.result, asked)
     read = analysis.TraceAnalysis(trace_dir=str(trace.folder)).t
     assert sorted(read.traces) == [0, 1]
     # it leaves the last one out, of which it cannot know whether it is whole
