@@ -52,7 +52,9 @@ class Afterlife:
 
         @functools.wraps(destroy)
         def destroy_and_free(group: dist.ProcessGroup | None = None) -> None:
-            has_met = dist.is_initialized() and _has_met(module._get_default_group())
+            # a group of this rank alone does not show that peers of an earlier one have connected
+            is_shared = dist.is_initialized() and dist.get_world_size() > 1
+            has_met = is_shared and _has_met(module._get_default_group())
             destroy(group)
             if os.getpid() != self._pid:
                 return

@@ -193,6 +193,17 @@ def test_a_group_may_end_as_soon_as_it_is_there(group: Ranks) -> None:
     group.run("dist.barrier()")
 
 
+def test_a_group_of_one_rank_ends_no_connection_of_ranks_that_still_meet(group: Ranks) -> None:
+    run_bare(
+        group,
+        "for _ in range(50):\n"
+        "    dist.init_process_group('gloo')\n    dist.destroy_process_group()\n"
+        "    dist.init_process_group('gloo', rank=0, world_size=1)\n"
+        "    dist.destroy_process_group()",
+    )
+    group.run("dist.barrier()")
+
+
 def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(
     group: Ranks,
 ) -> None:
