@@ -453,12 +453,12 @@ class AnyOrder(RuleBasedStateMachine):
             assert set(imagined.life.alive) == before
 
     @invariant()
-    def a_second_interrupt_ends_the_cell(self) -> None:
+    def an_interrupt_after_the_user_was_told_ends_the_cell(self) -> None:
         if self.life.state.is_busy:
             imagined = Imagined(self)
             imagined.step(InterruptAsked())
-            imagined.step(InterruptAsked())
             imagined.ring(self.alarms, Alarm.STUCK)
+            imagined.step(InterruptAsked())
             imagined.killed_exit()
             assert imagined.life.cell is None
 

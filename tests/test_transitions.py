@@ -598,8 +598,11 @@ def test_a_double_click_does_not_kill_what_obeys_within_a_second() -> None:
     assert (life.state, actions) == (GroupState.IDLE, [Finished(cell=1)])
 
 
-def test_a_double_click_kills_what_does_not_obey_within_a_second() -> None:
-    _, actions = play(InterruptAsked(), ended(0), rang(Alarm.STUCK), life=INTERRUPTING)
+def test_after_a_double_click_the_user_is_told_before_another_interrupt_kills() -> None:
+    """C code that ends by itself after some seconds keeps all names."""
+    life, actions = play(InterruptAsked(), ended(0), rang(Alarm.STUCK), life=INTERRUPTING)
+    assert [type(each) for each in actions] == [Remark]
+    _, actions = play(InterruptAsked(), life=life)
     assert actions == [Remark(text=AGAIN), Kill(ranks=(1,))]
 
 

@@ -303,7 +303,7 @@ def _interrupt(life: Life, cell: CellLife) -> Step:
     waiting = tuple(sorted(cell.waiting))
     cell = replace(cell, interrupts=cell.interrupts + 1)
     life = replace(life, state=GroupState.INTERRUPTING, cell=cell)
-    if cell.interrupts > 1:  # while nobody is stuck it is a double click
+    if cell.interrupts > 1:  # before the user was told what it does, it is a double click
         return _kill(life, cell, waiting) if cell.is_stuck else (life, [])
     return life, [
         SendInterrupt(cell=cell.number, ranks=waiting),
@@ -351,8 +351,6 @@ def _on_cell_alarm(life: Life, cell: CellLife, event: Rang) -> Step:
             ]
         case Alarm.STUCK:
             cell = replace(cell, is_stuck=True)
-            if cell.interrupts > 1:
-                return _kill(life, cell, waiting)
             killed_in = life.grace - STUCK_AFTER, CLEANUP - STUCK_AFTER
             text = reasons.stuck(waiting, deaf, event, killed_in=killed_in)
             return replace(life, cell=cell), [Remark(text=text)]

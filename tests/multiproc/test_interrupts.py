@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from drivers.ranks import Ranks
 from limits import limits_source, set_limits
-from moments import are_computing, come_to_rest, when
+from moments import are_computing, come_to_rest, run_and_act, when
 from notebook import Notebook, Reply
-from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
 
@@ -212,24 +211,31 @@ def test_a_notebook_that_stood_still_takes_nobody_for_deaf(notebook: Notebook) -
     assert "kept 1" in notebook.run("%%ddp --ranks 1\nprint('kept', kept)").text
 
 
-def test_a_second_interrupt_kills_at_once(make_group: Callable[..., Ranks]) -> None:
+def test_a_second_interrupt_kills_at_once_when_the_user_was_told_of_it(
+    make_group: Callable[..., Ranks],
+) -> None:
     group = make_group(2, grace=40.0)
     source = f"import ctypes\n{BEGUN}\nif rank == 1: ctypes.PyDLL(None).sleep(60)\ndist.barrier()"
+    pids = group.pids
+    begun = [Path(f"begun{rank}") for rank in pids]
 
-    def rank_0_is_done() -> bool:
-        return group.computing == {1}
+    def press_twice() -> None:
+        assert come_to_rest(pids.values())
+        group.interrupt()
+        group.interrupt()  # nothing said yet what this would do
 
+    pressing = when(lambda: all(map(Path.exists, begun)), press_twice)
     began = time.monotonic()
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
-        run_and_interrupt(group, source, again_when=rank_0_is_done)
-    assert time.monotonic() - began < 30  # without the second it takes the grace
+        run_and_act(group, source, lambda said: "if you interrupt again" in said, group.interrupt)
+    pressing.join()
+    assert time.monotonic() - began < 30  # without another one it takes the grace
 
 
 def run_and_interrupt(
     group: Ranks,
     source: str,
     *,
-    again_when: Callable[[], bool] | None = None,
     rests: Sequence[int] | None = None,
 ) -> None:
     """Run source, interrupt when all ranks have begun and wait, raise what came of it.
@@ -243,9 +249,6 @@ def run_and_interrupt(
     def interrupt() -> None:
         assert come_to_rest([pids[rank] for rank in (pids if rests is None else rests)])
         group.interrupt()
-        if again_when is not None:
-            assert wait_until(again_when)
-            group.interrupt()
 
     pressing = when(lambda: all(map(Path.exists, begun)), interrupt)
     try:
