@@ -81,7 +81,7 @@ def kernel(
     """
     if getattr(request.module, "SHARES_KERNEL", False):
         lasting: Notebook = request.getfixturevalue("lasting_kernel")
-        lasting.run("%reset -f")
+        assert lasting.run(f"%reset -f\n%cd -q {lasting.temporary.parent}").status == "ok"
         yield lasting
         return
     with Notebook(tmp_path_factory.mktemp("notebook")) as notebook:
