@@ -110,7 +110,9 @@ def _of_markdown(source: str) -> NotebookNode:
 def _course() -> str:
     """Return the first page: what nbddp is, and the table of the notebooks."""
     readme = (ROOT / "README.md").read_text("utf-8")
-    about = re.search(r"^Distributed PyTorch.*?(?=\n\n)", readme, re.MULTILINE | re.DOTALL)
+    about = re.search(
+        r"^nbddp runs distributed PyTorch.*?(?=\n\n)", readme, re.MULTILINE | re.DOTALL
+    )
     if about is None:
         raise LookupError("README.md has no first paragraph")
     course = (DOCS / "course.md").read_text("utf-8").partition("\n")[2]

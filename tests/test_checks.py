@@ -488,7 +488,8 @@ def test_a_test_on_one_rank_is_found_where_ddp_sends_buffers(
 ) -> None:
     found = look_at(Source(text + under("if rank == 0", TEST), {"model": kind}))
     assert [each.rule for each in found] == (["ND102"] if is_found else [])
-    assert all(each.text.endswith("forward sends its buffers to all ranks.") for each in found)
+    effect = "the first forward after a training step broadcasts buffers to all ranks."
+    assert all(each.text.endswith(effect) for each in found)
     assert rules_in(text + under("if rank == 0", TEST.replace("model(", "model.module("))) == []
     assert rules_in(text + TEST, {"model": kind}) == []
 
@@ -796,7 +797,7 @@ def test_in_the_cell_that_fails_only_ddps_own_word_counts(
     found = look_at_ranks(Facts(ranks=ranks, world_size=2, source=Source(text), is_ok=False))
     assert [each.rule for each in found] == (["ND216"] if is_found else [])
     assert all(
-        each.text == "2 parameters of model took no part in the loss: a, b." for each in found
+        each.text == "2 parameters of model got no gradient from the loss: a, b." for each in found
     )
 
 
@@ -835,14 +836,14 @@ TRAINS = "for x in train:\n    model(x).sum().backward()\n"
         (
             [{"sampler": "stream", "data": "A 1"}] * 2,
             "ND201",
-            "train gives every rank the same stream of samples: nobody deals them out.",
+            "train gives every rank the same stream of samples, so all ranks train on the same data.",
         ),
         ([{"sampler": "stream", "data": "A 1"}, {"sampler": "stream", "data": "A 2"}], "", ""),
         ([{"sampler": "stream"}] * 2, "", ""),
         (
             [{"sampler": "dealt", "order": "1 2"}, {"sampler": "dealt", "order": "1 3"}],
             "ND205",
-            "the data that train deals out is in another order on each rank, such as after "
+            "the dataset of train has a different order on each rank, for example because of "
             "random.shuffle without a seed.",
         ),
         ([{"sampler": "dealt", "order": "1 2"}] * 2, "", ""),

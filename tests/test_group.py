@@ -88,7 +88,7 @@ def test_values_of_a_group_whose_ranks_are_all_gone_are_not_an_empty_list(
     group.kill(1)
     with pytest.raises(RequestError) as caught:
         group.pull("x")
-    assert str(caught.value) == "every rank is gone; `%ddp restart` starts the group anew"
+    assert str(caught.value) == "all ranks are dead; `%ddp restart` restarts them"
     with pytest.raises(RequestError):
         group.push({"x": 1})
     assert not [command for _, command in link.sent if not isinstance(command, Leave)]

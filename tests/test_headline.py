@@ -69,21 +69,23 @@ def error_of(source: str) -> BaseException:
         ("\nraise ValueError('too low')", Headline("ValueError", "too low", 2)),
         (
             "raise ValueError('a') from KeyError('b')",
-            Headline("ValueError", "a", 1, "from KeyError: 'b'"),
+            Headline("ValueError", "a", 1, "caused by KeyError: 'b'"),
         ),
-        (CHAIN, Headline("RuntimeError", "top", 8, "from KeyError: 'root'")),
+        (CHAIN, Headline("RuntimeError", "top", 8, "caused by KeyError: 'root'")),
         (
             "raise RuntimeError(SAVED)",
             Headline(
                 "PicklingError",
                 "Can't pickle <function f>",
                 1,
-                "on rank 2; rank 0 failed too",
+                "on rank 2; rank 0 also failed",
             ),
         ),
         (
             "raise ValueError('not saved') from RuntimeError(SAVED)",
-            Headline("ValueError", "not saved", 1, "from PicklingError: Can't pickle <function f>"),
+            Headline(
+                "ValueError", "not saved", 1, "caused by PicklingError: Can't pickle <function f>"
+            ),
         ),
         (
             "try:\n    1/0\nexcept ZeroDivisionError:\n    raise ValueError('a')",
@@ -135,7 +137,7 @@ def test_the_traceback_of_another_process_is_no_cause() -> None:
 def test_errors_that_are_each_others_cause_end_the_search() -> None:
     one, other = ValueError("one"), KeyError("other")
     one.__cause__, other.__cause__ = other, one
-    assert headline_of(one, is_cell).because == "from KeyError: 'other'"
+    assert headline_of(one, is_cell).because == "caused by KeyError: 'other'"
 
 
 def test_an_assertion_without_a_text_shows_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,4 +167,4 @@ def test_what_the_users_words_say_already_is_not_said_again() -> None:
     error.__cause__ = TypeError("no lock")
     assert headline_of(error, lambda _name: False).because == ""
     error.__cause__ = TypeError("another reason")
-    assert headline_of(error, lambda _name: False).because == "from TypeError: another reason"
+    assert headline_of(error, lambda _name: False).because == "caused by TypeError: another reason"

@@ -94,7 +94,7 @@ def test_who_is_missing_is_one_clear_sentence(at_the_door: AtTheDoor) -> None:
 def test_the_line_names_the_notebooks_python_and_may_be_changed(at_the_door: AtTheDoor) -> None:
     said = at_the_door.nodes.opened()
     assert f"\n    {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes=1 " in said
-    assert "at another path there, replace that path" in said
+    assert "change Python's path if it differs" in said
 
 
 def test_who_was_refused_is_named_with_the_reason(at_the_door: AtTheDoor) -> None:

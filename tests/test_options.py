@@ -377,8 +377,8 @@ def test_an_option_that_needs_a_new_start_is_refused_with_the_way_to_it(
     with pytest.raises(RequestError) as caught:
         check_unchanged(asked_spec(cell(line), current), current)
     assert str(caught.value) == (
-        f"the worker group runs with {runs_with}; `%ddp restart {flags}` starts it anew "
-        "(its names are lost), so does --fresh in the cell"
+        f"the worker group runs with {runs_with}; `%ddp restart {flags}` restarts it "
+        "with the new options (its names are lost), and so does --fresh in the cell"
     )
 
 

@@ -34,21 +34,21 @@ OFF, IDLE = life(GroupState.OFF), life(GroupState.IDLE)
             "%ddp restart",
             IDLE,
             life(GroupState.IDLE, attempt=2),
-            "the ranks were started anew; the next cell works",
+            "the ranks were restarted; the next cell works",
         ),
         (
             "%ddp kill",
             IDLE,
             life(GroupState.BROKEN, gone=(1,)),
-            "of rank 1 all names are gone; `%ddp heal` replaces it, `%ddp restart` starts the "
-            "group anew, `%%ddp --ranks 0,2` uses the others",
+            "of rank 1 all names are gone; `%ddp heal` replaces it, `%ddp restart` restarts "
+            "all ranks, `%%ddp --ranks 0,2` uses the others",
         ),
         (
             "%ddp heal",
             life(GroupState.BROKEN, gone=(0, 1)),
             life(GroupState.BROKEN, gone=(0, 1)),
             "of ranks 0-1 all names are gone; `%ddp heal` replaces those that are gone, `%ddp "
-            "restart` starts the group anew, `%%ddp --ranks 2` uses the others",
+            "restart` restarts all ranks, `%%ddp --ranks 2` uses the others",
         ),
         (
             "%ddp stop",
@@ -93,7 +93,7 @@ def test_what_is_so_now_is_said_in_one_line(
 def test_a_heal_in_vain_is_said_with_what_can_be_done() -> None:
     vain, broken = "the group was not healed: rank 1 was killed", life(GroupState.BROKEN, gone=(1,))
     assert with_way_on(vain, broken) == (
-        f"{vain}; `%ddp heal` replaces it, `%ddp restart` starts the group anew, `%%ddp --ranks "
+        f"{vain}; `%ddp heal` replaces it, `%ddp restart` restarts all ranks, `%%ddp --ranks "
         "0,2` uses the others"
     )
     assert with_way_on(vain, OFF) == vain

@@ -339,14 +339,14 @@ def test_a_rank_named_twice_gets_the_cell_once() -> None:
 
 def test_a_cell_for_a_dead_rank_is_refused_with_all_ways_out() -> None:
     words = (
-        "rank 1 was killed by SIGKILL; `%ddp heal` replaces it, `%ddp restart` starts the group "
-        "anew, `%%ddp --ranks 0` uses the others"
+        "rank 1 was killed by SIGKILL; `%ddp heal` replaces it, `%ddp restart` restarts all ranks, "
+        "`%%ddp --ranks 0` uses the others"
     )
     assert advance(BROKEN, run()) == (BROKEN, [Refuse(reason=words)])
 
 
 def test_when_every_rank_is_dead_only_a_restart_is_offered() -> None:
-    words = "rank 0 was killed by SIGKILL; `%ddp restart` starts the group anew"
+    words = "rank 0 was killed by SIGKILL; `%ddp restart` restarts all ranks"
     assert advance(ALL_GONE, run()) == (ALL_GONE, [Refuse(reason=words)])
 
 
@@ -648,7 +648,7 @@ def test_after_a_second_the_user_is_told_which_ranks_are_deaf() -> None:
     assert actions == [
         Remark(
             text="rank 1 did not answer the interrupt yet (in C code that does not return?); "
-            "killed in 4 s, or at once if you interrupt again"
+            "will be killed in 4 s, or at once if you interrupt again"
         )
     ]
 
@@ -657,7 +657,7 @@ def test_after_a_second_a_rank_that_was_stopped_by_hand_is_told_from_a_deaf_one(
     _, actions = play(noticed(0), rang(Alarm.STUCK, stopped=((1, 4321),)), life=INTERRUPTING)
     assert actions == [
         Remark(
-            text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); killed in 4 s, or at once "
+            text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); will be killed in 4 s, or at once "
             "if you interrupt again"
         )
     ]
@@ -665,7 +665,7 @@ def test_after_a_second_a_rank_that_was_stopped_by_hand_is_told_from_a_deaf_one(
     assert actions == [
         Remark(
             text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); rank 0 did not answer the "
-            "interrupt yet (in C code that does not return?); killed in 4 s, or at once if you "
+            "interrupt yet (in C code that does not return?); will be killed in 4 s, or at once if you "
             "interrupt again"
         )
     ]
@@ -710,17 +710,17 @@ def test_at_the_end_of_the_grace_ranks_that_noticed_are_not_killed() -> None:
     assert (life.state, actions) == (GroupState.INTERRUPTING, [])
 
 
-COMPUTING = "still computing in C code that holds Python's lock: killed in 59 s"
+COMPUTING = "still computing in C code that holds the GIL and will be killed in 59 s"
 
 
 def test_after_a_second_the_user_is_told_which_deaf_ranks_compute() -> None:
     _, actions = play(rang(Alarm.STUCK, working=(0, 1)), life=INTERRUPTING)
-    assert actions == [Remark(text=f"ranks 0-1 {COMPUTING}, or at once if you interrupt again")]
+    assert actions == [Remark(text=f"ranks 0-1 are {COMPUTING}, or at once if you interrupt again")]
     _, actions = play(rang(Alarm.STUCK, working=(0,)), life=INTERRUPTING)
     assert actions == [
         Remark(
-            text=f"rank 0 {COMPUTING}; rank 1 did not answer the interrupt yet (in C code that "
-            "does not return?); killed in 4 s, or at once if you interrupt again"
+            text=f"rank 0 is {COMPUTING}; rank 1 did not answer the interrupt yet (in C code that "
+            "does not return?); will be killed in 4 s, or at once if you interrupt again"
         )
     ]
 
@@ -764,7 +764,7 @@ def test_the_grace_is_the_one_that_the_start_asked_for() -> None:
     assert remark == Remark(text="ranks 0-1 did not answer the interrupt in 20 s: killed")
     _, [remark] = play(InterruptAsked(), rang(Alarm.STUCK), life=life)
     assert isinstance(remark, Remark)
-    assert "killed in 19 s" in remark.text
+    assert "will be killed in 19 s" in remark.text
     _, actions = play(StopAsked(), life=life)
     assert alarm(Alarm.STOP, 20.0) in actions
 

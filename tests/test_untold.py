@@ -77,7 +77,7 @@ def test_each_reason_has_its_lines_together() -> None:
 @pytest.mark.parametrize(("count", "end"), [(20, "t[19].rank"), (3000, "t[19].rank, 2,980 more")])
 def test_places_are_told_to_a_bound(count: int, end: str) -> None:
     [_, line] = healed({}, {}, places=count).lines()
-    assert line.startswith("given the rank of who has it now: t[0].rank, ")
+    assert line.startswith("set to the new rank's own number: t[0].rank, ")
     assert line.endswith(end)
 
 

@@ -267,8 +267,8 @@ def test_a_rank_is_killed_and_its_peers_lose_the_connection() -> None:
     assert verdict.report() == (
         "first cause: rank 1 was killed by SIGKILL\n"
         "  ranks 0,2: connection to a peer lost in all_reduce #7, line 9 (a consequence)\n"
-        "Rank 1 lost all names, the others keep theirs: `%ddp heal` brings rank 1 back with them, "
-        "`%ddp restart` starts the group anew."
+        "Rank 1 lost all names, the other ranks keep theirs. `%ddp heal` replaces rank 1 and copies "
+        "the names, `%ddp restart` restarts all ranks."
     )
 
 
@@ -297,7 +297,7 @@ def test_the_user_interrupts() -> None:
 def test_when_every_rank_is_lost_none_is_said_to_keep_its_names() -> None:
     said = verdict_on({}, {0: (-9, 1.0), 1: (-9, 1.0)}).report()
     assert "the others keep theirs" not in said
-    assert said.endswith("`%ddp restart` starts the group anew.")
+    assert said.endswith("`%ddp restart` restarts all ranks.")
 
 
 def test_a_rank_that_died_says_why_that_may_be_and_what_it_wrote_last() -> None:
@@ -307,7 +307,7 @@ def test_a_rank_that_died_says_why_that_may_be_and_what_it_wrote_last() -> None:
     assert verdict.report().split("\n")[:6] == [
         "first cause: rank 1 was killed by SIGKILL",
         "  probably out of memory",
-        "  the last that it wrote:",
+        "  last output of rank 1:",
         "  | step 6",
         "  | step 7",
         "  rank 0: connection to a peer lost in all_reduce #7, line 9 (a consequence)",
@@ -330,7 +330,7 @@ def test_ranks_that_were_aborted_say_in_which_call_and_whose_last_words_are_told
     assert verdict.report().split("\n")[:3] == [
         "first cause: ranks 1-2 were killed by SIGABRT in all_gather, line 3",
         f"  {MISFIT}",
-        "  the last that rank 1 wrote:",
+        "  last output of rank 1:",
     ]
 
 
@@ -505,7 +505,9 @@ def test_who_was_elsewhere_is_the_cause_of_a_timeout_and_who_waited_is_not() -> 
 
 def test_a_timeout_in_a_collective_without_a_name_has_its_cause_too() -> None:
     verdict = verdict_on({0: timed_out(collective=""), 1: interrupted("", line=0)})
-    assert verdict.summary() == "rank 1 did not come to the collective that the others waited in"
+    assert (
+        verdict.summary() == "rank 1 did not come to the collective in which the other ranks waited"
+    )
 
 
 def test_where_all_waited_the_first_timeout_is_the_cause() -> None:

@@ -61,7 +61,7 @@ def _same_samples(facts: Facts) -> Iterator[Found]:
             given = "the same stream of samples" if is_stream else f"all {its[0].samples} samples"
             yield Found(
                 facts.line(name),
-                f"{name} gives every rank {given}: nobody deals them out.",
+                f"{name} gives every rank {given}, so all ranks train on the same data.",
             )
 
 
@@ -71,7 +71,7 @@ SAME_SAMPLES = Rule(
     title="ranks that train on the same samples",
     why="Each rank goes through all of the data: N ranks do N times the work of one.",
     fix="Give the loader a DistributedSampler, or use `nbddp.loader`; let an IterableDataset yield "
-    "this rank's part only, such as `itertools.islice(samples, rank, None, world_size)`.",
+    "only this rank's samples, with `itertools.islice(samples, rank, None, world_size)`.",
     notebook=DATA,
     find=_same_samples,
     bad=example(TRAINS, *[{"train": Loader(sampler="random", data="a", samples=64)}] * 2),
@@ -98,7 +98,7 @@ def _other_seeds(facts: Facts) -> Iterator[Found]:
 OTHER_SEEDS = Rule(
     id="ND202",
     title="samplers with another seed on each rank",
-    why="The ranks deal out one order, which all must know: each takes every N-th sample of it.",
+    why="All ranks must shuffle in the same order, because each takes every N-th sample of it.",
     fix="Give all ranks the same seed.",
     notebook=DATA,
     find=_other_seeds,
@@ -117,8 +117,8 @@ def _wrong_shares(facts: Facts) -> Iterator[Found]:
             wrong = next(each for each in counts.values() if each != facts.world_size)
             yield Found(
                 facts.line(name),
-                f"the sampler of {name} deals the data out to {wrong} rank"
-                f"{'' if wrong == 1 else 's'}, and {facts.world_size} train with it.",
+                f"the sampler of {name} splits the data among {wrong} rank"
+                f"{'' if wrong == 1 else 's'}, but {facts.world_size} ranks train with it.",
             )
         elif max(places.values()) > 1:
             twice = [rank for rank, each in its.items() if places[each.place] > 1]
@@ -166,18 +166,18 @@ def _other_data(facts: Facts) -> Iterator[Found]:
         if _differ(samples):
             yield Found(
                 facts.line(name),
-                f"the data that {name} deals out differs: {_parted(samples)} samples.",
+                f"the dataset of {name} differs between ranks: {_parted(samples)} samples.",
             )
         elif "" not in data.values() and _differ(data):
             yield Found(
                 facts.line(name),
-                f"the data that {name} deals out differs from rank to rank, such as a random split "
-                "without a seed.",
+                f"the dataset of {name} differs between ranks, for example because of a random "
+                "split without a seed.",
             )
         elif _is_in_other_order([each.order for each in its.values()]):
             yield Found(
                 facts.line(name),
-                f"the data that {name} deals out is in another order on each rank, such as after "
+                f"the dataset of {name} has a different order on each rank, for example because of "
                 "random.shuffle without a seed.",
             )
 
@@ -191,8 +191,8 @@ def _is_in_other_order(orders: list[str]) -> bool:
 OTHER_DATA = Rule(
     id="ND205",
     title="a sampler over data that differs between ranks",
-    why="Each rank takes its share of what it has itself: together they miss samples, and train on "
-    "what others keep for their test.",
+    why="Each rank takes its share of its own dataset: some samples are never used, and some are "
+    "trained on although another rank keeps them for its test.",
     fix="Make the dataset the same on all ranks: give a random split a generator with a fixed "
     "seed; sort a list, or shuffle it with `random.Random(0).shuffle(files)`.",
     notebook=DATA,
@@ -263,8 +263,8 @@ DRIFTED = Rule(
     title="models that have drifted apart",
     why="Ranks average gradients, not parameters: models that differ stay different, and what one "
     "rank saves is not what the others have trained.",
-    fix="Change parameters on all ranks alike: load on all, step on all, train through the "
-    "wrapper; wrapping anew sends rank 0's to all.",
+    fix="Change parameters on all ranks alike: load on all, step on all, train through the DDP "
+    "model. Wrapping the model in DDP again copies rank 0's parameters to all ranks.",
     notebook=MODEL,
     find=_drifted,
     bad=example("", *[{"model": Model(ranks=2, sample=[n], shapes="s")} for n in (0.5, 0.6)]),

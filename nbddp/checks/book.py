@@ -92,7 +92,7 @@ def look_at(source: Source) -> list[Finding]:
     r"""What the rules over code find there, in the order of its lines.
 
     >>> [each.headline for each in look_at(Source("dist.all_reduce(x, async_op=True)"))]
-    ['ND105 line 1: nobody can wait for this dist.all_reduce: its handle is dropped.']
+    ['ND105 line 1: the handle of this dist.all_reduce is dropped, so no code can wait for it.']
     """
     found = [each for rule in STATIC for each in rule.findings(source)]
     return in_order(each for each in found if not source.is_silenced(each.rule, each.line))

@@ -10,7 +10,7 @@ from nbddp.checks.conditions import tests_at
 from nbddp.checks.source import Source
 from nbddp.checks.syntax import argument, may_be_true, names_in, passes_on_more
 
-_GROUP_PLACES = {  # the position of ``group`` among the arguments; None: it has none
+_GROUP_PLACES = {  # position of the ``group`` argument; None if there is no such argument
     **dict.fromkeys(("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce"), 2),
     **dict.fromkeys(("all_to_all", "broadcast", "broadcast_object_list"), 2),
     **dict.fromkeys(("gather", "gather_object", "reduce", "reduce_scatter"), 3),

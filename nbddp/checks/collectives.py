@@ -60,9 +60,10 @@ def _of_some_ranks(source: Source) -> Iterator[Found]:
 
 
 def _others_meet_below(source: Source, call: ast.Call, outer: ast.AST) -> bool:
-    """Return whether the ranks that make the call leave then, and the others meet below ``outer``.
+    """Return whether the other ranks make a collective after ``outer``.
 
-    They leave by ``return``, ``raise``, ``break`` or ``continue``.
+    The ranks that make ``call`` leave before it, by ``return``, ``raise``, ``break`` or
+    ``continue``.
     """
     left = left_after(source, call, outer)
     if left is None:
@@ -196,7 +197,8 @@ def _in_except(source: Source) -> Iterator[Found]:
 IN_EXCEPT = Rule(
     id="ND104",
     title="a collective in an except block",
-    why="An error on one rank is rarely one on all: who handles it waits for those that have none.",
+    why="An error on one rank is rarely an error on all: the rank that handles it waits for the "
+    "ranks without an error.",
     fix="Note the error in a tensor, all_reduce that on every rank behind the `try`, then decide.",
     notebook=forwards.HANGS,
     find=_in_except,
@@ -212,13 +214,14 @@ def _not_waited_for(source: Source) -> Iterator[Found]:
         starts = name in COLLECTIVES and is_true(argument(call, "async_op"))
         if is_alone and (starts or name in ("torch.distributed.isend", "torch.distributed.irecv")):
             yield Found(
-                source.line(call), f"nobody can wait for this {short(name)}: its handle is dropped."
+                source.line(call),
+                f"the handle of this {short(name)} is dropped, so no code can wait for it.",
             )
 
 
 NOT_WAITED_FOR = Rule(
     id="ND105",
-    title="an asynchronous collective that nobody waits for",
+    title="an asynchronous collective without a wait()",
     why="The tensor may be read before the result is in it, or be changed while it is being sent.",
     fix="Keep the handle and call its `wait()` before you touch the tensor.",
     notebook="01_ranks_stores_and_collectives.ipynb",

@@ -41,8 +41,8 @@ def depends_on_rank(test: ast.AST) -> bool:
 def picks_one_of_all(test: ast.AST) -> bool:
     """Return whether a condition is certainly true on one rank only, or on all ranks but one.
 
-    The rank in a dimension of a mesh, or in a group, does not tell that: several ranks have it. A
-    condition with an ``or`` may be true on all ranks.
+    A rank in a mesh dimension or in a subgroup does not count: several processes have the same
+    one. A condition with an ``or`` may be true on all ranks.
 
     >>> [picks_one_of_all(ast.parse(text, mode="eval").body) for text in ("rank == 0", "tp_rank")]
     [True, False]
@@ -282,10 +282,11 @@ def _parts(test: ast.expr, *, is_so: bool) -> Iterator[tuple[str, bool, ast.expr
 
 
 def may_exclude(source: Source, one: ast.AST, other: ast.AST) -> bool:
-    """Return whether one place may be reached only where the other is not.
+    """Return whether a process may run only one of two nodes.
 
-    Conditions on the rank do not count. The places exclude each other for sure where a condition
-    holds at one and not at the other, and perhaps where each has a condition that the other lacks.
+    Conditions on the rank are ignored. Two nodes certainly exclude each other if one needs a
+    condition to be true and the other needs it to be false. They may exclude each other if each
+    has a condition that the other lacks.
     """
     mine, others = (
         {(text, is_so) for text, is_so, test in tests_at(source, each) if not depends_on_rank(test)}

@@ -22,7 +22,7 @@ class Loader:
         shuffles: whether it has another order in another epoch.
         samples: in its dataset, on this rank.
         data: tells equal data from other data; empty where that cannot be told.
-        order: two checksums of the dataset's lists: one is the same in any order, one is not.
+        order: two checksums of the dataset's lists; only the second one depends on the order.
         batches: that this rank gets.
     """
 

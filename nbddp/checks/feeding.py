@@ -226,7 +226,7 @@ def _seed_of_rank(source: Source) -> Iterator[Found]:
 SEED_OF_RANK = Rule(
     id="ND113",
     title="a sampler whose seed depends on the rank",
-    why="The ranks deal out one order, which all must know: each takes every N-th sample of it.",
+    why="All ranks must shuffle in the same order, because each takes every N-th sample of it.",
     fix="Give all ranks the same seed; only augmentation may have one for each rank.",
     notebook=NOTEBOOK,
     find=_seed_of_rank,
@@ -255,8 +255,8 @@ def _splits_at_random(source: Source) -> Iterator[Found]:
         if name in ("random.shuffle", "numpy.random.shuffle") and _is_dealt_behind(source, call):
             yield Found(
                 source.line(call),
-                f"{ast.unparse(call)} without a seed: each rank has a different order, and the "
-                "sampler's shares overlap.",
+                f"{ast.unparse(call)} without a seed: each rank has a different order, so the "
+                "shares that the sampler gives to the ranks overlap.",
             )
 
 
@@ -281,11 +281,11 @@ def _names_behind(source: Source, node: ast.AST, depth: int = 3) -> set[str]:
 
 SPLITS_AT_RANDOM = Rule(
     id="ND114",
-    title="a random split, or order, that differs between ranks",
-    why="What one rank holds back for its test, another one trains on: the score is too good. If "
-    "the order differs, the parts that a sampler gives to the ranks overlap.",
+    title="a random split or order that differs between ranks",
+    why="One rank trains on samples that another rank keeps for its test, so the score is too "
+    "good. If the order differs, the sampler gives overlapping shares to the ranks.",
     fix="Pass `generator=torch.Generator().manual_seed(0)` to the split, or call "
-    "`random.Random(0).shuffle(files)`: the same on all ranks.",
+    "`random.Random(0).shuffle(files)`, with the same seed on all ranks.",
     notebook=NOTEBOOK,
     find=_splits_at_random,
     bad=Source(

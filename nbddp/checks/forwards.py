@@ -31,9 +31,9 @@ def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
                 continue
             kind = "an FSDP model" if is_fsdp else "a DDP model"
             line = source.line(condition.node)
-            effect = "its ranks meet in forward and backward"
+            effect = "its forward and backward need all ranks"
             if is_quiet:
-                effect = "after a training step, forward sends its buffers to all ranks"
+                effect = "the first forward after a training step broadcasts buffers to all ranks"
             yield Found(
                 source.line(call),
                 f"{name}(), {kind}, is called under {condition} (line {line}): {effect}.",
@@ -60,7 +60,7 @@ def _has_buffers(source: Source, name: str) -> bool:
 
 
 def _has_norm(source: Source, value: ast.AST, depth: int = 3) -> bool:
-    """Return whether the code that makes a model, or a class or name in it, names batch norm."""
+    """Return whether an expression, or the code of a name in it, mentions batch norm."""
     if re.search(r"BatchNorm|batchnorm", ast.unparse(value)):
         return True
     names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
@@ -90,10 +90,10 @@ def _makes_ddp(source: Source, value: ast.expr) -> bool:
 
 
 def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
-    """Return whether a Join may take part for the ranks that have finished.
+    """Return whether a ``Join`` may cover a node, so that finished ranks still take part.
 
-    A Join around the code, or around a call of its function, counts. So does a Join that no
-    ``with`` statement shows: it may be entered anywhere.
+    A ``Join`` around the node or around a call of its function counts. So does one that is
+    created outside of a ``with`` statement, because it may be entered anywhere.
     """
     joins = source.once("joins", lambda: _joins(source))
     if not joins or None in joins:
@@ -111,7 +111,7 @@ def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
 
 
 def _joins(source: Source) -> set[ast.AST | None]:
-    """Return the ``with`` statements that enter a Join, and None if one is made elsewhere."""
+    """Return the ``with`` statements of each ``Join``, and None for a ``Join`` without one."""
     found: set[ast.AST | None] = set()
     for call in source.calls_of("Join") + source.calls_of("join"):
         item = next((each for each in source.above(call) if isinstance(each, ast.withitem)), None)
@@ -157,10 +157,10 @@ def is_without_gradients(source: Source, call: ast.Call) -> bool:
 DDP_OF_SOME_RANKS = Rule(
     id="ND102",
     title="a DDP model called under a condition on the rank",
-    why="DDP sends buffers in forward and averages gradients in backward, on all ranks together: "
-    "the rank that is alone with it waits.",
-    fix="Call `model.module(...)` for what one rank does alone with a DDP model, or let all ranks "
-    "call it. All ranks must call an FSDP model.",
+    why="DDP broadcasts buffers in forward and averages gradients in backward. Both need all "
+    "ranks: a rank that calls the model alone waits for the others.",
+    fix="Call `model.module(...)` if only some ranks run a DDP model, or call the model on all "
+    "ranks. An FSDP model must be called on all ranks.",
     notebook=HANGS,
     find=_ddp_of_some_ranks,
     bad=Source("if rank == 0:\n    model(x).sum().backward()\n", {"model": "ddp"}),

@@ -138,7 +138,7 @@ def _of_another_model(facts: Facts) -> Iterator[Found]:
 
 OF_ANOTHER_MODEL = Rule(
     id="ND215",
-    title="an optimizer of a model that was made anew",
+    title="an optimizer with the parameters of an old model",
     why="A cell that makes the model again leaves the optimizer with the old parameters: steps are "
     "made, and the model does not learn.",
     fix="Make the optimizer again after the model.",
@@ -163,7 +163,7 @@ def _unused(facts: Facts) -> Iterator[Found]:
         more = f" and {count - SHOWN} more" if count > SHOWN and shown else ""
         yield Found(
             facts.line(name),
-            f"{count} parameter{'' if count == 1 else 's'} of {name} took no part in the loss"
+            f"{count} parameter{'' if count == 1 else 's'} of {name} got no gradient from the loss"
             f"{': ' if shown else ''}{shown}{more}.",
         )
 
@@ -173,8 +173,8 @@ UNUSED = Rule(
     title="parameters that take no part",
     why="DDP waits for the gradient of every parameter: without them the last bucket is never "
     "averaged, and the next forward pass raises an error.",
-    fix="Freeze them (`requires_grad_(False)` before DDP), use them, or say "
-    "find_unused_parameters=True.",
+    fix="Freeze them (`requires_grad_(False)` before DDP), use them in the loss, or pass "
+    "`find_unused_parameters=True` to DDP.",
     notebook=NOTEBOOK,
     find=_unused,
     bad=example(

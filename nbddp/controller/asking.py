@@ -10,7 +10,7 @@ from nbddp.lifecycle.reasons import NO_GROUP, unknown_rank
 from nbddp.promise import Promise, await_all
 from nbddp.wire.messages import Answer, Command
 
-ALL_GONE = "every rank is gone; `%ddp restart` starts the group anew"
+ALL_GONE = "all ranks are dead; `%ddp restart` restarts them"
 
 
 class Asking:

@@ -236,8 +236,8 @@ def _let_meet(session: Session, make: Callable[[int, int], Command]) -> dict[int
     late = [rank for rank, answer in asked.items() if not answer.done()]
     if late:
         raise RequestError(
-            f"{say_ranks(late)} did not come back in {COMING_BACK:.0f} s from the ranks' meeting; "
-            f"`%ddp kill {late[0]}` ends it, and `%ddp heal` begins anew"
+            f"{say_ranks(late)} still tried to form the process group after {COMING_BACK:.0f} s; "
+            f"run `%ddp kill {late[0]}`, then `%ddp heal` again"
         )
     return _answers(asked)
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nbddp.wire.letters import Letter
 
 WORKING = 0.05  # of a core; five threads that only wait for Python's lock use 0.015 together
-SHORTEST_LOOK = 0.5  # seconds; in less, the system may not have run a rank that computes
+SHORTEST_LOOK = 0.5  # seconds; in a shorter interval a computing rank may get no CPU time
 
 Told = dict[int, Exception]  # the ranks that could not be told, and why
 

@@ -174,8 +174,8 @@ class Nodes:
         """What to do now."""
         join = self.door.join
         lines = [
-            f"the door is open at {join.address}:{join.port}. On each machine, with the same nbddp "
-            "and Python (if they are at another path there, replace that path in the line):",
+            f"waiting for nodes at {join.address}:{join.port}. Run this line on each machine, "
+            "with the same versions of nbddp and Python (change Python's path if it differs):",
             "",
             f"    {self.command}",
             "",

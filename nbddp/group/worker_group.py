@@ -152,7 +152,7 @@ class WorkerGroup:
             session.start(self._spec)
 
     def restart(self) -> None:
-        """End all ranks, whatever they do, and start them anew; their names are gone.
+        """Stop all ranks, even in a running cell, and start new ones; their names are lost.
 
         Raises:
             RequestError: the group cannot be had.

@@ -16,7 +16,7 @@ NOT_HEALED = "the group was not healed"
 def already(life: Life) -> str:
     """Why a group cannot be started."""
     if life.state is GroupState.BROKEN:
-        return "there is a worker group already, with a rank gone; `%ddp restart` starts it anew"
+        return "a worker group with a dead rank is already running; `%ddp restart` restarts it"
     return f"the worker group is {life.state.value} already"
 
 
@@ -65,7 +65,7 @@ def way_on(life: Life) -> str:
     others = f", `%%ddp --ranks {_option(life.alive)}` uses the others" if life.alive else ""
     those = "it" if len(life.gone) == 1 else "those that are gone"
     heal = f"`%ddp heal` replaces {those}, " if life.alive else ""
-    return f"{heal}`%ddp restart` starts the group anew{others}"
+    return f"{heal}`%ddp restart` restarts all ranks{others}"
 
 
 def with_way_on(said: str, life: Life) -> str:
@@ -83,8 +83,7 @@ def stuck(
 ) -> str:
     """Why an interrupted cell still runs: on ``deaf`` ranks Python has not seen the signal.
 
-    ``killed_in`` has the seconds until deaf ranks are killed: those that do not compute, and those
-    that do.
+    ``killed_in``: seconds until the ranks in ``deaf`` are killed, for idle and for computing ones.
     """
     if not deaf:
         return (
@@ -97,8 +96,9 @@ def stuck(
     awake = [rank for rank in deaf if rank not in asleep and rank not in computing]
     words = []
     if computing:
-        where = "still computing in C code that holds Python's lock"
-        words.append(f"{say_ranks(computing)} {where}: killed in {killed_in[1]:.0f} s")
+        are = "is" if len(computing) == 1 else "are"
+        what = f"{say_ranks(computing)} {are} still computing in C code that holds the GIL"
+        words.append(f"{what} and will be killed in {killed_in[1]:.0f} s")
     if asleep:
         pids = " ".join(str(stopped[rank]) for rank in asleep)
         words.append(f"{say_ranks(asleep)} stopped by SIGSTOP (`kill -CONT {pids}` wakes)")
@@ -106,7 +106,7 @@ def stuck(
         who = say_ranks(awake)
         words.append(f"{who} did not answer the interrupt yet (in C code that does not return?)")
     if asleep or awake:
-        words.append(f"killed in {killed_in[0]:.0f} s")
+        words.append(f"will be killed in {killed_in[0]:.0f} s")
     return "; ".join(words) + ", or at once if you interrupt again"
 
 

@@ -68,15 +68,15 @@ def _explain_names_of_ranks(result: Any) -> None:
     name = getattr(result.error_in_exec, "name", None)
     if isinstance(result.error_in_exec, NameError) and name in _NAMES_OF_RANKS:
         print(  # noqa: T201 - for the user
-            f"nbddp: `{name}` is defined on the ranks, not in the notebook: begin the cell with "
+            f"nbddp: `{name}` is defined on the ranks, not in the notebook. Start the cell with "
             "`%%ddp`"
         )
 
 
 def _not_in_the_first_line(_line: str) -> NoReturn:
     raise UsageError(
-        "`%%ddp` and `%%local` must be in the first line of a cell: move all lines that are above "
-        "it, also comments, to below it"
+        "`%%ddp` and `%%local` must be on the first line of a cell. Move the lines above the "
+        "command, comments included, below it"
     )
 
 

@@ -53,7 +53,7 @@ class Again:
         return self._is_anew()
 
     def _is_anew(self) -> str:
-        return f"the ranks were started anew: attempt {self._desk.group.life.attempt}"
+        return f"the ranks were restarted: attempt {self._desk.group.life.attempt}"
 
     def run_again(self) -> str:
         """Start them anew, replay, and run the cell once more."""

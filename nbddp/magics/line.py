@@ -132,7 +132,7 @@ class LineMagics(Magics):
     @start_options
     @argument("--replay", action="store_true", help="then run the cells again that had gone well")
     def restart(self, line: str) -> None:
-        """End all ranks, whatever they do, and start them anew; their names are lost."""
+        """Stop all ranks, even in a running cell, and start new ones; their names are lost."""
         args = parse(self.restart, line)
         desk = self._desk
         spec, begins_run = desk.asked_spec(args), args.name is not None

@@ -263,8 +263,8 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
         flags = " ".join(f"--{name} {_shown(getattr(asked, name))}" for name in changed)
         first = f"{say_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
-            f"{first}the worker group runs with {said}; `%ddp restart {flags}` starts it anew "
-            "(its names are lost), so does --fresh in the cell"
+            f"{first}the worker group runs with {said}; `%ddp restart {flags}` restarts it with "
+            "the new options (its names are lost), and so does --fresh in the cell"
         )
 
 

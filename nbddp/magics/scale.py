@@ -93,7 +93,7 @@ class Scale:
         self._desk.views.show_scaling(self.scaling())
         for each in [*say_troubles(self._rows), said]:
             self._say(each)
-        self._trials.conclude(self._rows, is_ended=is_ended, what=WHAT, way_on="begins anew")
+        self._trials.conclude(self._rows, is_ended=is_ended, what=WHAT, way_on="starts over")
 
     def scaling(self) -> Scaling:
         """What they came to so far."""

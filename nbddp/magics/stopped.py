@@ -35,7 +35,7 @@ def what_is_so(before: Life, now: Life) -> str:
         case GroupState.OFF:
             return "there are no ranks; the next cell starts them"
         case GroupState.IDLE if now.attempt > before.attempt:
-            return "the ranks were started anew; the next cell works"
+            return "the ranks were restarted; the next cell works"
         case GroupState.IDLE:
             return "every rank keeps its names; the next cell works"
         case GroupState.BROKEN:

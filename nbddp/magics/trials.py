@@ -289,7 +289,7 @@ class Trials:
         number = self._desk.prompt_number
         self._desk.note(Left(f"cell [{number}]", "it ran several times, on ranks of its own"))
         lost = f"; given up: {say_unmade(self._lost)}" if self._lost else ""
-        return f"the ranks were started anew, {what} done again{lost}"
+        return f"the ranks were restarted, and {what} done again{lost}"
 
     def _set_aside(self) -> bool:
         """Stop the ranks and keep what is to be done on the next; whether he ends it meanwhile."""

@@ -388,6 +388,6 @@ def why_not(facts: Mapping[str, Any]) -> str:
 
 
 def _say_lost(error: Exception | None) -> str:
-    """Describe the end of a connection; a process killed with unread bytes resets its own."""
+    """Describe the end of a connection. A killed process resets it if it had unread bytes."""
     is_end = error is None or isinstance(error, ConnectionResetError)
-    return "the connection has ended" if is_end else f"the connection was lost ({error})"
+    return "the connection was closed" if is_end else f"the connection was lost ({error})"

@@ -57,7 +57,7 @@ class NodesLauncher:
     def chosen(self) -> list[Node]:
         """Return the nodes that get ranks, in the order of their ranks.
 
-        The nodes that arrived first are chosen: a spare that arrives later renumbers no rank.
+        Choose the nodes that joined first, so that a later spare node does not renumber the ranks.
         """
         return in_order(self.door.staying[: self.most])
 

@@ -1,4 +1,4 @@
-"""The names that a cell's code sets to values which follow from the rank alone."""
+"""Evaluate the assignments of a cell that depend only on the rank and on plain values."""
 
 from __future__ import annotations
 

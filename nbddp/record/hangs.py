@@ -128,7 +128,7 @@ def _where(pulse: Pulse) -> str:
     inside = f" in {pulse.function}()" if pulse.function else ""
     called = " ".join(filter(None, (pulse.collective, pulse.shape)))
     if pulse.thread:
-        return f"waiting in {called} in {pulse.thread}, main thread: {place}{inside}"
+        return f"waiting in {called} in {pulse.thread}; the main thread is at {place}{inside}"
     if pulse.collective:
         return f"waiting in {called}, {place}"
     return f"never came: {place}{inside}"

@@ -62,15 +62,15 @@ class Healed:
             f"{self.seconds:.2f} s ({self.names} names, {say_bytes(self.size)})"
         ]
         if self.places:
-            lines.append(f"given the rank of who has it now: {_say_few(self.places)}")
+            lines.append(f"set to the new rank's own number: {_say_few(self.places)}")
         if self.own:
             have = "has its" if len(self.ranks) == 1 else "have their"
             own = _say_few(self.own)
-            lines.append(f"{say_ranks(self.ranks)} {have} own values again: {own}")
+            lines.append(f"{say_ranks(self.ranks)} {have} own values, not the donor's: {own}")
         if self.unknown:
             lines.append(
-                f"the values of rank {self.donor}, because those of {say_ranks(self.ranks)} are "
-                f"not known: {_say_few(self.unknown)}; set them {self._where('')} if they must "
+                f"copied from rank {self.donor}, because the values of {say_ranks(self.ranks)} "
+                f"are unknown: {_say_few(self.unknown)}; set them {self._where('')} if they must "
                 "differ"
             )
         by_reason: dict[str, list[str]] = {why: [] for why in (*self.left.values(), *self.more)}

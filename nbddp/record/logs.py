@@ -116,9 +116,9 @@ class LogReader:
         return Logged(self._rank, self._path, start, end)
 
     def rest(self) -> Logged | None:
-        """What a rank that is gone wrote and could not mail any more.
+        """Return the output that a dead rank wrote to its log but did not send.
 
-        The stacks of threads that did not crash are left out; the log file has them.
+        The stacks of threads that did not crash are omitted; the log file has them.
         """
         start = end = self._shown
         with suppress(OSError):

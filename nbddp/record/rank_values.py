@@ -1,4 +1,4 @@
-"""The plain values that each rank had at the end of its last cell, and those of a replacement."""
+"""Store each rank's plain values after each cell, and find the values of a replacement."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OwnValues:
 
 
 class RankValues:
-    """Keeps the marks of all ranks by path, such as ``trainer.rank``: what the user writes."""
+    """Stores the marks of all ranks by path. A path is an expression such as ``trainer.rank``."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[str, tuple[str, int]]] = {}  # the mark, and since which cell
@@ -120,7 +120,7 @@ def _marks(known: Mapping[str, tuple[str, int]]) -> dict[str, str]:
 
 
 class _Derivation:
-    """Finds a rank's own value from those of the ranks that live, where that is certain.
+    """Derives a dead rank's value from the values of the living ranks, if only one is possible.
 
     Args:
         living: the marks of the ranks that live.
@@ -172,7 +172,7 @@ class _Derivation:
 
 
 def _rules(path: str) -> list[Rule]:
-    """Return the rules by which a value with such a name may follow from the rank."""
+    """Return the rules for a name, such as ``rank == 0`` for ``is_main``."""
     found = _LAST_WORD.search(path)
     name = found[1] if found else ""
     if _LOCAL.fullmatch(name):

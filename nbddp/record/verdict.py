@@ -47,8 +47,8 @@ _TORCHS = (
 _FRAME = re.compile(r'^  File "(.+?)", line (\d+) in (.+)$', re.MULTILINE)  # of faulthandler
 _MISFIT = "Received data size doesn't match expected size"
 MISFIT = (
-    "the ranks gave tensors of different sizes or types to one call, and Gloo then ends the "
-    "process: give tensors of the same size and type on all ranks"
+    "the ranks passed tensors of different sizes or dtypes to one collective, and Gloo aborts "
+    "the process in that case: pass tensors of the same size and dtype on all ranks"
 )
 
 
@@ -65,7 +65,7 @@ class Ending(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The place that its last output names, as " in all_gather, line 3"; empty if none."""
+        """Call and line from faulthandler's stack: " in all_gather, line 3"; empty without one."""
         stack = _FRAME.findall(self.last_words)  # innermost first, up to the cell
         in_cell = [line for file, line, _ in stack if file == stack[-1][0]]
         calls = [name for file, _, name in stack if file.endswith("/distributed_c10d.py")]
@@ -77,10 +77,13 @@ class Ending(NamedTuple):
 class Trouble:
     """How a cell ended on one rank, when it did not end well.
 
-    ``missed`` is the collective in which others waited for this rank until their timeout, and
-    ``has_waited`` says that of them. ``is_quit`` says that somebody left its debugger. ``begun``
-    counts the collectives that the rank had begun in each group, by the group's ranks; "" is the
-    default group. ``in_group`` says whether the rank is in the default group.
+    Attributes:
+        missed: the collective in which other ranks waited for this rank until their timeout.
+        has_waited: whether this rank is one of those that waited.
+        is_quit: whether the user left this rank's debugger.
+        begun: number of started collectives by group; a key is the list of the group's ranks, or
+            "" for the default group.
+        in_group: whether the rank is in the default group.
     """
 
     rank: int
@@ -106,7 +109,7 @@ class Trouble:
         """Whether it waited for others, and gave up."""
         failure = self.failure
         if failure is not None and failure.name == "DistStoreError" and not failure.collective:
-            return False  # it waited for a key of the user's, which any rank, or none, may write
+            return False  # a key that the user's code waits for: unknown which rank must set it
         return self._is_torchs(_TIMED_OUT)
 
     @property
@@ -115,9 +118,9 @@ class Trouble:
         return self.is_interrupted and self.failure is not None and not self.failure.collective
 
     def is_awaited_in(self, call: str, begun: Mapping[str, int]) -> bool:
-        """Return whether this rank had not come to a call that another rank waited in.
+        """Return whether another rank waited in ``call`` for this rank.
 
-        ``begun`` counts the collectives of the other rank, as the attribute does those of this one.
+        ``begun``: the other rank's number of started collectives, by group.
         """
         if peer := _PEER.search(call):
             return self.rank == int(peer[1])
@@ -221,8 +224,7 @@ class Verdict:
             lines += ["", self.first.failure.traceback.strip("\n"), ""]
             lines += self.first.failure.memory.splitlines()
         if self.first.ending is not None and not self.ended_by:
-            who = "it" if len(self.causes) == 1 else say_ranks([self.first.rank])
-            lines += _of_ending(self.first.ending, who)
+            lines += _of_ending(self.first.ending, say_ranks([self.first.rank]))
         if not self.ended_by:
             lines += [f"  {say_ranks(ranks)}: {_in_passing(each)}" for ranks, each in self.others]
         return "\n".join([*lines, self._way_out()] if advises else lines)
@@ -243,10 +245,10 @@ class Verdict:
             return f"Every rank keeps its names{'' if self._lasts else '; the next cell works'}."
         who = say_ranks(self.lost)
         if not self.has_survivors:
-            return f"{who.capitalize()} lost all names. `%ddp restart` starts the group anew."
+            return f"{who.capitalize()} lost all names. `%ddp restart` restarts all ranks."
         return (
-            f"{who.capitalize()} lost all names, the others keep theirs: `%ddp heal` brings {who} "
-            "back with them, `%ddp restart` starts the group anew."
+            f"{who.capitalize()} lost all names, the other ranks keep theirs. `%ddp heal` replaces "
+            f"{who} and copies the names, `%ddp restart` restarts all ranks."
         )
 
 
@@ -302,7 +304,7 @@ def _with_absent(troubles: list[Trouble]) -> list[Trouble]:
     ]
     if not absent or any(each.ending for each in troubles):
         return troubles
-    missed = next(iter(calls)) or "the collective that the others waited in"
+    missed = next(iter(calls)) or "the collective in which the other ranks waited"
     return [
         replace(each, missed=missed, is_interrupted=False)
         if each in absent
@@ -316,7 +318,7 @@ def _of_ending(ending: Ending, who: str) -> list[str]:
     hint = ending.hint or (MISFIT if _MISFIT in ending.last_words else "")
     lines = [f"  {hint}"] if hint else []
     if ending.last_words:
-        lines += [f"  the last that {who} wrote:"]
+        lines += [f"  last output of {who}:"]
         lines += [f"  | {line}" for line in ending.last_words.splitlines()]
     return lines
 

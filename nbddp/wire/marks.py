@@ -1,7 +1,7 @@
-"""Marks: short texts that show whether values of several ranks are equal.
+"""Marks: short strings for comparing values between ranks.
 
-The mark of a plain value holds the whole value. The mark of any other value only helps to tell it
-from different values.
+The mark of a plain value is its ``repr``. The mark of any other value is a fingerprint: different
+marks mean different values, equal marks may not mean equal values.
 """
 
 from __future__ import annotations

@@ -147,9 +147,9 @@ class Pulse:
     ``line`` is the innermost line in the cell (0: none runs), or in the script or other cell whose
     ``file`` is named, ``code`` what stands there and ``function`` what it is in there.
     ``collective`` is what it waits in, such as "all_reduce #7", empty if it waits in none, and
-    ``shape`` what it gave to it, such as "float [4]"; ``thread`` names the thread that waits there
-    if it is not the main thread; ``last`` is the newest collective of
-    ``last_cell``, which is this cell or, between cells, the one before.
+    ``shape`` is the dtype and shape of its tensor, such as "float [4]". ``thread`` names the thread
+    that waits if it is not the main thread. ``last`` is the newest collective of ``last_cell``,
+    which is the running cell or, between cells, the previous one.
     ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
     percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
     GPU that the cells have touched, empty without one; ``gpu_memory`` is what tensors hold there,

@@ -1,8 +1,8 @@
-"""Keep destroyed process groups as long as freeing them at once could deadlock.
+"""Delay freeing destroyed process groups while freeing them could deadlock.
 
-A thread of Gloo releases a tensor shortly after its collective is over, and needs Python's lock for
-it. Freeing the group joins this thread. If Python's own reference is the last one, torch releases
-the lock for that (300 rounds of ``new_group``, an asynchronous ``all_reduce`` and
+A Gloo thread releases a tensor shortly after its collective has completed, and needs the GIL for
+that. Freeing the group joins this thread. If Python holds the last reference, torch releases the
+GIL during the join (300 rounds of ``new_group``, an asynchronous ``all_reduce`` and
 ``destroy_process_group`` in one process: no deadlock with torch 2.13). The reducer of a DDP model
 does not release it: a model that goes out of scope just after ``destroy_process_group()``
 deadlocks.
@@ -81,7 +81,7 @@ class Afterlife:
 
 
 def _has_met(group: Any) -> bool:
-    """Whether a group has begun a collective, for which every rank had to be there."""
+    """Return whether a group has started a collective, so that all its ranks are connected."""
     try:
         return bool(group.size() == 1 or group._get_sequence_number_for_group() > 0)
     except RuntimeError:  # a custom backend may not count them

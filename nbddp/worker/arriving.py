@@ -120,7 +120,7 @@ class Arriving:
             return newest_of(entries)
 
     def tell(self, *, is_over: bool = False) -> Sequence[Entry]:
-        """Read, and send what came together since the last time; return all that was recorded."""
+        """Read the flight recorder and send new arrivals. Return all recorded entries."""
         with self._lock:
             entries = recorded()
             self._take(entries)

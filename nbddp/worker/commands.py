@@ -18,7 +18,7 @@ from typing import Any
 import pexpect  # type: ignore[import-untyped]
 from IPython.core import interactiveshell
 
-LOOK = 0.05  # seconds between two looks whether the command has ended, as in IPython
+LOOK = 0.05  # polling interval in seconds, as in IPython
 ENDING = 0.2  # seconds that an interrupted command gets to end by itself, as in IPython
 CHUNK = 1 << 16
 

@@ -161,9 +161,9 @@ def _are_plain(values: Sequence[Any], depth: int) -> bool:
 
 
 def _order(dataset: Any) -> str:
-    """Return two checksums of a dataset's lists: one is the same in any order, one is not.
+    """Return two checksums of a dataset's lists; only the second one depends on the order.
 
-    The dataset is a list, or has lists as attributes and a class of the user's; else return "".
+    Return "" unless the dataset is a list, or an object of a user's class with list attributes.
     """
     lists = [dataset] if type(dataset) is list else []
     if type(dataset).__module__ == "__main__":

@@ -71,7 +71,7 @@ class RankPdb(Pdb):
     def do_run(self, arg: str) -> None:
         """Say what begins a cell anew: this would end it with an error that nobody knows."""
         del arg
-        self.error("a cell is not begun anew from here: `q`, and run it again")
+        self.error("the debugger cannot restart a cell: enter `q`, then run the cell again")
 
     do_restart = do_run
 
@@ -215,7 +215,7 @@ def _last_traceback() -> TracebackType | None:
     """Return the traceback of this rank's last error; print a line if nothing has failed."""
     traceback: TracebackType | None = getattr(sys, "last_traceback", None)
     if traceback is None:
-        print("nbddp: nothing has failed on this rank: there is nothing to look into")  # noqa: T201
+        print("nbddp: this rank has no error to debug")  # noqa: T201
     return traceback
 
 

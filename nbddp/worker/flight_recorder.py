@@ -97,11 +97,11 @@ def newest_collective(calls: Collection[str] = ()) -> Collective | None:
 
 
 def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Collective | None:
-    """The last one that is recorded, given all, oldest first.
+    """Return the newest recorded collective, or None.
 
     Args:
-        entries: what is recorded.
-        calls: functions that a thread is in: an unfinished collective of these is preferred.
+        entries: all entries, oldest first.
+        calls: functions on a thread's stack; an unfinished collective of these takes precedence.
     """
     if not entries:
         return None
@@ -131,7 +131,7 @@ def group_of(entry: Entry) -> str:
         return ""
     world: Any = dist.distributed_c10d._world
     for group, known in list(world.pg_names.items()):
-        if known == name and group in world.pg_group_ranks:  # torch adds the ranks last
+        if known == name and group in world.pg_group_ranks:  # missing during its creation
             return str(list(world.pg_group_ranks[group]))
     return repr(description) if description != "undefined" else name[:8]
 

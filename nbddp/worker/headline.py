@@ -108,7 +108,7 @@ def _unwrapped(text: str, is_cell_file: IsCellFile) -> Headline | None:
     ranks = [int(each[1]) for each in found if each[1]]
     place = f"in {where[1]}" if where else f"on rank {ranks[-1]}" if ranks else ""
     if more := ranks[:-1]:
-        place += f"; {say_ranks(more)} failed too"
+        place += f"; {say_ranks(more)} also failed"
     file, line = places[-1] if places else ("", 0)
     return Headline(name, parts[2] or "", line, place, file)
 
@@ -155,7 +155,7 @@ def _cause(error: BaseException, text: str) -> str:
     root = chain[-1]
     if root is error or ((words := text_of(root)) and words in text):
         return ""
-    return f"from {_in_short(root)}"
+    return f"caused by {_in_short(root)}"
 
 
 def _code_of(error: BaseException, is_cell_file: IsCellFile) -> str:

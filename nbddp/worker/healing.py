@@ -191,9 +191,9 @@ def _refuse_other_part(part: list[int], newcomer: int) -> None:
     if part:
         outside = "this rank is" if newcomer in part else f"rank {newcomer} was"
         raise RequestError(
-            f"{say_ranks(part)} have a group of their own, which {outside} not in: rank {newcomer} "
-            "may have had other values. `%ddp heal --from R` gives it those of a rank that had the "
-            "same, `%ddp restart --replay` starts anew"
+            f"{say_ranks(part)} have a subgroup, and {outside} not in it: rank {newcomer} may have "
+            "had different values. `%ddp heal --from R` copies them from a rank with the same "
+            "values, `%ddp restart --replay` restarts all ranks and runs the cells again"
         )
 
 

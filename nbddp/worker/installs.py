@@ -1,6 +1,6 @@
 """Package managers in a cell, such as ``%pip``, ``!pip``, ``%conda`` and ``!apt``.
 
-All ranks of a node share one environment, and a package manager fails where another one is at work.
+All ranks of a node share one environment, and a package manager fails while another one runs.
 So the first rank of a node that reaches such a command runs it, and the others wait until it ends.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nbddp.topology import Topology
     from nbddp.worker.shell import RankShell
 
-LOOK = 0.05  # seconds between two looks whether the other rank has finished
+LOOK = 0.05  # polling interval in seconds
 SHOWN = 60  # characters of a command
 _BEGIN = r"(?:^|[;&|(\n])\s*(?:(?:\w+=\S*|sudo|env|-\S+)\s+)*(?:\"[^\"]*/|'[^']*/|[^\s\"';&|]*/)?"
 _MANAGER = re.compile(
@@ -113,8 +113,8 @@ class Installs:
             what = _few(changed & self._preloaded) or "a new import path"
             return f"restart the kernel to use {what}"
         if changed:
-            return f"{_few(changed)} was imported before, `%ddp restart` loads it anew"
-        return "they can use it now"
+            return f"run `%ddp restart` to reload {_few(changed)} (already imported)"
+        return "no restart is needed"
 
 
 def _few(names: Iterable[str]) -> str:

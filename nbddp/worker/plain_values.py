@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from nbddp.wire.marks import DEVICE, OTHER, plain_mark, read_plain
 from nbddp.wire.messages import JsonDict
 
-PATIENCE = 0.003  # CPU seconds: values that were not reached by then are left out
+PATIENCE = 0.003  # CPU seconds for the search; values found later are not reported
 MAX_DEPTH, MAX_PARTS = 2, 100  # levels of attributes, and attributes of one object
 MAX_VALUES, MAX_OTHERS = 2000, 50  # values that are reported, and those of them that are not plain
 LOOKED_AT = 10_000  # characters at each end of a text
@@ -32,7 +32,7 @@ _ALIKE = (ModuleType, FunctionType, type, nn.Module, Optimizer)
 # The attributes of objects of these packages are not searched.
 _CLOSED = frozenset({"builtins", "torch", "numpy", "nbddp"})
 
-Marked = tuple[str, dict[str, Any], str, str]  # path, what holds the value, its key there, its mark
+Marked = tuple[str, dict[str, Any], str, str]  # path, container of the value, key in it, mark
 Memo = dict[str, tuple[object, str]]  # by path: a plain value and its mark
 Holder = tuple[str, dict[str, Any]]  # a format for the paths of its values, and the values
 
@@ -120,7 +120,7 @@ class _Search:
         self.inner: list[Holder] = []
 
     def look(self, form: str, holder: dict[str, Any]) -> Iterator[Marked]:
-        """Yield the values of one holder, and note the holders among them for later."""
+        """Yield the values of one container, and collect nested containers for the next level."""
         for key, value in [*holder.items()][: self.left]:
             if type(key) is not str:
                 continue

@@ -184,11 +184,11 @@ class ProcessGroup:
         return int(group._get_sequence_number_for_group())
 
     def groups(self) -> dict[str, int]:
-        """Count the collectives of each other group, by its ranks, and the groups formed so far."""
+        """Return each subgroup's number of collectives, and the number of groups created."""
         world: Any = dist.distributed_c10d._world
         begun = Counter({"new_group": int(world.group_count)})
         for group in set(world.pg_names) - {world.default_pg}:
-            ranks = world.pg_group_ranks.get(group)  # None if a stop interrupted new_group
+            ranks = world.pg_group_ranks.get(group)  # None: interrupted while created
             if ranks is not None:
                 begun[str(list(ranks))] += int(group._get_sequence_number_for_group())
         return dict(begun)

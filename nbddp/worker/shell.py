@@ -368,8 +368,8 @@ class RankShell(InteractiveShell):
 
 def _only_in_the_notebook(*_: str) -> NoReturn:
     raise UsageError(
-        "`%ddp`, `%%ddp` and `%%local` are commands of the notebook, and this code runs on a rank: "
-        "put the command in a cell of its own"
+        "`%ddp`, `%%ddp` and `%%local` work only in the notebook, and this code runs on a rank. "
+        "Move the command to a separate cell"
     )
 
 

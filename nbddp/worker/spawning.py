@@ -61,10 +61,10 @@ def _explain_ports(module: Any) -> None:
         try:
             return launch(config, entrypoint, *args, **options)
         except DistNetworkError as error:
-            name = getattr(entrypoint, "__name__", "the function")
+            name = getattr(entrypoint, "__name__", "train")
             raise RuntimeError(
-                f"the ranks are running already: call {name}() itself, without a launcher, which "
-                f"would start processes of its own on every rank ({error})"
+                f"the ranks are already running, and this launcher would start more processes on "
+                f"each of them. Call {name}() directly, without the launcher ({error})"
             ) from None
 
     module.launch_agent = launch_agent
@@ -74,8 +74,8 @@ def _refuse_lightning(caller: str) -> None:
     """Refuse the strategies by which Lightning starts processes: in a rank they never end."""
     if caller.partition(".")[0] in _LIGHTNING:
         raise RuntimeError(
-            "this strategy of Lightning starts processes of its own, and the ranks are running "
-            'already: use strategy="ddp" with devices=world_size'
+            "this Lightning strategy starts its own processes, but the ranks are already running. "
+            'Use strategy="ddp" with devices=world_size'
         )
 
 

@@ -1,8 +1,8 @@
 """How long the main thread has stayed where it is. Pure: it is told what was seen, and the time.
 
 A loop comes by the same place again and again: the same frame, instruction and collective prove
-nothing. Who stays somewhere says nothing either, reports no step, begins no collective, computes
-nothing and does not even go to sleep anew. Measured once a second with Gloo, a rank that waits for
+nothing. A stuck rank also prints nothing, reports no step, starts no collective, uses no CPU and
+makes no context switch. Measured once a second with Gloo, a rank that waits for
 others makes no context switch and uses no CPU, in whatever it waits; one that sleeps, reads or
 writes in a loop makes one switch a round. Library calls that wait for one event may wake by
 themselves: for the workers of a DataLoader every five seconds (under 0.1 ms of CPU), in

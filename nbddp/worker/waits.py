@@ -1,7 +1,8 @@
-"""What a rank waits in, read off its main thread: for waits that no flight recorder knows.
+"""Find the call in which a rank waits from its stack, for calls that no flight recorder records.
 
-Gloo's has no send and no recv, and nobody's has a wait on a store: a new group that not all ranks
-ask for, a key that nobody writes. The module also recognises library calls that wait for one event.
+Gloo's flight recorder has no send and recv. No flight recorder has waits on a store, such as a
+``new_group`` that some ranks do not call, or a key that no rank sets. The module also recognises
+library calls that wait for one event.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
         if ours is None:
             show(warning)
             return
-        # undo what the filters have noted of this line: they decide again for the user's line
+        # clear the filters' record of nbddp's line: they must decide again for the user's line
         ours.f_globals.pop("__warningregistry__", None)
         module.onceregistry.pop((str(warning.message), warning.category), None)
         frame = _caller_of_ours(ours)

@@ -256,7 +256,7 @@ def test_after_a_failure_the_ranks_can_be_started_anew_by_a_button(
         notebook.run(0)
         notebook.run(1)
         notebook.press_twice("Restart")
-        notebook.await_text(1, r"^the ranks were started anew: attempt \d+$")
+        notebook.await_text(1, r"^the ranks were restarted: attempt \d+$")
         picture(notebook, "anew")
         notebook.save()
         notebook.run(2)
@@ -287,6 +287,6 @@ def test_a_panel_whose_kernel_was_restarted_says_that_it_is_gone(
             ".map(each => getComputedStyle(each, '::before'))"
             ".filter(style => style.display != 'none').map(style => style.content)"
         )
-        assert shown == ['"kernel gone: this is the last that was seen"']
+        assert shown == ['"the kernel has ended: this is the last state of the panel"']
         notebook.await_idle()  # by then all is said that the kernel had to say at its end
         assert notebook.problems == []

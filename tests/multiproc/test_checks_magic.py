@@ -84,5 +84,6 @@ def test_parameters_that_take_no_part_are_named_in_the_cell_that_fails(notebook:
     )
     assert reply.status == "error"
     assert "(without a gradient: idle.weight, idle.bias), line 4" in reply.error
-    said = "ND216 line 3: 2 parameters of two took no part in the loss: idle.weight, idle.bias."
+    names = "idle.weight, idle.bias"
+    said = f"ND216 line 3: 2 parameters of two got no gradient from the loss: {names}."
     assert said in reply.text

@@ -52,7 +52,7 @@ def test_a_rank_that_dies_is_the_first_cause_and_the_others_keep_their_names(
         group.run(body)
     report = caught.value.report.splitlines()
     assert report[0] == f"first cause: rank 1 {DEATHS[source]}"
-    assert report[1:3] == ["  the last that it wrote:", "  | so far"]
+    assert report[1:3] == ["  last output of rank 1:", "  | so far"]
     lost = r"connection to a peer lost in barrier.* \(a consequence\)"
     ended = rf"(interrupted( in barrier #\d+)?, line 8|{lost})"
     told = report[report.index("  | so far") + 1 : -1]

@@ -112,7 +112,7 @@ def test_nothing_has_failed_before_something_did(notebook: Notebook) -> None:
     reply = notebook.run("%ddp debug")
     assert "no cell of these ranks has failed: there is nothing to look into" in reply.text
     one = notebook.run("%ddp debug --rank 1")
-    assert one.lines(1) == ["nbddp: nothing has failed on this rank: there is nothing to look into"]
+    assert one.lines(1) == ["nbddp: this rank has no error to debug"]
     assert one.status == "ok"
     notebook.run("%%ddp\nif rank == 1: raise ValueError(3)")
     assert notebook.converse("%%ddp --ranks 0\nbreakpoint()\nx = 1", "q").status == "error"
@@ -123,7 +123,7 @@ def test_nothing_has_failed_before_something_did(notebook: Notebook) -> None:
 @pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
 def test_ranks_on_which_nothing_failed_skip_the_debugger(notebook: Notebook, source: str) -> None:
     notebook.run("%%ddp --nproc 2\nkept = rank * 21\nif rank == 1: raise ValueError(kept)")
-    healthy = "nbddp: nothing has failed on this rank: there is nothing to look into"
+    healthy = "nbddp: this rank has no error to debug"
 
     def outlast_the_grace() -> None:
         time.sleep(4)  # a failure of another rank would end the debugger after 1.3 s

@@ -63,14 +63,15 @@ def words_of_torch() -> str:
 TOLD = {
     LOADER: "ValueError: image 0 is broken (in DataLoader worker process 0), line 4",
     CHAINED: (
-        "RuntimeError: cannot load a.csv (from ValueError: invalid literal for int() with base "
+        "RuntimeError: cannot load a.csv (caused by ValueError: invalid literal for int() with "
+        "base "
         "10: 'x1'), line 5"
     ),
     GROUPED: (
         "ExceptionGroup: two failed: ValueError: bad (line 3); TypeError: bad (line 3), line 5"
     ),
     CPP: f"RuntimeError: {words_of_torch()}, line 2",
-    CAUSES: "RuntimeError: no data (from OSError: disk is full), line 7",
+    CAUSES: "RuntimeError: no data (caused by OSError: disk is full), line 7",
     SAVE: "TypeError: kept by rank 1 (on rank 1) in save, line 3",
     "x = torch.ones(3)\nassert x.sum() == 4": "AssertionError: assert x.sum() == 4, line 2",
 }

@@ -167,12 +167,12 @@ PLACES = {
     "thread": (
         THREAD,
         "rank 0 waiting in all_reduce #1 float [3] in a background thread (line 3), "
-        "main thread: line 7 in join()",
+        "the main thread is at line 7 in join()",
     ),
     "async_save": (
         SAVE,
         "rank 1 waiting in all_gather #1 long [1] in a background thread, "
-        "main thread: line 5 in result()",
+        "the main thread is at line 5 in result()",
     ),
     "both threads": (SAVE, "rank 0 waiting in barrier #1, line 4"),
     "await": (
@@ -296,7 +296,8 @@ def test_an_interrupt_says_of_a_rank_that_was_stopped_that_it_is_and_what_wakes_
             lambda: os.kill(pid, signal.SIGCONT),
         )
     text = capsys.readouterr().out
-    assert f"nbddp: rank 1 stopped by SIGSTOP (`kill -CONT {pid}` wakes); killed in 9 s, or" in text
+    stopped = f"nbddp: rank 1 stopped by SIGSTOP (`kill -CONT {pid}` wakes)"
+    assert f"{stopped}; will be killed in 9 s, or" in text
     assert group.alive == [0, 1]
 
 

@@ -231,7 +231,7 @@ def test_values_that_are_not_known_are_named(group: Ranks) -> None:
     healed = group.heal()
     assert {*healed.unknown} == {"shard", "path", "lucky", "seen"}
     [line] = [each for each in healed.lines() if "not known" in each]
-    assert line.startswith("the values of rank 0, because those of rank 1 are not known: ")
+    assert line.startswith("copied from rank 0, because the values of rank 1 are unknown: ")
     assert line.endswith("; set them with --ranks 1 if they must differ")
     told = group.run("writer, common, first is None", quiet=True, wants_value=True).values()
     assert told == [("open", 6, False), (None, 6, True), (None, 6, True)]

@@ -60,7 +60,7 @@ def test_one_rank_runs_it_and_the_others_wait(
     lines = log.read_text().splitlines()
     assert len(lines) == command.count("install")
     said = capsys.readouterr().out
-    assert said.count("for all ranks of its node: they can use it now") == len(lines)
+    assert said.count("for all ranks of its node: no restart is needed") == len(lines)
     codes = group.run("_exit_code if 'said' not in globals() else len(said)", wants_value=True)
     assert codes.values() == [0] * 3
 
@@ -110,13 +110,13 @@ def test_pip_installs_once_and_says_what_the_ranks_need_to_see_it(
     group.run(install + str(wheel(tmp_path, "1.0")))
     said = capsys.readouterr().out
     assert said.count("Successfully installed nbddp-mine-1.0") == 1
-    assert said.count("they can use it now") == 1
+    assert said.count("no restart is needed") == 1
     assert "restart" not in said
     version = group.run("import nbddp_mine\nnbddp_mine.version", wants_value=True)
     assert version.values() == ["1.0"] * 3
     group.run(install + str(wheel(tmp_path, "2.0")))
     said = capsys.readouterr().out
-    assert said.count("nbddp_mine was imported before, `%ddp restart` loads it anew") == 1
+    assert said.count("run `%ddp restart` to reload nbddp_mine (already imported)") == 1
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,9 @@ def _leave(on_nodes: OnNodes) -> None:
 
 
 WAYS: dict[str, tuple[Callable[[OnNodes], None], str]] = {
-    "its keeper is killed": (_kill_keeper, "the connection has ended"),
+    "its keeper is killed": (_kill_keeper, "the connection was closed"),
     "its agent is killed": (_kill_agent, "torchrun's agent is gone"),
-    "all of it is killed": (_kill_all, "the connection has ended"),
+    "all of it is killed": (_kill_all, "the connection was closed"),
     "it is sent home": (_leave, "it has left"),
 }
 

@@ -610,6 +610,6 @@ def test_a_launcher_that_every_rank_starts_is_explained(group: Ranks) -> None:
         "    rdzv_configs={'rank': 0})\n"
         "elastic_launch(config, train)()"
     )
-    with pytest.raises(CellFailedError, match=r"call train\(\) itself, without a launcher"):
+    with pytest.raises(CellFailedError, match=r"Call train\(\) directly, without the launcher"):
         group.run(launch)
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")

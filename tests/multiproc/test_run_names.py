@@ -26,7 +26,7 @@ def test_fresh_ranks_with_a_name_are_a_run_of_their_own(tmp_path: Path) -> None:
             assert notebook.run(f"%%ddp {line}\nnbddp.log(loss=1.0)").status == "ok"
         assert runs_of(tmp_path) == [("alone", 1), ("pair", 6)]
         refused = notebook.run("%%ddp --name other\n1")
-        assert "`%ddp restart --name other` starts it anew" in refused.text
+        assert "`%ddp restart --name other` restarts it" in refused.text
 
 
 def test_a_cell_that_is_run_again_with_its_name_is_another_run_and_the_one_that_is_meant(

@@ -379,14 +379,14 @@ def test_a_rank_says_that_commands_of_the_notebook_do_not_work_there(
     notebook: Notebook, source: str
 ) -> None:
     reply = notebook.run(f"%%ddp --nproc 2\n{source}")
-    assert "runs on a rank: put the command in a cell of its own" in reply.error
+    assert "Move the command to a separate cell" in reply.error
     assert "not found" not in reply.error + reply.text + reply.traceback
 
 
 @pytest.mark.parametrize("magic", ["%%ddp --nproc 2", "%%local"])
 def test_a_comment_above_a_cell_magic_is_explained(notebook: Notebook, magic: str) -> None:
     reply = notebook.run(f"# train\n{magic}\nx = 1")
-    assert "must be in the first line of a cell" in reply.text + reply.error
+    assert "must be on the first line of a cell" in reply.text + reply.error
     assert "not found" not in reply.text + reply.error
 
 

@@ -61,7 +61,7 @@ def test_a_heal_whose_new_rank_dies_says_the_way_on(notebook: Notebook) -> None:
     notebook.run("%ddp kill 1")
     assert notebook.run("%ddp heal").text == (
         "UsageError: rank 1 exited with code 9 before it could answer; `%ddp heal` replaces it, "
-        "`%ddp restart` starts the group anew, `%%ddp --ranks 0` uses the others\n"
+        "`%ddp restart` restarts all ranks, `%%ddp --ranks 0` uses the others\n"
     )
     notebook.run("%%ddp --ranks 0\ndel it")
     assert notebook.run("%ddp heal").status == "ok"
@@ -71,8 +71,8 @@ def test_another_number_of_ranks_does_not_throw_state_away(notebook: Notebook) -
     notebook.run("%%ddp --nproc 2\nkept = 1")
     reply = notebook.run("%%ddp --nproc 3\npass")
     assert reply.text == (
-        "UsageError: the worker group runs with nproc 2; `%ddp restart --nproc 3` starts it anew "
-        "(its names are lost), so does --fresh in the cell\n"
+        "UsageError: the worker group runs with nproc 2; `%ddp restart --nproc 3` restarts it "
+        "with the new options (its names are lost), and so does --fresh in the cell\n"
     )
     assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 1\n"
     assert notebook.run("%%ddp --nproc 3 --fresh\nworld_size").text == "Out [ranks 0-2] 3\n"
@@ -86,7 +86,8 @@ def test_other_options_for_a_group_with_a_dead_rank_name_the_dead_rank_first(
     reply = notebook.run("%%ddp --timeout 3\npass")
     assert reply.text == (
         "UsageError: rank 1 of the group died; the worker group runs with timeout 1800.0; `%ddp "
-        "restart --timeout 3.0` starts it anew (its names are lost), so does --fresh in the cell\n"
+        "restart --timeout 3.0` restarts it with the new options (its names are lost), and so does "
+        "--fresh in the cell\n"
     )
 
 

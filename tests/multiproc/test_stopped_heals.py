@@ -76,7 +76,7 @@ def test_a_heal_that_is_stopped_as_it_begins_is_given_up(notebook: Notebook, tim
     notebook.run(STOPPED_AS_IT_BEGAN.format(times=times))
     assert notebook.run("%ddp heal").error == (
         "CommandInterruptedError: `%ddp heal` was interrupted; of rank 1 all names are gone; `%ddp "
-        "heal` replaces it, `%ddp restart` starts the group anew, `%%ddp --ranks 0` uses the others"
+        "heal` replaces it, `%ddp restart` restarts all ranks, `%%ddp --ranks 0` uses the others"
     )
     assert notebook.run("%ddp heal").status == "ok"
     assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 7\n"

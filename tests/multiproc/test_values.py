@@ -202,7 +202,7 @@ def test_a_push_says_which_rank_died_before_it_was_sent_and_who_has_the_value(
         group.push({"x": Deadly(group, 1)})
     assert str(caught.value) == (
         "x came to ranks 0,2 only: rank 1 was killed by SIGKILL; `%ddp heal` replaces it, "
-        "`%ddp restart` starts the group anew, `%%ddp --ranks 0,2` uses the others"
+        "`%ddp restart` restarts all ranks, `%%ddp --ranks 0,2` uses the others"
     )
     assert [group.pull("x", rank=rank) for rank in (0, 2)] == [7, 7]
     group.push({"y": 8})  # a rank that was gone before is no news
@@ -225,7 +225,7 @@ def test_a_push_says_which_rank_died_of_it_and_who_has_the_value(
         group.push({"x": Opened()})
     assert str(caught.value) == (
         "x came to ranks 0,2 only: rank 1 exited with code 3 before it could answer; `%ddp "
-        "heal` replaces it, `%ddp restart` starts the group anew, `%%ddp --ranks 0,2` uses the "
+        "heal` replaces it, `%ddp restart` restarts all ranks, `%%ddp --ranks 0,2` uses the "
         "others"
     )
     assert group.pull("x") == [False, False]

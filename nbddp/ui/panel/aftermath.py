@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 HEAL, RESTART, RUN_AGAIN = "Heal", "Restart", "Restart and run again"
 _TIPS = {
-    HEAL: "New ranks in the places of those that died; the others keep all that they have",
-    RESTART: "Start the ranks anew; their names are lost. Press twice",
-    RUN_AGAIN: "Start the ranks anew, do again the cells that had gone well, and then this one",
+    HEAL: "Replace the dead ranks with new ones; the other ranks keep all their names",
+    RESTART: "Restart all ranks; their names are lost. Press twice",
+    RUN_AGAIN: "Restart all ranks, run the cells that succeeded again, and then this one",
 }
 _ICONS = {HEAL: "medkit", RESTART: "refresh", RUN_AGAIN: "step-forward"}
 _MEANWHILE = {HEAL: "healing the group ..."}

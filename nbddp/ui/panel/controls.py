@@ -26,7 +26,7 @@ class Press(Enum):
 
 _TIPS = {
     Press.INTERRUPT: "End the cell and keep every name; once more: kill what does not obey",
-    Press.RESTART: "End the ranks and start them anew; their names are lost. Press twice",
+    Press.RESTART: "Restart all ranks; their names are lost. Press twice",
     Press.STOP: "End the ranks. Press twice",
     Press.KILL: "Kill this rank with SIGKILL, to see what happens. Press twice",
 }

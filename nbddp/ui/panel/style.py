@@ -97,7 +97,7 @@ SHEET = f"""<style>
 .nbddp-panel {{ max-width: 100%; box-sizing: border-box; }}
 .nbddp-panel .jupyter-widgets-disconnected::before {{ display: none !important; }}
 .nbddp-panel.jupyter-widgets-disconnected::before {{
-  content: "kernel gone: this is the last that was seen";
+  content: "the kernel has ended: this is the last state of the panel";
   display: block !important; background: none !important; width: auto !important;
   height: auto !important; padding: 2px 0; font-weight: 600; color: {BAD}; }}
 .nbddp-panel.jupyter-widgets-disconnected .nbddp-dot {{ animation: none;

@@ -50,9 +50,9 @@ class Progress:
         handle: CellHandle,
         leave_line: Callable[[], None] = lambda: None,
     ) -> None:
-        """Say how far it is, if it is time to, and if it is not where it was.
+        """Print the progress, if an update is due and the progress has changed.
 
-        ``leave_line`` ends an unfinished line of a rank: this text would be appended to it.
+        ``leave_line`` ends a rank's unfinished line, so that this text starts on a new line.
         """
         seconds = time.time() - handle.began_at
         if seconds < self._next:

@@ -86,6 +86,6 @@ def test_its_notebook_launcher_is_refused_with_what_to_write_instead(group: Work
     launch = (
         "from accelerate import notebook_launcher\nnotebook_launcher(train, (), num_processes=2)"
     )
-    with pytest.raises(CellFailedError, match=r"call train\(\) itself, without a launcher"):
+    with pytest.raises(CellFailedError, match=r"Call train\(\) directly, without the launcher"):
         group.run(f"{TRAINING}\n{launch}")
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
