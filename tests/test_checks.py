@@ -836,7 +836,8 @@ TRAINS = "for x in train:\n    model(x).sum().backward()\n"
         (
             [{"sampler": "stream", "data": "A 1"}] * 2,
             "ND201",
-            "train gives every rank the same stream of samples, so all ranks train on the same data.",
+            "train gives every rank the same stream of samples, so all ranks train on the same "
+            "data.",
         ),
         ([{"sampler": "stream", "data": "A 1"}, {"sampler": "stream", "data": "A 2"}], "", ""),
         ([{"sampler": "stream"}] * 2, "", ""),

@@ -657,16 +657,16 @@ def test_after_a_second_a_rank_that_was_stopped_by_hand_is_told_from_a_deaf_one(
     _, actions = play(noticed(0), rang(Alarm.STUCK, stopped=((1, 4321),)), life=INTERRUPTING)
     assert actions == [
         Remark(
-            text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); will be killed in 4 s, or at once "
-            "if you interrupt again"
+            text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); will be killed in 4 s, or "
+            "at once if you interrupt again"
         )
     ]
     _, actions = play(rang(Alarm.STUCK, stopped=((1, 4321),)), life=INTERRUPTING)
     assert actions == [
         Remark(
             text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); rank 0 did not answer the "
-            "interrupt yet (in C code that does not return?); will be killed in 4 s, or at once if you "
-            "interrupt again"
+            "interrupt yet (in C code that does not return?); will be killed in 4 s, or at once if "
+            "you interrupt again"
         )
     ]
 

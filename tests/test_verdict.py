@@ -267,8 +267,8 @@ def test_a_rank_is_killed_and_its_peers_lose_the_connection() -> None:
     assert verdict.report() == (
         "first cause: rank 1 was killed by SIGKILL\n"
         "  ranks 0,2: connection to a peer lost in all_reduce #7, line 9 (a consequence)\n"
-        "Rank 1 lost all names, the other ranks keep theirs. `%ddp heal` replaces rank 1 and copies "
-        "the names, `%ddp restart` restarts all ranks."
+        "Rank 1 lost all names, the other ranks keep theirs. `%ddp heal` replaces rank 1 and "
+        "copies the names, `%ddp restart` restarts all ranks."
     )
 
 
