@@ -151,10 +151,22 @@ def test_a_rank_that_died_before_it_was_through_is_among_the_exits() -> None:
     assert handle.result.exits == {1: -9}
 
 
-def test_a_rank_that_died_after_it_was_through_or_elsewhere_is_not() -> None:
+def test_a_rank_that_died_after_it_was_through_is_too_unless_it_had_failed_before() -> None:
+    handle = handle_for(0, 1, 2)
+    handle.note_report(0, well())
+    handle.note_report(2, badly())
+    handle.note_exit(0, -9)
+    handle.note_exit(2, -9)
+    handle.note_report(1, well())
+    result = handle.finish()
+    assert result.exits == {0: -9}
+    assert result.verdict is not None
+    assert result.verdict.causes == (2,)
+
+
+def test_a_rank_without_the_cell_that_died_is_not() -> None:
     handle = handle_for(0)
     handle.note_report(0, well())
-    handle.note_exit(0, -9)
     handle.note_exit(1, -9)
     handle.finish()
     assert handle.result is not None

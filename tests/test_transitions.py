@@ -535,17 +535,23 @@ def test_a_cell_finishes_when_all_its_ranks_died() -> None:
     assert (life.state, actions) == (GroupState.BROKEN, [Finished(cell=1)])
 
 
-def test_a_rank_that_dies_beside_a_cell_does_not_disturb_it() -> None:
+def test_a_rank_that_dies_beside_a_cell_is_named_and_does_not_disturb_it() -> None:
     life = after(START, ready(0), ready(1), run(0))
     life, actions = play(died(1), life=life)
-    assert (life.state, actions) == (GroupState.RUNNING, [])
+    assert (life.state, actions) == (
+        GroupState.RUNNING,
+        [Remark(text="rank 1 was killed by SIGKILL")],
+    )
     life, actions = play(ended(0), life=life)
     assert (life.state, actions) == (GroupState.BROKEN, [Finished(cell=1)])
 
 
-def test_a_rank_that_dies_after_it_was_through_does_not_disturb_the_cell() -> None:
+def test_a_rank_that_dies_after_it_was_through_is_named_and_does_not_disturb_the_cell() -> None:
     life, actions = play(ended(1), died(1), life=RUNNING)
-    assert (life.state, actions) == (GroupState.RUNNING, [])
+    assert (life.state, actions) == (
+        GroupState.RUNNING,
+        [Remark(text="rank 1 was killed by SIGKILL")],
+    )
 
 
 def test_an_idle_rank_that_dies_breaks_the_group() -> None:

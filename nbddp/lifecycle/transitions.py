@@ -173,14 +173,20 @@ def _on_exited(life: Life, event: Exited) -> Step:
     if life.state is GroupState.STARTING:
         how = describe_exit(event.exitcode)
         return _give_up_start(life, f"rank {event.rank} {how} while it started")
-    if life.cell is not None and event.rank in life.cell.waiting:
-        life, actions = _one_less(life, life.cell, event.rank, has_failed=True, lost_group=True)
-        is_told = event.is_told or life.cell is None or event.rank in life.cell.killed
-        if not is_told:  # the others may take their time: say at once who is gone
-            said = f"rank {event.rank} {describe_exit(event.exitcode)}"
-            actions = [Remark(text=said), *actions]
-        return life, actions
-    return life if life.state.is_busy else replace(life, state=GroupState.BROKEN), []
+    if life.cell is not None:
+        return _exited_in_cell(life, life.cell, event)
+    return replace(life, state=GroupState.BROKEN), []
+
+
+def _exited_in_cell(life: Life, cell: CellLife, event: Exited) -> Step:
+    actions: list[Action] = []
+    if event.rank in cell.waiting:
+        life, actions = _one_less(life, cell, event.rank, has_failed=True, lost_group=True)
+    is_told = event.is_told or life.cell is None or event.rank in cell.killed
+    if not is_told:  # the others may take their time: say at once who is gone
+        said = f"rank {event.rank} {describe_exit(event.exitcode)}"
+        actions = [Remark(text=said), *actions]
+    return life, actions
 
 
 def _on_kill_asked(life: Life, event: KillAsked) -> Step:

@@ -222,8 +222,9 @@ class CellHandle:
     def note_exit(
         self, rank: int, exitcode: int | None, *, last_words: str = "", hint: str = ""
     ) -> None:
-        """A rank's process is gone."""
-        if rank in self.ranks and rank not in self._reports:
+        """A rank's process is gone: the cell failed there, even if it had been through with it."""
+        report = self._reports.get(rank)
+        if rank in self.ranks and (report is None or report.is_ok):
             self._exits[rank] = Ending(exitcode, time.time(), last_words, hint)
 
     def finish(self, note: Callable[[CellResult], None] = lambda _result: None) -> CellResult:

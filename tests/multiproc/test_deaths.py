@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 from drivers.ranks import Ranks
 from hangs import NO_TIMEOUT
-from moments import when_cell_runs
+from moments import when, when_cell_runs
 from notebook import Notebook
+from processes import wait_until
 
 from nbddp import CellFailedError
 from nbddp.record.notices import Notice, Said, Wrote
@@ -62,6 +65,31 @@ def test_a_rank_that_dies_is_the_first_cause_and_the_others_keep_their_names(
     assert group.pull("kept", rank=2) == 2
     group.restart()
     group.run("dist.barrier()")
+
+
+def test_a_rank_that_dies_after_it_ended_its_cell_makes_the_cell_fail_and_disturbs_nobody(
+    make_group: Callable[..., Ranks], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = make_group(3)
+    pid = group.pids[0]
+
+    def kill_and_go_on() -> None:
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: list(group.dead) == [0])
+        (folder / "go_on").touch()
+
+    killer = when(lambda: group.computing == {2}, kill_and_go_on)
+    with pytest.raises(CellFailedError) as caught:
+        group.run(
+            "import pathlib, time\n"
+            "while rank == 2 and not pathlib.Path('go_on').exists(): time.sleep(0.01)\n"
+            "kept = rank"
+        )
+    killer.join()
+    assert caught.value.report.splitlines()[0] == "rank 0 was killed by SIGKILL"
+    assert "%ddp heal" in caught.value.report
+    assert "nbddp: rank 0 was killed by SIGKILL" in capsys.readouterr().out
+    assert [group.pull("kept", rank=rank) for rank in (1, 2)] == [1, 2]
 
 
 @pytest.mark.parametrize("source", ["ctypes.string_at(0)", "os.abort()"])
