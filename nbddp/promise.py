@@ -132,5 +132,11 @@ def promised_by(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
             promise.set_exception(error)
 
-    asyncio.run_coroutine_threadsafe(keep(), loop)
+    keeping = keep()
+    try:
+        asyncio.run_coroutine_threadsafe(keeping, loop)
+    except RuntimeError:  # the loop is closed
+        keeping.close()
+        work.close()
+        raise
     return promise

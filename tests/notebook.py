@@ -220,6 +220,16 @@ class Notebook:
         go_on.touch()
         return self.finish(request, so_far=reply)
 
+    def read_next(self, request: str, reply: Reply, *, timeout: float = 20.0) -> bool:
+        """Read the next message, whoever's it is; return false if it ends the cell.
+
+        Raises:
+            Empty: none came in time.
+        """
+        message = self.client.get_iopub_msg(timeout=timeout)
+        is_ours = message["parent_header"].get("msg_id") == request
+        return not (is_ours and self._read(message, reply))
+
     def complete(self, code: str) -> list[str]:
         """What Tab would make of the last word, dots and all."""
         said = self.client.complete(code, reply=True, timeout=PATIENCE)["content"]
@@ -273,6 +283,10 @@ class Notebook:
         """Press Jupyter's restart button."""
         self._manager.restart_kernel()
         self.client.wait_for_ready(timeout=PATIENCE)
+
+    def shut_down(self) -> None:
+        """Shut the kernel down as Jupyter's server does: it interrupts it first."""
+        self._manager.shutdown_kernel()
 
     def kill(self) -> None:
         """Kill the kernel with SIGKILL."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import psutil
@@ -361,3 +363,19 @@ def test_a_page_that_draws_no_widgets_is_waited_for_once(page: Page) -> None:
         reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)
         assert "done on ranks 0-1" in final(reply)["text/html"], "it takes the panel's place"
         assert page.run("live.page_draws").result == "False"
+
+
+def test_a_kernel_that_is_shut_down_while_a_panel_is_open_says_nothing_of_its_own(
+    tmp_path: Path,
+) -> None:
+    with Page(tmp_path) as page:
+        request, reply = page.begin(f"%%ddp --nproc 2\n{GO_ON}"), Reply()
+        while not has_panel(reply):
+            page.read_next(request, reply)
+        page.shut_down()
+        with suppress(Empty):
+            while True:
+                page.read_next(request, reply, timeout=1)
+    assert "Traceback" not in reply.text
+    assert "nbddp/" not in reply.text
+    assert any("interrupted" in str(each) for each in (*reply.displays, *reply.updates))

@@ -217,7 +217,8 @@ class LiveComms:
                 logger.warning("%s: the kernel has read nothing for %g s", PENDING, PATIENCE)
             self._has_failed = True
         except Exception:
-            logger.warning(PENDING, exc_info=True)
+            if not self.kernel_ends:  # else the thread that would read has ended
+                logger.warning(PENDING, exc_info=True)
             self._has_failed = True
 
     def _settle_on_reading_thread(self) -> None:
