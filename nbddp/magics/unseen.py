@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 ABOUT = 60.0  # seconds after a cell in which a new page, most likely, was loaded while that ran
 MOST = 8  # cells that one page is told of
+NAMED = 2  # cells, the newest, of which it is told how to get the record
 DRAWN = 1.0  # seconds after a cell in which a page has drawn its end
 
 
@@ -74,13 +75,21 @@ class Unseen:
     def _tell(self, *_info: object) -> None:
         page, now = self.page(), time.monotonic()
         recent = [each for each in self._lost if each.surely or now - each.at < ABOUT]
-        for each in recent:
-            if each.page != page:
-                when = "while a cell ran" if each.surely else "at about the time of a cell"
-                self._say(f"nbddp: the page was loaded again {when}; {each.text}")
+        if others := [each for each in recent if each.page != page]:
+            self._say(_line(others))
         date = self._header().get("date")
         sent = date.timestamp() if isinstance(date, datetime) else 0.0
         own = (each for each in recent if each.page == page)
         self._lost = deque(
             (each for each in own if each.surely or sent < each.ended + DRAWN), maxlen=MOST
         )
+
+
+def _line(lost: Sequence[Lost]) -> str:
+    """One line for all cells: after "Run All" they may be many, and the page may have them all."""
+    when = (
+        "while a cell ran" if any(each.surely for each in lost) else "at about the time of a cell"
+    )
+    texts = "; ".join(each.text for each in lost[-NAMED:])
+    more = f" ({len(lost) - NAMED} earlier cells likewise)" if len(lost) > NAMED else ""
+    return f"nbddp: the page was loaded again {when}; {texts}{more}"
