@@ -23,6 +23,7 @@ from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.main_thread import comes_from
 
 DEBUGGERS = {module.__file__ for module in (bdb, pdb, IPython.core.debugger)}
+_LAST = ("last_type", "last_value", "last_traceback", "last_exc")  # of sys
 _LOOKS_BACK = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)  # at the last error
 OURS = Path(nbddp.__file__).parent
 KNOWS_CAUSES = sys.version_info >= (3, 13) or hasattr(IPython.core.debugger, "CHAIN_EXCEPTIONS")
@@ -118,6 +119,7 @@ class Debuggers:
         self._rank = -1
         self._ranks: Sequence[int] = FIRST
         self._is_interrupts = False  # what is remembered
+        self._set_aside: dict[str, Any] = {}  # what is remembered, during this cell
         self._stops: bool | None = None  # this rank in this cell; None before it came to one
 
     def take_over(self) -> None:
@@ -149,14 +151,25 @@ class Debuggers:
 
         pythons.Pdb.interaction = interact
 
-    def begin_cell(self, rank: int, ranks: Sequence[int], source: str = "") -> None:
+    def begin_cell(
+        self, rank: int, ranks: Sequence[int], source: str = "", *, is_alone: bool = False
+    ) -> None:
         """A cell begins, in which these ranks are to be stopped.
 
-        What an interrupted one held is freed now, unless this one looks into it.
+        What an interrupted one held is freed now, unless this one looks into it. A cell that runs
+        on several ranks looks only into errors: most interrupts come from another rank's error.
+
+        Args:
+            rank: this rank.
+            ranks: the ranks that ``breakpoint()`` stops.
+            source: of the cell.
+            is_alone: whether the cell runs on this rank only.
         """
         if self._is_interrupts and not _LOOKS_BACK.search(source):
             self._is_interrupts = False
             forget()
+        elif self._is_interrupts and not is_alone:
+            self._set_aside = forget()
         self._rank, self._ranks, self._stops = rank, ranks, None
         if sys.breakpointhook in (self._break, sys.__breakpointhook__):
             # another debugger stops where it is called from, which must not be here
@@ -196,6 +209,8 @@ class Debuggers:
 
     def end_cell(self) -> None:
         """What steps through a cell does not step through the next one."""
+        vars(sys).update(self._set_aside)
+        self._set_aside = {}
         if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
             sys.settrace(None)
 
@@ -205,10 +220,10 @@ def _has_other() -> bool:
     return os.environ.get("PYTHONBREAKPOINT", "") not in ("", "pdb.set_trace")
 
 
-def forget() -> None:
-    """Nothing has failed here: what was tried to warm up is nobody's."""
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        vars(sys).pop(name, None)
+def forget() -> dict[str, Any]:
+    """Forget the last error. Return what was known of it, by its names in ``sys``."""
+    names = [each for each in _LAST if hasattr(sys, each)]
+    return {name: vars(sys).pop(name) for name in names}
 
 
 def _last_traceback() -> TracebackType | None:

@@ -332,7 +332,10 @@ class Rank:
             self._shell.user_ns.setdefault(name, value)
         self._cell = command.cell
         self._keyboard.begin_cell(command.answers)
-        self._debuggers.begin_cell(self._place.rank, command.break_ranks, command.source)
+        is_alone = len(command.ranks) == 1
+        self._debuggers.begin_cell(
+            self._place.rank, command.break_ranks, command.source, is_alone=is_alone
+        )
         self._group.begin_cell(command, may_ask=may_ask(command.source, self._shell.user_ns))
         self._meters.begin_cell()
         report.begin_cell()

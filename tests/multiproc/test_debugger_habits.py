@@ -30,7 +30,7 @@ def test_return_at_the_level_of_the_cell_goes_on_in_the_cell(notebook: Notebook)
 
 def test_run_is_refused_and_the_cell_goes_on(notebook: Notebook) -> None:
     reply = notebook.converse(f"{ONE}breakpoint()\nprint('through')", "run", "restart", "c")
-    assert reply.text.count("*** a cell is not begun anew from here: `q`, and run it again") == 2
+    assert reply.text.count("*** the debugger cannot restart a cell: enter `q`, then run the cell again") == 2
     assert reply.lines(0)[-1] == "through"
 
 
@@ -118,6 +118,18 @@ def test_nothing_has_failed_before_something_did(notebook: Notebook) -> None:
     assert notebook.converse("%%ddp --ranks 0\nbreakpoint()\nx = 1", "q").status == "error"
     reply = notebook.converse("%ddp debug", "q")
     assert reply.asked == [("[rank 1] ipdb> ", False)], "leaving a debugger is no failure"
+
+
+@pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
+def test_ranks_that_were_interrupted_skip_the_debugger_and_can_be_looked_into_by_name(
+    notebook: Notebook, source: str
+) -> None:
+    notebook.run("%%ddp --nproc 3\nif rank == 1: raise ValueError\nimport time\ntime.sleep(60)")
+    reply = notebook.converse(f"%%ddp\n{source}", "p rank", "q")
+    assert {prompt[:8] for prompt, _ in reply.asked} == {"[rank 1]"}
+    assert reply.lines(0) == reply.lines(2) == ["nbddp: this rank has no error to debug"]
+    one = notebook.converse("%ddp debug --rank 2", "p rank + 40", "q")
+    assert "[rank 2] 42\n" in one.text
 
 
 @pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
