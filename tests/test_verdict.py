@@ -520,6 +520,21 @@ def test_who_came_and_went_on_is_not_the_cause_of_a_timeout() -> None:
     assert verdict.summary() == f"rank 0: RuntimeError: {TIMED_OUT} in all_reduce #7, line 9"
 
 
+def test_who_ended_the_cell_without_coming_is_the_cause_of_a_timeout() -> None:
+    waiter = report("RuntimeError", TIMED_OUT, collective=(call := "all_reduce #2 of group [0, 1]"))
+    waiter = replace(waiter, groups={"[0, 1]": 2})
+    ended = CellEnded(cell=1, seconds=1.0, in_group=True, sequence=7, groups={"[0, 1]": 1})
+    verdict = verdict_on({0: waiter, 1: ended, 2: replace(ended, groups={})})
+    assert verdict.causes == (1,)
+    assert verdict.report() == (
+        f"first cause: rank 1 did not come to {call}: it had ended the cell\n"
+        f"  rank 0: RuntimeError: {TIMED_OUT} in {call}, line 9 (a consequence)\n"
+        "Every rank keeps its names; the next cell works."
+    )
+    came = replace(ended, groups={"[0, 1]": 2})
+    assert verdict_on({0: waiter, 1: came}).causes == (0,)
+
+
 def test_who_died_is_the_cause_of_a_timeout_whoever_was_elsewhere() -> None:
     verdict = verdict_on({0: timed_out(), 1: interrupted("", at=13.0)}, {2: (-9, 9.0)})
     assert verdict.summary() == "rank 2 was killed by SIGKILL"

@@ -114,8 +114,10 @@ class Trouble:
 
     @property
     def was_elsewhere(self) -> bool:
-        """Whether it was interrupted where it waited for nobody."""
-        return self.is_interrupted and self.failure is not None and not self.failure.collective
+        """Whether it ended the cell, or was interrupted where it waited for nobody."""
+        if self.failure is None:
+            return self.ending is None
+        return self.is_interrupted and not self.failure.collective
 
     def is_awaited_in(self, call: str, begun: Mapping[str, int]) -> bool:
         """Return whether another rank waited in ``call`` for this rank.
@@ -155,6 +157,8 @@ class Trouble:
 
     def headline(self) -> str:
         """What happened, in one line without a rank."""
+        if self.missed and self.failure is None:
+            return f"did not come to {self.missed}: it had ended the cell"
         if self.failure is None:
             return describe_exit(self.exitcode) + (self.ending.place if self.ending else "")
         place = say_place(self.failure.line, self.failure.file)
@@ -276,7 +280,8 @@ def judge(
     troubles = [each for each in found if each is not None]
     if not troubles:
         return None
-    troubles = _with_absent(troubles)
+    well = [_of_report(rank, each) for rank, each in reports.items() if each.is_ok]
+    troubles = _with_absent(troubles, [each for each in well if each.rank not in exits])
     troubles.sort(key=lambda each: (each.is_consequence, each.at, each.rank))
     first = troubles[0]
     groups = _grouped(troubles)
@@ -293,13 +298,16 @@ def judge(
     )
 
 
-def _with_absent(troubles: list[Trouble]) -> list[Trouble]:
-    """Where some waited until their timeout, those who were elsewhere meanwhile are the cause."""
+def _with_absent(troubles: list[Trouble], well: list[Trouble]) -> list[Trouble]:
+    """Where some waited until their timeout, those who were elsewhere meanwhile are the cause.
+
+    ``well``: the ranks that ended the cell.
+    """
     waited = [each for each in troubles if each.has_timed_out and not each.is_interrupted]
     calls = {each.failure.collective: each.begun for each in waited if each.failure}
     absent = [
         each
-        for each in troubles
+        for each in (*troubles, *well)
         if each.was_elsewhere and any(each.is_awaited_in(*call) for call in calls.items())
     ]
     if not absent or any(each.ending for each in troubles):
@@ -309,7 +317,7 @@ def _with_absent(troubles: list[Trouble]) -> list[Trouble]:
         replace(each, missed=missed, is_interrupted=False)
         if each in absent
         else replace(each, has_waited=each in waited)
-        for each in troubles
+        for each in (*troubles, *(each for each in well if each in absent))
     ]
 
 
@@ -335,19 +343,23 @@ def _in_passing(trouble: Trouble) -> str:
 def trouble_of(rank: int, report: CellEnded | None, ending: Ending | None) -> Trouble | None:
     """How a cell ended badly on one rank: by its report, or by its process's exit; None if well."""
     if report is not None and not report.is_ok:
-        failure = Failure(**report.failure)
-        return Trouble(
-            rank=rank,
-            at=failure.at,
-            failure=failure,
-            is_interrupted=report.is_interrupted,
-            is_quit=report.is_quit,
-            in_group=report.in_group,
-            begun={"": report.sequence, **report.groups},
-        )
+        return _of_report(rank, report)
     if ending is not None:
         return Trouble(rank=rank, at=ending.at, ending=ending)
     return None
+
+
+def _of_report(rank: int, report: CellEnded) -> Trouble:
+    failure = None if report.is_ok else Failure(**report.failure)
+    return Trouble(
+        rank=rank,
+        at=failure.at if failure else 0.0,
+        failure=failure,
+        is_interrupted=report.is_interrupted,
+        is_quit=report.is_quit,
+        in_group=report.in_group,
+        begun={"": report.sequence, **report.groups},
+    )
 
 
 def _grouped(troubles: Sequence[Trouble]) -> list[tuple[tuple[int, ...], Trouble]]:

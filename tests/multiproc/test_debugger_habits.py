@@ -30,7 +30,12 @@ def test_return_at_the_level_of_the_cell_goes_on_in_the_cell(notebook: Notebook)
 
 def test_run_is_refused_and_the_cell_goes_on(notebook: Notebook) -> None:
     reply = notebook.converse(f"{ONE}breakpoint()\nprint('through')", "run", "restart", "c")
-    assert reply.text.count("*** the debugger cannot restart a cell: enter `q`, then run the cell again") == 2
+    assert (
+        reply.text.count(
+            "*** the debugger cannot restart a cell: enter `q`, then run the cell again"
+        )
+        == 2
+    )
     assert reply.lines(0)[-1] == "through"
 
 

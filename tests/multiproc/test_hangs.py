@@ -260,6 +260,18 @@ def test_so_is_it_where_the_timeout_is_that_of_the_call_or_of_its_group(
     group.run("dist.barrier()")
 
 
+def test_so_is_it_where_the_rank_has_ended_the_cell(make_group: Callable[..., Ranks]) -> None:
+    group = make_group(3)
+    with pytest.raises(CellFailedError) as caught:
+        group.run(
+            f"{ABSENT}own = dist.new_group([0, 1], timeout=short)\n"
+            "if rank == 0: dist.all_reduce(torch.ones(1), group=own)"
+        )
+    call = "all_reduce #1 of group [0, 1]"
+    assert str(caught.value) == f"rank 1 did not come to {call}: it had ended the cell"
+    group.run("dist.barrier()")
+
+
 def test_who_came_with_another_size_and_went_on_is_not_called_absent(
     make_group: Callable[..., Ranks],
 ) -> None:
