@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from argparse import REMAINDER, ArgumentParser
 from collections.abc import Callable
@@ -358,6 +359,13 @@ class LineMagics(Magics):
         args = parse(self.pull, f"x{option.group() if option else ''}")
         if not expression:
             raise RequestError("pull needs a name: `%ddp pull losses --rank 0`")
+        try:
+            ast.parse(expression, mode="eval")
+        except SyntaxError as error:
+            raise RequestError(
+                f"`{expression}` is no single expression ({error.msg}): pull takes one, such as "
+                "`%ddp pull losses` or `%ddp pull losses, rank`"
+            ) from error
         value = self._desk.group.pull(expression, rank=args.rank)
         self._desk.note(Pulled(expression, args.rank))
         if expression.isidentifier():

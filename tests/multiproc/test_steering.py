@@ -168,6 +168,13 @@ def test_environment_folder_and_path_reach_the_ranks_and_options_win(
     notebook.run("os.chdir(here)\nsys.path.pop()\ndel os.environ['FROM_KERNEL']")
 
 
+@pytest.mark.parametrize("what", ["a b", "x = 3", "for"])
+def test_pull_takes_one_expression(notebook: Notebook, what: str) -> None:
+    notebook.run("%%ddp --nproc 1\na, b = 1, 2")
+    assert f"UsageError: `{what}` is no single expression" in notebook.run(f"%ddp pull {what}").text
+    assert notebook.run("%ddp pull a, b").result == "[(1, 2)]"
+
+
 def test_unpicklable_values_and_missing_names_are_said_in_one_line(notebook: Notebook) -> None:
     notebook.run("import threading\nlock = threading.Lock()\nfine = 1")
     notebook.run("%ddp start --nproc 2")
