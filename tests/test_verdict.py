@@ -296,7 +296,7 @@ def test_the_user_interrupts() -> None:
 
 def test_when_every_rank_is_lost_none_is_said_to_keep_its_names() -> None:
     said = verdict_on({}, {0: (-9, 1.0), 1: (-9, 1.0)}).report()
-    assert "the others keep theirs" not in said
+    assert "the other ranks keep theirs" not in said
     assert said.endswith("`%ddp restart` restarts all ranks.")
 
 

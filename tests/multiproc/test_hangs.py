@@ -166,12 +166,12 @@ dist.barrier()"""
 PLACES = {
     "thread": (
         THREAD,
-        "rank 0 waiting in all_reduce #1 float [3] in a background thread (line 3), "
+        "rank 0 waiting in all_reduce #1 float [3] in a background thread (line 3); "
         "the main thread is at line 7 in join()",
     ),
     "async_save": (
         SAVE,
-        "rank 1 waiting in all_gather #1 long [1] in a background thread, "
+        "rank 1 waiting in all_gather #1 long [1] in a background thread; "
         "the main thread is at line 5 in result()",
     ),
     "both threads": (SAVE, "rank 0 waiting in barrier #1, line 4"),

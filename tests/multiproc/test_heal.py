@@ -193,8 +193,8 @@ def test_where_ranks_played_different_parts_the_user_must_say_whose_names_are_ri
     kill(group, 1)
     part, outside = ("0,2", "rank 1 was") if 0 in ranks else ("1-2", "this rank is")
     said = (
-        f"rank 0: ranks {part} have a group of their own, which {outside} not in: rank 1 may "
-        "have had other values. `%ddp heal --from R` gives it those of a rank that had the same"
+        f"rank 0: ranks {part} have a subgroup, and {outside} not in it: rank 1 may "
+        "have had different values. `%ddp heal --from R` copies them from a rank with the same"
     )
     with pytest.raises(RequestError, match=re.escape(said)):
         group.heal()

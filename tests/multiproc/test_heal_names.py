@@ -230,7 +230,7 @@ def test_values_that_are_not_known_are_named(group: Ranks) -> None:
         )
     healed = group.heal()
     assert {*healed.unknown} == {"shard", "path", "lucky", "seen"}
-    [line] = [each for each in healed.lines() if "not known" in each]
+    [line] = [each for each in healed.lines() if "are unknown" in each]
     assert line.startswith("copied from rank 0, because the values of rank 1 are unknown: ")
     assert line.endswith("; set them with --ranks 1 if they must differ")
     told = group.run("writer, common, first is None", quiet=True, wants_value=True).values()

@@ -396,7 +396,7 @@ def test_a_cell_of_the_notebook_that_is_meant_for_the_ranks_is_explained(
 ) -> None:
     reply = notebook.run(f"%reset_selective -f ^nbddp$\n{source}")
     assert reply.error.startswith("NameError")
-    assert "on the ranks, not in the notebook: begin the cell with `%%ddp`" in reply.text
+    assert "on the ranks, not in the notebook. Start the cell with `%%ddp`" in reply.text
     assert "on the ranks" not in notebook.run("no_such_name").text
 
 

@@ -106,8 +106,8 @@ def test_a_killed_rank_is_named_and_restart_helps(notebook: Notebook) -> None:
     assert notebook.run("%ddp kill 1").status == "ok"
     reply = notebook.run("%%ddp\npass")
     assert reply.text == (
-        "UsageError: rank 1 was killed by SIGKILL; `%ddp heal` replaces it, `%ddp restart` starts "
-        "the group anew, `%%ddp --ranks 0,2` uses the others\n"
+        "UsageError: rank 1 was killed by SIGKILL; `%ddp heal` replaces it, `%ddp restart` "
+        "restarts all ranks, `%%ddp --ranks 0,2` uses the others\n"
     )
     assert notebook.run("%%ddp --ranks 0,2\nprint(kept)").lines(2) == ["2"]
     assert notebook.run("%ddp restart").status == "ok"
@@ -123,7 +123,10 @@ def test_a_rank_that_dies_in_a_cell_is_the_first_cause(notebook: Notebook) -> No
     assert reply.error == "CellFailedError: rank 1 exited with code 3"
     assert reply.lines(1) == ["last words"]
     assert "first cause: rank 1 exited with code 3" in reply.traceback
-    assert "Rank 1 lost all names, the others keep theirs: `%ddp heal` brings" in reply.traceback
+    assert (
+        "Rank 1 lost all names, the other ranks keep theirs. `%ddp heal` replaces"
+        in reply.traceback
+    )
 
 
 def test_one_rank_that_raises_frees_the_others_and_is_named(notebook: Notebook) -> None:

@@ -175,7 +175,7 @@ def test_one_of_64_ranks_dies_in_a_barrier_and_the_others_keep_their_names(
     report = caught.value.report.splitlines()
     assert len(report) < 8  # groups of ranks are named, not each of them
     assert report[-1].startswith(
-        "Rank 3 lost all names, the others keep theirs: `%ddp heal` brings"
+        "Rank 3 lost all names, the other ranks keep theirs. `%ddp heal` replaces"
     )
     assert re.findall(r"nbddp: .*", capsys.readouterr().out) == ["nbddp: rank 3 exited with code 7"]
     alive = [rank for rank in range(64) if rank != 3]
