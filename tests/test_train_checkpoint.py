@@ -492,14 +492,15 @@ def test_the_loop_is_held_for_less_time_than_by_a_synchronous_save(tmp_path: Pat
 # ---- killed at any moment
 
 
-def test_a_writer_killed_a_hundred_times_always_leaves_a_whole_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.full)])
+def test_a_writer_killed_many_times_always_leaves_a_whole_one(tmp_path: Path, kills: int) -> None:
     script = Path(__file__).with_name("checkpoint_killer.py")
-    command = [sys.executable, "-W", "error", str(script), str(tmp_path), "100"]
+    command = [sys.executable, "-W", "error", str(script), str(tmp_path), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=140, check=False)
     assert done.returncode == 0, done.stderr
     n_drafts, n_saved = map(int, done.stdout.split())
-    assert n_drafts >= 20  # it was killed while it wrote
-    assert n_saved >= 100
+    assert n_drafts >= kills / 5  # it was killed while it wrote
+    assert n_saved >= kills
 
 
 # ---- parts by any name

@@ -14,7 +14,7 @@ from browser.desk import Desk
 from browser.lab import LabNotebook
 from nbddp.ui.palette import LIGHT, rank_color
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
 Picture = Callable[[LabNotebook, str], None]
 

@@ -13,7 +13,7 @@ from browser.conftest import NEEDS_CHROMIUM, write_notebook
 from browser.desk import Desk
 from browser.lab import LabNotebook
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
 Picture = Callable[[LabNotebook, str], None]
 

@@ -17,6 +17,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 OTHERS = sorted(path for path in NOTEBOOKS.glob("*.ipynb") if "quickstart" not in path.name)
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.browser,
     pytest.mark.notebook,
     pytest.mark.timeout(300),

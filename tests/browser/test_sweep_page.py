@@ -16,7 +16,7 @@ from browser.lab import LabNotebook
 
 Picture = Callable[[LabNotebook, str], None]
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
 CELLS = [
     "%load_ext nbddp",

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from browser.conftest import NEEDS_CHROMIUM, write_notebook
 from browser.desk import Desk
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
 
 START = "%load_ext nbddp\n%ddp start --nproc 3"
 TRAIN = """%%ddp --timeline

@@ -109,6 +109,7 @@ def check_it_computes() -> None:
         assert group.run(source, wants_value=True).values() == [1.0]
 
 
+@pytest.mark.full
 def test_where_every_helper_is_touched_ranks_are_spawned(
     folder: Path,
     driver: Path,

@@ -62,6 +62,7 @@ def _be_interrupted(rank: int, port: int) -> None:
         all_reach(f"closed {turn}")
 
 
+@pytest.mark.full
 def test_whoever_sends_while_its_connections_are_ended_does_not_wait_on() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [

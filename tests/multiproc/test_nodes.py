@@ -142,15 +142,16 @@ def _leave(on_nodes: OnNodes) -> None:
     on_nodes.nodes.leave(on_nodes.node_of(2).name)
 
 
-WAYS: dict[str, tuple[Callable[[OnNodes], None], str]] = {
-    "its keeper is killed": (_kill_keeper, "the connection was closed"),
-    "its agent is killed": (_kill_agent, "torchrun's agent is gone"),
-    "all of it is killed": (_kill_all, "the connection was closed"),
-    "it is sent home": (_leave, "it has left"),
-}
+full = pytest.mark.full
+WAYS = [
+    pytest.param(_kill_keeper, "the connection was closed", id="its keeper is killed"),
+    pytest.param(_kill_agent, "torchrun's agent is gone", id="its agent is killed", marks=full),
+    pytest.param(_kill_all, "the connection was closed", id="all of it is killed", marks=full),
+    pytest.param(_leave, "it has left", id="it is sent home", marks=full),
+]
 
 
-@pytest.mark.parametrize(("end", "why"), WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(("end", "why"), WAYS)
 def test_a_node_goes_and_another_one_takes_its_place(
     on_nodes: OnNodes, end: Callable[[OnNodes], None], why: str
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_node_goes_and_another_one_takes_its_place(
     assert len(set(sums)) == 1
 
 
+@pytest.mark.full
 def test_a_node_that_stands_still_is_gone_and_comes_back_as_a_spare_when_it_goes_on(
     on_nodes: OnNodes,
 ) -> None:
@@ -200,6 +202,7 @@ def test_a_node_that_stands_still_is_gone_and_comes_back_as_a_spare_when_it_goes
     assert group.run("dist.barrier()\nrank", wants_value=True).values() == [0, 1, 2, 3]
 
 
+@pytest.mark.full
 def test_fewer_nodes_make_a_smaller_world(on_nodes: OnNodes) -> None:
     group = on_nodes.start()
     _kill_keeper(on_nodes)
@@ -248,6 +251,7 @@ dist.get_world_size()
 Rows = dict[str, list[dict[str, Any]]]
 
 
+@pytest.mark.full
 def test_a_training_grows_with_a_node_that_comes_and_shrinks_when_one_goes(
     on_nodes: OnNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -434,6 +438,7 @@ group.close()
 """
 
 
+@pytest.mark.full
 def test_a_notebook_that_stands_still_for_a_while_keeps_its_nodes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

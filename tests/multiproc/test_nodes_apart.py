@@ -23,7 +23,7 @@ from processes import wait_until
 from nbddp import CellFailedError
 from nbddp.group.nodes import Nodes, NodesSpec
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.multiproc, pytest.mark.timeout(300)]
 
 if not has_namespaces():
     pytest.skip("needs root, and network namespaces", allow_module_level=True)

@@ -18,7 +18,7 @@ from listening import listening
 from nodes_here import OnNodes
 from processes import wait_until
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.full, pytest.mark.multiproc, pytest.mark.timeout(400)]
 
 MANY = 10_000
 MORE = 64 << 20  # bytes; that many connections, none let go of, hold gigabytes

@@ -52,6 +52,7 @@ def test_nodes_that_are_waited_for_are_there_in_the_next_cell(notebook: Notebook
     assert "Out [ranks 2-3] ('1', 4)\n" in notebook.run(RANKS).text
 
 
+@pytest.mark.full
 def test_an_agent_that_ends_before_it_comes_in_is_named(notebook: Notebook) -> None:
     assert notebook.run("%ddp nodes --nnodes 2 --local 1").status == "ok"
     [agent] = agents(notebook)
@@ -66,6 +67,7 @@ def test_an_agent_that_ends_before_it_comes_in_is_named(notebook: Notebook) -> N
     assert notebook.run("%ddp nodes --local 2 --wait 110").status == "ok"
 
 
+@pytest.mark.full
 def test_a_stop_ends_the_wait_and_the_door_stays_open(notebook: Notebook) -> None:
     assert notebook.run("%ddp nodes --nnodes 2 --local 1").status == "ok"
     reply = notebook.run_and_stop("%ddp nodes --wait 110", 0.5)

@@ -123,6 +123,7 @@ def test_no_notebook_has_left_anything(home: Path) -> None:
         assert notebook.run("%ddp nodes").text.startswith("nbddp: no door is open")
 
 
+@pytest.mark.full
 def test_a_node_that_did_not_last_is_missing_and_its_ranks_are_healed_on_another(
     home: Path, left: list[psutil.Process]
 ) -> None:

@@ -17,7 +17,7 @@ from slow_link import Link
 
 from nbddp import CellFailedError, CellInterruptedError
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.multiproc, pytest.mark.timeout(300)]
 
 SLOW = 0.2  # seconds each way
 LINES = """

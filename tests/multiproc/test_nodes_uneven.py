@@ -13,7 +13,7 @@ from processes import wait_until
 from nbddp.errors import RequestError
 from nbddp.ui.by_node import by_node
 
-pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.full, pytest.mark.multiproc, pytest.mark.timeout(180)]
 
 PLACES = """
 import os

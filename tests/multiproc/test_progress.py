@@ -50,6 +50,11 @@ WORKS = {
         "        torch.save(x, f)\n        os.fsync(f.fileno())"
     ),
 }
+IN_GATE = ("one call of C", "a child", "a thread that prints")
+EACH = [
+    pytest.param(work, id=name, marks=() if name in IN_GATE else pytest.mark.full)
+    for name, work in WORKS.items()
+]
 # a child that shares what is left of its parent's time: until it ends the parent waits, in state
 # "D", as it does for a disk
 DISK = f"""import ctypes, signal
@@ -76,7 +81,7 @@ def said_while(group: Ranks, work: str, capsys: pytest.CaptureFixture[str]) -> s
     return "\n".join(line for line in capsys.readouterr().out.splitlines() if "nbddp:" in line)
 
 
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+@pytest.mark.parametrize("work", EACH)
 def test_a_rank_that_works_is_waited_for(
     hasty: Ranks, capsys: pytest.CaptureFixture[str], work: str
 ) -> None:
@@ -106,6 +111,7 @@ def test_a_rank_whose_loader_is_slow_is_waited_for(
     assert said_while(hasty, loader, capsys) == ""
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)  # the compiler alone takes 40 s of a core
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 def test_a_rank_that_compiles_is_waited_for(

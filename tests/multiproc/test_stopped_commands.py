@@ -32,17 +32,17 @@ COMMANDS = [
     "view text",
     "help",
 ]
-PRESSES = 5
 ONE_LINE = re.compile(r"`%ddp \w+` was interrupted; [^\n]+")
 
 
+@pytest.mark.parametrize("presses", [2, pytest.param(5, marks=pytest.mark.full)])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_stop_at_a_random_moment_of_a_command_is_one_line_or_nothing(
-    notebook: Notebook, command: str
+    notebook: Notebook, command: str, presses: int
 ) -> None:
     chance = random.Random(command)
     notebook.run("numbers = list(range(1_000_000))")
-    for _ in range(PRESSES):
+    for _ in range(presses):
         if notebook.run(READY).status != "ok":
             assert notebook.run("%ddp restart").status == "ok"
         seconds = chance.choice([0.003, 0.006, 0.01, 0.02, 0.05, chance.random() * 0.3])

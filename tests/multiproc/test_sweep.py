@@ -314,6 +314,7 @@ def test_after_a_stop_a_cell_that_misses_what_earlier_ones_made_does_not_lose_it
     assert "name 'made' is not defined" in notebook.run("%%ddp\nmade").error
 
 
+@pytest.mark.full
 def test_a_sweep_runs_on_nodes_and_they_stay(notebook: Notebook, base: Path) -> None:
     opened = notebook.run("%ddp nodes --nnodes 2 --nproc-per-node 1 --local 2 --wait 60")
     assert opened.status == "ok", opened.traceback

@@ -10,7 +10,12 @@ import psutil
 import pytest
 from notebook import Notebook
 
-pytestmark = [pytest.mark.notebook, pytest.mark.multiproc, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.notebook,
+    pytest.mark.multiproc,
+    pytest.mark.timeout(400),
+]
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = "notebooks/00_quickstart.ipynb"

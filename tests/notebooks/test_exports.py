@@ -17,7 +17,7 @@ from processes import GLOO_ABORTS
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
-pytestmark = [pytest.mark.notebook, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.full, pytest.mark.notebook, pytest.mark.timeout(400)]
 
 ENDS = ("%ddp restart", "%ddp stop")  # before them the cells so far are exported
 NUMBERS = {  # what ranks have in the end, and have each time
