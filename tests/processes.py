@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import socket
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -89,3 +92,12 @@ def wait_until(condition: Callable[[], bool], *, timeout: float = 40.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def free_port() -> int:
+    """A port that nobody has just now, of those that the system gives nobody by itself."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 29_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

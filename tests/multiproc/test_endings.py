@@ -93,7 +93,7 @@ def test_a_kernel_that_is_killed_in_the_middle_of_a_cell_leaves_nobody(
         "%%ddp --nproc 2\nprint('begun')\nif rank == 0: dist.recv(torch.ones(1), src=1)\n"
         "import time\ntime.sleep(60)"
     )
-    fresh_notebook.finish(request, until="begun")
+    fresh_notebook.finish(request, until="begun", times=2)
     processes = descendants(fresh_notebook)
     psutil.Process(fresh_notebook.pid).kill()
     assert not psutil.wait_procs(processes, timeout=40)[1]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from drivers.inside import imported
 from drivers.ranks import Ranks
-from processes import wait_until
+from processes import free_port, wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
 from nbddp.record.cell import CellResult
@@ -101,15 +99,6 @@ def run_until_stopped(group: Ranks, source: str) -> None:
     group.interrupt()
     with pytest.raises(CellInterruptedError):
         group.finish(handle).raise_for_failure()
-
-
-def free_port() -> int:
-    """A port that nobody has just now, of those that the system gives nobody by itself."""
-    while True:
-        port = random.SystemRandom().randrange(15_000, 29_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:

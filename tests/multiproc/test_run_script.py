@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from drivers.ranks import Ranks
 from notebook import Notebook
-from processes import GLOO_ABORTS, wait_until
+from processes import GLOO_ABORTS, free_port, wait_until
 
 from nbddp import CellFailedError, CellInterruptedError, RequestError
 
@@ -107,13 +107,14 @@ def test_it_does_what_it_does_under_torchrun(
 @pytest.mark.parametrize(
     "how",
     [
-        "'gloo', init_method=f'tcp://127.0.0.1:29512', rank=int(os.environ['RANK']), world_size=2",
+        "'gloo', init_method='tcp://127.0.0.1:PORT', rank=int(os.environ['RANK']), world_size=2",
         "",
     ],
 )
 def test_it_may_meet_by_address_and_leave_its_group_behind(
     group: Ranks, write: Write, capsys: Capture, how: str, ending: str
 ) -> None:
+    how = how.replace("PORT", str(free_port()))
     write(TRAIN.replace("INIT", how).replace("ENDING", ending))
     for _ in range(2):
         group.run_script("work/script.py")
@@ -527,10 +528,11 @@ def test_the_processes_that_it_starts_know_its_classes(
         "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
         "class Box:\n    value = 1\n"
         "def work(rank, box):\n"
-        "    os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = 'localhost', '29533'\n"
+        "    os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = 'localhost', PORT\n"
         "    dist.init_process_group('gloo', rank=rank, world_size=2)\n"
         "    x = torch.ones(1) * box.value\n    dist.all_reduce(x)\n"
         "    print(f'{rank} {x.item()}\\n', end='')\n    dist.destroy_process_group()\n"
+        f"PORT = '{free_port()}'\n"
         "if __name__ == '__main__':\n    mp.spawn(work, args=(Box(),), nprocs=2)"
     )
     group.run_script("work/script.py", ranks=[0])

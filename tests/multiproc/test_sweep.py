@@ -299,14 +299,14 @@ def test_after_a_stop_a_cell_that_misses_what_earlier_ones_made_does_not_lose_it
     sweep = "%%ddp --start-over --sweep lr=1,2\nprint('it runs')\nwhile made:\n    time.sleep(0.01)"
     for way_back in ("%ddp restart --replay", "%%ddp --sweep lr=3,4\nlr / made"):
         request = notebook.begin(sweep)
-        notebook.finish(request, until="it runs")
+        notebook.finish(request, until="it runs", times=2)
         notebook.interrupt()
         assert "does cell" in notebook.finish(request).text
         assert "name 'made' is not defined" in notebook.run("%%ddp\nmade").error
         assert notebook.run(way_back).status == "ok"
         assert notebook.run("%%ddp\nmade").text == "Out [ranks 0-1] 7\n"
     request = notebook.begin(sweep)
-    notebook.finish(request, until="it runs")
+    notebook.finish(request, until="it runs", times=2)
     notebook.interrupt()
     notebook.finish(request)
     notebook.run("%%ddp --fresh\nmade")

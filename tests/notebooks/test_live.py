@@ -22,7 +22,11 @@ from nbddp.ui.buttons.live import LiveComms
 pytestmark = pytest.mark.notebook
 
 # The installed ipykernel and the last 6; more, for a check by hand: NBDDP_IPYKERNELS="7.0.1 7.3.0"
-VERSIONS = ["installed", "6.31.0", *os.environ.get("NBDDP_IPYKERNELS", "").split()]
+VERSIONS = [
+    "installed",
+    pytest.param("6.31.0", marks=pytest.mark.full),  # pip installs it
+    *os.environ.get("NBDDP_IPYKERNELS", "").split(),
+]
 
 PRELUDE = (
     imported(LiveComms)
