@@ -50,7 +50,7 @@ check_the_rest() { # nothing in it waits for a page or for a rank: it gets what 
     step "ruff format" ruff format --check
     step "mypy" mypy
     step "lint-imports" lint-imports
-    step "Wheel and sdist" bash tests/package.sh
+    step "Wheel and sdist" bash tools/package.sh
 }
 
 begin_beside() { # begin_beside LOG COMMAND...: at low priority, so that it gets what others leave

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from gpu_day import Part, run, verdict_of
+
+from tools.gpu_day import Part, run, verdict_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.timeout(180)
 def test_without_a_gpu_each_part_says_so_and_none_fails() -> None:
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
-    day = ["bash", str(ROOT / "tests" / "gpu_day.sh")]
+    day = ["bash", str(ROOT / "tools" / "gpu_day.sh")]
     done = subprocess.run(day, env=env, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^\| (.+) \| (.+) \| 0 s \|$", done.stdout, re.MULTILINE)

@@ -2,7 +2,7 @@
 
 The flight recorder is read once a second, and more often where so many collectives are begun that
 it would forget some; two of these reads never see the same entry. Twenty times a second somebody
-looks where the main thread is. What this costs, ``tests/benchmarks/timeline.py`` measures.
+looks where the main thread is. What this costs, ``benchmarks/timeline.py`` measures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A panel in the classic Notebook 6.5, its button pressed while the cell runs; for tests/hosted.sh.
+"""A panel in the classic Notebook 6.5, its button pressed while the cell runs; for tools/hosted.sh.
 
 It is the nearest to Colab's page that can be tried here: both speak ipywidgets 7 with a kernel
 that handles one message after the other.

@@ -1,6 +1,6 @@
 """What many ranks on many nodes cost the notebook: its CPU, and a cell's round trip.
 
-    python tests/benchmarks/nodes.py [--nodes 16] [--ranks 8] [--seconds 20]
+    python benchmarks/nodes.py [--nodes 16] [--ranks 8] [--seconds 20]
 
 The nodes are all on this machine, each as on one of its own: a keeper, a helper, one encrypted
 connection to the notebook. Ranks form no process group in the silent and in the logging part, so

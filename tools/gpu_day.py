@@ -53,8 +53,8 @@ PARTS = (
         *("-k", "runs_from_start"),
         limit=240,
     ),
-    Part("Engine", ("tests/benchmarks/engine.py", "--quick", "--device", "cuda"), 90),
-    Part("Training", ("tests/benchmarks/training.py", "--quick", "--device", "cuda"), 90),
+    Part("Engine", ("benchmarks/engine.py", "--quick", "--device", "cuda"), 90),
+    Part("Training", ("benchmarks/training.py", "--quick", "--device", "cuda"), 90),
 )
 
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# nbddp's own wheel and sdist, built and looked into: bash tests/package.sh [folder for the two]
+# nbddp's own wheel and sdist, built and looked into: bash tools/package.sh [folder for the two]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,5 +18,5 @@ tar -xzf "$built"/nbddp-*.tar.gz --strip-components 1 -C "$scratch/unpacked"
     >"$scratch/log" 2>&1 || { cat "$scratch/log"; exit 1; }
 cmp "$built"/nbddp-*.whl "$scratch"/again/nbddp-*.whl # who packages it from the sdist gets the same
 
-"$here/python" tests/package_contents.py "$built"/nbddp-*.whl "$built"/nbddp-*.tar.gz
+"$here/python" tools/package_contents.py "$built"/nbddp-*.whl "$built"/nbddp-*.tar.gz
 echo "the wheel and the sdist hold what they should: $(cd "$built" && du -h nbddp-* | tr '\n\t' '; ')"

@@ -1,6 +1,6 @@
 """From the kill of a rank to ready: healed, restarted with replay, and under torchrun.
 
-    python tests/benchmarks/heal.py [--repeats 20] [--ranks 4] [--megabytes 1]
+    python benchmarks/heal.py [--repeats 20] [--ranks 4] [--megabytes 1]
 
 The three take turns in each round, so that all meet the same machine. A rank is killed in a
 training loop: a random one, 0 too. *Healed* and *restarted* end when every rank is idle again, with

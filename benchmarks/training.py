@@ -1,6 +1,6 @@
 """What a training costs in nbddp beside plain torchrun: steps, checkpoints, and a lost rank.
 
-    python tests/benchmarks/training.py [--rounds 5] [--device cuda] [--quick]
+    python benchmarks/training.py [--rounds 5] [--device cuda] [--quick]
 
 Both train the same network on the same digits with DDP on two ranks, one thread each, in turns
 within one run. Ratios are what counts: absolute figures are those of a machine and its day.

@@ -1,6 +1,6 @@
 """What it costs to know who waits for whom: processor time, and steps a second with it and without.
 
-    python tests/benchmarks/timeline.py [--rounds 12] [--seconds 3] [--ranks 2]
+    python benchmarks/timeline.py [--rounds 12] [--seconds 3] [--ranks 2]
 
 The same ranks train the same network; in every other round nobody reads the flight recorder, looks
 where the main thread is, or sends what came of it. The ratio of two rounds that follow each other

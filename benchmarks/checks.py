@@ -1,6 +1,6 @@
 """What the checks at each cell's end cost: milliseconds a cell, and a share of a step.
 
-    python tests/benchmarks/checks.py [--pairs 40] [--nproc 2] [--quick]
+    python benchmarks/checks.py [--pairs 40] [--nproc 2] [--quick]
 
 Each cell runs in turns with the checks and without them, on the same ranks, so that what disturbs
 one disturbs the other. On a busy machine the processor's time is the better measure: the rank's for

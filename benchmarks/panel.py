@@ -1,6 +1,6 @@
 """The live panel in a real JupyterLab: how fast it shows and obeys, and what it costs.
 
-    python tests/benchmarks/panel.py [--quick] [--rounds 5] [--cases print cpu] [--json FILE]
+    python benchmarks/panel.py [--quick] [--rounds 5] [--cases print cpu] [--json FILE]
 
 Print to DOM is from a rank's ``print`` to a MutationObserver in the page, with lines far enough
 apart that each is alone. A button is timed from the mouse going down. In every round contenders
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import panel_table
 import panel_trials as trials

@@ -1,6 +1,6 @@
 """How long a list of 200 runs takes, and a comparison of four, in a process that has read none.
 
-    python tests/benchmarks/runs.py [--rounds 7] [--runs 200] [--rows 10000]
+    python benchmarks/runs.py [--rounds 7] [--runs 200] [--rows 10000]
 
 Each round is a process of its own that has IPython and nbddp's magics, as a kernel has after
 ``%load_ext``, and nothing else; the time goes from the magic's line to what is published. The
@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
 from runs_on_disk import make_run, rows_of  # noqa: E402

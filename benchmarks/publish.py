@@ -1,6 +1,6 @@
 """What publishing costs a training: `nbddp.log` and steps a second, with it and without, in turns.
 
-    python tests/benchmarks/publish.py [--kind tensorboard] [--rounds 12] [--seconds 3] [--ranks 2]
+    python benchmarks/publish.py [--kind tensorboard] [--rounds 12] [--seconds 3] [--ranks 2]
 
 The same ranks train in every round, and report each step; a process publishes their run. In every
 other round that process is halted, so that in those between it has the steps of two rounds to send,

@@ -1,6 +1,6 @@
 """From ``breakpoint()`` to its prompt, and from an answer to the rank that asked.
 
-    python tests/benchmarks/asking.py [--repeats 20] [--ranks 2]
+    python benchmarks/asking.py [--repeats 20] [--ranks 2]
 
 A client of a real kernel is who types; all clocks are this machine's. The ranks are warm: one has
 asked before.

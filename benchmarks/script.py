@@ -1,6 +1,6 @@
 """``%ddp run`` beside ``!torchrun``: the same script, from Enter to its first line and to its end.
 
-    python tests/benchmarks/script.py [--repeats 10] [--ranks 2]
+    python benchmarks/script.py [--repeats 10] [--ranks 2]
 
 Everything is measured by a client of a real kernel, from its request to its receipt; the two take
 turns. The ranks are warm: one script ran in them before.

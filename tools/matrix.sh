@@ -1,11 +1,11 @@
 #!/bin/bash
-# A chosen part of the tests with each Python that is here, and the newest packages: bash tests/matrix.sh
+# A chosen part of the tests with each Python that is here, and the newest packages: bash tools/matrix.sh
 #
 # Run it before a release. For each of python3.10 to python3.14 (PYTHONS names others, separated by spaces) it
 # makes environments with the newest packages: one with the newest torch and one with the oldest that is supported
 # (TORCHS names others; "" is the tested one). At the end it prints a table in Markdown. For the tested torch alone:
-#     TORCHS='""' bash tests/matrix.sh
-# Where a pip configuration caps the versions: PIP_CONFIG_FILE=/dev/null bash tests/matrix.sh
+#     TORCHS='""' bash tools/matrix.sh
+# Where a pip configuration caps the versions: PIP_CONFIG_FILE=/dev/null bash tools/matrix.sh
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PIP_DISABLE_PIP_VERSION_CHECK=1

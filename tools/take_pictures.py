@@ -1,6 +1,6 @@
 """Take the pictures of README and docs, light and dark, from a real training.
 
-    python tests/browser/take_pictures.py [FOLDER]
+    python tools/take_pictures.py [FOLDER]
 
 FOLDER is ``notebooks/pictures`` if it is not said. Needs Chromium; takes about two minutes.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))
 
 from browser import lab as front_end  # noqa: E402

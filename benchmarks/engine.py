@@ -1,6 +1,6 @@
 """nbddp beside ``torch.multiprocessing.spawn`` and ``torchrun``: speed, output, memory.
 
-    python tests/benchmarks/engine.py [--ranks 2 4] [--repeats 7] [--device cuda] [--json FILE]
+    python benchmarks/engine.py [--ranks 2 4] [--repeats 7] [--device cuda] [--json FILE]
 
 Everything is measured by a client of a real kernel, from its request to its receipt. Contenders
 take turns, so that noise hits all alike. PSS shares a page's cost among all processes that map

@@ -1,6 +1,6 @@
 """What it costs that ranks are on nodes: steps beside torchrun, cells beside local ranks, joining.
 
-    python tests/benchmarks/nodes_speed.py [--rounds 5] [--steps 300] [--joins 20]
+    python benchmarks/nodes_speed.py [--rounds 5] [--steps 300] [--joins 20]
 
 Two nodes of one rank each, all on this machine. The same training runs on them and under two
 torchrun agents, in turns; the same empty cell on them and on two local ranks, in turns. Then a

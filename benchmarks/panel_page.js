@@ -1,4 +1,4 @@
-// What tests/benchmarks/panel.py looks at in the page; times are seconds, as Python's time.time().
+// What benchmarks/panel.py looks at in the page; times are seconds, as Python's time.time().
 () => {
   const app = window.jupyterapp;
   const now = () => (performance.timeOrigin + performance.now()) / 1000;

@@ -1,5 +1,5 @@
 #!/bin/bash
-# nbddp's own wheel in an environment such as Colab's or Kaggle's: bash tests/hosted.sh [colab|kaggle]
+# nbddp's own wheel in an environment such as Colab's or Kaggle's: bash tools/hosted.sh [colab|kaggle]
 # With "install FOLDER" or "test FOLDER" behind it does the first or the second half, and keeps all there.
 #
 # Installing it must bring nothing but nbddp: a package that is replaced under a running kernel
