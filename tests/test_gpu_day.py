@@ -17,6 +17,7 @@ from tools.gpu_day import Part, run, verdict_of
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_without_a_gpu_each_part_says_so_and_none_fails() -> None:
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable}
@@ -44,6 +45,7 @@ def test_a_part_ends_in_words(status: int, said: str, verdict: str) -> None:
     assert verdict_of(status, said) == verdict
 
 
+@pytest.mark.full
 def test_what_does_not_end_is_ended_and_the_day_is_never_longer_than_it_may() -> None:
     slow = Part("Slow", ("-c", "import time; print('began', flush=True); time.sleep(60)"), 11.0)
     gone = run(slow, 1, time.monotonic())

@@ -50,7 +50,7 @@ PARTS = (
     of_tests(
         "All notebooks on the GPU",
         "tests/notebooks/test_notebooks.py",
-        *("-k", "runs_from_start"),
+        *("-m", "notebook", "-k", "runs_from_start"),
         limit=240,
     ),
     Part("Engine", ("benchmarks/engine.py", "--quick", "--device", "cuda"), 90),
