@@ -388,6 +388,21 @@ def test_numbers_of_several_nodes_are_not_mixed_within_a_line(tmp_path: Path) ->
     assert sent == [b'{"a": 1}\n', b'{"a": 2}\n']
 
 
+def test_a_file_that_several_write_is_sent_in_the_name_of_one_that_lives(tmp_path: Path) -> None:
+    original = tmp_path / "metrics.jsonl"
+    sent: list[tuple[int, bytes]] = []
+    outlet = Outlet(lambda number, _name, data: sent.append((number, data)))
+    for number in (3, 4):
+        outlet.follow(number, original, whole_lines=True)
+    outlet.forget(4)
+    original.write_text("1\n")
+    outlet.send_news()
+    outlet.forget(3)
+    original.write_text("1\n2\n")
+    outlet.send_news()
+    assert sent == [(3, b"1\n")]
+
+
 # ---- clocks, numbers
 
 

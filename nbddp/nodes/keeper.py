@@ -305,6 +305,7 @@ class Keeper:
         handle.join()
         if number not in self._unwanted:
             self._send_news()
+            self._outlet.forget(number)
             self._tell(Kind.EXITED, number, {"exitcode": handle.exitcode})
         self._forking.submit(self._launcher.sweep, handle)
 

@@ -17,7 +17,7 @@ PIECE = 1 << 20  # bytes sent at once
 @dataclass(slots=True)
 class _Growing:
     path: Path
-    number: int
+    numbers: list[int]  # of the processes that write it
     sent: int
     whole_lines: bool
 
@@ -40,18 +40,20 @@ class Outlet:
         """
         if path not in self._files:
             size = path.stat().st_size if path.exists() else 0
-            self._files[path] = _Growing(path, number, size, whole_lines)
-        self._files[path].number = number
+            self._files[path] = _Growing(path, [], size, whole_lines)
+        self._files[path].numbers.append(number)
 
     def rewind(self, number: int, sizes: Mapping[str, int]) -> None:
         """Send again what has not arrived of these files that a process writes."""
         for each in self._files.values():
-            if each.number == number and each.path.name in sizes:
+            if number in each.numbers and each.path.name in sizes:
                 each.sent = min(each.sent, sizes[each.path.name])
 
     def forget(self, number: int) -> None:
-        """Send nothing more of a process."""
-        self._files = {path: each for path, each in self._files.items() if each.number != number}
+        """Send nothing more in the name of a process; what others write, too, is sent in theirs."""
+        for each in self._files.values():
+            each.numbers = [other for other in each.numbers if other != number]
+        self._files = {path: each for path, each in self._files.items() if each.numbers}
 
     def send_news(self) -> None:
         """Look at all files, and send what is new."""
@@ -71,7 +73,7 @@ class Outlet:
                         return
                     growing.sent += len(data)
                     file.seek(growing.sent)
-                    self._send(growing.number, growing.path.name, data)
+                    self._send(growing.numbers[-1], growing.path.name, data)
         except OSError:  # it is not there yet, or a cell has taken all descriptors: next time
             return
 

@@ -97,6 +97,8 @@ def test_ranks_on_nodes_do_what_ranks_do(
     group.kill(3)
     group.heal()
     assert group.run("x.sum().item()", wants_value=True).values() == [18.0] * 4
+    group.run("nbddp.log(step=2, loss=rank)")  # into a file that the dead rank wrote, too
+    _logs_are_here(group, steps=2)
     pids = group.pids
     group.restart()
     assert not set(pids.values()) & set(group.pids.values())
@@ -108,14 +110,14 @@ def test_ranks_on_nodes_do_what_ranks_do(
     assert group.nodes is None
 
 
-def _logs_are_here(group: Ranks) -> None:
+def _logs_are_here(group: Ranks, *, steps: int = 1) -> None:
     folder = group.folder
     assert folder is not None
     for rank in range(4):
         log = folder / f"rank{rank}.log"
         assert wait_until(lambda log=log, rank=rank: f"hello of {rank}\n" in log.read_text())
     numbers = folder / "metrics.jsonl"
-    assert wait_until(lambda: numbers.read_text().count('"loss"') == 4)
+    assert wait_until(lambda: numbers.read_text().count('"loss"') == 4 * steps)
 
 
 def _values_travel(group: Ranks) -> None:
