@@ -293,6 +293,7 @@ class Rank:
             leave_as_forked(result.error_before_exec or result.error_in_exec)
         self._debuggers.end_cell()
         self._interrupter.end_cell()
+        self._interrupter.hear()  # a signal that comes late would meet the cell's own handler
         self._pulse.end_cell()
         seconds, at = time.monotonic() - began, time.time()
         end_trace(self._shell.tracer, self._mailer, is_ok=bool(result.success))

@@ -116,7 +116,7 @@ class Interrupter:
 
         Whatever handler an earlier one installed is replaced.
         """
-        self._hear()
+        self.hear()
         with self._changed:
             self._cell = cell
             self._importing_since = 0.0
@@ -124,7 +124,8 @@ class Interrupter:
             self._changed.notify_all()
             return self._is_inside
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
+        """Handle SIGINT, whatever handler a cell has set; called on the main thread."""
         signal.signal(signal.SIGINT, self._on_sigint)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
@@ -157,7 +158,7 @@ class Interrupter:
 
         With ``meets`` the ranks meet for it in a new process group, whose waits are then ended.
         """
-        self._hear()
+        self.hear()
         self._answer(request, meets=meets)
         try:
             yield

@@ -311,3 +311,10 @@ def test_after_a_failure_on_one_rank_models_and_optimizers_agree_again(
     )
     assert one == other
     assert one[1] == {0: 1.0, 1: 1.0}
+
+
+def test_a_signal_between_cells_does_not_meet_a_handler_that_a_cell_has_set(group: Ranks) -> None:
+    group.run("import signal\nkept = rank\nsignal.signal(signal.SIGINT, signal.SIG_DFL)")
+    for pid in group.pids.values():
+        os.kill(pid, signal.SIGINT)
+    assert group.pull("kept") == [0, 1]
