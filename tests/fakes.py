@@ -52,6 +52,7 @@ class FakeHandle:
         self.is_joined = False
         self.kill_fails: Exception | None = None
         self.was_spared = False
+        self.interrupts = 0
         self._pipe: tuple[int, int] | None = None
 
     @property
@@ -76,6 +77,9 @@ class FakeHandle:
         if self._pipe is not None and not self.is_joined:
             os.close(self._pipe[0])
         self.is_joined = True
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
 
     def terminate(self) -> None:
         self._obey(-15)

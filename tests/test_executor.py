@@ -300,6 +300,18 @@ def test_what_a_rank_says_before_its_process_is_known_is_heard_then(stage: Stage
     assert set(stage.executor.process_ids()) == {0, 1}
 
 
+def test_ranks_that_are_interrupted_get_a_signal_before_the_message(stage: Stage) -> None:
+    stage.start()
+    handle = stage.run()
+    seen: list[tuple[int, int]] = []
+    stage.link.on_send = lambda attempt, rank, _command: seen.append(
+        (rank, stage.launcher.handles[attempt, rank].interrupts)
+    )
+    stage.executor.step(InterruptAsked())
+    assert seen == [(0, 1), (1, 1)]
+    assert stage.link.sent[-2:] == [(rank, Interrupt(cell=handle.number)) for rank in (0, 1)]
+
+
 # ---- ranks cannot be told
 
 

@@ -212,6 +212,21 @@ def test_what_the_cell_awaits_is_cancelled(watched: Watched) -> None:
     assert watched.cancels == 1
 
 
+def test_what_the_cell_awaits_is_cancelled_once_although_two_signals_come(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "MESSAGE", 60.0)
+    watched.awaits_something = True
+    assert watched.it.begin_cell(1)
+    asked = watched.soon(1, after=0.1)
+    began = time.monotonic()
+    signal.raise_signal(signal.SIGINT)  # as the notebook does, before its message
+    assert time.monotonic() < began + 30  # and nothing is cancelled until the handler returns
+    watched.it.end_cell()
+    asked.join()
+    assert watched.cancels == 1
+
+
 def test_a_cell_that_cleans_up_is_told_once(watched: Watched) -> None:
     asked = watched.soon(1)
     source = (
@@ -222,6 +237,44 @@ def test_a_cell_that_cleans_up_is_told_once(watched: Watched) -> None:
     asked.join()
     assert watched.noticed == [1]
     assert watched.broken == []
+
+
+def test_a_signal_of_the_notebook_waits_for_its_message_and_counts_with_it_as_one(
+    watched: Watched,
+) -> None:
+    asked = watched.soon(1, after=0.3)
+    source = (
+        "try:\n    signal.raise_signal(signal.SIGINT)\n    done.append('went on')\n"
+        "except KeyboardInterrupt:\n    for _ in range(100): time.sleep(0.01)\n"
+        "    done.append('cleaned up')\n    raise"
+    )
+    done: list[str] = []
+    assert watched.run(1, source, signal=signal, done=done) == "KeyboardInterrupt"
+    asked.join()
+    assert watched.it.was_asked
+    assert done == ["cleaned up"]
+    assert watched.noticed == [1]
+
+
+@pytest.mark.parametrize("has_had_it", [False, True])
+def test_a_signal_without_a_message_is_the_cells_own_unless_it_was_interrupted_already(
+    watched: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    has_had_it: bool,
+) -> None:
+    monkeypatch.setattr(interrupt, "MESSAGE", 0.1)
+    asked = watched.soon(1) if has_had_it else None
+    source = (
+        "try:\n    while has_had_it: time.sleep(0.01)\nexcept KeyboardInterrupt:\n    pass\n"
+        "signal.raise_signal(signal.SIGINT)"
+    )
+    ended = watched.run(1, source, has_had_it=has_had_it, signal=signal)
+    assert ended == ("done" if has_had_it else "KeyboardInterrupt")
+    if asked is not None:
+        asked.join()
+    assert watched.run(2, "signal.raise_signal(signal.SIGINT)", signal=signal) == (
+        "KeyboardInterrupt"
+    )
 
 
 def imported(seconds: float, *, filename: str, name: str = "a_library") -> None:

@@ -175,7 +175,7 @@ class Ranks:
                 return self._send(ranks, cell.command())
             case ev.SendInterrupt(cell=number, ranks=ranks, is_for_death=is_for_death):
                 self.working(ranks)  # measure their CPU time from here on
-                return self._send(ranks, Interrupt(cell=number, is_for_death=is_for_death))
+                return self._interrupt(ranks, Interrupt(cell=number, is_for_death=is_for_death))
             case ev.SendLeave(ranks=ranks):
                 return self._send(ranks, Leave())
             case ev.Terminate(ranks=ranks):
@@ -188,6 +188,18 @@ class Ranks:
 
     def _send(self, ranks: Sequence[int], command: Command) -> Told:
         return _try_each(ranks, lambda rank: self._means.link.send(rank, command))
+
+    def _interrupt(self, ranks: Sequence[int], command: Interrupt) -> Told:
+        """Signal the processes, too: C code that holds Python's lock lets no message in.
+
+        The signal comes first, so that it never strikes a cell that has had its interrupt.
+        """
+
+        def tell(rank: int) -> None:
+            self._handles[rank].interrupt()
+            self._means.link.send(rank, command)
+
+        return _try_each(ranks, tell)
 
     def give_up(self, rank: int) -> bool:
         """End a rank that cannot be told anything; whether its process will be seen to end."""

@@ -227,7 +227,16 @@ class _Server(forkserver.ForkServer):
             raise EOFError("the forkserver is being closed")
 
 
-class RankProcess(process.BaseProcess):
+class Interruptible(process.BaseProcess):
+    """A process with the method that multiprocessing's own have from Python 3.14 on."""
+
+    def interrupt(self) -> None:
+        """Send SIGINT, unless it has ended."""
+        popen: Any = self._popen  # type: ignore[attr-defined]
+        popen._send_signal(signal.SIGINT)
+
+
+class RankProcess(Interruptible):
     """A process forked from a helper; not daemonic, so that a DataLoader can have workers."""
 
     _start_method = "fork"  # for what the rank starts: a DataLoader's workers know its cells

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.context import SpawnProcess
 from typing import Protocol
 
 import psutil
@@ -15,6 +16,7 @@ from nbddp.descendants import existing, kill
 from nbddp.launch.forkserver import (
     CudaTouchedError,
     Forkserver,
+    Interruptible,
     give_main_a_spec,
     sigint_blocked,
     start_resource_tracker_apart,
@@ -45,6 +47,9 @@ class RankHandle(Protocol):
 
     def join(self) -> None:
         """Wait until it has ended, and let go of what was kept for it."""
+
+    def interrupt(self) -> None:
+        """Send SIGINT."""
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -164,7 +169,7 @@ class ThisMachine:
 
 
 class LocalLauncher(ThisMachine):
-    """Ranks on this machine, through torch.multiprocessing.
+    """Ranks on this machine, through multiprocessing.
 
     ``forkserver`` forks them from a warm helper in milliseconds; ``spawn``, where forking is not
     safe (macOS), imports torch in every rank. Where memory is short no rank is forked before the
@@ -233,11 +238,13 @@ def _in_session(leader: int | None) -> list[psutil.Process]:
     return existing(found)
 
 
-def _spawn(start: RankStart, name: str) -> RankHandle:
-    import torch.multiprocessing as mp
+class SpawnedRank(Interruptible, SpawnProcess):
+    """A process that imports everything anew."""
 
+
+def _spawn(start: RankStart, name: str) -> RankHandle:
     give_main_a_spec()
-    process = mp.get_context("spawn").Process(target=rank_main, args=(start,), name=name)
+    process = SpawnedRank(target=rank_main, args=(start,), name=name)
     with sigint_blocked():
         start_resource_tracker_apart()
         process.start()

@@ -115,6 +115,10 @@ class RemoteHandle:
             os.close(self.sentinel)
             self.sentinel = -1
 
+    def interrupt(self) -> None:
+        """Send SIGINT."""
+        self._door.tell(self.node, Kind.INTERRUPT, self._number)
+
     def terminate(self) -> None:
         """Send SIGTERM."""
         self._door.tell(self.node, Kind.TERMINATE, self._number)

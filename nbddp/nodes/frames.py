@@ -39,6 +39,7 @@ class Kind(IntEnum):
     DATA = 15  # either: what goes over such a connection
     CREDIT = 16  # either: so much of it was taken
     CLOSE = 17  # either: it has ended
+    INTERRUPT = 18  # the door: SIGINT
 
 
 class Wire(asyncio.Protocol):

@@ -222,8 +222,8 @@ class Keeper:
                 loop = asyncio.get_running_loop()
                 facts = facts_of(data)
                 loop.run_in_executor(self._forking, self._fork, loop, number, facts)
-            case Kind.TERMINATE | Kind.KILL:
-                self._signal(number, is_kill=kind is Kind.KILL)
+            case Kind.INTERRUPT | Kind.TERMINATE | Kind.KILL:
+                self._signal(number, kind)
             case Kind.WELCOME:
                 self._is_welcome = True
                 self._keep_only(facts_of(data)["keep"])
@@ -293,10 +293,14 @@ class Keeper:
         asyncio.get_running_loop().add_reader(handle.sentinel, self._on_exit, number)
         self._tell(Kind.STARTED, number, {"pid": handle.pid})
 
-    def _signal(self, number: int, *, is_kill: bool) -> None:
+    def _signal(self, number: int, kind: Kind) -> None:
         handle = self._handles.get(number)
-        if handle is not None:
-            (handle.kill if is_kill else handle.terminate)()
+        if handle is None:
+            return
+        if kind is Kind.INTERRUPT:
+            handle.interrupt()
+        else:
+            (handle.kill if kind is Kind.KILL else handle.terminate)()
 
     def _on_exit(self, number: int) -> None:
         handle = self._handles.pop(number)

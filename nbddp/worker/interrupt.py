@@ -1,5 +1,9 @@
 """How a running cell is interrupted: in Python by a signal, in a wait by ending what it waits on.
 
+The notebook sends a message, and before it a signal. The signal makes C code that holds Python's
+lock, and looks for signals as ``re`` does, give the lock away: then the message can be read. What
+the interrupt does in the cell, and how often, the message decides.
+
 SIGINT does not reach Python while C++ waits in a collective: the handler runs when the main
 thread is back in Python. So if it has not run shortly after the signal, the wait itself is ended:
 first what process groups wait on, then all connections but those of the mail. As long as they send
@@ -31,6 +35,7 @@ FLOWING = 10.0  # seconds for which a process group may go on to send and receiv
 IMPORTING = 10.0  # seconds that a library gets to be imported in whole
 COMPUTING = 0.005  # seconds of CPU in one round of PATIENCE: the main thread does not merely wait
 REGROUPING = 1.0  # seconds that a new process group gets, which stands before the cell
+MESSAGE = 1.0  # seconds that a signal of the notebook may come before its message
 OTHERS_AFTER = 3  # rounds of PATIENCE after which any wait is ended, not only a process group's
 
 
@@ -75,6 +80,7 @@ class Interrupter:
         self._is_inside = False
         self._seen = 0  # times that the signal came through to Python
         self._raised = 0  # times that it became an exception in the cell
+        self._due = 0  # times that it was to become one
         self._is_forking = False
         self._importing_since = 0.0  # when an interrupt met the import of a library; 0 if none did
         self._request = 0  # the one that is being answered,
@@ -120,6 +126,7 @@ class Interrupter:
         with self._changed:
             self._cell = cell
             self._importing_since = 0.0
+            self._due = self._raised
             self._is_inside = not self.was_asked
             self._changed.notify_all()
             return self._is_inside
@@ -180,12 +187,14 @@ class Interrupter:
         insisting.start()
 
     def _insist(self, request: int) -> None:
-        raised, patience = self._raised, MOMENT
+        patience = MOMENT
         self._is_flowing()
         limit = time.monotonic() + FLOWING
         with self._changed:
+            if self._request == request:
+                self._due = self._raised + 1
             while self._request == request:
-                if self._raised == raised:
+                if self._is_due:
                     signal.pthread_kill(main_thread_id(), signal.SIGINT)
                 if self._changed.wait_for(lambda: self._request != request, patience):
                     return
@@ -221,20 +230,21 @@ class Interrupter:
         Returns:
             Whether the controller was told that the rank has heard.
         """
-        raised, place, rounds, has_told = self._raised, self._place(), 0, False
+        place, rounds, has_told = self._place(), 0, False
         began, used = time.monotonic(), main_cpu_time()
         self._note_wait()
         self._is_flowing()
+        self._due = self._raised + 1
         while True:
             seen = self._seen
-            if self._raised == raised:
+            if self._is_due:
                 signal.pthread_kill(main_thread_id(), signal.SIGINT)
             if self._is_over(patience):
                 return has_told
             patience = PATIENCE
             place, last = self._place(), place
             used, before = main_cpu_time(), used
-            is_heard = self._seen > seen or self._raised > raised
+            is_heard = self._seen > seen or not self._is_due
             waits_for_bytes = self._is_flowing() and time.monotonic() < began + FLOWING
             if not has_told and (is_heard or waits_for_bytes or used - before > COMPUTING):
                 has_told = True  # it will answer: nobody needs to kill it for that
@@ -260,7 +270,7 @@ class Interrupter:
 
     def _on_sigint(self, _signum: int, frame: FrameType | None) -> None:
         self._seen += 1
-        if not self._is_doing or self._is_forking:
+        if not self._is_doing or self._is_forking or not self._is_meant():
             return
         if comes_from(frame, self._is_cell_file):
             if self._waits_for_import(frame):
@@ -269,6 +279,20 @@ class Interrupter:
             raise KeyboardInterrupt
         if self._cancel():
             self._raised += 1
+
+    def _is_meant(self) -> bool:
+        """Let the control thread have Python's lock until it knows what the signal is for.
+
+        A signal that no message follows is the cell's own, unless an interrupt came before it.
+        """
+        due, limit = self._due, time.monotonic() + MESSAGE
+        while not self._is_due and self._due == due and time.monotonic() < limit:
+            time.sleep(0.001)  # the interrupt itself may strike here
+        return self._is_due or not self.was_asked
+
+    @property
+    def _is_due(self) -> bool:
+        return self._raised < self._due
 
     def _waits_for_import(self, frame: FrameType | None) -> bool:
         if not _imports_library(frame, self._is_cell_file):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import Ranks, new_launcher
 from limits import limits_source, set_limits
 from moments import are_computing, come_to_rest, run_and_act, when
 from notebook import Notebook, Reply
@@ -21,6 +21,13 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 BEGUN = "open(f'begun{rank}', 'w').close()"
+
+# C code that keeps Python's lock, and that no signal ends: it locks a second time
+NEVER_RETURNS = (
+    "import ctypes\nc, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"
+    "c.pthread_mutex_init(lock, None)\nc.pthread_mutex_lock(lock)\n"
+    f"{BEGUN}\nif rank == 1: c.pthread_mutex_lock(lock)\ndist.barrier()"
+)
 
 AFTER = "%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, x.item())"
 
@@ -144,10 +151,7 @@ def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
     group = make_group(2, grace=6.0)
     group.run("kept = rank")
     with pytest.raises(CellFailedError) as failure:
-        run_and_interrupt(
-            group,
-            f"import ctypes\n{BEGUN}\nif rank == 1: ctypes.PyDLL(None).sleep(60)\ndist.barrier()",
-        )
+        run_and_interrupt(group, NEVER_RETURNS)
     text = capsys.readouterr().out
     assert "rank 1 did not answer the interrupt yet (in C code that does not return?)" in text
     assert "rank 1 did not answer the interrupt in 6 s: killed" in text
@@ -177,6 +181,44 @@ def test_c_code_that_computes_with_pythons_lock_is_waited_for(
     computing = "rank 1 is still computing in C code that holds the GIL"
     assert f"{computing} and will be killed in 59 s" in text
     assert group.pull("kept") == [0, 1]
+
+
+LOOKS_FOR_SIGNALS = "re.match('(a+)+$', 'a' * 28 + 'b')"  # for minutes, with Python's lock
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [LOOKS_FOR_SIGNALS, "str(many_digits)", "ctypes.PyDLL(None).sleep(60)"],
+    ids=["re", "int", "sleep"],
+)
+def test_c_code_that_looks_for_signals_is_interrupted_as_in_a_plain_kernel(
+    group: Ranks, compute: str
+) -> None:
+    check_interrupt(group, compute, rests=[0, 1] if "sleep" in compute else [])
+
+
+def test_c_code_of_a_rank_that_was_spawned_is_interrupted(
+    folder: Path,  # noqa: ARG001 - where the run is recorded
+) -> None:
+    group = Ranks(nproc=2, launcher=new_launcher("spawn"))
+    try:
+        group.start()
+        check_interrupt(group, LOOKS_FOR_SIGNALS)
+    finally:
+        group.close()
+
+
+def check_interrupt(group: Ranks, compute: str, *, rests: Sequence[int] = ()) -> None:
+    """Interrupt C code on all ranks: the cell does not go on, and every name is kept."""
+    group.run(
+        "import ctypes, re, sys\nkept, has_gone_on = rank, False\n"
+        "if hasattr(sys, 'set_int_max_str_digits'): sys.set_int_max_str_digits(0)\n"
+        "many_digits = 3 ** 1_500_000"
+    )
+    with pytest.raises(CellInterruptedError, match="ranks 0-1 interrupted, line 2"):
+        run_and_interrupt(group, f"{BEGUN}\n{compute}\nhas_gone_on = True", rests=rests)
+    assert group.pull("kept, has_gone_on") == [(0, False), (1, False)]
+    group.run("dist.barrier()")
 
 
 def test_a_rank_that_takes_long_to_say_how_it_ended_is_not_killed(
@@ -216,7 +258,6 @@ def test_a_second_interrupt_kills_at_once_when_the_user_was_told_of_it(
     make_group: Callable[..., Ranks],
 ) -> None:
     group = make_group(2, grace=40.0)
-    source = f"import ctypes\n{BEGUN}\nif rank == 1: ctypes.PyDLL(None).sleep(60)\ndist.barrier()"
     pids = group.pids
     begun = [Path(f"begun{rank}") for rank in pids]
 
@@ -228,7 +269,9 @@ def test_a_second_interrupt_kills_at_once_when_the_user_was_told_of_it(
     pressing = when(lambda: all(map(Path.exists, begun)), press_twice)
     began = time.monotonic()
     with pytest.raises(CellFailedError, match=r"^rank 1 was killed by SIGKILL"):
-        run_and_act(group, source, lambda said: "if you interrupt again" in said, group.interrupt)
+        run_and_act(
+            group, NEVER_RETURNS, lambda said: "if you interrupt again" in said, group.interrupt
+        )
     pressing.join()
     assert time.monotonic() - began < 30  # without another one it takes the grace
 
@@ -245,10 +288,12 @@ def run_and_interrupt(
     With ``rests`` only these ranks wait, and the others compute.
     """
     pids = group.pids
+    resting = [pids[rank] for rank in (pids if rests is None else rests)]
     begun = [Path(f"begun{rank}") for rank in pids]
 
     def interrupt() -> None:
-        assert come_to_rest([pids[rank] for rank in (pids if rests is None else rests)])
+        assert come_to_rest(resting)
+        assert are_computing(set(pids.values()) - set(resting))
         group.interrupt()
 
     pressing = when(lambda: all(map(Path.exists, begun)), interrupt)

@@ -22,7 +22,7 @@ import pytest
 from drivers.inside import imported
 from drivers.ranks import Ranks
 from limits import limit, set_limits
-from moments import run_and_act, when, when_cell_runs
+from moments import are_computing, run_and_act, when, when_cell_runs
 from nodes_here import COMING, OnNodes, lives
 from processes import wait_until
 
@@ -66,6 +66,27 @@ def test_a_rank_on_a_node_that_computes_with_pythons_lock_is_waited_for(
         )
     interrupting.join()
     assert group.pull("kept") == [0, 1, 2, 3]
+
+
+def test_c_code_on_a_node_that_looks_for_signals_is_interrupted(
+    on_nodes: OnNodes, folder: Path
+) -> None:
+    group = on_nodes.start()
+    group.run("import re\nkept, has_gone_on = rank, False")
+    begun = folder / "begun"
+
+    def interrupt() -> None:
+        assert are_computing([group.pids[3]])
+        group.interrupt()
+
+    interrupting = when(begun.exists, interrupt)
+    with pytest.raises(CellInterruptedError):
+        group.run(
+            f"if rank == 3:\n    open({str(begun)!r}, 'w').close()\n"
+            "    re.match('(a+)+$', 'a' * 28 + 'b')\n    has_gone_on = True\ndist.barrier()"
+        )
+    interrupting.join()
+    assert group.pull("kept, has_gone_on") == [(rank, False) for rank in range(4)]
 
 
 def test_ranks_on_nodes_do_what_ranks_do(
