@@ -45,6 +45,7 @@ from nbddp.lifecycle.events import (
     TakeBack,
     Terminate,
 )
+from nbddp.lifecycle.reasons import RAN_TO_ITS_END
 from nbddp.lifecycle.states import GroupState, Life, RankState
 from nbddp.lifecycle.transitions import (
     CLEANUP,
@@ -623,6 +624,13 @@ def test_an_interrupted_cell_ends_with_every_rank_alive() -> None:
     life, actions = play(ended(0, is_ok=False), ended(1, is_ok=False), life=INTERRUPTING)
     assert (life.state, actions) == (GroupState.IDLE, [Finished(cell=1)])
     assert life.alive == [0, 1]
+
+
+def test_of_an_interrupted_cell_that_ran_to_its_end_the_user_is_told_so() -> None:
+    _, actions = play(ended(0), ended(1), life=INTERRUPTING)
+    assert actions == [Remark(text=RAN_TO_ITS_END), Finished(cell=1)]
+    _, actions = play(ended(0), ended(1, is_ok=False), life=INTERRUPTING)
+    assert actions == [Finished(cell=1)]
 
 
 def test_a_failure_in_an_interrupted_cell_sets_no_alarm() -> None:

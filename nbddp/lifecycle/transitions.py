@@ -288,7 +288,9 @@ def _finish(life: Life, cell: CellLife) -> Step:
         cell=None,
         has_group=not (cell.lost_group or is_torn),
     )
-    return over, [Finished(cell=cell.number)]
+    is_vain = cell.interrupts > 0 and not cell.has_failed
+    said = [Remark(text=reasons.RAN_TO_ITS_END)] if is_vain else []
+    return over, [*said, Finished(cell=cell.number)]
 
 
 def _on_interrupt_asked(life: Life, _event: InterruptAsked) -> Step:
