@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import random
 import weakref
+from collections import Counter, deque, namedtuple
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from nbddp.record.rank_values import OwnValues, RankValues
 from nbddp.topology import Topology
+from nbddp.worker import plain_values
 from nbddp.worker.plain_values import MAX_VALUES, PlainValues
 
 NODES = [
     Topology(rank=rank, local_rank=rank % 2, world_size=4, local_world_size=2, node_rank=rank // 2)
     for rank in range(4)
 ]
+
+
+@pytest.fixture(autouse=True)
+def _time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy with other tests a report may miss values."""
+    monkeypatch.setattr(plain_values, "PATIENCE", 9.0)
 
 
 class Role(Enum):
@@ -76,6 +91,15 @@ def test_a_value_that_changed_in_the_dying_cell_is_not_the_one_before() -> None:
         ("lora_rank = f()", {1: {"lora_rank": 1}}, {"lora_rank": "?"}),
         ("gpu_id = f()", {1: {"gpu_id": 1}, 2: {"gpu_id": 0}}, {"gpu_id": "0"}),
         ("a = rank\na = f(a)", {1: {"a": 1}}, {"a": "?"}),
+        ("out = Path(f'out/{rank}')", {1: {"out": Path("out/1")}}, {"out": "PosixPath('out/0')"}),
+        (
+            "out = pathlib.Path('out') / str(rank)",
+            {1: {"out": Path("out/1")}},
+            {"out": "PosixPath('out/0')"},
+        ),
+        ("t = rank, 'a'", {1: {"t": (1, "a")}}, {"t": "(0, 'a',)"}),
+        ("l = [rank]\na = l[0]", {1: {"l": [1], "a": 1}}, {"l": "?", "a": "?"}),
+        ("a = np.int64(rank)", {1: {"a": np.int64(1)}}, {"a": "?"}),
         ("for a in range(2): b = rank", {1: {"a": 1, "b": 1}}, {"a": "?", "b": "?"}),
         ("if f(): a = rank\nelse: a = 1", {1: {"a": 1}}, {"a": "?"}),
         ("%time\n!ls\na = rank", {1: {"a": 1}}, {"a": "0"}),
@@ -127,18 +151,206 @@ def test_of_a_long_text_only_the_ends_are_looked_at() -> None:
     assert [other == one for other in others] == [True, False, False]
 
 
+def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Give a donor's values those of rank 1. Return the paths that changed, and that differ."""
+    own = own_of(values_of(ranks), 1, [0]).own
+    values = PlainValues(here)
+    return values.take(own, ()), values.unlike(own)
+
+
 def test_members_of_an_enum_are_told_apart_and_never_changed() -> None:
     """Every object that has a member shares it: another name in it would break the whole class."""
-    ranks = {
-        rank: {"role": role, "kept": SimpleNamespace(role=role), "seed": rank}
-        for rank, role in enumerate(Role)
-    }
-    found = own_of(values_of(ranks), 1, [0])
-    assert found.own == {"seed": ("0", "1")}
-    assert found.unknown == ["role"]
-    healed = dict(ranks[0])
-    assert PlainValues(healed).take(found.own, ()) == ["seed"]
+
+    def values(role: Role, seed: int) -> dict[str, Any]:
+        kind = type("Kind", (), {"__module__": "__main__", "role": role})
+        return {"role": role, "kept": SimpleNamespace(role=role), "Kind": kind, "seed": seed}
+
+    ranks = {rank: {"Role": Role, **values(role, rank)} for rank, role in enumerate(Role)}
+    taken, unlike = healed(ranks, dict(ranks[0]))
+    assert taken == ["seed"]
+    assert unlike == ["role", "kept.role", "Kind.role"]
     assert [(each.name, each.value) for each in Role] == [("MAIN", 0), ("OTHER", 1)]
+
+
+Pair = namedtuple("Pair", "rank other")
+PLAIN: list[Callable[[int], Any]] = [
+    lambda rank: Path(f"out/{rank}"),
+    lambda rank: PurePosixPath(f"out/{rank}"),
+    np.int64,
+    np.float32,
+    lambda rank: np.bool_(rank == 0),
+    lambda rank: complex(rank, 1),
+    lambda rank: b"%d" % rank,
+    lambda rank: range(rank, 20, 3),
+    lambda rank: slice(rank, None, 3),
+    lambda rank: {rank, "a"},
+    lambda rank: frozenset({rank}),
+    lambda rank: (rank, (None, Path(f"{rank}"))),
+    lambda rank: [rank, "a", [rank + 1]],
+    lambda rank: [np.int64(rank)],
+    lambda rank: [*range(rank)],
+    lambda rank: Pair(rank, 1),
+]
+
+
+@pytest.mark.parametrize("make", PLAIN, ids=lambda make: type(make(1)).__name__)
+def test_small_values_of_plain_parts_are_given_back(make: Callable[[int], Any]) -> None:
+    ranks = {
+        rank: {
+            "value": make(rank),
+            "held": SimpleNamespace(value=make(rank)),
+            "settings": {"value": make(rank)},
+            "Kind": type("Kind", (), {"__module__": "__main__", "value": make(rank)}),
+        }
+        for rank in range(2)
+    }
+    here = ranks[0]
+    taken, unlike = healed(ranks, here)
+    assert taken == ["value", "held.value", "settings['value']", "Kind.value"]
+    assert not unlike
+    for value in (here["value"], here["held"].value, here["settings"]["value"], here["Kind"].value):
+        assert value == make(1)
+        assert type(value) is type(make(1))
+
+
+def test_a_list_is_given_back_to_all_that_hold_it() -> None:
+    def values(rank: int) -> dict[str, Any]:
+        seen = [rank]
+        best = seen if rank == 0 else ["alone"]
+        return {"seen": seen, "kept": SimpleNamespace(seen=seen), "f": seen.append, "best": best}
+
+    here = values(0)
+    taken, unlike = healed({0: here, 1: values(1)}, here)
+    assert (taken, unlike) == (["seen", "best", "kept.seen"], [])
+    assert here["seen"] is here["kept"].seen
+    here["f"](2)
+    assert (here["seen"], here["best"]) == ([1, 2], ["alone"])
+
+
+def test_attributes_of_a_users_module_are_given_back_and_its_tensors_are_not() -> None:
+    class Net(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.peers, self.layer = [rank], nn.Linear(1, 1)
+            self.register_buffer("mean", torch.tensor([float(rank)]))
+
+    here = {"net": Net(0)}
+    assert healed({0: here, 1: {"net": Net(1)}}, here) == (["net.peers"], [])
+    assert here["net"].peers == [1]
+
+
+def closure(rank: int) -> Callable[[], int]:
+    return lambda: rank
+
+
+def with_default(rank: int) -> Callable[..., int]:
+    scope: dict[str, Any] = {}
+    exec(f"def f(*, r={rank}): return r", scope)
+    function: Callable[..., int] = scope["f"]
+    return function
+
+
+def wrapped(rank: int) -> Any:
+    return closure(rank), {"in": [closure(rank)]}
+
+
+OTHERS: list[Callable[[int], Any]] = [
+    closure,
+    lambda rank: partial(pow, rank),
+    lambda rank: partial(closure(rank)),
+    lambda rank: [closure(rank)],
+    lambda rank: {1: closure(rank)},
+    lambda rank: deque([rank]),
+    lambda rank: Counter({rank: 1}),
+    lambda rank: {rank: "me"},
+    itertools.count,
+    lambda rank: [*range(rank, 1000)],
+    lambda rank: bytearray([rank]),
+    lambda rank: torch.tensor([rank]),
+    lambda rank: torch.Size([rank]),
+    lambda rank: Pair(torch.tensor(rank), 1),
+    lambda rank: np.arange(rank, 9),
+    lambda rank: torch.Generator().manual_seed(rank),
+    lambda rank: [torch.Generator().manual_seed(rank)],
+    np.random.default_rng,
+    lambda rank: np.random.Generator(np.random.MT19937(rank)),
+    np.random.RandomState,
+    random.Random,
+]
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_other_values_that_differ_are_named_and_those_that_are_equal_are_not(
+    make: Callable[[int], Any],
+) -> None:
+    def values(rank: int) -> dict[str, Any]:
+        kind = type("Kind", (), {"__module__": "__main__", "value": make(rank)})
+        return {"value": make(rank), "held": SimpleNamespace(value=make(rank)), "Kind": kind}
+
+    taken, unlike = healed({0: values(0), 1: values(1)}, values(0))
+    assert (taken, unlike) == ([], ["value", "held.value", "Kind.value"])
+    assert not own_of(values_of({0: values(1), 1: values(1)}), 1, [0]).own
+
+
+def test_a_default_of_a_cells_function_that_differs_is_named() -> None:
+    ranks: dict[int, dict[str, Any]] = {0: {}, 1: {}}
+    for rank, namespace in ranks.items():
+        exec(f"def f(x, *, r={rank}): return r\ndef g(x, r=2): return r", namespace)
+    assert healed(ranks, ranks[0]) == ([], ["f"])
+
+
+def test_sets_and_dicts_that_are_equal_are_not_named_for_their_order() -> None:
+    objects = [closure(1), closure(2)]
+    one = {"few": {1, 17, 33}, "many": {*objects}, "by": {1: deque([1]), "b": 2}}
+    two = {"few": {33, 17, 1}, "many": {*objects[::-1]}, "by": {"b": 2, 1: deque([1])}}
+    assert not own_of(values_of({0: one, 1: two}), 1, [0]).own
+
+
+def test_what_is_right_once_its_parts_are_given_back_is_not_named() -> None:
+    def values(rank: int) -> dict[str, Any]:
+        seen = [rank]
+        return {"seen": seen, "add": partial(map, seen)}
+
+    here = values(0)
+    assert healed({0: here, 1: values(1)}, here) == (["seen"], [])
+
+
+def test_what_the_dying_cell_made_of_a_plain_value_stays() -> None:
+    """A model has no mark. Its name had one before that cell."""
+    ranks: list[dict[str, Any]] = [{"model": None} for _ in range(2)]
+    plain = [PlainValues(each) for each in ranks]
+    values = RankValues()
+    for rank in range(2):
+        values.note(rank, 1, plain[rank].changes())
+    model = ranks[0]["model"] = nn.Linear(1, 1)
+    values.note_death(1, 2, "model = nn.Linear(1, 1)")
+    values.note(0, 2, plain[0].changes())
+    own = own_of(values, 1, [0]).own
+    assert (plain[0].take(own, ()), plain[0].unlike(own)) == ([], [])
+    assert ranks[0]["model"] is model
+
+
+def test_a_value_for_which_a_report_had_no_time_is_not_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It seems new in the cell in which a rank dies, and may be older, and equal on all ranks."""
+    monkeypatch.setattr(plain_values, "AT_ONCE", 1)
+    values, ranks = RankValues(), [PlainValues({"seen": deque([1]), "step": 1}) for _ in range(2)]
+    for cell, patience, living in ((1, 9.0, 2), (2, -1.0, 2), (3, 9.0, 1)):
+        monkeypatch.setattr(plain_values, "PATIENCE", patience)
+        for rank in range(living):
+            values.note(rank, cell, ranks[rank].changes())
+    values.note_death(1, 3, "")
+    assert own_of(values, 1, [0]) == OwnValues({}, [])
+
+
+def test_of_long_lists_only_the_ends_are_looked_at() -> None:
+    """They are looked at after each cell, and may be whole data sets."""
+    one, *others = (
+        PlainValues({"items": items}).changes()["new"]["items"]
+        for items in ([0] * 999, [0] * 500 + [1] + [0] * 498, [1] + [0] * 998, [0] * 998 + [1])
+    )
+    assert [other == one for other in others] == [True, False, False]
 
 
 def test_no_object_of_the_users_is_kept_or_asked() -> None:

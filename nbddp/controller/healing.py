@@ -13,7 +13,7 @@ from nbddp.errors import RequestError, say_ranks
 from nbddp.interrupts import OneInterrupt
 from nbddp.promise import Promise, await_all, kept
 from nbddp.record.deeds import cell_that_made
-from nbddp.record.healed import SHOWN_PLACES, Healed
+from nbddp.record.healed import SHOWN_PLACES, SHOWN_VALUES, Healed
 from nbddp.record.rank_values import OwnValues
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, Command, JsonDict
@@ -31,14 +31,16 @@ class _Said:
     Attributes:
         places: the places at which they replaced the donor's rank by their own.
         own: the paths of the values that they restored as the dead ranks had them.
+        unlike: the paths of the values that differ from those of the dead ranks.
     """
 
     places: list[str]
     own: list[str]
+    unlike: list[str]
 
     def add(self, payload: JsonDict) -> None:
         """Add the answer of one rank."""
-        for known, new in ((self.places, "places"), (self.own, "taken")):
+        for known, new in ((self.places, "places"), (self.own, "taken"), (self.unlike, "unlike")):
             known += [path for path in payload.get(new, ()) if path not in known]
 
 
@@ -75,8 +77,8 @@ def heal(session: Session, ranks: Sequence[int] = (), donor: int | None = None) 
         more=dict(healed.more),
         places=[*healed.places[:SHOWN_PLACES]],
         more_places=max(0, len(healed.places) - SHOWN_PLACES),
-        own=[*healed.own[:SHOWN_PLACES]],
-        unknown=[*healed.unknown[:SHOWN_PLACES]],
+        own=[*healed.own[:SHOWN_VALUES]],
+        unknown=[*healed.unknown[:SHOWN_VALUES]],
         bytes=healed.size,
         fork=round(healed.fork, 3),
         carry=round(healed.carry, 3),
@@ -117,7 +119,7 @@ def _go_on(
     answer = given()
     carried = time.monotonic()
     values = _own_values(session, chosen, source)
-    said = _Said([], [])
+    said = _Said([], [], [])
     while unopened := _hand_over(session, answer, source, values, len(left), said):
         left |= unopened  # the next one may be another
         answer = give([*left])()
@@ -125,6 +127,7 @@ def _go_on(
     session.whereabouts.values.note_healed(chosen)
     left |= answer.payload["left"]
     left = {name: why for name, why in left.items() if name not in said.own}
+    unknown = [path for each in values.values() for path in each.unknown]
     size = answer.payload["bytes"] + sum(size for size, _ in answer.payload["storages"])
     return Healed(
         ranks=tuple(chosen),
@@ -134,7 +137,7 @@ def _go_on(
         more=answer.payload["more"],
         places=tuple(said.places),
         own=tuple(said.own),
-        unknown=tuple({path: None for each in values.values() for path in each.unknown}),
+        unknown=tuple(path for path in dict.fromkeys([*unknown, *said.unlike]) if path not in left),
         cells={name: cell_that_made(name, session.deeds) for name in left},
         size=size,
         fork=forked - began,

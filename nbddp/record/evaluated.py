@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +14,33 @@ from nbddp.topology import Topology
 
 _NODES = (
     *(ast.Constant, ast.Name, ast.Load, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop),
-    *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod),
-    *(ast.IfExp, ast.JoinedStr, ast.FormattedValue, ast.Call, ast.Attribute, ast.Subscript),
+    *(
+        ast.UnaryOp,
+        ast.unaryop,
+        ast.BinOp,
+        ast.Add,
+        ast.Sub,
+        ast.Mult,
+        ast.Div,
+        ast.FloorDiv,
+        ast.Mod,
+    ),
+    *(
+        ast.IfExp,
+        ast.JoinedStr,
+        ast.FormattedValue,
+        ast.Call,
+        ast.Attribute,
+        ast.Subscript,
+        ast.Tuple,
+    ),
 )
 _CALLS = frozenset(
     {
         *("int", "str", "bool", "os.getenv", "getenv", "os.environ.get", "environ.get"),
         *("dist.get_rank", "torch.distributed.get_rank", "get_rank"),
         *("dist.get_world_size", "torch.distributed.get_world_size", "get_world_size"),
-        "torch.device",
+        *("torch.device", "Path", "pathlib.Path"),
     }
 )
 _ATTRIBUTES = _CALLS | {"os.environ", "torch.distributed"}
@@ -61,6 +80,8 @@ def evaluated(source: str, place: Topology, names: Mapping[str, Any]) -> dict[st
         "getenv": env.get,
         "dist": dist,
         "torch": SimpleNamespace(distributed=dist, device=_device),
+        "Path": Path,
+        "pathlib": SimpleNamespace(Path=Path),
         **vars(dist),
         **{each: getattr(place, each) for each in ("rank", "local_rank", "world_size")},
         **names,

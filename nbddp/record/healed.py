@@ -10,6 +10,7 @@ from nbddp.record.logs import say_bytes
 from nbddp.wire.heal_messages import MADE_BY_ALL
 
 SHOWN_PLACES = 20  # of those that got another number
+SHOWN_VALUES = 100  # of those that a rank has again, or that the user must set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +24,9 @@ class Healed:
         left: why not, for each name that could not be carried; of very many for some.
         more: how many others could not, by why not; under ``""`` for yet other reasons.
         places: where a new rank put its own number in the place of the donor's.
-        own: plain values that new ranks have from the dead ranks, not from the donor.
-        unknown: plain values that they have from the donor, as the dead ranks' are not known.
+        own: values that new ranks have from the dead ranks, not from the donor.
+        unknown: values that they have from the donor although those of the dead ranks differ or
+            may differ.
         cells: the prompt's number of the cell that made such a name, where it is known.
         size: bytes that were carried.
         fork: seconds until the new ranks were there.
@@ -65,13 +67,13 @@ class Healed:
             lines.append(f"set to the new rank's own number: {_say_few(self.places)}")
         if self.own:
             have = "has its" if len(self.ranks) == 1 else "have their"
-            own = _say_few(self.own)
+            own = _say_few(self.own, SHOWN_VALUES)
             lines.append(f"{say_ranks(self.ranks)} {have} own values, not the donor's: {own}")
         if self.unknown:
+            unknown = _say_few(self.unknown, SHOWN_VALUES)
             lines.append(
                 f"copied from rank {self.donor}, because the values of {say_ranks(self.ranks)} "
-                f"are unknown: {_say_few(self.unknown)}; set them {self._where('')} if they must "
-                "differ"
+                f"are unknown: {unknown}; set them {self._where('')} if they must differ"
             )
         by_reason: dict[str, list[str]] = {why: [] for why in (*self.left.values(), *self.more)}
         for name, why in self.left.items():
@@ -99,7 +101,7 @@ class Healed:
         return f"; cell [{self.cells[name]}] makes it: run that line {ranks}"
 
 
-def _say_few(paths: Sequence[str]) -> str:
-    more = len(paths) - SHOWN_PLACES
+def _say_few(paths: Sequence[str], most: int = SHOWN_PLACES) -> str:
+    more = len(paths) - most
     rest = [f"{more:,} more"] if more > 0 else []
-    return ", ".join([*paths[:SHOWN_PLACES], *rest])
+    return ", ".join([*paths[:most], *rest])

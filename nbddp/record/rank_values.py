@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbddp.lifecycle.states import CellLife
 from nbddp.record.cell import CellHandle
 from nbddp.record.evaluated import Device, evaluated
 from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.topology import Topology
-from nbddp.wire.marks import DEVICE, is_other, plain_mark, read_plain
+from nbddp.wire.marks import DEVICE, plain_mark, read_plain
 
 Rule = Callable[[Topology], object]
 _LAST_WORD = re.compile(r"(\w+)\W*$")
@@ -29,19 +29,34 @@ class OwnValues:
     """The values of a replacement.
 
     Attributes:
-        own: for each path, the mark of the donor's value and the mark of its own value.
-        unknown: paths at which it keeps the donor's value, because its own one is not known.
+        own: for each path, the mark of the donor's value and the mark of its own value. It keeps
+            the donor's value if the mark is a fingerprint.
+        unknown: paths at which it keeps the donor's value, because its own mark is not known.
     """
 
     own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     unknown: Sequence[str] = ()
 
 
+class _Known(NamedTuple):
+    """What is known of a value.
+
+    Attributes:
+        mark: its mark.
+        since: the cell that first reported it.
+        is_late: an earlier cell may have set it, and had no time to report it.
+    """
+
+    mark: str
+    since: int
+    is_late: bool = False
+
+
 class RankValues:
     """Stores the marks of all ranks by path. A path is an expression such as ``trainer.rank``."""
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[str, tuple[str, int]]] = {}  # the mark, and since which cell
+        self._known: dict[int, dict[str, _Known]] = {}
         self._deaths: dict[int, tuple[int, str]] = {}  # the cell a rank died in, and its source
 
     def forget(self) -> None:
@@ -57,9 +72,11 @@ class RankValues:
         now = {} if changes.get("is_all") else before
         for path in changes.get("gone", ()):
             now.pop(path, None)
+        late = {*changes.get("late", ())}
         for path, mark in changes["new"].items():
             known = before.get(path)
-            now[path] = known if known is not None and known[0] == mark else (mark, cell)
+            is_known = known is not None and known.mark == mark
+            now[path] = known if known and is_known else _Known(mark, cell, path in late)
         self._known[rank] = now
 
     def note_exit(self, rank: int, running: CellLife | None, cell: CellHandle | None) -> None:
@@ -87,10 +104,10 @@ class RankValues:
             alive: the ranks that did not die.
             places: of all ranks.
         """
-        mine, theirs = self._known.get(rank, {}), self._known.get(donor, {})
         cell, source = self._deaths.get(rank, (0, ""))
+        mine, theirs = self._known.get(rank, {}), self._dated(donor, cell)
         derive = _Derivation(
-            {each: _marks(self._known.get(each, {})) for each in {*alive, donor}},
+            {each: _marks(self._dated(each, cell)) for each in {*alive, donor}},
             _marks(mine),
             rank,
             places,
@@ -98,25 +115,34 @@ class RankValues:
         )
         own: dict[str, tuple[str, str]] = {}
         unknown: list[str] = []
-        missing = {path: ("", 0) for path in mine if path not in theirs and path.isidentifier()}
-        for path, (mark, since) in (theirs | missing).items():
+        missing = [path for path in mine if path not in theirs and path.isidentifier()]
+        for path, (mark, since, _) in (theirs | dict.fromkeys(missing, _Known("", 0))).items():
             is_reset = bool(cell) and since >= cell
-            known = "" if is_reset or path not in mine else mine[path][0]
+            known = "" if is_reset or path not in mine else mine[path].mark
             known = known or derive.own(path)
             may_differ = known != mark if known else is_reset and derive.may_differ(path)
-            if known and not is_other(known) and (may_differ or _is_preset(path)):
+            if known and (may_differ or _is_preset(path)):
                 own[path] = mark, known
             elif may_differ and not _is_preset(path):
                 unknown.append(path)
         return OwnValues(own, unknown)
+
+    def _dated(self, rank: int, cell: int) -> dict[str, _Known]:
+        """Return what is known, without values that this cell or an earlier one may have set."""
+        known = self._known.get(rank, {})
+        return {
+            path: each
+            for path, each in known.items()
+            if not (each.is_late and 0 < cell <= each.since)
+        }
 
 
 def _is_preset(path: str) -> bool:
     return path in SET_IN_EACH_RANK
 
 
-def _marks(known: Mapping[str, tuple[str, int]]) -> dict[str, str]:
-    return {path: mark for path, (mark, _) in known.items()}
+def _marks(known: Mapping[str, _Known]) -> dict[str, str]:
+    return {path: each.mark for path, each in known.items()}
 
 
 class _Derivation:
@@ -203,6 +229,12 @@ def _mark(value: object) -> str:
 
 
 def _read(mark: str) -> object:
-    if is_other(mark):
+    """Return the value of a mark; an ellipsis if the cell may change it, or if it is not known."""
+    if mark.startswith(DEVICE):
+        return Device(mark.removeprefix(DEVICE))
+    try:
+        value = read_plain(mark)
+        hash(value)
+    except (TypeError, ValueError):
         return ...
-    return Device(mark.removeprefix(DEVICE)) if mark.startswith(DEVICE) else read_plain(mark)
+    return value

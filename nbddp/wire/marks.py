@@ -1,36 +1,87 @@
 """Marks: short strings for comparing values between ranks.
 
-The mark of a plain value is its ``repr``. The mark of any other value is a fingerprint: different
-marks mean different values, equal marks may not mean equal values.
+The mark of a plain value is an expression for it. The mark of any other value is a fingerprint:
+different marks mean different values, equal marks may not mean equal values.
 """
 
 from __future__ import annotations
 
 import ast
-import math
+import cmath
+import sys
+from collections.abc import Callable
+from pathlib import Path, PurePath
 from typing import Any
 
 LONGEST = 200  # characters of a plain value's mark
-DEVICE, OTHER = "device ", "other "  # prefixes of marks that are no literals
-_PLAIN = (bool, int, str, float, type(None))
+MOST, DEPTH = 20, 2  # items of a plain list, tuple or set, and levels of them
+# Prefixes of marks that are no expressions
+DEVICE, NAMED_TUPLE, OTHER = "device ", "namedtuple ", "other "
+ATOMS = frozenset({bool, int, str, float, type(None), complex, bytes})
+_ITEMS: dict[type, str] = {list: "[{}]", tuple: "({},)", set: "{{{}}}"}
+# The arguments that make such a value again.
+_ARGUMENTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
+    frozenset: lambda value: (set(value),),
+    range: lambda value: (value.start, value.stop, value.step),
+    slice: lambda value: (value.start, value.stop, value.step),
+    type(Path()): lambda value: (str(value),),
+    type(PurePath()): lambda value: (str(value),),
+}
+_KINDS = {kind.__name__: kind for kind in _ARGUMENTS}
+PLAIN = ATOMS.union(_ITEMS, _ARGUMENTS)  # types whose values may be plain, besides NumPy's numbers
 
 
-def plain_mark(value: object) -> str:
-    """Return the mark of a bool, int, str, float or None; empty for all other values.
+def plain_mark(value: object, depth: int = DEPTH) -> str:
+    """Return the mark of a plain value; empty for all other values.
 
-    >>> plain_mark(True), plain_mark(1), plain_mark("a"), plain_mark([1])
-    ('True', '1', "'a'", '')
-    >>> plain_mark("a" * 1000), plain_mark(1 << 10_000), plain_mark(float("nan"))
-    ('', '', '')
+    Plain values are bool, int, str, float, None, complex, bytes, NumPy's numbers, paths, ranges,
+    slices, and lists, tuples, sets and frozensets of a few plain values. No code of the user runs.
+
+    >>> plain_mark(True), plain_mark("a"), plain_mark([1, ("b", None)]), plain_mark({2, 10})
+    ('True', "'a'", "[1, ('b', None,)]", '{10, 2}')
+    >>> plain_mark(range(3)), plain_mark(frozenset({1})), plain_mark(set())
+    ('range(0, 3, 1)', 'frozenset({1})', 'set()')
+    >>> plain_mark("a" * 1000), plain_mark(1 << 10_000), plain_mark(float("nan")), plain_mark({})
+    ('', '', '', '')
     """
     kind = type(value)
-    if kind not in _PLAIN or (kind is str and len(value) > LONGEST):  # type: ignore[arg-type]
-        return ""
-    if kind is float and not math.isfinite(value):  # type: ignore[arg-type]
-        return ""  # its repr is no literal
-    if kind is int and value.bit_length() > LONGEST:  # type: ignore[attr-defined]
-        return ""
-    return repr(value)
+    if kind in ATOMS:
+        return repr(value) if _is_short(kind, value) else ""
+    if kind in _ITEMS:
+        return _mark_of_items(kind, value, depth - 1) if depth else ""
+    name = kind.__name__
+    arguments: tuple[object, ...] = ()
+    if kind in _ARGUMENTS and not (kind is frozenset and len(value) > MOST):  # type: ignore[arg-type]
+        arguments = _ARGUMENTS[kind](value)
+    elif kind.__module__ == "numpy" and isinstance(value, sys.modules["numpy"].generic):
+        name, item = f"np.{name}", value.item()
+        arguments = (item,) if type(item) in ATOMS else ()
+    parts = [plain_mark(each, depth) for each in arguments]
+    return f"{name}({', '.join(parts)})" if parts and all(parts) else ""
+
+
+def _is_short(kind: type, value: Any) -> bool:
+    """Return whether a mark is short, and an expression."""
+    if kind is str or kind is bytes:
+        return len(value) <= LONGEST
+    if kind is int:
+        return value.bit_length() <= LONGEST  # type: ignore[no-any-return]
+    return value is None or cmath.isfinite(value)
+
+
+def _mark_of_items(kind: type, value: Any, depth: int) -> str:
+    if not 0 < len(value) <= MOST:
+        return "" if value else repr(value)
+    room, parts = LONGEST, []
+    for each in [*value]:  # another thread may change the value
+        part = plain_mark(each, depth)
+        room -= len(part) + 2
+        if not part or room < 0:
+            return ""
+        parts.append(part)
+    if kind is set:
+        parts.sort()  # sets that are equal may have another order
+    return _ITEMS[kind].format(", ".join(parts))
 
 
 def is_other(mark: str) -> bool:
@@ -41,7 +92,28 @@ def is_other(mark: str) -> bool:
 def read_plain(mark: str) -> Any:
     """Return the value of a plain mark.
 
-    >>> read_plain(plain_mark("cuda:1"))
-    'cuda:1'
+    >>> read_plain(plain_mark("cuda:1")), read_plain(plain_mark((slice(1, None), {2})))
+    ('cuda:1', (slice(1, None, None), {2}))
+
+    Raises:
+        ValueError: it is another mark, or its type is not known in this process.
     """
-    return ast.literal_eval(mark)
+    try:
+        return _value(ast.parse(mark, mode="eval").body)
+    except SyntaxError as error:
+        raise ValueError(mark) from error
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=[_, *_] as arguments) if name in _KINDS:
+            return _KINDS[name](*map(_value, arguments))
+        case ast.Call(func=ast.Attribute(attr=name), args=[argument]) if "numpy" in sys.modules:
+            return getattr(sys.modules["numpy"], name)(_value(argument))
+        case ast.List(elts=items):
+            return [*map(_value, items)]
+        case ast.Tuple(elts=items):
+            return (*map(_value, items),)
+        case ast.Set(elts=items):
+            return {*map(_value, items)}
+    return ast.literal_eval(node)

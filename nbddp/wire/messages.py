@@ -247,7 +247,8 @@ class CellEnded:
     ``is_quit`` tells that its debugger was left by ``q``, which ends the cell on all ranks.
     ``facts`` are :class:`~nbddp.checks.facts.RankFacts` of the cell's names, as a dict.
     ``values``: the marks that are ``new`` since the last report, and the paths that are ``gone``;
-    ``is_all`` tells that earlier reports do not count.
+    ``late``: those of the new ones that an earlier cell may have set; ``is_all`` tells that earlier
+    reports do not count.
     """
 
     cell: int

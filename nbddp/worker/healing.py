@@ -71,6 +71,7 @@ class Healing:
         self._unopened: NotOpenedError | None = None
         self._places: list[str] = []
         self._taken: list[str] = []
+        self._unlike: list[str] = []
 
     def act(self, command: Asked) -> Answer:
         """Do it, and say what came of it."""
@@ -118,11 +119,12 @@ class Healing:
             "was_left": bool(error) and self._regrouper.was_left,
             "places": self._places,
             "taken": self._taken,
+            "unlike": self._unlike,
         }
         if self._unopened is not None:
             error = str(self._unopened)
             payload["unopened"] = {self._unopened.name: error}
-        self._unopened, self._places, self._taken = None, [], []
+        self._unopened, self._places, self._taken, self._unlike = None, [], [], []
         return Answer(request=command.request, error=error, payload=payload)
 
     def _hand_over(self, command: Meet) -> None:
@@ -152,6 +154,7 @@ class Healing:
             self._places = take_places(self._namespace, self._own, agreed)
             if take_samplers(command.donor):
                 self._places.append("a DistributedSampler")
+            self._unlike = self._values.unlike(command.own)
 
     def _open(self, data: bytes, memory: Sequence[UntypedStorage], count: int) -> None:
         try:

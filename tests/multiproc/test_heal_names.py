@@ -229,12 +229,58 @@ def test_values_that_are_not_known_are_named(group: Ranks) -> None:
             quiet=True,
         )
     healed = group.heal()
-    assert {*healed.unknown} == {"shard", "path", "lucky", "seen"}
+    assert {*healed.unknown} == {"shard", "lucky", "seen"}
     [line] = [each for each in healed.lines() if "are unknown" in each]
     assert line.startswith("copied from rank 0, because the values of rank 1 are unknown: ")
     assert line.endswith("; set them with --ranks 1 if they must differ")
-    told = group.run("writer, common, first is None", quiet=True, wants_value=True).values()
-    assert told == [("open", 6, False), (None, 6, True), (None, 6, True)]
+    told = group.run("writer, common, first is None, path", quiet=True, wants_value=True).values()
+    assert told == [("open", 6, False, [0]), (None, 6, True, [1]), (None, 6, True, [2])]
+
+
+HELD = """
+import functools, random
+from collections import Counter, namedtuple
+from pathlib import Path
+import numpy as np
+import nbddp.worker.plain_values
+nbddp.worker.plain_values.PATIENCE = 9.0  # the machine may be busy
+Pair = namedtuple("Pair", "rank x")
+def adds(r):
+    return lambda x: x + r
+def scaled_by(x, by=rank): return x * by
+class Data:
+    shard_of = rank
+    def __init__(self):
+        self.folder, self.files = Path("data") / str(rank), [f"{rank}.bin", "all.bin"]
+        self.noise, self.move = np.random.default_rng(rank), adds(rank)
+        self.shared, self.plus = np.random.default_rng(7), adds(7)
+        self.scale = torch.tensor([rank, 1.0])
+data, out, number, ids, few = Data(), Path(f"out/{rank}"), np.int64(rank), {rank}, range(rank, 9, 3)
+settings, pair = {"peers": [rank + 1, rank - 1]}, Pair(rank, 1)
+alias = settings["peers"]
+noise, shared = torch.Generator().manual_seed(rank), torch.Generator().manual_seed(7)
+part, same = functools.partial(pow, rank), functools.partial(pow, 7)
+deck, old, counts = random.Random(rank), np.random.RandomState(rank), Counter({rank: 1})
+"""
+GIVEN_BACK = (
+    "out, number, ids, few, pair, settings, data.folder, data.files, Data.shard_of, "
+    "alias is settings['peers'], type(number) is np.int64, type(pair) is Pair"
+)
+
+
+def test_values_that_hold_a_rank_are_given_back_or_named(group: Ranks) -> None:
+    """With the donor's two ranks would write one folder, and draw the same noise."""
+    group.run(HELD, quiet=True)
+    before = group.run(GIVEN_BACK, quiet=True, wants_value=True).values()
+    with pytest.raises(CellFailedError):
+        group.run("import os" + DIES.format(1), quiet=True)
+    healed = group.heal()
+    assert {*healed.unknown} == {
+        *("data.noise", "data.move", "data.scale", "noise", "part", "deck", "old", "counts"),
+        "scaled_by",
+    }
+    assert group.run(GIVEN_BACK, quiet=True, wants_value=True).values() == before
+    assert len({*map(str, before)}) == 3
 
 
 def test_pushed_values_are_a_ranks_own(group: Ranks) -> None:

@@ -116,7 +116,7 @@ def test_a_cable_that_stands_still_for_too_long_costs_its_node_until_it_goes_on(
     link = on_nodes.link()
     on_nodes.bring_keeper(1, port=link.port)
     group = on_nodes.start_ranks()
-    group.run("mine = [rank]", quiet=True)
+    group.run("mine = [rank] * 30", quiet=True)
     survivor = group.pids[0]
     name = on_nodes.node_of(1).name
     when_cell_runs(group, link.stall)

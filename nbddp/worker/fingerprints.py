@@ -1,0 +1,178 @@
+"""Fingerprints: marks by which values that are not plain can be told apart, at little cost."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import zlib
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from itertools import count
+from types import CellType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from nbddp.wire.marks import DEVICE, LONGEST, MOST, NAMED_TUPLE, OTHER, PLAIN, plain_mark
+
+DEPTH = 3  # levels of values in values
+LOOKED_AT = 10_000  # characters or bytes at each end of a text
+DICTS = (dict, defaultdict, OrderedDict, Counter)
+Facts = Iterable[object]
+
+
+def mark_of(value: object) -> str:
+    """Return the mark of a value from which it can be made again; empty for all other values."""
+    kind = type(value)
+    if kind in PLAIN or kind.__module__ == "numpy":
+        return plain_mark(value)
+    if kind is torch.device:
+        return f"{DEVICE}{value}"
+    items = plain_mark(_items(value)) if is_named_tuple(kind) else ""
+    return items and f"{NAMED_TUPLE}{kind.__name__} {items}"
+
+
+def is_named_tuple(kind: type) -> bool:
+    """Return whether ``namedtuple`` or ``NamedTuple`` made a class."""
+    return issubclass(kind, tuple) and "_fields" in vars(kind)
+
+
+def fingerprint(value: Any) -> str:
+    """Return a mark by which most different values can be told apart. No code of the user runs."""
+    return OTHER + _fingerprint(value, DEPTH)
+
+
+def _fingerprint(value: Any, depth: int) -> str:
+    if mark := mark_of(value):
+        return mark
+    kind = type(value)
+    facts = " ".join(map(str, _facts(kind, value, depth - 1))) if depth else ""
+    if len(facts) > LONGEST:
+        facts = str(zlib.crc32(facts.encode(errors="replace")))
+    return f"{kind.__name__} {facts}"
+
+
+def _facts(kind: type, value: Any, depth: int) -> Facts:
+    if issubclass(kind, Enum):
+        return [value._name_]
+    if is_named_tuple(kind) or kind is torch.Size:
+        return _of_items(_items(value), depth)
+    of = _FACTS.get(kind) or _of_numpys_generator(kind)
+    try:
+        return [*of(value, depth)] if of is not None else []
+    except Exception:  # noqa: BLE001 - such as a tensor that torch.func.vmap left behind
+        return []
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return (*tuple.__iter__(value),)
+
+
+def _of_text(text: Any, _: int) -> Facts:
+    ends = text[:LOOKED_AT] + text[-LOOKED_AT:]  # a text may be a whole data set
+    return [len(text), zlib.crc32(ends.encode(errors="replace") if type(text) is str else ends)]
+
+
+def _of_items(items: Sequence[Any], depth: int) -> Facts:
+    ends = [items[0], items[-1]] if items else []
+    return [len(items), *(_fingerprint(each, depth) for each in ends)]
+
+
+def _of_set(items: Any, depth: int) -> Facts:
+    few = [*items] if len(items) <= MOST else []
+    return [len(items), *sorted(_fingerprint(each, depth) for each in few)]
+
+
+def _of_dict(items: Mapping[Any, Any], depth: int) -> Facts:
+    """Tell the keys, and the values that are not reported by paths of their own."""
+    few = [*items.items()] if len(items) <= MOST else []
+    has_paths = depth == DEPTH - 1
+    parts = [
+        _fingerprint(key if has_paths and type(key) is str else (key, value), depth)
+        for key, value in few
+    ]
+    return [len(items), *sorted(parts)]
+
+
+def _of_function(function: FunctionType, depth: int) -> Facts:
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    held = [*map(_content, function.__closure__ or ()), *defaults]
+    return [function.__qualname__, *(_fingerprint(each, depth) for each in held)]
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing in it yet
+        return None
+
+
+def _of_partial(call: partial[Any], depth: int) -> Facts:
+    return (_fingerprint(each, depth) for each in (call.func, call.args, call.keywords))
+
+
+def _of_count(numbers: Any, _: int) -> Facts:
+    parts = gc.get_referents(numbers)  # its repr asks them for theirs
+    return [repr(numbers)] if all(type(each) in (int, float) for each in parts) else []
+
+
+def _of_array(array: Any, _: int) -> Facts:
+    """Return the shape, the first number, and one from the middle."""
+    if not array.size or array.dtype.kind not in "biufc":
+        return []
+    middle = tuple(length // 2 for length in array.shape)
+    return [*array.shape, array[(0,) * array.ndim].item(), array[middle].item()]
+
+
+def _of_tensor(tensor: torch.Tensor, _: int) -> Facts:
+    if not tensor.is_cpu or tensor.layout is not torch.strided or not tensor.numel():
+        return []
+    if not tensor.untyped_storage().nbytes():  # FSDP frees the memory of parameters
+        return []
+    middle = tuple(length // 2 for length in tensor.shape)
+    numbers = tensor.detach()
+    return [*tensor.shape, numbers[(0,) * tensor.ndim].item(), numbers[middle].item()]
+
+
+def _of_torchs_generator(generator: torch.Generator, _: int) -> Facts:
+    seed = generator.initial_seed()
+    is_here = generator.device.type == "cpu"  # the state of another one may wait for its device
+    return [seed, *([zlib.crc32(generator.get_state().numpy().data)] if is_here else [])]
+
+
+def _of_numpys_generator(kind: type) -> Callable[[Any, int], Facts] | None:
+    numpys = sys.modules.get("numpy.random")  # NumPy imports it when a program first asks for it
+    if numpys is None:
+        return None
+    if kind is numpys.Generator:
+        return lambda generator, _: _of_state(generator.bit_generator.state)
+    if kind is numpys.RandomState:
+        return lambda generator, _: _of_state(generator.get_state(legacy=False))
+    return None
+
+
+def _of_state(state: Mapping[str, Any]) -> Facts:
+    for each in state.values():
+        if type(each) is dict:
+            yield from _of_state(each)
+        else:
+            yield zlib.crc32(each.tobytes()) if type(each) is np.ndarray else each
+
+
+_FACTS: dict[type, Callable[[Any, int], Facts]] = {
+    **dict.fromkeys((str, bytes, bytearray), _of_text),
+    **dict.fromkeys((list, tuple, deque), _of_items),
+    **dict.fromkeys((set, frozenset), _of_set),
+    **dict.fromkeys(DICTS, _of_dict),
+    FunctionType: _of_function,
+    partial: _of_partial,
+    count: _of_count,
+    np.ndarray: _of_array,
+    torch.Tensor: _of_tensor,
+    torch.Generator: _of_torchs_generator,
+    random.Random: lambda generator, _: [hash(generator.getstate()[1])],
+}
