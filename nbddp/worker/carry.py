@@ -10,6 +10,7 @@ be sent in whatever way is best, and views share it.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import logging
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import UntypedStorage
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.storage import TypedStorage
 from torch.utils.data import DataLoader
 
@@ -117,11 +119,8 @@ class _Packer(Pickler):
             return _reduced(obj)
         if isinstance(obj, _CACHED):  # which says of itself only what it is called
             return _cached, (obj.__wrapped__, obj.cache_parameters())
-        if isinstance(obj, DistributedDataParallel):
-            state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
-            return _without_group, (type(obj), state)
-        if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
-            return _without_workers(obj)
+        if reduced := _reduced_of_torch(obj):
+            return reduced
         if why := _why_it_stays(obj):
             return self._lack(obj, why)
         if isinstance(obj, logging.Logger) and obj is logging.getLogger(obj.name):
@@ -360,6 +359,26 @@ def _without_workers(loader: DataLoader[Any]) -> Any:
             return make, arguments, {**state, "_iterator": None}, *more
         case reduced:  # a class that pickles itself in its own way
             return reduced
+
+
+def _reduced_of_torch(obj: Any) -> Any:
+    """How torch's objects are carried otherwise than torch pickles them; None for all others."""
+    if isinstance(obj, DistributedDataParallel):
+        state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
+        return _without_group, (type(obj), state)
+    if isinstance(obj, Optimizer) and type(obj).__getstate__ is Optimizer.__getstate__:
+        return copyreg.__newobj__, (type(obj),), _whole_state(obj)  # type: ignore[attr-defined]
+    if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
+        return _without_workers(obj)
+    return None
+
+
+def _whole_state(optimizer: Optimizer) -> dict[str, Any]:
+    """What torch pickles, and what else it is made of, such as another optimizer that it wraps."""
+    plain = vars(Optimizer([torch.zeros(1)], {}))
+    own = {key: value for key, value in vars(optimizer).items() if key not in plain}
+    own.pop("step", None)  # a schedule has wrapped it for this process
+    return own | optimizer.__getstate__()
 
 
 def _without_group(

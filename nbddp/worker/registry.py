@@ -44,12 +44,25 @@ class Roll:
         return iter(list(self._objects.values()))
 
 
+class _Optimizers(Roll):
+    """Without wrappers, such as Lightning Fabric's: the optimizer inside has all that counts."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """In the order in which they were made."""
+        return (each for each in super().__iter__() if not _wraps(each))
+
+
+def _wraps(optimizer: Optimizer) -> bool:
+    inner = (each for each in vars(optimizer).values() if isinstance(each, Optimizer))
+    return any(getattr(optimizer, "state", None) is each.state for each in inner)
+
+
 class Registry:
     """Every DDP model, optimizer and learning-rate schedule of this process."""
 
     def __init__(self) -> None:
         self.models = Roll()
-        self.optimizers = Roll()
+        self.optimizers = _Optimizers()
         self.schedules = Roll()
 
     def listen(self) -> None:
@@ -107,7 +120,7 @@ def loaders() -> list[Any]:
 
 def is_sharded(optimizer: Any) -> bool:
     """Whether it keeps a part of the state on each rank, as ZeroRedundancyOptimizer does."""
-    return hasattr(optimizer, "process_group")
+    return "process_group" in vars(optimizer)
 
 
 def sharded_modules() -> list[nn.Module]:

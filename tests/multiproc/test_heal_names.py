@@ -343,3 +343,41 @@ def test_a_checkpoint_that_has_saved_comes_and_saves_on(group: Ranks, tmp_path: 
         group.run("saved.resume(model=model).step", quiet=True, wants_value=True).values()
         == [3] * 3
     )
+
+
+WRAPPED = """
+class Sharp(torch.optim.Optimizer):  # as SAM is made: torch pickles none of its own attributes
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner, self.radius = inner, 0.05
+    def step(self): self.inner.step()
+class Wrapper(torch.optim.Optimizer):  # as Lightning Fabric's: never made by torch
+    def __init__(self, inner):
+        own = {k: v for k, v in vars(inner).items() if k not in ("state", "step")}
+        self.__dict__.update(own, _inner=inner)
+    @property
+    def state(self): return self._inner.state
+    def __getattr__(self, name): return getattr(self._inner, name)
+    def step(self): self._inner.step()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+sharp = Sharp(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+wrapper = Wrapper(sharp.inner)
+def train(optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+train(sharp), train(wrapper)
+"""
+
+
+def test_optimizers_that_wrap_another_are_carried_whole(
+    group: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run(WRAPPED)
+    kill(group, 1)
+    assert not group.heal().unknown
+    capsys.readouterr()
+    train = "train(sharp), train(wrapper)\nsharp.radius, model.module.weight.tolist()"
+    first, *others = group.run(train, wants_value=True).values()
+    assert others == [first] * 2
+    assert "not on the new process group" not in capsys.readouterr().out
