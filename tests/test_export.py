@@ -558,6 +558,9 @@ def test_it_says_how_to_be_free_of_nbddp() -> None:
     )
     assert "import nbddp" in program.text
     assert "import nbddp" not in export(cell("x = 1")).text
+    only_inside = export(cell("def train():\n    nbddp.log(step=1, loss=2)"))
+    assert "import nbddp" in only_inside.text
+    assert not only_inside.remarks
 
 
 def test_nothing_done_is_nothing_to_export() -> None:

@@ -228,9 +228,10 @@ class _Writer:
     def finish(self) -> Program:
         """Put it together, and look it through."""
         body = "\n\n".join(self._parts)
-        uses_kit = bool(re.search(r"\bnbddp\b", body))
+        whole = "\n\n".join([*self._definitions, body])
+        uses_kit = bool(re.search(r"\bnbddp\b", whole))
         if self._plan.is_plain and uses_kit:
-            self._remarks += _replacements(body)
+            self._remarks += _replacements(whole)
         text = self._assemble(body, uses_kit=uses_kit)
         try:
             unknown = undefined_names(text)
