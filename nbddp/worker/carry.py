@@ -16,6 +16,7 @@ import io
 import logging
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -119,7 +120,7 @@ class _Packer(Pickler):
             return _reduced(obj)
         if isinstance(obj, _CACHED):  # which says of itself only what it is called
             return _cached, (obj.__wrapped__, obj.cache_parameters())
-        if reduced := _reduced_of_torch(obj):
+        if reduced := _reduced_otherwise(obj):
             return reduced
         if why := _why_it_stays(obj):
             return self._lack(obj, why)
@@ -137,6 +138,10 @@ class _Packer(Pickler):
             raise pickle.PicklingError(why)
         self.missing.append((part, why))
         return NotCarried, (_a(part),)
+
+
+class _Gone:
+    """What a weak reference to nothing refers to until it is made."""
 
 
 class _Opener(pickle.Unpickler):
@@ -361,8 +366,12 @@ def _without_workers(loader: DataLoader[Any]) -> Any:
             return reduced
 
 
-def _reduced_of_torch(obj: Any) -> Any:
-    """How torch's objects are carried otherwise than torch pickles them; None for all others."""
+def _reduced_otherwise(obj: Any) -> Any:
+    """What is carried otherwise than it is pickled, or although it is not; None for all others."""
+    if type(obj) is weakref.ReferenceType:
+        return weakref.ref, (obj() or _Gone(),)
+    if shared := _shared_dict(obj):
+        return _sharing, (type(obj), shared), vars(obj).copy()
     if isinstance(obj, DistributedDataParallel):
         state = {key: value for key, value in vars(obj).items() if key not in OF_THE_GROUP}
         return _without_group, (type(obj), state)
@@ -371,6 +380,21 @@ def _reduced_of_torch(obj: Any) -> Any:
     if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
         return _without_workers(obj)
     return None
+
+
+def _shared_dict(obj: Any) -> str:
+    """Which attribute of its class is the object's own dict, as that of all others of the class."""
+    own = getattr(obj, "__dict__", None)
+    if type(own) is not dict or isinstance(obj, type):
+        return ""
+    return next((name for name, value in vars(type(obj)).items() if value is own), "")
+
+
+def _sharing(kind: Any, shared: str) -> Any:
+    """An object that shares all its attributes with the others of its class."""
+    made = kind.__new__(kind)
+    made.__dict__ = getattr(kind, shared)
+    return made
 
 
 def _whole_state(optimizer: Optimizer) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from nbddp.worker.traces import torch_settings
 
 
 class Surroundings:
-    """The import path, the folder, the environment and the settings of torch.
+    """The import path, the folder, the environment, the settings of torch, Accelerate's state.
 
     Of the environment only what has changed since this was made: the rest is the rank's own.
     """
@@ -28,6 +31,7 @@ class Surroundings:
             "folder": _folder(),
             "environ": {name: to for name, to in changed.items() if to != before.get(name)},
             "torch": [read() for read, _ in torch_settings()],
+            "accelerate": _accelerates_state(),
         }
 
     def take(self, told: dict[str, Any]) -> None:
@@ -43,6 +47,7 @@ class Surroundings:
         for (read, write), value in zip(torch_settings(), told["torch"], strict=True):
             if read() != value:
                 write(value)
+        _take_accelerates_state(told["accelerate"])
 
 
 def _folder() -> str:
@@ -50,3 +55,26 @@ def _folder() -> str:
         return os.getcwd()  # noqa: PTH109 - as it is, not resolved
     except OSError:
         return ""
+
+
+def _accelerates_state() -> dict[str, Any]:
+    """What Hugging Face's Accelerate knows of this process; empty where nobody has used it.
+
+    All its objects share the attributes of a class: ``PartialState._shared_state``.
+    """
+    module = sys.modules.get("accelerate.state")
+    return {} if module is None else dict(module.PartialState._shared_state)
+
+
+def _take_accelerates_state(told: dict[str, Any]) -> None:
+    """Without it the next object takes this process for the only one."""
+    if not told:
+        return
+    own: dict[str, Any] = {
+        "process_index": int(os.environ["RANK"]),
+        "local_process_index": int(os.environ["LOCAL_RANK"]),
+    }
+    if told["device"].type == "cuda":
+        own["device"] = torch.device("cuda", torch.cuda.current_device())
+    state: Any = importlib.import_module("accelerate.state")
+    state.PartialState._shared_state.update(told | own)

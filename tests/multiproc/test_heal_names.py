@@ -381,3 +381,32 @@ def test_optimizers_that_wrap_another_are_carried_whole(
     first, *others = group.run(train, wants_value=True).values()
     assert others == [first] * 2
     assert "not on the new process group" not in capsys.readouterr().out
+
+
+SHARING = "class Shared:\n    state = {}\n    def __init__(self): self.__dict__ = self.state\n"
+REFERENCES = """
+import weakref
+from sharing import Shared
+class Part: pass
+part = Part()
+seen, gone = weakref.ref(part), weakref.ref(Part())
+one, two = Shared(), Shared()
+one.count = 5
+"""
+
+
+def test_weak_references_and_attributes_that_a_class_shares_are_carried(
+    group: Ranks, tmp_path: Path
+) -> None:
+    (tmp_path / "sharing.py").write_text(SHARING)
+    group.run(f"import sys\nsys.path.append({str(tmp_path)!r})\n{REFERENCES}")
+    kill(group, 1)
+    healed = group.heal()
+    assert {*healed.left} == {"gate"}  # a lock
+    assert not healed.unknown
+    values = group.run(
+        "two.more = 6\n"
+        "seen() is part, gone() is None, one.count, one.more, type(one).state is vars(two)",
+        wants_value=True,
+    ).values()
+    assert values == [(True, True, 5, 6, True)] * 3

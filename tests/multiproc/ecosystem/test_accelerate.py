@@ -89,3 +89,33 @@ def test_its_notebook_launcher_is_refused_with_what_to_write_instead(group: Work
     with pytest.raises(CellFailedError, match=r"Call train\(\) directly, without the launcher"):
         group.run(f"{TRAINING}\n{launch}")
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+
+
+def test_after_a_heal_in_the_middle_of_an_epoch_each_rank_is_itself_and_training_goes_on(
+    group: WorkerGroup,
+) -> None:
+    prepared = f"""{regression.SOURCE}
+import os
+from accelerate import Accelerator
+from accelerate.state import PartialState
+accelerator = Accelerator(cpu=True)
+model = make_model()
+model, optimizer, loader = accelerator.prepare(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), make_loader(3)
+)
+def train(dies_at=None):
+    for step, (x, y) in enumerate(loader):
+        if step == dies_at and rank == 1: os.kill(os.getpid(), 9)
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+"""
+    group.run(prepared)
+    with pytest.raises(CellFailedError):
+        group.run("train(dies_at=2)")
+    group.heal()
+    group.run("train()")
+    first, second = group.pull("model.module.weight.tolist()")
+    assert first == second
+    found = "accelerator.process_index, PartialState().process_index, PartialState().num_processes"
+    assert group.pull(found) == [(0, 0, 2), (1, 1, 2)]
