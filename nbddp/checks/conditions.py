@@ -16,19 +16,27 @@ _NO_RANK = re.compile(
 )
 _MAIN = re.compile(r"(?i)(?:main|master|primary|chief|rank_?(?:zero|0)|leader)")
 _OF_ALL = frozenset({"rank", "local_rank", "global_rank", "get_rank", "RANK", "is_rank0"})
+_ALONE = re.compile(r"(?:.*\.)?_?(?:get_)?world_size(?:\(\))? (?:== 1|<= 1|< 2)")
 _LEAVING = (ast.Return, ast.Break, ast.Continue)
 
 
 def depends_on_rank(test: ast.AST) -> bool:
     """Whether a condition is true on some ranks only.
 
-    Whether there is a rank at all, as in ``rank != -1``, is no such condition.
+    Whether there is a rank at all, as in ``rank != -1``, is no such condition, and none counts
+    where there is only one rank.
 
     >>> depends_on_rank(ast.parse("rank == 0", mode="eval"))
     True
     >>> depends_on_rank(ast.parse("args.local_rank != -1", mode="eval"))
     False
+    >>> depends_on_rank(ast.parse("rank == 0 and world_size == 1", mode="eval"))
+    False
     """
+    whole = test.body if isinstance(test, ast.Expression) else test
+    values = whole.values if isinstance(whole, ast.BoolOp) and isinstance(whole.op, ast.And) else []
+    if any(_ALONE.fullmatch(ast.unparse(each)) for each in values):
+        return False
     ignored: set[int] = set()
     for each in ast.walk(test):
         if isinstance(each, ast.Compare) and _asks_if_distributed(each):
