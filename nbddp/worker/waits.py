@@ -35,7 +35,7 @@ _ONE_EVENT = re.compile(
     r"_?(?:try_)?(?:wait\w*|get|put|poll|select|join|acquire|remaining_time)"
     r"|torch[/\\]utils[/\\]data[/\\]dataloader\.py:_(?:try_)?get_data"
     r"|IPython[/\\]utils[/\\]_process_\w+\.py:system"
-    r"|(?:pexpect|ptyprocess|filelock|nbddp[/\\]worker)[/\\]\w+\.py:\w+"
+    r"|(?:pexpect|ptyprocess|filelock|nbddp[/\\]worker)[/\\](?:\w+[/\\])*\w+\.py:\w+"
     r")$"
 )
 
