@@ -112,7 +112,7 @@ def test_one_line_names_the_newest_cells_and_counts_the_others() -> None:
     for number in range(MOST + 3):
         shell.unseen.note("one", f"get {number}", surely=True)
     when = "nbddp: the page was loaded again while a cell ran"
-    assert shell.run_cell("two") == [f"{when}; get 9; get 10 (6 earlier cells likewise)"]
+    assert shell.run_cell("two") == [f"{when}; get 9; get 10 (earlier cells, not listed: 6)"]
 
 
 def test_the_parts_of_one_thing_are_told_of_as_one() -> None:

@@ -527,7 +527,7 @@ def test_who_ended_the_cell_without_coming_is_the_cause_of_a_timeout() -> None:
     verdict = verdict_on({0: waiter, 1: ended, 2: replace(ended, groups={})})
     assert verdict.causes == (1,)
     assert verdict.report() == (
-        f"first cause: rank 1 did not come to {call}: it had ended the cell\n"
+        f"first cause: rank 1 did not come to {call}: it had already finished the cell\n"
         f"  rank 0: RuntimeError: {TIMED_OUT} in {call}, line 9 (a consequence)\n"
         "Every rank keeps its names; the next cell works."
     )

@@ -11,7 +11,7 @@ from nbddp.lifecycle.states import GroupState, Life
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
 BUSY = "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
 RAN_TO_ITS_END = (
-    "the cell was interrupted, but ran to its end: it had already ended, or it caught the "
+    "the interrupt did not stop the cell: the cell had already ended, or it caught the "
     "KeyboardInterrupt"
 )
 NOT_HEALED = "the group was not healed"

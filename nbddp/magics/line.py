@@ -363,8 +363,8 @@ class LineMagics(Magics):
             ast.parse(expression, mode="eval")
         except SyntaxError as error:
             raise RequestError(
-                f"`{expression}` is no single expression ({error.msg}): pull takes one, such as "
-                "`%ddp pull losses` or `%ddp pull losses, rank`"
+                f"`{expression}` is not a single expression ({error.msg}); pull takes one "
+                "expression, for example `%ddp pull losses` or `%ddp pull losses, rank`"
             ) from error
         value = self._desk.group.pull(expression, rank=args.rank)
         self._desk.note(Pulled(expression, args.rank))

@@ -91,5 +91,5 @@ def _line(lost: Sequence[Lost]) -> str:
         "while a cell ran" if any(each.surely for each in lost) else "at about the time of a cell"
     )
     texts = "; ".join(each.text for each in lost[-NAMED:])
-    more = f" ({len(lost) - NAMED} earlier cells likewise)" if len(lost) > NAMED else ""
+    more = f" (earlier cells, not listed: {len(lost) - NAMED})" if len(lost) > NAMED else ""
     return f"nbddp: the page was loaded again {when}; {texts}{more}"

@@ -72,8 +72,8 @@ class Healed:
         if self.unknown:
             unknown = _say_few(self.unknown, SHOWN_VALUES)
             lines.append(
-                f"copied from rank {self.donor}, because the values of {say_ranks(self.ranks)} "
-                f"are unknown: {unknown}; set them {self._where('')} if they must differ"
+                f"copied from rank {self.donor}, although {say_ranks(self.ranks)} had or may have "
+                f"had other values: {unknown}; set them {self._where('')} if they must differ"
             )
         by_reason: dict[str, list[str]] = {why: [] for why in (*self.left.values(), *self.more)}
         for name, why in self.left.items():

@@ -158,7 +158,7 @@ class Trouble:
     def headline(self) -> str:
         """What happened, in one line without a rank."""
         if self.missed and self.failure is None:
-            return f"did not come to {self.missed}: it had ended the cell"
+            return f"did not come to {self.missed}: it had already finished the cell"
         if self.failure is None:
             return describe_exit(self.exitcode) + (self.ending.place if self.ending else "")
         place = say_place(self.failure.line, self.failure.file)

@@ -1,8 +1,8 @@
 """How a running cell is interrupted: in Python by a signal, in a wait by ending what it waits on.
 
-The notebook sends a message, and before it a signal. The signal makes C code that holds Python's
-lock, and looks for signals as ``re`` does, give the lock away: then the message can be read. What
-the interrupt does in the cell, and how often, the message decides.
+The notebook sends a signal, then a message. C code that holds the GIL but checks for signals, such
+as ``re``, releases the GIL when the signal arrives, so that a thread can read the message. The
+message decides what the interrupt does in the cell, and how often.
 
 SIGINT does not reach Python while C++ waits in a collective: the handler runs when the main
 thread is back in Python. So if it has not run shortly after the signal, the wait itself is ended:

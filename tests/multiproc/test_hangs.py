@@ -268,7 +268,7 @@ def test_so_is_it_where_the_rank_has_ended_the_cell(make_group: Callable[..., Ra
             "if rank == 0: dist.all_reduce(torch.ones(1), group=own)"
         )
     call = "all_reduce #1 of group [0, 1]"
-    assert str(caught.value) == f"rank 1 did not come to {call}: it had ended the cell"
+    assert str(caught.value) == f"rank 1 did not come to {call}: it had already finished the cell"
     group.run("dist.barrier()")
 
 

@@ -174,7 +174,9 @@ def test_environment_folder_and_path_reach_the_ranks_and_options_win(
 @pytest.mark.parametrize("what", ["a b", "x = 3", "for"])
 def test_pull_takes_one_expression(notebook: Notebook, what: str) -> None:
     notebook.run("%%ddp --nproc 1\na, b = 1, 2")
-    assert f"UsageError: `{what}` is no single expression" in notebook.run(f"%ddp pull {what}").text
+    assert (
+        f"UsageError: `{what}` is not a single expression" in notebook.run(f"%ddp pull {what}").text
+    )
     assert notebook.run("%ddp pull a, b").result == "[(1, 2)]"
 
 
