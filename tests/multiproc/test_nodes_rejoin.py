@@ -60,6 +60,11 @@ def left(first: Notebook) -> Iterator[list[psutil.Process]]:
             each.kill()
 
 
+def _await_end(processes: list[psutil.Process]) -> None:
+    if not wait_until(lambda: not any(map(lives, processes))):
+        pytest.fail(f"left: {[(each, each.cmdline()) for each in processes if lives(each)]}")
+
+
 def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
     home: Path, left: list[psutil.Process]
 ) -> None:
@@ -82,8 +87,7 @@ def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
         assert notebook.run("%%ddp\nkept[0] == rank").text == "Out [ranks 0-3] True\n"
         assert "[rank 2] and after" in notebook.run("%%ddp\nprint('and after')").text
         assert notebook.run("%ddp stop").status == "ok"
-        if not wait_until(lambda: not any(map(lives, its))):
-            pytest.fail(f"left: {[(each, each.cmdline()) for each in its if lives(each)]}")
+        _await_end(its)
 
 
 def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them_home(
@@ -95,7 +99,7 @@ def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them
     assert "all 4 ranks are back, with their names" in first.run("%ddp nodes --rejoin").text
     assert "([1], True, 6.0, 2.0)" in first.run(SAME).text
     first.run("exit")
-    assert wait_until(lambda: not any(map(lives, its)))
+    _await_end(its)
 
 
 def test_a_cell_that_ran_when_its_notebook_was_killed_is_ended_and_names_are_kept(
