@@ -141,7 +141,7 @@ class _Packer(Pickler):
 
 
 class _Gone:
-    """What a weak reference to nothing refers to until it is made."""
+    """Takes the place of an object that was deleted. On the new rank it is deleted, too."""
 
 
 class _Opener(pickle.Unpickler):
@@ -367,9 +367,10 @@ def _without_workers(loader: DataLoader[Any]) -> Any:
 
 
 def _reduced_otherwise(obj: Any) -> Any:
-    """What is carried otherwise than it is pickled, or although it is not; None for all others."""
+    """Reduce objects that pickle refuses, or would not restore whole; None for all others."""
     if type(obj) is weakref.ReferenceType:
-        return weakref.ref, (obj() or _Gone(),)
+        target = obj()
+        return weakref.ref, (_Gone() if target is None else target,)
     if shared := _shared_dict(obj):
         return _sharing, (type(obj), shared), vars(obj).copy()
     if isinstance(obj, DistributedDataParallel):
@@ -383,7 +384,10 @@ def _reduced_otherwise(obj: Any) -> Any:
 
 
 def _shared_dict(obj: Any) -> str:
-    """Which attribute of its class is the object's own dict, as that of all others of the class."""
+    """Return the name of the class attribute that is the object's ``__dict__``; empty if none is.
+
+    All objects of such a class share their attributes.
+    """
     own = getattr(obj, "__dict__", None)
     if type(own) is not dict or isinstance(obj, type):
         return ""
@@ -391,14 +395,14 @@ def _shared_dict(obj: Any) -> str:
 
 
 def _sharing(kind: Any, shared: str) -> Any:
-    """An object that shares all its attributes with the others of its class."""
+    """Make an object whose ``__dict__`` is this attribute of its class."""
     made = kind.__new__(kind)
     made.__dict__ = getattr(kind, shared)
     return made
 
 
 def _whole_state(optimizer: Optimizer) -> dict[str, Any]:
-    """What torch pickles, and what else it is made of, such as another optimizer that it wraps."""
+    """Return what torch pickles and all other attributes, such as an optimizer that it wraps."""
     plain = vars(Optimizer([torch.zeros(1)], {}))
     own = {key: value for key, value in vars(optimizer).items() if key not in plain}
     own.pop("step", None)  # a schedule has wrapped it for this process

@@ -390,6 +390,8 @@ from sharing import Shared
 class Part: pass
 part = Part()
 seen, gone = weakref.ref(part), weakref.ref(Part())
+weights = torch.ones(2)
+of_weights = weakref.ref(weights)  # of a tensor nobody can ask whether it is true
 one, two = Shared(), Shared()
 one.count = 5
 """
@@ -406,7 +408,8 @@ def test_weak_references_and_attributes_that_a_class_shares_are_carried(
     assert not healed.unknown
     values = group.run(
         "two.more = 6\n"
-        "seen() is part, gone() is None, one.count, one.more, type(one).state is vars(two)",
+        "seen() is part, gone() is None, of_weights() is weights, "
+        "one.count, one.more, type(one).state is vars(two)",
         wants_value=True,
     ).values()
-    assert values == [(True, True, 5, 6, True)] * 3
+    assert values == [(True, True, True, 5, 6, True)] * 3
