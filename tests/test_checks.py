@@ -106,7 +106,7 @@ def test_a_rule_that_there_is_not_is_said() -> None:
     ],
 )
 def test_a_condition_on_the_rank_is_told_from_one_on_something_else(test: str, does: bool) -> None:
-    assert depends_on_rank(ast.parse(test, mode="eval")) is does
+    assert depends_on_rank(ast.parse(test, mode="eval").body) is does
 
 
 def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> list[str]:

@@ -20,22 +20,20 @@ _ALONE = re.compile(r"(?:.*\.)?_?(?:get_)?world_size(?:\(\))? (?:== 1|<= 1|< 2)"
 _LEAVING = (ast.Return, ast.Break, ast.Continue)
 
 
-def depends_on_rank(test: ast.AST) -> bool:
+def depends_on_rank(test: ast.expr) -> bool:
     """Whether a condition is true on some ranks only.
 
-    Whether there is a rank at all, as in ``rank != -1``, is no such condition, and none counts
-    where there is only one rank.
+    Two kinds of conditions are no such conditions: whether there is a rank at all, as in
+    ``rank != -1``, and those that also ask for a world size of 1.
 
-    >>> depends_on_rank(ast.parse("rank == 0", mode="eval"))
+    >>> depends_on_rank(ast.parse("rank == 0", mode="eval").body)
     True
-    >>> depends_on_rank(ast.parse("args.local_rank != -1", mode="eval"))
+    >>> depends_on_rank(ast.parse("args.local_rank != -1", mode="eval").body)
     False
-    >>> depends_on_rank(ast.parse("rank == 0 and world_size == 1", mode="eval"))
+    >>> depends_on_rank(ast.parse("rank == 0 and world_size == 1", mode="eval").body)
     False
     """
-    whole = test.body if isinstance(test, ast.Expression) else test
-    values = whole.values if isinstance(whole, ast.BoolOp) and isinstance(whole.op, ast.And) else []
-    if any(_ALONE.fullmatch(ast.unparse(each)) for each in values):
+    if any(is_so and _ALONE.fullmatch(text) for text, is_so, _test in _parts(test, is_so=True)):
         return False
     ignored: set[int] = set()
     for each in ast.walk(test):

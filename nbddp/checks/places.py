@@ -48,7 +48,7 @@ def _has_helper(source: Source) -> bool:
     )
 
 
-def _is_own(source: Source, path: ast.AST, depth: int = 3) -> bool:
+def _is_own(source: Source, path: ast.expr, depth: int = 3) -> bool:
     """Whether the rank, or something else of its own, is in the path."""
     if depends_on_rank(path) or _OWN.search(ast.unparse(path)):
         return True

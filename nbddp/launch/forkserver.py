@@ -228,7 +228,7 @@ class _Server(forkserver.ForkServer):
 
 
 class Interruptible(process.BaseProcess):
-    """A process with the method that multiprocessing's own have from Python 3.14 on."""
+    """A process that can be interrupted, as each of multiprocessing's can from Python 3.14 on."""
 
     def interrupt(self) -> None:
         """Send SIGINT, unless it has ended."""

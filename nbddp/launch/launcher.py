@@ -239,7 +239,7 @@ def _in_session(leader: int | None) -> list[psutil.Process]:
 
 
 class SpawnedRank(Interruptible, SpawnProcess):
-    """A process that imports everything anew."""
+    """A rank that is started by ``spawn``: it imports everything itself."""
 
 
 def _spawn(start: RankStart, name: str) -> RankHandle:

@@ -288,8 +288,8 @@ def _finish(life: Life, cell: CellLife) -> Step:
         cell=None,
         has_group=not (cell.lost_group or is_torn),
     )
-    is_vain = cell.interrupts > 0 and not cell.has_failed
-    said = [Remark(text=reasons.RAN_TO_ITS_END)] if is_vain else []
+    ran_to_its_end = cell.interrupts > 0 and not cell.has_failed
+    said = [Remark(text=reasons.RAN_TO_ITS_END)] if ran_to_its_end else []
     return over, [*said, Finished(cell=cell.number)]
 
 

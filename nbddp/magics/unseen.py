@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 ABOUT = 60.0  # seconds after a cell in which a new page, most likely, was loaded while that ran
 MOST = 8  # cells that one page is told of
-NAMED = 2  # cells, the newest, of which it is told how to get the record
+NAMED = 2  # of these cells, the newest ones whose records the line names
 DRAWN = 1.0  # seconds after a cell in which a page has drawn its end
 
 
@@ -86,7 +86,7 @@ class Unseen:
 
 
 def _line(lost: Sequence[Lost]) -> str:
-    """One line for all cells: after "Run All" they may be many, and the page may have them all."""
+    """Tell of all cells in one line: after "Run All" they may be many."""
     when = (
         "while a cell ran" if any(each.surely for each in lost) else "at about the time of a cell"
     )

@@ -297,10 +297,13 @@ class Keeper:
         handle = self._handles.get(number)
         if handle is None:
             return
-        if kind is Kind.INTERRUPT:
-            handle.interrupt()
-        else:
-            (handle.kill if kind is Kind.KILL else handle.terminate)()
+        match kind:
+            case Kind.INTERRUPT:
+                handle.interrupt()
+            case Kind.TERMINATE:
+                handle.terminate()
+            case _:
+                handle.kill()
 
     def _on_exit(self, number: int) -> None:
         handle = self._handles.pop(number)

@@ -50,7 +50,10 @@ class Outlet:
                 each.sent = min(each.sent, sizes[each.path.name])
 
     def forget(self, number: int) -> None:
-        """Send nothing more in the name of a process; what others write, too, is sent in theirs."""
+        """Send nothing more under the number of a process, which has ended.
+
+        A file that other processes also write is sent under the number of one of them.
+        """
         for each in self._files.values():
             each.numbers = [other for other in each.numbers if other != number]
         self._files = {path: each for path, each in self._files.items() if each.numbers}

@@ -222,7 +222,7 @@ class CellHandle:
     def note_exit(
         self, rank: int, exitcode: int | None, *, last_words: str = "", hint: str = ""
     ) -> None:
-        """A rank's process is gone: the cell failed there, even if it had been through with it."""
+        """A rank's process has ended: the cell failed there, even if the rank had ended it."""
         report = self._reports.get(rank)
         if rank in self.ranks and (report is None or report.is_ok):
             self._exits[rank] = Ending(exitcode, time.time(), last_words, hint)

@@ -14,26 +14,9 @@ from nbddp.topology import Topology
 
 _NODES = (
     *(ast.Constant, ast.Name, ast.Load, ast.Compare, ast.cmpop, ast.BoolOp, ast.boolop),
-    *(
-        ast.UnaryOp,
-        ast.unaryop,
-        ast.BinOp,
-        ast.Add,
-        ast.Sub,
-        ast.Mult,
-        ast.Div,
-        ast.FloorDiv,
-        ast.Mod,
-    ),
-    *(
-        ast.IfExp,
-        ast.JoinedStr,
-        ast.FormattedValue,
-        ast.Call,
-        ast.Attribute,
-        ast.Subscript,
-        ast.Tuple,
-    ),
+    *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div),
+    *(ast.FloorDiv, ast.Mod, ast.IfExp, ast.JoinedStr, ast.FormattedValue),
+    *(ast.Call, ast.Attribute, ast.Subscript, ast.Tuple),
 )
 _CALLS = frozenset(
     {

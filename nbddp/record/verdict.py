@@ -301,7 +301,7 @@ def judge(
 def _with_absent(troubles: list[Trouble], well: list[Trouble]) -> list[Trouble]:
     """Where some waited until their timeout, those who were elsewhere meanwhile are the cause.
 
-    ``well``: the ranks that ended the cell.
+    ``well``: the ranks that ended the cell without an error.
     """
     waited = [each for each in troubles if each.has_timed_out and not each.is_interrupted]
     calls = {each.failure.collective: each.begun for each in waited if each.failure}

@@ -119,7 +119,7 @@ class Debuggers:
         self._rank = -1
         self._ranks: Sequence[int] = FIRST
         self._is_interrupts = False  # what is remembered
-        self._set_aside: dict[str, Any] = {}  # what is remembered, during this cell
+        self._set_aside: dict[str, Any] = {}  # hidden from this cell; remembered again at its end
         self._stops: bool | None = None  # this rank in this cell; None before it came to one
 
     def take_over(self) -> None:
@@ -151,13 +151,12 @@ class Debuggers:
 
         pythons.Pdb.interaction = interact
 
-    def begin_cell(
-        self, rank: int, ranks: Sequence[int], source: str = "", *, is_alone: bool = False
-    ) -> None:
+    def begin_cell(self, rank: int, ranks: Sequence[int], source: str, *, is_alone: bool) -> None:
         """A cell begins, in which these ranks are to be stopped.
 
-        What an interrupted one held is freed now, unless this one looks into it. A cell that runs
-        on several ranks looks only into errors: most interrupts come from another rank's error.
+        What an interrupted cell held is freed now, unless this cell looks into it. In a cell that
+        runs on several ranks, ``%debug`` opens only on ranks with an error of their own: the others
+        were interrupted because of it.
 
         Args:
             rank: this rank.

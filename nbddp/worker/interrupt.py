@@ -80,7 +80,7 @@ class Interrupter:
         self._is_inside = False
         self._seen = 0  # times that the signal came through to Python
         self._raised = 0  # times that it became an exception in the cell
-        self._due = 0  # times that it was to become one
+        self._due = 0  # times that messages have asked for one
         self._is_forking = False
         self._importing_since = 0.0  # when an interrupt met the import of a library; 0 if none did
         self._request = 0  # the one that is being answered,
@@ -281,9 +281,9 @@ class Interrupter:
             self._raised += 1
 
     def _is_meant(self) -> bool:
-        """Let the control thread have Python's lock until it knows what the signal is for.
+        """Release the GIL until the control thread has read the message of this signal.
 
-        A signal that no message follows is the cell's own, unless an interrupt came before it.
+        If no message comes, the cell has sent the signal itself, unless it was interrupted before.
         """
         due, limit = self._due, time.monotonic() + MESSAGE
         while not self._is_due and self._due == due and time.monotonic() < limit:

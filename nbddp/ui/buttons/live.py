@@ -217,7 +217,7 @@ class LiveComms:
                 logger.warning("%s: the kernel has read nothing for %g s", PENDING, PATIENCE)
             self._has_failed = True
         except Exception:
-            if not self.kernel_ends:  # else the thread that would read has ended
+            if not self.kernel_ends:  # its reading thread ends with it
                 logger.warning(PENDING, exc_info=True)
             self._has_failed = True
 
