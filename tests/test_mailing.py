@@ -39,6 +39,7 @@ class FakeWriter:
         self.letters: list[list[Report]] = []
         self.waiting = 0
         self.asked = 0
+        self.unread = 0
 
     def post(self, message: Report) -> None:
         self.posted.append(message)
@@ -51,6 +52,10 @@ class FakeWriter:
     def is_full(self) -> bool:
         self.asked += 1
         return self.waiting > 0
+
+    def is_read(self) -> bool:
+        self.unread -= 1
+        return self.unread < 0
 
 
 class Pile:
@@ -337,6 +342,14 @@ def test_a_flush_waits_until_everything_was_mailed(make: Make, writer: FakeWrite
         mailer.post(report(number))
         mailer.flush()
         assert len(writer.posted) == 2 * (number + 1)
+
+
+def test_a_flush_waits_until_what_was_mailed_is_read(make: Make, writer: FakeWriter) -> None:
+    writer.unread = 3
+    mailer = make(Pile())
+    mailer.start()
+    mailer.flush()
+    assert writer.unread < 0
 
 
 def test_a_flush_of_mail_that_is_stuck_gives_up_and_leaves_the_thread_at_rest(

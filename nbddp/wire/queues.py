@@ -111,6 +111,11 @@ class QueueWriter:
             self._cut.clear()
             return self._store.queue_len(self._queue) > MAX_BACKLOG
 
+    def is_read(self) -> bool:
+        """Whether nothing lies in the store unread, of this writer or of another."""
+        with self._lock:
+            return self._store.queue_len(self._queue) == 0
+
     def sweep(self) -> None:
         """Nobody will read any more: free the memory that messages in pieces take."""
         with self._lock:

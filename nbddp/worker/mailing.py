@@ -122,15 +122,28 @@ class Mailer:
         self._urgent_writer.renew()
 
     def flush(self) -> None:
-        """Wait until all that there is now was mailed; briefly, if the mail is stuck."""
+        """Wait until all that there is now was mailed and read; briefly, if the mail is stuck.
+
+        What a rank wrote before it died must be read before its death is: the controller hears of
+        the two on different ways.
+        """
         if self._is_elsewhere():
             return
+        until = time.monotonic() + FLUSH_PATIENCE
         with self._lock:
             enough = self._rounds + 2  # the one under way may have read its sources already
             try:
                 self._wake.wait_for(lambda: self._nudge(enough), FLUSH_PATIENCE)
             finally:
                 self._is_asked = False
+        while time.monotonic() < until and not self._is_read():
+            time.sleep(PERIOD / 50)
+
+    def _is_read(self) -> bool:
+        try:
+            return self._writer.is_read()
+        except RuntimeError:  # torch's: there is no store any more
+            return True
 
     def _nudge(self, enough: int) -> bool:
         self._is_asked = self._rounds < enough

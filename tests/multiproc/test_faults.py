@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from drivers.ranks import Ranks
 from hangs import act_when_said, said_of_a_hang
 
 from nbddp import CellFailedError
+from nbddp.controller.link import StoreLink
 
 pytestmark = pytest.mark.multiproc
 
@@ -105,6 +108,22 @@ def test_a_death_is_the_first_cause_and_its_fault_was_told_before(
     if kind == "segfault":
         assert "  | Fatal Python error: Segmentation fault" in report
         assert re.search(r'File ".*strikes.py", line \d+ in ', report)
+
+
+def test_a_fault_is_told_before_the_death_to_a_notebook_that_reads_late(
+    make_group: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect = StoreLink.collect
+
+    def collect_late(link: StoreLink) -> Any:
+        time.sleep(0.3)
+        return collect(link)
+
+    monkeypatch.setattr(StoreLink, "collect", collect_late)
+    group = make_group(2)
+    with pytest.raises(CellFailedError):
+        group.run(arm("kill") + LOOP)
+    assert_struck_once(group, "kill@rank=1,step=3")
 
 
 def test_oom_is_torchs_own_error(group: Ranks) -> None:
