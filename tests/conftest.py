@@ -9,24 +9,32 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from processes import is_helper, marked, own_children, wait_until
+from xdist.scheduler import LoadFileScheduling
 
 # nbformat loads it through jsonschema, for addresses that no notebook has: it takes three seconds
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 settings.register_profile(
-    "nbddp", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "gate",
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
-settings.load_profile("nbddp")
+settings.register_profile("full", settings.get_profile("gate"), max_examples=1000)
+settings.load_profile("gate")  # .ci/full says --hypothesis-profile=full
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` and nohup leave it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+TESTS = Path(__file__).parent
 STARTS_PROCESSES = ("multiproc", "notebook", "browser")
-NOTEBOOKS_RUN = Path(__file__).parent / "notebooks" / "test_notebooks.py"
+NOT_UNIT = {*STARTS_PROCESSES, "process", "full", "soak", "ecosystem", "gpu"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,9 +42,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--start-method", choices=("forkserver", "spawn"), default="")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that takes longest comes first: last, all but one worker would wait for it."""
-    items.sort(key=lambda item: item.path != NOTEBOOKS_RUN)
+    """Mark the unit tests; what takes longest comes first, or all but one worker wait for it."""
+    first = [TESTS / "notebooks" / "test_notebooks.py", TESTS / "browser"]
+    items.sort(key=lambda item: not any(item.path.is_relative_to(path) for path in first))
+    for item in items:
+        if NOT_UNIT.isdisjoint(mark.name for mark in item.iter_markers()):
+            item.add_marker("unit")
+
+
+class BrowserInOneWorker(LoadFileScheduling):
+    """Each worker takes one file after the other; one of them takes all that need a page."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/browser" if file.startswith("tests/browser/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BrowserInOneWorker:
+    """How ``pytest -n`` shares the tests out."""
+    return BrowserInOneWorker(config, log)
 
 
 @pytest.fixture(autouse=True)

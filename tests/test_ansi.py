@@ -7,7 +7,7 @@ import time
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nbddp.ui.ansi import strip, to_html
@@ -68,7 +68,6 @@ def drawn(order: str) -> str:
     return to_html(f"\x1b[{order}mx")
 
 
-@settings(deadline=None, max_examples=1000)
 @given(HOSTILE)
 @example("\x1b[38;1:2mx")
 @example("\x1b[" + "9" * 5000 + "mx")
@@ -84,13 +83,11 @@ def test_only_our_own_tags_are_in_the_page_and_they_are_balanced(text: str) -> N
         assert all(STYLES.fullmatch(style) for style in styles)
 
 
-@settings(deadline=None, max_examples=1000)
 @given(HOSTILE)
 def test_what_is_read_in_the_page_is_the_plain_text(text: str) -> None:
     assert Page(to_html(text)).text == strip(text)
 
 
-@settings(deadline=None, max_examples=1000)
 @given(HOSTILE)
 def test_plain_text_holds_nothing_that_a_terminal_or_a_page_obeys(text: str) -> None:
     plain = strip(text)
@@ -100,7 +97,6 @@ def test_plain_text_holds_nothing_that_a_terminal_or_a_page_obeys(text: str) -> 
     assert strip(plain) == plain
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["C", "Zl", "Zp"])))
 def test_text_without_sequences_is_left_as_it_is(text: str) -> None:
     assert strip(text) == text

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import Page, cells, column, ranks, titles
 
@@ -178,6 +178,7 @@ def test_of_128_nodes_those_that_matter_are_shown() -> None:
     assert "and 96 more nodes that are alike" in page.text
 
 
+@settings(max_examples=10)  # each is a group of up to 20 ranks
 @given(st.lists(st.integers(0, 100).flatmap(ranks), min_size=9, max_size=20))
 def test_whatever_ranks_say_of_themselves_all_are_on_some_node_and_it_is_escaped(
     known: list[RankSnapshot],

@@ -489,4 +489,4 @@ class AnyOrder(RuleBasedStateMachine):
 BEGIN = folder._begin
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+TestAnyOrder.settings = settings(stateful_step_count=40)

@@ -7,7 +7,7 @@ import itertools
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
@@ -41,13 +41,11 @@ def terminal(line: str) -> str:
     return "".join(shown)
 
 
-@settings(deadline=None, max_examples=300)
 @given(TEXT, st.lists(st.integers(0, 60)))
 def test_the_same_text_in_any_pieces_gives_the_same_lines(text: str, places: list[int]) -> None:
     assert lines_of(*cut(text, places)) == lines_of(text)
 
 
-@settings(deadline=None, max_examples=300)
 @given(TEXT)
 def test_every_line_is_what_a_terminal_would_show(text: str) -> None:
     *complete, partial = text.split("\n")
@@ -56,7 +54,6 @@ def test_every_line_is_what_a_terminal_would_show(text: str) -> None:
     assert lines_of(text) == expected
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.text(alphabet="ab\r\n", max_size=60), st.lists(st.integers(0, 60)), st.integers(1, 7))
 def test_long_lines_are_cut_once_and_the_same_in_any_pieces(
     text: str, places: list[int], width: int
@@ -68,7 +65,6 @@ def test_long_lines_are_cut_once_and_the_same_in_any_pieces(
     assert lines_of(*cut(text, places), log="x", max_line=width) == expected
 
 
-@settings(deadline=None, max_examples=500)
 @given(
     st.lists(st.text(alphabet="abc", max_size=4), max_size=20).map("\r".join),
     st.lists(st.integers(0, 80)),
@@ -119,7 +115,6 @@ MOVES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=500)
 @given(MOVES.map("".join), st.lists(st.integers(0, 90)))
 def test_bars_in_bars_are_the_same_in_any_pieces(text: str, places: list[int]) -> None:
     assert lines_of(*cut(text, places)) == lines_of(text)
@@ -179,7 +174,6 @@ def test_a_bar_that_was_wiped_is_no_line() -> None:
     assert lines.flush() == []
 
 
-@settings(deadline=None, max_examples=300)
 @given(TEXT, st.lists(st.integers(0, 60)))
 def test_what_is_being_written_looks_as_it_would_if_it_ended_now(
     text: str, places: list[int]

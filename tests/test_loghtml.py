@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.ui.ansi import strip
@@ -108,7 +108,6 @@ def test_plain_text_has_no_sequences() -> None:
     assert log_text([Line((0,), "\x1b[32mok\x1b[m \x08<b>")]) == "[rank 0] ok <b>"
 
 
-@settings(deadline=None, max_examples=500)
 @given(LINES, st.sampled_from(["", "3 earlier lines in <rank0>.log"]))
 def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
     lines: list[Line], earlier: str
@@ -127,7 +126,6 @@ def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
     assert len(tags) == (len(page.text.split("\n")) if page.text else 0)
 
 
-@settings(deadline=None)
 @given(LINES)
 def test_every_line_is_a_row_that_begins_with_whose_it_is(lines: list[Line]) -> None:
     pieces = [(line.ranks, text) for line in lines for text in line.text.split("\n")]

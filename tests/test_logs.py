@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.record import logs as room
@@ -145,7 +145,6 @@ def test_a_log_that_was_deleted_has_no_rest_and_stops_nobody(log: Path) -> None:
     assert rest(reader) == ""
 
 
-@settings(deadline=None)
 @given(
     pieces=st.lists(st.text(alphabet="aé€\U0001f600\n", min_size=1, max_size=5), max_size=8),
     seen=st.integers(0, 8),

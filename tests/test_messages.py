@@ -24,7 +24,7 @@ def decode_or_refuse(data: bytes) -> Message | None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_message_of_every_kind_comes_back_the_same(kind: type[Any], data: st.DataObject) -> None:
     message = data.draw(of_kind(kind))
@@ -33,7 +33,6 @@ def test_a_message_of_every_kind_comes_back_the_same(kind: type[Any], data: st.D
     assert type(again) is kind
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(any_message(), max_size=4))
 def test_several_messages_cross_the_border_as_one(messages: list[Message]) -> None:
     batch = Batch(reports=messages)  # type: ignore[arg-type]
@@ -70,21 +69,18 @@ def test_the_bytes_are_plain_ascii_without_line_breaks() -> None:
     assert b"\n" not in data
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         decode(data)
 
 
-@settings(deadline=None)
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5))
 def test_arbitrary_json_is_refused(value: Any) -> None:
     with pytest.raises(WireError):
         decode(json.dumps(value).encode())
 
 
-@settings(deadline=None, max_examples=300)
 @given(any_message(), st.data())
 def test_a_message_with_changed_bytes_is_another_message_or_refused(
     message: Message, data: st.DataObject
@@ -96,7 +92,6 @@ def test_a_message_with_changed_bytes_is_another_message_or_refused(
     decode_or_refuse(bytes(changed))
 
 
-@settings(deadline=None)
 @given(any_message(), st.data())
 def test_a_message_cut_short_is_refused(message: Message, data: st.DataObject) -> None:
     whole = encode(message)

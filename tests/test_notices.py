@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.record import logs
@@ -128,7 +128,6 @@ def test_when_the_reader_has_caught_up_the_text_comes_by_memory_again(log: Log) 
     assert notices.take(0) == Wrote(0, "four")
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.lists(
         st.tuples(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.errors import RequestError, SignatureError
@@ -62,7 +62,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
     return 10
 
 
-@settings(deadline=None)
 @given(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=5))
 def test_a_value_comes_out_as_it_went_in(value: Any) -> None:
     store = MemoryStore()

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import any_message
 
@@ -74,7 +74,6 @@ def signed(body: bytes) -> bytes:
 # ---- seal and unseal
 
 
-@settings(deadline=None)
 @given(
     any_message(),
     st.integers(-1, 2**31 - 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.record.lines import MAX_KEPT_LINE, LineAssembler
@@ -109,7 +109,6 @@ def test_an_empty_line_is_a_line() -> None:
     assert texts(tails.of(0)) == ["", " "]
 
 
-@settings(deadline=None, max_examples=300)
 @given(PIECES)
 def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int, str]]) -> None:
     tails = Tails()
@@ -121,7 +120,6 @@ def test_what_is_seen_does_not_change_when_the_cell_ends(pieces: list[tuple[int,
     assert [tails.of(rank) for rank in range(3)] == alone
 
 
-@settings(deadline=None, max_examples=300)
 @given(PIECES, st.integers(1, 5))
 def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept: int) -> None:
     tails, expected, merged = Tails(max_lines=kept), dict[int, list[str]](), list[tuple[int, str]]()

@@ -540,7 +540,7 @@ class Imagined:
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(deadline=None, max_examples=150, stateful_step_count=40)
+TestAnyOrder.settings = settings(stateful_step_count=40)
 
 
 def test_every_alarm_is_one_that_the_machine_rings() -> None:

@@ -7,8 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -24,11 +23,11 @@ pytestmark = pytest.mark.multiproc
 
 
 @pytest.fixture
-def group(folder: Path) -> Iterator[Ranks]:  # noqa: ARG001 - where they work
+def group(make_group: Callable[..., Ranks]) -> Ranks:
     """Three ranks that have trained."""
-    with Ranks(nproc=3) as group:
-        group.run(TRAINED, quiet=True)
-        yield group
+    group = make_group(3)
+    group.run(TRAINED, quiet=True)
+    return group
 
 
 @pytest.mark.parametrize("dead", [(1,), (0,), (2,), (0, 2)], ids=str)

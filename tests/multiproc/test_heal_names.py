@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.multiproc
 
 
 @pytest.fixture
-def group() -> Iterator[Ranks]:
+def group(make_group: Callable[..., Ranks]) -> Ranks:
     """Three ranks that have trained."""
-    with Ranks(nproc=3) as group:
-        group.run(TRAINED, quiet=True)
-        yield group
+    group = make_group(3)
+    group.run(TRAINED, quiet=True)
+    return group
 
 
 def test_what_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group: Ranks) -> None:
@@ -186,14 +186,16 @@ def test_a_new_rank_has_the_dead_ones_own_values(group: Ranks, dead: int) -> Non
 
 @pytest.mark.parametrize("nproc", [2, 3])
 @pytest.mark.parametrize("dead", [0, 1])
-def test_values_that_the_dying_cell_set_follow_from_the_rank(nproc: int, dead: int) -> None:
+def test_values_that_the_dying_cell_set_follow_from_the_rank(
+    make_group: Callable[..., Ranks], nproc: int, dead: int
+) -> None:
     """No report tells them; one rank alone that lives cannot be compared with another."""
-    with Ranks(nproc=nproc) as group:
-        with pytest.raises(CellFailedError):
-            group.run(RANKS_OWN + DIES.format(dead), quiet=True)
-        healed = group.heal()
-        assert not {"ddp_rank", "master_process", "seed_offset"} & {*healed.unknown}
-        told = group.run(OWN.replace(", str(device)", ""), quiet=True, wants_value=True).values()
+    group = make_group(nproc)
+    with pytest.raises(CellFailedError):
+        group.run(RANKS_OWN + DIES.format(dead), quiet=True)
+    healed = group.heal()
+    assert not {"ddp_rank", "master_process", "seed_offset"} & {*healed.unknown}
+    told = group.run(OWN.replace(", str(device)", ""), quiet=True, wants_value=True).values()
     assert told == [owns(rank)[:-1] for rank in range(nproc)]
 
 
@@ -209,10 +211,11 @@ is_main, step
 """
 
 
-def test_a_loop_that_a_heal_resumes_has_one_main_process() -> None:
+def test_a_loop_that_a_heal_resumes_has_one_main_process(
+    make_group: Callable[..., Ranks],
+) -> None:
     """Also where the cell makes its names only once, and rank 0 is the one that died."""
-    with Ranks(nproc=3) as group:
-        mains = group.run(LOOP, heal=1, quiet=True, wants_value=True).values()
+    mains = make_group(3).run(LOOP, heal=1, quiet=True, wants_value=True).values()
     assert mains == [(rank == 0, 4) for rank in range(3)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,10 +25,9 @@ exit {code}
 
 
 @pytest.fixture
-def group() -> Iterator[Ranks]:
+def group(make_group: Callable[..., Ranks]) -> Ranks:
     """Three ranks."""
-    with Ranks(nproc=3) as group:
-        yield group
+    return make_group(3)
 
 
 def use_managers(group: Ranks, folder: Path, code: int = 0) -> Path:
