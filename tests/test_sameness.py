@@ -85,6 +85,7 @@ def told(name: str, width: int = 3, seed: int = 0) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.full
 def test_what_a_notebook_defines_is_the_same_in_its_next_kernel() -> None:
     first = told("/tmp/ipykernel_1/10.py")
     assert told("/tmp/ipykernel_2/20.py") == first

@@ -74,6 +74,7 @@ def test_an_executed_notebook_has_the_numbers_of_its_prompts(folder: Path) -> No
         assert numbers(said) == {cell["execution_count"]}
 
 
+@pytest.mark.full
 def test_it_is_so_in_a_terminal(folder: Path) -> None:
     fail = "get_ipython().run_cell_magic('ddp', '--nproc 2', '1/0')"
     said = subprocess.run(

@@ -125,6 +125,7 @@ def test_where_every_helper_is_touched_ranks_are_spawned(
     ]
 
 
+@pytest.mark.full
 def test_a_rank_of_the_helper_that_was_touched_after_it_was_forked_lives_on(
     folder: Path, driver: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_rank_that_is_killed_while_it_is_asked_is_named(notebook: Notebook) ->
     notebook.run("%ddp restart")
 
 
+@pytest.mark.full
 def test_nothing_times_out_while_somebody_looks(notebook: Notebook) -> None:
     notebook.run("%ddp restart --nproc 2 --timeout 5")
     reply = notebook.converse(

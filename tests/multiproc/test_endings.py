@@ -77,6 +77,7 @@ def test_when_the_kernel_goes_everything_it_started_goes(
     assert wait_until(lambda: not left_in(fresh_notebook)), left_in(fresh_notebook)
 
 
+@pytest.mark.full
 def test_a_rank_that_was_stopped_goes_with_the_kernel_too(fresh_notebook: Notebook) -> None:
     assert fresh_notebook.run(WITH_WORKERS).lines(1) == ["1"]
     processes = descendants(fresh_notebook)
@@ -371,6 +372,7 @@ def test_a_group_that_was_closed_leaves_no_thread_and_no_descriptor(
     assert wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)
 
 
+@pytest.mark.full
 def test_groups_that_are_started_at_the_same_time_have_a_folder_each(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

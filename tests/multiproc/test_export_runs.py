@@ -68,6 +68,7 @@ def under_torchrun(*arguments: str) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
+@pytest.mark.full
 def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(trained: Notebook) -> None:
     reply = trained.run("%ddp export train.py --slurm")
     assert reply.text.splitlines()[:3] == [
@@ -103,6 +104,7 @@ def test_a_cell_that_makes_its_own_group_is_exported(notebook: Notebook, folder:
     notebook.run("%ddp stop")
 
 
+@pytest.mark.full
 def test_a_cell_that_leaves_the_group_is_exported(notebook: Notebook, folder: Path) -> None:
     notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
     reduce = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
@@ -116,6 +118,7 @@ def test_a_cell_that_leaves_the_group_is_exported(notebook: Notebook, folder: Pa
     notebook.run("%ddp stop")
 
 
+@pytest.mark.full
 def test_a_cell_begins_when_all_ranks_have_ended_the_one_before(
     notebook: Notebook, folder: Path
 ) -> None:
@@ -128,6 +131,7 @@ def test_a_cell_begins_when_all_ranks_have_ended_the_one_before(
     notebook.run("%ddp stop")
 
 
+@pytest.mark.full
 def test_a_store_that_the_notebook_kept_is_kept_by_rank_0(notebook: Notebook, folder: Path) -> None:
     notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nimport torch.distributed as dist")
     notebook.run("store = dist.TCPStore('127.0.0.1', 0, is_master=True)\nport = store.port")
@@ -213,6 +217,7 @@ def test_cells_of_all_habits_do_the_same_in_a_script(notebook: Notebook, folder:
     notebook.run("%ddp stop")
 
 
+@pytest.mark.full
 def test_ranks_that_never_wait_for_each_other_all_come_to_the_end(
     notebook: Notebook, folder: Path
 ) -> None:
@@ -238,6 +243,7 @@ def test_a_script_stands_in_the_way_of_no_module(notebook: Notebook, folder: Pat
     notebook.run("%ddp stop")
 
 
+@pytest.mark.full
 def test_a_script_elsewhere_is_run_where_it_lies(notebook: Notebook, folder: Path) -> None:
     notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nrows = list(range(30))")
     notebook.run("%%ddp --nproc 2 --push rows\nlen(rows)")

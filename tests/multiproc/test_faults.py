@@ -284,6 +284,7 @@ for step in range(6):
 """
 
 
+@pytest.mark.full
 def test_under_torchrun_a_fault_strikes_in_the_first_attempt_alone(folder: Path) -> None:
     (folder / "train.py").write_text(SCRIPT)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -59,6 +59,7 @@ def test_a_run_is_opened_without_torch_ranks_or_a_kernel(
     ]
 
 
+@pytest.mark.full
 def test_values_without_a_step_count_by_themselves_in_each_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

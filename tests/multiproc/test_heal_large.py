@@ -20,6 +20,7 @@ FLOATS = 60_000_000
 ROUNDS = 5
 
 
+@pytest.mark.full
 def test_a_newcomer_that_dies_while_it_is_given_much_keeps_nobody_waiting() -> None:
     """Gloo does not always wake who was sending to it: about every third time it does not."""
     with Ranks(nproc=3) as group:

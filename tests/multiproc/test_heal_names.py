@@ -322,6 +322,7 @@ def test_very_much_that_could_not_be_carried_is_told_in_a_few_lines(group: Ranks
     assert (event.facts["left"], event.facts["more"]) == (healed.left, healed.more)
 
 
+@pytest.mark.full
 def test_what_compiled_functions_leave_among_the_names_is_not_the_users(group: Ranks) -> None:
     group.run(
         "plus = torch.compile(lambda x: x + scale, backend='eager')\nplus(torch.ones(1))\n"

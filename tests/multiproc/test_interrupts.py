@@ -171,8 +171,11 @@ def test_c_code_that_never_returns_is_killed_after_the_grace_and_said_so(
     "compute",
     [
         "sum(range(3 * 10**8))",
-        "import collections, itertools\n"
-        "    collections.deque(itertools.repeat(0, 3 * 10**9), maxlen=0)",
+        pytest.param(
+            "import collections, itertools\n"
+            "    collections.deque(itertools.repeat(0, 3 * 10**9), maxlen=0)",
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["sum", "itertools"],
 )
@@ -205,6 +208,7 @@ def test_c_code_that_looks_for_signals_is_interrupted_as_in_a_plain_kernel(
     check_interrupt(group, compute, rests=[0, 1] if "sleep" in compute else [])
 
 
+@pytest.mark.full
 def test_c_code_of_a_rank_that_was_spawned_is_interrupted(
     folder: Path,  # noqa: ARG001 - where the run is recorded
 ) -> None:

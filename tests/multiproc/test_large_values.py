@@ -74,6 +74,7 @@ def test_an_error_of_nine_megabytes_is_an_error_like_any_other(notebook: Noteboo
     assert notebook.run("%%ddp\nname").text == "Out [ranks 0-1] 7\n"
 
 
+@pytest.mark.full
 def test_a_source_of_twelve_megabytes_runs(notebook: Notebook) -> None:
     reply = notebook.run("%%ddp --nproc 2\nz = '" + "q" * 12 * MB + "'\nlen(z)")
     assert reply.text == "Out [ranks 0-1] 12000000\n"

@@ -99,7 +99,7 @@ def test_what_a_killed_rank_started_ends_and_what_the_others_started_lives(
     assert all(lives(each) for each in spared)
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("is_stopped", [pytest.param(False, marks=pytest.mark.full), True])
 def test_what_ranks_started_ends_with_the_kernel(
     fresh_notebook: Notebook, *, is_stopped: bool
 ) -> None:
@@ -200,6 +200,7 @@ def test_a_helper_starts_where_reset_took_a_name_of_python_away(
     launcher.close()
 
 
+@pytest.mark.full
 def test_a_temporary_folder_with_a_long_name_holds_up_nothing(tmp_path: Path) -> None:
     folder = tmp_path / ("a-cluster-names-it-after-its-job-" * 3)
     folder.mkdir()

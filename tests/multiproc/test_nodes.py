@@ -51,6 +51,7 @@ def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNodes]
     made.close()
 
 
+@pytest.mark.full
 def test_a_rank_on_a_node_that_computes_with_pythons_lock_is_waited_for(
     on_nodes: OnNodes, folder: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_rank_on_a_node_that_computes_with_pythons_lock_is_waited_for(
     assert group.pull("kept") == [0, 1, 2, 3]
 
 
+@pytest.mark.full
 def test_c_code_on_a_node_that_looks_for_signals_is_interrupted(
     on_nodes: OnNodes, folder: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them
     _await_end(its)
 
 
+@pytest.mark.full
 def test_a_cell_that_ran_when_its_notebook_was_killed_is_ended_and_names_are_kept(
     home: Path, left: list[psutil.Process], first: Notebook
 ) -> None:

@@ -335,7 +335,14 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks)
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
-@pytest.mark.parametrize("how", ["tcp://localhost:{port}", "env", ""])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "tcp://localhost:{port}",
+        pytest.param("env", marks=pytest.mark.full),
+        pytest.param("", marks=pytest.mark.full),
+    ],
+)
 def test_processes_that_one_rank_starts_form_a_group_of_their_own(
     group: Ranks, capsys: pytest.CaptureFixture[str], start_method: str, how: str
 ) -> None:
@@ -362,6 +369,7 @@ def test_a_tutorial_that_launches_itself_runs_in_one_rank(
     assert printed(capsys) == ["[rank 0] process 0 of 2: 1.0", "[rank 0] process 1 of 2: 1.0"]
 
 
+@pytest.mark.full
 def test_in_every_rank_it_says_what_to_change(group: Ranks) -> None:
     port = free_port()
     with pytest.raises(CellFailedError) as failure:
@@ -372,6 +380,7 @@ def test_in_every_rank_it_says_what_to_change(group: Ranks) -> None:
     ) in str(failure.value)
 
 
+@pytest.mark.full
 def test_processes_started_by_hand_meet_too(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -461,6 +470,7 @@ def test_the_torchrun_script_of_a_file_runs_as_it_is(
     )
 
 
+@pytest.mark.full
 def test_a_script_in_a_process_of_its_own_meets_those_of_the_other_ranks(
     group: Ranks, capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_rank_that_works_is_waited_for(
     assert said_while(hasty, work, capsys) == ""
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a thread")
 def test_a_rank_that_waits_for_a_disk_is_waited_for(
     hasty: Ranks, capsys: pytest.CaptureFixture[str]
@@ -95,6 +96,7 @@ def test_a_rank_that_waits_for_a_disk_is_waited_for(
     assert said_while(hasty, DISK, capsys) == ""
 
 
+@pytest.mark.full
 def test_a_rank_whose_loader_is_slow_is_waited_for(
     hasty: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:

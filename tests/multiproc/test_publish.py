@@ -25,7 +25,10 @@ def prepared(notebook: Notebook, base: Path, how: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "why"),
-    [("nobody", "RuntimeError: no API key"), ("dies", "its process exited with code 7")],
+    [
+        ("nobody", "RuntimeError: no API key"),
+        pytest.param("dies", "its process exited with code 7", marks=pytest.mark.full),
+    ],
 )
 def test_a_tracker_that_fails_is_said_once_and_the_cells_go_on(
     tmp_path: Path, how: str, why: str
@@ -80,6 +83,7 @@ def test_a_run_is_published_to_its_stop_and_later_cells_with_it(tmp_path: Path) 
     assert "finished 0" in log
 
 
+@pytest.mark.full
 def test_each_run_of_a_sweep_is_a_run_there_with_its_settings(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
         prepared(notebook, tmp_path, "well")

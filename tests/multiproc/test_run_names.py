@@ -20,6 +20,7 @@ def runs_of(base: Path) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.full
 def test_fresh_ranks_with_a_name_are_a_run_of_their_own(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:
         for line in ("--nproc 1 --name alone", "--fresh --nproc 2 --name pair", "--fresh", ""):
@@ -41,6 +42,7 @@ def test_a_cell_that_is_run_again_with_its_name_is_another_run_and_the_one_that_
         assert notebook.run(code).text == "2.0\n"
 
 
+@pytest.mark.full
 def test_a_restart_with_a_name_begins_a_run_in_which_the_cells_are_done_again(
     tmp_path: Path,
 ) -> None:

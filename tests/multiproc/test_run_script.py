@@ -81,7 +81,9 @@ def lines(capsys: Capture, rank: int = 0) -> list[str]:
     return [line.removeprefix(mark) for line in said if line.startswith(mark)]
 
 
-@pytest.mark.parametrize("how", ["'gloo'", "'gloo', init_method='env://'"])
+@pytest.mark.parametrize(
+    "how", ["'gloo'", pytest.param("'gloo', init_method='env://'", marks=pytest.mark.full)]
+)
 def test_it_does_what_it_does_under_torchrun(
     group: Ranks, write: Write, capsys: Capture, how: str
 ) -> None:
@@ -593,6 +595,7 @@ def test_a_restart_begins_the_script_anew(
     assert [line for line in lines(capsys) if "count" in line] == ["count 0", "count 1"]
 
 
+@pytest.mark.full
 def test_ten_runs_leave_nothing_in_a_rank(group: Ranks, write: Write) -> None:
     write(TRAIN.replace("INIT", "").replace("ENDING", "pass"))
     measure = (

@@ -48,6 +48,7 @@ def table(reply: Reply) -> list[list[str]]:
     return [row for row in rows[head + 1 :] if row[0].isdecimal()]
 
 
+@pytest.mark.full
 def test_rounds_of_each_world_size_are_runs_and_make_a_table(
     notebook: Notebook, base: Path
 ) -> None:

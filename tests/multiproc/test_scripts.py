@@ -43,6 +43,7 @@ def test_a_script_that_fails_in_a_cell_fails_with_the_ranks_traceback(folder: Pa
     assert "----> 1 1 / 0" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("folder")
 def test_spawned_ranks_do_all_that_forked_ones_do(capsys: pytest.CaptureFixture[str]) -> None:
     with Ranks(nproc=2, launcher=new_launcher("spawn")) as group:
@@ -77,6 +78,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_an_interrupt_of_the_kernels_group_ends_no_rank_that_is_being_spawned(folder: Path) -> None:
     script = folder / "script.py"
     script.write_text(INTERRUPTED)
@@ -91,6 +93,7 @@ def test_an_interrupt_of_the_kernels_group_ends_no_rank_that_is_being_spawned(fo
     assert (done.stdout, done.returncode) == ("[0, 1]\n", 0), done.stderr
 
 
+@pytest.mark.full
 def test_a_forked_child_of_a_script_leaves_the_group_alone_and_may_have_its_own(
     folder: Path,
 ) -> None:

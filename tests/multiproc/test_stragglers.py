@@ -60,6 +60,7 @@ def test_ranks_that_wait_for_a_slow_one_mark_it_though_all_make_the_same_steps(
     assert 0.3 < seen[1].share < 0.9
 
 
+@pytest.mark.full
 def test_ranks_that_train_alike_are_not_marked(make_group: Callable[..., Ranks]) -> None:
     group = make_group(3)
     group.run(TRAIN)
@@ -77,6 +78,7 @@ def test_ranks_that_never_meet_are_marked_by_their_steps(
     assert 0.3 < seen[2].share < 0.7
 
 
+@pytest.mark.full
 def test_ranks_that_all_wait_for_the_same_rank_once_are_not_marked(
     make_group: Callable[..., Ranks],
 ) -> None:

@@ -232,7 +232,7 @@ def test_a_cell_that_sets_what_is_swept_is_refused(notebook: Notebook, base: Pat
     assert not swept(base)
 
 
-@pytest.mark.parametrize("push", ["", "--push scaled"])
+@pytest.mark.parametrize("push", ["", pytest.param("--push scaled", marks=pytest.mark.full)])
 def test_another_kernel_goes_on_where_it_was(
     fresh_notebook: Notebook, tmp_path: Path, push: str
 ) -> None:

@@ -39,6 +39,7 @@ def test_an_executed_notebook_has_its_curves() -> None:
     assert chart.data["text/plain"] == "loss 0.6"
 
 
+@pytest.mark.full
 def test_a_cell_of_eleven_seconds_says_once_how_far_it_is(notebook: Notebook) -> None:
     notebook.run(TRAIN)
     said = [line for line in notebook.run(LONG).text.splitlines() if line.startswith("nbddp: ")]

@@ -340,6 +340,7 @@ def test_of_a_short_script_with_a_group_of_its_own_all_is_told_too(
     assert (line.lost, line.thinned) == (0, 0)
 
 
+@pytest.mark.full
 def test_on_nodes_the_clocks_are_set_right_within_what_is_said(on_nodes: Ranks) -> None:
     nodes = on_nodes.nodes
     assert nodes is not None

@@ -156,6 +156,7 @@ def test_an_interrupt_leaves_what_there_was(group: Ranks) -> None:
     assert len(document(trace.path)["traceEvents"]) > 50
 
 
+@pytest.mark.full
 def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
     make_group: Callable[..., Ranks], folder: Path
 ) -> None:
@@ -252,6 +253,7 @@ def test_a_rank_that_is_stopped_by_hand_keeps_nobody_waiting_for_ever(
     assert (1 in trace.ranks) != (1 in trace.missing)
 
 
+@pytest.mark.full
 def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: Ranks) -> None:
     assert on_nodes.nodes is not None
     clocks = [each.clock for each in on_nodes.nodes.door.nodes]

@@ -184,6 +184,7 @@ def test_a_notebook_leaves_only_files_that_git_ignores(
     assert [name for name in files if not any(fnmatch(name, each) for each in ignored)] == []
 
 
+@pytest.mark.full
 def test_the_quickstart_runs_from_the_data_on_with_four_ranks(folder: Path) -> None:
     notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
     sources = [cell.source for cell in notebook.cells]
@@ -207,6 +208,7 @@ def test_the_quickstart_names_the_rank_that_was_lost(
     assert re.search(r"trained to 9\d\.\d%, lost rank 1, and started again", text_of(notebook))
 
 
+@pytest.mark.full
 def test_a_failing_cell_fails_the_notebook(folder: Path) -> None:
     notebook = of_cells("%load_ext nbddp", "%%ddp --nproc 2\n1 / 0", "print('not reached')")
     with pytest.raises(CellExecutionError, match="ZeroDivisionError: division by zero, line 2"):
@@ -228,6 +230,7 @@ def test_the_output_of_ranks_is_stored_as_plain_text(folder: Path) -> None:
     assert lines[2:] == ["Out [ranks 0-1] 2"]
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # papermill's own
 def test_papermill_runs_it_too(folder: Path) -> None:
     import papermill  # absent where hosted notebooks are tried
