@@ -26,7 +26,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
 )
-settings.register_profile("full", settings.get_profile("gate"), max_examples=1000)
+settings.register_profile("full", settings.get_profile("gate"), max_examples=300)
 settings.load_profile("gate")  # .ci/full says --hypothesis-profile=full
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's `&` and nohup leave it
