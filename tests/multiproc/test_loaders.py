@@ -45,7 +45,10 @@ def test_workers_of_a_stopped_loop_hold_up_no_cell(group: Ranks) -> None:
         "import multiprocessing\nfrom torch.utils.data import DataLoader, _utils\n"
         "_utils.MP_STATUS_CHECK_INTERVAL *= 10"  # seconds that torch waits for each worker
     )
-    stopped(group, "print('begun')\nfor _ in DataLoader(range(10**9), num_workers=3): pass")
+    stopped(
+        group,  # not before all workers are there: torch waits in vain for one that it just starts
+        "for each in DataLoader(range(10**9), num_workers=3):\n    if each == 0: print('begun')",
+    )
     began = time.monotonic()
     group.run("assert not multiprocessing.active_children()")
     assert time.monotonic() - began < 40  # it was 15 s, and would be 150 s
