@@ -48,6 +48,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = [TESTS / "notebooks" / "test_notebooks.py", TESTS / "browser"]
     items.sort(key=lambda item: not any(item.path.is_relative_to(path) for path in first))
     for item in items:
+        for mark in item.iter_markers("gate_runs"):
+            if not any(part in item.callspec.id for part in mark.args):  # type: ignore[attr-defined]
+                item.add_marker("full")
         if NOT_UNIT.isdisjoint(mark.name for mark in item.iter_markers()):
             item.add_marker("unit")
 

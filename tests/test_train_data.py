@@ -261,6 +261,7 @@ def play(
     return batches, state
 
 
+@pytest.mark.gate_runs("2-", "6-")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("stop", [2, 6, 8])
 def test_with_workers_that_prefetch_too(stop: int, persistent: bool) -> None:

@@ -40,6 +40,7 @@ def test_run_all_trains_loses_a_rank_and_starts_again(lab: Lab) -> None:
     assert "CellFailedError" not in text  # the report is shown, not a traceback of the notebook
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not IS_LAB, reason="mybinder.org opens JupyterLab, as binder/ tells it to")
 def test_a_binder_opens_it(lab: Lab, tmp_path: Path) -> None:
     root = tmp_path / "root"

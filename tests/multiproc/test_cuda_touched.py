@@ -88,6 +88,7 @@ def check_new_helper(group: Ranks) -> None:
     assert os.getpid() not in helpers  # they were not spawned
 
 
+@pytest.mark.full
 def test_ranks_are_forked_from_a_new_helper_and_the_user_is_told_who_it_was(
     folder: Path,
     driver: Path,

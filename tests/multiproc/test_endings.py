@@ -58,6 +58,7 @@ def left_in(notebook: Notebook) -> list[str]:
     return [name for name in paths if not name.startswith("torchinductor_")]
 
 
+@pytest.mark.gate_runs("kill", "restart")
 @pytest.mark.parametrize("how", ["kill", "shutdown", "restart"])
 def test_when_the_kernel_goes_everything_it_started_goes(
     fresh_notebook: Notebook, how: str

@@ -89,6 +89,7 @@ def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(trained: Notebook
     assert sorted(re.sub(r"^\[rank \d\] ", "", line) for line in again) == sorted(expected)
 
 
+@pytest.mark.full
 def test_a_cell_that_makes_its_own_group_is_exported(notebook: Notebook, folder: Path) -> None:
     notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
     reduce = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"

@@ -151,6 +151,7 @@ def test_hang_is_named_on_the_card_and_an_interrupt_keeps_all_names(
     assert_struck_once(group, "hang@rank=1,step=3")
 
 
+@pytest.mark.full
 def test_a_stopped_rank_is_named_and_kill_ends_it(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ NO_ROOM = (
 )
 
 
+@pytest.mark.gate_runs("0-(0, 1)", "5-(0,)")
 @pytest.mark.parametrize(
     ("ranks", "who"), [("(0,)", "rank 0"), ("(1,)", "rank 1"), ("(0, 1)", "ranks 0-1")]
 )

@@ -190,6 +190,7 @@ PLACES = {
 }
 
 
+@pytest.mark.gate_runs("both threads", "await")
 @pytest.mark.parametrize("case", PLACES)
 def test_the_card_names_the_thread_and_the_line_that_wait(
     group: Ranks, capsys: pytest.CaptureFixture[str], case: str
@@ -254,6 +255,7 @@ OWN_TIMEOUTS = {
 }
 
 
+@pytest.mark.gate_runs("all_reduce", "monitored")
 @pytest.mark.parametrize("call", OWN_TIMEOUTS)
 def test_so_is_it_where_the_timeout_is_that_of_the_call_or_of_its_group(
     make_group: Callable[..., Ranks], call: str

@@ -382,6 +382,7 @@ ELASTIC_JOB = {  # and in one of a PyTorchJob with an elastic policy
 }
 
 
+@pytest.mark.gate_runs("PATH")
 @pytest.mark.parametrize(
     "env", [BARE, TRAIN_JOB, ELASTIC_JOB], ids=["PATH", "train job", "elastic"]
 )

@@ -90,6 +90,7 @@ def test_the_next_notebook_takes_back_the_ranks_of_one_that_was_killed(
         _await_end(its)
 
 
+@pytest.mark.full
 def test_a_kernel_that_is_restarted_finds_its_ranks_and_one_that_ends_sends_them_home(
     left: list[psutil.Process], first: Notebook
 ) -> None:

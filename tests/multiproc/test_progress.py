@@ -146,6 +146,7 @@ IDLE = {
 }
 
 
+@pytest.mark.gate_runs("a lock")
 @pytest.mark.parametrize("idle", IDLE.values(), ids=IDLE)
 def test_a_rank_that_is_idle_is_named(
     hasty: Ranks, capsys: pytest.CaptureFixture[str], idle: str

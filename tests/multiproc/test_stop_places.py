@@ -62,6 +62,7 @@ def last_place(stopped_at: Callable[[int], bool]) -> int:
     return places
 
 
+@pytest.mark.full
 def test_a_stop_at_places_of_a_start_and_a_first_cell(stopped_at: Callable[[int], bool]) -> None:
     chance = random.Random(7)
     places = last_place(stopped_at)

@@ -186,6 +186,7 @@ sys.meta_path.insert(0, Stop())
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command", [pytest.param("compare first second", marks=pytest.mark.full), "timeline"]
 )

@@ -435,6 +435,7 @@ def test_rank_0_alone_does_nothing_and_the_hang_is_explained(
     assert group.pull("ran") == [[1], []]
 
 
+@pytest.mark.gate_runs("save()")
 @pytest.mark.parametrize(
     "call", ["save()", "nbddp.all_reduce(1)", "nbddp.Checkpoint('kept').save(1)"]
 )

@@ -36,6 +36,7 @@ def test_a_new_group_that_not_all_ranks_ask_for(
     assert group.pull("kept + x.item()") == [2.0, 3.0]
 
 
+@pytest.mark.gate_runs("tags", "store")
 @pytest.mark.parametrize(
     ("source", "card"),
     [
@@ -63,6 +64,7 @@ def test_a_deadlock_that_no_flight_recorder_knows(
     assert group.pull("kept") == [0, 1]
 
 
+@pytest.mark.gate_runs("init_process_group")
 @pytest.mark.parametrize(
     ("source", "function"),
     [
@@ -141,6 +143,7 @@ def test_what_was_awaited_is_not_left_in_the_loop(group: Ranks) -> None:
     assert group.pull("before == after and before > 0") == [True, True]
 
 
+@pytest.mark.gate_runs("recv")
 @pytest.mark.parametrize(
     "receive",
     ["dist.recv(x, src=1)", "dist.irecv(x, src=1).wait()"],

@@ -221,6 +221,7 @@ def test_a_wrong_option_fails_the_notebook(folder: Path) -> None:
         execute(of_cells("%load_ext nbddp", "%%ddp --nope\npass"), folder)
 
 
+@pytest.mark.full
 def test_the_output_of_ranks_is_stored_as_plain_text(folder: Path) -> None:
     notebook = execute(
         of_cells("%load_ext nbddp", "%%ddp --nproc 2\nprint('hello', rank)\nworld_size"), folder
