@@ -20,6 +20,7 @@ from nbddp import CellFailedError
 from nbddp.errors import RequestError
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from processes import wait_until
 from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 GRACE = 40.0  # seconds: whoever waits for it here is seen to
 IMPORTS = (

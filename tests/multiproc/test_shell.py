@@ -14,6 +14,7 @@ from processes import wait_until
 from nbddp import CellFailedError
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 BOOM = "def f():\n    raise ValueError('boom')\nf()\n"
 

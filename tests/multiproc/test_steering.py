@@ -13,6 +13,7 @@ from notebook import Notebook
 from processes import wait_until
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 
 @pytest.mark.parametrize(

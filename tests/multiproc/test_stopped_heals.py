@@ -20,6 +20,7 @@ pytestmark = [
     # a stop that strikes in the callback of a weak reference is lost, CPython says so
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+SHARES_KERNEL = True
 
 BEGINS = 8  # among the places after this one it does, and is not waited for yet
 MEET = "x = torch.ones(1); dist.all_reduce(x); assert (int(x), kept) == (2, 7)"

@@ -22,6 +22,7 @@ from processes import wait_until
 from nbddp import CellFailedError, CellInterruptedError
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
+SHARES_KERNEL = True
 
 MODEL = """%%ddp --nproc {nproc}
 import os, time
