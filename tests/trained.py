@@ -9,7 +9,7 @@ from drivers.ranks import Ranks
 from processes import wait_until
 
 TRAINED = """
-import os, threading
+import threading
 torch.manual_seed(rank)
 scale = 3
 def scaled(x):
@@ -33,13 +33,15 @@ def train(steps):
         schedule.step()
 train(3)
 big = torch.arange(1_000_000)
-at = os.getpid(), big.data_ptr()
+at = big.data_ptr()
+threading.trained_here = True  # an attribute of a module: no heal carries it
 gate = threading.Lock()
 """
 STATE = """
 train(2)
 {
-    "rank": rank, "at": (os.getpid(), big.data_ptr()) == at, "big": big.sum().item(),
+    "rank": rank, "big": big.sum().item(),
+    "at": big.data_ptr() == at and hasattr(threading, "trained_here"),
     "weights": [each.tolist() for each in model.parameters()],
     "moments": [each["exp_avg"].tolist() for each in optimizer.state.values()],
     "owned": {id(each) for each in optimizer.state} <= {id(each) for each in model.parameters()},
