@@ -339,7 +339,7 @@ def test_what_python_does_at_the_end_of_a_program_is_done(
         "import atexit, multiprocessing, time, threading\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
         "def say(*words):\n    print(*words)\n"
-        "def later():\n    time.sleep(0.2)\n    print('thread')\n"
+        "def later():\n    time.sleep(0.2)\n    print('thread\\n', end='')\n"  # there are two
         "atexit.register(say, 'first'); atexit.register(say, 'second')\n"
         "atexit.register(later); atexit.unregister(later)\n"
         "@atexit.register\ndef fails():\n    raise ValueError('at exit')\n"
