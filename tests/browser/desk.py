@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,17 +25,14 @@ if "ddp" in get_ipython().magics_manager.magics["line"]:
 __import__("ipywidgets").Widget.close_all()
 get_ipython().run_line_magic("reset", "-f")
 """
-# a page that was just loaded may still be starting a kernel
-_AT_REST = """
-if (!panel.sessionContext.isReady) return false;
-const kernel = panel.sessionContext.session?.kernel;
-return !kernel || kernel.status === 'idle';
-"""
+# a page that was just loaded may still be starting a kernel, or asking it something
 _RUN = """
 const session = panel.sessionContext.session;
-if (session?.kernel?.status !== 'idle') return null;
+if (!panel.sessionContext.isReady || (session?.kernel && session.kernel.status !== 'idle'))
+  return 'later';
+if (!session?.kernel) return '';
 const reply = await session.kernel.requestExecute({code: CODE, store_history: false}).done;
-return reply.content.status === 'ok' ? session.id : null;
+return reply.content.status === 'ok' ? session.id : '';
 """
 _OPEN = "await window.jupyterapp.commands.execute('docmanager:open', {path: PATH});"
 # all of them: a test may have opened more than its own
@@ -69,6 +67,7 @@ class Desk:
         if self._page is None or not self._session:
             with self._opened(BLANK):
                 pass
+            assert self._session, "the kernel that was to stay did not come to rest"
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[LabNotebook]:
@@ -117,10 +116,10 @@ class Desk:
 
     def _clear(self, notebook: LabNotebook) -> None:
         """Close the notebook; its kernel is kept if it is there and is rid of all that was left."""
-        with contextlib.suppress(TimeoutError):
-            notebook.await_js(_AT_REST, 30)
-        session = notebook.js(_RUN.replace("CODE", json.dumps(_TIDY)))
-        if session is None or session != (self._session or session):
+        tidy, until = _RUN.replace("CODE", json.dumps(_TIDY)), time.monotonic() + 30
+        while (session := notebook.js(tidy)) == "later" and time.monotonic() < until:
+            time.sleep(0.1)
+        if session in ("", "later") or session != (self._session or session):
             notebook.shut_down_kernel()
             session = ""
         self._session = session
