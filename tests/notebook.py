@@ -56,6 +56,7 @@ class Notebook:
 
     def __init__(self, folder: Path, *, loads: bool = True) -> None:
         self._manager = KernelManager(kernel_name="python3")
+        self.folder = folder  # in which cells work
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         env = os.environ | {"TMPDIR": str(self.temporary)}
@@ -210,7 +211,7 @@ class Notebook:
 
     def run_until(self, source: str, wanted: Callable[[Reply], bool]) -> Reply:
         """Run a cell that goes on until there is a file ``go_on``; it comes once this was seen."""
-        go_on = self.temporary.parent / "go_on"
+        go_on = self.folder / "go_on"
         go_on.unlink(missing_ok=True)
         request, reply = self.begin(source), Reply()
         while not wanted(reply):
@@ -271,7 +272,7 @@ class Notebook:
 
     def run_and_stop_at(self, source: str, *marks: str) -> Reply:
         """Run a cell and press stop once it has made these files, in the kernel's first folder."""
-        paths = [self.temporary.parent / mark for mark in marks]
+        paths = [self.folder / mark for mark in marks]
         for path in paths:
             path.unlink(missing_ok=True)
         request = self.begin(source)

@@ -81,7 +81,8 @@ def kernel(
     """
     if getattr(request.module, "SHARES_KERNEL", False):
         lasting: Notebook = request.getfixturevalue("lasting_kernel")
-        assert lasting.run(f"%reset -f\n%cd -q {lasting.temporary.parent}").status == "ok"
+        lasting.folder = tmp_path_factory.mktemp("notebook")
+        assert lasting.run(f"%reset -f\n%cd -q {lasting.folder}").status == "ok"
         yield lasting
         return
     with Notebook(tmp_path_factory.mktemp("notebook")) as notebook:

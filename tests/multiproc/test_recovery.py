@@ -188,11 +188,11 @@ def test_an_interrupt_ends_a_replay_as_any_cell_and_what_was_replayed_is_kept(
     notebook: Notebook, how: str
 ) -> None:
     for name in ("again", "stuck"):
-        (notebook.temporary.parent / name).unlink(missing_ok=True)
+        (notebook.folder / name).unlink(missing_ok=True)
     notebook.run("%%ddp --nproc 2 --fresh\nkept = rank")
     assert notebook.run(f"%%ddp{STUCK_AGAIN}").status == "ok"
     request = notebook.begin(how)
-    assert wait_until((notebook.temporary.parent / "stuck").exists)
+    assert wait_until((notebook.folder / "stuck").exists)
     notebook.interrupt()
     reply = notebook.finish(request)
     assert reply.error.startswith("CellInterruptedError"), reply.error

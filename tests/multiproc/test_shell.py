@@ -252,7 +252,7 @@ def test_code_that_captures_is_interrupted_as_any_other(notebook: Notebook) -> N
         "%%ddp --nproc 1\n%%capture\nimport time\nfrom pathlib import Path\n"
         "Path('begun').touch()\ntime.sleep(60)"
     )
-    begun = notebook.temporary.parent / "begun"
+    begun = notebook.folder / "begun"
     assert wait_until(begun.exists)
     notebook.interrupt()
     reply = notebook.finish(request)

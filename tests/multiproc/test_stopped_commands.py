@@ -63,7 +63,7 @@ MARKS = ("mark0", "mark1")
 
 def marking(notebook: Notebook) -> str:
     """Code with which a rank says that it came so far."""
-    return f"open('{notebook.temporary.parent}/mark' + __import__('os').environ['RANK'], 'w')"
+    return f"open('{notebook.folder}/mark' + __import__('os').environ['RANK'], 'w')"
 
 
 SLOW = """

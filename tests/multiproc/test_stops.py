@@ -97,7 +97,7 @@ def test_a_stop_ends_a_replay(notebook: Notebook) -> None:
     )
     notebook.run("%%ddp\nlast = 1")
     request = notebook.begin("%ddp restart --replay")
-    folder = Path(notebook.temporary).parent
+    folder = notebook.folder
     assert wait_until(lambda: (folder / "again0").exists() and (folder / "again1").exists())
     notebook.interrupt()
     reply = notebook.finish(request)
@@ -118,7 +118,7 @@ def test_a_stop_ends_a_replay(notebook: Notebook) -> None:
 
 @pytest.mark.parametrize("moment", ["replay", "cell"])
 def test_a_stop_ends_a_recovery(notebook: Notebook, moment: str) -> None:
-    folder = Path(notebook.temporary).parent
+    folder = notebook.folder
     place = f"pathlib.Path('{moment}' + str(rank))"
     notebook.run("%%ddp --nproc 2\nimport pathlib, time\nkept = rank")
     dwell = f"if {place}.exists():\n    {place}.with_suffix('.again').touch()\n    time.sleep(60)\n"

@@ -65,6 +65,6 @@ def test_an_unfinished_line_is_shown_while_the_cell_runs(notebook: Notebook) -> 
     )
     assert reply.status == "ok"
     assert reply.lines(0) == [". done", "next"]
-    logs = (notebook.temporary.parent / ".nbddp" / "runs").glob("*/rank0.log")
+    logs = (notebook.folder / ".nbddp" / "runs").glob("*/rank0.log")
     newest = max(logs, key=lambda path: path.stat().st_mtime)
     assert newest.read_text().endswith(". done\nnext\n")

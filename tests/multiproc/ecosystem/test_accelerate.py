@@ -44,7 +44,7 @@ def test_it_trains_on_all_ranks_as_one_process_would(group: WorkerGroup) -> None
 
 
 def test_training_that_is_interrupted_keeps_its_names_and_can_go_on(notebook: Notebook) -> None:
-    begun = notebook.temporary.parent / "begun"
+    begun = notebook.folder / "begun"
     begun.unlink(missing_ok=True)
     assert notebook.run(f"%%ddp --nproc 2\n{TRAINING}\nkept = rank").status == "ok"
     request = notebook.begin("%%ddp\ntrain(repeats=10**5)")

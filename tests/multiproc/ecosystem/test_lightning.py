@@ -71,7 +71,7 @@ def test_fabric_trains_on_all_ranks_as_one_process_would(group: WorkerGroup) -> 
 def test_a_trainer_that_is_interrupted_keeps_its_names_and_trains_again(
     notebook: Notebook,
 ) -> None:
-    begun = notebook.temporary.parent / "begun"
+    begun = notebook.folder / "begun"
     begun.unlink(missing_ok=True)
     assert notebook.run(f"%%ddp --nproc 2\n{TRAINER}\nkept = rank").status == "ok"
     request = notebook.begin("%%ddp\nnet = Net()\nmake_trainer(10**6).fit(net, make_loader())")

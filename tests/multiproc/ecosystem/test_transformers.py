@@ -70,7 +70,7 @@ def test_it_trains_on_all_ranks_as_under_torchrun(group: WorkerGroup, folder: Pa
 
 
 def test_training_that_is_interrupted_keeps_its_names_and_can_go_on(notebook: Notebook) -> None:
-    begun = notebook.temporary.parent / "begun"
+    begun = notebook.folder / "begun"
     begun.unlink(missing_ok=True)
     reply = notebook.run(f"%%ddp --nproc 2\n{TRAINING}\nkept = rank\ntrainer = make_trainer(10**5)")
     assert reply.status == "ok", reply.traceback
