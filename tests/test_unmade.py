@@ -13,6 +13,8 @@ from nbddp.record.unmade import Unmade, say_unmade, unmade_by
 from nbddp.record.verdict import Trouble, Verdict
 from nbddp.wire.messages import Failure
 
+pytestmark = pytest.mark.until_cut
+
 
 def verdict(name: str = "ValueError", text: str = "no", *, is_interrupt: bool = False) -> Verdict:
     failure = Failure(name=name, text=text, traceback="")

@@ -156,6 +156,7 @@ def test_a_cell_that_starts_the_ranks_says_so_at_once(desk: Desk) -> None:
         assert notebook.problems == []
 
 
+@pytest.mark.until_cut
 def test_after_a_failure_the_cell_can_be_run_again_by_a_button(
     desk: Desk, picture: Picture
 ) -> None:
@@ -222,6 +223,7 @@ def test_after_a_death_the_group_is_healed_by_a_button_and_by_itself(
         assert notebook.problems == []
 
 
+@pytest.mark.until_cut
 def test_a_button_that_is_pressed_twice_at_once_runs_the_cell_again_once(desk: Desk) -> None:
     steps = "2000 if Path('was-there').exists() else 20"  # the second time it is interrupted
     fails = TRAIN.replace("2000", steps).replace(

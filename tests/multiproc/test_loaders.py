@@ -74,7 +74,7 @@ def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
     )
 
 
-@pytest.mark.parametrize("way", ["fork", "spawn"])
+@pytest.mark.parametrize("way", ["fork", pytest.param("spawn", marks=pytest.mark.until_cut)])
 def test_workers_send_back_what_a_cell_has_defined(group: Ranks, way: str) -> None:
     group.run(
         "from enum import Enum\nfrom torch.utils.data import DataLoader, Dataset\n"

@@ -334,6 +334,7 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks)
 # ---- in processes that a rank starts
 
 
+@pytest.mark.until_cut
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 @pytest.mark.parametrize(
     "how",
@@ -362,6 +363,7 @@ def test_processes_that_one_rank_starts_form_a_group_of_their_own(
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
 
 
+@pytest.mark.until_cut
 def test_a_tutorial_that_launches_itself_runs_in_one_rank(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -369,6 +371,7 @@ def test_a_tutorial_that_launches_itself_runs_in_one_rank(
     assert printed(capsys) == ["[rank 0] process 0 of 2: 1.0", "[rank 0] process 1 of 2: 1.0"]
 
 
+@pytest.mark.until_cut
 @pytest.mark.full
 def test_in_every_rank_it_says_what_to_change(group: Ranks) -> None:
     port = free_port()
@@ -380,6 +383,7 @@ def test_in_every_rank_it_says_what_to_change(group: Ranks) -> None:
     ) in str(failure.value)
 
 
+@pytest.mark.until_cut
 @pytest.mark.full
 def test_processes_started_by_hand_meet_too(
     group: Ranks, capsys: pytest.CaptureFixture[str]
@@ -397,6 +401,7 @@ def test_processes_started_by_hand_meet_too(
     group.run("assert mp.get_start_method() == 'spawn'", ranks=[0])
 
 
+@pytest.mark.until_cut
 def test_forked_children_leave_the_ranks_group_alone(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -411,6 +416,7 @@ def test_forked_children_leave_the_ranks_group_alone(
     group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
 
 
+@pytest.mark.until_cut
 def test_an_interrupt_ends_what_was_started(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="rank 1: ValueError: on purpose"):
         group.run(
@@ -422,6 +428,7 @@ def test_an_interrupt_ends_what_was_started(group: Ranks) -> None:
     group.run("assert not multiprocessing.active_children()", ranks=[0])
 
 
+@pytest.mark.until_cut
 def test_what_cannot_be_sent_says_so_at_once(group: Ranks) -> None:
     with pytest.raises(CellFailedError) as failure:
         group.run(
@@ -434,6 +441,7 @@ def test_what_cannot_be_sent_says_so_at_once(group: Ranks) -> None:
     )
 
 
+@pytest.mark.until_cut
 def test_shared_tensors_and_queues_reach_what_a_cell_spawns(group: Ranks) -> None:
     group.run(
         "import torch.multiprocessing as mp\n"

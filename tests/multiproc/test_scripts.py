@@ -132,6 +132,7 @@ def test_a_forked_child_of_a_script_leaves_the_group_alone_and_may_have_its_own(
     )
 
 
+@pytest.mark.until_cut
 def test_a_process_that_a_rank_spawned_frees_no_process_group_just_after_its_end(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_process_that_a_rank_spawned_frees_no_process_group_just_after_its_end
     assert capsys.readouterr().out.splitlines() == ["[rank 0] kept"]
 
 
+@pytest.mark.until_cut
 def test_a_process_that_a_rank_spawned_ends_in_order_and_with_python_whole(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:

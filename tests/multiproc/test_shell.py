@@ -19,7 +19,16 @@ SHARES_KERNEL = True
 BOOM = "def f():\n    raise ValueError('boom')\nf()\n"
 
 
-@pytest.mark.parametrize("options", ["", "-i ", "-p ", "-t ", "-m "])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "-i ",
+        pytest.param("-p ", marks=pytest.mark.until_cut),
+        pytest.param("-t ", marks=pytest.mark.until_cut),
+        "-m ",
+    ],
+)
 def test_a_script_that_raises_fails_the_cell(notebook: Notebook, options: str) -> None:
     notebook.run(f"%%writefile boom.py\n{BOOM}")
     name = "boom" if "-m" in options else "boom.py"

@@ -341,6 +341,7 @@ LOST = (
 )
 
 
+@pytest.mark.until_cut
 def test_what_no_replay_makes_is_not_lost_to_a_sweep(notebook: Notebook, base: Path) -> None:
     notebook.run("%%ddp --nproc 2\nimport time\nweight = 0")
     request = notebook.begin("%%ddp\nweight = 5\nprint('here')\ntime.sleep(60)")
@@ -364,6 +365,7 @@ def test_what_no_replay_makes_is_not_lost_to_a_sweep(notebook: Notebook, base: P
     assert notebook.run(sweep).status == "ok"
 
 
+@pytest.mark.until_cut
 def test_a_restart_with_a_replay_gives_up_what_no_replay_makes(
     notebook: Notebook, base: Path
 ) -> None:
