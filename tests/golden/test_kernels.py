@@ -103,23 +103,31 @@ def test_a_folder_with_blanks_and_umlauts_is_a_folder(odd_folder: Path) -> None:
         assert reply.status == "ok", said(reply)
         assert [reply.lines(rank)[0] for rank in range(2)] == ["grüße von 0", "grüße von 1"]
         assert_ranks_work(notebook)
+
+
+def under_torchrun(folder: Path, script: str) -> list[str]:
+    """Return the lines that a script prints under torchrun on two ranks, sorted."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*torchrun, "mein Skript.py"],
-        cwd=odd_folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [*torchrun, script], cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0 or GLOO_ABORTS in done.stderr, done.stderr
-    assert sorted(line for line in done.stdout.splitlines() if "grüße" in line) == [
-        "grüße von 0",
-        "grüße von 1",
-    ]
+    return sorted(done.stdout.splitlines())
 
 
 @pytest.mark.full
+def test_an_export_runs_under_torchrun_in_a_folder_with_blanks_and_umlauts(
+    odd_folder: Path,
+) -> None:
+    with Notebook(odd_folder) as notebook:
+        notebook.run(f"%%ddp --nproc 2\n{KEEP}\nprint('grüße von', kept)")
+        assert notebook.run("%ddp export 'mein Skript.py'").status == "ok"
+        assert under_torchrun(odd_folder, "mein Skript.py") == ["grüße von 0", "grüße von 10"]
+        assert_ranks_work(notebook)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
 def test_nodes_work_in_a_folder_with_blanks_and_umlauts(odd_folder: Path) -> None:
     with Notebook(odd_folder) as notebook:
         reply = notebook.run("%ddp nodes --local 2 --wait 110")
@@ -143,6 +151,7 @@ print(world_size, count)
 
 
 @pytest.mark.full
+@pytest.mark.timeout(400)
 def test_an_elastic_cell_grows_with_a_node_and_shrinks_without_it(odd_folder: Path) -> None:
     with Notebook(odd_folder) as notebook:
         text = notebook.run("%ddp nodes --nnodes 1:2").text
@@ -153,7 +162,7 @@ def test_an_elastic_cell_grows_with_a_node_and_shrinks_without_it(odd_folder: Pa
         assert notebook.run(f"%%ddp\n{KEEP}").status == "ok"
 
         request = notebook.begin(ELASTIC)
-        assert wait_until(lambda: (odd_folder / "began-0-1-0").exists())
+        assert wait_until((odd_folder / "began-0-1-0").exists, timeout=120)
         agent = subprocess.Popen(f"exec {found[1]}", shell=True, start_new_session=True)
         both = [odd_folder / f"began-1-2-{rank}" for rank in range(2)]
         assert wait_until(lambda: all(each.exists() for each in both), timeout=120)

@@ -211,7 +211,7 @@ def test_each_rank_has_the_same_work_in_weak_scaling(notebook: Notebook, base: P
     assert reply.status == "ok", said(reply)
     facts = [json.loads((each / "run.json").read_text()) for each in run_folders(base)]
     rounds = [each["scale"] for each in facts if "scale" in each]
-    expected = [(ranks, number, 8, True) for number in range(1, 5) for ranks in (1, 2)]
+    expected = [(ranks, number, 4, True) for number in range(1, 5) for ranks in (1, 2)]
     found = [(each["ranks"], each["round"], each["of"], each["is_weak"]) for each in rounds]
     assert sorted(found) == sorted(expected)
     assert "weak scaling" in reply.displays[-1]["text/plain"]
