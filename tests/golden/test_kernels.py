@@ -17,26 +17,32 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 
-def test_the_extension_is_loaded_twice_reloaded_and_unloaded(notebook: Notebook) -> None:
-    start = f"%%ddp --nproc 2\n{KEEP}"
-    notebook.run(start)
+START = f"%%ddp --nproc 2\n{KEEP}"
+
+
+def test_the_extension_is_loaded_twice_and_unloaded(notebook: Notebook) -> None:
+    notebook.run(START)
     first = pids(notebook, range(2))
     assert notebook.run("%load_ext nbddp\n%load_ext nbddp").text == ""
     assert pids(notebook, range(2)) == first
     assert_ranks_work(notebook)
 
-    assert notebook.run("%reload_ext nbddp").status == "ok"
-    assert are_gone(first)
-    assert notebook.run(start).status == "ok"
-    assert_ranks_work(notebook)
-
-    second = pids(notebook, range(2))
     assert notebook.run("%unload_ext nbddp").status == "ok"
-    assert are_gone(second)
-    for cell in (start, "%ddp status"):
+    assert are_gone(first)
+    for cell in (START, "%ddp status"):
         assert re.search("magic .*ddp.* not found", notebook.run(cell).text)
     assert notebook.run("%load_ext nbddp").text == ""
-    assert notebook.run(start).status == "ok"
+    assert notebook.run(START).status == "ok"
+    assert_ranks_work(notebook)
+
+
+@pytest.mark.full
+def test_the_extension_is_reloaded(notebook: Notebook) -> None:
+    notebook.run(START)
+    first = pids(notebook, range(2))
+    assert notebook.run("%reload_ext nbddp").status == "ok"
+    assert are_gone(first)
+    assert notebook.run(START).status == "ok"
     assert_ranks_work(notebook)
 
 

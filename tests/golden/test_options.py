@@ -208,7 +208,6 @@ def test_the_debugger_does_the_commands_that_are_typed_ahead(notebook: Notebook)
     assert_ranks_work(notebook)
 
 
-@pytest.mark.full
 def test_each_rank_has_the_same_work_in_weak_scaling(notebook: Notebook, base: Path) -> None:
     notebook.run(f"%%ddp --nproc 2\n{KEEP}")
     reply = notebook.run(
