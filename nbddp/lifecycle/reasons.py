@@ -35,13 +35,21 @@ def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
         return (
             "no rank lives that could give its names: `%ddp restart --replay` runs the cells again"
         )
-    for rank in (*ranks, donor):
+    return _not_to_replace(life, ranks) or ("" if life.lives(donor) else no_such_rank(life, donor))
+
+
+def _not_to_replace(life: Life, ranks: Sequence[int]) -> str:
+    """Say why these ranks cannot be replaced, or all dead ranks with them."""
+    for rank in ranks:
         if not 0 <= rank < len(life.ranks):
             return unknown_rank(rank, len(life.ranks))
-    for rank in ranks:
         if life.lives(rank):
             return f"rank {rank} lives"
-    return no_such_rank(life, donor) if not life.lives(donor) else ""
+    missing = [rank for rank in life.gone if rank not in ranks]
+    if not missing:
+        return ""
+    is_gone = "is" if len(missing) == 1 else "are"  # a process group needs all its ranks
+    return f"{say_ranks(missing)} {is_gone} gone, too: `%ddp heal` replaces all dead at once"
 
 
 def no_such_rank(life: Life, rank: int) -> str:

@@ -86,6 +86,17 @@ def test_bad_input_is_refused_and_changes_nothing(group: Ranks) -> None:
     assert group.alive == [0, 1, 2]
 
 
+def test_dead_ranks_are_replaced_all_at_once_or_not_at_all(
+    make_group: Callable[..., Ranks],
+) -> None:
+    group = make_group(3)
+    kill(group, 1, 2)
+    with pytest.raises(RequestError, match=r"rank 2 is gone, too: `%ddp heal` replaces all"):
+        group.heal((1,))
+    assert group.heal().ranks == (1, 2)
+    group.run("dist.barrier()")
+
+
 def test_the_notebook_offers_it_and_says_what_it_did(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 3\nkept = [rank] * 30\nimport os, signal")
     reply = notebook.run(
