@@ -59,12 +59,14 @@ def test_a_name_that_does_not_exist_is_missed_in_the_usual_words() -> None:
     assert str(caught.value) == "module 'nbddp' has no attribute 'nothing_of_this_name'"
 
 
+@pytest.mark.process
 def test_importing_nbddp_is_light() -> None:
     loaded = modules_after("import nbddp")
     assert "nbddp" in loaded
     assert loaded & {"torch", "numpy", "IPython", "ipywidgets", "ipykernel", "psutil"} == set()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", ["nbddp.magics", "nbddp.group"])
 def test_importing_what_the_kernel_needs_does_not_import_torch(module: str) -> None:
     loaded = modules_after(f"import {module}")
@@ -72,6 +74,7 @@ def test_importing_what_the_kernel_needs_does_not_import_torch(module: str) -> N
     assert loaded & {"torch", "numpy"} == set()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("module", ["nbddp.wire.queues", "nbddp.wire.parcels", "nbddp.wire.start"])
 def test_what_every_rank_needs_reaches_neither_ipython_nor_widgets(module: str) -> None:
     loaded = modules_after(f"import {module}")

@@ -314,6 +314,7 @@ def test_letters_that_the_font_does_not_have_are_marked() -> None:
 # ---- threads, styles, and what is loaded
 
 
+@pytest.mark.process
 def test_a_thread_may_draw_and_pyplot_is_not_loaded() -> None:
     program = (
         imported(Curves, draw_png)
@@ -361,6 +362,7 @@ def test_the_styles_of_users_do_not_reach_the_charts() -> None:
         assert draw_png("$loss$", curves) == plain
 
 
+@pytest.mark.process
 def test_the_metrics_load_neither_numpy_nor_matplotlib() -> None:
     program = (
         f"import sys\n{imported(curves, palette, scale)}"

@@ -77,6 +77,7 @@ def test_scikit_learns_digits_are_all_there_and_each_once(tmp_path: Path) -> Non
         assert torch.equal(part.tensors[1], torch.tensor(whole.target)[chosen])
 
 
+@pytest.mark.process
 def test_scikit_learn_itself_is_not_loaded(tmp_path: Path) -> None:
     code = "import sys, nbddp; nbddp.digits(); print('sklearn' in sys.modules)"
     done = subprocess.run(

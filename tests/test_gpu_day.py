@@ -17,6 +17,7 @@ from tools.gpu_day import Part, run, verdict_of
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.process
 @pytest.mark.full
 @pytest.mark.timeout(180)
 def test_without_a_gpu_each_part_says_so_and_none_fails() -> None:

@@ -161,6 +161,7 @@ def test_where_there_is_no_run_there_is_an_empty_list(here: Path) -> None:
         nbddp.Run()
 
 
+@pytest.mark.process
 def test_neither_torch_nor_a_kernel_is_needed(here: Path) -> None:
     path = make_run(here)
     program = (

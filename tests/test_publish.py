@@ -456,6 +456,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     )
 
 
+@pytest.mark.process
 def test_no_tracker_is_imported_before_it_is_asked_for() -> None:
     code = (
         f"import sys, nbddp.magics\n{imported(Publication, require)}"
@@ -565,6 +566,7 @@ def test_while_a_run_goes_on_its_process_follows_it_and_what_goes_wrong_is_said_
         assert f"`%ddp publish wandb {path.name} --again` tries it later" in said[-1]
 
 
+@pytest.mark.process
 def test_it_ends_by_itself_when_its_notebook_is_killed(
     tmp_path: Path, fake: Callable[[str], None]
 ) -> None:

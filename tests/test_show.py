@@ -166,6 +166,7 @@ def test_the_run_of_this_kernel_is_still_running(make: Make) -> None:
     assert say_ending(RecordedRun(path), current=path) == RUNNING
 
 
+@pytest.mark.process
 def test_a_run_whose_kernel_is_gone_was_ended_before_its_record(make: Make) -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
@@ -173,6 +174,7 @@ def test_a_run_whose_kernel_is_gone_was_ended_before_its_record(make: Make) -> N
     assert say_ending(run, current=None) == KILLED
 
 
+@pytest.mark.process
 def test_a_kernel_that_was_killed_is_gone_though_nobody_has_asked_how_it_ended(make: Make) -> None:
     killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = psutil.Process(killed.pid)

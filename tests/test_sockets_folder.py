@@ -56,6 +56,7 @@ def made() -> SocketsFolder:
     return folder
 
 
+@pytest.mark.process
 def test_a_folder_whose_process_was_killed_is_taken_away_by_the_next_one(
     others: tuple[subprocess.Popen[str], Path],
 ) -> None:

@@ -6,6 +6,8 @@ import hashlib
 import subprocess
 import sys
 
+import pytest
+
 from nbddp import sonnets
 
 
@@ -30,6 +32,7 @@ def test_no_letter_of_it_changes_unseen() -> None:
     assert hashlib.sha256(sonnets().encode()).hexdigest() == known
 
 
+@pytest.mark.process
 def test_asking_for_it_loads_no_torch() -> None:
     asked = "import nbddp, sys; nbddp.sonnets(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", asked], check=True)

@@ -280,6 +280,7 @@ def test_other_threads_do_not_count(traced: Callable[..., Tracer], story: list[s
     assert story == []
 
 
+@pytest.mark.process
 def test_the_profiler_itself_loads_no_compiler_and_its_file_says_whose_it_is(
     tmp_path: Path,
 ) -> None:

@@ -467,6 +467,7 @@ def test_its_error_is_logged_at_once_and_raised_by_the_next_save(
     assert names(tmp_path) == ["step-00000004.pt"]
 
 
+@pytest.mark.process
 def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
     source = (
         "import torch\nfrom nbddp import Checkpoint\n"
@@ -492,6 +493,7 @@ def test_the_loop_is_held_for_less_time_than_by_a_synchronous_save(tmp_path: Pat
 # ---- killed at any moment
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.full)])
 def test_a_writer_killed_many_times_always_leaves_a_whole_one(tmp_path: Path, kills: int) -> None:
     script = Path(__file__).with_name("checkpoint_killer.py")

@@ -200,6 +200,7 @@ def draw_in_worker(_worker: int) -> None:
     info.dataset.dataset.drawn = torch.rand((), dtype=torch.float64).item()
 
 
+@pytest.mark.process
 def test_workers_begin_with_seeds_of_their_rank_and_epoch(
     be_rank: Callable[[int, int], None],
 ) -> None:
@@ -261,6 +262,7 @@ def play(
     return batches, state
 
 
+@pytest.mark.process
 @pytest.mark.gate_runs("2-", "6-")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("stop", [2, 6, 8])

@@ -154,6 +154,7 @@ def test_a_stream_gives_the_batches_of_a_dataset_that_is_not_shuffled(
     assert [[[int(each[0]) for each in batch] for batch in part] for part in found] == expected
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_stream_draws_is_the_same_on_all_ranks_and_again_after_a_stop(workers: int) -> None:
     def make() -> Any:

@@ -55,6 +55,7 @@ def test_of_a_gpu_a_rank_tells_what_is_its_own_and_asks_nobody_before_cells_have
     assert asked == [torch.device("cuda", 1)]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell")
 def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
     before = children_use().cpu_time
@@ -68,6 +69,7 @@ def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
     assert used >= 0.05
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the output of another process")
 def test_what_a_child_and_a_grandchild_that_has_ended_wrote_counts() -> None:
     before = children_use().written
@@ -80,6 +82,7 @@ def test_what_a_child_and_a_grandchild_that_has_ended_wrote_counts() -> None:
         child.stdin.close()
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the state of a process")
 def test_a_child_that_waits_for_a_disk_is_seen() -> None:
     # a process that has shared its memory with a child of its own waits for it in state "D"
