@@ -30,7 +30,7 @@ class LastStore(dist.Store):
         os.kill(os.getpid(), signal.SIGKILL)
     get = multi_get = wait
 
-def die_before_it_dials(store, rank, size, timeout):
+def die_before_it_dials(store, rank, size, timeout, **_):
     options = real._Options()
     options._timeout = timeout
     options._devices = [real.create_device(hostname="127.0.0.2")]
