@@ -15,7 +15,7 @@ def {keep_store}(port):
     if port in {ports}:
         return
     new = [0]
-    if {dist}.get_rank() == 0:  # multi_tenant: init_process_group(init_method=...) may serve it, too
+    if {dist}.get_rank() == 0:  # multi_tenant: a group may meet there, too
         {stores}.append({dist}.TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True))
         new = [{stores}[-1].port]
     {dist}.broadcast_object_list(new)
