@@ -39,7 +39,7 @@ def not_to_heal(life: Life, ranks: Sequence[int], donor: int) -> str:
 
 
 def _not_to_replace(life: Life, ranks: Sequence[int]) -> str:
-    """Say why these ranks cannot be replaced, or all dead ranks with them."""
+    """Return why these ranks cannot be replaced, or an empty string."""
     for rank in ranks:
         if not 0 <= rank < len(life.ranks):
             return unknown_rank(rank, len(life.ranks))

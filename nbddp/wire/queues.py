@@ -112,7 +112,7 @@ class QueueWriter:
             return self._store.queue_len(self._queue) > MAX_BACKLOG
 
     def is_read(self) -> bool:
-        """Whether nothing lies in the store unread, of this writer or of another."""
+        """Return whether the reader has taken all letters of all writers of this queue."""
         with self._lock:
             return self._store.queue_len(self._queue) == 0
 

@@ -122,10 +122,9 @@ class Mailer:
         self._urgent_writer.renew()
 
     def flush(self) -> None:
-        """Wait until all that there is now was mailed and read; briefly, if the mail is stuck.
+        """Wait until the controller has read all output and reports so far, for at most 2 s.
 
-        What a rank wrote before it died must be read before its death is: the controller hears of
-        the two on different ways.
+        Otherwise the controller may notice the death of a rank before it reads the last reports.
         """
         if self._is_elsewhere():
             return

@@ -84,7 +84,7 @@ SLEEPING = "%%ddp\nimport os, time\nopen(f'begun{rank}', 'w').close()\n"
     ids=["all ranks sleep", "one rank waits for the other"],
 )
 def test_a_machine_that_stands_still_in_a_cell_goes_on(fresh_notebook: Notebook, cell: str) -> None:
-    notebook, folder = fresh_notebook, fresh_notebook.temporary.parent
+    notebook, folder = fresh_notebook, fresh_notebook.folder
     notebook.run(f"%%ddp --nproc 2\n{KEEP}")
     before = pids(notebook, range(2))
     request = notebook.begin(f"{SLEEPING}{cell}\nprint('done')")

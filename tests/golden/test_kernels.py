@@ -49,7 +49,7 @@ def test_the_extension_is_reloaded(notebook: Notebook) -> None:
 def test_two_kernels_in_one_folder_keep_their_runs_apart(
     notebook: Notebook, fresh_notebook: Notebook
 ) -> None:
-    base = fresh_notebook.temporary.parent
+    base = fresh_notebook.folder
     notebook.run(f"%cd -q {base}")
     both = {1.0: notebook, 2.0: fresh_notebook}
     cells = {
@@ -200,7 +200,7 @@ get_ipython().input_transformers_post.append(shout)
 
 
 def test_cells_work_beside_a_users_settings(without_history: Notebook) -> None:
-    notebook, base = without_history, without_history.temporary.parent
+    notebook, base = without_history, without_history.folder
     assert notebook.run("get_ipython().history_manager.enabled").result == "False"
     (base / "edited.py").write_text("value = 1\n")
     assert notebook.run("%load_ext autoreload\n%autoreload 2").status == "ok"
