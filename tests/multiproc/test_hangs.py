@@ -70,18 +70,13 @@ WAKES = {
 }
 
 
-IN_GATE = ("a command", "a loader whose worker sleeps")
-
-
-@pytest.mark.parametrize(
-    "what",
-    [pytest.param(each, marks=() if each in IN_GATE else pytest.mark.full) for each in WAKES],
-)
+@pytest.mark.gate_runs("a command", "a loader whose worker sleeps")
+@pytest.mark.parametrize("source", WAKES.values(), ids=WAKES)
 def test_a_rank_that_waits_in_a_call_that_wakes_by_itself_is_shown(
-    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str], what: str
+    make_group: Callable[..., Ranks], capsys: pytest.CaptureFixture[str], source: str
 ) -> None:
     group = make_group(2)
-    source = f"import filelock, subprocess, threading, time\n{WAKES[what]}\ndist.barrier()"
+    source = f"import filelock, subprocess, threading, time\n{source}\ndist.barrier()"
     text = said_of_a_hang(
         group, source, capsys, after=limit("hang_after")
     )  # a loader wakes every 5 s

@@ -31,16 +31,8 @@ def group(make_group: Callable[..., Ranks]) -> Ranks:
     return group
 
 
-@pytest.mark.parametrize(
-    "dead",
-    [
-        (1,),
-        pytest.param((0,), marks=pytest.mark.full),
-        pytest.param((2,), marks=pytest.mark.full),
-        (0, 2),
-    ],
-    ids=str,
-)
+@pytest.mark.gate_runs("(1,)", "(0, 2)")
+@pytest.mark.parametrize("dead", [(1,), (0,), (2,), (0, 2)], ids=str)
 def test_the_others_keep_all_and_the_new_ones_get_it(group: Ranks, dead: tuple[int, ...]) -> None:
     before = group.pids
     kill(group, *dead)
@@ -189,10 +181,8 @@ SHARDED = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(each, marks=() if each == "FSDP" else pytest.mark.full) for each in SHARDED],
-)
+@pytest.mark.gate_runs("FSDP")
+@pytest.mark.parametrize("kind", SHARDED)
 def test_what_died_in_part_is_refused_and_nothing_changes(group: Ranks, kind: str) -> None:
     group.run(SHARDED[kind], quiet=True)
     kill(group, 1)
@@ -208,7 +198,8 @@ def test_what_died_in_part_is_refused_and_nothing_changes(group: Ranks, kind: st
         assert group.heal().ranks == (1,)
 
 
-@pytest.mark.parametrize("ranks", [[0, 2], pytest.param([1, 2], marks=pytest.mark.full)])
+@pytest.mark.gate_runs("ranks0")
+@pytest.mark.parametrize("ranks", [[0, 2], [1, 2]])
 def test_where_ranks_played_different_parts_the_user_must_say_whose_names_are_right(
     group: Ranks, ranks: list[int]
 ) -> None:

@@ -100,7 +100,8 @@ def test_what_a_killed_rank_started_ends_and_what_the_others_started_lives(
     assert all(lives(each) for each in spared)
 
 
-@pytest.mark.parametrize("is_stopped", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.gate_runs("True")
+@pytest.mark.parametrize("is_stopped", [False, True])
 def test_what_ranks_started_ends_with_the_kernel(
     fresh_notebook: Notebook, *, is_stopped: bool
 ) -> None:

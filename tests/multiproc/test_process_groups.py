@@ -336,14 +336,8 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks)
 
 @pytest.mark.until_cut
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
-@pytest.mark.parametrize(
-    "how",
-    [
-        "tcp://localhost:{port}",
-        pytest.param("env", marks=pytest.mark.full),
-        pytest.param("", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.gate_runs("tcp")
+@pytest.mark.parametrize("how", ["tcp://localhost:{port}", "env", ""])
 def test_processes_that_one_rank_starts_form_a_group_of_their_own(
     group: Ranks, capsys: pytest.CaptureFixture[str], start_method: str, how: str
 ) -> None:

@@ -23,12 +23,10 @@ def prepared(notebook: Notebook, base: Path, how: str) -> None:
     assert not notebook.run(code).error
 
 
+@pytest.mark.gate_runs("nobody")
 @pytest.mark.parametrize(
     ("how", "why"),
-    [
-        ("nobody", "RuntimeError: no API key"),
-        pytest.param("dies", "its process exited with code 7", marks=pytest.mark.full),
-    ],
+    [("nobody", "RuntimeError: no API key"), ("dies", "its process exited with code 7")],
 )
 def test_a_tracker_that_fails_is_said_once_and_the_cells_go_on(
     tmp_path: Path, how: str, why: str

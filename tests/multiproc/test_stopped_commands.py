@@ -187,9 +187,7 @@ sys.meta_path.insert(0, Stop())
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "command", [pytest.param("compare first second", marks=pytest.mark.full), "timeline"]
-)
+@pytest.mark.parametrize("command", ["compare first second", "timeline"])
 def test_a_stop_while_pictures_are_prepared_breaks_none_that_follow(
     fresh_notebook: Notebook, command: str
 ) -> None:

@@ -60,10 +60,8 @@ def check_names(notebook: Notebook, nproc: int) -> None:
     assert [reply.lines(rank)[-1:] for rank in range(nproc)] == expected, reply.traceback
 
 
-@pytest.mark.parametrize(
-    "seconds",
-    [0.002, *(pytest.param(each, marks=pytest.mark.full) for each in (0.01, 0.02, 0.1, 0.5))],
-)
+@pytest.mark.gate_runs("0.002")
+@pytest.mark.parametrize("seconds", [0.002, 0.01, 0.02, 0.1, 0.5])
 def test_stop_rerun_and_stop_again_with_fifty_million_parameters(
     notebook: Notebook, seconds: float
 ) -> None:

@@ -293,7 +293,8 @@ def test_a_flood_of_lines_and_numbers_is_complete_in_the_files_and_bounded_in_th
     ],
     ids=["a million lines", "50 MB without an end"],
 )
-@pytest.mark.parametrize("view", ["panel", pytest.param("text", marks=pytest.mark.full)])
+@pytest.mark.gate_runs("panel-")
+@pytest.mark.parametrize("view", ["panel", "text"])
 def test_whatever_a_cell_prints_the_file_has_it_and_the_kernel_stays_small(
     page: Page, source: str, size: int, view: str
 ) -> None:
