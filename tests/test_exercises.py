@@ -6,12 +6,16 @@ import inspect
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import answers_failures
 import answers_first
+import answers_functions
 import answers_further
 import nbformat
 import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
 
 import nbddp
 from nbddp.course import failures, first, further
@@ -20,78 +24,98 @@ from nbddp.errors import ArgumentError
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 CALL = re.compile(r'nbddp\.check_answer\("(\d\d\.\d)", ([^)]*)\)')
-PARTS = (
-    pytest.param(answers_first, first, id="00 to 03"),
-    pytest.param(answers_failures, failures, id="04 to 07"),
-    pytest.param(answers_further, further, id="08 to 14"),
-)
-ANSWERS = (answers_first, answers_failures, answers_further)
-RIGHT = [(name, each) for part in ANSWERS for name, all_ in part.RIGHT.items() for each in all_]
-WRONG = [(name, *each) for part in ANSWERS for name, all_ in part.WRONG.items() for each in all_]
-FUNCTIONS = sorted({name for part in ANSWERS for name in part.FUNCTIONS} - {"14.1"})  # a class
+EXERCISE = re.compile(r"<details><summary><b>Exercise (\d)\.</b>(.*?)</details>", re.DOTALL)
+PARTS = ((answers_first, first), (answers_failures, failures), (answers_further, further))
+RIGHT = {name: each for answers, _ in PARTS for name, each in answers.RIGHT.items()}
+WRONG = {name: each for answers, _ in PARTS for name, each in answers.WRONG.items()}
+FUNCTIONS = set().union(*(answers.FUNCTIONS for answers, _ in PARTS))
+ON_RANKS = FUNCTIONS - set(answers_functions.WRONG)
 
 
-@pytest.mark.parametrize(("exercise", "answer"), RIGHT)
-def test_what_is_right_is_called_right(exercise: str, answer: tuple[Any, ...]) -> None:
-    found = check_answer(exercise, *answer)
-    assert found
-    assert found == Judgement(is_right=True, text="Right.")
-    assert repr(found) == "Right."
+def test_each_exercise_has_right_and_wrong_answers_here_or_is_a_function() -> None:
+    for answers, part in PARTS:
+        assert set(answers.RIGHT) == set(answers.WRONG) == set(part.JUDGES) - answers.FUNCTIONS
 
 
-@pytest.mark.parametrize(("exercise", "answer", "hint"), WRONG)
-def test_a_mistake_gets_a_hint_that_fits_it(
-    exercise: str, answer: tuple[Any, ...], hint: str
-) -> None:
+def test_what_is_right_is_called_right() -> None:
+    functions = {name: [(each,) for each in all_] for name, all_ in answers_functions.RIGHT.items()}
+    for exercise, answers in (RIGHT | functions).items():
+        for answer in answers:
+            found = check_answer(exercise, *answer)
+            assert found == Judgement(is_right=True, text="Right."), (exercise, answer)
+            assert found
+            assert repr(found) == "Right."
+
+
+def hint(exercise: str, *answer: Any) -> str:
+    """What is said of a wrong answer."""
     found = check_answer(exercise, *answer)
     assert not found
     assert repr(found) == found.text
     assert found.text.startswith("Not yet. ")
-    assert hint in found.text
+    return found.text
 
 
-def test_no_hint_of_the_first_names_the_right_number() -> None:
-    for exercise, wrong in answers_first.WRONG.items():
-        right = [each for all_ in answers_first.RIGHT[exercise] for each in all_]
-        values = [each for each in right if isinstance(each, float)]
-        for answer, _ in wrong:
-            text = check_answer(exercise, *answer).text
-            assert not [each for each in values if f" {each:g}" in text], text
+@pytest.mark.parametrize("exercise", WRONG)
+def test_a_mistake_gets_a_hint_that_fits_it(exercise: str, snapshot: SnapshotAssertion) -> None:
+    hints = [
+        f"{', '.join(map(str, answer)):.120}: {hint(exercise, *answer)}"
+        for answer in WRONG[exercise]
+    ]
+    assert hints == snapshot
 
 
-def test_no_hint_about_failures_names_the_right_number() -> None:
-    for exercise, wrong in answers_failures.WRONG.items():
-        right = [each for all_ in answers_failures.RIGHT[exercise] for each in all_]
-        numbers = {f"{each:g}" for each in right if isinstance(each, float) or each == 63}
-        for answer, _ in wrong:
-            words = check_answer(exercise, *answer).text.replace(",", "").rstrip(".").split()
-            assert not numbers & {*words}, answer
-
-
-@pytest.mark.parametrize(("answers", "part"), PARTS)
-def test_each_exercise_has_right_and_wrong_answers_here_or_is_a_function(
-    answers: Any, part: Any
+@pytest.mark.parametrize("exercise", answers_functions.WRONG)
+def test_a_wrong_function_gets_a_hint_that_fits_it(
+    exercise: str, snapshot: SnapshotAssertion
 ) -> None:
-    assert set(answers.RIGHT) == set(answers.WRONG) == set(part.JUDGES) - answers.FUNCTIONS
+    wrong = answers_functions.WRONG[exercise]
+    assert {name: hint(exercise, answer) for name, answer in wrong.items()} == snapshot
 
 
-@pytest.mark.parametrize("exercise", FUNCTIONS)
-def test_a_function_is_asked_for_itself(exercise: str) -> None:
-    assert "without calling it" in check_answer(exercise, 3).text
+def test_an_iterator_that_is_tried_out_leaves_the_random_state_as_it_was() -> None:
+    before = torch.get_rng_state()
+    assert check_answer("04.1", answers_functions.begin)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_an_exercise_that_is_not_there_and_too_few_values_are_said() -> None:
-    with pytest.raises(ArgumentError, match=r"^there is no exercise '9' to check; there are: 00.1"):
-        check_answer("9", 1)
-    with pytest.raises(ArgumentError, match=r"^there is no exercise \['00.1'\] to check"):
-        check_answer(["00.1"], 1)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError) as caught:
-        check_answer("02.3", 12)
-    assert str(caught.value) == (
-        "exercise 02.3 asks for 4 values (steps, last_batch, twice, steps_drop_last), got 1"
-    )
-    with pytest.raises(ArgumentError, match=r"^exercise 00.1 asks for 1 value \(updates\), got 0$"):
-        nbddp.check_answer("00.1")
+def test_a_mistake_inside_a_function_is_the_users_to_see() -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        check_answer("12.3", lambda: [0])
+
+
+def test_a_function_that_talks_to_other_ranks_is_not_judged_where_there_are_none(
+    snapshot: SnapshotAssertion,
+) -> None:
+    assert len(ON_RANKS) == 7
+    called = Mock()
+    assert {hint(exercise, called) for exercise in ON_RANKS} == snapshot
+    called.assert_not_called()
+
+
+def test_a_function_is_asked_for_itself(snapshot: SnapshotAssertion) -> None:
+    assert {name: hint(name, 3) for name in sorted(FUNCTIONS)} == snapshot
+
+
+def test_no_hint_names_the_right_number() -> None:
+    for answers in (answers_first, answers_failures):
+        for exercise, wrong in answers.WRONG.items():
+            right = [each for all_ in answers.RIGHT[exercise] for each in all_]
+            numbers = {f"{each:g}" for each in right if isinstance(each, float) or each == 63}
+            for answer in wrong:
+                words = hint(exercise, *answer).replace(",", "").rstrip(".").split()
+                assert not numbers & {*words}, (exercise, answer)
+
+
+def test_an_exercise_that_is_not_there_and_too_few_values_are_refused(
+    snapshot: SnapshotAssertion,
+) -> None:
+    refused = []
+    for exercise, *answer in (("9", 1), (["00.1"], 1), ("02.3", 12), ("00.1",)):
+        with pytest.raises(ArgumentError) as caught:
+            nbddp.check_answer(exercise, *answer)  # type: ignore[arg-type]
+        refused.append(str(caught.value))
+    assert refused == snapshot
 
 
 def test_each_exercise_says_how_it_is_checked_and_its_answer_is_checked() -> None:
@@ -99,9 +123,7 @@ def test_each_exercise_says_how_it_is_checked_and_its_answer_is_checked() -> Non
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         cells = nbformat.read(path, as_version=4).cells
         prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-        for number, block in re.findall(
-            r"<details><summary><b>Exercise (\d)\.</b>(.*?)</details>", prose, re.DOTALL
-        ):
+        for number, block in EXERCISE.findall(prose):
             name = f"{path.stem[:2]}.{number}"
             question, answer = block.split("</summary>")
             for part, found in ((question, asked), (answer, answered)):
@@ -109,6 +131,5 @@ def test_each_exercise_says_how_it_is_checked_and_its_answer_is_checked() -> Non
                 assert {exercise for exercise, _ in calls} <= {name}
                 found |= {exercise for exercise, _ in calls}
             for _, names in CALL.findall(question):
-                wanted = inspect.signature(JUDGES[name]).parameters
-                assert len(names.split(", ")) == len(wanted)
+                assert len(names.split(", ")) == len(inspect.signature(JUDGES[name]).parameters)
     assert asked == answered == set(JUDGES)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from drivers.ranks import Ranks
+from syrupy.assertion import SnapshotAssertion
 
 pytestmark = pytest.mark.multiproc
 RANKS = 4
@@ -58,31 +59,33 @@ def spread(model):
 def seen_by_the_last(model):
     return spread(model) and rank == world_size - 1
 """
-FIRST = [
-    ('"01.1", turn', "Right."),
-    ('"01.1", lambda x: x', "what this rank has sent"),
-    ('"01.1", lambda x: turn(x, left, right)', "the right neighbour"),
-    ('"01.1", lambda x: turn(x) * 0', "the left one"),
-    ('"01.1", lambda x: None', "has to return the tensor"),
-    ('"01.1", lambda x: turn(x)[:0]', "has to return the tensor"),
-    ('"01.1", turn if rank else 3', "On rank 0: Give the function itself"),
-    ('"01.1", lambda x: turn(x) * (rank != 2)', "On rank 2: "),
-    ('"01.2", ring', "Right."),
-    ('"01.2", lambda x: ring(x, first=0)', "Begin the ring one chunk before"),
-    ('"01.2", lambda x: ring(x, steps=1)', "not the sum over all ranks"),
-    ('"01.2", lambda x: None', "has to return this rank's chunk"),
-    ('"01.4", name_of', "Right."),
-    ('"01.4", each_for_itself', "downloaded 4 times"),
-    ('"01.4", lambda store, download: "digits"', "downloaded 0 times"),
-    ('"01.4", in_bytes', "decode them"),
-    ('"01.4", another_name', "what `download` returns"),
-    ('"01.4", own_name', "different names"),
-    ('"01.4", lambda store, download: len(name_of(store, download))', "what `download` returns"),
-    ('"02.2", spread', "Right."),
-    ('"02.2", lambda model: True', "which are equal"),
-    ('"02.2", lambda model: False', "it was not noticed"),
-    ('"02.2", seen_by_the_last', "On rank 0: A weight was another on rank 3"),
-    ('"02.3", 12, 8, 3, 11', "Right."),
+FIRST_RIGHT = [
+    '"01.1", turn',
+    '"01.2", ring',
+    '"01.4", name_of',
+    '"02.2", spread',
+    '"02.3", 12, 8, 3, 11',
+]
+FIRST_WRONG = [
+    '"01.1", lambda x: x',
+    '"01.1", lambda x: turn(x, left, right)',
+    '"01.1", lambda x: turn(x) * 0',
+    '"01.1", lambda x: None',
+    '"01.1", lambda x: turn(x)[:0]',
+    '"01.1", turn if rank else 3',
+    '"01.1", lambda x: turn(x) * (rank != 2)',
+    '"01.2", lambda x: ring(x, first=0)',
+    '"01.2", lambda x: ring(x, steps=1)',
+    '"01.2", lambda x: None',
+    '"01.4", each_for_itself',
+    '"01.4", lambda store, download: "digits"',
+    '"01.4", in_bytes',
+    '"01.4", another_name',
+    '"01.4", own_name',
+    '"01.4", lambda store, download: len(name_of(store, download))',
+    '"02.2", lambda model: True',
+    '"02.2", lambda model: False',
+    '"02.2", seen_by_the_last',
 ]
 FAILURES_PARTS = """
 import math
@@ -98,45 +101,57 @@ def is_left_out(loss):
 def shared(batches):
     return batches[: nbddp.all_reduce(len(batches), "min")]
 """
-FAILURES = [
-    ('"04.1", begin', "Right."),
-    ('"05.3", is_left_out', "Right."),
-    ('"05.3", lambda loss: loss.isnan()', "When only rank 3's loss was NaN, rank 0 goes on"),
-    ('"05.3", lambda loss: is_left_out(loss) and rank == 2', "only rank 3's loss was NaN, rank 0"),
-    ('"05.3", lambda loss: True', "When no loss was NaN, it leaves the step out"),
-    ('"05.3", lambda loss: False', "goes on into `backward()`"),
-    ('"06.1", shared', "Right."),
-    ('"06.1", lambda batches: iter(shared(batches))', "Right."),
-    ('"06.1", lambda batches: batches', "On rank 0: This rank would go on alone"),
-    ('"06.1", lambda batches: shared(batches)[::-1]', "from the first on"),
-    ('"06.1", lambda batches: batches[:2]', "as many as each rank has"),
-    ('"06.1", lambda batches: None', "It has to give this rank's batches"),
+FAILURES_RIGHT = [
+    '"04.1", begin',
+    '"05.3", is_left_out',
+    '"06.1", shared',
+    '"06.1", lambda batches: iter(shared(batches))',
 ]
-FURTHER = [
-    ('"10.2", lambda loss: nbddp.all_reduce(loss, "mean") < 0.1', "Right."),
-    ('"10.2", lambda loss: nbddp.all_reduce(loss, "min") < 0.1', "Right."),
-    ('"10.2", lambda loss: torch.tensor(nbddp.all_reduce(loss)) < 0.4', "Right."),
-    ('"10.2", lambda loss: loss < 0.1', "some stop, some go on"),
-    ('"10.2", lambda loss: True', "was 1.0 on all ranks, and it stopped"),
-    ('"10.2", lambda loss: rank == 3', "was 1.0 on all ranks, and it stopped"),
-    ('"10.2", lambda loss: False', "was 0.01 on all ranks, and it went on"),
-    ('"10.2", lambda loss: rank < 2 and loss < 0.1', "was 0.01 on all ranks, and it went on"),
+FAILURES_WRONG = [
+    '"05.3", lambda loss: loss.isnan()',
+    '"05.3", lambda loss: is_left_out(loss) and rank == 2',
+    '"05.3", lambda loss: True',
+    '"05.3", lambda loss: False',
+    '"06.1", lambda batches: batches',
+    '"06.1", lambda batches: shared(batches)[::-1]',
+    '"06.1", lambda batches: batches[:2]',
+    '"06.1", lambda batches: None',
+]
+FURTHER_RIGHT = [
+    '"10.2", lambda loss: nbddp.all_reduce(loss, "mean") < 0.1',
+    '"10.2", lambda loss: nbddp.all_reduce(loss, "min") < 0.1',
+    '"10.2", lambda loss: torch.tensor(nbddp.all_reduce(loss)) < 0.4',
+]
+FURTHER_WRONG = [
+    '"10.2", lambda loss: loss < 0.1',
+    '"10.2", lambda loss: True',
+    '"10.2", lambda loss: rank == 3',
+    '"10.2", lambda loss: False',
+    '"10.2", lambda loss: rank < 2 and loss < 0.1',
 ]
 
 
 @pytest.mark.parametrize(
-    ("parts", "judged"),
-    [(FIRST_PARTS, FIRST), (FAILURES_PARTS, FAILURES), ("", FURTHER)],
-    ids=["00 to 03", "04 to 07", "an early stop has to be one of all ranks"],
+    ("parts", "right", "wrong"),
+    [
+        pytest.param(FIRST_PARTS, FIRST_RIGHT, FIRST_WRONG, id="00 to 03"),
+        pytest.param(FAILURES_PARTS, FAILURES_RIGHT, FAILURES_WRONG, id="04 to 07"),
+        pytest.param("", FURTHER_RIGHT, FURTHER_WRONG, id="08 to 14"),
+    ],
 )
 def test_each_answer_is_tried_out_and_all_ranks_hear_the_same(
-    make_group: Callable[..., Ranks], parts: str, judged: list[tuple[str, str]]
+    make_group: Callable[..., Ranks],
+    parts: str,
+    right: list[str],
+    wrong: list[str],
+    snapshot: SnapshotAssertion,
 ) -> None:
     group = make_group(RANKS)
-    calls = ", ".join(f"repr(nbddp.check_answer({call}))" for call, _ in judged)
+    calls = ", ".join(f"repr(nbddp.check_answer({call}))" for call in (*right, *wrong))
     group.run(f"{parts}\nshown = [{calls}]", quiet=True).raise_for_failure()
     first, *others = group.pull("shown")
     assert others == [first] * (RANKS - 1)
-    for (call, hint), text in zip(judged, first, strict=True):
-        assert hint in text, call
-        assert text.startswith("Not yet. ") or text == hint == "Right.", call
+    assert first[: len(right)] == ["Right."] * len(right)
+    hints = dict(zip(wrong, first[len(right) :], strict=True))
+    assert all(hint.startswith("Not yet. ") for hint in hints.values())
+    assert hints == snapshot
