@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nbddp import CellFailedError
 from nbddp.group.scripts import find_script
 from nbddp.group.tracing import trace_of
 from nbddp.launch.launcher import LocalLauncher
@@ -118,6 +119,21 @@ class Ranks(SteeredGroup):
         result = self.finish(self.begin(source, **request))
         result.raise_for_failure()
         return result
+
+    def evaluate(self, source: str, **request: Any) -> list[Any]:
+        """Run a cell, show nothing, and return the value of its last line on each rank."""
+        return self.run(source, quiet=True, wants_value=True, **request).values()
+
+    def failure_of(self, source: str, **request: Any) -> CellFailedError:
+        """Run a cell that must fail, and return its error."""
+        with pytest.raises(CellFailedError) as caught:
+            self.run(source, **request)
+        return caught.value
+
+    def assert_works(self) -> None:
+        """Check that all ranks meet in a collective."""
+        sums = self.evaluate("x = torch.ones(1)\ndist.all_reduce(x)\nint(x.item())")
+        assert sums == [self.world_size] * self.world_size
 
     def run_and_watch(self, source: str, watch: Callable[[str], None]) -> None:
         """Run a cell; call this with all that it has printed so far, after each piece."""
@@ -250,3 +266,6 @@ class Ranks(SteeredGroup):
         """The store that messages and values go through."""
         link: Any = self.session.require_link()
         return link._sender
+
+
+MakeRanks = Callable[..., Ranks]

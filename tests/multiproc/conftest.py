@@ -49,6 +49,29 @@ def group(make_group: Callable[..., Ranks]) -> Ranks:
     return make_group(2)
 
 
+@pytest.fixture(scope="module")
+def lasting_group(
+    launcher: WarmLauncher, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ranks]:
+    """Two ranks for all tests of a file."""
+    group = Ranks(nproc=2, launcher=launcher)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("lasting"))
+        group.start()
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def shared_group(lasting_group: Ranks) -> Ranks:
+    """The file's two ranks, without the names that other tests have given them.
+
+    It is for tests in which no rank dies, and which leave nothing in its process.
+    """
+    lasting_group.run("%reset -f", quiet=True)
+    return lasting_group
+
+
 @pytest.fixture
 def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """Two nodes of one rank each, on this machine."""
