@@ -226,3 +226,21 @@ def test_cells_work_beside_a_users_settings(without_history: Notebook) -> None:
     assert line.endswith("line 3"), line
     assert notebook.run("%ddp restart --replay").status == "ok"
     assert_ranks_work(notebook)
+
+
+def test_cells_work_with_a_nested_loop_and_with_pdb_on(notebook: Notebook) -> None:
+    assert notebook.run("import nest_asyncio2\nnest_asyncio2.apply()").status == "ok"
+    assert notebook.run(f"%%ddp --nproc 2\n{KEEP}").status == "ok"
+    nested = "import asyncio\nasync def two():\n    return 2\nasyncio.run(two())"
+    assert notebook.run(nested).result == "2"
+    reply = notebook.run(f"%%ddp\nimport nest_asyncio2\nnest_asyncio2.apply()\n{nested}")
+    assert reply.status == "ok", said(reply)
+    assert_ranks_work(notebook)
+
+    assert notebook.run("%pdb on").status == "ok"
+    reply = notebook.converse("here = 7\n1 / 0", "p here + 1", "q")
+    assert "8" in reply.text.split(), said(reply)
+    reply = notebook.converse("%%ddp\nhere = rank\n1 / 0", "q")
+    assert "line 3" in said(reply)
+    assert notebook.run("%pdb off").status == "ok"
+    assert_ranks_work(notebook)
