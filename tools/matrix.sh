@@ -1,5 +1,5 @@
 #!/bin/bash
-# A chosen part of the tests with each Python that is here, and the newest packages: bash tools/matrix.sh
+# The golden walks with each Python that is here, and the newest packages: bash tools/matrix.sh
 #
 # Run it before a release. For each of python3.10 to python3.14 (PYTHONS names others, separated by spaces) it
 # makes environments with the newest packages: one with the newest torch and one with the oldest that is supported
@@ -52,9 +52,7 @@ try() { # try PYTHON TORCH: a row of the table; no TORCH is the one that binder/
     rows+=("| $title | $found | ${said:-it did not end} |")
 }
 
-part=(tests/test_architecture.py tests/test_shared_gpus.py tests/test_sources.py tests/test_train_checkpoint.py
-    tests/multiproc/test_cells.py
-    tests/multiproc/test_deaths.py tests/multiproc/test_steering.py tests/notebooks/test_panel.py)
+part=(tests/golden tests/test_architecture.py tests/test_shared_gpus.py tests/test_sources.py)
 for python in ${PYTHONS:-python3.10 python3.11 python3.12 python3.13 python3.14}; do
     for torch in ${TORCHS-newest 2.9.1}; do
         try "$python" "${torch//\"/}"
