@@ -222,3 +222,13 @@ def column(table: Page, word: str) -> list[str]:
     """The texts under the title that has this word in it."""
     [place] = [at for at, title in enumerate(titles(table)) if word in title]
     return [row[place] for row in cells(table)]
+
+
+def readable(html: str) -> str:
+    """HTML for a snapshot: a block on each line, without style sheets and the bytes of images."""
+    html = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+    html = re.sub(r'(base64,)[^"]+', r"\1...", html)
+    html = re.sub(r"(<svg[^>]*>).*?(?=</svg>)", r"\1...", html, flags=re.DOTALL)
+    return re.sub(
+        r"(?=<(?:details|div|img|input|li|pre|summary|svg|table|t[dhr]|ul)\b)", "\n", html
+    )
