@@ -1,4 +1,7 @@
-"""Which messages are taken from a kernel, who answers them, and what is left behind."""
+"""Which messages are taken from a kernel, who answers them, and what is left behind.
+
+What a real kernel's pages see of it is tested in ``notebooks/test_live.py``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import ipywidgets
 import pytest
 from jupyter_client.session import Session
 from processes import wait_until
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.ui.buttons import live as live_module
 from nbddp.ui.buttons.kernel_stream import Way
@@ -114,31 +118,23 @@ def click(widget: ipywidgets.Widget) -> list[bytes]:
 
 @pytest.fixture(params=[Way.TAP, Way.PUMP], ids=["tap", "pump"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    """A kernel of each kind; with the two marks below, of one alone."""
     kernel = Kernel(request.param)
     yield kernel
     kernel.close()
     assert wait_until(kernel.is_as_before)
 
 
-@pytest.fixture
-def tapped() -> Iterator[Kernel]:
-    kernel = Kernel(Way.TAP)
-    yield kernel
-    kernel.close()
-    assert wait_until(kernel.is_as_before)
-
-
-@pytest.fixture
-def pumped() -> Iterator[Kernel]:
-    kernel = Kernel(Way.PUMP)
-    yield kernel
-    kernel.close()
-    assert kernel.is_as_before()
+tapped = pytest.mark.parametrize("kernel", [Way.TAP], indirect=True, ids=["tap"])
+pumped = pytest.mark.parametrize("kernel", [Way.PUMP], indirect=True, ids=["pump"])
 
 
 @pytest.fixture
 def live(kernel: Kernel) -> LiveComms:
-    return LiveComms.of(SimpleNamespace(kernel=kernel))
+    shell: Any = SimpleNamespace(kernel=kernel)
+    live = LiveComms.of(shell)
+    assert LiveComms.of(shell) is live
+    return live
 
 
 def answered(live: LiveComms, condition: Callable[[], object]) -> bool:
@@ -154,11 +150,6 @@ def answered(live: LiveComms, condition: Callable[[], object]) -> bool:
 # -- which kernels
 
 
-def test_there_is_one_for_each_kernel(kernel: Kernel) -> None:
-    shell = SimpleNamespace(kernel=kernel)
-    assert LiveComms.of(shell) is LiveComms.of(shell)
-
-
 def test_without_a_kernel_nothing_is_done_and_nothing_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -171,50 +162,44 @@ def test_without_a_kernel_nothing_is_done_and_nothing_said(
     assert caplog.records == []
 
 
-def test_a_kernel_that_is_not_known_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_is_not_known_is_named_once(
+    caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
+) -> None:
     shell = SimpleNamespace(kernel=SimpleNamespace(session=Session()))
     for _ in range(2):
         live = LiveComms.of(shell)
         with live.serving(Button()):
             live.pump()
     assert live.how is Way.NONE
-    assert caplog.messages == [
-        "buttons answer only when the cell is over: unknown kernel "
-        "('types.SimpleNamespace' object has no attribute 'comm_manager')"
-    ]
+    [said] = caplog.messages
+    assert said == snapshot
 
 
+@tapped
 def test_a_reading_thread_that_does_not_react_is_given_up(
-    tapped: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kernel: Kernel,
+    live: LiveComms,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    snapshot: SnapshotAssertion,
 ) -> None:
     monkeypatch.setattr(live_module, "PATIENCE", 0.05)
     is_free = threading.Event()
-    tapped.loop.call_soon_threadsafe(is_free.wait)
-    live = LiveComms(tapped)
+    kernel.loop.call_soon_threadsafe(is_free.wait)
     with live.serving(Button()):
         assert live.how is Way.NONE
-    assert caplog.messages == [
-        "buttons answer only when the cell is over: the kernel has read nothing for 0.05 s"
-    ]
+    [said] = caplog.messages
+    assert said == snapshot
     is_free.set()
     monkeypatch.setattr(live_module, "PATIENCE", 5.0)
     button = Button()
     with live.serving(button):  # the next cell was read, so it reads again
         assert live.how is Way.TAP
-        tapped.receive(click(button))
+        kernel.receive(click(button))
         assert wait_until(lambda: button.presses == ["nbddp-widgets"])
 
 
-# -- what is taken
-
-
-def test_a_widget_comes_with_all_that_it_is_made_of() -> None:
-    inner = Button()
-    box = ipywidgets.Tab([ipywidgets.HBox([inner, ipywidgets.IntSlider()])])
-    serving = LiveComms(None).serving(box)
-    parts = [box, box.layout, box.children[0], inner, inner.layout, inner.style]
-    assert {part.model_id for part in parts} <= serving.comm_ids
-    assert Button().model_id not in serving.comm_ids
+# -- what is taken, and who answers
 
 
 def test_a_closed_widget_has_nothing_to_serve() -> None:
@@ -223,101 +208,27 @@ def test_a_closed_widget_has_nothing_to_serve() -> None:
     assert LiveComms(None).serving(button).comm_ids == set()
 
 
-def test_other_messages_go_on_untouched_and_in_order(kernel: Kernel, live: LiveComms) -> None:
-    other, ours = Button(), Button()
-    messages = [
-        message("execute_request", {"code": "1"}),
-        click(other),
-        message("comm_open", {"comm_id": "it", "target_name": "another", "data": {}}),
-        message("kernel_info_request", {}),
-    ]
-    copies = [list(each) for each in messages]
-    with live.serving(ours):
-        kernel.receive(*messages, click(ours))
-        assert answered(live, lambda: ours.presses)
-    assert kernel.passed == copies
-    assert all(given is taken for given, taken in zip(messages, kernel.passed, strict=True))
-    assert other.presses == []
-    for each in kernel.passed:  # their signatures can still be used, which each can be only once
-        identities, parts = kernel.session.feed_identities(each)
-        assert identities == [b"client"]
-        kernel.session.deserialize(parts)
-
-
-def test_what_cannot_be_read_goes_on_and_is_logged_once(
-    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture
+def test_what_cannot_be_read_or_was_read_goes_on_to_the_kernel_and_is_logged_once(
+    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
 ) -> None:
     button = Button()
-    forged = click(button)
+    once, forged = click(button), click(button)
     forged[2] = b"0" * 64
-    strange = [[], [b"x"], forged, message("comm_msg", {"data": {}})]
+    strange = [once, [], [b"x"], forged, message("comm_msg", {"data": {}})]
     with live.serving(button):
+        kernel.receive(once)
+        assert answered(live, lambda: button.presses)
         kernel.receive(*strange, click(button))
-        assert answered(live, lambda: button.presses)
+        assert answered(live, lambda: len(button.presses) == 2)
     assert kernel.passed == strange
-    assert caplog.messages == ["left a message to the kernel, unread"]
-    assert len(button.presses) == 1
+    [said] = caplog.messages
+    assert said == snapshot(name="unread")
 
 
-def test_a_replayed_click_is_left_to_the_kernel_to_refuse(kernel: Kernel, live: LiveComms) -> None:
-    button = Button()
-    once = click(button)
-    with live.serving(button):
-        kernel.receive(once)
-        assert answered(live, lambda: button.presses)
-        kernel.receive(once)
-        live.pump()
-    assert kernel.passed == [once]
-    assert len(button.presses) == 1
-
-
-# -- who answers
-
-
-def test_a_thread_of_its_own_answers_or_the_one_that_waits(kernel: Kernel, live: LiveComms) -> None:
-    button = Button()
-    with live.serving(button):
-        kernel.receive(click(button))
-        assert answered(live, lambda: button.presses)
-    assert button.presses == ["nbddp-widgets" if live.how is Way.TAP else "MainThread"]
-
-
-def test_the_page_is_told_of_the_end_and_that_the_cell_goes_on(
-    kernel: Kernel, live: LiveComms, monkeypatch: pytest.MonkeyPatch
+def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(
+    kernel: Kernel, live: LiveComms
 ) -> None:
-    monkeypatch.setattr(live_module, "BUSY_PERIOD", 1000.0)
-    button = Button()
-    with live.serving(button):
-        live.pump()
-        kernel.receive(click(button))
-        assert answered(live, lambda: len(kernel.statuses) == 4)
-    [_, busy, idle, still] = kernel.statuses
-    assert kernel.statuses[0] == still == ("busy", "the cell")
-    assert (busy[0], idle[0]) == ("busy", "idle")
-    assert busy[1] == idle[1] != "the cell"
-
-
-def test_while_it_waits_a_cell_says_again_that_it_is_busy(
-    kernel: Kernel, live: LiveComms, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live_module, "BUSY_PERIOD", 0.01)
-    with live.serving():
-        assert answered(live, lambda: len(kernel.statuses) == 3)
-    live.pump()
-    assert kernel.statuses == [("busy", "the cell")] * 3
-
-
-def test_a_panel_in_the_background_never_calls_its_cell_busy(tapped: Kernel) -> None:
-    live, button = LiveComms(tapped), Button()
-    with live.serving(button, blocks=False):
-        tapped.receive(click(button))
-        assert answered(live, lambda: len(tapped.statuses) == 2)
-    assert [status for status, _ in tapped.statuses] == ["busy", "idle"]
-    assert "the cell" not in dict(tapped.statuses).values()
-
-
-def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(kernel: Kernel) -> None:
-    live, serving = LiveComms(kernel), []
+    serving = []
 
     def wait() -> None:
         with live.serving() as mine:
@@ -331,85 +242,63 @@ def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(kernel: Kernel
     assert kernel.statuses == []
 
 
+@pumped
 def test_where_the_main_thread_answers_a_panel_in_the_background_is_the_kernels(
-    pumped: Kernel,
+    kernel: Kernel, live: LiveComms
 ) -> None:
-    live, button = LiveComms(pumped), Button()
+    button = Button()
     with live.serving(button, blocks=False):
-        assert pumped.is_as_before()
+        assert kernel.is_as_before()
         with live.serving():  # but while a cell waits, it is answered with that one's
-            pumped.receive(click(button))
+            kernel.receive(click(button))
             live.pump()
-        assert pumped.is_as_before()
+        assert kernel.is_as_before()
     assert button.presses == ["MainThread"]
 
 
-def test_a_handler_that_raises_ends_nothing(
-    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture
-) -> None:
-    button = Button(lambda: 1 / 0)
-    with live.serving(button):
-        kernel.receive(click(button), click(button))
-        assert answered(live, lambda: len(button.presses) == 2)
-    assert caplog.text.count("ZeroDivisionError") >= 2  # without an IPython, ipywidgets logs it
-
-
 def test_a_comm_whose_own_callback_raises_is_logged(
-    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture
+    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
 ) -> None:
     button, good = Button(), Button()
     button.comm.on_msg(lambda _: {}["nothing"])
     with live.serving(button, good):
         kernel.receive(click(button), click(good))
         assert answered(live, lambda: good.presses)
-    assert caplog.messages == ["a widget's message was not answered"]
+    [said] = caplog.messages
+    assert said == snapshot(name="unanswered")
     assert "KeyError: 'nothing'" in caplog.text
 
 
-def test_a_handler_that_exits_does_not_end_the_thread(
-    tapped: Kernel, caplog: pytest.LogCaptureFixture
-) -> None:
-    def leave() -> None:
-        raise SystemExit
-
-    live, button = LiveComms(tapped), Button(leave)
-    with live.serving(button):
-        tapped.receive(click(button), click(button))
-        assert answered(live, lambda: len(button.presses) == 2)
-    assert caplog.messages == ["a widget's handler tried to end its thread"] * 2
-
-
-def test_a_handler_may_wait_and_pump_itself(pumped: Kernel) -> None:
-    live = LiveComms(pumped)
+@pumped
+def test_a_handler_may_wait_and_pump_itself(kernel: Kernel, live: LiveComms) -> None:
     inner = Button()
 
     def wait() -> None:
         with live.serving(inner):
-            pumped.receive(click(inner))
+            kernel.receive(click(inner))
             assert answered(live, lambda: inner.presses)
 
     outer = Button(wait)
     with live.serving(outer):
-        pumped.receive(click(outer))
+        kernel.receive(click(outer))
         live.pump()
     assert (len(outer.presses), len(inner.presses)) == (1, 1)
 
 
-def test_a_page_that_asks_for_all_widgets_is_answered_and_counted(
+def test_a_page_that_asks_for_all_widgets_is_counted_by_all_that_are_served(
     kernel: Kernel, live: LiveComms
 ) -> None:
     ipywidgets.register_comm_target()
-    control, first = uuid.uuid4().hex, Button()
+    control = uuid.uuid4().hex
     content = {"comm_id": control, "target_name": CONTROL, "data": {}}
     asks = {"comm_id": control, "data": {"method": "request_states"}}
-    with live.serving(first) as serving:
-        assert serving.reloads == 0
+    with live.serving(Button()) as serving:
         kernel.receive(message("comm_open", content, metadata={"version": "1.0.0"}))
         kernel.receive(message("comm_msg", asks), message("comm_msg", asks))
         assert answered(live, lambda: serving.reloads == 2)
-        with live.serving() as later:  # a comm from before is known
-            kernel.receive(message("comm_msg", asks))
-            assert answered(live, lambda: (serving.reloads, later.reloads) == (3, 1))
+    with live.serving() as first, live.serving() as later:  # a comm from before is known
+        kernel.receive(message("comm_msg", asks))
+        assert answered(live, lambda: (first.reloads, later.reloads) == (1, 1))
         kernel.receive(message("comm_close", {"comm_id": control, "data": {}}))
         assert answered(live, lambda: control not in kernel.comm_manager.comms)
     assert kernel.passed == []
@@ -418,52 +307,34 @@ def test_a_page_that_asks_for_all_widgets_is_answered_and_counted(
 # -- what is left behind
 
 
-def test_the_kernel_is_as_before_when_the_last_is_left(kernel: Kernel, live: LiveComms) -> None:
-    first, second = Button(), Button()
-    one, two = live.serving(first).begin(), live.serving(second).begin()
-    one.end()
-    kernel.receive(click(second))
-    assert answered(live, lambda: second.presses)
-    assert not kernel.is_as_before()
-    two.end()
-    assert kernel.is_as_before()
-    two.end()  # again: nothing more to leave
-    kernel.receive(click(first))
-    kernel.shell_stream.flush()
-    assert len(kernel.passed) == 1
-
-
-def test_the_same_widget_twice_is_served_until_it_is_left_twice(
-    kernel: Kernel, live: LiveComms
-) -> None:
-    button = Button()
-    with live.serving(button):
-        with live.serving(button):
-            pass
-        kernel.receive(click(button))
-        assert answered(live, lambda: button.presses)
-
-
-def test_what_came_before_the_end_is_still_answered(tapped: Kernel) -> None:
-    live, go = LiveComms(tapped), threading.Event()
+@tapped
+def test_what_came_before_the_end_is_still_answered(kernel: Kernel, live: LiveComms) -> None:
+    go = threading.Event()
     button = Button(lambda: go.wait(30))
-    with live.serving(button):
-        tapped.receive(*(click(button) for _ in range(5)))
+    with live.serving(button) as serving:
+        kernel.receive(*(click(button) for _ in range(5)))
         assert wait_until(lambda: button.presses)
         go.set()
     assert len(button.presses) == 5
+    serving.end()  # again: nothing more to leave
 
 
+@tapped
 def test_a_handler_that_does_not_return_is_not_waited_for(
-    tapped: Kernel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kernel: Kernel,
+    live: LiveComms,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    snapshot: SnapshotAssertion,
 ) -> None:
     monkeypatch.setattr(live_module, "PATIENCE", 0.05)
-    live, go = LiveComms(tapped), threading.Event()
+    go = threading.Event()
     button = Button(lambda: go.wait(30))
     with live.serving(button):
-        tapped.receive(click(button))
+        kernel.receive(click(button))
         assert wait_until(lambda: button.presses)
-    assert caplog.messages == ["a widget's handler still runs after 0.05 s"]
+    [said] = caplog.messages
+    assert said == snapshot
     go.set()
 
 
@@ -476,7 +347,7 @@ def test_a_handler_may_end_what_it_is_served_by(kernel: Kernel, live: LiveComms)
 
 
 def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
-    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture
+    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
 ) -> None:
     caplog.set_level(logging.INFO)
     stream, button, seen = kernel.shell_stream, Button(), []
@@ -491,7 +362,8 @@ def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
         kernel.receive(click(button))
         assert answered(live, lambda: len(button.presses) == 1)
     assert stream._recv_callback is foreign
-    assert caplog.messages == ["somebody else filters the kernel's messages; that is left as it is"]
+    [said] = caplog.messages
+    assert said == snapshot(name="foreign")
     kernel.receive(click(button))
     stream.flush()
     assert len(kernel.passed) == 1
@@ -526,28 +398,34 @@ def test_a_foreign_filter_that_forgot_ours_is_taken_for_the_kernels(
 # -- interrupts
 
 
-def test_an_interrupt_while_messages_are_read_comes_after_them(pumped: Kernel) -> None:
-    live, button = LiveComms(pumped), Button()
+@pumped
+def test_an_interrupt_while_messages_are_read_comes_after_them(
+    kernel: Kernel, live: LiveComms
+) -> None:
+    button = Button()
     cells = [message("execute_request", {"code": str(number)}) for number in range(3)]
-    pumped.receive(click(button), cells[0], None, cells[1], click(button), cells[2])
+    kernel.receive(click(button), cells[0], None, cells[1], click(button), cells[2])
     with live.serving(button), pytest.raises(KeyboardInterrupt):
         live.pump()
     assert len(button.presses) == 2
-    assert pumped.passed == cells
+    assert kernel.passed == cells
 
 
-def test_a_second_interrupt_breaks_a_handler_and_the_rest_is_the_kernels(pumped: Kernel) -> None:
+@pumped
+def test_a_second_interrupt_breaks_a_handler_and_the_rest_is_the_kernels(
+    kernel: Kernel, live: LiveComms
+) -> None:
     def insist() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    live, button, other = LiveComms(pumped), Button(insist), Button()
+    button, other = Button(insist), Button()
     behind = [click(other), click(button)]
-    pumped.receive(click(button), *behind)
+    kernel.receive(click(button), *behind)
     with live.serving(button, other), pytest.raises(KeyboardInterrupt):
         live.pump()
-    assert pumped.passed == behind
-    assert pumped.statuses[-2][0] == "idle"
+    assert kernel.passed == behind
+    assert kernel.statuses[-2][0] == "idle"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
