@@ -30,19 +30,12 @@ def test_a_newcomer_that_dies_while_it_is_given_much_keeps_nobody_waiting() -> N
             kill(group, 1)
             assert "did not come back" not in _healed_in_vain(group, gone)
             assert group.heal().ranks == (1,)
-        assert group.run("much.sum().item()", wants_value=True).values() == [FLOATS] * 3
+        assert group.evaluate("much.sum().item()") == [FLOATS] * 3
 
 
 def _healed_in_vain(group: Ranks, gone: int) -> str:
-    """Heal, and kill the new rank when a part of what it is given is there; what is said then."""
+    """Kill the new rank when it has a part of what it is given. Return why the heal failed."""
     failed: list[str] = []
-    while not failed:  # where the heal was quicker than this, again
-        gone = _strike_at_a_heal(group, gone, failed)
-    return failed[0]
-
-
-def _strike_at_a_heal(group: Ranks, gone: int, failed: list[str]) -> int:
-    """Kill who comes in the place of a process that is gone; its process id."""
 
     def heal() -> None:
         try:
@@ -50,16 +43,18 @@ def _strike_at_a_heal(group: Ranks, gone: int, failed: list[str]) -> int:
         except RequestError as error:
             failed.append(str(error))
 
-    healing = Thread(target=heal)
-    healing.start()
-    # a rank that is about to come has the process id of the one before it
-    assert wait_until(lambda: group.pids.get(1, gone) != gone)
-    newcomer = psutil.Process(group.pids[1])
-    empty = newcomer.memory_info().rss
-    while newcomer.memory_info().rss < empty + FLOATS and healing.is_alive():
-        pass  # it takes a moment only
-    os.kill(newcomer.pid, signal.SIGKILL)
-    healing.join(60)
-    assert not healing.is_alive()
-    assert wait_until(lambda: 1 not in group.alive)
-    return newcomer.pid
+    while not failed:  # again, where the heal was quicker than this
+        healing = Thread(target=heal)
+        healing.start()
+        # a rank that is about to come has the process id of the one before it
+        assert wait_until(lambda gone=gone: group.pids.get(1, gone) != gone)
+        newcomer = psutil.Process(group.pids[1])
+        empty = newcomer.memory_info().rss
+        while newcomer.memory_info().rss < empty + FLOATS and healing.is_alive():
+            pass  # it takes a moment only
+        os.kill(newcomer.pid, signal.SIGKILL)
+        healing.join(60)
+        assert not healing.is_alive()
+        assert wait_until(lambda: 1 not in group.alive)
+        gone = newcomer.pid
+    return failed[0]

@@ -6,10 +6,9 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable
 
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks
 from processes import wait_until
 
 from nbddp import CellFailedError, RequestError
@@ -40,9 +39,7 @@ while True:
 
 
 @pytest.mark.parametrize("nproc", [2, 3, 4])
-def test_a_rank_that_dies_at_any_moment_is_replaced(
-    make_group: Callable[..., Ranks], nproc: int
-) -> None:
+def test_a_rank_that_dies_at_any_moment_is_replaced(make_group: MakeRanks, nproc: int) -> None:
     chance = random.Random(nproc)
     group = make_group(nproc)
     group.run(SETUP, quiet=True)
@@ -57,16 +54,16 @@ def test_a_rank_that_dies_at_any_moment_is_replaced(
         assert group.heal().ranks == (victim,), f"kill {kill}"
         after = group.pids
         assert [rank for rank in range(nproc) if before[rank] != after[rank]] == [victim]
-        told = group.run("digest(), loader.step", quiet=True, wants_value=True).values()
+        told = group.evaluate("digest(), loader.step")
         assert len({*told}) == 1, f"kill {kill} of rank {victim}: {told}"
 
 
 @pytest.mark.parametrize("nproc", [16, 64])
-def test_one_of_many_is_replaced(make_group: Callable[..., Ranks], nproc: int) -> None:
+def test_one_of_many_is_replaced(make_group: MakeRanks, nproc: int) -> None:
     group = make_group(nproc)
     group.run(SETUP, quiet=True)
     for victim in (3, 0, nproc - 1):
         group.kill(victim)
         assert group.heal().ranks == (victim,)
-        told = group.run("dist.barrier()\ndigest()", quiet=True, wants_value=True).values()
+        told = group.evaluate("dist.barrier()\ndigest()")
         assert len({*told}) == 1
