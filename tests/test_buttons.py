@@ -208,6 +208,7 @@ def test_a_closed_widget_has_nothing_to_serve() -> None:
     assert LiveComms(None).serving(button).comm_ids == set()
 
 
+@tapped
 def test_what_cannot_be_read_or_was_read_goes_on_to_the_kernel_and_is_logged_once(
     kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
 ) -> None:
@@ -222,7 +223,7 @@ def test_what_cannot_be_read_or_was_read_goes_on_to_the_kernel_and_is_logged_onc
         assert answered(live, lambda: len(button.presses) == 2)
     assert kernel.passed == strange
     [said] = caplog.messages
-    assert said == snapshot(name="unread")
+    assert said == snapshot
 
 
 def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(
@@ -256,6 +257,7 @@ def test_where_the_main_thread_answers_a_panel_in_the_background_is_the_kernels(
     assert button.presses == ["MainThread"]
 
 
+@tapped
 def test_a_comm_whose_own_callback_raises_is_logged(
     kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
 ) -> None:
@@ -265,7 +267,7 @@ def test_a_comm_whose_own_callback_raises_is_logged(
         kernel.receive(click(button), click(good))
         assert answered(live, lambda: good.presses)
     [said] = caplog.messages
-    assert said == snapshot(name="unanswered")
+    assert said == snapshot
     assert "KeyError: 'nothing'" in caplog.text
 
 
@@ -363,7 +365,7 @@ def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
         assert answered(live, lambda: len(button.presses) == 1)
     assert stream._recv_callback is foreign
     [said] = caplog.messages
-    assert said == snapshot(name="foreign")
+    assert said == snapshot
     kernel.receive(click(button))
     stream.flush()
     assert len(kernel.passed) == 1
