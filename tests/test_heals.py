@@ -1,122 +1,164 @@
-"""The lifecycle of healing: new processes for dead ranks, while the others live on."""
+"""How a group goes on with other processes: dead ranks are replaced, or ranks are taken back."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
-from test_transitions import ALL_GONE, BROKEN, IDLE, run
+from lives import (
+    ALL_GONE,
+    BROKEN,
+    HEAL,
+    HEALING,
+    IDLE,
+    INTERRUPT,
+    OFF,
+    STOP,
+    after,
+    alarm,
+    died,
+    effect_of,
+    rang,
+    ready,
+    run,
+    texts_of,
+    unable,
+)
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.events import (
+    GRACE,
     Alarm,
     Event,
-    Exited,
     HealAsked,
     HealEnded,
-    InterruptAsked,
     Kill,
     NotHealed,
-    Rang,
-    RankReady,
-    RankUnable,
     Refuse,
+    Remark,
+    ReturnAsked,
     Revive,
     Revived,
     SendCell,
     SendLeave,
-    SetAlarm,
-    StopAsked,
+    Started,
+    TakeBack,
     Terminate,
 )
-from nbddp.lifecycle.states import GroupState, Life, RankState
-from nbddp.lifecycle.transitions import advance
+from nbddp.lifecycle.states import GroupState as State
+from nbddp.lifecycle.states import Life, RankState
+from nbddp.lifecycle.transitions import START_PATIENCE, advance
 
-HEALING, _ = advance(BROKEN, HealAsked(ranks=(1,), donor=0))
-READY = RankReady(attempt=BROKEN.attempt, rank=1)
+READY = after(HEALING, ready(1))
+HEALED = HealEnded(attempt=1)
+FAILED = HealEnded(attempt=1, reason="no room")
+HEALING_AGAIN = after(HEALING, FAILED, HEAL)
+BACK = ReturnAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
+RETURNING = after(OFF, BACK)
+IN_VAIN = (State.BROKEN, NotHealed, Kill(ranks=(1,)))
+
+TABLE = {
+    "a heal": (
+        (BROKEN, HEAL),
+        (
+            State.HEALING,
+            Revive(attempt=1, ranks=((1, 1),)),
+            alarm(Alarm.START, START_PATIENCE, cell=0, generation=1),
+        ),
+    ),
+    "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, Revived())),
+    "all have met": ((READY, HEALED), (State.IDLE,)),
+    "a cell after a heal": (
+        (after(READY, HEALED), run()),
+        (State.RUNNING, SendCell(cell=1, ranks=(0, 1))),
+    ),
+    "a heal is interrupted": ((HEALING, INTERRUPT), IN_VAIN),
+    "a heal fails": ((HEALING, FAILED), IN_VAIN),
+    "the new rank is unable": ((HEALING, unable(1)), IN_VAIN),
+    "the new rank is late": ((HEALING, rang(Alarm.START, cell=0, generation=1)), IN_VAIN),
+    "the new rank of a second heal is late": (
+        (HEALING_AGAIN, rang(Alarm.START, cell=0, generation=2)),
+        IN_VAIN,
+    ),
+    "a heal ends too early": ((HEALING, HEALED), IN_VAIN),
+    "the new rank dies": ((HEALING, died(1)), (State.BROKEN, NotHealed)),
+    "the donor dies": ((HEALING, died(0)), IN_VAIN),
+    "a stop": (
+        (HEALING, STOP),
+        (
+            State.STOPPING,
+            SendLeave(ranks=(0,)),
+            Terminate(ranks=(1,)),
+            alarm(Alarm.STOP, GRACE, cell=0, generation=1),
+        ),
+    ),
+    "ranks are taken back": (
+        (OFF, BACK),
+        (State.STARTING, TakeBack(), alarm(Alarm.START, START_PATIENCE, cell=0, attempt=4)),
+    ),
+    "all that live are ready": (
+        (after(RETURNING, ready(0, 4)), ready(2, 4)),
+        (State.BROKEN, Started()),
+    ),
+    "a returning rank is late": (
+        (after(RETURNING, ready(0, 4)), rang(Alarm.START, cell=0, attempt=4)),
+        (State.STARTING, Remark, Kill(ranks=(2,))),
+    ),
+    "a returning rank dies": (
+        (after(RETURNING, ready(0, 4)), died(2, attempt=4)),
+        (State.BROKEN, Started()),
+    ),
+}
+REFUSED = {
+    "no group": (OFF, HEAL),
+    "all ranks live": (IDLE, HEAL),
+    "no rank lives": (ALL_GONE, HealAsked(ranks=(0,), donor=0)),
+    "rank 0 lives": (BROKEN, HealAsked(ranks=(0,), donor=0)),
+    "the donor is dead": (BROKEN, HealAsked(ranks=(1,), donor=1)),
+    "an unknown rank": (BROKEN, HealAsked(ranks=(9,), donor=0)),
+    "a second heal": (HEALING, HEAL),
+    "taking ranks back while idle": (IDLE, BACK),
+}
+IGNORED = {
+    "the deadline of the start": (HEALING, rang(Alarm.START, cell=0, generation=0)),
+    "the deadline of a heal before": (HEALING_AGAIN, rang(Alarm.START, cell=0, generation=1)),
+    "the deadline when all are ready": (READY, rang(Alarm.START, cell=0, generation=1)),
+    "the end of a heal that is over": (BROKEN, HEALED),
+}
 
 
-def test_a_group_heals_while_the_others_live_on() -> None:
-    life, actions = advance(BROKEN, HealAsked(ranks=(1,), donor=0))
-    assert life.state is GroupState.HEALING
-    assert [each.state for each in life.ranks] == [RankState.IDLE, RankState.STARTING]
-    assert actions[0] == Revive(attempt=BROKEN.attempt, ranks=((1, 1),))
-    life, actions = advance(life, READY)
-    assert actions == [Revived()]
-    assert advance(life, run())[1] == [Refuse(reason="the worker group is healing")]
-    life, actions = advance(life, HealEnded(attempt=BROKEN.attempt))
-    assert (life.state, actions, life.has_group) == (GroupState.IDLE, [], True)
-    assert life.generation == BROKEN.generation + 1
-    assert advance(life, run())[1] == [SendCell(cell=1, ranks=(0, 1))]
+@pytest.mark.parametrize(("cause", "effect"), TABLE.values(), ids=TABLE)
+def test_an_event_leads_to_a_state_and_to_actions(
+    cause: tuple[Life, Event], effect: tuple[Any, ...]
+) -> None:
+    assert effect_of(*cause) == effect
+
+
+def test_what_is_refused_or_comes_too_late_changes_nothing() -> None:
+    for name, (life, event) in REFUSED.items():
+        assert (advance(life, event)[0], effect_of(life, event)[1:]) == (life, (Refuse,)), name
+    for name, (life, event) in IGNORED.items():
+        assert advance(life, event) == (life, []), name
+
+
+def test_the_user_is_told_why(snapshot: SnapshotAssertion) -> None:
+    causes = {name: cause for name, (cause, _) in TABLE.items()} | REFUSED
+    assert texts_of(causes) == snapshot
+
+
+def test_a_heal_leaves_the_others_as_they_were() -> None:
+    assert [each.state for each in HEALING.ranks] == [RankState.IDLE, RankState.STARTING]
+    for event in (INTERRUPT, FAILED, unable(1), died(1)):
+        assert after(HEALING, event).alive == [0]
+    assert after(HEALING, died(0)).alive == []
+    assert after(READY, HEALED).has_group
 
 
 def test_no_ranks_meet_where_others_have_tried_to() -> None:
     """What those left in the store would lead them astray."""
-    life, _ = advance(HEALING, HealEnded(attempt=BROKEN.attempt, reason="one could not"))
-    again, _ = advance(life, HealAsked(ranks=(1,), donor=0))
-    assert len({each.generation for each in (BROKEN, HEALING, again)}) == 3
+    assert [each.generation for each in (BROKEN, HEALING, HEALING_AGAIN)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("event", "why"),
-    [
-        (InterruptAsked(), "it was interrupted"),
-        (HealEnded(attempt=BROKEN.attempt, reason="no room"), "no room"),
-        (RankUnable(attempt=BROKEN.attempt, rank=1, reason="no"), "rank 1 could not start: no"),
-        (
-            Rang(alarm=Alarm.START, attempt=BROKEN.attempt, cell=0, generation=HEALING.generation),
-            "rank 1 did not get ready in 90 s",
-        ),
-        (HealEnded(attempt=BROKEN.attempt), "it was ended before all ranks were there"),
-    ],
-)
-def test_what_ends_it_leaves_the_others_as_they_were(event: Event, why: str) -> None:
-    life, actions = advance(HEALING, event)
-    assert life.state is GroupState.BROKEN
-    assert life.alive == [0]
-    assert actions == [NotHealed(reason=why), Kill(ranks=(1,))]
-
-
-@pytest.mark.parametrize(("rank", "alive"), [(1, [0]), (0, [])])
-def test_a_death_while_it_heals_ends_it(rank: int, alive: list[int]) -> None:
-    life, actions = advance(HEALING, Exited(attempt=BROKEN.attempt, rank=rank, exitcode=-9))
-    assert (life.state, life.alive) == (GroupState.BROKEN, alive)
-    assert actions[0] == NotHealed(reason=f"rank {rank} was killed by SIGKILL meanwhile")
-
-
-def test_a_group_that_heals_may_be_stopped() -> None:
-    life, actions = advance(HEALING, StopAsked())
-    assert life.state is GroupState.STOPPING
-    assert actions[:2] == [SendLeave(ranks=(0,)), Terminate(ranks=(1,))]
-
-
-@pytest.mark.parametrize(
-    ("life", "ranks", "donor", "said"),
-    [
-        (IDLE, (1,), 0, "no rank is gone"),
-        (ALL_GONE, (0,), 0, "no rank lives that could give its names"),
-        (BROKEN, (0,), 0, "rank 0 lives"),
-        (BROKEN, (1,), 1, "rank 1 was killed by SIGKILL"),
-        (BROKEN, (9,), 0, "there is no rank 9"),
-        (HEALING, (1,), 0, "the worker group is healing"),
-    ],
-)
-def test_what_cannot_be_healed_is_refused(
-    life: Life, ranks: tuple[int, ...], donor: int, said: str
-) -> None:
-    after, [refusal] = advance(life, HealAsked(ranks=ranks, donor=donor))
-    assert after is life
-    assert isinstance(refusal, Refuse)
-    assert refusal.reason.startswith(said)
-
-
-def test_a_deadline_of_what_was_before_ends_no_heal() -> None:
-    """That of the start, or of a heal before: each rings a minute and a half after it began."""
-    start = Rang(alarm=Alarm.START, attempt=BROKEN.attempt, cell=0, generation=BROKEN.generation)
-    assert advance(HEALING, start) == (HEALING, [])
-    life, _ = advance(HEALING, HealEnded(attempt=BROKEN.attempt, reason="one could not"))
-    again, actions = advance(life, HealAsked(ranks=(1,), donor=0))
-    before = replace(start, generation=HEALING.generation)
-    assert advance(again, before) == (again, [])
-    [alarm] = [each for each in actions if isinstance(each, SetAlarm)]
-    rings = replace(start, generation=alarm.generation)
-    assert advance(again, rings)[0].state is GroupState.BROKEN
+def test_ranks_that_are_not_taken_back_are_gone() -> None:
+    assert (RETURNING.alive, RETURNING.gone, RETURNING.attempt) == ([0, 2], (1,), 4)
+    assert [each.incarnation for each in RETURNING.ranks] == [0, 0, 1]

@@ -7,18 +7,14 @@ what they are told, or die, or report late; a death may be seen before a report 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from lives import INTERRUPT, OFF, START, STOP, died, ended
 
 from nbddp.lifecycle.events import (
     Action,
@@ -28,7 +24,6 @@ from nbddp.lifecycle.events import (
     Finished,
     HealAsked,
     HealEnded,
-    InterruptAsked,
     Kill,
     KillAsked,
     News,
@@ -50,7 +45,6 @@ from nbddp.lifecycle.events import (
     Spawn,
     StartAsked,
     Started,
-    StopAsked,
     Stopped,
     TakeBack,
     Terminate,
@@ -61,10 +55,10 @@ from nbddp.lifecycle.transitions import advance
 WORLD = st.integers(1, 3)
 RANK = st.integers(0, 2)
 ENDINGS = st.one_of(  # the harshest last: hypothesis tries the first most
-    st.just(InterruptAsked()),
+    st.just(INTERRUPT),
     st.builds(KillAsked, rank=st.integers(-1, 3)),
-    st.just(StartAsked(world_size=2)),
-    st.just(StopAsked()),
+    st.just(START),
+    st.just(STOP),
     st.builds(
         RestartAsked, start=st.builds(StartAsked, world_size=WORLD, joins_group=st.booleans())
     ),
@@ -105,15 +99,6 @@ class Ledger:
     stopped: Counter[int] = field(default_factory=Counter)
     outcomes: Counter[int] = field(default_factory=Counter)
     handed: dict[int, int] = field(default_factory=dict)
-
-    def copy(self) -> Ledger:
-        return Ledger(
-            self.sent.copy(),
-            self.finished.copy(),
-            self.stopped.copy(),
-            self.outcomes.copy(),
-            self.handed.copy(),
-        )
 
     def follow(self, before: Life, event: Event, life: Life, actions: list[Action]) -> None:
         """Check one step of the lifecycle and keep book of it."""
@@ -164,16 +149,12 @@ class Ledger:
         assert all(self.stopped[attempt] == 1 for attempt in range(1, life.attempt + 1))
 
 
-def well_ended(attempt: int, rank: int, cell: int) -> RankEnded:
-    return RankEnded(attempt=attempt, rank=rank, cell=cell, is_ok=True, in_group=True, sequence=0)
-
-
 class AnyOrder(RuleBasedStateMachine):
     """A user, processes and a clock, none of which wait for each other."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.life = Life()
+        self.life = OFF
         self.ledger = Ledger()
         self.processes: dict[int, Process] = {}
         self.exits: list[tuple[Process, int]] = []
@@ -416,17 +397,17 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def a_stop_leads_to_off(self) -> None:
         imagined = Imagined(self)
-        imagined.step(StopAsked())
-        imagined.all_exit()
+        imagined.step(STOP)
+        imagined.exit(imagined.life.alive)
         assert imagined.life.state is GroupState.OFF
         imagined.ledger.check_balance(imagined.life)
 
     @invariant()
     def a_restart_leads_to_a_group_that_runs_cells(self) -> None:
         imagined = Imagined(self)
-        imagined.step(RestartAsked(start=StartAsked(world_size=2)))
+        imagined.step(RestartAsked(start=START))
         if imagined.life.attempt == self.life.attempt:
-            imagined.all_exit()
+            imagined.exit(imagined.life.alive)
         for rank in range(2):
             imagined.step(RankReady(attempt=imagined.life.attempt, rank=rank))
         imagined.step(RunAsked(cell=self.cells + 1, ranks=(0, 1)))
@@ -440,7 +421,7 @@ class AnyOrder(RuleBasedStateMachine):
             imagined.step(RunAsked(cell=number, ranks=tuple(alive)))
             for rank in alive:
                 assert imagined.life.state is GroupState.RUNNING
-                imagined.step(well_ended(imagined.life.attempt, rank, number))
+                imagined.step(ended(rank, cell=number, attempt=imagined.life.attempt))
             assert imagined.ledger.finished[number] == 1
 
     @invariant()
@@ -448,7 +429,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.life.state is GroupState.HEALING:
             before = set(self.life.alive) - set(self.life.newcomers)
             imagined = Imagined(self)
-            imagined.step(InterruptAsked())
+            imagined.step(INTERRUPT)
             assert imagined.life.state is GroupState.BROKEN
             assert set(imagined.life.alive) == before
 
@@ -456,47 +437,37 @@ class AnyOrder(RuleBasedStateMachine):
     def an_interrupt_after_the_user_was_told_ends_the_cell(self) -> None:
         if self.life.state.is_busy:
             imagined = Imagined(self)
-            imagined.step(InterruptAsked())
+            imagined.step(INTERRUPT)
             imagined.ring(self.alarms, Alarm.STUCK)
-            imagined.step(InterruptAsked())
-            imagined.killed_exit()
+            imagined.step(INTERRUPT)
+            imagined.exit(imagined.killed)
             assert imagined.life.cell is None
 
-    def are_told_to_end(self) -> set[int]:
-        """The ranks that were, and those that have ended without anybody having seen it yet."""
-        doomed = {each.rank for each in self.processes.values() if each.is_doomed}
-        return doomed | {process.rank for process, _ in self.exits}
+    def once_all_alarms_rang(self) -> Life:
+        """Return what becomes of the life if no rank ever answers."""
+        imagined = Imagined(self)
+        imagined.killed = {each.rank for each in self.processes.values() if each.is_doomed}
+        imagined.killed |= {process.rank for process, _ in self.exits}
+        imagined.ring(self.alarms)
+        imagined.exit(imagined.killed)
+        return imagined.life
 
     @invariant()
     def a_start_ends_in_time(self) -> None:
         if self.life.state is GroupState.STARTING:
-            imagined = Imagined(self)
-            imagined.killed = self.are_told_to_end()
-            imagined.ring(self.alarms)
-            imagined.killed_exit()
-            assert imagined.life.state is not GroupState.STARTING
+            assert self.once_all_alarms_rang().state is not GroupState.STARTING
 
     @invariant()
     def a_stop_ends_in_time(self) -> None:
-        """Whatever was told to end is gone when the alarms have rung, without another word."""
         if self.life.state is GroupState.STOPPING:
-            imagined = Imagined(self)
-            imagined.killed = self.are_told_to_end()
-            imagined.ring(self.alarms)
-            imagined.killed_exit()
-            assert imagined.life.state in (GroupState.OFF, GroupState.STARTING)
+            assert self.once_all_alarms_rang().state in (GroupState.OFF, GroupState.STARTING)
 
     @invariant()
     def an_interrupted_or_failed_cell_ends_in_time(self) -> None:
-        """Even if no rank ever answers."""
         cell = self.life.cell
         is_ending = self.life.state is GroupState.INTERRUPTING
         if self.life.state.is_busy and cell is not None and (is_ending or cell.has_failed):
-            imagined = Imagined(self)
-            imagined.killed = self.are_told_to_end()
-            imagined.ring(self.alarms)
-            imagined.killed_exit()
-            assert imagined.life.cell is None
+            assert self.once_all_alarms_rang().cell is None
 
 
 class Imagined:
@@ -504,7 +475,7 @@ class Imagined:
 
     def __init__(self, world: AnyOrder) -> None:
         self.life = world.life
-        self.ledger = world.ledger.copy()
+        self.ledger = deepcopy(world.ledger)
         self.killed: set[int] = set()
         self.alarms: list[SetAlarm] = []
 
@@ -526,29 +497,12 @@ class Imagined:
             self.alarms.remove(due[0])
             self.step(due[0].rings())
 
-    def killed_exit(self) -> None:
-        """All that were killed are gone."""
+    def exit(self, ranks: Iterable[int]) -> None:
+        """End the processes of these ranks, if they live."""
         attempt = self.life.attempt
-        for rank in self.killed & set(self.life.alive):
-            self.step(Exited(attempt=attempt, rank=rank, exitcode=-9))
-
-    def all_exit(self) -> None:
-        """All are gone."""
-        attempt = self.life.attempt
-        for rank in self.life.alive:
-            self.step(Exited(attempt=attempt, rank=rank, exitcode=-15))
+        for rank in set(ranks) & set(self.life.alive):
+            self.step(died(rank, attempt=attempt))
 
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(stateful_step_count=40)
-
-
-def test_every_alarm_is_one_that_the_machine_rings() -> None:
-    assert {alarm.name for alarm in Alarm} == {
-        "START",
-        "PEERS",
-        "STUCK",
-        "GRACE",
-        "CLEANUP",
-        "STOP",
-    }

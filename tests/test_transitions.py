@@ -1,7 +1,6 @@
-"""The worker group's life: what follows from every event, in every state.
+"""The worker group's life as tables: what follows from an event, in which state.
 
-The first part is the table of transitions, a sentence each; the second, in
-``test_lifecycle_orders.py``, plays any order of events.
+``test_transition_orders.py`` plays the events in any order.
 """
 
 from __future__ import annotations
@@ -10,27 +9,45 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from lives import (
+    ALL_GONE,
+    BROKEN,
+    HEALING,
+    IDLE,
+    INTERRUPT,
+    INTERRUPTING,
+    OFF,
+    RUNNING,
+    START,
+    STARTING,
+    STOP,
+    STOPPING,
+    after,
+    alarm,
+    died,
+    effect_of,
+    ended,
+    failed,
+    noticed,
+    rang,
+    ready,
+    run,
+    texts_of,
+    unable,
+)
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.events import (
     GRACE,
-    Action,
     Alarm,
     Event,
-    Exited,
     Finished,
-    InterruptAsked,
     Kill,
     KillAsked,
     NotStarted,
-    Rang,
-    RankEnded,
-    RankNoticed,
-    RankReady,
-    RankUnable,
     Refuse,
     Remark,
     RestartAsked,
-    ReturnAsked,
     RunAsked,
     SendCell,
     SendInterrupt,
@@ -40,13 +57,11 @@ from nbddp.lifecycle.events import (
     Spawn,
     StartAsked,
     Started,
-    StopAsked,
     Stopped,
-    TakeBack,
     Terminate,
 )
-from nbddp.lifecycle.reasons import RAN_TO_ITS_END
-from nbddp.lifecycle.states import GroupState, Life, RankState
+from nbddp.lifecycle.states import GroupState as State
+from nbddp.lifecycle.states import Life, RankState
 from nbddp.lifecycle.transitions import (
     CLEANUP,
     DEATH_PATIENCE,
@@ -56,758 +71,343 @@ from nbddp.lifecycle.transitions import (
     advance,
 )
 
-START = StartAsked(world_size=2)
-
-
-def ready(rank: int, attempt: int = 1) -> RankReady:
-    return RankReady(attempt=attempt, rank=rank)
-
-
-def unable(rank: int, attempt: int = 1) -> RankUnable:
-    return RankUnable(attempt=attempt, rank=rank, reason="OSError: no")
-
-
-def died(rank: int, exitcode: int | None = -9, attempt: int = 1) -> Exited:
-    return Exited(attempt=attempt, rank=rank, exitcode=exitcode)
-
-
-def run(*ranks: int, cell: int = 1, needs_group: bool | None = True) -> RunAsked:
-    return RunAsked(cell=cell, ranks=ranks or (0, 1), needs_group=needs_group)
-
-
-def ended(
-    rank: int,
-    *,
-    cell: int = 1,
-    is_ok: bool = True,
-    in_group: bool = True,
-    sequence: int = 0,
-    attempt: int = 1,
-) -> RankEnded:
-    return RankEnded(
-        attempt=attempt,
-        rank=rank,
-        cell=cell,
-        is_ok=is_ok,
-        in_group=in_group,
-        sequence=sequence,
-    )
-
-
-def noticed(rank: int, cell: int = 1, attempt: int = 1) -> RankNoticed:
-    return RankNoticed(attempt=attempt, rank=rank, cell=cell)
-
-
-def rang(
-    alarm: Alarm,
-    cell: int = 1,
-    attempt: int = 1,
-    stopped: tuple[tuple[int, int], ...] = (),
-    working: tuple[int, ...] = (),
-) -> Rang:
-    return Rang(alarm=alarm, attempt=attempt, cell=cell, stopped=stopped, working=working)
-
-
-def alarm(kind: Alarm, seconds: float, cell: int = 1, attempt: int = 1) -> SetAlarm:
-    return SetAlarm(alarm=kind, attempt=attempt, cell=cell, seconds=seconds)
-
-
-def play(*events: Event, life: Life | None = None) -> tuple[Life, list[Action]]:
-    """The life after all events, and what the last of them made the session do."""
-    life, actions = life or Life(), []
-    for event in events:
-        life, actions = advance(life, event)
-    return life, actions
-
-
-def after(*events: Event) -> Life:
-    return play(*events)[0]
-
-
-OFF = Life()
-STARTING = after(START)
-IDLE = after(START, ready(0), ready(1))
-RUNNING = after(START, ready(0), ready(1), run())
-INTERRUPTING = after(START, ready(0), ready(1), run(), InterruptAsked())
-BROKEN = after(START, ready(0), ready(1), died(1))
-ALL_GONE = after(START, ready(0), ready(1), died(0), died(1))
-STOPPING = after(START, ready(0), ready(1), StopAsked())
-EVERY = {
-    "off": OFF,
-    "starting": STARTING,
-    "idle": IDLE,
-    "running": RUNNING,
-    "interrupting": INTERRUPTING,
-    "broken": BROKEN,
-    "all gone": ALL_GONE,
-    "stopping": STOPPING,
-}
-each_life = pytest.mark.parametrize("life", EVERY.values(), ids=EVERY.keys())
-
-
-def test_the_lives_above_are_in_the_states_that_they_are_named_for() -> None:
-    assert [life.state for life in EVERY.values()] == [
-        GroupState.OFF,
-        GroupState.STARTING,
-        GroupState.IDLE,
-        GroupState.RUNNING,
-        GroupState.INTERRUPTING,
-        GroupState.BROKEN,
-        GroupState.BROKEN,
-        GroupState.STOPPING,
-    ]
-
-
-# ---- start
-
-
-def test_a_start_spawns_all_ranks_and_sets_one_alarm() -> None:
-    life, actions = play(START)
-    assert life.state is GroupState.STARTING
-    assert life.alive == [0, 1]
-    assert actions == [
-        Spawn(attempt=1, world_size=2, joins_group=True),
-        alarm(Alarm.START, START_PATIENCE, cell=0),
-    ]
-
-
-@pytest.mark.parametrize("joins_group", [True, False])
-def test_a_start_says_whether_there_is_a_process_group(joins_group: bool) -> None:
-    life, actions = play(StartAsked(world_size=1, joins_group=joins_group))
-    assert life.has_group is joins_group
-    assert actions[0] == Spawn(attempt=1, world_size=1, joins_group=joins_group)
-
-
-def test_the_group_has_started_when_every_rank_is_ready_and_not_before() -> None:
-    life, actions = play(START, ready(1))
-    assert (life.state, actions) == (GroupState.STARTING, [])
-    life, actions = play(ready(0), life=life)
-    assert (life.state, actions) == (GroupState.IDLE, [Started()])
-
-
-def test_a_rank_that_says_it_is_ready_twice_counts_once() -> None:
-    life, actions = play(START, ready(1), ready(1))
-    assert (life.state, actions) == (GroupState.STARTING, [])
-
-
-def test_a_rank_that_is_unable_ends_the_start_and_all_ranks() -> None:
-    life, actions = play(START, ready(0), unable(1))
-    assert life.state is GroupState.STOPPING
-    assert actions == [
-        NotStarted(reason="rank 1 could not start: OSError: no"),
-        Kill(ranks=(0, 1)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("exitcode", "words"),
-    [(-9, "was killed by SIGKILL"), (1, "exited with code 1"), (None, "disappeared")],
-)
-def test_a_rank_that_dies_while_it_starts_ends_the_start_with_its_exit_in_words(
-    exitcode: int | None, words: str
-) -> None:
-    life, actions = play(START, died(1, exitcode))
-    assert life.state is GroupState.STOPPING
-    assert actions == [NotStarted(reason=f"rank 1 {words} while it started"), Kill(ranks=(0,))]
-
-
-def test_an_only_rank_that_dies_while_it_starts_leaves_the_group_off() -> None:
-    life, actions = play(StartAsked(world_size=1), died(0, 3))
-    assert life.state is GroupState.OFF
-    assert actions == [
-        NotStarted(reason="rank 0 exited with code 3 while it started"),
-        Stopped(),
-    ]
-
-
-def test_a_start_that_takes_too_long_names_the_ranks_that_are_late() -> None:
-    life, actions = play(StartAsked(world_size=4), ready(1), rang(Alarm.START, cell=0))
-    assert life.state is GroupState.STOPPING
-    assert actions == [
-        NotStarted(reason="ranks 0,2-3 did not get ready in 90 s"),
-        Kill(ranks=(0, 1, 2, 3)),
-    ]
-
-
-def test_a_failed_start_is_told_once_and_over_when_every_process_is_gone() -> None:
-    life, actions = play(START, unable(1), died(1, 1))
-    assert (life.state, actions) == (GroupState.STOPPING, [])
-    life, actions = play(died(0), life=life)
-    assert (life.state, actions) == (GroupState.OFF, [Stopped()])
-
-
-@pytest.mark.parametrize("life", [IDLE, RUNNING, INTERRUPTING, BROKEN], ids=lambda it: it.state)
-def test_news_of_a_start_that_is_over_changes_nothing(life: Life) -> None:
-    for event in (ready(0), unable(0), rang(Alarm.START, cell=0)):
-        assert advance(life, event) == (life, [])
-
-
-@pytest.mark.parametrize(
-    ("life", "words"),
-    [
-        (STARTING, "the worker group is starting already"),
-        (IDLE, "the worker group is ready already"),
-        (RUNNING, "the worker group is running a cell already"),
-        (INTERRUPTING, "the worker group is interrupting the cell already"),
-        (STOPPING, "the worker group is stopping already"),
-    ],
-    ids=lambda it: it.state if isinstance(it, Life) else "",
-)
-def test_a_second_start_is_refused_with_what_the_group_does(life: Life, words: str) -> None:
-    assert advance(life, START) == (life, [Refuse(reason=words)])
-
-
-def test_a_start_beside_a_dead_rank_is_refused_in_a_sentence() -> None:
-    life, [refusal] = advance(BROKEN, START)
-    assert life == BROKEN
-    assert isinstance(refusal, Refuse)
-    assert "is a rank is gone" not in refusal.reason
-
-
-# ---- cells
-
-
-def test_a_cell_goes_to_all_its_ranks_at_once() -> None:
-    life, actions = play(run(cell=5), life=IDLE)
-    assert life.state is GroupState.RUNNING
-    assert [each.state for each in life.ranks] == [RankState.RUNNING, RankState.RUNNING]
-    assert actions == [SendCell(cell=5, ranks=(0, 1))]
-
-
-def test_a_cell_is_finished_when_its_last_rank_is_through() -> None:
-    life, actions = play(ended(1), life=RUNNING)
-    assert (life.state, actions) == (GroupState.RUNNING, [])
-    life, actions = play(ended(0), life=life)
-    assert (life.state, actions) == (GroupState.IDLE, [Finished(cell=1)])
-    assert life.cell is None
-    assert life.has_group
-
-
-def test_a_cell_on_some_ranks_leaves_the_others_alone() -> None:
-    life, actions = play(run(1, cell=3), life=IDLE)
-    assert actions == [SendCell(cell=3, ranks=(1,))]
-    assert [each.state for each in life.ranks] == [RankState.IDLE, RankState.RUNNING]
-    life, actions = play(ended(1, cell=3), life=life)
-    assert (life.state, actions) == (GroupState.IDLE, [Finished(cell=3)])
-
-
-def test_a_rank_that_does_not_run_the_cell_cannot_end_it() -> None:
-    life = after(START, ready(0), ready(1), run(1))
-    assert advance(life, ended(0)) == (life, [])
-
-
-def test_a_rank_that_ends_twice_counts_once() -> None:
-    life = after(START, ready(0), ready(1), run(), ended(0))
-    assert advance(life, ended(0)) == (life, [])
-
-
-@pytest.mark.parametrize("life", [RUNNING, INTERRUPTING], ids=lambda it: it.state)
-def test_a_second_cell_is_refused_while_one_runs(life: Life) -> None:
-    words = "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
-    assert advance(life, run(cell=2)) == (life, [Refuse(reason=words)])
-
-
-@pytest.mark.parametrize(
-    ("life", "words"),
-    [
-        (OFF, "the worker group is not started"),
-        (STARTING, "the worker group is starting"),
-        (STOPPING, "the worker group is stopping"),
-    ],
-    ids=lambda it: it.state if isinstance(it, Life) else "",
-)
-def test_a_cell_is_refused_while_no_rank_could_run_it(life: Life, words: str) -> None:
-    assert advance(life, run()) == (life, [Refuse(reason=words)])
-
-
-@pytest.mark.parametrize("rank", [2, -1, 100])
-def test_a_cell_for_a_rank_that_is_not_there_is_refused(rank: int) -> None:
-    words = f"there is no rank {rank}; the group has ranks 0 to 1"
-    assert advance(IDLE, run(0, rank)) == (IDLE, [Refuse(reason=words)])
-
-
-def test_a_cell_for_no_rank_at_all_is_refused() -> None:
-    life, actions = advance(IDLE, RunAsked(cell=1, ranks=()))
-    assert life == IDLE
-    assert [type(action) for action in actions] == [Refuse]
-
-
-def test_a_rank_named_twice_gets_the_cell_once() -> None:
-    _, actions = advance(IDLE, RunAsked(cell=1, ranks=(1, 1)))
-    sent = [action.ranks for action in actions if isinstance(action, SendCell)]
-    assert sent in ([(1,)], [])  # once, or refused
-
-
-def test_a_cell_for_a_dead_rank_is_refused_with_all_ways_out() -> None:
-    words = (
-        "rank 1 was killed by SIGKILL; `%ddp heal` replaces it, `%ddp restart` restarts all ranks, "
-        "`%%ddp --ranks 0` uses the others"
-    )
-    assert advance(BROKEN, run()) == (BROKEN, [Refuse(reason=words)])
-
-
-def test_when_every_rank_is_dead_only_a_restart_is_offered() -> None:
-    words = "rank 0 was killed by SIGKILL; `%ddp restart` restarts all ranks"
-    assert advance(ALL_GONE, run()) == (ALL_GONE, [Refuse(reason=words)])
-
-
-def test_the_survivors_of_a_dead_rank_run_cells() -> None:
-    life, actions = play(run(0, cell=2), life=BROKEN)
-    assert actions == [SendCell(cell=2, ranks=(0,))]
-    life, actions = play(ended(0, cell=2, in_group=False), life=life)
-    assert (life.state, actions) == (GroupState.BROKEN, [Finished(cell=2)])
-
-
-# ---- the process group
-
-
-def test_a_cell_finds_its_group_as_it_was() -> None:
-    life = after(START, ready(0), ready(1), run(), ended(0, sequence=3), ended(1, sequence=3))
-    assert play(run(cell=2), life=life)[1] == [SendCell(cell=2, ranks=(0, 1))]
-
-
-def test_the_group_is_formed_anew_when_a_cell_lost_it_on_any_rank() -> None:
-    life = after(START, ready(0), ready(1), run(), ended(0), ended(1, in_group=False))
-    assert not life.has_group
-    life, actions = play(run(0, cell=2), life=life)
-    assert actions == [
-        SendRegroup(ranks=(0, 1), generation=1, form=True),
-        SendCell(cell=2, ranks=(0,)),
-    ]
-    assert life.has_group
-
-
-def test_a_cell_on_some_ranks_makes_no_group_whole_that_others_have_lost() -> None:
-    lost = after(START, ready(0), ready(1), run(), ended(0, in_group=False), ended(1))
-    assert not lost.has_group
-    life, _ = play(run(1, cell=2, needs_group=False), ended(1, cell=2), life=lost)
-    assert not life.has_group
-    _, actions = play(run(cell=3), life=life)
-    assert any(isinstance(each, SendRegroup) and each.form for each in actions)
-
-
-def test_the_group_is_formed_anew_when_the_ranks_left_at_different_collectives() -> None:
-    life = after(
-        START, ready(0), ready(1), run(), ended(0, is_ok=False, sequence=3), ended(1, sequence=4)
-    )
-    assert play(run(cell=2), life=life)[1][0] == SendRegroup(ranks=(0, 1), generation=1, form=True)
-
-
-def test_the_group_stays_when_all_failed_at_the_same_collective() -> None:
-    life = after(
-        START,
-        ready(0),
-        ready(1),
-        run(),
-        ended(0, is_ok=False, sequence=3),
-        ended(1, is_ok=False, sequence=3),
-    )
-    assert life.has_group
-
-
-def test_every_new_group_is_of_a_new_generation() -> None:
-    life = IDLE
-    for number in (1, 2, 3):
-        life, actions = play(run(cell=number), life=life)
-        regroups = [each.generation for each in actions if isinstance(each, SendRegroup)]
-        assert regroups == ([number - 1] if number > 1 else [])
-        life, _ = play(ended(0, cell=number, in_group=False), ended(1, cell=number), life=life)
-
-
-def test_a_cell_that_wants_no_group_has_the_ranks_leave_theirs() -> None:
-    life, actions = play(run(cell=2, needs_group=False), life=IDLE)
-    assert actions[0] == SendRegroup(ranks=(0, 1), generation=1, form=False)
-    assert not life.has_group
-
-
-@pytest.mark.parametrize("lost", [{"in_group": False}, {"is_ok": False, "sequence": 3}])
-def test_a_cell_that_wants_no_group_has_the_ranks_leave_what_a_failed_one_left(
-    lost: dict[str, Any],
-) -> None:
-    life, _ = play(ended(0), ended(1, **lost), life=RUNNING)
-    assert not life.has_group
-    _, actions = play(run(cell=2, needs_group=False), life=life)
-    assert actions[0] == SendRegroup(ranks=(0, 1), generation=1, form=False)
-
-
-def test_a_group_that_a_cell_made_by_itself_is_kept() -> None:
-    life = after(StartAsked(world_size=2, joins_group=False), ready(0), ready(1))
-    life, _ = play(run(needs_group=False), ended(0), ended(1), life=life)
-    assert life.has_group
-    assert play(run(cell=2), life=life)[1] == [SendCell(cell=2, ranks=(0, 1))]
-
-
-@pytest.mark.parametrize("has_group", [True, False])
-def test_a_cell_that_does_not_care_leaves_the_group_as_it_is(has_group: bool) -> None:
-    life = replace(IDLE, has_group=has_group)
-    life, actions = play(run(cell=2, needs_group=None), life=life)
-    assert actions == [SendCell(cell=2, ranks=(0, 1))]
-    assert life.has_group is has_group
-
-
-def test_no_group_is_formed_with_a_rank_missing() -> None:
-    _, actions = play(run(0, cell=2), life=BROKEN)
-    assert actions == [SendCell(cell=2, ranks=(0,))]
-
-
-def test_ranks_leave_their_group_with_a_rank_missing() -> None:
-    life, actions = play(run(0, cell=2, needs_group=False), life=BROKEN)
-    assert actions[0] == SendRegroup(ranks=(0,), generation=1, form=False)
-    assert not life.has_group
-
-
-def test_the_group_is_lost_with_a_rank() -> None:
-    assert not BROKEN.has_group
-    assert not after(START, ready(0), ready(1), run(), died(1), ended(0)).has_group
-
-
-# ---- a rank fails
-
-
-def test_the_first_failure_gives_the_peers_a_moment() -> None:
-    life, actions = play(ended(1, is_ok=False), life=RUNNING)
-    assert life.state is GroupState.RUNNING
-    assert actions == [alarm(Alarm.PEERS, PEERS_PATIENCE)]
-
-
-def test_a_dead_rank_gives_the_peers_a_shorter_one() -> None:
-    life, actions = play(died(1), life=RUNNING)
-    assert life.state is GroupState.RUNNING
-    said = Remark(text="rank 1 was killed by SIGKILL")
-    assert actions == [said, alarm(Alarm.PEERS, DEATH_PATIENCE)]
-
-
-def test_the_last_rank_to_die_is_told_by_the_verdict_alone() -> None:
-    assert Remark not in map(type, play(ended(0), died(1), life=RUNNING)[1])
-
-
-def test_a_second_failure_sets_no_second_alarm() -> None:
-    life = after(StartAsked(world_size=3), ready(0), ready(1), ready(2), run(0, 1, 2))
-    life, _ = play(ended(0, is_ok=False), life=life)
-    assert play(ended(1, is_ok=False), life=life)[1] == []
-
-
-def test_a_death_that_is_heard_of_after_a_failure_makes_the_moment_shorter() -> None:
-    life = after(StartAsked(world_size=4), *map(ready, range(4)), run(0, 1, 2, 3))
-    life, _ = play(ended(0, is_ok=False), life=life)  # of the connection to rank 1
-    said = Remark(text="rank 1 was killed by SIGKILL")
-    life, actions = play(died(1), life=life)
-    assert actions == [said, alarm(Alarm.PEERS, DEATH_PATIENCE)]
-    assert alarm(Alarm.PEERS, DEATH_PATIENCE) not in play(died(2), life=life)[1]
-
-
-def test_a_success_sets_no_alarm() -> None:
-    assert play(ended(0), life=RUNNING)[1] == []
-
-
-def test_the_last_rank_to_fail_ends_the_cell_without_an_alarm() -> None:
-    life, actions = play(ended(0), ended(1, is_ok=False), life=RUNNING)
-    assert (life.state, actions) == (GroupState.IDLE, [Finished(cell=1)])
-
-
-def test_peers_that_still_wait_are_freed_when_their_moment_is_over() -> None:
-    life, actions = play(ended(1, is_ok=False), rang(Alarm.PEERS), life=RUNNING)
-    assert life.state is GroupState.INTERRUPTING
-    assert actions == [
-        SendInterrupt(cell=1, ranks=(0,)),
-        alarm(Alarm.GRACE, GRACE),
-        alarm(Alarm.CLEANUP, CLEANUP),
-    ]
-
-
-def test_peers_of_a_dead_rank_are_told_that_they_wait_in_vain() -> None:
-    _, actions = play(died(1), rang(Alarm.PEERS), life=RUNNING)
-    assert actions[0] == SendInterrupt(cell=1, ranks=(0,), is_for_death=True)
-
-
-def test_peers_that_the_user_interrupted_already_are_not_interrupted_again() -> None:
-    life = after(START, ready(0), ready(1), run(), ended(1, is_ok=False), InterruptAsked())
-    assert advance(life, rang(Alarm.PEERS)) == (life, [])
-
-
-def test_a_rank_that_dies_in_a_cell_leaves_a_broken_group_whose_cell_finished() -> None:
-    life, actions = play(died(1), ended(0, is_ok=False), life=RUNNING)
-    assert (life.state, actions) == (GroupState.BROKEN, [Finished(cell=1)])
-    assert life.alive == [0]
-
-
-def test_a_cell_finishes_when_all_its_ranks_died() -> None:
-    life, actions = play(died(1), died(0), life=RUNNING)
-    assert (life.state, actions) == (GroupState.BROKEN, [Finished(cell=1)])
-
-
-def test_a_rank_that_dies_beside_a_cell_is_named_and_does_not_disturb_it() -> None:
-    life = after(START, ready(0), ready(1), run(0))
-    life, actions = play(died(1), life=life)
-    assert (life.state, actions) == (
-        GroupState.RUNNING,
-        [Remark(text="rank 1 was killed by SIGKILL")],
-    )
-    life, actions = play(ended(0), life=life)
-    assert (life.state, actions) == (GroupState.BROKEN, [Finished(cell=1)])
-
-
-def test_a_rank_that_dies_after_it_was_through_is_named_and_does_not_disturb_the_cell() -> None:
-    life, actions = play(ended(1), died(1), life=RUNNING)
-    assert (life.state, actions) == (
-        GroupState.RUNNING,
-        [Remark(text="rank 1 was killed by SIGKILL")],
-    )
-
-
-def test_an_idle_rank_that_dies_breaks_the_group() -> None:
-    life, actions = play(died(1, 3), life=IDLE)
-    assert (life.state, actions) == (GroupState.BROKEN, [])
-    assert life.ranks[1].exitcode == 3
-
-
-def test_a_process_ends_only_once() -> None:
-    assert advance(BROKEN, died(1, 0)) == (BROKEN, [])
-    assert advance(IDLE, died(7)) == (IDLE, [])
-
-
-# ---- interrupts
-
-
-def test_an_interrupt_reaches_the_ranks_that_still_run_and_sets_three_alarms() -> None:
-    life, actions = play(ended(0), InterruptAsked(), life=RUNNING)
-    assert life.state is GroupState.INTERRUPTING
-    assert actions == [
-        SendInterrupt(cell=1, ranks=(1,)),
-        alarm(Alarm.STUCK, STUCK_AFTER),
-        alarm(Alarm.GRACE, GRACE),
-        alarm(Alarm.CLEANUP, CLEANUP),
-    ]
-
-
-AGAIN = "rank 1: killed, as the cell was interrupted again"
-
-
-def test_a_second_interrupt_kills_what_still_runs_once_the_first_had_its_second() -> None:
-    life, actions = play(ended(0), rang(Alarm.STUCK), InterruptAsked(), life=INTERRUPTING)
-    assert life.state is GroupState.INTERRUPTING
-    assert actions == [Remark(text=AGAIN), Kill(ranks=(1,))]
-
-
-def test_ranks_that_are_killed_for_not_answering_are_named_once_and_not_each() -> None:
-    life, actions = play(rang(Alarm.GRACE), life=INTERRUPTING)
-    text = "ranks 0-1 did not answer the interrupt in 5 s: killed"
-    assert actions == [Remark(text=text), Kill(ranks=(0, 1))]
-    life, actions = play(died(0), life=life)
-    assert actions == []
-    assert play(died(1), life=life)[1] == [Finished(cell=1)]
-
-
-def test_a_double_click_does_not_kill_what_obeys_within_a_second() -> None:
-    life, actions = play(InterruptAsked(), life=INTERRUPTING)
-    assert actions == []
-    life, actions = play(ended(0, is_ok=False), ended(1, is_ok=False), life=life)
-    assert (life.state, actions) == (GroupState.IDLE, [Finished(cell=1)])
-
-
-def test_after_a_double_click_the_user_is_told_before_another_interrupt_kills() -> None:
-    """C code that ends by itself after some seconds keeps all names."""
-    life, actions = play(InterruptAsked(), ended(0), rang(Alarm.STUCK), life=INTERRUPTING)
-    assert [type(each) for each in actions] == [Remark]
-    _, actions = play(InterruptAsked(), life=life)
-    assert actions == [Remark(text=AGAIN), Kill(ranks=(1,))]
-
-
-def test_the_users_first_interrupt_after_the_peers_were_freed_does_not_kill() -> None:
-    life = after(START, ready(0), ready(1), run(), ended(1, is_ok=False), rang(Alarm.PEERS))
-    _, actions = play(InterruptAsked(), life=life)
-    assert actions[0] == SendInterrupt(cell=1, ranks=(0,))
-    assert not any(isinstance(action, Kill) for action in actions)
-
-
-def test_an_interrupted_cell_ends_with_every_rank_alive() -> None:
-    life, actions = play(ended(0, is_ok=False), ended(1, is_ok=False), life=INTERRUPTING)
-    assert (life.state, actions) == (GroupState.IDLE, [Finished(cell=1)])
-    assert life.alive == [0, 1]
-
-
-def test_of_an_interrupted_cell_that_ran_to_its_end_the_user_is_told_so() -> None:
-    _, actions = play(ended(0), ended(1), life=INTERRUPTING)
-    assert actions == [Remark(text=RAN_TO_ITS_END), Finished(cell=1)]
-    _, actions = play(ended(0), ended(1, is_ok=False), life=INTERRUPTING)
-    assert actions == [Finished(cell=1)]
-
-
-def test_a_failure_in_an_interrupted_cell_sets_no_alarm() -> None:
-    assert play(ended(0, is_ok=False), life=INTERRUPTING)[1] == []
-
-
-@pytest.mark.parametrize("life", [OFF, IDLE, BROKEN, ALL_GONE])
-def test_an_interrupt_of_nothing_does_nothing(life: Life) -> None:
-    assert advance(life, InterruptAsked()) == (life, [])
-
-
-def test_an_interrupt_of_a_start_stops_it() -> None:
-    life, actions = play(START, ready(0), InterruptAsked())
-    assert life.state is GroupState.STOPPING
-    assert actions == [
-        SendLeave(ranks=(0,)),
-        Terminate(ranks=(1,)),
-        alarm(Alarm.STOP, GRACE, cell=0),
-    ]
-
-
-def test_an_interrupt_of_a_stop_kills_at_once() -> None:
-    life, actions = play(died(0, 0), InterruptAsked(), life=STOPPING)
-    assert (life.state, actions) == (GroupState.STOPPING, [Kill(ranks=(1,))])
-
-
-def test_after_a_second_the_user_is_told_which_ranks_are_deaf() -> None:
-    _, actions = play(noticed(0), rang(Alarm.STUCK), life=INTERRUPTING)
-    assert actions == [
-        Remark(
-            text="rank 1 did not answer the interrupt yet (in C code that does not return?); "
-            "will be killed in 4 s, or at once if you interrupt again"
-        )
-    ]
-
-
-def test_after_a_second_a_rank_that_was_stopped_by_hand_is_told_from_a_deaf_one() -> None:
-    _, actions = play(noticed(0), rang(Alarm.STUCK, stopped=((1, 4321),)), life=INTERRUPTING)
-    assert actions == [
-        Remark(
-            text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); will be killed in 4 s, or "
-            "at once if you interrupt again"
-        )
-    ]
-    _, actions = play(rang(Alarm.STUCK, stopped=((1, 4321),)), life=INTERRUPTING)
-    assert actions == [
-        Remark(
-            text="rank 1 stopped by SIGSTOP (`kill -CONT 4321` wakes); rank 0 did not answer the "
-            "interrupt yet (in C code that does not return?); will be killed in 4 s, or at once if "
-            "you interrupt again"
-        )
-    ]
-
-
-def test_at_the_end_of_the_grace_it_is_said_who_was_stopped_by_hand() -> None:
-    _, actions = play(rang(Alarm.GRACE, stopped=((1, 4321),)), life=INTERRUPTING)
-    assert actions == [
-        Remark(
-            text="ranks 0-1 did not answer the interrupt in 5 s (rank 1 stopped by SIGSTOP): killed"
+RESTART = RestartAsked(start=START)
+NO_GROUP = StartAsked(world_size=1, joins_group=False)
+FOUR = after(OFF, StartAsked(world_size=4))
+FOUR_RUN = after(FOUR, *map(ready, range(4)), run(0, 1, 2, 3))
+PATIENT = after(OFF, StartAsked(world_size=2, grace=20.0), ready(0), ready(1), run())
+LOST = after(RUNNING, ended(0), ended(1, in_group=False))  # no process group on rank 1
+PEER_FREED = after(RUNNING, failed(1), rang(Alarm.PEERS))
+SIGSTOP = {"stopped": ((1, 4321),)}  # rank 1 got one, its process id is 4321
+ALL_COMPUTE = rang(Alarm.GRACE, working=(0, 1))
+DONE = Finished(cell=1)
+STUCK = alarm(Alarm.STUCK, STUCK_AFTER)
+
+
+def begins(attempt: int, **start: Any) -> tuple[Any, ...]:
+    """Return what makes an attempt start."""
+    spawn = Spawn(attempt=attempt, **{"world_size": 2, "joins_group": True} | start)
+    return spawn, alarm(Alarm.START, START_PATIENCE, cell=0, attempt=attempt)
+
+
+def limits(grace: float = GRACE) -> tuple[SetAlarm, ...]:
+    """Return the alarms of an interrupted cell."""
+    return alarm(Alarm.GRACE, grace), alarm(Alarm.CLEANUP, CLEANUP)
+
+
+def regroup(*ranks: int, form: bool) -> SendRegroup:
+    return SendRegroup(ranks=ranks, generation=1, form=form)
+
+
+STARTS = {
+    "a start": ((OFF, START), (State.STARTING, *begins(1))),
+    "a start without a process group": (
+        (OFF, NO_GROUP),
+        (State.STARTING, *begins(1, world_size=1, joins_group=False)),
+    ),
+    "the first rank is ready": ((STARTING, ready(1)), (State.STARTING,)),
+    "the last rank is ready": ((after(STARTING, ready(1)), ready(0)), (State.IDLE, Started())),
+    "a rank is unable": (
+        (after(STARTING, ready(0)), unable(1)),
+        (State.STOPPING, NotStarted, Kill(ranks=(0, 1))),
+    ),
+    "a rank dies early": ((STARTING, died(1)), (State.STOPPING, NotStarted, Kill(ranks=(0,)))),
+    "the only rank dies early": (
+        (after(OFF, NO_GROUP), died(0, 3)),
+        (State.OFF, NotStarted, Stopped()),
+    ),
+    "ranks are late": (
+        (after(FOUR, ready(1)), rang(Alarm.START, cell=0)),
+        (State.STOPPING, NotStarted, Kill(ranks=(0, 1, 2, 3))),
+    ),
+    "a process ends after a failed start": (
+        (after(STARTING, unable(1)), died(1, 1)),
+        (State.STOPPING,),
+    ),
+    "the last process ends after a failed start": (
+        (after(STARTING, unable(1), died(1, 1)), died(0)),
+        (State.OFF, Stopped()),
+    ),
+    "an interrupt of a start": (
+        (after(STARTING, ready(0)), INTERRUPT),
+        (
+            State.STOPPING,
+            SendLeave(ranks=(0,)),
+            Terminate(ranks=(1,)),
+            alarm(Alarm.STOP, GRACE, cell=0),
         ),
-        Kill(ranks=(0, 1)),
-    ]
+    ),
+}
+CELLS = {
+    "a cell": ((IDLE, run(cell=5)), (State.RUNNING, SendCell(cell=5, ranks=(0, 1)))),
+    "a cell on one rank": ((IDLE, run(1)), (State.RUNNING, SendCell(cell=1, ranks=(1,)))),
+    "a cell on survivors": ((BROKEN, run(0)), (State.RUNNING, SendCell(cell=1, ranks=(0,)))),
+    "the first rank ends": ((RUNNING, ended(1)), (State.RUNNING,)),
+    "the last rank ends": ((after(RUNNING, ended(1)), ended(0)), (State.IDLE, DONE)),
+    "the only rank of the cell ends": ((after(IDLE, run(1)), ended(1)), (State.IDLE, DONE)),
+    "a survivor ends": ((after(BROKEN, run(0)), ended(0)), (State.BROKEN, DONE)),
+    "no group for a cell that needs none": (
+        (IDLE, run(needs_group=False)),
+        (State.RUNNING, regroup(0, 1, form=False), SendCell(cell=1, ranks=(0, 1))),
+    ),
+    "no group after it was lost": (
+        (LOST, run(needs_group=False)),
+        (State.RUNNING, regroup(0, 1, form=False), SendCell(cell=1, ranks=(0, 1))),
+    ),
+    "no group on survivors": (
+        (BROKEN, run(0, needs_group=False)),
+        (State.RUNNING, regroup(0, form=False), SendCell(cell=1, ranks=(0,))),
+    ),
+    "a new group for a cell on one rank": (
+        (LOST, run(0)),
+        (State.RUNNING, regroup(0, 1, form=True), SendCell(cell=1, ranks=(0,))),
+    ),
+    "the group is left as it is": (
+        (LOST, run(needs_group=None)),
+        (State.RUNNING, SendCell(cell=1, ranks=(0, 1))),
+    ),
+}
+FAILURES = {
+    "the first failure": (
+        (RUNNING, failed(1)),
+        (State.RUNNING, alarm(Alarm.PEERS, PEERS_PATIENCE)),
+    ),
+    "the second failure": ((after(FOUR_RUN, failed(0)), failed(1)), (State.RUNNING,)),
+    "the last rank fails": ((after(RUNNING, ended(0)), failed(1)), (State.IDLE, DONE)),
+    "a death": ((RUNNING, died(1)), (State.RUNNING, Remark, alarm(Alarm.PEERS, DEATH_PATIENCE))),
+    "a death after a failure": (
+        (after(FOUR_RUN, failed(0)), died(1)),
+        (State.RUNNING, Remark, alarm(Alarm.PEERS, DEATH_PATIENCE)),
+    ),
+    "a second death": ((after(FOUR_RUN, died(1)), died(2)), (State.RUNNING, Remark)),
+    "the last rank dies": ((after(RUNNING, ended(0)), died(1)), (State.BROKEN, DONE)),
+    "all ranks die": ((after(RUNNING, died(1)), died(0)), (State.BROKEN, DONE)),
+    "peers still wait after a failure": (
+        (after(RUNNING, failed(1)), rang(Alarm.PEERS)),
+        (State.INTERRUPTING, SendInterrupt(cell=1, ranks=(0,)), *limits()),
+    ),
+    "peers still wait after a death": (
+        (after(RUNNING, died(1)), rang(Alarm.PEERS)),
+        (State.INTERRUPTING, SendInterrupt(cell=1, ranks=(0,), is_for_death=True), *limits()),
+    ),
+    "a death beside a cell": ((after(IDLE, run(0)), died(1)), (State.RUNNING, Remark)),
+    "the death of an idle rank": ((IDLE, died(1, 3)), (State.BROKEN,)),
+}
+INTERRUPTS = {
+    "an interrupt": (
+        (after(PATIENT, ended(0)), INTERRUPT),
+        (State.INTERRUPTING, SendInterrupt(cell=1, ranks=(1,)), STUCK, *limits(20.0)),
+    ),
+    "a double click": ((INTERRUPTING, INTERRUPT), (State.INTERRUPTING,)),
+    "a second interrupt after the remark": (
+        (after(INTERRUPTING, ended(0), rang(Alarm.STUCK)), INTERRUPT),
+        (State.INTERRUPTING, Remark, Kill(ranks=(1,))),
+    ),
+    "a third interrupt after a double click": (
+        (after(INTERRUPTING, INTERRUPT, rang(Alarm.STUCK)), INTERRUPT),
+        (State.INTERRUPTING, Remark, Kill(ranks=(0, 1))),
+    ),
+    "the user's first interrupt after nbddp's own": (
+        (PEER_FREED, INTERRUPT),
+        (State.INTERRUPTING, SendInterrupt(cell=1, ranks=(0,)), STUCK, *limits()),
+    ),
+    "all ranks were interrupted": (
+        (after(INTERRUPTING, INTERRUPT, failed(0)), failed(1)),
+        (State.IDLE, DONE),
+    ),
+    "one rank was interrupted": (
+        (after(INTERRUPTING, ended(0)), failed(1)),
+        (State.IDLE, DONE),
+    ),
+    "the cell ended all the same": (
+        (after(INTERRUPTING, ended(0)), ended(1)),
+        (State.IDLE, Remark, DONE),
+    ),
+    "a failure while interrupting": ((INTERRUPTING, failed(0)), (State.INTERRUPTING,)),
+    "a killed rank is not told of again": (
+        (after(INTERRUPTING, rang(Alarm.GRACE)), died(0)),
+        (State.INTERRUPTING,),
+    ),
+    "the last killed rank": (
+        (after(INTERRUPTING, rang(Alarm.GRACE), died(0)), died(1)),
+        (State.BROKEN, DONE),
+    ),
+}
+STUCK_RANKS = {
+    "all ranks are deaf": (after(PATIENT, INTERRUPT), rang(Alarm.STUCK)),
+    "one rank is deaf": (after(INTERRUPTING, noticed(0)), rang(Alarm.STUCK)),
+    "one rank is stopped": (after(INTERRUPTING, noticed(0)), rang(Alarm.STUCK, **SIGSTOP)),
+    "one rank is stopped, one is deaf": (INTERRUPTING, rang(Alarm.STUCK, **SIGSTOP)),
+    "all ranks clean up": (after(INTERRUPTING, noticed(0), noticed(1)), rang(Alarm.STUCK)),
+    "all ranks compute": (INTERRUPTING, rang(Alarm.STUCK, working=(0, 1))),
+    "one rank computes, one is deaf": (INTERRUPTING, rang(Alarm.STUCK, working=(0,))),
+}
+ONE_KILLED = after(INTERRUPTING, rang(Alarm.GRACE, working=(0,)), died(1))
+KILLS = {
+    "all ranks are deaf": ((after(PATIENT, INTERRUPT), rang(Alarm.GRACE)), (0, 1)),
+    "one rank is stopped": ((INTERRUPTING, rang(Alarm.GRACE, **SIGSTOP)), (0, 1)),
+    "one rank cleans up": ((after(INTERRUPTING, noticed(0)), rang(Alarm.GRACE)), (1,)),
+    "a rank that computed waits": ((ONE_KILLED, rang(Alarm.GRACE)), (0,)),
+    "a rank computes for too long": ((ONE_KILLED, rang(Alarm.CLEANUP, working=(0,))), (0,)),
+    "a rank cleans up for too long": (
+        (after(INTERRUPTING, noticed(0), ended(1)), rang(Alarm.CLEANUP)),
+        (0,),
+    ),
+}
+GRACES = {
+    "a rank that computes outlives the grace": (
+        (INTERRUPTING, rang(Alarm.GRACE, working=(0,))),
+        (State.INTERRUPTING, Remark, Kill(ranks=(1,)), alarm(Alarm.GRACE, GRACE)),
+    ),
+    "all ranks compute": (
+        (INTERRUPTING, ALL_COMPUTE),
+        (State.INTERRUPTING, alarm(Alarm.GRACE, GRACE)),
+    ),
+    "all ranks answered after they computed": (
+        (after(INTERRUPTING, ALL_COMPUTE, noticed(0), noticed(1)), rang(Alarm.GRACE)),
+        (State.INTERRUPTING,),
+    ),
+}
+STOPS = {
+    "a stop": (
+        (after(PATIENT, ended(0)), STOP),
+        (State.STOPPING, SendLeave(ranks=(0,)), Terminate(ranks=(1,)), alarm(Alarm.STOP, 20.0)),
+    ),
+    "a stop of dead ranks": ((ALL_GONE, STOP), (State.OFF, Stopped())),
+    "the first process is gone": ((STOPPING, died(0, 0)), (State.STOPPING,)),
+    "the last process is gone": (
+        (after(STOPPING, died(0, 0)), died(1, 0)),
+        (State.OFF, Stopped()),
+    ),
+    "the grace of a stop is over": (
+        (after(STOPPING, died(0, 0)), rang(Alarm.STOP, cell=0)),
+        (State.STOPPING, Remark, Kill(ranks=(1,))),
+    ),
+    "an interrupt of a stop": (
+        (after(STOPPING, died(0, 0)), INTERRUPT),
+        (State.STOPPING, Kill(ranks=(1,))),
+    ),
+    "a cell ends while stopping": (
+        (after(RUNNING, STOP, ended(0)), ended(1)),
+        (State.STOPPING,),
+    ),
+    "the last process of a cell is gone": (
+        (after(RUNNING, STOP, ended(0), ended(1), died(0)), died(1)),
+        (State.OFF, DONE, Stopped()),
+    ),
+}
+RESTARTS = {
+    "a restart of no group": ((OFF, RESTART), (State.STARTING, *begins(1))),
+    "a restart of a cell": (
+        (after(RUNNING, RESTART, died(0)), died(1)),
+        (State.STARTING, DONE, Stopped(), *begins(2)),
+    ),
+    "a restart of a stop": (
+        (after(STOPPING, RESTART, died(0)), died(1)),
+        (State.STARTING, Stopped(), *begins(2)),
+    ),
+    "a restart of dead ranks": ((ALL_GONE, RESTART), (State.STARTING, Stopped(), *begins(2))),
+    "a stop cancels a restart": (
+        (after(IDLE, RESTART, STOP, died(0)), died(1)),
+        (State.OFF, Stopped()),
+    ),
+    "the later of two restarts": (
+        (after(IDLE, RESTART, RestartAsked(start=NO_GROUP), died(0)), died(1)),
+        (State.STARTING, Stopped(), *begins(2, world_size=1, joins_group=False)),
+    ),
+}
+TABLE = (
+    STARTS
+    | CELLS
+    | FAILURES
+    | INTERRUPTS
+    | GRACES
+    | STOPS
+    | RESTARTS
+    | {f"stuck: {name}": (row, (State.INTERRUPTING, Remark)) for name, row in STUCK_RANKS.items()}
+    | {
+        f"kill: {name}": (row, (State.INTERRUPTING, Remark, Kill(ranks=ranks)))
+        for name, (row, ranks) in KILLS.items()
+    }
+)
+REFUSED = {
+    "a start while starting": (STARTING, START),
+    "a start while idle": (IDLE, START),
+    "a start while running": (RUNNING, START),
+    "a start while interrupting": (INTERRUPTING, START),
+    "a start while stopping": (STOPPING, START),
+    "a start beside a dead rank": (BROKEN, START),
+    "a cell before a start": (OFF, run()),
+    "a cell while starting": (STARTING, run()),
+    "a cell while healing": (HEALING, run()),
+    "a cell while stopping": (STOPPING, run()),
+    "a second cell": (RUNNING, run(cell=2)),
+    "a second cell while interrupting": (INTERRUPTING, run(cell=2)),
+    "a cell for rank 2 of 2": (IDLE, run(0, 2)),
+    "a cell for rank -1": (IDLE, run(0, -1)),
+    "a cell for no rank": (IDLE, RunAsked(cell=1, ranks=())),
+    "a cell for a rank twice": (IDLE, run(1, 1)),
+    "a cell for a dead rank": (BROKEN, run()),
+    "a cell for dead ranks": (ALL_GONE, run()),
+    "a kill before a start": (OFF, KillAsked(rank=0)),
+    "a kill of a dead rank": (BROKEN, KillAsked(rank=1)),
+}
+ONE_RUNS = after(IDLE, run(0))
+IGNORED = {
+    "a rank is ready twice": (after(STARTING, ready(1)), ready(1)),
+    "a rank without the cell ends it": (ONE_RUNS, ended(1)),
+    "a rank ends twice": (after(RUNNING, ended(0)), ended(0)),
+    "a report after the exit": (after(RUNNING, died(1)), ended(1)),
+    "a report after the exit, in a stop": (after(RUNNING, STOP, died(1)), ended(1)),
+    "an exit twice": (BROKEN, died(1, 0)),
+    "an exit of an unknown rank": (IDLE, died(7)),
+    "peers of an interrupted cell": (after(RUNNING, failed(1), INTERRUPT), rang(Alarm.PEERS)),
+    "no deaf ranks at the end of the grace": (
+        after(INTERRUPTING, noticed(0), noticed(1)),
+        rang(Alarm.GRACE),
+    ),
+    "noticed in an earlier cell": (INTERRUPTING, noticed(0, cell=9)),
+    "noticed without a cell": (IDLE, noticed(0)),
+    "an interrupt before a start": (OFF, INTERRUPT),
+    "an interrupt without a cell": (IDLE, INTERRUPT),
+    "an interrupt beside a dead rank": (BROKEN, INTERRUPT),
+    "a stop before a start": (OFF, STOP),
+    "a second stop": (STOPPING, STOP),
+    **{
+        f"{type(event).__name__} of the start while {life.state.name}": (life, event)
+        for life in (IDLE, RUNNING, INTERRUPTING, BROKEN)
+        for event in (ready(0), unable(0), rang(Alarm.START, cell=0))
+    },
+    **{
+        f"{kind.name} of an earlier cell while {life.state.name}": (life, rang(kind, cell=99))
+        for kind in (Alarm.PEERS, Alarm.STUCK, Alarm.GRACE, Alarm.CLEANUP, Alarm.STOP)
+        for life in (STARTING, IDLE, RUNNING, INTERRUPTING, BROKEN)
+    },
+    **{
+        f"{kind.name} of a cell while stopping": (after(RUNNING, STOP), rang(kind))
+        for kind in (Alarm.PEERS, Alarm.STUCK, Alarm.GRACE, Alarm.CLEANUP)
+    },
+}
 
 
-def test_after_a_second_the_user_is_told_which_ranks_clean_up() -> None:
-    _, actions = play(noticed(0), noticed(1), rang(Alarm.STUCK), life=INTERRUPTING)
-    assert actions == [
-        Remark(
-            text="ranks 0-1: interrupted, and still busy (cleaning up, or in C code that "
-            "computes); interrupt again to kill at once"
-        )
-    ]
+@pytest.mark.parametrize(("cause", "effect"), TABLE.values(), ids=TABLE)
+def test_an_event_leads_to_a_state_and_to_actions(
+    cause: tuple[Life, Event], effect: tuple[Any, ...]
+) -> None:
+    assert effect_of(*cause) == effect
 
 
-def test_at_the_end_of_the_grace_the_deaf_ranks_are_killed_and_named() -> None:
-    life, actions = play(rang(Alarm.GRACE), life=INTERRUPTING)
-    assert life.state is GroupState.INTERRUPTING
-    assert actions == [
-        Remark(text="ranks 0-1 did not answer the interrupt in 5 s: killed"),
-        Kill(ranks=(0, 1)),
-    ]
+def test_what_is_refused_or_comes_too_late_changes_nothing() -> None:
+    for name, (life, event) in REFUSED.items():
+        after_it, actions = advance(life, event)
+        assert (after_it, [*map(type, actions)]) == (life, [Refuse]), name
+    for name, (life, event) in IGNORED.items():
+        assert advance(life, event) == (life, []), name
 
 
-def test_at_the_end_of_the_grace_ranks_that_noticed_are_not_killed() -> None:
-    _, actions = play(noticed(0), rang(Alarm.GRACE), life=INTERRUPTING)
-    assert actions == [
-        Remark(text="rank 1 did not answer the interrupt in 5 s: killed"),
-        Kill(ranks=(1,)),
-    ]
-    life, actions = play(noticed(0), noticed(1), rang(Alarm.GRACE), life=INTERRUPTING)
-    assert (life.state, actions) == (GroupState.INTERRUPTING, [])
-
-
-COMPUTING = "still computing in C code that holds the GIL and will be killed in 59 s"
-
-
-def test_after_a_second_the_user_is_told_which_deaf_ranks_compute() -> None:
-    _, actions = play(rang(Alarm.STUCK, working=(0, 1)), life=INTERRUPTING)
-    assert actions == [Remark(text=f"ranks 0-1 are {COMPUTING}, or at once if you interrupt again")]
-    _, actions = play(rang(Alarm.STUCK, working=(0,)), life=INTERRUPTING)
-    assert actions == [
-        Remark(
-            text=f"rank 0 is {COMPUTING}; rank 1 did not answer the interrupt yet (in C code that "
-            "does not return?); will be killed in 4 s, or at once if you interrupt again"
-        )
-    ]
-
-
-def test_a_deaf_rank_that_computes_outlives_the_grace_and_one_that_waits_does_not() -> None:
-    life, actions = play(rang(Alarm.GRACE, working=(0,)), life=INTERRUPTING)
-    assert actions == [
-        Remark(text="rank 1 did not answer the interrupt in 5 s: killed"),
-        Kill(ranks=(1,)),
-        alarm(Alarm.GRACE, GRACE),
-    ]
-    _, actions = play(died(1), rang(Alarm.GRACE), life=life)
-    assert actions[1:] == [Kill(ranks=(0,))], "it computes no more and did not answer"
-    _, actions = play(died(1), rang(Alarm.CLEANUP, working=(0,)), life=life)
-    assert actions == [
-        Remark(text="rank 0 still ran 60 s after the interrupt: killed"),
-        Kill(ranks=(0,)),
-    ]
-
-
-def test_a_rank_that_answers_after_it_computed_is_looked_at_no_more() -> None:
-    life, actions = play(rang(Alarm.GRACE, working=(0, 1)), life=INTERRUPTING)
-    assert actions == [alarm(Alarm.GRACE, GRACE)]
-    assert play(noticed(0), noticed(1), rang(Alarm.GRACE), life=life)[1] == []
-
-
-def test_a_rank_that_cleans_up_without_end_is_killed_at_last() -> None:
-    _, actions = play(noticed(0), ended(1), rang(Alarm.CLEANUP), life=INTERRUPTING)
-    assert actions == [
-        Remark(text="rank 0 still ran 60 s after the interrupt: killed"),
-        Kill(ranks=(0,)),
-    ]
-
-
-def test_the_grace_is_the_one_that_the_start_asked_for() -> None:
-    patient = StartAsked(world_size=2, grace=20.0)
-    life = after(patient, ready(0), ready(1), run())
-    _, actions = play(InterruptAsked(), life=life)
-    assert alarm(Alarm.GRACE, 20.0) in actions
-    _, [remark, _] = play(InterruptAsked(), rang(Alarm.GRACE), life=life)
-    assert remark == Remark(text="ranks 0-1 did not answer the interrupt in 20 s: killed")
-    _, [remark] = play(InterruptAsked(), rang(Alarm.STUCK), life=life)
-    assert isinstance(remark, Remark)
-    assert "will be killed in 19 s" in remark.text
-    _, actions = play(StopAsked(), life=life)
-    assert alarm(Alarm.STOP, 20.0) in actions
-
-
-def test_a_restart_has_the_grace_that_it_asked_for() -> None:
-    again = StartAsked(world_size=2, grace=2.0)
-    life, _ = play(RestartAsked(start=again), died(0), died(1), life=RUNNING)
-    assert life.grace == 2.0
-
-
-@pytest.mark.parametrize("kind", [Alarm.PEERS, Alarm.STUCK, Alarm.GRACE, Alarm.CLEANUP])
-@each_life
-def test_an_alarm_of_an_earlier_cell_changes_nothing(life: Life, kind: Alarm) -> None:
-    late = Rang(alarm=kind, attempt=life.attempt, cell=99)
-    assert advance(life, late) == (life, [])
-
-
-@pytest.mark.parametrize("kind", [Alarm.PEERS, Alarm.STUCK, Alarm.GRACE, Alarm.CLEANUP])
-def test_an_alarm_of_a_cell_whose_group_stops_changes_nothing(kind: Alarm) -> None:
-    life = after(START, ready(0), ready(1), run(), StopAsked())
-    assert advance(life, rang(kind)) == (life, [])
-
-
-def test_news_that_a_rank_of_an_earlier_cell_noticed_changes_nothing() -> None:
-    assert advance(INTERRUPTING, noticed(0, cell=9)) == (INTERRUPTING, [])
-    assert advance(IDLE, noticed(0)) == (IDLE, [])
-
-
-# ---- kill
+def test_the_user_is_told_why(snapshot: SnapshotAssertion) -> None:
+    causes = {name: cause for name, (cause, _) in TABLE.items()} | REFUSED
+    assert texts_of(causes) == snapshot
 
 
 @pytest.mark.parametrize("life", [STARTING, IDLE, RUNNING, INTERRUPTING, STOPPING])
@@ -815,203 +415,85 @@ def test_any_living_rank_can_be_killed(life: Life) -> None:
     assert advance(life, KillAsked(rank=1)) == (life, [Kill(ranks=(1,))])
 
 
-def test_a_rank_that_is_not_there_cannot_be_killed() -> None:
-    words = "there is no rank 2; the group has ranks 0 to 1"
-    assert advance(IDLE, KillAsked(rank=2)) == (IDLE, [Refuse(reason=words)])
+GROUPS = {
+    "a start with one": (STARTING, True),
+    "a start without one": (after(OFF, NO_GROUP), False),
+    "all ended at the same collective": (
+        after(RUNNING, ended(0, sequence=3), ended(1, sequence=3)),
+        True,
+    ),
+    "all failed at the same collective": (
+        after(RUNNING, failed(0, sequence=3), failed(1, sequence=3)),
+        True,
+    ),
+    "the ranks left at different collectives": (
+        after(RUNNING, failed(0, sequence=3), ended(1, sequence=4)),
+        False,
+    ),
+    "a rank lost it": (LOST, False),
+    "a cell on the other rank says nothing of it": (
+        after(LOST, run(0, needs_group=None), ended(0)),
+        False,
+    ),
+    "it was formed anew": (after(LOST, run(0)), True),
+    "a cell needs none": (after(IDLE, run(needs_group=False)), False),
+    "a cell made its own": (after(IDLE, run(needs_group=False), ended(0), ended(1)), True),
+    "a cell leaves it as it is": (after(IDLE, run(needs_group=None)), True),
+    "a cell leaves none as it is": (after(LOST, run(needs_group=None)), False),
+    "survivors left it": (after(BROKEN, run(0, needs_group=False)), False),
+    "an idle rank died": (BROKEN, False),
+    "a rank died in a cell": (after(RUNNING, died(1), ended(0)), False),
+}
 
 
-def test_a_dead_rank_cannot_be_killed_again() -> None:
-    life, [refusal] = advance(BROKEN, KillAsked(rank=1))
-    assert life == BROKEN
-    assert isinstance(refusal, Refuse)
-    assert refusal.reason.startswith("rank 1 was killed by SIGKILL; ")
+@pytest.mark.parametrize(("life", "has_group"), GROUPS.values(), ids=GROUPS)
+def test_whether_there_is_a_process_group(life: Life, *, has_group: bool) -> None:
+    assert life.has_group is has_group
 
 
-def test_where_there_is_no_group_a_kill_is_refused_in_words_that_make_sense() -> None:
-    life, [refusal] = advance(OFF, KillAsked(rank=0))
-    assert life == OFF
-    assert isinstance(refusal, Refuse)
-    assert "0 to -1" not in refusal.reason
+def test_every_new_group_is_of_a_new_generation() -> None:
+    life, generations = IDLE, []
+    for number in (1, 2, 3):
+        life, actions = advance(life, run(cell=number))
+        generations += [each.generation for each in actions if isinstance(each, SendRegroup)]
+        life = after(life, ended(0, cell=number, in_group=False), ended(1, cell=number))
+    assert generations == [1, 2]
 
 
-# ---- stop
-
-
-def test_a_stop_asks_idle_ranks_to_leave_and_ends_the_others() -> None:
-    life, actions = play(ended(0), StopAsked(), life=RUNNING)
-    assert life.state is GroupState.STOPPING
-    assert actions == [
-        SendLeave(ranks=(0,)),
-        Terminate(ranks=(1,)),
-        alarm(Alarm.STOP, GRACE),
-    ]
-
-
-def test_a_stop_is_over_when_the_last_process_is_gone() -> None:
-    life, actions = play(died(0, 0), life=STOPPING)
-    assert (life.state, actions) == (GroupState.STOPPING, [])
-    life, actions = play(died(1, 0), life=life)
-    assert (life.state, actions) == (GroupState.OFF, [Stopped()])
-    assert life.ranks == ()
-
-
-def test_what_outlives_the_grace_of_a_stop_is_killed() -> None:
-    life, actions = play(died(0, 0), rang(Alarm.STOP, cell=0), life=STOPPING)
-    text = f"rank 1 did not end in {GRACE:g} s: killed"
-    assert (life.state, actions) == (GroupState.STOPPING, [Remark(text=text), Kill(ranks=(1,))])
-
-
-def test_the_alarm_of_a_stop_rings_for_nobody_when_there_is_none() -> None:
-    for life in (IDLE, RUNNING, BROKEN):
-        assert advance(life, rang(Alarm.STOP)) == (life, [])
-
-
-@each_life
-def test_a_stop_leads_to_off_from_every_state(life: Life) -> None:
-    stopping, actions = advance(life, StopAsked())
-    over, more = play(*(died(rank, -15) for rank in stopping.alive), life=stopping)
-    assert over.state is GroupState.OFF
-    assert over.ranks == ()
-    told = [type(each) for each in [*actions, *more]]
-    assert told.count(Stopped) == (0 if life is OFF else 1)
-    assert told.count(Finished) == (1 if life.cell else 0)
-
-
-def test_a_second_stop_does_nothing_more() -> None:
-    assert advance(STOPPING, StopAsked()) == (STOPPING, [])
-
-
-def test_a_cell_that_a_stop_ended_is_finished_when_the_processes_are_gone() -> None:
-    life, actions = play(StopAsked(), ended(0), ended(1), died(0), life=RUNNING)
-    assert (life.state, actions) == (GroupState.STOPPING, [])
-    assert play(died(1), life=life)[1] == [Finished(cell=1), Stopped()]
-
-
-def test_a_report_that_comes_after_the_exit_does_not_bring_a_rank_back_to_life() -> None:
-    for before in (RUNNING, after(START, ready(0), ready(1), run(), StopAsked())):
-        life, _ = play(died(1), life=before)
-        life, actions = play(ended(1), life=life)
-        assert (life.alive, actions) == ([0], [])
-    life, actions = play(died(0), life=life)
-    assert (life.state, actions) == (GroupState.OFF, [Finished(cell=1), Stopped()])
-
-
-# ---- restart
-
-
-@each_life
-def test_a_restart_leads_to_a_new_start_from_every_state(life: Life) -> None:
-    again = StartAsked(world_size=3, joins_group=False)
-    stopping, actions = advance(life, RestartAsked(start=again))
-    if stopping.attempt == life.attempt:
-        stopping, actions = play(*(died(rank) for rank in stopping.alive), life=stopping)
-    assert stopping.state is GroupState.STARTING
-    assert stopping.attempt == life.attempt + 1
-    assert len(stopping.ranks) == 3
-    assert actions[-2:] == [
-        Spawn(attempt=life.attempt + 1, world_size=3, joins_group=False),
-        alarm(Alarm.START, START_PATIENCE, cell=0, attempt=life.attempt + 1),
-    ]
-
-
-def test_a_restart_tells_that_the_old_attempt_stopped_before_it_starts_the_new() -> None:
-    _, actions = play(RestartAsked(start=START), died(0), died(1), life=RUNNING)
-    assert [type(each) for each in actions] == [Finished, Stopped, Spawn, SetAlarm]
-
-
-def test_a_restart_of_a_group_whose_ranks_are_all_dead_tells_that_it_stopped() -> None:
-    _, actions = advance(ALL_GONE, RestartAsked(start=START))
-    assert [type(each) for each in actions] == [Stopped, Spawn, SetAlarm]
-
-
-def test_a_stop_during_a_restart_cancels_it() -> None:
-    life = after(START, ready(0), ready(1), RestartAsked(start=START), StopAsked())
-    life, actions = play(died(0), died(1), life=life)
-    assert (life.state, actions) == (GroupState.OFF, [Stopped()])
-
-
-def test_a_restart_during_a_stop_starts_when_that_is_over() -> None:
-    life, actions = play(RestartAsked(start=START), died(0), died(1), life=STOPPING)
-    assert (life.state, life.attempt) == (GroupState.STARTING, 2)
-    assert actions[0] == Stopped()
-
-
-def test_of_two_restarts_the_later_one_counts() -> None:
-    second = StartAsked(world_size=5)
-    events = (RestartAsked(start=START), RestartAsked(start=second), died(0), died(1))
-    assert len(play(*events, life=RUNNING)[0].ranks) == 5
+def test_what_is_known_of_the_ranks() -> None:
+    states = [each.state for each in ONE_RUNS.ranks]
+    assert states == [RankState.RUNNING, RankState.IDLE]
+    assert after(RUNNING, ended(0), ended(1)).cell is None
+    assert after(IDLE, died(1, 3)).ranks[1].exitcode == 3
+    assert after(RUNNING, died(1), ended(1)).alive == [0]
+    assert after(STOPPING, died(0), died(1)).ranks == ()
 
 
 def test_a_restarted_group_begins_with_nothing_of_the_old_one() -> None:
-    old = after(START, ready(0), ready(1), run(), ended(0, in_group=False), ended(1), run(cell=2))
-    life, _ = play(RestartAsked(start=START), died(0), died(1), life=old)
+    old = after(LOST, run(cell=2))
     assert old.generation == 1
-    assert life == replace(after(START), attempt=2)
-
-
-# ---- late news
+    again = RestartAsked(start=StartAsked(world_size=2, grace=2.0))
+    life = after(old, again, died(0), died(1))
+    assert life == replace(after(OFF, again.start), attempt=2)
 
 
 @pytest.mark.parametrize(
     "late",
     [
-        ready(0, attempt=1),
-        unable(0, attempt=1),
-        noticed(0, attempt=1),
-        ended(0, attempt=1),
-        died(0, attempt=1),
-        rang(Alarm.START, attempt=1),
-        rang(Alarm.GRACE, attempt=1),
-        rang(Alarm.STOP, attempt=1),
+        ready(0),
+        unable(0),
+        noticed(0),
+        ended(0),
+        died(0),
+        rang(Alarm.START),
+        rang(Alarm.GRACE),
+        rang(Alarm.STOP),
     ],
     ids=lambda event: type(event).__name__,
 )
 def test_news_of_an_attempt_that_is_over_is_dropped(late: Event) -> None:
-    life = after(START, ready(0), ready(1), RestartAsked(start=START), died(0), died(1))
+    life = after(IDLE, RESTART, died(0), died(1))
     assert advance(life, late) == (life, [])
     for event in (ready(0, attempt=2), ready(1, attempt=2), run()):
-        life, _ = advance(life, event)
+        life = after(life, event)
         assert advance(life, late) == (life, [])
-
-
-# ---- the words for states
-
-
-def test_a_group_is_live_unless_it_is_off_and_busy_while_a_cell_runs() -> None:
-    assert [state for state in GroupState if not state.is_live] == [GroupState.OFF]
-    assert [state for state in GroupState if state.is_busy] == [
-        GroupState.RUNNING,
-        GroupState.INTERRUPTING,
-    ]
-
-
-# ---- ranks that another notebook has left
-
-BACK = ReturnAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
-
-
-def test_ranks_that_have_come_back_are_those_of_their_attempt_and_the_others_are_gone() -> None:
-    life, actions = play(BACK)
-    assert actions == [TakeBack(), alarm(Alarm.START, START_PATIENCE, cell=0, attempt=4)]
-    assert (life.alive, life.gone, life.attempt) == ([0, 2], (1,), 4)
-    assert [each.incarnation for each in life.ranks] == [0, 0, 1]
-    life, actions = play(ready(0, 4), ready(2, 4), life=life)
-    assert actions == [Started()]
-    assert life.state is GroupState.BROKEN
-    _, actions = play(run(0, 2), life=life)
-    assert SendCell(cell=1, ranks=(0, 2)) in actions
-
-
-def test_one_that_is_late_or_dies_costs_the_others_nothing() -> None:
-    life, actions = play(BACK, ready(0, 4), rang(Alarm.START, cell=0, attempt=4))
-    assert Kill(ranks=(2,)) in actions
-    life, actions = play(died(2, attempt=4), life=life)
-    assert actions[-1] == Started()
-    assert life.state is GroupState.BROKEN
-    assert life.alive == [0]
-
-
-def test_where_ranks_are_none_are_taken_back() -> None:
-    life, actions = play(BACK, life=IDLE)
-    assert life is IDLE
-    assert isinstance(actions[0], Refuse)

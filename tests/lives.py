@@ -1,0 +1,120 @@
+"""Lives of a worker group of two ranks, one in each state, and the events that lead there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbddp.lifecycle.events import (
+    Alarm,
+    Event,
+    Exited,
+    HealAsked,
+    InterruptAsked,
+    NotHealed,
+    NotStarted,
+    Rang,
+    RankEnded,
+    RankNoticed,
+    RankReady,
+    RankUnable,
+    Refuse,
+    Remark,
+    RunAsked,
+    SetAlarm,
+    StartAsked,
+    StopAsked,
+)
+from nbddp.lifecycle.states import Life
+from nbddp.lifecycle.transitions import advance
+
+START = StartAsked(world_size=2)
+INTERRUPT = InterruptAsked()
+STOP = StopAsked()
+HEAL = HealAsked(ranks=(1,), donor=0)
+TOLD = (Remark, Refuse, NotStarted, NotHealed)  # the actions with a text for the user
+
+
+def ready(rank: int, attempt: int = 1) -> RankReady:
+    return RankReady(attempt=attempt, rank=rank)
+
+
+def unable(rank: int) -> RankUnable:
+    return RankUnable(attempt=1, rank=rank, reason="OSError: no")
+
+
+def died(rank: int, exitcode: int | None = -9, attempt: int = 1) -> Exited:
+    return Exited(attempt=attempt, rank=rank, exitcode=exitcode)
+
+
+def run(*ranks: int, cell: int = 1, needs_group: bool | None = True) -> RunAsked:
+    return RunAsked(cell=cell, ranks=ranks or (0, 1), needs_group=needs_group)
+
+
+def ended(
+    rank: int,
+    *,
+    cell: int = 1,
+    is_ok: bool = True,
+    in_group: bool = True,
+    sequence: int = 0,
+    attempt: int = 1,
+) -> RankEnded:
+    return RankEnded(
+        attempt=attempt,
+        rank=rank,
+        cell=cell,
+        is_ok=is_ok,
+        in_group=in_group,
+        sequence=sequence,
+    )
+
+
+def failed(rank: int, **more: Any) -> RankEnded:
+    return ended(rank, is_ok=False, **more)
+
+
+def noticed(rank: int, cell: int = 1) -> RankNoticed:
+    return RankNoticed(attempt=1, rank=rank, cell=cell)
+
+
+def rang(kind: Alarm, cell: int = 1, attempt: int = 1, **more: Any) -> Rang:
+    return Rang(alarm=kind, attempt=attempt, cell=cell, **more)
+
+
+def alarm(kind: Alarm, seconds: float, cell: int = 1, attempt: int = 1, **more: Any) -> SetAlarm:
+    return SetAlarm(alarm=kind, attempt=attempt, cell=cell, seconds=seconds, **more)
+
+
+def after(life: Life, *events: Event) -> Life:
+    """Return the life after all events."""
+    for event in events:
+        life, _ = advance(life, event)
+    return life
+
+
+def effect_of(life: Life, event: Event) -> tuple[Any, ...]:
+    """Return the next state and the actions. Of an action with a text, return only the type."""
+    changed, actions = advance(life, event)
+    return changed.state, *(type(each) if isinstance(each, TOLD) else each for each in actions)
+
+
+def texts_of(causes: Mapping[str, tuple[Life, Event]]) -> dict[str, str]:
+    """Return the texts for the user that events lead to, by the name of the row."""
+    return {
+        name: each.text if isinstance(each, Remark) else each.reason
+        for name, cause in causes.items()
+        for each in advance(*cause)[1]
+        if isinstance(each, TOLD)
+    }
+
+
+OFF = Life()
+STARTING = after(OFF, START)
+IDLE = after(STARTING, ready(0), ready(1))
+RUNNING = after(IDLE, run())
+INTERRUPTING = after(RUNNING, INTERRUPT)
+BROKEN = after(IDLE, died(1))
+ALL_GONE = after(BROKEN, died(0))
+HEALING = after(BROKEN, HEAL)
+STOPPING = after(IDLE, STOP)
