@@ -1,0 +1,33 @@
+"""Code for the rules to look at, and what they find in it."""
+
+from __future__ import annotations
+
+import textwrap
+from functools import partial
+from typing import Any
+
+from nbddp.checks.book import look_at
+from nbddp.checks.source import Source
+
+COMMON = "import torch\nimport torch.distributed as dist\n"
+IMPORTS_DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+ON_FIRST = "if rank == 0"
+
+
+def under(head: str, *texts: str) -> str:
+    """A statement with a body."""
+    return f"{head}:\n" + textwrap.indent("".join(texts), "    ")
+
+
+def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> list[str]:
+    """The rules that find something."""
+    return [each.rule for each in look_at(Source(text, kinds, **options))]
+
+
+def assert_found(rules: str, *texts: str, head: str = "", **options: Any) -> None:
+    """In each text these rules find something, and no others."""
+    for text in texts:
+        assert rules_in(head + text, **options) == rules.split(), text
+
+
+assert_alone = partial(assert_found, "")  # no rule finds anything

@@ -1,0 +1,287 @@
+"""Collectives that only some ranks come to: found in whatever way they are written."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from checked_code import COMMON, ON_FIRST, assert_alone, assert_found, under
+from syrupy.assertion import SnapshotAssertion
+
+from nbddp.checks.book import look_at
+from nbddp.checks.conditions import depends_on_rank
+from nbddp.checks.source import Source
+
+REDUCES = "dist.all_reduce(t)\n"
+IN_PART = "if i + rank < 2"
+
+# ---- conditions on the rank
+
+
+@pytest.mark.parametrize("does", [True, False])
+def test_a_condition_on_the_rank_is_told_from_one_on_something_else(does: bool) -> None:
+    on_rank = (
+        *("rank == 0", "not rank", "dist.get_rank() == 0", "args.local_rank in (-1, 0)"),
+        *("is_distributed and rank == 0", "is_main_process()", "int(os.environ['RANK']) == 0"),
+        *("rank == 0 and world_size == 2", "self.ddp_rank == 0"),
+    )
+    on_else = (
+        *("rank != -1", "args.local_rank >= 0", "rank == 0 and world_size == 1"),
+        *("args.world_size <= 1 and is_main", "rank == 0 and dist.get_world_size() < 2"),
+        *("rank is not None", "rank in chosen", "step % 10 == 0", "frank == 0"),
+        *("self.negative_all_rank", "args.lora_rank > 0", "per_rank"),
+    )
+    for text in on_rank if does else on_else:
+        assert depends_on_rank(ast.parse(text, mode="eval").body) is does, text
+
+
+def test_what_some_ranks_may_do_alone_is_left_alone() -> None:
+    assert_alone(
+        # the first in a machine downloads, the others wait: two barriers, two conditions
+        "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n",
+        "if rank == 0:\n    dist.broadcast(x, 0)\nelse:\n    dist.broadcast(y, 0)\n",
+        "if rank == 0:\n    dist.send(x, 1)\nelif rank == 1:\n    dist.recv(x, 0)\n",
+        "if rank < 2:\n    dist.all_reduce(x, group=pair)\n",
+        "if rank == 0:\n    def gather(x):\n        return dist.all_gather_object(x, [])\n",
+        "if local_rank != -1:\n    dist.barrier()\n",
+        "def mean(x, group):\n    dist.all_reduce(x, group=group)\nif rank == 0:\n    mean(x, g)\n",
+        "try:\n    import apex\nexcept ImportError:\n    dist.barrier()\n",
+        "def f():\n    if rank == 0:\n        return 1\n    return 2\ndist.barrier()\n",
+    )
+
+
+def test_a_condition_on_the_rank_is_found_in_whatever_way_it_is_written(
+    snapshot: SnapshotAssertion,
+) -> None:
+    texts = [
+        "match rank:\n  case 0: dist.barrier()",
+        "match step:\n  case _ if rank == 0: dist.barrier()",
+        "rank == 0 and dist.barrier()",
+        "ready and rank == 0 and dist.barrier()",
+        "rank or dist.barrier()",
+        "x = dist.all_reduce(y) if rank == 0 else None",
+        "x = None if rank == 0 else dist.all_reduce(y)",
+        "while rank == 0:\n  dist.barrier()",
+        "for _ in range(rank):\n  dist.barrier()",
+        "for r in range(rank, world_size): dist.barrier()",
+        "[dist.barrier() for _ in range(rank)]",
+        "{dist.barrier() for x in data if rank == 0}",
+        "f = lambda: rank == 0 and dist.barrier()",
+    ]
+    assert_found("ND101", *texts)
+    assert {text: look_at(Source(text))[0].headline for text in texts} == snapshot
+
+
+def test_what_looks_like_a_condition_on_the_rank_and_keeps_no_rank_away_is_left_alone() -> None:
+    assert_alone(
+        "match rank:\n  case 0: dist.barrier()\n  case _: dist.barrier()",
+        "match rank:\n  case -1: pass\n  case _: dist.barrier()",
+        "match kind:\n  case 'mean': dist.all_reduce(x)",
+        "x = dist.all_reduce(y) if rank == 0 else dist.all_reduce(z)",
+        "while step < 9:\n  dist.barrier()",
+        "for i in range(rank, 100, world_size): dist.all_reduce(x)",
+        "for i in range(rank * 8, (rank + 1) * 8): dist.all_reduce(x)",
+        "for r in range(num_rank): dist.broadcast(x, src=r)",
+        "for x in shards[rank]: dist.all_reduce(x)",
+        "dist.is_initialized() and dist.barrier()",
+        "dist.barrier() or rank == 0",
+        "[x for x in dist.all_gather(y) if rank == 0]",
+        "for _ in range(2):\n  if rank == 0: pass\n  dist.barrier()",
+        "model = ddp(net)\nmatch rank:\n  case 0: torch.save(model.state_dict(), 'a')",
+        "while rank == 0:\n  torch.save(x, 'a')\n  break\ndist.barrier()",
+        kinds={"model": "ddp"},
+    )
+
+
+def test_a_collective_of_some_ranks_only_is_told_by_its_arguments() -> None:
+    of_all = (
+        *("all_reduce(t)", "all_reduce(t, dist.ReduceOp.MAX)", "all_reduce(t, group=None)"),
+        *("all_reduce(t, group=dist.group.WORLD)", "new_group([0, 1])"),
+    )
+    of_some = (
+        *("all_reduce(t, dist.ReduceOp.MAX, pair)", "broadcast(t, 0, pair)", "barrier(pair)"),
+        *("reduce(t, 0, dist.ReduceOp.SUM, pair)", "all_gather(ts, t, pair)"),
+        *("all_reduce(t, **options)", "all_reduce(*args)"),
+        "new_group([0, 1], use_local_synchronization=True)",
+    )
+    assert_found("ND101", *(under("if rank < 2", f"dist.{call}") for call in of_all))
+    assert_alone(*(under("if rank < 2", f"dist.{call}") for call in of_some))
+
+
+def test_a_collective_in_a_function_of_the_cell_is_found_where_it_is_called() -> None:
+    text = (
+        "def mean(x):\n    dist.all_reduce(x)\n    return x\n\nif rank == 0:\n    print(mean(x))\n"
+    )
+    [found] = look_at(Source(text, first_line=2))
+    assert (found.rule, found.line) == ("ND101", 7)
+    assert "mean()" in found.text
+    assert "(line 6)" in found.text
+
+
+def test_imports_are_followed() -> None:
+    text = "if rank == 1:\n    add(x)\n"
+    assert_found("ND101", "from torch.distributed import all_reduce as add\n" + text, is_cell=False)
+    assert_alone(text, is_cell=False)
+
+
+# ---- models and tensors in parts
+
+SHARDED_MODEL = (
+    "import torch.distributed.checkpoint as dcp\n"
+    "from torch.distributed.checkpoint.state_dict import (\n"
+    "    get_model_state_dict, get_optimizer_state_dict, set_model_state_dict\n)\n"
+    "from torch.distributed.device_mesh import init_device_mesh\n"
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard\n"
+    "from torch.distributed.tensor import distribute_tensor\n"
+    "fully_shard(model)\nfirst = FSDP(net)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        ("dcp.save(state, checkpoint_id='a')", "dcp.save"),
+        ("dcp.load(state, checkpoint_id='a')", "dcp.load"),
+        ("saving = dcp.async_save(state, checkpoint_id='a')", "dcp.async_save"),
+        ("state = get_model_state_dict(model)", "get_model_state_dict"),
+        ("state = get_optimizer_state_dict(model, adam)", "get_optimizer_state_dict"),
+        ("set_model_state_dict(model, state)", "set_model_state_dict"),
+        ("mesh = init_device_mesh('cpu', (2,))", "init_device_mesh"),
+        ("mesh = dist.init_device_mesh('cpu', (2,))", "dist.init_device_mesh"),
+        ("print(model.weight.full_tensor())", "model.weight.full_tensor()"),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "clip_grad_norm_"),
+        ("first.clip_grad_norm_(1.0)", "first.clip_grad_norm_()"),
+        ("torch.save(first.state_dict(), 'a.pt')", "first.state_dict()"),
+        ("group, _ = dist.new_subgroups(2)", "dist.new_subgroups"),
+        ("dist.new_subgroups_by_enumeration(lists)", "dist.new_subgroups_by_enumeration"),
+        ("part = distribute_tensor(t, mesh, places)", "distribute_tensor"),
+        ("state = FSDP.full_optim_state_dict(first, adam)", "full_optim_state_dict"),
+        ("zero.consolidate_state_dict()", "zero.consolidate_state_dict()"),
+    ],
+)
+def test_calls_that_gather_what_ranks_hold_in_parts_are_collectives(call: str, shown: str) -> None:
+    head = COMMON + SHARDED_MODEL
+    for condition in ("rank == 0", "dist.get_rank() == 0", "is_main_process()"):
+        [found] = look_at(Source(head + under(f"if {condition}", call), is_cell=False))
+        assert found.rule == "ND101"
+        assert found.text.startswith(shown)
+        assert condition in found.text
+    assert_found(
+        "ND103", under("def save()", under("if rank", "return\n"), call), head=head, is_cell=False
+    )
+    assert_alone(call, head=head, is_cell=False)
+
+
+def test_calls_on_parts_that_some_ranks_may_make_are_left_alone() -> None:
+    print_whole = "print(model.weight.full_tensor())"
+    assert_alone(
+        # the ranks of a mesh's dimension, or of a group, are among themselves
+        under("if dp_rank == 0", print_whole),
+        under("if mesh.get_local_rank('tp') == 0", print_whole),
+        under("if pair.rank() == 0", print_whole),
+        under("if dist.get_rank(pair) == 0", print_whole),
+        under("if rank < 2", "part = distribute_tensor(t, half, places)"),
+        # all ranks come to it where the model is cut up
+        under("if use_fsdp or rank == 0", "state = get_model_state_dict(model)"),
+        under(ON_FIRST, "dcp.save(state, checkpoint_id='a', no_dist=True)"),
+        under("if rank < 2", "dcp.save(state, checkpoint_id='a', process_group=pair)"),
+        under("if rank < 2", "dist.new_subgroups(2, pair)"),
+        under(ON_FIRST, "torch.save(model.state_dict(), 'a.pt')"),
+        under(ON_FIRST, "state = plain.state_dict()"),
+        under(ON_FIRST, "torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)"),
+        head=COMMON + SHARDED_MODEL,
+        is_cell=False,
+    )
+
+
+def test_the_state_of_a_ddp_model_is_no_collective() -> None:
+    text = "from torch.distributed.checkpoint.state_dict import get_model_state_dict\n"
+    text += under(ON_FIRST, "state = get_model_state_dict(model)\n")
+    assert_alone(text)
+    assert_alone(text, kinds={"model": "ddp"})
+    assert_found("ND101", text, kinds={"model": "fsdp"})
+    assert_found("ND101", "from torch.distributed.fsdp import fully_shard\n" + text)
+
+
+# ---- collectives that other ranks make elsewhere
+
+
+def test_a_function_that_meets_where_its_caller_wants_may_be_called_alone() -> None:
+    call = under(ON_FIRST, "mean(x)\n")
+    for meets in (REDUCES, under("if dist.is_initialized()", REDUCES)):
+        assert_found("ND101", under("def mean(x)", meets) + call)
+    assert_alone(
+        under("def mean(x, together=True)", under("if together", REDUCES)) + call,
+        under("def mean(x, args)", under("if args.is_distributed", REDUCES)) + call,
+        under("def mean(x, alone=False)", under("if alone", "return x\n"), REDUCES) + call,
+        under("def mean(x, mesh=None)", REDUCES) + call,
+    )
+
+
+def test_a_collective_that_others_make_below_is_left_alone() -> None:
+    loads, fails = under("try", "load()\n"), "except OSError"
+    assert_alone(
+        # the ranks that do not come to the first one come to the second
+        under("for i in range(3)", under(IN_PART, REDUCES, "continue\n"), REDUCES),
+        under("for i in range(3)", under(IN_PART, REDUCES, "break\n"), REDUCES),
+        under("def f()", under(ON_FIRST, REDUCES, "return\n"), REDUCES),
+        under("def f()", under(ON_FIRST, "return dist.all_reduce(t)\n"), REDUCES),
+        under("def f()", under("if rank", "x = 1\n") + under("else", REDUCES, "return\n"), REDUCES),
+        under(ON_FIRST, REDUCES, "raise ValueError\n") + REDUCES,
+        under(
+            "for i in range(3)",
+            under(IN_PART, under("if not state", REDUCES, "continue\n"), "x = 1\n"),
+            REDUCES,
+        ),
+        # a rank with an error meets the others, and goes no further
+        loads + under(fails, REDUCES, "raise\n") + REDUCES,
+        under("def f()", loads + under(fails, REDUCES, "return\n") + REDUCES),
+        loads + under(fails, REDUCES) + under("else", REDUCES),
+    )
+    assert_found("ND104", loads + under(fails, REDUCES) + REDUCES)
+
+
+def test_a_collective_that_is_one_too_many_is_found() -> None:
+    assert_found(
+        "ND101",
+        under("for i in range(3)", under(IN_PART, REDUCES), REDUCES),
+        under("for i in range(3)", under("if rank", REDUCES, "continue\n")) + REDUCES,
+        under("def f()", REDUCES, under(ON_FIRST, REDUCES, "return\n")),
+        under("def f()", under("if rank", REDUCES, "return\n")) + REDUCES,
+        under(ON_FIRST, REDUCES, "break\n") + REDUCES,  # no loop to break
+    )
+
+
+def leaves(condition: str, *below: str) -> str:
+    """A function that some ranks leave early, and what is below."""
+    return under("def f()", under(f"if {condition}", "return\n"), *below)
+
+
+SHARDED = under("if sharded", REDUCES)
+
+
+def test_ranks_that_leave_where_there_is_no_collective_are_left_alone() -> None:
+    left = under("if rank", "return\n")
+    assert_alone(
+        leaves("not sharded and rank != 0", SHARDED),
+        leaves("not (sharded or rank == 0)", SHARDED),
+        leaves("mode == 'whole' and rank", under("if mode != 'whole'", REDUCES)),
+        leaves("mode == 'whole' and rank", under("if mode == 'parts'", REDUCES)),
+        under("def f()", under("if not sharded", left), SHARDED),
+        under("def f()", under("if not sharded", left, "return\n"), REDUCES),
+        under("for x in a", under("if whole and rank", "continue\n"), SHARDED),
+        under(
+            "def f()", under("match mode", under("case 'whole'", left), under("case _", REDUCES))
+        ),
+    )
+
+
+def test_ranks_that_leave_before_a_collective_are_found() -> None:
+    assert_found(
+        "ND103",
+        leaves("not sharded and rank != 0", REDUCES),
+        leaves("rank != 0", SHARDED),
+        leaves("sharded and rank != 0", SHARDED),
+        leaves("not sharded and rank != 0", SHARDED, REDUCES),
+        under("def f()", under("if sharded", under("if rank", "return\n"), REDUCES)),
+    )

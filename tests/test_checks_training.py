@@ -1,0 +1,298 @@
+"""What the rules find in training loops, and what they leave alone."""
+
+from __future__ import annotations
+
+import gc
+import textwrap
+import time
+
+import pytest
+from checked_code import COMMON, IMPORTS_DDP, ON_FIRST, assert_alone, assert_found, rules_in, under
+
+from nbddp.checks.book import look_at
+from nbddp.checks.source import Source
+
+# ---- models under DDP and FSDP
+
+IS_DDP = {"model": "ddp"}
+WRAPPED = COMMON + IMPORTS_DDP + "m = DDP(net)\n"
+UNEVEN = "for i in range(5 + rank):\n    m(x).sum().backward()\n"
+
+
+def test_a_ddp_model_is_looked_for_under_all_of_them_too() -> None:
+    text = "match rank:\n  case 0: y = model(x)\nrank == 0 and model(x)\n"
+    found = look_at(Source(text, IS_DDP))
+    assert [(each.rule, each.line) for each in found] == [("ND102", 2), ("ND102", 3)]
+    every = "match rank:\n  case 0: y = model(x)\n  case _: y = model(z)\n"
+    assert_alone(every, kinds=IS_DDP)
+
+
+@pytest.mark.parametrize("is_cell", [True, False])
+def test_ranks_under_a_join_may_make_unequal_numbers_of_steps(is_cell: bool) -> None:
+    assert_alone(
+        under("with m.join()", UNEVEN),
+        under("with Join([m])", UNEVEN),
+        under("with Join([m, optimizer], throw_on_early_termination=True)", UNEVEN),
+        under("with torch.autograd.profiler.profile(), m.join()", UNEVEN),
+        under("with m.join() if is_uneven else nullcontext()", UNEVEN),
+        under("with ExitStack() as stack", "stack.enter_context(m.join())\n", UNEVEN),
+        "joined = Join([m])\n" + under("with joined", UNEVEN),
+        under("with m.join()", under(ON_FIRST, "m(x).sum().backward()\n")),
+        under("def fit()", UNEVEN) + under("with m.join()", "fit()\n"),
+        under("def fit()", UNEVEN) + under("def main()", under("with m.join()", "fit()\n")),
+        head=WRAPPED,
+        is_cell=is_cell,
+    )
+
+
+def test_unequal_numbers_of_steps_without_a_join_are_found() -> None:
+    assert_found(
+        "ND102",
+        UNEVEN,
+        under("with m.no_sync()", UNEVEN),
+        under("with open(os.path.join('a', 'b'))", UNEVEN),
+        under("with m.join(enable=False)", UNEVEN),
+        under("with m.join()", "pass\n") + UNEVEN,
+        under(ON_FIRST, under("with m.join()", "m(x).sum().backward()\n")),
+        "process.join()\n" + UNEVEN,
+        head=WRAPPED,
+        is_cell=False,
+    )
+    # a join takes part in no collective of the user's own
+    own = under("with m.join()", UNEVEN + "    dist.all_reduce(y)\n")
+    assert_found("ND101", own, head=WRAPPED, is_cell=False)
+
+
+def test_a_model_is_no_ddp_model_before_it_is_wrapped() -> None:
+    alone = under(ON_FIRST, "m(x).sum().backward()\n")
+    wrap = WRAPPED.removeprefix(COMMON)
+    assert_alone(COMMON + "m = net()\n" + alone + wrap, is_cell=False)
+    assert_found(
+        "ND102",
+        COMMON + under("for i in range(2)", alone + wrap),
+        under("def fit()", alone) + WRAPPED + "fit()\n",
+        is_cell=False,
+    )
+
+
+TEST = under("with torch.no_grad()", "y = model(x)\n")
+NORM = "class Net(nn.Module):\n    def __init__(self):\n        self.norm = nn.BatchNorm2d(8)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "is_found"),
+    [
+        ("", "ddp with buffers", True),
+        ("", "ddp with buffers in training", True),
+        ("", "ddp", False),
+        ("", "ddp in training", False),
+        (NORM + "model = DDP(Net())\n", "", True),
+        (NORM + "net = Net().to(device)\nmodel = DDP(net)\n", "", True),
+        ("model = DDP(nn.Sequential(nn.BatchNorm1d(8)))\n", "", True),
+        (NORM + "model = DDP(Net(), broadcast_buffers=False)\n", "", False),
+        (NORM + "model = DDP(Net(), **options)\n", "", False),
+        (NORM + "model = DDP(nn.Linear(4, 2))\n", "", False),
+    ],
+)
+def test_a_test_on_one_rank_is_found_where_ddp_sends_buffers(
+    text: str, kind: str, *, is_found: bool
+) -> None:
+    head = IMPORTS_DDP + text if text else ""
+    found = look_at(Source(head + under(ON_FIRST, TEST), {"model": kind}))
+    assert [each.rule for each in found] == (["ND102"] if is_found else [])
+    assert all("buffers" in each.text for each in found)
+    assert_alone(head + under(ON_FIRST, TEST.replace("model(", "model.module(")))
+    assert_alone(head + TEST, kinds={"model": kind})
+
+
+def test_an_fsdp_model_on_one_rank_is_found_with_gradients_and_without() -> None:
+    imports = "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard\n"
+    for made in ("model = FSDP(net)\n", "fully_shard(model)\n"):
+        head = imports + made
+        calls = under(ON_FIRST, TEST), under(ON_FIRST, "model(x)\n")
+        assert_found("ND102", *calls, head=head, is_cell=False)
+        assert_alone(under("if pp_rank == 0", "model(x)\n"), head=head, is_cell=False)
+    assert_found("ND102", under(ON_FIRST, TEST), kinds={"model": "fsdp in training"})
+
+
+# ---- training
+
+
+def test_gradients_in_a_context_of_rpcs_autograd_are_gone_with_it() -> None:
+    text = (
+        "import torch.distributed.autograd as dist_autograd\n"
+        "for x, y in train:\n"
+        "    with dist_autograd.context() as context:\n"
+        "        {}\n"
+        "        optimizer.step(context)\n"
+    )
+    assert_alone(text.format("dist_autograd.backward(context, [loss])"))
+    assert_found("ND122", text.format("loss.backward()"))
+
+
+def test_what_a_sampler_is_told_elsewhere_is_not_missed() -> None:
+    loop = "for epoch in range(9):\n    for x in train:\n        step(x)\n"
+    made = (
+        "from torch.utils.data import DataLoader, DistributedSampler\n"
+        "sampler = DistributedSampler(data{})\ntrain = DataLoader(data, sampler=sampler)\n"
+    )
+    one_epoch = "for x in train:\n    step(x)\n"
+    assert_found("ND112", made.format("") + loop)
+    assert_alone(made.format(", shuffle=False") + loop, made.format("") + one_epoch)
+    assert_alone(loop, kinds={"train": "loader dealt"})
+    assert_alone(loop, kinds={"train": "nbddp loader"})
+    shuffled = {"train": "loader shuffled"}
+    assert_alone(loop.replace("    for", "    begin(epoch)\n    for"), kinds=shuffled)
+    assert_found("ND112", loop.replace("    for", "    print(epoch)\n    for"), kinds=shuffled)
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_barrier_of_some_steps_only_is_left_alone(is_found: bool) -> None:
+    loop = "for step, x in enumerate(train):\n    loss = model(x).sum()\n    loss.backward()\n"
+    of_all_steps = (
+        "    dist.barrier()\n",
+        "    with record():\n        dist.barrier()\n",
+        "    if loss > 9:\n        break\n    dist.barrier()\n",
+    )
+    of_some = (
+        "    if step % 10 == 0:\n        save()\n        dist.barrier()\n",
+        "    if args.profile:\n        dist.barrier()\n",
+        "    if step % 10:\n        pass\n    else:\n        dist.barrier()\n",
+        "    step % 10 or dist.barrier()\n",
+        "    if step % 10:\n        continue\n    dist.barrier()\n",
+        "else:\n    dist.barrier()\n",
+    )
+    for body in of_all_steps if is_found else of_some:
+        assert ("ND106" in rules_in(loop + body, IS_DDP)) is is_found, body
+    last = under("if step >= max_steps", "dist.barrier()\nreturn\n")
+    text = under("def fit(model, train)", loop, textwrap.indent(last, "    "))
+    assert "ND106" not in rules_in(text, IS_DDP)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_found"), [("optimizers[1].step()\n", False), ("print(i)\n", True)]
+)
+def test_micro_steps_that_each_update_something_are_not_accumulated(
+    other: str, *, is_found: bool
+) -> None:
+    step = under("if i % 2 == 0", other) + under("else", "optimizer.step()\nzero_grad()\n")
+    text = under("for i, x in enumerate(train)", "model(x).sum().backward()\n", step)
+    assert ("ND121" in rules_in(text)) is is_found
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_what_is_clipped_where_the_scaler_is_not_used_is_left_alone(is_found: bool) -> None:
+    scaled = "scaler.scale(loss).backward()\n"
+    updated = "scaler.step(optimizer)\nscaler.update()\n"
+    clipped = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
+    plain = under("else", clipped, "optimizer.step()\n")
+    has_scaler = "if scaler is not None"
+    before_unscaling = (
+        scaled + under("if limit", clipped) + updated,
+        scaled + under("if limit", clipped, updated) + under("else", updated),
+        under(has_scaler, scaled, clipped, updated) + plain,
+        under("if amp", scaled) + clipped + under("if amp", updated),
+    )
+    without_scaler = (
+        under(has_scaler, scaled, updated) + plain,
+        under("if scaler is None", clipped, "optimizer.step()\n") + under("else", scaled, updated),
+        under(has_scaler, scaled)
+        + under("else", "loss.backward()\n")
+        + under("if scaler", updated)
+        + plain,
+        under("if amp", scaled) + under(has_scaler, updated) + plain,
+        under("def update()", under("if scaler", scaled, updated, "return\n"), clipped),
+        under("if not amp", clipped) + under("if amp", scaled, updated),
+    )
+    for text in before_unscaling if is_found else without_scaler:
+        assert ("ND123" in rules_in(text)) is is_found, text
+
+
+def test_saving_under_a_guard_of_any_kind_is_one_ranks() -> None:
+    save = "def save(path):\n    torch.save(model.state_dict(), 'x.pt')\n"
+    assert_found(
+        "ND141",
+        save + "save(1)\n",
+        "for i in range(3):\n    torch.save(model, f'{i}.pt')\n",
+        kinds=IS_DDP,
+    )
+    assert_alone(
+        save + "if rank == 0:\n    save(1)\n",
+        save + "if args.is_master:\n    save(1)\n",
+        "torch.save(model.state_dict(), f'{rank}.pt')\n",
+        "path = f'{rank}.pt'\ntorch.save(model, path)\n",
+        "torch.save(model, folder / 'x.pt')\n",  # of another cell
+        "with open(path, 'wb') as f:\n    torch.save(model, f)\n",
+        kinds=IS_DDP,
+    )
+    assert_alone("torch.save(1, 'x.pt')\n")
+
+
+def test_a_list_that_is_shuffled_without_a_seed_is_found_before_a_sampler() -> None:
+    head = f"import random\nimport numpy as np\n{IMPORTS_DDP}"
+    head += "from torch.utils.data import DistributedSampler\nmodel = DDP(net)\n"
+    head += "files = glob('*.pt')\n"
+    assert_found(
+        "ND114",
+        "random.shuffle(files)\ndata = Files(files)\ns = DistributedSampler(data)\n",
+        "np.random.shuffle(files)\ns = DistributedSampler(Files(files))\n",
+        "random.shuffle(files)\ntrain = files[9:]\ns = DistributedSampler(train)\n",
+        head=head,
+        is_cell=False,
+    )
+    assert_alone(
+        "random.seed(0)\nrandom.shuffle(files)\ns = DistributedSampler(files)\n",
+        "random.Random(0).shuffle(files)\ns = DistributedSampler(files)\n",
+        "random.shuffle(files)\ns = DistributedSampler(data)\n",
+        "s = DistributedSampler(files)\nrandom.shuffle(files)\n",
+        "random.shuffle(files)\nmine = files[rank::size]\n",
+        head=head,
+        is_cell=False,
+    )
+
+
+def test_a_count_that_says_whose_it_is_speaks_for_no_other() -> None:
+    text = "right = 0\nfor x, y in test:\n    right += 1\nprint({}right)\n"
+    dealt = {"test": "loader dealt"}
+    assert_found("ND133", text.format(""), kinds=dealt)
+    assert_alone(text.format("rank, "), kinds=dealt)
+
+
+# ---- how long it takes
+
+SHAPES = {
+    "conditions": "def f{i}(rank, m):\n  if rank == 0:\n    dist.barrier()\n  dist.all_reduce(m)\n",
+    "leavers": "def f{i}(rank, m):\n  if rank: return\n  dist.barrier()\n",
+    "excepts": "try:\n  x = {i}\nexcept OSError:\n  dist.barrier()\n",
+    "saves": "class A{i}:\n  def go(self, m, rank):\n    m = DDP(m)\n    if rank == 0:\n"
+    "      self.save(m)\n    self.go(m)\n  def save(self, m):\n    torch.save(m, 'a{i}')\n"
+    "    x = torch.load('a{i}')\n",
+    "training": "def train{i}(model, loader, opt):\n  model = DDP(model)\n  total = 0\n"
+    "  dl = DataLoader(loader, sampler=DistributedSampler(loader))\n  for e in range(3):\n"
+    "    for x, y in dl:\n      scaler.scale(model(x).sum()).backward()\n"
+    "      clip_grad_norm_(model.parameters(), 1.0)\n      scaler.step(opt)\n"
+    "      dist.barrier()\n    model.eval()\n    for x, y in dl:\n"
+    "      total += model(x).sum().item()\n    print(total / len(dl))\n"
+    "    dist.all_reduce(p.grad)\n    model.to('cuda:0')\n",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ten_times_as_much_code_takes_about_ten_times_as_long(shape: str) -> None:
+    head = f"{COMMON}{IMPORTS_DDP}from torch.utils.data import DataLoader, DistributedSampler\n"
+    head += "from torch.nn.utils import clip_grad_norm_\n"
+
+    def took(count: int) -> float:
+        text = head + "".join(SHAPES[shape].replace("{i}", str(i)) for i in range(count))
+        source = Source(text, is_cell=False)
+        began = time.thread_time()
+        look_at(source)
+        return time.thread_time() - began
+
+    took(5)
+    gc.collect()
+    gc.disable()  # one collection of all that a test run holds takes half a second
+    try:
+        assert took(300) < 40 * took(30) + 0.1
+    finally:
+        gc.enable()
