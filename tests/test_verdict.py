@@ -393,5 +393,5 @@ def test_the_way_out_is_a_command(ranks: Ranks, commands: list[str]) -> None:
 
 def test_a_long_error_is_cut_in_its_headline_and_whole_in_its_traceback() -> None:
     verdict = verdict_on({0: ended("RuntimeError", "x" * 1000, traceback="x" * 1000)})
-    assert f"{'x' * (MAX_HEADLINE - 4)} ..., line 9" in verdict.summary()
+    assert f": {'x' * (MAX_HEADLINE - 4)} ..., line 9" in verdict.summary()
     assert "x" * 1000 in verdict.report()
