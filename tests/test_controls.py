@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from ipywidgets import Dropdown
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
@@ -82,7 +83,8 @@ def test_another_button_is_no_answer(hand: Hand) -> None:
 
 def test_to_kill_is_asked_anew_for_another_rank(hand: Hand) -> None:
     hand.press(Press.KILL)
-    hand.controls._victim.value = 1
+    [victim] = [each for each in hand.controls.row.children if isinstance(each, Dropdown)]
+    victim.value = 1
     assert hand.said() == ["Interrupt", "Restart", "Stop", "Kill"]
     hand.press(Press.KILL)
     hand.press(Press.KILL)
