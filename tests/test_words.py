@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ from hypothesis import strategies as st
 from pages import BARS, EVENTS
 
 import nbddp
-from nbddp.lifecycle.comeback import Comeback, Setback
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
-from nbddp.ui import words
 from nbddp.ui.words import (
     say_bar,
     say_bytes,
@@ -26,179 +23,91 @@ from nbddp.ui.words import (
     say_event,
     say_facts,
     say_rate,
+    say_refused,
     say_seconds,
     say_step,
     shorten,
 )
 
-CONTROLLER = Path(nbddp.__file__).parent / "controller"
-TRAIN = CONTROLLER.with_name("train")
+# ---- events
 
-
-# ---- what the controller records, from its source
-
-
-def calls_of(tree: ast.AST, name: str) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
-            if called == name:
-                yield node
-
-
-def texts_of(kind: ast.expr, tree: ast.Module, call: ast.Call) -> list[str]:
-    """The texts that an argument may be: its own, or for each caller of the function it is in."""
-    if isinstance(kind, ast.Constant):
-        return [str(kind.value)]
-    inside = next(
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and call in ast.walk(node)
-    )
-    names = [each.arg for each in inside.args.args if each.arg != "self"]
-    if not isinstance(kind, ast.JoinedStr):
-        return []  # a kind that a rank has chosen
-    texts = []
-    for caller in calls_of(tree, inside.name):
-        known = dict(zip(names, caller.args, strict=False))
-        texts.append("".join(_part(part, known) for part in kind.values))
-    return texts
-
-
-def _part(part: ast.expr, known: dict[str, ast.expr]) -> str:
-    if isinstance(part, ast.FormattedValue):
-        assert isinstance(part.value, ast.Name)
-        part = known[part.value.id]
-    assert isinstance(part, ast.Constant)
-    return str(part.value)
-
-
-def facts_of_comeback(call: ast.expr) -> set[str]:
-    """The names of what one of its methods gives for the record."""
-    assert isinstance(call, ast.Call)
-    assert isinstance(call.func, ast.Attribute)
-    setback = Setback(attempt=1, what="it failed", at=0.0, step=3)
-    comeback = Comeback(setback=setback, detected=0.1, restarted=0.1, replayed=0.1, cells=1)
-    return set(getattr(comeback, call.func.attr)(*range(len(call.args))))
-
-
-def recorded() -> dict[str, set[str]]:
-    """Every kind of event that the controller records, with the names of its facts."""
-    found: dict[str, set[str]] = {}
-    for path in sorted(CONTROLLER.glob("*.py")):
-        tree = ast.parse(path.read_text())
-        for call in calls_of(tree, "record"):
-            for kind in texts_of(call.args[0], tree, call):
-                found[kind] = {each.arg for each in call.keywords if each.arg}
-                for each in call.keywords:
-                    if each.arg is None:  # **comeback.facts()
-                        found[kind] |= facts_of_comeback(each.value)
-    return found
-
-
-def told_by_ranks() -> set[str]:
-    """The kinds of events that nbddp's own code in a rank tells of."""
-    calls = [
-        call
-        for path in TRAIN.glob("*.py")
-        for call in calls_of(ast.parse(path.read_text()), "happened")
-    ]
-    return {each.args[0].value for each in calls if isinstance(each.args[0], ast.Constant)}
-
-
-RECORDED = recorded()
-SAMPLES: dict[str, Any] = {
-    "logs": {"0": 3},
-    "attempt": 2,
-    "bytes": 7400,
-    "cells": 2,
-    "detected": 0.2,
+COMEBACK = {"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
+RESUMED = {"step": 31, "lost": 4, "seconds": 0.9} | COMEBACK
+HEALED = {
+    "ranks": [1],
     "donor": 0,
+    "names": 12,
+    "own": ["ddp_rank"],
+    "unknown": ["seed_offset"],
+    "places": ["trainer.rank"],
+    "more_places": 0,
+    "bytes": 7400,
     "carry": 0.01,
     "fork": 0.12,
     "meet": 0.2,
-    "how": "was killed by SIGKILL",
     "left": {"lock": "cannot pickle '_thread.lock' object"},
-    "lost": 4,
-    "more": {"cannot pickle '_thread.lock' object": 2995},
-    "more_places": 0,
-    "names": 12,
-    "number": 7,
-    "outcome": "ok",
-    "own": ["ddp_rank"],
-    "places": ["trainer.rank"],
-    "rank": 3,
-    "ranks": (0, 1),
-    "reason": "no GPU",
-    "replayed": 0.3,
-    "restarted": 0.1,
-    "seconds": 0.9,
-    "source": "x = 1",
-    "step": 31,
-    "text": "no progress for 10 s:\n  ranks 0-1 waiting",
-    "unknown": ["seed_offset"],
-    "what": "ValueError: no",
-    "world_size": 2,
+    "more": {},
 }
+RECORDED: list[tuple[str, dict[str, Any]]] = [
+    ("start", {"attempt": 1, "world_size": 2}),
+    ("start", {"attempt": 3, "world_size": 2}),
+    ("start failed", {"reason": "no GPU"}),
+    ("ready", {"attempt": 1}),
+    ("cell", {"number": 1}),
+    ("cell ended", {"outcome": "ok"}),
+    ("interrupt", {}),
+    ("restart asked", {}),
+    ("stop asked", {}),
+    ("kill asked", {"rank": 2}),
+    ("failure", {"rank": 1, "what": "ValueError: no"}),
+    ("exit", {"rank": 1, "attempt": 1, "how": "was killed by SIGKILL"}),
+    ("no progress", {"text": "no progress for 10 s:\n  ranks 0-1 waiting"}),
+    ("recovery", {"attempt": 2} | COMEBACK),
+    ("recovery", {"attempt": 1, "detected": 0.02, "healed": 0.31}),
+    ("resumed", RESUMED),
+    ("resumed", RESUMED | {"lost": None}),
+    ("healed", HEALED),
+    ("healed", HEALED | {"more": {"cannot pickle '_thread.lock' object": 2995}}),
+    ("not healed", {"reason": "it was interrupted"}),
+    ("taken back", {"attempt": 1, "ranks": [0, 1], "world_size": 2}),
+    ("node", {"what": "node 1 is gone"}),
+    ("stopped", {"attempt": 1}),
+]
+TOLD_BY_RANKS: list[tuple[str, dict[str, Any]]] = [
+    ("config", {"rank": 0, "values": {"lr": 0.1, "depth": 3}}),
+    ("fault", {"rank": 1, "fault": "kill@rank=1,step=30", "at_step": 30}),
+    ("checkpoint", {"rank": 1, "step": 3, "seconds": 0.5}),
+    ("checkpoint", {"rank": 1, "step": 3, "seconds": "x"}),
+    ("checkpoint", {"rank": 1}),
+    ("resume", {"rank": 1, "step": 3}),
+    ("told: exit", {"rank": 1}),
+    ("mine", {"rank": 1, "a": 1}),
+    ("save", {"rank": 0, "path": "a/b", "step": 3}),
+    ("save", {"rank": 0}),
+    ("save", {}),
+]
 
 
-def test_what_is_recorded_is_found_in_the_source() -> None:
-    assert {"start", "exit", "failure", "restart asked", "stop asked"} <= set(RECORDED)
-    assert RECORDED["exit"] >= {"rank", "how"}
+def test_an_event_in_words(snapshot: Any) -> None:
+    said = []
+    for kind, facts in [*RECORDED, *TOLD_BY_RANKS]:
+        before = dict(facts)
+        said.append(f"{kind} | {say_event(Happening(1.0, kind, facts))}")
+        assert facts == before
+        assert "\n" not in said[-1]
+    assert "\n".join(said) == snapshot
 
 
-def test_every_kind_of_event_has_words_or_is_left_unsaid_on_purpose() -> None:
-    said = {*words._SAID, *words._UNSAID}
-    assert set(RECORDED) <= said
-    assert said - set(RECORDED) <= told_by_ranks()
-    assert not set(words._SAID) & words._UNSAID
-
-
-@pytest.mark.parametrize("kind", sorted(RECORDED))
-def test_every_event_can_be_said_with_the_facts_that_it_is_recorded_with(kind: str) -> None:
-    text = say_event(Happening(1.0, kind, {name: SAMPLES[name] for name in RECORDED[kind]}))
-    assert bool(text) == (kind in words._SAID)
-    assert "\n" not in text
-
-
-# ---- events
-
-
-@pytest.mark.parametrize(
-    ("kind", "facts", "said"),
-    [
-        ("start", {"attempt": 1, "world_size": 2}, "start: attempt 1"),
-        ("start", {"attempt": 3, "world_size": 2}, "restart: attempt 3"),
-        ("start failed", {"reason": "no GPU"}, "start failed: no GPU"),
-        (
-            "healed",
-            {"ranks": [1], "donor": 0, "fork": 0.12, "carry": 0.01, "meet": 0.2, "bytes": 7400}
-            | {"left": {"lock": "cannot pickle '_thread.lock' object"}},
-            "rank 1 healed with the names of rank 0: forked in 0.12 s, 7.4 kB packed in 0.01 s, "
-            "met in 0.20 s; not carried: lock",
-        ),
-        ("not healed", {"reason": "it was interrupted"}, "not healed: it was interrupted"),
-        ("interrupt", {}, "interrupt asked"),
-        ("restart asked", {}, "restart asked"),
-        ("stop asked", {}, "stop asked"),
-        ("kill asked", {"rank": 2}, "kill asked for rank 2"),
-        ("failure", {"rank": 1, "what": "ValueError: no"}, "rank 1: ValueError: no"),
-        ("exit", {"rank": 1, "how": "was killed by SIGKILL"}, "rank 1 was killed by SIGKILL"),
-        ("no progress", {"text": SAMPLES["text"]}, "no progress for 10 s"),
-        ("ready", {"attempt": 1}, ""),
-        ("cell", {"number": 1}, ""),
-        ("cell ended", {"outcome": "ok"}, ""),
-        ("stopped", {"attempt": 1}, ""),
-        ("save", {"rank": 0, "path": "a/b", "step": 3}, "rank 0: save (path a/b, step 3)"),
-        ("save", {"rank": 0}, "rank 0: save"),
-        ("save", {}, "save"),
-        ("config", {"rank": 0, "values": {"lr": 0.1, "depth": 3}}, "config: lr 0.1, depth 3"),
-    ],
-)
-def test_an_event_in_words(kind: str, facts: dict[str, Any], said: str) -> None:
-    before = dict(facts)
-    assert say_event(Happening(1.0, kind, facts)) == said
-    assert facts == before
+def test_every_event_that_is_recorded_is_among_those_above_with_its_facts() -> None:
+    sources = [path.read_text() for path in Path(nbddp.__file__).parent.rglob("*.py")]
+    call = re.compile(r'time_line\.record\(\s*"([^"]+)"((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)')
+    calls = [found for source in sources for found in call.findall(source)]
+    known: dict[str, dict[str, Any]] = dict(reversed(RECORDED))
+    asked = {"restart asked", "stop asked"}  # these two are put together from two words
+    assert {kind for kind, _ in calls} | asked == {*known}
+    for kind, arguments in calls:
+        if "**" not in arguments:
+            assert {*re.findall(r"\b(\w+)=", arguments)} == {*known[kind]}, kind
 
 
 @given(EVENTS)
@@ -209,69 +118,29 @@ def test_any_event_can_be_said(event: Happening) -> None:
 # ---- numbers
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0, "0 ms"),
-        (0.0994, "99 ms"),
-        (0.1, "0.1 s"),
-        (59.94, "59.9 s"),
-        (59.95, "1:00"),
-        (60, "1:00"),
-        (119.6, "2:00"),
-        (3599.4, "59:59"),
-        (3599.6, "1:00:00"),
-        (90061, "25:01:01"),
-    ],
-)
-def test_a_time_in_words(seconds: float, said: str) -> None:
-    assert say_seconds(seconds) == said
+def test_a_time_in_words() -> None:
+    said = {0: "0 ms", 0.0994: "99 ms", 0.1: "0.1 s", 59.94: "59.9 s", 59.95: "1:00", 60: "1:00"}
+    said |= {119.6: "2:00", 3599.4: "59:59", 3599.6: "1:00:00", 90061: "25:01:01"}
+    assert {seconds: say_seconds(seconds) for seconds in said} == said
 
 
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [
-        (0, ""),
-        (2**20, "1 MiB"),
-        (2**30 - 2**20, "1023 MiB"),
-        (2**30, "1.0 GiB"),
-        (141 * 2**30, "141.0 GiB"),
-    ],
-)
-def test_an_amount_of_memory_in_words(count: int, said: str) -> None:
-    assert say_bytes(count) == said
+def test_an_amount_of_memory_in_words() -> None:
+    said = {0: "", 2**20: "1 MiB", 2**30 - 2**20: "1023 MiB", 2**30: "1.0 GiB"}
+    said |= {141 * 2**30: "141.0 GiB"}
+    assert {count: say_bytes(count) for count in said} == said
 
 
-@pytest.mark.parametrize(
-    ("rate", "said"),
-    [
-        (-1, ""),
-        (0, ""),
-        (0.01, "1:40 each"),
-        (0.1, "10.0 s each"),
-        (0.2, "0.2/s"),
-        (99.94, "99.9/s"),
-        (100, "100/s"),
-        (12345.6, "12,346/s"),
-    ],
-)
-def test_a_rate_in_words(rate: float, said: str) -> None:
-    assert say_rate(rate) == said
-
-
-@pytest.mark.parametrize(
-    ("step", "rate", "said"),
-    [
-        (None, 0.0, ""),
-        (None, 5.0, ""),
-        (0.0, 0.0, "0"),
-        (12345678.0, 0.0, "12345678"),
-        (120.0, 5.0, "120 · 5.0/s"),
-    ],
-)
-def test_a_step_in_words(step: float | None, rate: float, said: str) -> None:
-    each = RankSnapshot(rank=0, state="running", step=step, steps_per_second=rate)
-    assert say_step(each) == said
+def test_a_rate_and_a_step_in_words() -> None:
+    said = {-1: "", 0: "", 0.01: "1:40 each", 0.1: "10.0 s each", 0.2: "0.2/s", 99.94: "99.9/s"}
+    said |= {100: "100/s", 12345.6: "12,346/s"}
+    assert {rate: say_rate(rate) for rate in said} == said
+    steps = {(None, 0): "", (None, 5): "", (0, 0): "0", (12345678, 0): "12345678"}
+    steps |= {(120, 5): "120 · 5.0/s"}
+    one = {
+        (step, rate): RankSnapshot(rank=0, state="running", step=step, steps_per_second=rate)
+        for step, rate in steps
+    }
+    assert {known: say_step(each) for known, each in one.items()} == steps
 
 
 @pytest.mark.parametrize(
@@ -294,20 +163,18 @@ def test_any_bar_can_be_said(bar: LoopProgress, is_short: bool) -> None:
     assert say_bar(bar, is_short=is_short).startswith(f"{bar.label} {count}".strip())
 
 
+def test_one_message_is_one_message(snapshot: Any) -> None:
+    assert [say_refused(count) for count in (1, 2)] == snapshot
+
+
 # ---- the group
 
 
-@pytest.mark.parametrize(
-    ("devices", "said"),
-    [
-        ((), ""),
-        (("cpu", "cpu"), "cpu"),
-        (("cuda:0", "cuda:1"), "cuda:0,1"),
-        (("cuda:0", "cpu", "cuda:0"), "cuda:0, cpu"),
-    ],
-)
-def test_devices_are_said_once(devices: tuple[str, ...], said: str) -> None:
-    assert say_devices(Snapshot(state=GroupState.IDLE, devices=devices)) == said
+def test_devices_are_said_once() -> None:
+    said = {(): "", ("cpu", "cpu"): "cpu", ("cuda:0", "cuda:1"): "cuda:0,1"}
+    said |= {("cuda:0", "cpu", "cuda:0"): "cuda:0, cpu"}
+    groups = {each: Snapshot(state=GroupState.IDLE, devices=each) for each in said}
+    assert {each: say_devices(group) for each, group in groups.items()} == said
 
 
 def test_the_facts_of_a_group_are_those_that_are_known() -> None:
@@ -322,53 +189,13 @@ def test_the_facts_of_a_group_are_those_that_are_known() -> None:
     ]
 
 
-def test_a_path_is_relative_to_the_notebooks_folder_where_it_lies_in_there(folder: Path) -> None:
-    assert shorten(str(folder / "a" / "b")) == "a/b"
-    assert shorten("/elsewhere/b") == "/elsewhere/b"
-
-
-def test_a_path_is_whole_where_the_notebooks_folder_is_gone(
+def test_a_path_is_relative_to_the_notebooks_folder_where_it_lies_in_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone() -> Path:
         raise FileNotFoundError(2, "No such file or directory")
 
+    assert shorten(str(folder / "a" / "b")) == "a/b"
+    assert shorten("/elsewhere/b") == "/elsewhere/b"
     monkeypatch.setattr(Path, "cwd", gone)
     assert shorten(str(folder / "a")) == str(folder / "a")
-
-
-@pytest.mark.parametrize(
-    ("kind", "facts", "said"),
-    [
-        ("fault", {"fault": "kill@rank=1,step=30", "at_step": 30}, "fault: kill@rank=1,step=30"),
-        ("checkpoint", {"step": 3, "seconds": 0.5}, "rank 1: checkpoint of step 3, 0.5 s"),
-        ("checkpoint", {"step": 3, "seconds": "x"}, "rank 1: checkpoint of step 3, x"),
-        ("checkpoint", {}, "rank 1: checkpoint"),
-        ("resume", {"step": 3}, "rank 1: resumes from the checkpoint of step 3"),
-        ("told: exit", {}, "rank 1: told: exit"),
-        ("mine", {"a": 1}, "rank 1: mine (a 1)"),
-    ],
-)
-def test_what_ranks_tell_of_has_words_whatever_its_facts(
-    kind: str, facts: dict[str, Any], said: str
-) -> None:
-    assert say_event(Happening(1.0, kind, facts | {"rank": 1})) == said
-
-
-def test_a_recovery_is_told_with_what_it_cost() -> None:
-    comeback = {"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
-    words = "noticed after 0.20 s, restarted in 0.10 s, 2 cells replayed in 0.35 s"
-    facts = {"step": 31, "lost": 4, "seconds": 0.9} | comeback
-    said = "resumed at step 31, 0.9 s after the failure"
-    assert say_event(Happening(1.0, "resumed", facts)) == f"{said}, 4 steps lost ({words})"
-    assert say_event(Happening(1.0, "resumed", facts | {"lost": None})) == f"{said} ({words})"
-    assert say_event(Happening(1.0, "recovery", comeback | {"attempt": 2})) == f"recovery: {words}"
-    healed = {"detected": 0.02, "healed": 0.31, "attempt": 1}
-    assert say_event(Happening(1.0, "recovery", healed)) == (
-        "recovery: noticed after 0.02 s, healed in 0.31 s"
-    )
-
-
-def test_one_message_is_one_message() -> None:
-    assert words.say_refused(1) == "1 message was refused: not signed by this group"
-    assert words.say_refused(2) == "2 messages were refused: not signed by this group"
