@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from drivers.inside import imported
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks, Ranks
 from processes import free_port, wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
@@ -53,6 +53,7 @@ def run_demo(demo, world_size):
     mp.spawn(demo, args=(world_size,), nprocs=world_size, join=True)
 """
 
+LINES = ["process 0 of 2: 3.0", "process 1 of 2: 3.0"]  # that two such processes print
 GROUP = """
 def work(rank, size, how="{how}"):
     import torch, torch.distributed as dist
@@ -62,6 +63,19 @@ def work(rank, size, how="{how}"):
     print(f"process {{rank}} of {{size}}: {{total.item()}}\\n", end="", flush=True)
     dist.destroy_process_group()
 """
+
+
+@pytest.fixture
+def group(shared_group: Ranks, folder: Path) -> Ranks:
+    """Two ranks that work in the test's folder, as this process does."""
+    shared_group.run(f"%cd -q {folder}", quiet=True)
+    return shared_group
+
+
+@pytest.fixture
+def own_group(make_group: MakeRanks) -> Ranks:
+    """Two ranks in whose processes no other test has run."""
+    return make_group(2)
 
 
 def run_bare(group: Ranks, source: str, ranks: tuple[int, ...] | None = None) -> CellResult:
@@ -125,7 +139,7 @@ def test_arguments_and_variables_win_over_the_ranks_own_place(group: Ranks) -> N
     assert group.pull("(by_argument, by_variable, alone)") == [(1, 1, (0, 1)), (0, 0, (0, 1))]
 
 
-def test_a_part_of_the_ranks_may_form_a_group(make_group: Callable[..., Ranks]) -> None:
+def test_a_part_of_the_ranks_may_form_a_group(make_group: MakeRanks) -> None:
     group = make_group(3)
     run_bare(
         group,
@@ -138,18 +152,18 @@ def test_a_part_of_the_ranks_may_form_a_group(make_group: Callable[..., Ranks]) 
     assert group.pull("x.item() if rank else 0.0") == [0.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize("how", ["tcp://localhost:{port}", "tcp://127.0.0.1:{port}", ""])
 def test_a_function_of_a_tutorial_is_called_with_rank_again_and_again(
-    group: Ranks, capsys: pytest.CaptureFixture[str], how: str
+    own_group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = GROUP.format(how=how.format(port=free_port()))
-    for _ in range(3):
-        run_bare(group, f"{source}\nwork(rank, world_size)")
-    run_bare(group, f"{TUTORIAL.format(port=free_port())}\ndemo_basic(rank, world_size)")
+    for how in ("tcp://localhost:{port}", "tcp://127.0.0.1:{port}", "", ""):
+        source = GROUP.format(how=how.format(port=free_port()))
+        for _ in range(2):
+            run_bare(own_group, f"{source}\nwork(rank, world_size)")
+    run_bare(own_group, f"{TUTORIAL.format(port=free_port())}\ndemo_basic(rank, world_size)")
     lines = printed(capsys)
-    assert len(lines) == 8
-    assert lines.count("[rank 1] process 1 of 2: 3.0") == 3
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    assert len(lines) == 18
+    assert lines.count(f"[rank 1] {LINES[1]}") == 8
+    own_group.assert_works()
 
 
 def test_ranks_meet_in_the_store_of_whoever_serves_one(group: Ranks) -> None:
@@ -173,15 +187,6 @@ def test_ranks_meet_in_the_store_of_whoever_serves_one(group: Ranks) -> None:
     del store
 
 
-def test_a_group_may_end_as_soon_as_it_is_there(group: Ranks) -> None:
-    run_bare(
-        group,
-        "for _ in range(20):\n"
-        "    dist.init_process_group('gloo')\n    dist.destroy_process_group()",
-    )
-    group.run("dist.barrier()")
-
-
 def test_a_group_of_one_rank_ends_no_connection_of_ranks_that_still_meet(group: Ranks) -> None:
     run_bare(
         group,
@@ -193,9 +198,7 @@ def test_a_group_of_one_rank_ends_no_connection_of_ranks_that_still_meet(group: 
     group.run("dist.barrier()")
 
 
-def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(
-    group: Ranks,
-) -> None:
+def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="rank 0: "):
         run_bare(
             group,
@@ -203,12 +206,10 @@ def test_an_init_that_one_rank_alone_tries_costs_the_next_cells_nothing(
             "    dist.init_process_group('gloo', timeout=timedelta(seconds=1))",
         )
     run_bare(group, "dist.init_process_group('gloo')\ndist.barrier()")
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    group.assert_works()
 
 
-def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(
-    group: Ranks,
-) -> None:
+def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(group: Ranks) -> None:
     group.run("if rank == 0: dist.new_group([0])")
     group.run(
         "pair = dist.new_group([0, 1])\nx = torch.ones(1)\n"
@@ -216,6 +217,7 @@ def test_a_group_that_one_rank_alone_made_costs_the_next_cells_nothing(
     )
 
 
+@pytest.mark.gate_runs("waits", "both")
 @pytest.mark.parametrize(
     "ends",
     [
@@ -230,9 +232,10 @@ def test_a_script_that_failed_may_run_again(group: Ranks, ends: str) -> None:
         run_bare(group, pasted(ends))
     for _ in range(2):
         run_bare(group, pasted())
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    group.assert_works()
 
 
+@pytest.mark.gate_runs("steps", "waits")
 @pytest.mark.parametrize(
     "ends",
     ["begin(); time.sleep(600)", "begin()\nwhile True: step()", "begin()\nif rank == 0: step()"],
@@ -242,7 +245,7 @@ def test_a_script_that_was_stopped_may_run_again(group: Ranks, ends: str) -> Non
     run_until_stopped(group, pasted(f"{ends}\ntime.sleep(600)"))
     for _ in range(2):
         run_bare(group, pasted())
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    group.assert_works()
 
 
 def test_a_script_that_was_stopped_while_it_met_in_a_file_may_run_again(
@@ -270,11 +273,11 @@ def test_a_script_that_was_stopped_before_its_group_was_the_default_one_may_run_
             "c10d._update_default_pg = stop\ndist.init_process_group('gloo')",
         )
     run_bare(group, pasted())
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    group.assert_works()
 
 
 def test_a_group_that_a_part_of_the_ranks_left_behind_is_destroyed_with_a_rank_missing(
-    make_group: Callable[..., Ranks],
+    make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
     pair = "dist.init_process_group('gloo', rank=rank, world_size=2)\ndist.barrier()"
@@ -292,20 +295,16 @@ def test_a_look_at_a_failure_leaves_the_group_as_it_is(group: Ranks) -> None:
 
 
 def test_a_second_group_is_refused_with_the_way_out(group: Ranks) -> None:
-    with pytest.raises(CellFailedError) as failure:
-        group.run("dist.init_process_group('gloo')")
-    assert str(failure.value) == (
-        "ranks 0-1: ValueError: trying to initialize the default process group twice! The ranks "
-        "have one already: leave this line out, or run the cell with --no-init, line 1"
-    )
+    failure = str(group.failure_of("dist.init_process_group('gloo')"))
+    assert failure.startswith("ranks 0-1: ValueError: ")
+    assert "--no-init" in failure
+    assert failure.endswith(", line 1")
     run_bare(group, "dist.init_process_group('gloo')\ndist.barrier()")
     group.run("dist.barrier()\ndist.destroy_process_group()")
     group.run("dist.barrier()")
 
 
-def test_after_a_failure_a_cell_without_a_group_on_one_rank_leaves_it_lost(
-    group: Ranks,
-) -> None:
+def test_after_a_failure_a_cell_without_a_group_on_one_rank_leaves_it_lost(group: Ranks) -> None:
     with pytest.raises(CellFailedError, match="rank 1: ValueError"):
         group.run("if rank == 1: raise ValueError('no')\ndist.barrier()")
     run_bare(group, "pass", ranks=(1,))
@@ -318,7 +317,7 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks)
         "form = process_group.ProcessGroup.form\n"
         "def broken(self, *_): raise OSError('no more ports')\n"
         "if rank == 1: process_group.ProcessGroup.form = broken\n"
-        "long, process_group.FORM_TIMEOUT = process_group.FORM_TIMEOUT, timedelta(seconds=8)\n"
+        "long, process_group.FORM_TIMEOUT = process_group.FORM_TIMEOUT, timedelta(seconds=3)\n"
         "dist.destroy_process_group()"
     )
     for _ in range(2):
@@ -352,9 +351,8 @@ def test_processes_that_one_rank_starts_form_a_group_of_their_own(
     rounds = 2 if start_method == "fork" else 1
     for _ in range(rounds):
         group.run(source, ranks=[0])
-    said = ["[rank 0] process 0 of 2: 3.0", "[rank 0] process 1 of 2: 3.0"]
-    assert printed(capsys) == sorted(said * rounds)
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    assert printed(capsys) == sorted([f"[rank 0] {line}" for line in LINES] * rounds)
+    group.assert_works()
 
 
 @pytest.mark.until_cut
@@ -369,18 +367,15 @@ def test_a_tutorial_that_launches_itself_runs_in_one_rank(
 @pytest.mark.full
 def test_in_every_rank_it_says_what_to_change(group: Ranks) -> None:
     port = free_port()
-    with pytest.raises(CellFailedError) as failure:
-        group.run(f"{TUTORIAL.format(port=port)}\nrun_demo(demo_basic, 2)")
-    assert (
-        f"RuntimeError: port {port} is taken, perhaps by the processes of another rank: run the "
-        "cell with --ranks 0, or give each rank a port of its own"
-    ) in str(failure.value)
+    failure = str(group.failure_of(f"{TUTORIAL.format(port=port)}\nrun_demo(demo_basic, 2)"))
+    for words in (f"RuntimeError: port {port} ", "--ranks 0"):
+        assert words in failure
 
 
 @pytest.mark.until_cut
 @pytest.mark.full
 def test_processes_started_by_hand_meet_too(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    own_group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = (
         GROUP.format(how=f"tcp://127.0.0.1:{free_port()}")
@@ -389,10 +384,10 @@ def test_processes_started_by_hand_meet_too(
         "    p = mp.Process(target=work, args=(index, 2))\n    p.start()\n    processes.append(p)\n"
         "for p in processes:\n    p.join()\nassert not any(p.exitcode for p in processes)"
     )
-    group.run("import multiprocessing as mp\nmp.set_start_method('fork')", ranks=[0])
-    group.run(source, ranks=[0])
+    own_group.run("import multiprocessing as mp\nmp.set_start_method('fork')", ranks=[0])
+    own_group.run(source, ranks=[0])
     assert len(printed(capsys)) == 2
-    group.run("assert mp.get_start_method() == 'spawn'", ranks=[0])
+    own_group.run("assert mp.get_start_method() == 'spawn'", ranks=[0])
 
 
 @pytest.mark.until_cut
@@ -407,7 +402,7 @@ def test_forked_children_leave_the_ranks_group_alone(
     )
     group.run(source, ranks=[1])
     assert len(printed(capsys)) == 2
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    group.assert_works()
 
 
 @pytest.mark.until_cut
@@ -424,15 +419,12 @@ def test_an_interrupt_ends_what_was_started(group: Ranks) -> None:
 
 @pytest.mark.until_cut
 def test_what_cannot_be_sent_says_so_at_once(group: Ranks) -> None:
-    with pytest.raises(CellFailedError) as failure:
-        group.run(
-            "import threading, torch.multiprocessing as mp\nlock = threading.Lock()\n"
-            "def work(index): print(lock)\nmp.spawn(work, nprocs=2)",
-            ranks=[0],
-        )
-    assert str(failure.value).endswith(
-        "the ranks are here already: call it with rank in place of the index, line 4"
+    failure = group.failure_of(
+        "import threading, torch.multiprocessing as mp\nlock = threading.Lock()\n"
+        "def work(index): print(lock)\nmp.spawn(work, nprocs=2)",
+        ranks=[0],
     )
+    assert str(failure).endswith("in place of the index, line 4")
 
 
 @pytest.mark.until_cut
@@ -492,76 +484,80 @@ def test_a_script_in_a_process_of_its_own_meets_those_of_the_other_ranks(
 
 
 def test_a_collective_of_a_part_is_numbered_and_named_with_its_group(
-    make_group: Callable[..., Ranks],
+    make_group: MakeRanks,
 ) -> None:
-    group = make_group(3)
-    with pytest.raises(CellFailedError) as failure:
-        group.run(
-            "import os, time; pair = dist.new_group([0, 2])\nx = torch.ones(1)\n"
-            "for _ in range(5): dist.all_reduce(x)\n"
-            "if rank != 1: dist.all_reduce(x, group=pair)\n"
-            "if rank == 0: open('waits', 'w').close(); dist.all_reduce(x, group=pair)\n"
-            "while rank == 2 and not os.path.exists('waits'): time.sleep(0.01)\n"
-            "if rank == 2: raise ValueError('on purpose')"
-        )
-    assert "  rank 0: interrupted in all_reduce #2 of group [0, 2], line 5" in failure.value.report
+    failure = make_group(3).failure_of(
+        "import os, time; pair = dist.new_group([0, 2])\nx = torch.ones(1)\n"
+        "for _ in range(5): dist.all_reduce(x)\n"
+        "if rank != 1: dist.all_reduce(x, group=pair)\n"
+        "if rank == 0: open('waits', 'w').close(); dist.all_reduce(x, group=pair)\n"
+        "while rank == 2 and not os.path.exists('waits'): time.sleep(0.01)\n"
+        "if rank == 2: raise ValueError('on purpose')"
+    )
+    assert re.search(r"rank 0: .* all_reduce #2 of group \[0, 2\], line 5$", failure.report, re.M)
 
 
-def test_calls_of_other_ranks_outlive_the_process_group(group: Ranks) -> None:
-    group.run(
+def test_calls_of_other_ranks_outlive_the_process_group(own_group: Ranks) -> None:
+    own_group.run(
         "import torch.distributed.rpc as rpc\n"
         "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
         "dist.barrier()\ndist.destroy_process_group()"
     )
-    group.run(
+    own_group.run(
         "assert rpc.rpc_sync(f'worker{1 - rank}', max, args=(1, 2)) == 2\n"
         "dist.barrier()\nrpc.shutdown()"
     )
 
 
-def test_a_model_that_is_freed_just_after_its_group_stops_nothing(group: Ranks) -> None:
+def test_a_model_that_is_freed_just_after_its_group_stops_nothing(own_group: Ranks) -> None:
     source = TUTORIAL.format(port=free_port())
     for _ in range(5):
-        run_bare(group, f"{source}\nfor _ in range(3): demo_basic(rank, world_size)")
+        run_bare(own_group, f"{source}\nfor _ in range(3): demo_basic(rank, world_size)")
 
 
+COUNT = "[len(os.listdir(each)) for each in ('/dev/fd', '/proc/self/task')]"
+
+
+@pytest.mark.gate_runs("asynchronous", "model")
 @pytest.mark.parametrize(
-    ("rounds", "body"),
+    "body",
     [
-        (200, "x = torch.ones(1)\ndist.all_reduce(x, group=pair)\ndestroy(pair); del pair"),
-        (
-            60,
-            "for _ in range(4):\n"
-            "    x = torch.ones(9)\n    work = dist.all_reduce(x, group=pair, async_op=True)\n"
-            "del x\nwork.wait()\ndel work\ndestroy(pair); del pair",
-        ),
-        (
-            60,
-            "model = torch.nn.parallel.DistributedDataParallel(layer, process_group=pair)\n"
-            "model(torch.ones(20, 10)).sum().backward()\ndestroy(pair)\ndel pair\ndel model",
-        ),
+        "x = torch.ones(1)\ndist.all_reduce(x, group=pair)\ndestroy(pair); del pair",
+        "for _ in range(4):\n"
+        "    x = torch.ones(9)\n    work = dist.all_reduce(x, group=pair, async_op=True)\n"
+        "del x\nwork.wait()\ndel work\ndestroy(pair); del pair",
+        "model = torch.nn.parallel.DistributedDataParallel(layer, process_group=pair)\n"
+        "model(torch.ones(20, 10)).sum().backward()\ndestroy(pair)\ndel pair\ndel model",
     ],
     ids=["collective", "asynchronous", "model"],
 )
-def test_destroyed_groups_keep_no_sockets_and_no_threads(
-    group: Ranks, rounds: int, body: str
-) -> None:
-    count = "most = [max(*each) for each in zip(most, (len(os.listdir(x)) for x in PROC))]"
-    lines = ["pair = dist.new_group([0, 1])", *body.splitlines(), count]
-    group.run(
+def test_destroyed_groups_keep_no_sockets_and_no_threads(own_group: Ranks, body: str) -> None:
+    lines = ["pair = dist.new_group([0, 1])", *body.splitlines(), f"counts.append({COUNT})"]
+    own_group.run(
         "import os\ndestroy, layer = dist.destroy_process_group, torch.nn.Linear(10, 5)\n"
-        "PROC, most = ('/dev/fd', '/proc/self/task'), [0, 0]\n"
-        f"for _ in range({rounds}):\n" + "\n".join(f"    {each}" for each in lines)
+        "counts = []\nfor _ in range(60):\n" + "\n".join(f"    {each}" for each in lines)
     )
-    for descriptors, threads in group.pull("most"):
+    for descriptors, threads in own_group.pull("[max(each) for each in zip(*counts)]"):
         assert descriptors <= 40
         assert threads <= 16
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    own_group.assert_works()
 
 
-def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(
-    group: Ranks,
+def test_a_default_group_that_is_made_again_and_again_keeps_no_sockets_and_no_threads(
+    own_group: Ranks,
 ) -> None:
+    run_bare(
+        own_group,
+        "import os\nfor _ in range(60):\n    dist.init_process_group('gloo')\n"
+        "    dist.barrier()\n    dist.destroy_process_group()\n"
+        f"count = {COUNT}",
+    )
+    for descriptors, threads in own_group.pull("count"):
+        assert descriptors <= 40
+        assert threads <= 16
+
+
+def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(group: Ranks) -> None:
     group.run(
         "import torch.testing._internal.distributed.fake_pg\n"
         "pair = dist.new_group([0, 1], backend='fake')\ndist.destroy_process_group(pair)"
@@ -569,22 +565,8 @@ def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(
     group.run("dist.barrier()")
 
 
-def test_a_default_group_that_is_made_again_and_again_keeps_no_sockets_and_no_threads(
-    group: Ranks,
-) -> None:
-    run_bare(
-        group,
-        "import os\nfor _ in range(60):\n    dist.init_process_group('gloo')\n"
-        "    dist.barrier()\n    dist.destroy_process_group()\n"
-        "count = len(os.listdir('/dev/fd')), len(os.listdir('/proc/self/task'))",
-    )
-    for descriptors, threads in group.pull("count"):
-        assert descriptors <= 40
-        assert threads <= 16
-
-
 def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: Ranks) -> None:
-    with pytest.raises(CellFailedError, match=r"^rank 1: connection to a peer lost in all_reduce"):
+    with pytest.raises(CellFailedError, match=r"^rank 1: connection .* all_reduce"):
         group.run(
             "x = torch.ones(1)\ndist.all_reduce(x)\nkept = dist.group.WORLD\n"
             "if rank == 0: dist.destroy_process_group()\nelse: dist.all_reduce(x)"
@@ -592,11 +574,8 @@ def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: Ranks)
     group.run("dist.barrier()")
 
 
-def test_nccls_guards_end_no_rank_and_the_users_word_wins(
-    make_group: Callable[..., Ranks],
-) -> None:
-    asked = {"TORCH_NCCL_ENABLE_MONITORING": "1"}
-    group = make_group(2, env=asked)
+def test_nccls_guards_end_no_rank_and_the_users_word_wins(make_group: MakeRanks) -> None:
+    group = make_group(2, env={"TORCH_NCCL_ENABLE_MONITORING": "1"})
     read = "[os.environ[f'TORCH_NCCL_{n}'] for n in ('ASYNC_ERROR_HANDLING', 'ENABLE_MONITORING')]"
     group.run("import os")
     assert group.pull(read) == [["2", "1"]] * 2
@@ -611,6 +590,6 @@ def test_a_launcher_that_every_rank_starts_is_explained(group: Ranks) -> None:
         "    rdzv_configs={'rank': 0})\n"
         "elastic_launch(config, train)()"
     )
-    with pytest.raises(CellFailedError, match=r"Call train\(\) directly, without the launcher"):
+    with pytest.raises(CellFailedError, match=r"train\(\) directly"):
         group.run(launch)
-    group.run("x = torch.ones(1)\ndist.all_reduce(x)\nassert x == 2")
+    group.assert_works()
