@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ from nbddp.worker import interrupt
 from nbddp.worker.interrupt import Interrupter
 
 CELL = "<a cell>"
+FOREVER = "while True: time.sleep(0.01)"
 
 
 class Watched:
@@ -78,6 +81,13 @@ class Watched:
         thread.start()
         return thread
 
+    def interrupted(self, source: str, **names: object) -> str:
+        """Run cell 1 and interrupt it; what it raised."""
+        asked = self.soon(1)
+        ended = self.run(1, source, **names)
+        asked.join()
+        return ended
+
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
@@ -86,11 +96,20 @@ def watched() -> Iterator[Watched]:
     signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def in_c_code() -> Iterator[None]:
+    """Let no signal through, as C code that waits."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is pending is for nobody
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def test_a_cell_in_python_gets_its_exception_and_the_next_one_none(watched: Watched) -> None:
-    asked = watched.soon(1)
-    assert watched.run(1, "while True: time.sleep(0.01)") == "KeyboardInterrupt"
+    assert watched.interrupted(FOREVER) == "KeyboardInterrupt"
     assert watched.it.was_asked
-    asked.join()
     assert watched.broken == []
     assert watched.noticed == [1]  # to say how it ended may take longer than a rank gets to obey
     assert watched.run(2, "time.sleep(0.2)") == "done"
@@ -128,7 +147,7 @@ def test_before_the_cells_first_line_the_signal_is_sent_again(watched: Watched) 
     asked = watched.soon(1, after=0.1)
     get_ready()
     with pytest.raises(KeyboardInterrupt):
-        exec(compile("while True: time.sleep(0.01)", CELL, "exec"), {"time": time})
+        exec(compile(FOREVER, CELL, "exec"), {"time": time})
     watched.it.end_cell()
     asked.join()
     assert watched.broken == []
@@ -140,36 +159,27 @@ def test_who_waits_for_the_dead_is_freed_without_the_patience_that_others_get(
 ) -> None:
     monkeypatch.setattr(interrupt, "PATIENCE", 60.0)
     assert watched.it.begin_cell(1)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as C code that waits
-    try:
+    with in_c_code():
         watched.on_break = watched.it.end_cell
         watched.soon(1, after=0.0, is_for_death=True).join(30.0)
         assert watched.broken == [False]
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is pending is for nobody
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
     watched: Watched,
 ) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        assert watched.it.begin_cell(1)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as C code that never returns
-        heard: list[list[int]] = []
+    heard: list[list[int]] = []
 
-        def is_freed() -> None:
-            if watched.broken[-1]:
-                heard.append([*watched.noticed])
-                watched.it.end_cell()
+    def is_freed() -> None:
+        if watched.broken[-1]:
+            heard.append([*watched.noticed])
+            watched.it.end_cell()
 
+    assert watched.it.begin_cell(1)
+    with in_c_code():
         watched.on_break = is_freed
         watched.soon(1, after=0.0).join(30.0)
         assert heard == [[]]
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is pending is for nobody
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     assert watched.broken == [False] * (interrupt.OTHERS_AFTER - 1) + [True]
     assert watched.noticed == [1]
 
@@ -185,26 +195,29 @@ def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(
             yield True
 
     watched.flow = flow()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        assert watched.it.begin_cell(1)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    assert watched.it.begin_cell(1)
+    with in_c_code():
         asked = watched.soon(1, after=0.0)
         while not watched.broken:
             time.sleep(0.01)
         watched.it.end_cell()
         asked.join()
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     assert asked_of_flow == [True] * 6
     assert watched.noticed == [1]  # it will answer: it is not killed for being deaf
 
 
-def test_what_the_cell_awaits_is_cancelled(watched: Watched) -> None:
+@pytest.mark.parametrize("is_signalled", [False, True])
+def test_what_the_cell_awaits_is_cancelled_once_even_if_a_signal_comes_too(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, is_signalled: bool
+) -> None:
+    monkeypatch.setattr(interrupt, "MESSAGE", 60.0)
     watched.awaits_something = True
     assert watched.it.begin_cell(1)
-    asked = watched.soon(1, after=0.0)
+    asked = watched.soon(1, after=0.1)
+    began = time.monotonic()
+    if is_signalled:
+        signal.raise_signal(signal.SIGINT)  # as the notebook does, before its message
+    assert time.monotonic() < began + 30  # and nothing is cancelled until the handler returns
     while not watched.cancels:
         time.sleep(0.01)
     watched.it.end_cell()
@@ -212,29 +225,12 @@ def test_what_the_cell_awaits_is_cancelled(watched: Watched) -> None:
     assert watched.cancels == 1
 
 
-def test_what_the_cell_awaits_is_cancelled_once_although_two_signals_come(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(interrupt, "MESSAGE", 60.0)
-    watched.awaits_something = True
-    assert watched.it.begin_cell(1)
-    asked = watched.soon(1, after=0.1)
-    began = time.monotonic()
-    signal.raise_signal(signal.SIGINT)  # as the notebook does, before its message
-    assert time.monotonic() < began + 30  # and nothing is cancelled until the handler returns
-    watched.it.end_cell()
-    asked.join()
-    assert watched.cancels == 1
-
-
 def test_a_cell_that_cleans_up_is_told_once(watched: Watched) -> None:
-    asked = watched.soon(1)
     source = (
         "try:\n    while True: time.sleep(0.01)\n"
         "except KeyboardInterrupt:\n    for _ in range(50): time.sleep(0.01)"
     )
-    assert watched.run(1, source) == "done"
-    asked.join()
+    assert watched.interrupted(source) == "done"
     assert watched.noticed == [1]
     assert watched.broken == []
 
@@ -263,18 +259,15 @@ def test_a_signal_without_a_message_is_the_cells_own_unless_it_was_interrupted_a
     has_had_it: bool,
 ) -> None:
     monkeypatch.setattr(interrupt, "MESSAGE", 0.1)
-    asked = watched.soon(1) if has_had_it else None
     source = (
         "try:\n    while has_had_it: time.sleep(0.01)\nexcept KeyboardInterrupt:\n    pass\n"
         "signal.raise_signal(signal.SIGINT)"
     )
-    ended = watched.run(1, source, has_had_it=has_had_it, signal=signal)
+    run = watched.interrupted if has_had_it else partial(watched.run, 1)
+    ended = run(source, has_had_it=has_had_it, signal=signal)
     assert ended == ("done" if has_had_it else "KeyboardInterrupt")
-    if asked is not None:
-        asked.join()
-    assert watched.run(2, "signal.raise_signal(signal.SIGINT)", signal=signal) == (
-        "KeyboardInterrupt"
-    )
+    again = watched.run(2, "signal.raise_signal(signal.SIGINT)", signal=signal)
+    assert again == "KeyboardInterrupt"
 
 
 def imported(seconds: float, *, filename: str, name: str = "a_library") -> None:
@@ -291,12 +284,11 @@ def test_a_library_that_is_being_imported_is_imported_in_whole(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt, "INSISTENCE", 0.2)  # is over long before the import is
-    asked, done = watched.soon(1), []
-    source = "imported(0.8, filename=library)\ndone.append(1)\nwhile True: time.sleep(0.01)"
+    done: list[int] = []
+    source = f"imported(0.8, filename=library)\ndone.append(1)\n{FOREVER}"
     names = {"imported": imported, "library": IN_A_LIBRARY, "done": done}
-    assert watched.run(1, source, **names) == "KeyboardInterrupt"
+    assert watched.interrupted(source, **names) == "KeyboardInterrupt"
     assert done
-    asked.join()
     assert watched.noticed == [1]
     assert watched.broken == []
 
@@ -317,11 +309,9 @@ def test_the_import_of_the_users_own_and_one_that_does_not_end_are_broken_off(
     importing: float,
 ) -> None:
     monkeypatch.setattr(interrupt, "IMPORTING", importing)
-    asked = watched.soon(1)
     source = "imported(5.0, filename=filename, name=name)\nlibrary_is_whole = 1 / 0"
     names = {"imported": imported, "filename": filename, "name": name}
-    assert watched.run(1, source, **names) == "KeyboardInterrupt"
-    asked.join()
+    assert watched.interrupted(source, **names) == "KeyboardInterrupt"
 
 
 def test_a_process_group_that_cannot_be_formed_is_ended_before_the_cell(
@@ -345,11 +335,9 @@ def test_an_interrupt_that_python_throws_away_comes_again(
     watched.it.listen()
     source = (
         "class Slow:\n    def __del__(self):\n        while True: time.sleep(0.01)\n"
-        "Slow()\nwhile True: time.sleep(0.01)"
+        f"Slow()\n{FOREVER}"
     )
-    asked = watched.soon(1)
-    assert watched.run(1, source) == "KeyboardInterrupt"
-    asked.join()
+    assert watched.interrupted(source) == "KeyboardInterrupt"
     assert complaints == []  # nobody reads of a line of ours
     broken = "class Broken:\n    def __del__(self): raise ValueError\nBroken()"
     assert watched.run(2, broken) == "done"
@@ -372,7 +360,7 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
     watched.it.listen()
     asked = threading.Thread(target=lambda: (forking.wait(30.0), watched.it.interrupt(1)))
     asked.start()
-    source = "if not fork(): leave(0)\nwhile True: time.sleep(0.01)"
+    source = f"if not fork(): leave(0)\n{FOREVER}"
     assert watched.run(1, source, fork=os.fork, leave=os._exit) == "KeyboardInterrupt"
     forks.clear()
     asked.join()
@@ -382,7 +370,7 @@ def test_no_interrupt_comes_into_what_is_done_around_a_fork(watched: Watched) ->
 
 
 def test_an_answer_that_nobody_waits_for_is_ended_and_no_other(watched: Watched) -> None:
-    source = compile("begin()\nwhile True: time.sleep(0.01)", CELL, "exec")
+    source = compile(f"begin()\n{FOREVER}", CELL, "exec")
     asked = threading.Timer(0.05, watched.it.give_up, [7])
     with pytest.raises(KeyboardInterrupt), watched.it.answering(7):
         exec(source, {"time": time, "begin": asked.start})
