@@ -6,12 +6,13 @@ import base64
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import BIG, SNAPSHOTS, TEXT, Page
+from pages import BIG, SNAPSHOTS, TEXT, Page, readable
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellResult
@@ -68,10 +69,6 @@ def result_of(*reports: CellEnded | None, ended_by: str = "") -> CellResult:
         verdict=judge(ranks, known, exits, ended_by=ended_by),
         fetch=lambda _: None,
     )
-
-
-def page_of(result: CellResult | None, **more: object) -> Page:
-    return Page(record_html(Record(snapshot=SNAPSHOT, result=result, **more)))  # type: ignore[arg-type]
 
 
 def is_open(page: Page) -> bool:
@@ -143,58 +140,81 @@ def test_a_chart_is_part_of_the_page_under_its_name(name: str) -> None:
     assert ElementTree.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
 
 
-# ---- a cell that went well
+# ---- each kind of record
+
+NOTE = "metrics.jsonl has more"
+EARLIER = "12 earlier lines in rank0.log"
 
 
-def test_a_cell_that_went_well_is_one_line_that_unfolds() -> None:
-    page = page_of(result_of(well(), well()))
+def failed() -> Record:
+    """Rank 0 waits in a collective in which rank 1 fails; a hang was seen before."""
+    waiting = badly("KeyboardInterrupt", "", collective="all_reduce #7", is_interrupted=True)
+    snapshot = replace(
+        SNAPSHOT,
+        ranks=(RankSnapshot(rank=0, state="the state"),),
+        events=(Happening(105.0, "failure", {"rank": 1, "what": "the event"}),),
+        alarm="no progress for 10 s:\n  ranks 0-1 waiting",
+    )
+    lines = [Line((0,), "\x1b[32mthe output\x1b[m")]
+    result = result_of(waiting, badly(traceback="\x1b[31mTraceback\x1b[m\nCell In[3], line 9"))
+    return Record(snapshot=snapshot, result=result, lines=lines, earlier=EARLIER, notes=[NOTE])
+
+
+def went_well() -> Record:
+    """Two charts and some output, of which rank 1 has more."""
+    rank_lines: list[tuple[int, Sequence[Line], str]] = [(1, [Line((1,), "b")], "9 earlier")]
+    return Record(
+        snapshot=SNAPSHOT,
+        result=result_of(well(), well()),
+        lines=[Line((0,), "a"), Line((1,), "b")],
+        earlier=EARLIER,
+        rank_lines=rank_lines,
+        charts=[chart("loss"), chart("accuracy")],
+        notes=[NOTE],
+    )
+
+
+def test_a_record_as_a_page_and_as_text(snapshot: Any) -> None:
+    records = {
+        "well": went_well(),
+        "failed": failed(),
+        "silent": Record(snapshot=SNAPSHOT, result=result_of(well())),
+        "only looked at": Record(snapshot=SNAPSHOT),
+    }
+    for name, record in records.items():
+        charts = [replace(each, html=f"<div>chart of {each.name}</div>") for each in record.charts]
+        html = record_html(replace(record, charts=charts))
+        assert readable(html) == snapshot(name=f"{name}: page")
+        assert record_text(record) == snapshot(name=f"{name}: text")
+
+
+def test_the_first_cause_is_on_top_of_a_record_that_is_unfolded() -> None:
+    record = failed()
+    page = Page(record_html(record))
+    assert is_open(page)
+    assert record.result is not None
+    assert record.result.verdict is not None
+    report = strip(record.result.verdict.report())
+    assert "rank 1: ValueError: no, line 9" in report
+    after = page.text.index(report) + len(report)
+    for text in (record.snapshot.alarm, "the state", "the event", NOTE, "the output"):
+        after = page.text.index(text, after)
+
+
+def test_charts_and_output_are_seen_without_unfolding_in_the_order_that_they_have() -> None:
+    page = Page(record_html(went_well()))
     assert not is_open(page)
-    summary = page.by_tag["summary"][0]
-    for text in ("done on ranks 0-1", "12.0 s", "gloo", "2025-first"):
-        assert text in summary
-
-
-def test_charts_and_output_are_seen_without_unfolding() -> None:
-    page = page_of(result_of(well()), charts=[chart("loss")], lines=[Line((0,), "epoch 1")])
-    assert "epoch 1" not in page.by_tag["details"][0]
-    assert "epoch 1" in page.text
+    assert "[rank 0] a" not in page.by_tag["details"][0]
+    assert f"{EARLIER}\n[rank 0] a\n[rank 1] b" in page.text
     tags = [tag for tag, _ in page.tags]
     assert tags.index("img") > tags.index("details")
-
-
-def test_no_charts_and_no_output_leave_nothing_behind() -> None:
-    page = page_of(result_of(well()))
-    assert page.by_tag.get("pre", []) == []
-    assert charts_html([]) == ""
-
-
-def test_its_plain_text_says_what_the_charts_show() -> None:
-    record = Record(snapshot=SNAPSHOT, result=result_of(well()), charts=[chart("loss")])
-    assert record_text(record) == "loss: 1 at step 1, rank 0"
-
-
-def test_charts_keep_their_order() -> None:
-    page = page_of(result_of(well()), charts=[chart("b"), chart("a")])
-    assert page.values("alt") == ["b", "a"]
-
-
-def test_lines_have_their_ranks_and_tell_of_those_before() -> None:
-    lines = [Line((0,), "a"), Line((1,), "b")]
-    page = page_of(result_of(well()), lines=lines, earlier="12 earlier lines in rank0.log")
-    assert "12 earlier lines in rank0.log\n[rank 0] a\n[rank 1] b" in page.text
-
-
-def test_a_rank_with_more_to_say_has_its_own_lines_folded() -> None:
-    rank_lines: list[tuple[int, Sequence[Line], str]] = [(1, [Line((1,), "b")], "9 earlier")]
-    page = page_of(result_of(well()), rank_lines=rank_lines)
-    assert page.by_tag["summary"][1] == "only rank 1"
-    assert page.by_tag["details"][1].endswith("9 earlier\n[rank 1] b")
+    assert page.values("alt") == ["loss", "accuracy"]
     assert [("open" in known) for tag, known in page.tags if tag == "details"] == [False, False]
 
 
 def test_the_lines_of_many_ranks_are_in_one_fold() -> None:
     assert folds_of(8) == [f"only rank {rank}" for rank in range(8)]
-    assert folds_of(9) == ["each rank's lines"]
+    assert len(folds_of(9)) == 1
 
 
 def folds_of(ranks: int) -> list[str]:
@@ -208,110 +228,24 @@ def folds_of(ranks: int) -> list[str]:
     return said
 
 
-def test_notes_are_said() -> None:
-    page = page_of(result_of(well()), notes=["3 more metrics are in metrics.jsonl"])
-    assert "3 more metrics are in metrics.jsonl" in page.text
-
-
-# ---- a cell that did not
-
-
-def test_a_cell_that_failed_is_unfolded_with_the_first_cause_on_top() -> None:
-    interrupted = badly("KeyboardInterrupt", "", collective="all_reduce #7", is_interrupted=True)
-    result = result_of(interrupted, badly())
-    failure = Happening(105.0, "failure", {"rank": 1, "what": "the event"})
-    ranks = (RankSnapshot(rank=0, state="the state"),)
-    snapshot = replace(SNAPSHOT, ranks=ranks, events=(failure,))
-    page = Page(
-        record_html(
-            Record(
-                snapshot=snapshot,
-                result=result,
-                lines=[Line((0,), "the output")],
-                notes=["the note"],
-            )
-        )
-    )
-    assert is_open(page)
-    assert "failed on rank 1" in page.by_tag["summary"][0]
-    cause = page.text.index("first cause: rank 1: ValueError: no, line 9")
-    for text in ("the state", "the event", "the output", "the note"):
-        assert page.text.index(text) > cause
-    assert result.verdict is not None
-    assert result.verdict.report() in page.text
-
-
-def test_a_hang_is_told_above_the_ranks() -> None:
-    snapshot = replace(SNAPSHOT, alarm="no progress for 10 s:\n  ranks 0-1 waiting")
-    text = Page(record_html(Record(snapshot=snapshot, result=result_of(badly())))).text
-    assert text.index("ValueError: no") < text.index(snapshot.alarm) < text.index("done")
-
-
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "said", "is_failure"),
     [
-        (result_of(well()), "done on rank 0"),
-        (result_of(badly(), well()), "failed on rank 0"),
-        (result_of(well(), None), "failed on rank 1"),
-        (result_of(badly(), badly()), "failed on ranks 0-1"),
-        (result_of(badly(is_interrupted=True)), "interrupted"),
-        (result_of(None, None, ended_by="restart"), "ended by a restart"),
-        (result_of(None, None, ended_by="stop"), "ended by a stop"),
+        (result_of(well()), "done on rank 0", False),
+        (result_of(badly(), well()), "failed on rank 0", True),
+        (result_of(well(), None), "failed on rank 1", True),
+        (result_of(badly(), badly()), "failed on ranks 0-1", True),
+        (result_of(badly(is_interrupted=True)), "interrupted", False),
+        (result_of(None, None, ended_by="restart"), "ended by a restart", None),
+        (result_of(None, None, ended_by="stop"), "ended by a stop", None),
     ],
     ids=lambda it: it if isinstance(it, str) else "",
 )
-def test_its_first_line_says_how_it_ended(result: CellResult, said: str) -> None:
-    page = page_of(result)
+def test_its_first_line_says_how_it_ended(
+    result: CellResult, said: str, is_failure: bool | None
+) -> None:
+    page = Page(record_html(Record(snapshot=SNAPSHOT, result=result)))
     assert page.by_tag["summary"][0].startswith(f"{said} ")
     assert is_open(page) == (not result.is_ok)
-
-
-def test_only_a_failure_looks_like_one() -> None:
-    assert any("nbddp-error" in name for name in page_of(result_of(badly())).values("class"))
-    interrupted = page_of(result_of(badly(is_interrupted=True)))
-    assert not any("nbddp-error" in name for name in interrupted.values("class"))
-
-
-def test_colours_of_a_traceback_are_kept() -> None:
-    page = page_of(result_of(badly(traceback="\x1b[31mTraceback\x1b[m")))
-    assert "ansi-red-fg" in page.values("class")
-
-
-# ---- a group that is only looked at
-
-
-def test_a_group_that_is_looked_at_is_unfolded_with_its_state() -> None:
-    page = page_of(None)
-    assert is_open(page)
-    summary = page.by_tag["summary"][0]
-    for text in ("ready", "2 ranks", "gloo", "2025-first"):
-        assert text in summary
-
-
-# ---- as text
-
-
-def test_as_text_a_cell_that_went_well_is_its_output() -> None:
-    record = Record(snapshot=SNAPSHOT, result=result_of(well()), lines=[Line((0,), "a")])
-    assert record_text(record) == "[rank 0] a"
-
-
-def test_as_text_a_cell_that_failed_is_its_output_and_the_first_cause() -> None:
-    record = Record(
-        snapshot=SNAPSHOT,
-        result=result_of(well(), badly()),
-        lines=[Line((0,), "\x1b[32ma\x1b[m")],
-        earlier="9 earlier lines in rank0.log",
-        notes=["3 more metrics are in metrics.jsonl"],
-    )
-    assert record_text(record).split("\n") == [
-        "9 earlier lines in rank0.log",
-        "[rank 0] a",
-        "rank 1: ValueError: no, line 9",
-        "3 more metrics are in metrics.jsonl",
-    ]
-
-
-def test_as_text_a_cell_that_said_nothing_is_nothing() -> None:
-    assert record_text(Record(snapshot=SNAPSHOT, result=result_of(well()))) == ""
-    assert record_text(Record(snapshot=SNAPSHOT)) == ""
+    if is_failure is not None:
+        assert any("nbddp-error" in name for name in page.values("class")) == is_failure
