@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError
@@ -70,9 +71,7 @@ def strike(kind: str) -> None:
 
 def log_and_fail(step: int) -> str:
     """Report a step at which a fault raises; return what it says."""
-    with pytest.raises(FaultError) as caught:
-        log(step=step)
-    return str(caught.value)
+    return refusal(FaultError, log, step=step)
 
 
 def struck_at(fault: str, step: int) -> list[Any]:
@@ -131,15 +130,10 @@ WRONG: tuple[dict[str, Any], ...] = (
 def test_a_wrong_fault_is_refused_on_every_rank(
     sink: Recorder, snapshot: SnapshotAssertion
 ) -> None:
-    said = {}
-    for text in MISSPELLED:
-        with pytest.raises(ArgumentError) as caught:
-            Fault.parse(text)
-        said[text] = str(caught.value)
+    said = {text: refusal(ArgumentError, Fault.parse, text) for text in MISSPELLED}
     for wrong in WRONG:
-        with pytest.raises(ArgumentError) as caught:
-            at(**{"kind": "kill", "rank": 0, "step": 1} | wrong)
-        said[str(wrong)] = str(caught.value)
+        fault = {"kind": "kill", "rank": 0, "step": 1} | wrong
+        said[str(wrong)] = refusal(ArgumentError, at, **fault)
     assert said == snapshot
     assert (armed(), sink.told) == ([], [])
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
+from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.spec import GroupSpec
@@ -33,13 +34,6 @@ from nbddp.wire.trace_messages import Steps
 
 def cell(line: str) -> Namespace:
     return parse(CellMagics.ddp, line)
-
-
-def refusal(function: Callable[..., Any], line: str) -> str:
-    """The one line that the user reads."""
-    with pytest.raises(UsageError) as caught:
-        parse(function, line)
-    return str(caught.value)
 
 
 def accepted(line: str) -> dict[str, Any]:
@@ -159,23 +153,26 @@ REFUSED_COMMANDS = (
 
 
 def test_a_wrong_option_is_one_line_that_says_what_is_allowed(snapshot: SnapshotAssertion) -> None:
-    said = {f"%%ddp {line}": refusal(CellMagics.ddp, line) for line in REFUSED}
+    said = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
     for command, lines in REFUSED_COMMANDS:
-        said |= {f"%ddp {command.__name__} {line}": refusal(command, line) for line in lines}
+        said |= {
+            f"%ddp {command.__name__} {line}": refusal(UsageError, parse, command, line)
+            for line in lines
+        }
     assert said == snapshot
     assert [line for line, words in said.items() if "\n" in words] == []
 
 
 @pytest.mark.parametrize("unknown", ["--nosuch 3", "surplus"])
 def test_an_unknown_option_is_refused_with_those_that_there_are(unknown: str) -> None:
-    said, _, listed = refusal(CellMagics.ddp, unknown).partition("; the options are: ")
+    said, _, listed = refusal(UsageError, cell, unknown).partition("; the options are: ")
     known = {f"--{name.replace('_', '-')}" for name in vars(cell(""))} - {"--auto"}
     assert said.endswith(f": {unknown}")
     assert set(listed.split(", ")) == known
 
 
 def test_a_backend_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    said = refusal(CellMagics.ddp, "--backend mpi").replace("'", "")  # quoted until Python 3.12
+    said = refusal(UsageError, cell, "--backend mpi").replace("'", "")  # quoted until Python 3.12
     assert said == "argument --backend: invalid choice: mpi (choose from auto, gloo, nccl)"
 
 
@@ -277,9 +274,7 @@ def test_an_option_that_needs_a_new_start_is_refused_with_the_command_that_does_
     said = {}
     for line in CHANGES:
         asked = asked_spec(cell(line), current)
-        with pytest.raises(RequestError) as caught:
-            check_unchanged(asked, current)
-        said[line] = str(caught.value)
+        said[line] = refusal(RequestError, check_unchanged, asked, current)
         offered = said[line].split("`%ddp restart ")[1].split("`")[0]
         assert asked_spec(parse(LineMagics.restart, offered), current) == asked
     assert said == snapshot

@@ -11,11 +11,14 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refusal
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller import spec as room
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.launch.launcher import ThisMachine
+from nbddp.wire.start import RankStart
 
 LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, free_port=29501)
 
@@ -25,33 +28,19 @@ def test_a_number_of_ranks_that_a_machine_can_have_is_taken(nproc: int) -> None:
     assert GroupSpec(nproc=nproc).nproc == nproc
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"nproc": 0}, "nproc must be between 1 and 128, got 0"),
-        ({"nproc": -1}, "nproc must be between 1 and 128, got -1"),
-        ({"nproc": 129}, "nproc must be between 1 and 128, got 129"),
-        ({"nproc": 10_000}, "nproc must be between 1 and 128, got 10000"),
-        ({"backend": "mpi"}, "backend must be one of auto, gloo, nccl, got 'mpi'"),
-        ({"backend": ""}, "backend must be one of auto, gloo, nccl, got ''"),
-        ({"timeout": 0.0}, "timeout must be above 0 seconds, got 0"),
-        ({"timeout": -1.5}, "timeout must be above 0 seconds, got -1.5"),
-        ({"timeout": float("nan")}, "timeout must be above 0 seconds, got nan"),
-        ({"grace": 0.0}, "grace must be above 0 seconds, got 0"),
-        ({"grace": float("nan")}, "grace must be above 0 seconds, got nan"),
-        ({"threads": -1}, "threads must be at least 1, got -1"),
-        ({"env": {"": "1"}}, "'' is no name for an environment variable"),
-        ({"env": {"A B": "1"}}, "'A B' is no name for an environment variable"),
-        ({"env": {"A=B": "1"}}, "'A=B' is no name for an environment variable"),
-        ({"env": {"1A": "1"}}, "'1A' is no name for an environment variable"),
-    ],
+WRONG: tuple[dict[str, Any], ...] = (
+    *({"nproc": nproc} for nproc in (0, -1, 129, 10_000)),
+    *({"backend": backend} for backend in ("mpi", "")),
+    *({"timeout": seconds} for seconds in (0.0, -1.5, float("nan"))),
+    *({"grace": seconds} for seconds in (0.0, float("nan"))),
+    {"threads": -1},
+    *({"env": {name: "1"}} for name in ("", "A B", "A=B", "1A")),
 )
-def test_what_makes_no_sense_is_refused_with_its_limits(
-    values: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(RequestError) as caught:
-        GroupSpec(**values)
-    assert str(caught.value) == message
+
+
+def test_what_makes_no_sense_is_refused_with_its_limits(snapshot: SnapshotAssertion) -> None:
+    said = {str(values): refusal(RequestError, GroupSpec, **values) for values in WRONG}
+    assert said == snapshot
 
 
 def pretend_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -65,17 +54,14 @@ def test_nccl_with_a_gpu_for_every_rank_passes(monkeypatch: pytest.MonkeyPatch) 
     GroupSpec(nproc=1, backend="nccl", gpus=(1,)).check_gpus()
 
 
-@pytest.mark.parametrize("gpus", [None, (0,), (0, 0), ("GPU-8f2a",)])
 def test_nccl_with_too_few_gpus_is_refused_with_their_number(
-    monkeypatch: pytest.MonkeyPatch, gpus: tuple[int | str, ...] | None
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     pretend_gpus(monkeypatch, 1)
-    with pytest.raises(RequestError) as caught:
-        GroupSpec(nproc=2, backend="nccl", gpus=gpus).check_gpus()
-    assert str(caught.value) == (
-        "backend nccl needs a GPU for every rank: 2 ranks, 1 GPU; "
-        "use --backend gloo, or fewer ranks"
-    )
+    few: tuple[Any, ...] = (None, (0,), (0, 0), ("GPU-8f2a",))
+    specs = [GroupSpec(nproc=2, backend="nccl", gpus=gpus) for gpus in few]
+    [said] = {refusal(RequestError, spec.check_gpus) for spec in specs}
+    assert said == snapshot
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo"])
@@ -147,28 +133,29 @@ def test_the_record_has_the_names_of_variables_and_never_their_values(wrap: Any)
     assert facts["cwd"] == str(Path.cwd())
 
 
+def starts(folder: Path, **spec: Any) -> list[RankStart]:
+    """What the ranks of the second attempt are told whose run is in this folder."""
+    run: Any = SimpleNamespace(path=folder, log=lambda rank: folder / f"rank{rank}.log")
+    launcher = ThisMachine()
+    group = GroupSpec(**spec)
+    return group.starts(LINK, attempt=2, folder=run, colors="linux", launcher=launcher)
+
+
 def test_every_rank_is_told_its_place_and_its_log_and_all_else_alike(tmp_path: Path) -> None:
-    folder: Any = SimpleNamespace(path=tmp_path, log=lambda rank: tmp_path / f"rank{rank}.log")
-    spec = GroupSpec(nproc=3, backend="gloo", timeout=9.0, env={"A": "1"}, joins_group=False)
-    starts = spec.starts(LINK, attempt=2, folder=folder, colors="linux", launcher=ThisMachine())
-    assert [start.topology.rank for start in starts] == [0, 1, 2]
-    assert {start.topology.world_size for start in starts} == {3}
-    assert {start.topology.master_port for start in starts} == {29501}
-    assert {start.store_port for start in starts} == {29500}
-    assert [start.log_path for start in starts] == [str(folder.log(rank)) for rank in range(3)]
-    for start in starts:
+    told = starts(tmp_path, nproc=3, backend="gloo", timeout=9.0, env={"A": "1"}, joins_group=False)
+    assert [start.topology.rank for start in told] == [0, 1, 2]
+    assert [start.log_path for start in told] == [f"{tmp_path}/rank{rank}.log" for rank in range(3)]
+    for start in told:
+        assert (start.topology.world_size, start.topology.master_port) == (3, 29501)
         assert (start.attempt, start.secret, start.backend) == (2, b"very secret", "gloo")
         assert (start.timeout, start.joins_group, start.colors) == (9.0, False, "linux")
-        assert (start.kernel_pid, start.run_id) == (os.getpid(), folder.path.name)
-        assert start.env["A"] == "1"
-        assert start.sys_path == sys.path
-        assert start.cwd == str(Path.cwd())
+        assert (start.kernel_pid, start.run_id) == (os.getpid(), tmp_path.name)
+        assert (start.store_port, start.sys_path) == (29500, sys.path)
+        assert (start.env["A"], start.cwd) == ("1", str(Path.cwd()))
 
 
 def test_a_rank_that_is_printed_shows_neither_secret_nor_environment(tmp_path: Path) -> None:
-    spec = GroupSpec(env={"TOKEN": "hunter2"})
-    folder: Any = SimpleNamespace(path=tmp_path, log=lambda rank: tmp_path / f"rank{rank}.log")
-    [start, _] = spec.starts(LINK, attempt=1, folder=folder, colors="", launcher=ThisMachine())
+    [start] = starts(tmp_path, nproc=1, env={"TOKEN": "hunter2"})
     assert "very secret" not in repr(start)
     assert "hunter2" not in repr(start)
 

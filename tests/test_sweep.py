@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from pages import TEXT, Page
+from refusals import refusal
 from runs_on_disk import make_run
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.sweeps import (
     MOST,
@@ -51,78 +53,66 @@ def rows_of(*states: State) -> list[Row]:
 # ---- what is tried
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "values"),
-    [
-        ("lr=0.1,0.01", "lr", (0.1, 0.01)),
-        ("lr=1e-3", "lr", (0.001,)),
-        ("batch=16,64,16", "batch", (16, 64)),
-        ("model=cnn,mlp", "model", ("cnn", "mlp")),
-        ("model=cnn, 3", "model", ("cnn", 3)),
-        ("flag=True,False", "flag", (True, False)),
-        ("flag=True,1", "flag", (True, 1)),
-        ("size=(1,2),(3,4)", "size", ((1, 2), (3, 4))),
-        ("name='a b',None", "name", ("a b", None)),
-        ("path=a=b", "path", ("a=b",)),
-        ("opt=adam,(0.9, 0.99)", "opt", ("adam", (0.9, 0.99))),
-        ("opt=[1,2],f(3,[4,5]),a", "opt", ([1, 2], "f(3,[4,5])", "a")),
-        ("opt=a),b(,c", "opt", ("a)", "b(", "c")),
-        ("opt=(1,a", "opt", ("(1", "a")),
-        ("flag='true','false'", "flag", ("true", "false")),
-    ],
+READ: dict[str, tuple[str, tuple[object, ...]]] = {
+    "lr=0.1,0.01": ("lr", (0.1, 0.01)),
+    "lr=1e-3": ("lr", (0.001,)),
+    "batch=16,64,16": ("batch", (16, 64)),
+    "model=cnn,mlp": ("model", ("cnn", "mlp")),
+    "model=cnn, 3": ("model", ("cnn", 3)),
+    "flag=True,1": ("flag", (True, 1)),
+    "size=(1,2),(3,4)": ("size", ((1, 2), (3, 4))),
+    "name='a b',None": ("name", ("a b", None)),
+    "path=a=b": ("path", ("a=b",)),
+    "opt=[1,2],f(3,[4,5]),a": ("opt", ([1, 2], "f(3,[4,5])", "a")),
+    "opt=a),b(,c": ("opt", ("a)", "b(", "c")),
+    "opt=(1,a": ("opt", ("(1", "a")),
+    "flag='true','false'": ("flag", ("true", "false")),
+    "seed=0,4294967295": ("seed", (0, 4294967295)),
+}
+QUOTED: dict[str, tuple[object, ...]] = {
+    "opt='adam, fused','sgd'": ("adam, fused", "sgd"),
+    "opt={'a':1},{'a':'b c'}": ({"a": 1}, {"a": "b c"}),
+    "opt=[1,'x'],None": ([1, "x"], None),
+    "opt='a','b' --nproc 2": ("a", "b"),
+    'opt="0.1, 0.2"': (0.1, 0.2),
+    "opt='a b'": ("a b",),
+    "opt=in/'my data',other": ("in/my data", "other"),
+    "opt=a,b # 'c'": ("a", "b"),
+}
+
+
+def test_values_are_read_as_python_or_as_text() -> None:
+    for text, swept_values in READ.items():
+        assert repr(cell(f'--sweep "{text}"').sweep) == repr([swept_values]), text
+
+
+@pytest.mark.parametrize("begin", ["--sweep ", "--sweep=", "--fresh --sweep  "])
+def test_quotes_in_values_are_pythons_and_around_all_a_shells(begin: str) -> None:
+    for line, values in QUOTED.items():
+        assert cell(begin + line).sweep == [("opt", values)], line
+
+
+REFUSED = (
+    *("lr", "lr=", "lr=,", "=1", "0lr=1", "a.b=1", "class=1", "'lr= '"),
+    *("rank=0,1", "amp=true,false", "opt=adam, sgd", "opt=[1, 2]"),
+    *(f"seed=0,{odd}" for odd in ("-1", "4294967296", "1.5", "a", "True", "None")),
 )
-def test_values_are_read_as_python_or_as_text(
-    text: str, name: str, values: tuple[object, ...]
-) -> None:
-    [(found, read)] = cell(f'--sweep "{text}"').sweep
-    assert (found, read) == (name, values)
-    assert [*map(type, read)] == [*map(type, values)]
-
-
-@pytest.mark.parametrize(
-    ("line", "values"),
-    [
-        ("opt='adam, fused','sgd'", ("adam, fused", "sgd")),
-        ("opt={'a':1},{'a':'b c'}", ({"a": 1}, {"a": "b c"})),
-        ("opt=[1,'x'],None", ([1, "x"], None)),
-        ("opt='a','b' --nproc 2", ("a", "b")),
-        ('opt="0.1, 0.2"', (0.1, 0.2)),
-        ("opt='a b'", ("a b",)),
-        ("opt=in/'my data',other", ("in/my data", "other")),
-        ("opt=a,b # 'c'", ("a", "b")),
-    ],
+UNFIT = (
+    *("--sweep lr=1 --no-wait", "--repeat 2 --out x", "--sweep lr=1 --timeline"),
+    *("--sweep lr=1 --trace 1:2", "--start-over", "--weak", "--rounds 3"),
+    *("--sweep lr=1 --scale 1,2", "--scale 1,2 --nproc 2"),
 )
-def test_quotes_in_values_are_pythons_and_around_all_a_shells(
-    line: str, values: tuple[object, ...]
-) -> None:
-    for begin in ("--sweep ", "--sweep=", "--fresh --sweep  "):
-        assert cell(begin + line).sweep == [("opt", values)]
+NO_GRID = ("--sweep a=1 --sweep a=2", "--sweep seed=1 --repeat 2", f"--repeat {MOST + 1}")
 
 
-def test_what_is_meant_for_a_bool_and_would_be_a_text_is_refused() -> None:
-    with pytest.raises(UsageError) as caught:
-        cell("--sweep amp=true,false")
-    assert str(caught.value) == (
-        "argument --sweep: true would be a text, which counts as true: write True, or 'true' in "
-        "quotes for the text"
-    )
-
-
-@pytest.mark.parametrize("odd", ["-1", "4294967296", "1.5", "a", "True", "None"])
-def test_a_seed_that_is_none_is_refused_before_anything_runs(odd: str) -> None:
-    with pytest.raises(UsageError, match="expected whole numbers from 0 to 4294967295 for seed"):
-        cell(f"--sweep seed=0,{odd}")
-    assert cell("--sweep seed=0,4294967295").sweep == [("seed", (0, 4294967295))]
-
-
-@pytest.mark.parametrize("line", ["opt=adam, sgd", "opt=[1, 2]"])
-def test_values_with_spaces_that_no_quotes_hold_together_are_refused(line: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        cell(f"--sweep {line}")
-    assert str(caught.value) == (
-        f"unrecognized arguments: {line.split()[1]}; values that have spaces stand in quotes, all "
-        'of them: --sweep "opt=adam, sgd"'
-    )
+def test_what_makes_no_sweep_is_refused_before_anything_runs(snapshot: SnapshotAssertion) -> None:
+    said = {text: refusal(UsageError, cell, f"--sweep {text}") for text in REFUSED}
+    for line in UNFIT:
+        said[line] = refusal(RequestError, check_trials, cell(line))
+    for line in NO_GRID:
+        args = cell(line)
+        said[line] = refusal(ArgumentError, grid, args.sweep or (), args.repeat or 0)
+    assert said == snapshot
 
 
 @pytest.mark.parametrize(
@@ -149,19 +139,6 @@ def test_a_line_that_sets_a_name_before_it_can_be_read_is_found(source: str, lin
     assert set_unread(source, "lr") == line
 
 
-@pytest.mark.parametrize("text", ["lr", "lr=", "lr=,", "=1", "0lr=1", "a.b=1", "class=1", "lr= "])
-def test_what_is_no_name_with_values_is_refused(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        cell(f"--sweep '{text}'")
-    said = f"argument --sweep: expected a name and values like lr=0.1,0.01, got {text!r}"
-    assert str(caught.value) == said
-
-
-def test_names_of_nbddps_own_are_refused() -> None:
-    with pytest.raises(UsageError, match="rank is set by nbddp in each rank; sweep another name"):
-        cell("--sweep rank=0,1")
-
-
 def test_every_combination_is_there_once_the_last_name_the_fastest() -> None:
     trials = grid([("lr", (0.1, 0.01)), ("model", ("cnn", "mlp"))], repeat=2)
     assert [each.name for each in trials] == [
@@ -172,48 +149,6 @@ def test_every_combination_is_there_once_the_last_name_the_fastest() -> None:
     ]
     assert [each.number for each in trials] == [*range(1, 9)]
     assert len(grid([], repeat=3)) == 3
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--sweep a=1 --sweep a=2", "--sweep a: it is swept already; give all its values at once"),
-        ("--sweep seed=1 --repeat 2", "--sweep seed: it is swept already; --repeat sets it"),
-        (
-            "--repeat 1001",
-            f"a sweep has up to {MOST} combinations, these are 1001",
-        ),
-    ],
-)
-def test_what_cannot_be_combined_is_refused(line: str, words: str) -> None:
-    args = cell(line)
-    with pytest.raises(ArgumentError) as caught:
-        grid(args.sweep or (), args.repeat or 0)
-    assert str(caught.value) == words
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        (
-            "--sweep lr=1 --no-wait",
-            "--no-wait and a sweep do not go together: it runs until all is done, and a stop ends "
-            "it",
-        ),
-        (
-            "--repeat 2 --out x",
-            "--out and a sweep do not go together: `nbddp.log` puts numbers into each run, "
-            "`nbddp.runs()` has them",
-        ),
-        ("--sweep lr=1 --timeline", "--timeline and a sweep do not go together: run one of them"),
-        ("--sweep lr=1 --trace 1:2", "--trace and a sweep do not go together: run one of them"),
-        ("--start-over", "--start-over goes with --sweep, or --repeat"),
-    ],
-)
-def test_options_that_do_not_fit_a_sweep_are_refused(line: str, words: str) -> None:
-    with pytest.raises(RequestError) as caught:
-        check_trials(cell(line))
-    assert str(caught.value).startswith(words)
 
 
 def test_a_setting_that_is_no_plain_value_is_recorded_as_it_is_written() -> None:
@@ -272,50 +207,36 @@ def test_only_runs_of_the_same_sweep_that_came_to_their_end_are_done(folder: Pat
 # ---- how it is said
 
 
-def test_it_is_said_which_one_runs_and_how_many_are_left() -> None:
-    rows = rows_of(State.BEFORE, State.RUNNING, State.WAITING)
-    assert say_head(rows, rows[1]) == "sweep, 2 of 3: lr=1; 1 left after it"
-    assert say_head(rows[:2], rows[1]) == "sweep, 2 of 2: lr=1; the last one"
-    assert say_before(rows) == (
-        "1 combination of 3 done before and not run again (lr=0); --start-over runs them, too"
-    )
-    assert say_before(rows_of(State.OK)) == ""
-    assert say_before(rows_of(*[State.BEFORE] * 9)).count("lr=") == 6
-
-
-def test_all_that_came_of_it_is_counted() -> None:
-    rows = rows_of(State.OK, State.BEFORE, State.FAILED, State.ENDED, State.WAITING, State.WAITING)
+def one_in_each_state() -> list[Row]:
+    rows = rows_of(State.OK, State.BEFORE, State.RUNNING, State.FAILED, State.ENDED, State.WAITING)
     rows[0].seconds = 3.0
-    assert say_end(rows) == (
-        "sweep of 6: 1 ok, 1 done before and not run again, 1 failed, 1 ended by you, 2 not run, "
-        "3.0 s"
-    )
-    assert count_of(rows, State.OK, State.WAITING) == 3
+    rows[3].why, rows[3].path, rows[3].seconds = "rank 1: <b>", Path("/x/20270115-run"), 2.0
+    return rows
 
 
-def test_trouble_has_its_cause_and_the_way_to_more() -> None:
-    rows = rows_of(State.OK, State.FAILED, State.ENDED)
-    rows[1].why, rows[1].path, rows[1].seconds = "rank 1: boom", Path("/x/20270115-run"), 2.0
-    assert say_troubles(rows) == [
-        "lr=1: failed: rank 1: boom, 2.0 s; `%ddp show 20270115-run` has more",
-        "lr=2: ended",
-    ]
-    assert say_row(rows[0]) == "ok"
+def test_how_far_a_sweep_is_is_said(snapshot: SnapshotAssertion) -> None:
+    rows = one_in_each_state()
+    said = [say_head(rows, rows[2]), say_head(rows[:3], rows[2]), say_before(rows), say_end(rows)]
+    assert [*said, *say_troubles(rows), *map(say_row, rows)] == snapshot
+    assert say_before(rows[2:]) == ""
+    assert say_before(rows_of(*[State.BEFORE] * 9)).count("lr=") == 6
+    assert count_of(rows, State.OK, State.WAITING) == 2
 
 
-def test_a_page_has_a_row_for_each_and_the_one_that_runs_among_those_that_are_shown() -> None:
-    rows = rows_of(State.OK, State.FAILED, State.RUNNING, State.WAITING)
-    rows[1].why = "rank 0: <b>"
+def test_a_page_has_a_row_for_each_until_the_sweep_has_ended() -> None:
+    rows = one_in_each_state()
     page = Page(sweep_html(rows, rows[2]))
-    assert "sweep, 3 of 4: lr=2; 1 left after it" in page.text
-    assert "failed: rank 0: <b>" in page.text
+    assert say_head(rows, rows[2]) in page.text
+    assert all(say_row(row) in page.text for row in rows)
+    assert Page(sweep_html(rows)).text.strip() == say_end(rows)
+
+
+def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> None:
     many = rows_of(*[State.OK] * 90, State.RUNNING, *[State.WAITING] * 9)
-    shown = Page(sweep_html(many, many[90]))
-    assert sum(tag == "tr" for tag, _ in shown.tags) == SHOWN + 1
-    assert "lr=90" in shown.text
-    assert "60 more" in shown.text
-    ended = Page(sweep_html(rows_of(State.OK, State.OK)))
-    assert ended.text.strip() == "sweep of 2: 2 ok"
+    page = Page(sweep_html(many, many[90]))
+    assert sum(tag == "tr" for tag, _ in page.tags) == SHOWN + 1
+    assert "lr=90" in page.text
+    assert "60 more" in page.text
 
 
 @given(name=TEXT, why=TEXT)
