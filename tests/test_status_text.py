@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from pages import BIG, SNAPSHOTS
 
@@ -42,22 +41,8 @@ def failure(number: int) -> Happening:
     return Happening(100.0 + number, "failure", {"rank": 1, "what": f"error {number}"})
 
 
-def test_without_a_group_the_way_to_one_is_said() -> None:
-    assert status(Snapshot(state=GroupState.OFF)) == NO_GROUP
-    assert NO_GROUP == "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
-
-
-def test_a_group_is_a_line_and_its_ranks_are_a_table() -> None:
-    assert lines(TWO) == [
-        "worker group: ready · 2 ranks · gloo · cpu · attempt 2",
-        "rank  state",
-        "0     ready",
-        "1     ready",
-    ]
-
-
-def test_a_table_has_all_that_is_known_in_columns_of_their_width() -> None:
-    snapshot = with_ranks(
+def test_each_kind_of_group_in_text(snapshot: Any) -> None:
+    known = with_ranks(
         state="waiting",
         line=3,
         seconds=12.0,
@@ -68,55 +53,33 @@ def test_a_table_has_all_that_is_known_in_columns_of_their_width() -> None:
         memory=512 << 20,
         gpu_memory=2 << 30,
         pid=4711,
+        bars=(LoopProgress("epoch", 1, 4, 2.0),),
     )
-    assert lines(snapshot)[1:] == [
-        "rank  state    line          collective     step         cpu   memory                pid",
-        "0     ready",
-        "1     waiting  3 for 12.0 s  all_reduce #7  120 · 5.0/s  98 %  512 MiB, GPU 2.0 GiB  4711",
-    ]
+    hang = replace(
+        known,
+        events=(failure(1), Happening(102.0, "ready", {}), failure(3)),
+        alarm="no progress for 10 s:\n  ranks 0-1 waiting",
+        folder="/elsewhere/2025-first",
+        refused=3,
+    )
+    gone = with_ranks(state="was killed by SIGKILL", is_alive=False, pid=4711, memory=1 << 20)
+    off = Snapshot(state=GroupState.OFF)
+    groups = {"off": off, "ready": TWO, "in a hang": hang, "one is gone": gone}
+    assert {name: status(each) for name, each in groups.items()} == snapshot
+    assert "%ddp start" in NO_GROUP == status(off)
 
 
-@pytest.mark.parametrize(
-    ("change", "column"),
-    [
+def test_a_column_is_there_when_one_rank_has_something_in_it() -> None:
+    for change, column in (
         ({"line": 3}, "line"),
         ({"collective": "barrier #1"}, "collective"),
         ({"step": 0.0}, "step"),
         ({"memory": 1 << 20}, "cpu"),
         ({"memory": 1 << 20}, "memory"),
         ({"pid": 3}, "pid"),
-    ],
-)
-def test_a_column_is_there_when_one_rank_has_something_in_it(
-    change: dict[str, Any], column: str
-) -> None:
-    assert column in lines(with_ranks(**change))[1].split()
-    assert column not in lines(TWO)[1].split()
-
-
-def test_of_a_rank_that_is_gone_only_how_it_went_is_said() -> None:
-    gone = with_ranks(state="was killed by SIGKILL", is_alive=False, pid=4711, memory=1 << 20)
-    assert lines(gone)[3] == "1     was killed by SIGKILL"
-
-
-def test_bars_events_an_alarm_logs_and_refusals_follow() -> None:
-    snapshot = replace(
-        with_ranks(bars=(LoopProgress("epoch", 1, 4, 2.0),)),
-        events=(failure(1), Happening(102.0, "ready", {}), failure(3)),
-        alarm="no progress for 10 s:\n  ranks 0-1 waiting",
-        folder="/elsewhere/2025-first",
-        refused=3,
-    )
-    bar, *events, alarm, more, logs, refused = lines(snapshot)[4:]
-    assert bar == "rank 1: epoch 1/4 · 0.5/s · 6.0 s left"
-    assert [text.split(":", 1)[1] for text in events] == [
-        " rank 1: error 1",
-        " rank 1: error 3",
-    ]
-    assert [text.split()[0] for text in events] == ["1.0", "3.0"]
-    assert (alarm, more) == ("no progress for 10 s:", "  ranks 0-1 waiting")
-    assert logs == "logs in /elsewhere/2025-first"
-    assert refused == "3 messages were refused: not signed by this group"
+    ):
+        assert column in lines(with_ranks(**change))[1].split()
+        assert column not in lines(TWO)[1].split()
 
 
 def test_logs_are_named_from_the_notebooks_folder(folder: Path) -> None:
