@@ -225,8 +225,9 @@ def column(table: Page, word: str) -> list[str]:
 
 
 def readable(html: str) -> str:
-    """HTML for a snapshot: a block on each line, without style sheets and the bytes of images."""
+    """HTML for a snapshot: a block on each line, without style sheets, charts, bytes of images."""
     html = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
+    html = re.sub(r'(<div class="nbddp-plot[^>]*>).*?(?=</div>)', r"\1...", html, flags=re.DOTALL)
     html = re.sub(r'(base64,)[^"]+', r"\1...", html)
     html = re.sub(r"(<svg[^>]*>).*?(?=</svg>)", r"\1...", html, flags=re.DOTALL)
     return re.sub(
