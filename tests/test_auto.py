@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.magics.auto import MARK, AutoMode
+from nbddp.magics.auto import AutoMode
 
 
 @pytest.fixture
@@ -21,47 +21,32 @@ def lines(cell: str) -> list[str]:
     return cell.splitlines(keepends=True)
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "x = 1\n",
-        "x = 1",
-        "\n\nx = 1\n",
-        "# a comment\nx = 1\n",
-        "%time x = 1\n",
-        "!ls\n",
-        "text = '%%time'\n",
-        "await thing()\n",
-    ],
+FOR_RANKS = (
+    *("x = 1\n", "x = 1", "\n\nx = 1\n", "# a comment\nx = 1\n", "%time x = 1\n", "!ls\n"),
+    *("text = '%%time'\n", "await thing()\n", "%ddpx\n"),
 )
+FOR_THE_KERNEL = (
+    *("%%ddp --nproc 2\nx = 1\n", "%%time\nx = 1\n", "\n%%bash\nls\n", "%ddp status\n"),
+    *("x = 1\n  %ddp stop\n", "%ddp\n", "get_ipython().run_line_magic('env', 'A')\n"),
+    *("", "\n", "   \n\n"),
+)
+
+
+@pytest.mark.parametrize("cell", FOR_RANKS)
 def test_a_cell_goes_to_the_ranks_when_auto_is_on(auto: AutoMode, cell: str) -> None:
-    assert auto(lines(cell)) == [MARK, *lines(cell)]
+    assert auto(lines(cell)) == ["%%ddp --auto\n", *lines(cell)]
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "%%ddp --nproc 2\nx = 1\n",
-        "%%time\nx = 1\n",
-        "\n%%bash\nls\n",
-        "%ddp status\n",
-        "x = 1\n  %ddp stop\n",
-        "%ddp\n",
-        "get_ipython().run_line_magic('matplotlib', 'inline')\n",
-        "",
-        "\n",
-        "   \n\n",
-    ],
-)
+@pytest.mark.parametrize("cell", FOR_THE_KERNEL)
 def test_a_cell_with_a_magic_of_its_own_or_nothing_in_it_stays_as_it_is(
     auto: AutoMode, cell: str
 ) -> None:
     assert auto(lines(cell)) == lines(cell)
 
 
-@pytest.mark.parametrize("cell", ["x = 1\n", "%%ddp\nx = 1\n", "%%time\nx = 1\n", ""])
-def test_every_cell_stays_as_it_is_when_auto_is_off(cell: str) -> None:
-    assert AutoMode()(lines(cell)) == lines(cell)
+def test_every_cell_stays_as_it_is_when_auto_is_off() -> None:
+    for cell in (*FOR_RANKS, *FOR_THE_KERNEL):
+        assert AutoMode()(lines(cell)) == lines(cell)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -79,18 +64,6 @@ def test_only_the_first_of_two_equal_lines_is_taken_away() -> None:
         "%%local\n",
         "'''\n",
     ]
-
-
-def test_a_magic_whose_name_begins_like_ours_goes_to_the_ranks(auto: AutoMode) -> None:
-    assert auto(["%ddpx\n"])[0] == MARK
-
-
-def test_the_mark_is_a_cell_magic_that_says_where_it_came_from() -> None:
-    assert MARK == "%%ddp --auto\n"
-
-
-def test_auto_is_off_at_first() -> None:
-    assert not AutoMode().is_on
 
 
 def test_removing_it_leaves_the_shell_as_it_was_and_turns_it_off(auto: AutoMode) -> None:

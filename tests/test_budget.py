@@ -49,14 +49,12 @@ def test_what_is_dear_is_drawn_less_often_and_takes_its_share(clock: Clock, cost
     assert count * cost / 100.0 == pytest.approx(0.02, rel=0.05)
 
 
-def test_what_is_cheap_is_drawn_no_more_often_than_one_sees(clock: Clock) -> None:
+@pytest.mark.parametrize(("cost", "seconds", "count"), [(0.0001, 100.0, 400), (0.2, 120.0, 100)])
+def test_nothing_is_drawn_too_often_or_never(
+    clock: Clock, cost: float, seconds: float, count: int
+) -> None:
     budget = Budget(0.02, least=0.25, most=1.0)
-    assert drawings(clock, budget, lambda: clock.draw(0.0001), 100.0) in range(398, 402)
-
-
-def test_what_costs_too_much_is_drawn_all_the_same(clock: Clock) -> None:
-    budget = Budget(0.02, least=0.25, most=1.0)
-    assert drawings(clock, budget, lambda: clock.draw(0.2), 120.0) == 100
+    assert drawings(clock, budget, lambda: clock.draw(cost), seconds) == pytest.approx(count, abs=2)
 
 
 def test_who_waits_for_others_while_he_draws_does_not_pay_for_them(clock: Clock) -> None:
@@ -77,7 +75,3 @@ def test_a_drawing_that_fails_has_been_paid_for(clock: Clock) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert budget.next_at == pytest.approx(clock.now + 0.5)
-
-
-def test_at_first_one_may_draw_at_once() -> None:
-    assert Budget(0.02, least=0.1, most=1.0).next_at == 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.lifecycle.comeback import Comeback, Retries, Setback, Way, next_way, why_stop
 
@@ -17,52 +18,40 @@ def comeback(step: float | None) -> Comeback:
     return Comeback(setback=setback(step), detected=0.1, restarted=0.2, replayed=0.3, cells=2)
 
 
-def test_a_failure_is_worth_as_many_restarts_as_are_allowed() -> None:
-    assert why_stop([setback(3)], Retries(restarts=1)) == ""
-    assert why_stop([setback(3), setback(5)], Retries(restarts=2)) == ""
-    assert why_stop([setback(3), setback(5)], Retries(restarts=1)) == "the restart was used up"
-    assert (
-        why_stop([setback(3), setback(5), setback(7)], Retries(restarts=2))
-        == "the 2 restarts were used up"
-    )
-    assert why_stop([setback(3)], Retries(restarts=0)) == "no restart was allowed"
-
-
 def death(step: float, way: Way = Way.HEAL) -> Setback:
     return Setback(attempt=1, what="rank 1 is gone", at=0.0, step=step, is_death=True, way=way)
 
 
-def test_a_death_is_healed_first_and_then_restarted() -> None:
-    both = Retries(heals=1, restarts=1)
-    assert next_way([death(1)], both) is Way.HEAL
-    assert next_way([death(1), death(2)], both) is Way.RESTART
-    assert next_way([death(1), death(2, Way.RESTART), death(3)], both) is None
-    assert why_stop([death(1), death(2, Way.RESTART), death(3)], both) == (
-        "the 1 heal and 1 restart were used up"
-    )
-    assert why_stop([death(1), death(2)], Retries(heals=1)) == "the heal was used up"
+ONE, NINE, BOTH = Retries(restarts=1), Retries(restarts=9), Retries(heals=1, restarts=1)
+WAYS: dict[str, tuple[list[Setback], Retries, Way | None]] = {
+    "the first of one restart": ([setback(3)], ONE, Way.RESTART),
+    "the second of two restarts": ([setback(3), setback(5)], Retries(restarts=2), Way.RESTART),
+    "no restart is left": ([setback(3), setback(5)], ONE, None),
+    "no restart of two is left": ([setback(3), setback(5), setback(7)], Retries(restarts=2), None),
+    "no restart was asked for": ([setback(3)], Retries(), None),
+    "a death": ([death(1)], BOTH, Way.HEAL),
+    "a second death": ([death(1), death(2)], BOTH, Way.RESTART),
+    "a third death": ([death(1), death(2, Way.RESTART), death(3)], BOTH, None),
+    "no heal is left": ([death(1), death(2)], Retries(heals=1), None),
+    "all live": ([setback(3)], Retries(heals=3, restarts=1), Way.RESTART),
+    "all live and cannot be healed": ([setback(3)], Retries(heals=3), None),
+    "progress in between": ([setback(30), setback(40), setback(30)], NINE, Way.RESTART),
+}
+IN_VAIN = {f"twice at step {step}": [setback(step), setback(step)] for step in (30, None, 0)}
 
 
-def test_where_all_live_only_a_restart_helps() -> None:
-    assert next_way([setback(3)], Retries(heals=3, restarts=1)) is Way.RESTART
-    assert why_stop([setback(3)], Retries(heals=3)) == (
-        "every rank lives, so that there is none to heal"
-    )
-
-
-@pytest.mark.parametrize(
-    ("step", "where"), [(30, "at step 30"), (None, "before the first step"), (0, "at step 0")]
-)
-def test_a_failure_at_the_same_step_twice_in_a_row_ends_it_early(
-    step: float | None, where: str
+@pytest.mark.parametrize(("setbacks", "retries", "way"), WAYS.values(), ids=WAYS)
+def test_a_cell_is_begun_again_as_often_as_is_allowed(
+    setbacks: list[Setback], retries: Retries, way: Way | None
 ) -> None:
-    assert why_stop([setback(step), setback(step)], Retries(restarts=9)) == (
-        f"it failed {where} twice in a row: starting again would not help"
-    )
+    assert next_way(setbacks, retries) is way
+    assert bool(why_stop(setbacks, retries)) is (way is None)
 
 
-def test_the_same_step_with_progress_in_between_does_not() -> None:
-    assert why_stop([setback(30), setback(40), setback(30)], Retries(restarts=9)) == ""
+def test_why_it_is_not_begun_again_is_said(snapshot: SnapshotAssertion) -> None:
+    said = {name: why_stop(setbacks, retries) for name, (setbacks, retries, _) in WAYS.items()}
+    said |= {name: why_stop(setbacks, NINE) for name, setbacks in IN_VAIN.items()}
+    assert {name: why for name, why in said.items() if why} == snapshot
 
 
 def test_steps_between_the_checkpoint_and_the_failure_are_lost() -> None:
