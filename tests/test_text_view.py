@@ -147,7 +147,7 @@ def test_values_come_after_all_output_and_quiet_shows_nothing_else_of_ranks() ->
     TextView(loud).show(finished(*said, Wrote(0, "partial"), results={0: plain("1")}))
     assert loud.text.endswith("[rank 0] partial\nOut [rank 0] 1\n")
     TextView(quiet, is_quiet=True).show(finished(*said, results={0: plain("1")}))
-    assert quiet.shown == ["nbddp: rank 1 is gone\n", "Out [rank 0] 1\n"]
+    assert quiet.shown == ["nbddp: rank 1 is gone\nOut [rank 0] 1\n"]
     quiet = KeptScreen()
     TextView(quiet, is_quiet=True).show(finished(*(Wrote(0, "x\n") for _ in range(100))))
     assert (quiet.things, quiet.flushes) == ([], 0)
