@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from IPython.core.formatters import DisplayFormatter
-from runs_on_disk import BEGAN, events_of, lines, make_run, rows_of
+from runs_on_disk import BEGAN, lines, make_run, rows_of
 
 import nbddp
 from nbddp.errors import RequestError
@@ -21,29 +21,19 @@ from nbddp.record import table
 from nbddp.record.table import Table
 
 
-@pytest.fixture(autouse=True)
-def here(folder: Path) -> Path:
-    """The runs of a test lie in its own folder."""
-    return folder
-
-
-def test_a_run_is_found_by_its_name_a_part_of_it_or_its_folder(here: Path) -> None:
-    path = make_run(here)
+def test_a_run_is_found_by_its_name_a_part_of_it_or_its_folder(folder: Path) -> None:
+    path = make_run(folder)
     for asked in (path, str(path), path.name, "digits", ""):
         assert nbddp.Run(asked).path.resolve() == path.resolve()
     assert nbddp.Run("digits").name == path.name
+    for asked in ("x" * 5000, Path("x" * 5000), "a\0b"):
+        with pytest.raises(RequestError, match="; the newest are: "):
+            nbddp.Run(asked)
 
 
-@pytest.mark.parametrize("asked", ["x" * 5000, Path("x" * 5000), "a\0b"])
-def test_a_name_that_no_folder_can_have_is_no_run(asked: str | Path, here: Path) -> None:
-    make_run(here)
-    with pytest.raises(RequestError, match=r"^there is no run '"):
-        nbddp.Run(asked)
-
-
-def test_it_says_what_was_run_and_what_happened(here: Path) -> None:
+def test_it_says_what_was_run_and_what_happened(folder: Path) -> None:
     cells = [("train()", "ok"), ("1/0", "rank 1: ZeroDivisionError")]
-    run = nbddp.Run(make_run(here, cells=cells, config={"lr": 0.1}))
+    run = nbddp.Run(make_run(folder, cells=cells, config={"lr": 0.1}))
     assert run.config == {"lr": 0.1}
     assert [(each.source, each.outcome) for each in run.cells] == cells
     assert run.outcome == "rank 1: ZeroDivisionError"
@@ -51,13 +41,13 @@ def test_it_says_what_was_run_and_what_happened(here: Path) -> None:
     assert run.ending == "stopped"
     assert run.facts["versions"]["torch"] == "2.13.0"
     assert repr(run).startswith("nbddp.Run('20270115-080000-digits': 2 cells, rank 1: Zero")
-    assert repr(nbddp.Run(make_run(here, "one"))) == "nbddp.Run('one': 1 cell, ok)"
+    assert repr(nbddp.Run(make_run(folder, "one"))) == "nbddp.Run('one': 1 cell, ok)"
 
 
-def test_its_numbers_are_a_table(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_numbers_are_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table.importlib.util, "find_spec", lambda _name: None)
     rows = [*rows_of(3), {"time": BEGAN + 9, "rank": 0, "attempt": 1, "f1": math.nan}]
-    found = nbddp.Run(make_run(here, rows=rows)).metrics()
+    found = nbddp.Run(make_run(folder, rows=rows)).metrics()
     assert isinstance(found, Table)
     assert found.columns == ("time", "rank", "attempt", "step", "loss", "accuracy", "f1")
     assert len(found) == 7
@@ -70,100 +60,91 @@ def test_its_numbers_are_a_table(here: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_there_is_pandas_they_are_a_frame(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pandas: Any = ModuleType("pandas")
     pandas.__spec__ = SimpleNamespace()
     pandas.DataFrame = lambda columns: ("frame", columns)
     monkeypatch.setitem(sys.modules, "pandas", pandas)
-    kind, columns = nbddp.Run(make_run(here, rows=rows_of(3))).metrics()
+    kind, columns = nbddp.Run(make_run(folder, rows=rows_of(3))).metrics()
     assert kind == "frame"
     assert columns["step"] == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("kind", ["png", "pdf", "svg"])
-def test_its_figure_can_be_saved(kind: str, here: Path) -> None:
-    figure = nbddp.Run(make_run(here)).figure()
-    figure.savefig(here / f"figure.{kind}")
-    assert (here / f"figure.{kind}").stat().st_size > 3000
+def test_its_figure_can_be_saved(kind: str, folder: Path) -> None:
+    figure = nbddp.Run(make_run(folder)).figure()
+    figure.savefig(folder / f"figure.{kind}")
+    assert (folder / f"figure.{kind}").stat().st_size > 3000
     one, named = nbddp.Run().figure(["loss"]), nbddp.Run().figure("loss")
     assert one.get_figwidth() == named.get_figwidth() == figure.get_figwidth() / 2
 
 
-def test_a_notebook_shows_its_figure(here: Path) -> None:
-    shown = DisplayFormatter().format(nbddp.Run(make_run(here)).figure())
+def test_a_notebook_shows_its_figure(folder: Path) -> None:
+    shown = DisplayFormatter().format(nbddp.Run(make_run(folder)).figure())
     assert shown[0]["image/png"]
 
 
-def test_a_figure_of_what_is_not_there_is_refused(here: Path) -> None:
-    run = nbddp.Run(make_run(here))
-    with pytest.raises(RequestError, match="has no metric 'lose'; its metrics are: loss, accuracy"):
-        run.figure(["lose"])
-    with pytest.raises(RequestError, match="has no metrics to draw"):
-        nbddp.Run(make_run(here, "20270115-090000", rows=[])).figure()
+def test_a_figure_of_what_is_not_there_is_refused(folder: Path, snapshot: Any) -> None:
+    for rows, names in ((None, ["lose"]), ([], None)):
+        run = nbddp.Run(make_run(folder, f"20270115-0{len(names or [])}0000", rows=rows))
+        with pytest.raises(RequestError) as caught:
+            run.figure(names)
+        assert str(caught.value) == snapshot
 
 
-def test_a_run_whose_kernel_was_killed_opens_up_to_its_last_line(here: Path) -> None:
+def test_a_run_whose_kernel_was_killed_opens_up_to_its_last_line(folder: Path) -> None:
     path = make_run(
-        here, cells=[("train()", "")], is_stopped=False, torn='{"time": 1.0, "ra', rows=rows_of(5)
+        folder, cells=[("train()", "")], is_stopped=False, torn='{"time": 1.0, "ra', rows=rows_of(5)
     )
     (path / "run.json").write_text('{"nproc"')
     run = nbddp.Run(path)
     assert (run.outcome, run.config, run.facts) == ("", {}, {})
     assert len(run.metrics()) == 10
-    assert "its end is not recorded" in repr(run)
+    assert "not recorded" in repr(run)
 
 
-def test_numbers_of_somebody_else_are_left_out(here: Path) -> None:
+def test_numbers_of_somebody_else_are_left_out(folder: Path) -> None:
     odd = '{"time": 1.0, "rank": "a", "attempt": 1, "x": 1}\n[]\n'
     odd += '{"time": 2.0, "rank": 0, "attempt": 1, "x": 1, "y": "text", "z": null}\n'
-    run = nbddp.Run(make_run(here, rows=[], torn=odd))
+    run = nbddp.Run(make_run(folder, rows=[], torn=odd))
     assert run.metrics().rows() == [
         {"time": 2.0, "rank": 0, "attempt": 1, "step": pytest.approx(math.nan, nan_ok=True), "x": 1}
     ]
 
 
-def damage(base: Path) -> dict[str, str]:
-    """Folders that are no runs, by what is wrong."""
-    bad = {
-        "no-facts": lines([{"time": 1.0, "kind": "start"}]),
-        "odd-cell": lines([{"time": 1.0, "kind": "cell", "number": 1, "ranks": 3, "source": "x"}]),
-        "odd-logs": lines([{**events_of(("x", ""))[2], "logs": [1]}]),
-    }
-    for name, text in bad.items():
-        path = base / ".nbddp" / "runs" / name
-        path.mkdir(parents=True)
-        (path / "events.jsonl").write_text(text)
-    (base / ".nbddp" / "runs" / "a-folder" / "events.jsonl").mkdir(parents=True)
-    (base / ".nbddp" / "runs" / "a-file").write_text("")
-    return bad
-
-
 def test_a_damaged_folder_is_named_and_the_others_are_there(
-    here: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert nbddp.runs(folder) == []
+    with pytest.raises(RequestError, match="%%ddp"):
+        nbddp.Run()
     for number in range(3):
-        make_run(here, f"20270115-08000{number}")
-    bad = damage(here)
+        make_run(folder, f"20270115-08000{number}")
+    runs = folder / ".nbddp" / "runs"
+    cell = {"time": 1.0, "kind": "cell", "number": 1, "source": "x"}
+    for name, event in (
+        ("no-facts", {"time": 1.0, "kind": "start"}),
+        ("odd-cell", {**cell, "ranks": 3}),
+        ("odd-logs", {**cell, "ranks": [0, 1], "logs": [1]}),
+    ):
+        (runs / name).mkdir()
+        (runs / name / "events.jsonl").write_text(lines([event]))
+    (runs / "a-folder" / "events.jsonl").mkdir(parents=True)
+    (runs / "a-file").touch()
     with caplog.at_level(logging.WARNING, logger="nbddp"):
         found = nbddp.runs()
     assert [each.name[-1] for each in found] == ["2", "1", "0"]
-    for name in bad:
-        assert any(f"left out: {name} is damaged" in each for each in caplog.messages), name
-    assert any("left out: there is no run in .nbddp/runs/a-folder" in it for it in caplog.messages)
-    with pytest.raises(RequestError, match="no-facts is damaged, or no run of nbddp's"):
+    for name in ("no-facts", "odd-cell", "odd-logs", "a-folder"):
+        assert [each for each in caplog.messages if name in each], name
+    assert "a-file" not in caplog.text
+    with pytest.raises(RequestError, match="no-facts is damaged"):
         nbddp.Run("no-facts")
 
 
-def test_where_there_is_no_run_there_is_an_empty_list(here: Path) -> None:
-    assert nbddp.runs(here) == []
-    with pytest.raises(RequestError, match="there is no run below"):
-        nbddp.Run()
-
-
 @pytest.mark.process
-def test_neither_torch_nor_a_kernel_is_needed(here: Path) -> None:
-    path = make_run(here)
+def test_neither_torch_nor_a_kernel_is_needed(folder: Path) -> None:
+    path = make_run(folder)
     program = (
         "import sys, json, nbddp\n"
         "run = nbddp.runs()[0]\n"
@@ -172,7 +153,7 @@ def test_neither_torch_nor_a_kernel_is_needed(here: Path) -> None:
         "print(json.dumps([run.name, sorted({each.split('.')[0] for each in sys.modules})]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=here
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=folder
     )
     name, loaded = json.loads(done.stdout)
     assert name == path.name

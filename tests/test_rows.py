@@ -22,26 +22,27 @@ BAD = st.sampled_from([*TORN, *TWO])
 LINES = st.lists(GOOD.map(json.dumps) | BAD, max_size=30)
 
 
-def one_by_one(lines: list[str]) -> tuple[list[Any], int]:
+def one_by_one(lines: list[str], needed: tuple[str, ...]) -> tuple[list[Any], int]:
     found, bad = [], 0
     for line in filter(str.strip, lines):
         try:
             row = json.loads(line)
             assert isinstance(row["time"], float | int)
+            assert {*needed} <= row.keys()
             found.append(row)
         except (ValueError, TypeError, KeyError, AssertionError):
             bad += 1
     return found, bad
 
 
-@given(lines=LINES)
+@given(lines=LINES, needed=st.sampled_from([(), ("rank",), ("odd", "rank")]))
 def test_lines_read_together_are_what_each_is_alone(
-    lines: list[str], tmp_path_factory: Any
+    lines: list[str], needed: tuple[str, ...], tmp_path_factory: Any
 ) -> None:
     path: Path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
     path.write_text("\n".join(lines), encoding="utf-8")
-    read = Rows(path)
-    assert (list(read), read.unreadable) == one_by_one(lines)
+    read = Rows(path, *needed)
+    assert (list(read), read.unreadable) == one_by_one(lines, needed)
 
 
 def test_a_torn_line_costs_none_of_its_neighbours(tmp_path: Path) -> None:
