@@ -73,6 +73,13 @@ def shared_group(lasting_group: Ranks) -> Ranks:
 
 
 @pytest.fixture
+def group_here(shared_group: Ranks, folder: Path) -> Ranks:
+    """The file's two ranks, which work in the test's folder, as this process does."""
+    shared_group.run(f"%cd -q {folder}", quiet=True)
+    return shared_group
+
+
+@pytest.fixture
 def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """Two nodes of one rank each, on this machine."""
     monkeypatch.setenv("HOME", str(folder))

@@ -59,10 +59,8 @@ DESTROY = "dist.destroy_process_group()"
 
 
 @pytest.fixture
-def group(shared_group: Ranks, folder: Path) -> Ranks:
-    """Two ranks that work in the test's folder, as this process does."""
-    shared_group.run(f"%cd -q {folder}", quiet=True)
-    return shared_group
+def group(group_here: Ranks) -> Ranks:
+    return group_here
 
 
 @pytest.fixture
