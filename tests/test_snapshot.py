@@ -15,13 +15,13 @@ from arrivals import letters
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.folder import RunFolder
+from nbddp.record.hangs import HANG_AFTER
 from nbddp.record.snapshot import RankSnapshot, Snapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, Pulse, Ready
 
-Look = Callable[..., Snapshot]
-
+OFF = Life(state=GroupState.OFF, attempt=2)
 RUNNING = Life(
     state=GroupState.RUNNING,
     attempt=2,
@@ -32,6 +32,7 @@ IDLE = replace(
     state=GroupState.IDLE,
     ranks=(RankLife(0, RankState.IDLE), RankLife(1, RankState.IDLE)),
 )
+ANEW = replace(RUNNING, attempt=3, ranks=tuple(RankLife(rank) for rank in range(4)))
 PULSE = Pulse(
     cell=7,
     line=3,
@@ -46,209 +47,149 @@ PULSE = Pulse(
     gpu_memory=3 << 30,
     gpu_reserved=4 << 30,
 )
+WELL = CellEnded(cell=7, seconds=0.1, in_group=True)
+FAILURE = Failure(name="ValueError", text="no", traceback="Traceback", line=3, at=1.0)
+BADLY = replace(WELL, failure=asdict(FAILURE))
+
+
+def cell_on(*ranks: int) -> CellHandle:
+    return CellHandle(7, CellRequest(source="x"), ranks, lambda _: None, attempt=2)
+
+
+class Group:
+    """Two ranks in a cell, and what is known of them."""
+
+    def __init__(self) -> None:
+        self.cell = cell_on(0, 1)
+        self.whereabouts = Whereabouts(is_stopped=lambda _rank: False)
+        self.whereabouts.begin_cell([0, 1], now=time.monotonic())
+        self.time_line = TimeLine(lambda _text: None)
+
+    def look(self, life: Life, cell: CellHandle | None = None, **more: Any) -> Snapshot:
+        known = {"ready": {}, "whereabouts": self.whereabouts, "time_line": self.time_line}
+        return take(life, cell=cell, **(known | more))
+
+    def note(self, rank: int, *messages: Any, ago: float = 0.0) -> None:
+        for message in messages:
+            self.whereabouts.note(rank, message, time.monotonic() - ago)
+
+    def rank(self, rank: int, life: Life = RUNNING, **more: Any) -> RankSnapshot:
+        """A rank of the group in its cell."""
+        return self.look(life, self.cell, **more).ranks[rank]
+
+    def shows(self, *names: str, rank: int = 1) -> tuple[Any, ...]:
+        """What is shown of a rank that runs."""
+        return tuple(getattr(self.rank(rank), name) for name in names)
 
 
 @pytest.fixture
-def cell() -> CellHandle:
-    return CellHandle(7, CellRequest(source="x"), (0, 1), lambda _: None, attempt=2)
+def group() -> Group:
+    return Group()
 
 
-@pytest.fixture
-def whereabouts() -> Whereabouts:
-    whereabouts = Whereabouts(is_stopped=lambda _rank: False)
-    whereabouts.begin_cell([0, 1], now=time.monotonic())
-    return whereabouts
-
-
-@pytest.fixture
-def time_line() -> TimeLine:
-    return TimeLine(lambda _text: None)
-
-
-@pytest.fixture
-def look(whereabouts: Whereabouts, time_line: TimeLine) -> Look:
-    """Takes a snapshot of a group, with or without a cell."""
-
-    def take_one(life: Life, cell: CellHandle | None = None, **more: Any) -> Snapshot:
-        more.setdefault("ready", {})
-        return take(life, cell=cell, whereabouts=whereabouts, time_line=time_line, **more)
-
-    return take_one
-
-
-def rank_of(snapshot: Snapshot, rank: int) -> RankSnapshot:
-    [found] = [each for each in snapshot.ranks if each.rank == rank]
-    return found
-
-
-def state_of(snapshot: Snapshot, rank: int) -> tuple[str, bool]:
-    found = rank_of(snapshot, rank)
-    return found.state, found.is_well
-
-
-def well() -> CellEnded:
-    return CellEnded(cell=7, seconds=0.1, in_group=True)
-
-
-def badly(*, is_interrupted: bool = False) -> CellEnded:
-    failure = Failure(name="ValueError", text="no", traceback="Traceback", line=3, at=1.0)
-    return replace(well(), failure=asdict(failure), is_interrupted=is_interrupted)
-
-
-def with_rank(life: Life, rank: RankLife) -> Life:
-    ranks = tuple(rank if each.rank == rank.rank else each for each in life.ranks)
-    return replace(life, ranks=ranks)
+def with_rank_1(life: Life, rank: RankLife) -> Life:
+    return replace(life, ranks=(life.ranks[0], rank))
 
 
 # ---- the state of a rank
 
 
-def test_a_rank_in_a_cell_is_running_and_well(look: Look, cell: CellHandle) -> None:
-    snapshot = look(RUNNING, cell)
-    assert [(each.rank, each.state, each.is_well) for each in snapshot.ranks] == [
-        (0, "running", True),
-        (1, "running", True),
-    ]
-    assert snapshot.alive == [0, 1]
+def ended_by_restart(cell: CellHandle) -> None:
+    cell.ended_by = "restart"
+    cell.note_exit(1, -15)
 
 
-def test_a_rank_that_waits_in_a_collective_is_waiting(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
+RUNS, IS_IDLE = RankLife(1, RankState.RUNNING), RankLife(1, RankState.IDLE)
+
+
+def gone(code: int) -> RankLife:
+    return RankLife(1, RankState.GONE, code)
+
+
+Act = Callable[[CellHandle], object]
+INTERRUPTED = replace(BADLY, is_interrupted=True)
+ENDS: dict[str, tuple[RankLife, Act, tuple[str, bool, bool]]] = {
+    "in the cell": (RUNS, lambda _: None, ("running", True, False)),
+    "through": (IS_IDLE, lambda cell: cell.note_report(1, WELL), ("done", True, False)),
+    "failed": (
+        IS_IDLE,
+        lambda cell: cell.note_report(1, BADLY),
+        ("ValueError: no, line 3", False, True),
+    ),
+    "interrupted": (
+        IS_IDLE,
+        lambda cell: cell.note_report(1, INTERRUPTED),
+        ("interrupted, line 3", False, False),
+    ),
+    "died": (gone(-9), lambda cell: cell.note_exit(1, -9), ("was killed by SIGKILL", False, True)),
+    "ended by the user": (gone(-15), ended_by_restart, ("ended by the restart", False, False)),
+}
+
+
+@pytest.mark.parametrize(("rank", "act", "told"), ENDS.values(), ids=ENDS)
+def test_a_rank_in_a_cell(
+    group: Group, rank: RankLife, act: Act, told: tuple[str, bool, bool]
 ) -> None:
-    whereabouts.note(1, replace(PULSE, collective=PULSE.last, seconds=2.0), time.monotonic())
-    snapshot = look(RUNNING, cell)
-    assert state_of(snapshot, 1) == ("waiting", True)
-    assert state_of(snapshot, 0) == ("running", True)
+    act(group.cell)
+    snapshot = group.look(with_rank_1(RUNNING, rank), group.cell)
+    other, each = snapshot.ranks
+    assert (each.state, each.is_well, each.is_cause) == told
+    assert (other.rank, other.state, other.is_well) == (0, "running", True)
+    assert snapshot.alive == ([0] if rank.state is RankState.GONE else [0, 1])
 
 
-def test_a_rank_that_waited_in_an_earlier_cell_is_not_waiting(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
-) -> None:
-    whereabouts.note(1, replace(PULSE, cell=6, collective=PULSE.last), time.monotonic())
-    each = rank_of(look(RUNNING, cell), 1)
-    assert (each.state, each.line, each.code) == ("running", 0, "")
+@pytest.mark.parametrize(
+    ("rank", "told"),
+    [
+        (IS_IDLE, ("ready", True, False)),
+        (gone(0), ("exited with code 0", True, False)),
+        (gone(3), ("exited with code 3", False, True)),
+    ],
+    ids=["idle", "left", "failed"],
+)
+def test_a_rank_without_a_cell(group: Group, rank: RankLife, told: tuple[str, bool, bool]) -> None:
+    each = group.look(with_rank_1(IDLE, rank)).ranks[1]
+    assert (each.state, each.is_well, each.is_cause) == told
 
 
-def test_a_collective_of_an_earlier_cell_is_not_shown_and_one_of_this_cell_stays(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
-) -> None:
-    whereabouts.note(1, replace(PULSE, cell=0, last_cell=6), time.monotonic())
-    assert rank_of(look(RUNNING, cell), 1).collective == ""
-    whereabouts.note(1, replace(PULSE, cell=0, last_cell=7), time.monotonic())
-    assert rank_of(look(RUNNING, cell), 1).collective == PULSE.last
+def test_a_rank_that_the_cell_does_not_run_on_has_its_own_state(group: Group) -> None:
+    alone = cell_on(1)
+    alone.note_report(1, WELL)
+    assert group.look(IDLE, alone).ranks[0].state == "ready"
 
 
-def test_a_rank_that_is_through_is_done_while_others_run(look: Look, cell: CellHandle) -> None:
-    cell.note_report(0, well())
-    snapshot = look(with_rank(RUNNING, RankLife(0, RankState.IDLE)), cell)
-    assert state_of(snapshot, 0) == ("done", True)
-    assert state_of(snapshot, 1) == ("running", True)
-
-
-def test_a_rank_that_failed_says_how(look: Look, cell: CellHandle) -> None:
-    cell.note_report(1, badly())
-    snapshot = look(with_rank(RUNNING, RankLife(1, RankState.IDLE)), cell)
-    assert state_of(snapshot, 1) == ("ValueError: no, line 3", False)
-
-
-def test_a_rank_that_died_says_how_and_is_not_alive(look: Look, cell: CellHandle) -> None:
-    cell.note_exit(1, -9)
-    snapshot = look(with_rank(RUNNING, RankLife(1, RankState.GONE, -9)), cell)
-    assert state_of(snapshot, 1) == ("was killed by SIGKILL", False)
-    assert not rank_of(snapshot, 1).is_alive
-    assert snapshot.alive == [0]
-
-
-def test_a_rank_that_left_in_good_order_is_well(look: Look) -> None:
-    snapshot = look(with_rank(RUNNING, RankLife(1, RankState.GONE, 0)))
-    assert state_of(snapshot, 1) == ("exited with code 0", True)
-
-
-def test_a_rank_that_the_cell_does_not_run_on_has_its_own_state(look: Look) -> None:
-    alone = CellHandle(7, CellRequest(source="x"), (1,), lambda _: None, attempt=2)
-    alone.note_report(1, well())
-    life = with_rank(RUNNING, RankLife(0, RankState.IDLE))
-    assert state_of(look(life, alone), 0) == ("ready", True)
-
-
-def test_asked_what_the_group_does_now_a_snapshot_does_not_tell_of_the_cell(
-    look: Look, cell: CellHandle
-) -> None:
-    cell.note_report(0, well())
-    cell.note_report(1, badly())
-    snapshot = look(IDLE, cell, is_for_cell=False)
+def test_asked_what_the_group_does_now_a_snapshot_does_not_tell_of_the_cell(group: Group) -> None:
+    group.cell.note_report(0, WELL)
+    group.cell.note_report(1, BADLY)
+    snapshot = group.look(IDLE, group.cell, is_for_cell=False)
     assert [(each.state, each.is_well) for each in snapshot.ranks] == [("ready", True)] * 2
 
 
-def test_a_rank_is_the_cause_when_it_went_wrong_by_itself(look: Look, cell: CellHandle) -> None:
-    cell.note_report(0, badly())
-    cell.note_report(1, badly(is_interrupted=True))
-    snapshot = look(IDLE, cell)
-    assert [(each.is_well, each.is_cause) for each in snapshot.ranks] == [
-        (False, True),
-        (False, False),
-    ]
-    assert rank_of(look(with_rank(IDLE, RankLife(1, RankState.GONE, 3))), 1).is_cause
-    assert not rank_of(look(with_rank(IDLE, RankLife(1, RankState.GONE, 0))), 1).is_cause
-    assert not rank_of(look(IDLE), 1).is_cause
-
-
-def test_a_rank_that_the_user_ended_is_neither_well_nor_the_cause(
-    look: Look, cell: CellHandle
+@pytest.mark.parametrize(
+    ("life", "now"),
+    [(ANEW, [(rank, "starting") for rank in range(4)]), (OFF, [])],
+    ids=["started anew", "off"],
+)
+def test_where_the_group_is_another_the_ranks_are_those_of_the_cell_unless_it_is_asked_for(
+    group: Group, life: Life, now: list[tuple[int, str]]
 ) -> None:
-    cell.ended_by = "restart"
-    cell.note_exit(1, -15)
-    each = rank_of(look(with_rank(RUNNING, RankLife(1, RankState.GONE, -15)), cell), 1)
-    assert (each.state, each.is_well, each.is_cause) == ("ended by the restart", False, False)
-
-
-# ---- another group than the cell's
-
-
-def test_when_the_group_was_started_anew_the_ranks_are_those_of_the_cell(
-    look: Look, cell: CellHandle
-) -> None:
-    cell.note_exit(1, -9)
-    anew = replace(RUNNING, attempt=3, ranks=tuple(RankLife(rank) for rank in range(4)))
-    snapshot = look(anew, cell)
-    assert [(each.rank, each.state, each.is_alive) for each in snapshot.ranks] == [
-        (0, "disappeared", False),
-        (1, "was killed by SIGKILL", False),
+    group.cell.note_exit(1, -9)
+    snapshot = group.look(life, group.cell)
+    assert [(each.state, each.is_alive, each.is_well) for each in snapshot.ranks] == [
+        ("disappeared", False, False),
+        ("was killed by SIGKILL", False, False),
     ]
-    assert not any(each.is_well for each in snapshot.ranks)
-    assert snapshot.attempt == 3
-
-
-def test_when_the_group_was_started_anew_it_can_be_asked_for(look: Look, cell: CellHandle) -> None:
-    anew = replace(RUNNING, attempt=3, ranks=tuple(RankLife(rank) for rank in range(4)))
-    snapshot = look(anew, cell, is_for_cell=False)
-    assert [(each.rank, each.state) for each in snapshot.ranks] == [
-        (rank, "starting") for rank in range(4)
-    ]
-
-
-def test_when_the_group_is_off_the_ranks_are_those_of_the_cell(
-    look: Look, cell: CellHandle
-) -> None:
-    off = Life(state=GroupState.OFF, attempt=2)
-    snapshot = look(off, cell)
-    assert [(each.rank, each.state) for each in snapshot.ranks] == [
-        (0, "disappeared"),
-        (1, "disappeared"),
-    ]
-    assert look(off, cell, is_for_cell=False).ranks == ()
-    assert look(off).ranks == ()
+    assert snapshot.attempt == life.attempt
+    asked = group.look(life, group.cell, is_for_cell=False)
+    assert [(each.rank, each.state) for each in asked.ranks] == now
 
 
 # ---- what is known of a rank
 
 
-def test_a_rank_is_shown_as_its_last_sign_of_life_said(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
-) -> None:
-    whereabouts.note(1, PULSE, time.monotonic())
-    ready = {1: Ready(pid=4711, device="cuda:1", backend="nccl", host="here")}
-    each = rank_of(look(RUNNING, cell, ready=ready), 1)
+def test_a_rank_is_shown_as_its_last_sign_of_life_said(group: Group) -> None:
+    group.note(1, PULSE)
+    each = group.rank(1, ready={1: Ready(pid=4711, device="cuda:1", backend="nccl", host="here")})
     assert (each.line, each.code) == (3, "loss.backward()")
     assert each.collective == "all_reduce #4 float [8]"
     assert (each.cpu, each.memory) == (97.5, 5 << 20)
@@ -256,149 +197,133 @@ def test_a_rank_is_shown_as_its_last_sign_of_life_said(
     assert (each.pid, each.device) == (4711, "cuda:1")
 
 
-def test_a_rank_that_moves_on_has_been_nowhere_for_long(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
+def test_a_rank_waits_in_a_collective_of_this_cell_and_of_no_earlier_one(group: Group) -> None:
+    group.note(1, replace(PULSE, cell=6, collective=PULSE.last))
+    assert group.shows("state", "line", "code") == ("running", 0, "")
+    group.note(1, replace(PULSE, collective=PULSE.last, seconds=2.0))
+    assert group.shows("state", "is_well") == ("waiting", True)
+    assert group.shows("state", rank=0) == ("running",)
+    group.note(1, replace(PULSE, cell=0, last_cell=6))
+    assert group.shows("collective") == ("",)
+    group.note(1, replace(PULSE, cell=0, last_cell=7))
+    assert group.shows("collective") == (PULSE.last,)
+
+
+def test_the_time_at_a_place_goes_on_between_two_signs_and_is_none_while_a_rank_moves(
+    group: Group,
 ) -> None:
-    whereabouts.note(1, PULSE, time.monotonic() - 5.0)
-    assert rank_of(look(RUNNING, cell), 1).seconds == 0.0
+    group.note(1, PULSE, ago=5.0)
+    assert group.shows("seconds") == (0.0,)
+    group.note(1, replace(PULSE, seconds=2.0), ago=5.0)
+    assert 7.0 <= group.rank(1).seconds < 12.0
 
 
-def test_the_time_at_a_place_goes_on_between_two_signs(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
-) -> None:
-    whereabouts.note(1, replace(PULSE, seconds=2.0), time.monotonic() - 5.0)
-    assert 7.0 <= rank_of(look(RUNNING, cell), 1).seconds < 12.0
-
-
-def test_a_rank_between_two_cells_is_on_no_line(look: Look, whereabouts: Whereabouts) -> None:
-    whereabouts.note(0, replace(PULSE, cell=0), time.monotonic())
-    each = rank_of(look(IDLE), 0)
+def test_a_rank_between_two_cells_is_on_no_line(group: Group) -> None:
+    group.note(0, replace(PULSE, cell=0))
+    each = group.look(IDLE).ranks[0]
     assert (each.state, each.line, each.code, each.seconds) == ("ready", 0, "", 0.0)
     assert each.memory == 5 << 20
 
 
-def test_steps_and_bars_are_those_that_the_rank_reported(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
+def rows(*steps: int, pause: float = 0.1) -> Metrics:
+    return Metrics(rows=[[1000 + step * pause, step, {"loss": 1.0}] for step in steps], missed=3)
+
+
+def test_steps_and_bars_are_those_that_the_rank_reported_in_a_cell_of_this_group(
+    group: Group,
 ) -> None:
-    rows = [[100.0 + second, 10 * second, {"loss": 1.0}] for second in range(5)]
-    whereabouts.note(0, Metrics(rows=rows, missed=3), time.monotonic())
-    whereabouts.note(0, Progress(bars=[["epoch", 1, 2, 4.0]]), time.monotonic())
-    snapshot = look(RUNNING, cell)
-    first, second = snapshot.ranks
-    assert (first.step, first.steps_per_second) == (40.0, 10.0)
-    assert first.bars == (LoopProgress("epoch", 1, 2, 4.0),)
-    assert (second.step, second.steps_per_second, second.bars) == (None, 0.0, ())
-    assert snapshot.missed == 3
+    group.note(0, rows(0, 10, 20, 30, 40), Progress(bars=[["epoch", 1, 2, 4.0]]))
+    bars = (LoopProgress("epoch", 1, 2, 4.0),)
+    names = ("step", "steps_per_second", "bars")
+    assert group.shows(*names, rank=0) == (40.0, pytest.approx(10.0), bars)
+    assert group.shows(*names, rank=1) == (None, 0.0, ())
+    assert group.look(RUNNING, group.cell).missed == 3
+    group.time_line.record("start", attempt=3)
+    other = group.look(replace(IDLE, attempt=3), group.cell, is_for_cell=False)
+    assert (other.ranks[0].step, other.ranks[0].bars, other.missed) == (None, (), 0)
+    assert [event.kind for event in other.events] == ["start"]
 
 
 # ---- the group
 
 
-def test_backends_and_devices_are_those_of_the_ranks_in_order(look: Look) -> None:
+def test_backends_and_devices_are_those_of_the_ranks_in_order(group: Group) -> None:
     ready = {
         1: Ready(pid=2, device="cuda:1", backend="nccl", host="here"),
         0: Ready(pid=1, device="cuda:0", backend="nccl", host="here"),
     }
-    snapshot = look(RUNNING, ready=ready)
+    snapshot = group.look(RUNNING, ready=ready, refused=3)
     assert (snapshot.backend, snapshot.devices) == ("nccl", ("cuda:0", "cuda:1"))
-    assert (snapshot.state, snapshot.attempt) == (GroupState.RUNNING, 2)
-    assert look(RUNNING).backend == ""
+    assert (snapshot.state, snapshot.attempt, snapshot.refused) == (GroupState.RUNNING, 2, 3)
+    assert group.look(RUNNING).backend == ""
 
 
-def test_refused_messages_and_the_alarm_are_passed_on(look: Look, whereabouts: Whereabouts) -> None:
-    whereabouts._hang_watch.alarm = "no progress"
-    snapshot = look(RUNNING, refused=3)
-    assert (snapshot.refused, snapshot.alarm) == (3, "no progress")
+def test_an_alarm_is_passed_on(group: Group) -> None:
+    now = time.monotonic()
+    for rank in (0, 1):
+        waits = replace(PULSE, collective=PULSE.last, seconds=HANG_AFTER)
+        group.whereabouts.note(rank, waits, now)
+    card = group.whereabouts.look(7, [0, 1], [0, 1], now=now)
+    assert group.look(RUNNING).alarm == card != ""
 
 
-def test_the_run_is_named_for_its_folder(look: Look, time_line: TimeLine) -> None:
-    time_line.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
-    snapshot = look(RUNNING)
+def test_the_run_is_named_for_its_folder(group: Group) -> None:
+    group.time_line.folder = cast(RunFolder, SimpleNamespace(path=Path("/a/b/2025-first")))
+    snapshot = group.look(RUNNING)
     assert (snapshot.folder, snapshot.run) == ("/a/b/2025-first", "2025-first")
-    time_line.folder = None
-    assert (look(RUNNING).folder, look(RUNNING).run) == ("", "")
+    group.time_line.folder = None
+    assert (group.look(RUNNING).folder, group.look(RUNNING).run) == ("", "")
 
 
-def test_only_what_happened_since_the_cell_began_is_told(
-    look: Look, time_line: TimeLine, cell: CellHandle
-) -> None:
-    time_line.record("exit", rank=0)
+def test_only_what_happened_since_the_cell_began_is_told(group: Group) -> None:
+    group.time_line.record("exit", rank=0)
     time.sleep(0.002)
-    cell = CellHandle(8, CellRequest(source="x"), (0, 1), lambda _: None, attempt=2)
-    time_line.record("failure", rank=1)
-    snapshot = look(RUNNING, cell)
+    cell = cell_on(0, 1)
+    group.time_line.record("failure", rank=1)
+    snapshot = group.look(RUNNING, cell)
     assert [event.kind for event in snapshot.events] == ["failure"]
-    assert snapshot.began == cell.began_at
-    assert snapshot.began <= snapshot.at
+    assert snapshot.began == cell.began_at <= snapshot.at
 
 
-def test_a_cell_has_its_time_to_its_end_and_no_further(look: Look, cell: CellHandle) -> None:
-    first = look(RUNNING, cell).seconds
-    assert look(RUNNING, cell).seconds > first
-    cell.finish()
-    ended = look(RUNNING, cell).seconds
-    assert look(RUNNING, cell).seconds == ended
+def test_a_cell_has_its_time_to_its_end_and_no_further(group: Group) -> None:
+    first = group.look(RUNNING, group.cell).seconds
+    assert group.look(RUNNING, group.cell).seconds > first
+    group.cell.finish()
+    ended = group.look(RUNNING, group.cell).seconds
+    assert group.look(RUNNING, group.cell).seconds == ended
 
 
-def test_without_a_cell_what_happened_is_told_from_the_start_of_this_attempt(
-    look: Look, time_line: TimeLine
-) -> None:
-    time_line.record("start", attempt=1)
-    time_line.record("exit", rank=0)
+def test_without_a_cell_what_happened_is_told_from_the_start_of_this_attempt(group: Group) -> None:
+    nothing = group.look(Life())
+    assert (nothing.events, nothing.seconds, nothing.began) == ((), 0.0, nothing.at)
+    group.time_line.record("start", attempt=1)
+    group.time_line.record("exit", rank=0)
     time.sleep(0.002)
-    time_line.record("start", attempt=2)
-    time_line.record("exit", rank=1)
-    snapshot = look(IDLE)
+    group.time_line.record("start", attempt=2)
+    group.time_line.record("exit", rank=1)
+    snapshot = group.look(IDLE)
     assert [event.kind for event in snapshot.events] == ["start", "exit"]
     assert snapshot.began == snapshot.events[0].at
     assert 0 <= snapshot.seconds < 60
 
 
-def test_without_a_cell_and_a_start_it_all_begins_now(look: Look) -> None:
-    snapshot = look(Life())
-    assert snapshot.events == ()
-    assert snapshot.began == snapshot.at
-    assert snapshot.seconds == 0.0
-
-
-def test_what_a_cell_on_ranks_that_are_gone_reported_is_not_shown_of_those_of_now(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts, time_line: TimeLine
-) -> None:
-    rows = [[100.0 + second, 10 * second, {"loss": 1.0}] for second in range(5)]
-    whereabouts.note(0, Metrics(rows=rows, missed=3), time.monotonic())
-    whereabouts.note(0, Progress(bars=[["epoch", 1, 2, 4.0]]), time.monotonic())
-    time_line.record("start", attempt=3)
-    snapshot = look(replace(IDLE, attempt=3), cell, is_for_cell=False)
-    first = snapshot.ranks[0]
-    assert (first.step, first.bars, snapshot.missed) == (None, (), 0)
-    assert [event.kind for event in snapshot.events] == ["start"]
-
-
-def test_a_rank_that_the_others_wait_for_has_its_lag_while_it_lives(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
-) -> None:
+def test_a_rank_that_the_others_wait_for_has_its_lag_while_it_lives(group: Group) -> None:
     for rank, late in ((0, 0.0), (1, 0.1)):
-        for letter in letters([step * 0.3 + late for step in range(100)], cell=5):
-            whereabouts.note(rank, letter, time.monotonic())
-    assert rank_of(look(RUNNING, cell), 0).lag is None
-    lag = rank_of(look(RUNNING, cell), 1).lag
+        group.note(rank, *letters([step * 0.3 + late for step in range(100)], cell=5))
+    assert group.rank(0).lag is None
+    lag, awaited = group.rank(1).lag, group.look(RUNNING, group.cell).awaited
     assert lag is not None
-    assert (round(lag.share, 2), lag.is_waited_for) == (0.33, True)
-    awaited = look(RUNNING, cell).awaited
     assert awaited is not None
+    assert (round(lag.share, 2), lag.is_waited_for) == (0.33, True)
     assert (awaited.rank, awaited.title) == (1, "all_reduce float [72]")
-    assert rank_of(look(RUNNING), 1).lag is None, "there is no cell"
-    dead = with_rank(RUNNING, RankLife(1, RankState.GONE, -9))
-    assert rank_of(look(dead, cell), 1).lag is None
+    assert group.look(RUNNING).ranks[1].lag is None, "there is no cell"
+    assert group.rank(1, with_rank_1(RUNNING, gone(-9))).lag is None
 
 
-def test_ranks_that_do_not_meet_are_told_by_their_steps(
-    look: Look, cell: CellHandle, whereabouts: Whereabouts
-) -> None:
+def test_ranks_that_do_not_meet_are_told_by_their_steps(group: Group) -> None:
     for rank, pause in ((0, 0.3), (1, 0.4)):
-        rows = [[1000 + step * pause, step, {"loss": 1.0}] for step in range(50)]
-        whereabouts.note(rank, Metrics(rows=rows), time.monotonic())
-    assert rank_of(look(RUNNING, cell), 0).lag is None
-    lag = rank_of(look(RUNNING, cell), 1).lag
+        group.note(rank, rows(*range(50), pause=pause))
+    assert group.rank(0).lag is None
+    lag = group.rank(1).lag
     assert lag is not None
     assert (round(lag.share, 2), lag.is_waited_for) == (0.25, False)
