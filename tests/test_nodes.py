@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 import stat
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from guests import Guest
 from processes import wait_until
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.group.nodes import NodesSpec
@@ -45,25 +47,22 @@ def test_the_join_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert Join.load(path) == JOIN
 
 
-def test_a_join_file_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    path = JOIN.save(tmp_path)
-    path.chmod(0o640)
-    with pytest.raises(RequestError, match=r"others can read .*: `chmod 600 .*` first"):
-        Join.load(path)
-
-
-@pytest.mark.parametrize("text", ["", "x", "bm90IGpzb24=", "WzEsIDIsIDMsICJ4Il0="])
-def test_what_is_no_join_file_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "file"
-    path.touch(0o600)
-    path.write_text(text)
-    with pytest.raises(RequestError, match=r"not what `%ddp nodes` wrote"):
-        Join.load(path)
-
-
-def test_a_missing_join_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"no join file at .*nowhere: No such file"):
-        Join.load(tmp_path / "nowhere")
+def test_what_is_no_join_file_of_ours_is_refused_and_how_is_said(
+    tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    readable = JOIN.save(tmp_path / "readable")
+    readable.chmod(0o640)
+    paths = [tmp_path / "nowhere", readable]
+    for text in ("", "x", "bm90IGpzb24=", "WzEsIDIsIDMsICJ4Il0="):
+        paths.append(tmp_path / f"file{len(paths)}")
+        paths[-1].touch(0o600)
+        paths[-1].write_text(text)
+    said = []
+    for path in paths:
+        with pytest.raises(RequestError) as caught:
+            Join.load(path)
+        said.append(str(caught.value).replace(str(path), "PATH"))
+    assert said == snapshot
 
 
 def test_a_node_without_a_place_for_logs_says_so(
@@ -72,8 +71,9 @@ def test_a_node_without_a_place_for_logs_says_so(
     path, taken = JOIN.save(tmp_path / "join"), tmp_path / "taken"
     taken.touch()
     assert main(["--join", str(path), "--folder", str(taken)]) == 2
-    said = rf"nbddp: no folder for logs at {taken}/\S+: Not a directory; --folder names another"
-    assert re.match(said, capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert f"{taken}/" in said
+    assert "--folder" in said
 
 
 def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
@@ -108,22 +108,26 @@ def come(door: Door) -> Iterator[Callable[..., Guest]]:
         guest.close()
 
 
-def test_who_says_what_he_has_comes_in(door: Door, come: Callable[..., Guest]) -> None:
-    guest = come()
-    guest.tell(Kind.HELLO, **about_this_node(3))
-    assert wait_until(lambda: len(door.nodes) == 1)
-    [node] = door.nodes
-    assert (node.name, node.nproc) == (socket.gethostname(), 3)
+@pytest.fixture
+def enter(come: Callable[..., Guest], changes: list[Change]) -> Callable[..., Guest]:
+    """A node comes in."""
+
+    def enter(nproc: int = 1) -> Guest:
+        guest, before = come(), len(changes)
+        guest.tell(Kind.HELLO, **about_this_node(nproc))
+        assert wait_until(lambda: len(changes) == before + 1)
+        return guest
+
+    return enter
+
+
+def test_who_says_what_he_has_comes_in(door: Door, enter: Callable[..., Guest]) -> None:
+    guest = enter(3)
+    enter()
+    host = socket.gethostname()
+    assert [(node.name, node.nproc) for node in door.nodes] == [(host, 3), (f"{host}#2", 1)]
     assert wait_until(lambda: (Kind.WELCOME, b'{"keep": {}}') in guest.frames)
     assert door.refused == 0
-
-
-def test_two_nodes_of_one_host_have_two_names(door: Door, come: Callable[..., Guest]) -> None:
-    for _ in range(2):
-        come().tell(Kind.HELLO, **about_this_node(1))
-    assert wait_until(lambda: len(door.nodes) == 2)
-    host = socket.gethostname()
-    assert [node.name for node in door.nodes] == [host, f"{host}#2"]
 
 
 def test_another_secret_does_not_come_in(door: Door, come: Callable[..., Guest]) -> None:
@@ -160,7 +164,7 @@ def test_another_version_is_refused_with_the_reason(door: Door, come: Callable[.
     assert wait_until(guest.is_lost.is_set)
     [(kind, data)] = guest.frames
     assert kind is Kind.REFUSED
-    assert facts_of(data)["reason"].startswith("Python is 3.8.1 on old and 3.")
+    assert re.search(r"Python .*3\.8\.1 .*\bold\b.* 3\.", facts_of(data)["reason"])
     assert (door.nodes, door.refused) == ([], 1)
     assert door.why_refused == facts_of(data)["reason"]
 
@@ -175,50 +179,38 @@ def test_who_does_not_say_first_who_he_is_is_sent_away(
     assert wait_until(lambda: door.refused == 1)
 
 
-@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.START, Kind.WELCOME, Kind.LOG])
-def test_a_node_that_says_what_no_node_says_is_gone(
-    door: Door, come: Callable[..., Guest], changes: list[Change], kind: Kind
+@pytest.mark.parametrize("kind", [None, Kind.HELLO, Kind.START, Kind.WELCOME, Kind.LOG])
+def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
+    door: Door, enter: Callable[..., Guest], changes: list[Change], kind: Kind | None
 ) -> None:
-    guest = come()
-    guest.tell(Kind.HELLO, **about_this_node(1))
-    assert wait_until(lambda: len(changes) == 1)
-    guest.tell(kind, number=99)
+    guest = enter()
+    if kind is None:
+        guest.leave()
+    else:
+        guest.tell(kind, number=99)
     assert wait_until(lambda: len(changes) == 2)
     assert not changes[1].has_come
-    assert "connection was lost" in changes[1].node.why_gone
-    assert not door.nodes
-
-
-def test_a_node_whose_connection_ends_is_gone_at_once(
-    door: Door, come: Callable[..., Guest], changes: list[Change]
-) -> None:
-    guest = come()
-    guest.tell(Kind.HELLO, **about_this_node(1))
-    assert wait_until(lambda: len(changes) == 1)
-    guest.leave()
-    assert wait_until(lambda: len(changes) == 2)
+    assert "connection" in changes[1].node.why_gone
     assert not door.nodes
 
 
 def test_a_silent_node_is_gone(
-    monkeypatch: pytest.MonkeyPatch,
-    come: Callable[..., Guest],
-    changes: list[Change],
+    monkeypatch: pytest.MonkeyPatch, enter: Callable[..., Guest], changes: list[Change]
 ) -> None:
-    monkeypatch.setattr(door_module, "SILENT_AFTER", 2.0)
-    come().tell(Kind.HELLO, **about_this_node(1))  # and no sign of life after that
+    monkeypatch.setattr(door_module, "SILENT_AFTER", 1.0)
+    enter()
     assert wait_until(lambda: len(changes) == 2)
-    assert changes[1].node.why_gone == "no sign of life for 2 s"
+    assert changes[1].node.why_gone.endswith(" 1 s")
 
 
-def test_an_address_that_is_not_ours_is_named() -> None:
-    with pytest.raises(RequestError, match=r"cannot listen on 203\.0\.113\.1: "):
-        Door("203.0.113.1")
-
-
-def test_a_port_that_is_taken_is_named(door: Door) -> None:
-    with pytest.raises(RequestError, match=f"cannot listen on 127.0.0.1:{door.join.port}: "):
-        Door("127.0.0.1", door.join.port)
+def test_where_a_door_cannot_listen_is_named(door: Door) -> None:
+    port = door.join.port
+    for address, wanted, named in (
+        ("203.0.113.1", 0, "203.0.113.1: "),
+        ("127.0.0.1", port, f"127.0.0.1:{port}: "),
+    ):
+        with pytest.raises(RequestError, match=re.escape(named)):
+            Door(address, wanted)
 
 
 # ---- what is carried
@@ -359,11 +351,9 @@ def test_a_disk_that_is_full_here_costs_a_hole_in_the_copy(
 
 
 def test_a_run_folder_that_is_gone_costs_no_node(
-    tmp_path: Path, come: Callable[..., Guest], door: Door, changes: list[Change]
+    tmp_path: Path, enter: Callable[..., Guest], door: Door, changes: list[Change]
 ) -> None:
-    guest = come()
-    guest.tell(Kind.HELLO, **about_this_node(1))
-    assert wait_until(lambda: len(changes) == 1)
+    guest = enter()
     [node] = door.nodes
     handle = node.handles[1] = RemoteHandle(door, node, 1, tmp_path / "gone")
     guest.send(Kind.LOG, 1, b"rank0.log\0a line\n")
@@ -415,17 +405,11 @@ def test_the_quickest_round_trip_is_believed() -> None:
     assert clock.error == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize(("text", "found"), [("2", (2, 2)), ("2:4", (2, 4))])
-def test_nodes_are_counted_as_torchrun_counts_them(text: str, found: tuple[int, int]) -> None:
-    assert node_range(text) == found
-
-
-@pytest.mark.parametrize("text", ["", "0", "4:2", "x", "1:", ":3", "-1"])
-def test_what_is_no_number_of_nodes_is_refused(text: str) -> None:
-    from argparse import ArgumentTypeError
-
-    with pytest.raises(ArgumentTypeError, match="expected"):
-        node_range(text)
+def test_nodes_are_counted_as_torchrun_counts_them() -> None:
+    assert [node_range(text) for text in ("2", "2:4")] == [(2, 2), (2, 4)]
+    for text in ("", "0", "4:2", "x", "1:", ":3", "-1"):
+        with pytest.raises(ArgumentTypeError, match="expected"):
+            node_range(text)
 
 
 @pytest.mark.parametrize("wrong", [{"least": 0}, {"least": 3}, {"port": -1}, {"nproc_per_node": 0}])
