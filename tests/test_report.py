@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import DataLoader, IterableDataset
 
 from nbddp.errors import ArgumentError
@@ -48,14 +49,23 @@ class Recorder:
         self.told.append(("happened", kind, facts))
 
 
-@pytest.fixture
-def sink(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """What is reported goes here for the time of a test; every move of a bar is shown."""
-    monkeypatch.setattr(report, "_sink", LoggerSink())
-    monkeypatch.setattr(report, "SHOW_PERIOD", 0.0)
-    recorder = Recorder()
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """What is reported meanwhile."""
+    before, recorder = report._sink, Recorder()
     set_sink(recorder)
-    return recorder
+    try:
+        yield recorder
+    finally:
+        set_sink(before)
+
+
+@pytest.fixture
+def sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """What is reported goes here for the time of a test; every move of a bar is shown."""
+    monkeypatch.setattr(report, "SHOW_PERIOD", 0.0)
+    with recording() as recorder:
+        yield recorder
 
 
 # ---- numbers
@@ -100,11 +110,6 @@ def test_a_loss_that_still_has_its_graph_is_reported_without_a_warning(sink: Rec
     assert sink.told == [("log", 0, {"loss": 4.0})]
 
 
-def test_all_values_of_a_call_go_together_in_their_order(sink: Recorder) -> None:
-    log(step=0, loss=1, accuracy=0.5, a=2)
-    assert list(sink.told[0][2].items()) == [("loss", 1.0), ("accuracy", 0.5), ("a", 2.0)]
-
-
 @pytest.mark.parametrize(
     ("step", "number"),
     [(0, 0), (-1, -1), (10**30, 10**30), (np.int64(5), 5), (torch.tensor(5), 5)],
@@ -141,69 +146,74 @@ def test_without_a_step_the_loop_is_where_the_count_of_its_values_is(sink: Recor
     assert len(sink.told) == 6
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        ("low", "'low'"),
-        ("1.0", "'1.0'"),
-        (b"1", "b'1'"),
-        (bytearray(b"1"), "bytearray(b'1')"),
-        ([1.0], "[1.0]"),
-        ({"a": 1}, "{'a': 1}"),
-        (None, "None"),
-        (1 + 2j, "(1+2j)"),
-        (np.complex64(2j), repr(np.complex64(2j))),
-        (np.complex128(2j), repr(np.complex128(2j))),
-        (torch.tensor(2j), "tensor(0.+2.j)"),
-        (torch.ones(2), "tensor([1., 1.])"),
-        (torch.ones(0), "tensor([])"),
-        (np.ones(2), "array([1., 1.])"),
-    ],
-    ids=lambda it: repr(it)[:30],
-)
+NO_NUMBERS: list[Any] = [
+    "low",
+    "1.0",
+    b"1",
+    bytearray(b"1"),
+    [1.0],
+    {"a": 1},
+    None,
+    1 + 2j,
+    np.complex64(2j),
+    np.complex128(2j),
+    torch.tensor(2j),
+    torch.ones(2),
+    torch.ones(0),
+    np.ones(2),
+]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=repr)
 def test_what_is_no_number_is_refused_and_nothing_of_the_call_is_reported(
-    sink: Recorder, value: object, shown: str
+    sink: Recorder, value: Any
 ) -> None:
     with pytest.raises(TypeError) as caught:
         log(step=3, accuracy=0.5, loss=value)
-    words = f"nbddp.log: loss must be a number or a tensor with one element, got {shown}"
-    assert str(caught.value) == words
+    said = str(caught.value)
+    assert " loss " in said
+    assert said.endswith(f", got {value!r}")
     assert sink.told == []
 
 
-def test_a_number_that_no_float_can_be_is_refused_too(sink: Recorder) -> None:
-    with pytest.raises(TypeError, match=r"loss must be a number .* got 1000.*\.\.\."):
-        log(step=3, loss=10**400)
+def test_of_a_value_that_is_no_number_only_the_beginning_is_shown(sink: Recorder) -> None:
+    for value, shown in (("x" * 1000, "'" + "x" * 59), (10**400, "1" + "0" * 59)):
+        with pytest.raises(TypeError) as caught:
+            log(step=3, loss=value)
+        assert str(caught.value).endswith(f", got {shown}...")
     assert sink.told == []
 
 
-def test_of_a_big_thing_that_is_no_number_only_the_beginning_is_shown(sink: Recorder) -> None:
-    with pytest.raises(TypeError) as caught:
-        log(step=3, loss="x" * 1000)
-    assert str(caught.value).endswith(", got '" + "x" * 59 + "...")
-    assert sink.told == []
+REFUSED: dict[str, tuple[type[Exception], tuple[Any, ...], dict[str, Any]]] = {
+    "a value": (TypeError, (), {"step": 3, "loss": "low"}),
+    "a step": (TypeError, (), {"step": 1.0, "loss": 1}),
+    "a step in a tensor": (TypeError, (), {"step": torch.tensor(1.0), "loss": 1}),
+    "a step in letters": (TypeError, (), {"step": "1", "loss": 1}),
+    "time": (ArgumentError, (), {"step": 3, "loss": 1, "time": 2}),
+    "rank": (ArgumentError, (), {"step": 3, "loss": 1, "rank": 2}),
+    "attempt": (ArgumentError, (), {"step": 3, "loss": 1, "attempt": 2}),
+    "step": (ArgumentError, ({"step": 1},), {"step": 3}),
+    "twice": (ArgumentError, ({"loss": 1},), {"step": 3, "loss": 2.0}),
+    "no name": (TypeError, ({3: 1},), {"step": 3}),
+    "no names": (TypeError, (torch.tensor(0.5),), {"step": 3}),
+}
 
 
-@pytest.mark.parametrize("step", [1.0, "1", torch.tensor(1.0)], ids=repr)
-def test_a_step_that_is_no_whole_number_is_refused(sink: Recorder, step: Any) -> None:
-    words = re.escape(f"nbddp.log: step must be a whole number, got {step!r}")
-    with pytest.raises(TypeError, match=f"^{words}$"):
-        log(step=step, loss=1)
-    assert sink.told == []
-
-
-@pytest.mark.parametrize("name", ["time", "rank", "attempt"])
-def test_a_name_that_every_line_of_the_file_has_anyway_is_refused(
-    sink: Recorder, name: str
+def test_what_cannot_be_reported_is_refused_with_the_way_out(
+    sink: Recorder, snapshot: SnapshotAssertion
 ) -> None:
-    words = f"^nbddp.log: choose another name for '{name}': nbddp writes that one$"
-    with pytest.raises(ValueError, match=words):
-        log(step=3, **{"loss": 1.0, name: 2.0})
-    assert sink.told == []
+    said = {}
+    for name, (kind, values, named) in REFUSED.items():
+        with pytest.raises(kind) as caught:
+            log(*values, **named)
+        said[name] = str(caught.value)
+        assert sink.told == [], name
+    assert said == snapshot
 
 
 def test_names_that_are_no_keywords_come_in_a_mapping(sink: Recorder) -> None:
     log({"train/loss": torch.tensor(0.5), "lr": 0.1}, step=3, accuracy=1)
+    assert [*sink.told[0][2]] == ["train/loss", "lr", "accuracy"]
     log(MappingProxyType({"train/loss": 0.25}), step=4)
     log({}, step=5)
     told = [each for each in sink.told if each[0] == "log"]
@@ -214,37 +224,10 @@ def test_names_that_are_no_keywords_come_in_a_mapping(sink: Recorder) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "error", "words"),
-    [
-        ({"step": 1}, ArgumentError, "choose another name for 'step': nbddp writes that one"),
-        ({"loss": 1}, ArgumentError, "loss: given twice"),
-        ({3: 1}, TypeError, "a name must be a string, got 3"),
-        (
-            torch.tensor(0.5),
-            TypeError,
-            "numbers need names, as in nbddp.log(step=3, loss=loss) or "
-            'nbddp.log({"train/loss": loss}, step=3); got Tensor',
-        ),
-    ],
-)
-def test_what_is_no_mapping_of_names_is_refused(
-    sink: Recorder, values: Any, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=f"^nbddp.log: {re.escape(words)}$"):
-        log(values, step=3, loss=2.0)
-    assert sink.told == []
-
-
 @given(st.floats(), st.text().filter(lambda name: name not in report.RESERVED | {"step"}))
 def test_any_float_under_any_name_arrives_as_it_is(value: float, name: str) -> None:
-    recorder = Recorder()
-    before = report._sink
-    set_sink(recorder)
-    try:
+    with recording() as recorder:
         log(step=0, **{name: value})
-    finally:
-        set_sink(before)
     [(_, _, values)] = recorder.told
     assert np.array_equal([values[name]], [value], equal_nan=True)
 
@@ -266,26 +249,18 @@ def logged(
     return caplog
 
 
-def test_without_a_panel_numbers_are_a_line_of_the_log(logged: pytest.LogCaptureFixture) -> None:
-    log(step=3, loss=0.25, accuracy=1 / 3)
-    assert logged.record_tuples == [("nbddp", logging.INFO, "step 3: loss=0.25 accuracy=0.333333")]
-
-
-def test_without_a_panel_numbers_without_a_step_are_a_line_too(
+def test_without_a_panel_numbers_and_events_are_lines_of_the_log_and_a_loop_is_none(
     logged: pytest.LogCaptureFixture,
 ) -> None:
+    log(step=3, loss=0.25, accuracy=1 / 3)
     log(loss=0.25, accuracy=1 / 3)
-    assert logged.messages == ["loss=0.25 accuracy=0.333333"]
-
-
-def test_without_a_panel_events_are_a_line_of_the_log(logged: pytest.LogCaptureFixture) -> None:
     happened("checkpoint", step=3, path="a b")
-    assert logged.messages == ["checkpoint step=3 path=a b"]
-
-
-def test_without_a_panel_a_loop_is_only_gone_through(logged: pytest.LogCaptureFixture) -> None:
     assert list(track([1, 2, 3], label="epoch 1")) == [1, 2, 3]
-    assert logged.messages == []
+    assert logged.record_tuples == [
+        ("nbddp", logging.INFO, "step 3: loss=0.25 accuracy=0.333333"),
+        ("nbddp", logging.INFO, "loss=0.25 accuracy=0.333333"),
+        ("nbddp", logging.INFO, "checkpoint step=3 path=a b"),
+    ]
 
 
 # ---- loops
@@ -325,17 +300,12 @@ def test_the_total_is_found_out_where_there_is_one(
     assert [(bar.total, bar.done) for bar in sink.bars] == [(total, 3)]
 
 
-def test_a_total_that_is_given_is_believed(sink: Recorder) -> None:
+def test_a_total_that_is_given_is_believed_and_becomes_what_can_be_mailed(sink: Recorder) -> None:
     assert len(track([1, 2], total=9)) == 9
-    list(track((item for item in (1, 2)), total=9))
-    assert [bar.total for bar in sink.bars] == [9]
-
-
-def test_labels_and_totals_of_any_kind_become_what_can_be_mailed(sink: Recorder) -> None:
-    list(track([1, 2], total=np.int64(2), label=np.int64(7)))  # type: ignore[arg-type]
+    list(track((item for item in (1, 2)), total=np.int64(9), label=np.int64(7)))  # type: ignore[arg-type]
     [bar] = sink.bars
     assert (type(bar.total), type(bar.label)) == (int, str)
-    assert (bar.total, bar.label) == (2, "7")
+    assert (bar.total, bar.label) == (9, "7")
 
 
 def test_a_loop_begins_moves_and_ends(sink: Recorder) -> None:
@@ -366,28 +336,22 @@ def test_nothing_begins_before_somebody_goes_through_it(sink: Recorder) -> None:
     assert sink.told == []
 
 
-def test_a_loop_that_is_left_ends_there(sink: Recorder) -> None:
-    for item in track([1, 2, 3], label="x"):
-        if item == 2:
-            break
-    assert sink.told[-1] == ("end", "x", 1)
-
-
-def test_a_loop_whose_body_raises_ends_there(sink: Recorder) -> None:
-    def train() -> None:
-        for _ in track([1, 2, 3], label="x"):
-            raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        train()
-    assert sink.told == [("begin", "x"), ("end", "x", 0)]
-
-
-def test_a_loop_whose_data_raise_ends_there_and_the_error_arrives(sink: Recorder) -> None:
+def test_a_loop_that_is_left_or_that_fails_ends_there(sink: Recorder) -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OSError("the disk is gone")
 
+    def train() -> None:
+        for _ in track([1, 2, 3], label="x"):
+            raise ValueError("no")
+
+    for item in track([1, 2, 3], label="x"):
+        if item == 2:
+            break
+    assert sink.told[-1] == ("end", "x", 1)
+    with pytest.raises(ValueError, match="no"):
+        train()
+    assert sink.told[-1] == ("end", "x", 0)
     with pytest.raises(OSError, match="the disk is gone"):
         list(track(items(), label="x"))
     assert sink.told[-1] == ("end", "x", 1)
@@ -408,10 +372,8 @@ def test_a_loop_in_a_loop_has_a_bar_of_its_own(sink: Recorder) -> None:
 def test_what_can_be_gone_through_again_has_a_new_bar_each_time(sink: Recorder) -> None:
     loop = track([1, 2], label="x")
     assert [list(loop), list(loop)] == [[1, 2], [1, 2]]
-    first, second = sink.bars
-    assert first is not second
-    assert (first.done, second.done) == (2, 2)
-    assert not first.is_open
+    assert [bar.done for bar in sink.bars] == [2, 2]
+    assert sink.bars[0] is not sink.bars[1]
 
 
 def test_a_bar_ends_where_it_began(sink: Recorder) -> None:
@@ -426,15 +388,10 @@ def test_a_bar_ends_where_it_began(sink: Recorder) -> None:
 
 @given(st.lists(st.integers()), st.integers(0, 60))
 def test_items_come_through_unchanged_and_are_counted(items: list[int], taken: int) -> None:
-    recorder = Recorder()
-    before = report._sink
-    set_sink(recorder)
-    try:
+    with recording() as recorder:
         loop = iter(track(items))
         assert list(itertools.islice(loop, taken)) == items[:taken]
         assert list(loop) == items[taken:]
-    finally:
-        set_sink(before)
     assert [bar.done for bar in recorder.bars] == [len(items)]
     assert [bar.is_open for bar in recorder.bars] == [False]
 
