@@ -5,12 +5,16 @@ Whatever fails meanwhile, the disk, the launcher, the link, a process: whoever w
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fakes import FakeLauncher, FakeLink, HandTurnedActor, HandTurnedWatcher, hand_turned, ready
+from refusals import refusal
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.executor import Executor
 from nbddp.controller.ranks import Ranks
@@ -19,20 +23,24 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.lifecycle.events import InterruptAsked, RestartAsked
 from nbddp.lifecycle.states import GroupState
-from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.promise import Promise
+from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.finished import RecordedRun
+from nbddp.record.folder import RunFolder
 from nbddp.record.notices import Said, Wrote
 from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output, RunCell
 from nbddp.wire.name_messages import Complete
 
 TWO = GroupSpec(nproc=2)
 HELLO = CellRequest(source="print('hello')")
+GONE = ConnectionError("the store is gone")
 
 
 class Stage:
-    """An executor with fakes around it."""
+    """An executor with fakes around it, and the exact texts that a test expects."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: SnapshotAssertion) -> None:
+        self.words = words
         self.launcher = FakeLauncher()
         self.link = FakeLink()
         self.executor = Executor(self.launcher, colors="")
@@ -70,11 +78,19 @@ class Stage:
                 return True
         return self.watcher.notice()
 
-    def start(self, spec: GroupSpec = TWO) -> None:
-        """Start a group and see it ready."""
-        started = self.asks.ask_start(spec, spec.start_event())
+    def ask_start(self) -> Promise[None]:
+        return self.asks.ask_start(TWO, TWO.start_event())
+
+    def ask_restart(self) -> Promise[None]:
+        return self.asks.ask_start(TWO, RestartAsked(start=TWO.start_event()))
+
+    def ask_rank(self, rank: int) -> Promise[Answer]:
+        return self.asks.send(rank, lambda number: Complete(request=number, code="", cursor=0))
+
+    def get_ready(self, started: Promise[None]) -> None:
+        """Let both ranks start and get ready."""
         self.turn()
-        for rank in range(spec.nproc):
+        for rank in (0, 1):
             self.say(rank, ready(rank))
         assert started.result() is None
 
@@ -88,14 +104,30 @@ class Stage:
         for rank in ranks:
             self.say(rank, CellEnded(cell=handle.number, seconds=0.1, in_group=True))
 
+    def finish(self, handle: CellHandle, *ranks: int) -> CellResult:
+        """These ranks end the cell well. Return its result, as it is over now."""
+        self.end(handle, *ranks)
+        assert handle.result is not None
+        return handle.result
+
+    def works(self) -> bool:
+        """Whether a cell goes well on both ranks."""
+        return self.finish(self.run(), 0, 1).is_ok
+
 
 @pytest.fixture
-def stage(folder: Path) -> Stage:  # noqa: ARG001 - where the run is recorded
-    return Stage()
+def empty(folder: Path, snapshot: SnapshotAssertion) -> Stage:  # noqa: ARG001 - of the run
+    return Stage(snapshot)
+
+
+@pytest.fixture
+def stage(empty: Stage) -> Stage:
+    """A stage with two ranks that are ready."""
+    empty.get_ready(empty.ask_start())
+    return empty
 
 
 def test_a_cell_goes_to_all_ranks_and_is_over_when_all_have_ended_it(stage: Stage) -> None:
-    stage.start()
     handle = stage.run()
     assert [(rank, type(command)) for rank, command in stage.link.sent] == [
         (0, RunCell),
@@ -103,23 +135,29 @@ def test_a_cell_goes_to_all_ranks_and_is_over_when_all_have_ended_it(stage: Stag
     ]
     stage.end(handle, 0)
     assert handle.result is None
-    stage.end(handle, 1)
-    assert handle.result is not None
-    assert handle.result.is_ok
+    assert stage.finish(handle, 1).is_ok
+
+
+def run_folder(stage: Stage) -> RunFolder:
+    folder = stage.executor.time_line.folder
+    assert folder is not None
+    return folder
+
+
+def written_in(handle: CellHandle) -> list[Wrote]:
+    return [each for each in handle.notices() if isinstance(each, Wrote)]
 
 
 def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Stage) -> None:
-    stage.start()
-    folder = stage.executor.time_line.folder
-    assert folder is not None
+    folder = run_folder(stage)
 
     def write(_attempt: int, rank: int, _command: Command) -> None:
         with folder.log(rank).open("a") as log:
             log.write(f"hello from {rank}\n")
 
     stage.link.on_send = write
-    stage.end(stage.run(), 0, 1)
-    stage.end(stage.run(), 0, 1)
+    assert stage.works()
+    assert stage.works()
     run = RecordedRun(folder.path)
     for cell in run.cells:
         assert [run.tail(rank, 10, cell) for rank in (0, 1)] == ["hello from 0", "hello from 1"]
@@ -128,55 +166,33 @@ def test_what_a_rank_writes_the_moment_it_is_sent_a_cell_is_the_cells(stage: Sta
 def test_what_a_rank_wrote_before_it_died_between_cells_is_not_heard_in_a_later_one(
     stage: Stage,
 ) -> None:
-    stage.start()
-    stage.end(stage.run(), 0, 1)
-    folder = stage.executor.time_line.folder
-    assert folder is not None
+    stage.works()
+    folder = run_folder(stage)
     folder.log(1).write_text("Fatal Python error: Segmentation fault\n")
     stage.launcher.handles[1, 1].end(-11)
     stage.turn()
     handle = stage.run(CellRequest(source="1", ranks=(0,)))
     stage.end(handle, 0)
-    assert [each for each in handle.notices() if isinstance(each, Wrote)] == []
+    assert written_in(handle) == []
     assert folder.last_words(1).startswith("Fatal Python error")
 
 
 def test_what_ranks_write_between_cells_the_next_one_hears_but_not_after_a_restart(
     stage: Stage,
 ) -> None:
-    stage.start()
     stage.say(0, Output(start=0, end=6, text="a line"))
     stage.end(handle := stage.run(), 0, 1)
     assert list(handle.notices()) == [Wrote(0, "a line")]
     stage.say(0, Output(start=6, end=13, text=" and on"))
-    stage.asks.ask_stop()
+    restarted = stage.ask_restart()
     for rank in (0, 1):
         stage.launcher.handles[1, rank].end(0)
-    stage.turn()
-    stage.start()
+    stage.get_ready(restarted)
     stage.end(handle := stage.run(), 0, 1)
-    assert [each for each in handle.notices() if isinstance(each, Wrote)] == []
+    assert written_in(handle) == []
 
 
 # ---- the disk fails
-
-
-def test_a_run_that_cannot_be_recorded_anywhere_is_no_start_and_the_next_one_works(
-    stage: Stage, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        fill_disk(patch)
-        started = stage.asks.ask_start(TWO, TWO.start_event())
-        stage.turn()
-        assert stage.state is GroupState.OFF
-    error = started.exception()
-    assert str(error) == (
-        f"the run cannot be recorded, neither in {folder} (No space left on device) nor in "
-        "a temporary folder (No space left on device); make room, or start in another folder"
-    )
-    assert not stage.launcher.handles
-    stage.start()
-    stage.end(stage.run(), 0, 1)
 
 
 def fill_disk(patch: pytest.MonkeyPatch) -> None:
@@ -189,119 +205,116 @@ def fill_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("tempfile.mkdtemp", refuse)
 
 
-@pytest.mark.parametrize("asks", ["stop", "restart"])
-def test_after_a_start_for_which_there_was_no_room_a_stop_and_a_restart_work(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, asks: str
-) -> None:
+@pytest.fixture
+def refused(empty: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """A stage with no ranks, as their run could not be recorded."""
     with monkeypatch.context() as patch:
         fill_disk(patch)
-        stage.asks.ask_start(TWO, TWO.start_event())
-    if asks == "stop":
-        stopped = stage.asks.ask_stop()
-        stage.turn()
-        assert stopped.result() is None
-        assert stage.state is GroupState.OFF
-        return
-    event = RestartAsked(start=TWO.start_event())
-    started = stage.asks.ask_start(TWO, event)
-    stage.turn()
-    stage.say(0, ready(0))
-    stage.say(1, ready(1))
-    assert started.result() is None
+        started = empty.ask_start()
+        empty.turn()
+    said = str(started.exception())
+    assert said.replace(str(Path.cwd()), "FOLDER") == empty.words(name="refused")
+    assert empty.state is GroupState.OFF
+    assert not empty.launcher.handles
+    return empty
+
+
+def test_after_a_run_that_cannot_be_recorded_a_start_works(refused: Stage) -> None:
+    refused.get_ready(refused.ask_start())
+    assert refused.works()
+
+
+def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_restart_work(refused: Stage) -> None:
+    stopped = refused.asks.ask_stop()
+    refused.turn()
+    assert stopped.result() is None
+    assert refused.state is GroupState.OFF
+    refused.get_ready(refused.ask_restart())
 
 
 def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage.start()
-    (stage.executor.time_line.folder.path / "events.jsonl").unlink()
-    for path in stage.executor.time_line.folder.path.iterdir():
-        path.unlink()
-    stage.executor.time_line.folder.path.rmdir()
+    shutil.rmtree(run_folder(stage).path)
     with monkeypatch.context() as patch:
         fill_disk(patch)
-        started = stage.asks.ask_start(TWO, RestartAsked(start=TWO.start_event()))
+        started = stage.ask_restart()
         stage.turn()
         for handle in stage.launcher.living():
             handle.end(0)
         stage.turn()
-    assert str(started.exception()).startswith("the run cannot be recorded")
+    assert "No space left on device" in str(started.exception())
     assert stage.state is GroupState.OFF
-    stage.start()
+    stage.get_ready(stage.ask_start())
 
 
 # ---- processes cannot be started, or not yet
 
 
-def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(stage: Stage) -> None:
-    stage.launcher.faults.extend([None, OSError(errno.EAGAIN, "Resource temporarily unavailable")])
-    started = stage.asks.ask_start(TWO, TWO.start_event())
-    stage.turn()
-    assert str(started.exception()) == (
-        "rank 1 could not be started: Resource temporarily unavailable"
-    )
-    assert stage.state is GroupState.OFF
-    assert not stage.launcher.living()
-    stage.start()
+def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(empty: Stage) -> None:
+    empty.launcher.faults.extend([None, OSError(errno.EAGAIN, "Resource temporarily unavailable")])
+    started = empty.ask_start()
+    empty.turn()
+    assert str(started.exception()) == empty.words
+    assert empty.state is GroupState.OFF
+    assert not empty.launcher.living()
+    empty.get_ready(empty.ask_start())
 
 
-def test_a_process_whose_end_would_not_be_seen_is_no_rank(stage: Stage) -> None:
-    stage.watcher.faults.append(OSError(errno.EMFILE, "Too many open files"))
-    started = stage.asks.ask_start(TWO, TWO.start_event())
-    stage.turn()
-    assert str(started.exception()) == "rank 0 could not be started: Too many open files"
-    assert stage.state is GroupState.OFF
-    assert not stage.launcher.living()
+def test_a_process_whose_end_would_not_be_seen_is_no_rank(empty: Stage) -> None:
+    empty.watcher.faults.append(OSError(errno.EMFILE, "Too many open files"))
+    started = empty.ask_start()
+    empty.turn()
+    assert re.match("rank 0 .*: Too many open files", str(started.exception()))
+    assert empty.state is GroupState.OFF
+    assert not empty.launcher.living()
 
 
-def test_while_the_helper_imports_a_stop_works_and_nothing_is_started_later(stage: Stage) -> None:
-    started = stage.asks.ask_start(TWO, TWO.start_event())
-    stopped = stage.asks.ask_stop()
-    stage.actor.turn_all()  # the launching thread still waits
-    assert stopped.result() is None
-    assert str(started.exception()) == "stopped while it started"
-    assert stage.state is GroupState.OFF
-    stage.turn()
-    assert not stage.launcher.handles
+@pytest.mark.parametrize("ends_by", ["stop", "patience"])
+def test_while_the_helper_imports_a_start_can_end_and_nothing_is_started_later(
+    empty: Stage, ends_by: str
+) -> None:
+    started = empty.ask_start()
+    if ends_by == "stop":
+        stopped = empty.asks.ask_stop()
+    else:
+        empty.actor.ring()
+    empty.actor.turn_all()  # the launching thread still waits
+    assert str(started.exception()) == empty.words
+    assert empty.state is GroupState.OFF
+    assert ends_by != "stop" or stopped.result() is None
+    empty.turn()
+    assert not empty.launcher.handles
 
 
-def test_while_the_helper_imports_a_start_ends_in_time(stage: Stage) -> None:
-    started = stage.asks.ask_start(TWO, TWO.start_event())
-    stage.actor.ring()
-    stage.actor.turn_all()
-    assert str(started.exception()) == "ranks 0-1 did not get ready in 90 s"
-    assert stage.state is GroupState.OFF
-
-
-def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(stage: Stage) -> None:
-    stage.asks.ask_start(TWO, TWO.start_event())
-    stage.means.launching.turn()  # rank 0 was being started when the stop came
-    stopped = stage.asks.ask_stop()
-    stage.actor.turn_all()
+def test_a_process_that_comes_late_is_ended_and_disturbs_nobody(empty: Stage) -> None:
+    empty.ask_start()
+    empty.means.launching.turn()  # rank 0 was being started when the stop came
+    stopped = empty.asks.ask_stop()
+    empty.actor.turn_all()
     assert stopped.done()
-    late = stage.launcher.handles[1, 0]
-    stage.start()
+    late = empty.launcher.handles[1, 0]
+    empty.get_ready(empty.ask_start())
     assert late.exitcode == -9
     assert late.is_joined
-    assert list(stage.launcher.handles) == [(1, 0), (2, 0), (2, 1)]
-    asked = stage.asks.send(0, lambda number: Complete(request=number, code="", cursor=0))
-    stage.turn()
+    assert list(empty.launcher.handles) == [(1, 0), (2, 0), (2, 1)]
+    asked = empty.ask_rank(0)
+    empty.turn()
     assert not asked.done()
 
 
-def test_what_a_rank_says_before_its_process_is_known_is_heard_then(stage: Stage) -> None:
-    started = stage.asks.ask_start(TWO, TWO.start_event())
-    stage.say(0, ready(0))
-    stage.say(1, ready(1))
+def test_what_a_rank_says_before_its_process_is_known_is_heard_then(empty: Stage) -> None:
+    started = empty.ask_start()
+    empty.say(0, ready(0))
+    empty.say(1, ready(1))
     assert not started.done()
-    assert stage.executor.process_ids() == {}
-    stage.turn()
+    assert empty.executor.process_ids() == {}
+    empty.turn()
     assert started.result() is None
-    assert set(stage.executor.process_ids()) == {0, 1}
+    assert set(empty.executor.process_ids()) == {0, 1}
 
 
 def test_ranks_that_are_interrupted_get_a_signal_before_the_message(stage: Stage) -> None:
-    stage.start()
     handle = stage.run()
     seen: list[tuple[int, int]] = []
     stage.link.on_send = lambda attempt, rank, _command: seen.append(
@@ -318,52 +331,42 @@ def test_ranks_that_are_interrupted_get_a_signal_before_the_message(stage: Stage
 def test_a_cell_that_cannot_be_sent_to_a_rank_has_failed_there_and_nobody_is_ended(
     stage: Stage,
 ) -> None:
-    stage.start()
-    stage.link.faults.extend([None, ConnectionError("the store is gone")])
+    stage.link.faults.extend([None, GONE])
     handle = stage.run()
     assert handle.result is None
     stage.actor.ring(-1)  # the other rank is not waited for longer than after any failure
     assert stage.link.sent[-1] == (0, Interrupt(cell=handle.number))
-    stage.end(handle, 0)
-    assert handle.result is not None
-    assert handle.result.verdict is not None
-    assert handle.result.verdict.summary() == (
-        "rank 1: RequestError: the cell could not be sent: ConnectionError: the store is gone"
-    )
+    verdict = stage.finish(handle, 0).verdict
+    assert verdict is not None
+    assert verdict.summary() == stage.words
     assert stage.state is GroupState.IDLE
-    stage.end(stage.run(), 0, 1)
+    assert stage.works()
 
 
 def test_a_cell_that_can_be_sent_to_nobody_ends_at_once(stage: Stage) -> None:
-    stage.start()
     stage.link.is_broken = True
     handle = stage.run()
-    assert handle.result is not None
-    assert not handle.result.is_ok
+    assert not stage.finish(handle).is_ok
     stage.link.is_broken = False
-    again = stage.run()
-    stage.end(again, 0, 1)
-    assert again.result is not None
-    assert again.result.is_ok
+    assert stage.works()
+
+
+def said_in(handle: CellHandle) -> list[str]:
+    return [each.text for each in handle.notices() if isinstance(each, Said)]
 
 
 def test_a_rank_that_cannot_be_interrupted_is_killed_and_the_user_is_told(stage: Stage) -> None:
-    stage.start()
     handle = stage.run()
-    stage.link.faults.extend([None, ConnectionError("the store is gone")])
+    stage.link.faults.extend([None, GONE])
     stage.executor.step(InterruptAsked())
     stage.end(handle, 0)
     stage.turn()
-    assert handle.result is not None
-    assert handle.result.exits == {1: -9}
-    assert Said("rank 1 cannot be told anything: killed (ConnectionError: the store is gone)") in (
-        list(handle.notices())
-    )
+    assert stage.finish(handle).exits == {1: -9}
+    assert said_in(handle) == stage.words
     assert stage.state is GroupState.BROKEN
 
 
 def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
-    stage.start()
     stage.link.is_broken = True
     stopped = stage.asks.ask_stop()
     stage.turn()
@@ -372,15 +375,13 @@ def test_ranks_that_cannot_be_told_to_leave_are_killed(stage: Stage) -> None:
 
 
 def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
-    stage.start()
     stage.launcher.handles[1, 1].kill_fails = PermissionError(errno.EPERM, "not permitted")
     handle = stage.run()
     killed = stage.asks.ask_kill(1)
     stage.turn()
     assert killed.result() is None
     stage.end(handle, 0)
-    said = list(handle.notices())
-    assert said[0] == Said("rank 1 cannot be killed: given up (not permitted)")
+    assert said_in(handle) == stage.words
     assert stage.executor.life.alive == [0]
     stage.launcher.handles[1, 1].end(3)
     stage.turn()
@@ -392,12 +393,9 @@ def test_a_rank_that_cannot_even_be_killed_is_given_up(stage: Stage) -> None:
 
 
 def test_a_question_that_cannot_be_sent_is_refused_and_the_next_one_is_not(stage: Stage) -> None:
-    stage.start()
-    stage.link.faults.append(ConnectionError("the store is gone"))
-    with pytest.raises(RequestError) as caught:
-        stage.asks.send(1, lambda number: Complete(request=number, code="", cursor=0))
-    assert str(caught.value) == "rank 1 cannot be asked: ConnectionError: the store is gone"
-    answer = stage.asks.send(1, lambda number: Complete(request=number, code="", cursor=0))
+    stage.link.faults.append(GONE)
+    assert refusal(RequestError, stage.ask_rank, 1) == stage.words
+    answer = stage.ask_rank(1)
     question = stage.link.sent[-1][1]
     assert isinstance(question, Complete)
     stage.say(1, Answer(request=question.request))
@@ -410,33 +408,26 @@ def test_a_question_that_cannot_be_sent_is_refused_and_the_next_one_is_not(stage
 def test_when_the_ranks_cannot_be_heard_any_more_they_are_ended_and_the_cell_is_over(
     stage: Stage,
 ) -> None:
-    stage.start()
     handle = stage.run()
-    stage.executor.lose_link(ConnectionError("the store is gone"))
+    stage.executor.lose_link(GONE)
     stage.turn()
-    assert handle.result is not None
-    assert handle.result.exits == {0: -9, 1: -9}
-    assert Said(
-        "the ranks cannot be heard any more: killed (ConnectionError: the store is gone)"
-    ) in list(handle.notices())
+    assert stage.finish(handle).exits == {0: -9, 1: -9}
+    assert said_in(handle) == stage.words
     assert stage.state is GroupState.BROKEN
 
 
-def test_a_start_whose_ranks_cannot_be_heard_fails_and_says_why(stage: Stage) -> None:
-    started = stage.asks.ask_start(TWO, TWO.start_event())
-    stage.executor.lose_link(ConnectionError("the store is gone"))
-    stage.turn()
-    assert str(started.exception()) == (
-        "the ranks could not be started: ConnectionError: the store is gone"
-    )
-    assert stage.state is GroupState.OFF
+def test_a_start_whose_ranks_cannot_be_heard_fails_and_says_why(empty: Stage) -> None:
+    started = empty.ask_start()
+    empty.executor.lose_link(GONE)
+    empty.turn()
+    assert str(started.exception()) == empty.words
+    assert empty.state is GroupState.OFF
 
 
 @pytest.mark.parametrize("what", ["sweep", "log", "join"])
 def test_an_end_is_seen_whatever_cannot_be_done_about_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    stage.start()
     handle = stage.run()
     match what:
         case "sweep":
@@ -447,28 +438,15 @@ def test_an_end_is_seen_whatever_cannot_be_done_about_it(
             monkeypatch.setattr("fakes.FakeHandle.join", refuse_all)
     asked = stage.asks.ask_kill(1)
     stage.end(handle, 0)
-    with contextlib.suppress(OSError):  # the actor logs it and goes on
+    with suppress(OSError):  # the actor logs it and goes on
         stage.turn()
     assert asked.done()
-    assert handle.result is not None
-    assert handle.result.verdict is not None
+    assert stage.finish(handle).verdict is not None
     assert stage.state is GroupState.BROKEN
 
 
 def refuse_all(*_arguments: object) -> None:
     raise OSError("no")
-
-
-# ---- what makes no sense
-
-
-def test_a_cell_for_no_rank_at_all_is_refused(stage: Stage) -> None:
-    stage.start()
-    with pytest.raises(RequestError) as caught:
-        stage.run(CellRequest(source="1 / 0", ranks=()))
-    assert str(caught.value) == "a cell needs at least one rank, and each only once"
-    assert stage.state is GroupState.IDLE
-    assert not stage.link.sent
 
 
 def test_a_record_that_cannot_be_made_costs_no_rank_and_no_result(
@@ -477,12 +455,8 @@ def test_a_record_that_cannot_be_made_costs_no_rank_and_no_result(
     def fail(*_: object) -> None:
         raise ValueError("no such number")
 
-    stage.start()
     monkeypatch.setattr(stage.executor.whereabouts.tally, "facts", fail)
-    handle = stage.run()
-    stage.end(handle, 0, 1)
+    assert stage.works()
     stage.turn()
-    assert handle.result is not None
-    assert handle.result.is_ok
     assert stage.state is GroupState.IDLE
-    assert "nbddp could not write down what it knows of the run" in caplog.text
+    assert "no such number" in caplog.text
