@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -85,29 +84,23 @@ def test_settings_that_are_said_later_count_and_rank_0s_before_those_of_others()
     assert facts["config"] == {"lr": 0.3, "seed": 7}
 
 
-TWO = "for epoch in range(3):\n  for x in {one}:\n    loss.{does}()\n  for x in {other}: model(x)\n"
-
-
-@pytest.mark.parametrize(
-    ("source", "batch"),
-    [
-        (TWO.format(one="train", does="backward", other="check"), 64),
-        (TWO.format(one="enumerate(check)", does="backward", other="train"), 20),
-        (TWO.format(one="nbddp.track(train, label='x')", does="step", other="check"), 64),
-        (TWO.format(one="zip(train, check)", does="backward", other="rest"), None),
-        (TWO.format(one="data", does="backward", other="check"), None),
-        ("%ddp run train.py", None),
-        ("for", None),
-    ],
-)
-def test_of_several_loaders_the_batch_is_that_of_the_one_that_is_trained_on(
-    source: str, batch: int | None
-) -> None:
+def test_of_several_loaders_the_batch_is_that_of_the_one_that_is_trained_on() -> None:
+    two = "for epoch in range(3):\n  for x in {}:\n    loss.{}()\n  for x in {}: model(x)\n"
+    batches = {
+        two.format("train", "backward", "check"): 64,
+        two.format("enumerate(check)", "backward", "train"): 20,
+        two.format("nbddp.track(train, label='x')", "step", "check"): 64,
+        two.format("zip(train, check)", "backward", "rest"): None,
+        two.format("data", "backward", "check"): None,
+        "%ddp run train.py": None,
+        "for": None,
+    }
     facts = RankFacts(batches={"train": 32, "check": 10}).json()
-    ended = [CellEnded(cell=1, seconds=1.0, in_group=True, facts=facts)] * 2
-    assert samples_per_step(ended, source) == batch
+    ended = CellEnded(cell=1, seconds=1.0, in_group=True, facts=facts)
     alone = CellEnded(cell=1, seconds=1.0, in_group=True, facts={"batches": {"train": 32}})
-    assert samples_per_step([alone, alone], source) == 64
+    for source, batch in batches.items():
+        assert samples_per_step([ended, ended], source) == batch, source
+        assert samples_per_step([alone, alone], source) == 64, source
 
 
 def test_samples_per_second_are_steps_times_the_batch_of_all_ranks() -> None:
@@ -135,7 +128,6 @@ def test_what_happens_is_in_the_file_when_it_is_written_next(tmp_path: Path) -> 
         facts = read_facts(folder.path)
     assert facts["format"] == FORMAT
     assert (facts["nproc"], facts["devices"], facts["outcome"]) == (2, ["cpu", "cpu"], "ok")
-    assert facts.keys() >= {"started", "host", "pid", "python", "versions"}
 
 
 def test_a_run_that_goes_on_keeps_what_was_known(tmp_path: Path) -> None:
@@ -161,25 +153,15 @@ def test_where_it_cannot_be_written_the_old_one_stays(
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(Path, "replace", fail)
-        said = folder.describe(nproc=3)
-        assert said == f"the record in {folder.path} is not complete: No space left on device"
+        assert folder.describe(nproc=3).endswith("No space left on device")
         assert read_facts(folder.path)["nproc"] == 2
         assert not (folder.path / "run.json.tmp").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"a": ' * 100_000, "\x00", '{"nproc": 2'])
-def test_a_file_that_is_torn_says_nothing(text: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(text)
-    assert read_facts(tmp_path) == {}
-
-
-def test_it_is_json_with_a_line_for_each_fact(tmp_path: Path) -> None:
-    with closing(RunFolder(tmp_path)) as folder:
-        folder.describe(odd=Path("x"), name='a "b"\n')
-        lines = (folder.path / "run.json").read_text().splitlines()
-        facts = json.loads("\n".join(lines))
-    assert (facts["odd"], facts["name"]) == ("x", 'a "b"\n')
-    assert len(lines) == len(facts)
+def test_a_file_that_is_torn_says_nothing(tmp_path: Path) -> None:
+    for text in ("", "{", "[]", "7", '{"a": ' * 100_000, "\x00", '{"nproc": 2'):
+        (tmp_path / "run.json").write_text(text)
+        assert read_facts(tmp_path) == {}, text[:9]
 
 
 def test_what_all_ranks_say_is_recorded_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,14 +47,24 @@ def on_disk(folder: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
 
 
-def test_what_happened_is_kept_in_order_with_its_time_and_facts(time_line: TimeLine) -> None:
-    before = time.time()
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """``now.at`` is the time."""
+    clock = SimpleNamespace(at=1.0)
+    monkeypatch.setattr(time, "time", lambda: clock.at)
+    return clock
+
+
+def test_what_happened_is_kept_in_order_with_its_time_and_facts(
+    time_line: TimeLine, now: SimpleNamespace
+) -> None:
     time_line.record("start", attempt=1)
+    now.at = 2.0
     time_line.record("exit", rank=1, how="was killed by SIGKILL")
-    first, second = time_line.since(0.0)
-    assert (first.kind, first.facts) == ("start", {"attempt": 1})
-    assert (second.kind, second.facts) == ("exit", {"rank": 1, "how": "was killed by SIGKILL"})
-    assert before <= first.at <= second.at <= time.time()
+    assert time_line.since(0.0) == (
+        Happening(1.0, "start", {"attempt": 1}),
+        Happening(2.0, "exit", {"rank": 1, "how": "was killed by SIGKILL"}),
+    )
 
 
 def test_a_fact_may_have_any_name(time_line: TimeLine, tmp_path: Path) -> None:
@@ -65,24 +76,15 @@ def test_a_fact_may_have_any_name(time_line: TimeLine, tmp_path: Path) -> None:
     assert on_disk(folder)[-1]["self"] == "x"
 
 
-def test_only_what_happened_from_a_moment_on_is_told(
-    time_line: TimeLine, monkeypatch: pytest.MonkeyPatch
+def test_only_what_happened_from_a_moment_or_an_attempt_on_is_told(
+    time_line: TimeLine, now: SimpleNamespace
 ) -> None:
-    for at in (1.0, 2.0, 3.0):
-        monkeypatch.setattr(time, "time", lambda at=at: at)
-        time_line.record(f"at {at:g}")
-    assert kinds(time_line.since(0.0)) == ["at 1", "at 2", "at 3"]
-    assert kinds(time_line.since(2.0)) == ["at 2", "at 3"]
-    assert kinds(time_line.since(3.5)) == []
-
-
-def test_what_happened_in_an_attempt_is_told_from_its_start_on(
-    time_line: TimeLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for at, attempt in ((1.0, 1), (2.0, 2)):
-        monkeypatch.setattr(time, "time", lambda at=at: at)
-        time_line.record("start", attempt=attempt)
-        time_line.record("ready", attempt=attempt)
+    for now.at in (1.0, 2.0):
+        time_line.record("start", attempt=int(now.at))
+        time_line.record("ready", attempt=int(now.at))
+    assert kinds(time_line.since(0.0)) == ["start", "ready", "start", "ready"]
+    assert [event.facts["attempt"] for event in time_line.since(2.0)] == [2, 2]
+    assert time_line.since(2.5) == ()
     assert [event.facts["attempt"] for event in time_line.of_attempt(2)] == [2, 2]
     assert kinds(time_line.of_attempt(1)) == ["start", "ready", "start", "ready"]
     assert time_line.of_attempt(3) == ()
@@ -111,9 +113,9 @@ def test_many_events_of_one_kind_do_not_push_out_the_others(time_line: TimeLine)
 
 
 def test_events_of_the_same_moment_keep_their_order(
-    time_line: TimeLine, monkeypatch: pytest.MonkeyPatch
+    time_line: TimeLine, now: SimpleNamespace
 ) -> None:
-    monkeypatch.setattr(time, "time", lambda: 1.0)
+    del now
     told = ["start", "b", "a", "cell", "a", "b", "exit"]
     for kind in told:
         time_line.record(kind)
@@ -162,45 +164,37 @@ def test_a_run_is_opened_once_with_the_facts_of_its_start(
     assert said == []
 
 
-def test_a_run_that_is_over_is_followed_by_another(time_line: TimeLine, tmp_path: Path) -> None:
+def test_a_run_that_is_over_or_was_deleted_is_followed_by_another(
+    time_line: TimeLine, tmp_path: Path
+) -> None:
     first = opened(time_line, tmp_path)
     time_line.close()
     assert time_line.folder is None
     time_line.close()
-    assert opened(time_line, tmp_path).path != first.path
-
-
-def test_a_folder_that_somebody_deleted_is_replaced(time_line: TimeLine, tmp_path: Path) -> None:
-    first = opened(time_line, tmp_path)
-    shutil.rmtree(first.path)
     second = opened(time_line, tmp_path)
-    assert second is not first
+    assert second.path != first.path
+    shutil.rmtree(second.path)
+    third = opened(time_line, tmp_path)
+    assert third is not second
     time_line.record("start")
-    assert [each["kind"] for each in on_disk(second)] == ["start"]
+    assert [each["kind"] for each in on_disk(third)] == ["start"]
 
 
-def test_what_cannot_be_written_is_told_once_and_kept_all_the_same(
+def test_what_the_folder_complains_of_is_told_and_events_are_kept_all_the_same(
     time_line: TimeLine, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = opened(time_line, tmp_path)
-    answers = iter(["the record is not complete", ""])
-    monkeypatch.setattr(folder, "event", lambda _kind, **_: next(answers))
-    time_line.record("exit")
-    time_line.record("stopped")
-    assert said == ["the record is not complete"]
-    assert kinds(time_line.since(0.0)) == ["exit", "stopped"]
-
-
-def test_a_run_that_goes_elsewhere_is_told(
-    time_line: TimeLine, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     base = tmp_path / "a file"
     base.touch()
     folder = opened(time_line, base)
-    assert said == [f"{base} cannot be written (Not a directory); the logs are in {folder.path}"]
+    assert said == [folder.remark]
+    assert str(base) in folder.remark
+    answers = iter(["a full disk", ""])
+    monkeypatch.setattr(folder, "event", lambda _kind, **_: next(answers))
+    time_line.record("exit")
+    time_line.record("stopped")
+    assert said[1:] == ["a full disk"]
+    assert kinds(time_line.since(0.0)) == ["exit", "stopped"]
 
 
 def test_last_words_are_those_of_the_ranks_that_are_asked_for(
