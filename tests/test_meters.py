@@ -19,7 +19,7 @@ from processes import in_child
 from nbddp.train.report import Bar
 from nbddp.wire.messages import Happened, Metrics, Progress, Report, decode, encode
 from nbddp.worker import meters as room
-from nbddp.worker.meters import MAX_BARS, MAX_ROWS, Meters
+from nbddp.worker.meters import MAX_BARS, Meters
 
 Make = Callable[..., Meters]
 
@@ -58,6 +58,14 @@ def read_all(meters: Meters) -> list[Report]:
     return list(iter(meters.read, None))
 
 
+def read_rows(meters: Meters) -> list[Metrics]:
+    """All that is to be read, which is rows of numbers."""
+    found = read_all(meters)
+    letters = [each for each in found if isinstance(each, Metrics)]
+    assert letters == found
+    return letters
+
+
 def labels(meters: Meters) -> list[str]:
     """The bars of the newest word on them; there is one."""
     progress = read_all(meters)[-1]
@@ -72,26 +80,16 @@ def bar(label: str = "", total: int = 0) -> Bar:
 # ---- the file
 
 
-def test_every_line_says_when_by_whom_and_what(make: Make, path: Path) -> None:
-    make(rank=3, attempt=2).log(7, {"loss": 0.5, "accuracy": 1.0})
-    [line] = lines(path)
+def test_every_line_says_when_by_whom_and_what_and_is_there_at_once(make: Make, path: Path) -> None:
+    path.write_text('{"step": 0}\n')
+    meters = make(rank=3, attempt=2)
+    meters.log(7, {"loss": 0.5, "accuracy": 1.0})
+    before, line = lines(path)
+    assert before == {"step": 0}, "a file that is there is gone on with"
     assert line.pop("time") > 1e9
     assert line == {"rank": 3, "attempt": 2, "step": 7, "loss": 0.5, "accuracy": 1.0}
-
-
-def test_a_line_without_a_step_has_none_and_its_mail_says_so(meters: Meters, path: Path) -> None:
     meters.log(None, {"loss": 0.5})
-    [line] = lines(path)
-    assert line.keys() == {"time", "rank", "attempt", "loss"}
-    [mailed] = read_all(meters)
-    assert isinstance(mailed, Metrics)
-    assert mailed.rows == [[line["time"], None, {"loss": 0.5}]]
-
-
-def test_lines_are_there_at_once_and_in_order(meters: Meters, path: Path) -> None:
-    for step in range(50):
-        meters.log(step, {"loss": float(step)})
-        assert [line["step"] for line in lines(path)] == list(range(step + 1))
+    assert lines(path)[-1].keys() == {"time", "rank", "attempt", "loss"}
 
 
 def test_the_file_is_for_its_owner_only(make: Make, path: Path) -> None:
@@ -101,12 +99,6 @@ def test_the_file_is_for_its_owner_only(make: Make, path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_a_file_that_is_there_is_gone_on_with(make: Make, path: Path) -> None:
-    path.write_text('{"step": 0}\n')
-    make(attempt=2).log(1, {})
-    assert [line["step"] for line in lines(path)] == [0, 1]
 
 
 def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
@@ -154,37 +146,37 @@ def test_a_disk_that_is_full_is_told_once_and_the_mail_goes_on(
         patch.setattr(room.os, "write", refuse)
         meters.log(1, {"loss": 1.0})
         meters.log(2, {"loss": 1.0})
-    assert [error.strerror for error in lost] == ["No space left on device"]
-    [metrics] = read_all(meters)
-    assert isinstance(metrics, Metrics)
+    assert [error.errno for error in lost] == [errno.ENOSPC]
+    [metrics] = read_rows(meters)
     assert [step for _, step, _ in metrics.rows] == [1, 2]
+
+
+def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
+    meters: Meters, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
+    meters.log(1, {"loss": 1.0})
+    monkeypatch.setattr(os, "write", write)
+    meters.log(2, {"loss": 2.0})
+    meters.log(3, {"loss": 3.0})
+    torn, *whole = path.read_text().splitlines()
+    assert len(torn) == 9
+    assert [json.loads(line)["step"] for line in whole] == [2, 3]
 
 
 # ---- the mail
 
 
-def test_there_is_nothing_to_read_where_nothing_was_reported(meters: Meters) -> None:
-    assert meters.read() is None
-
-
 def test_rows_are_read_once_in_order_with_their_time(meters: Meters, path: Path) -> None:
+    assert meters.read() is None
     meters.log(1, {"a": 1.0})
-    meters.log(2, {"b": 2.0})
-    [metrics] = read_all(meters)
-    assert isinstance(metrics, Metrics)
-    times = [line["time"] for line in lines(path)]
-    assert metrics.rows == [[times[0], 1, {"a": 1.0}], [times[1], 2, {"b": 2.0}]]
+    meters.log(None, {"b": 2.0})
+    [metrics] = read_rows(meters)
+    first, second = lines(path)
+    assert metrics.rows == [[first["time"], 1, {"a": 1.0}], [second["time"], None, {"b": 2.0}]]
     assert metrics.missed == 0
     assert meters.read() is None
-
-
-def test_a_letter_holds_a_thousand_rows(meters: Meters) -> None:
-    for step in range(2 * MAX_ROWS + 1):
-        meters.log(step, {"loss": 1.0})
-    letters = read_all(meters)
-    assert [len(each.rows) for each in letters if isinstance(each, Metrics)] == [1000, 1000, 1]
-    steps = [step for each in letters if isinstance(each, Metrics) for _, step, _ in each.rows]
-    assert steps == list(range(2 * MAX_ROWS + 1))
 
 
 def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
@@ -194,31 +186,27 @@ def test_of_too_many_rows_the_oldest_are_left_out_and_counted(
     monkeypatch.setattr(room, "MAX_ROWS", 4)
     for step in range(13):
         meters.log(step, {})
-    letters = [each for each in read_all(meters) if isinstance(each, Metrics)]
+    letters = read_rows(meters)
     assert [each.missed for each in letters] == [3, 0, 0]
-    assert [step for each in letters for _, step, _ in each.rows] == list(range(3, 13))
+    assert [[step for _, step, _ in each.rows] for each in letters] == [
+        [3, 4, 5, 6],
+        [7, 8, 9, 10],
+        [11, 12],
+    ]
     assert len(lines(path)) == 13
 
 
 def test_what_happened_comes_before_numbers_and_numbers_before_bars(meters: Meters) -> None:
-    meters.begin(bar("epoch 1"))
-    meters.log(1, {"loss": 1.0})
-    meters.happened("checkpoint", {"path": "a"})
-    meters.happened("checkpoint", {"path": "b"})
-    first, second, third, last = read_all(meters)
-    assert (first, second) == (
-        Happened(kind="checkpoint", facts={"path": "a"}),
-        Happened(kind="checkpoint", facts={"path": "b"}),
-    )
-    assert isinstance(third, Metrics)
-    assert isinstance(last, Progress)
-
-
-def test_everything_that_is_read_can_be_mailed(meters: Meters) -> None:
-    meters.happened("checkpoint", {"path": "a"})
-    meters.log(10**30, {"loss": 1.0, "\ud800": 2.0})
     meters.begin(bar("\ud800", total=3))
+    meters.log(10**30, {"loss": 1.0, "\ud800": 2.0})
+    meters.happened("checkpoint", {"path": Path("a"), "count": 1})
+    meters.happened("checkpoint", {"path": "b"})
     found = read_all(meters)
+    assert found[:2] == [
+        Happened(kind="checkpoint", facts={"path": "a", "count": 1}),
+        Happened(kind="checkpoint", facts={"path": "b"}),
+    ]
+    assert [type(each) for each in found[2:]] == [Metrics, Progress]
     assert [decode(encode(each)) for each in found] == found
 
 
@@ -261,8 +249,9 @@ def test_loops_in_loops_are_read_outermost_first_and_the_inner_ones_go(meters: M
     assert labels(meters) == ["outer", "inner"]
     meters.end(inner)
     assert labels(meters) == ["outer"]
-    meters.begin(bar("next"))
-    assert labels(meters) == ["outer", "next"]
+    for depth in range(MAX_BARS + 3):
+        meters.begin(bar(f"{depth}"))
+    assert labels(meters) == ["outer", *(f"{depth}" for depth in range(MAX_BARS - 1))]
 
 
 def test_the_outermost_stays_when_it_is_over_until_another_begins(meters: Meters) -> None:
@@ -275,23 +264,14 @@ def test_the_outermost_stays_when_it_is_over_until_another_begins(meters: Meters
     assert labels(meters) == ["second"]
 
 
-def test_only_so_many_loops_inside_each_other_are_mailed(meters: Meters) -> None:
-    for depth in range(MAX_BARS + 3):
-        meters.begin(bar(f"{depth}"))
-    assert labels(meters) == [f"{depth}" for depth in range(MAX_BARS)]
-
-
-def test_bars_of_an_earlier_cell_are_forgotten_and_rows_are_not(meters: Meters) -> None:
-    meters.begin(bar())
+def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_not(
+    meters: Meters,
+) -> None:
+    old = bar("old")
+    meters.begin(old)
     meters.log(1, {})
     meters.begin_cell()
     assert [type(each) for each in read_all(meters)] == [Metrics]
-
-
-def test_a_loop_of_an_earlier_cell_may_end_in_a_later_one(meters: Meters) -> None:
-    old = bar("old")
-    meters.begin(old)
-    meters.begin_cell()
     meters.show(old)
     meters.end(old)
     assert not old.is_open
@@ -346,23 +326,7 @@ def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
         assert in_child(act) == 0
 
 
-def test_a_line_that_a_full_disk_cut_does_not_spoil_the_next(
-    meters: Meters, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:9]))
-    meters.log(1, {"loss": 1.0})
-    monkeypatch.setattr(os, "write", write)
-    meters.log(2, {"loss": 2.0})
-    meters.log(3, {"loss": 3.0})
-    torn, *whole = path.read_text().splitlines()
-    assert len(torn) == 9
-    assert [json.loads(line)["step"] for line in whole] == [2, 3]
-
-
-def test_facts_of_any_kind_become_what_can_be_mailed(meters: Meters) -> None:
-    meters.happened("mine", {"path": Path("a"), "count": 1})
-    assert read_all(meters) == [Happened(kind="mine", facts={"path": "a", "count": 1})]
+# ---- what happened
 
 
 def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
@@ -377,22 +341,21 @@ def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
     assert len(read_all(meters)) == 5
 
 
-def settings(meters: Meters) -> list[dict[str, Any]]:
-    return [each.facts["values"] for each in read_all(meters) if isinstance(each, Happened)]
-
-
 def test_settings_that_were_said_before_are_not_mailed_again(meters: Meters) -> None:
+    def said() -> list[dict[str, Any]]:
+        return [each.facts["values"] for each in read_all(meters) if isinstance(each, Happened)]
+
     nan = float("nan")
     for _ in range(3):
         meters.happened("config", {"values": {"lr": 0.1, "seed": 1, "loss": nan}})
-    assert len(settings(meters)) == 1
+    assert len(said()) == 1
     for _ in range(3):
         meters.happened("config", {"values": {"lr": 0.1}})
         meters.happened("config", {"values": {"seed": 1}})
-    assert settings(meters) == []
+    assert said() == []
     assert meters.reports == 9
     meters.happened("config", {"values": {"lr": 0.1, "seed": True}})
-    assert settings(meters) == [{"lr": 0.1, "seed": True}]
+    assert said() == [{"lr": 0.1, "seed": True}]
 
 
 def test_settings_that_wait_for_the_mail_are_put_together(meters: Meters) -> None:
@@ -400,7 +363,8 @@ def test_settings_that_wait_for_the_mail_are_put_together(meters: Meters) -> Non
     meters.happened("checkpoint", {})
     for step in range(10):
         meters.happened("config", {"values": {"step": step, "name": f"run {step}"}})
-    first, checkpoint, last = read_all(meters)
-    assert first == Happened(kind="config", facts={"values": {"step": 0}})
-    assert checkpoint == Happened(kind="checkpoint", facts={})
-    assert last == Happened(kind="config", facts={"values": {"step": 9, "name": "run 9"}})
+    assert read_all(meters) == [
+        Happened(kind="config", facts={"values": {"step": 0}}),
+        Happened(kind="checkpoint", facts={}),
+        Happened(kind="config", facts={"values": {"step": 9, "name": "run 9"}}),
+    ]
