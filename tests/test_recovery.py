@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
@@ -19,16 +20,11 @@ from nbddp.group.recovery import Recovery
 from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
-from nbddp.record.pushes import Pushed
 from nbddp.wire.messages import CellEnded, Command, Interrupt, RunCell
 
 TWO = GroupSpec(nproc=2)
 DEEDS = tuple(
     CellRequest(source=f"step {number}", execution_count=number + 4) for number in range(3)
-)
-ENDED_EARLY = (
-    "the replay did not come to its end; done again: {}; not done again: {}; "
-    "`%ddp restart --replay` does all of it again"
 )
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
 
@@ -38,9 +34,13 @@ def again(deeds: tuple[CellRequest, ...]) -> tuple[CellRequest, ...]:
 
 
 class Play:
-    """A session with willing ranks, of whose cells some do not end by themselves."""
+    """A session with willing ranks, of whose cells some do not end by themselves.
 
-    def __init__(self, launcher: FakeLauncher | None = None) -> None:
+    ``words`` are the exact texts that a test expects.
+    """
+
+    def __init__(self, words: SnapshotAssertion, launcher: FakeLauncher | None = None) -> None:
+        self.words = words
         self.launcher: Any = launcher or FakeLauncher()
         self.link = FakeLink()
         make_willing(self.launcher, self.link)
@@ -51,29 +51,47 @@ class Play:
         self.hangs_in = self.fails_in = ""
         self.on_cell: Callable[[str], None] = lambda _source: None
         self.obey, self.link.on_send = self.link.on_send, self.receive
-        self.recovery = Recovery(self.session, show=self.show, push=self.push, say=self.said.append)
+        self.recovery = Recovery(self.session, show=self.show, push=print, say=self.said.append)
+        self.session.start(TWO)
+
+    @property
+    def state(self) -> GroupState:
+        return self.session.life.state
+
+    @property
+    def deeds(self) -> tuple[Any, Any]:
+        """What was done, and what a replay has left undone."""
+        return self.session.deeds, self.session.undone
+
+    def train(self, **retries: Any) -> CellResult:
+        return self.recovery.run(CellRequest(source="trains"), Retries(**retries))
+
+    def when_it_hangs(self, act: Callable[[], object]) -> threading.Thread:
+        def wait_and_act() -> None:
+            self.hung.wait(20)
+            act()
+
+        thread = threading.Thread(target=wait_and_act)
+        thread.start()
+        return thread
+
+    def interrupt_when_it_hangs(self) -> None:
+        main = threading.main_thread().ident or 0
+        self.when_it_hangs(lambda: signal.pthread_kill(main, signal.SIGINT))
 
     def receive(self, attempt: int, rank: int, command: Command) -> None:
-        if isinstance(command, RunCell):
-            if rank == 0:
-                self.sources.append(command.source)
-                self.on_cell(command.source)
-            if command.source == self.hangs_in:
-                self.hung.set()
-                return
-            if command.source == self.fails_in:
-                self.end(attempt, rank, command.cell, is_interrupted=False)
-                return
-        if isinstance(command, Interrupt):
-            self.end(attempt, rank, command.cell, is_interrupted=True)
-        self.obey(attempt, rank, command)
-
-    def end(self, attempt: int, rank: int, cell: int, *, is_interrupted: bool) -> None:
-        """A rank ends a cell badly."""
-        report = CellEnded(
-            cell=cell, seconds=0, in_group=True, is_interrupted=is_interrupted, failure=FAILURE
-        )
-        self.link.say(rank, report, attempt=attempt)
+        source = command.source if isinstance(command, RunCell) else None
+        if source is not None and rank == 0:
+            self.sources.append(source)
+            self.on_cell(source)
+        if source is not None and source == self.hangs_in:
+            self.hung.set()
+        elif isinstance(command, Interrupt) or source == self.fails_in:
+            how = {"in_group": True, "is_interrupted": source is None, "failure": FAILURE}
+            report = CellEnded(cell=command.cell, seconds=0, **how)
+            self.link.say(rank, report, attempt=attempt)
+        else:
+            self.obey(attempt, rank, command)
 
     def show(self, handle: CellHandle) -> CellResult:
         for _ in handle.notices():
@@ -81,23 +99,18 @@ class Play:
         assert handle.result is not None
         return handle.result
 
-    def push(self, pushed: Pushed) -> None:
-        self.sources.append(f"push {pushed.names}")
-
-    def interrupt_when_it_hangs(self) -> None:
-        def press() -> None:
-            self.hung.wait(20)
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-        threading.Thread(target=press).start()
-
 
 @pytest.fixture
-def play(folder: Path) -> Iterator[Play]:  # noqa: ARG001 - where the run is recorded
-    play = Play()
-    play.session.start(TWO)
+def play(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Play]:  # noqa: ARG001 - of the run
+    play = Play(snapshot)
     yield play
     play.session.close()
+
+
+def assert_interrupted(result: CellResult | None) -> None:
+    assert result is not None
+    with pytest.raises(CellInterruptedError):
+        result.raise_for_failure()
 
 
 def test_a_replay_does_again_what_was_done_in_its_order(play: Play) -> None:
@@ -108,15 +121,11 @@ def test_a_replay_does_again_what_was_done_in_its_order(play: Play) -> None:
 def test_an_interrupt_in_a_replay_reaches_the_ranks_and_ends_it_there(play: Play) -> None:
     play.hangs_in = "step 1"
     play.interrupt_when_it_hangs()
-    result = play.recovery.replay(DEEDS)
-    assert result is not None
-    with pytest.raises(CellInterruptedError):
-        result.raise_for_failure()
+    assert_interrupted(play.recovery.replay(DEEDS))
     assert play.sources == ["step 0", "step 1"]
-    assert play.session.life.state is GroupState.IDLE
-    assert len(play.session.deeds) == 1
-    assert play.said == [ENDED_EARLY.format("cell 4", "cells 5-6")]
-    assert play.session.undone == DEEDS[1:]
+    assert play.state is GroupState.IDLE
+    assert play.deeds == (again(DEEDS[:1]), DEEDS[1:])
+    assert play.said == play.words
     play.hangs_in = ""
     assert play.show(play.session.submit(CellRequest(source="next"))).is_ok
 
@@ -126,29 +135,20 @@ def test_an_interrupt_between_two_cells_of_a_replay_is_not_lost(play: Play) -> N
     # too late for the cell itself, whose ranks have ended it when the interrupt is read
     with pytest.raises(CellInterruptedError) as caught:
         play.recovery.replay(DEEDS)
-    assert str(caught.value) == "the replay was ended when 2 of 3 cells and pushes were done"
-    assert caught.value.report.splitlines()[1] == (
-        "Every rank that lives keeps its names; the next cell works."
-    )
-    assert play.session.life.state is GroupState.IDLE
+    assert caught.value.report == play.words
+    assert play.state is GroupState.IDLE
 
 
 def test_a_stop_during_a_replay_ends_it_and_the_ranks(play: Play) -> None:
     play.hangs_in = "step 1"
-
-    def stop() -> None:
-        play.hung.wait(20)
-        play.session.stop()
-
-    thread = threading.Thread(target=stop)
-    thread.start()
+    stopping = play.when_it_hangs(play.session.stop)
     result = play.recovery.replay(DEEDS)
-    thread.join()
+    stopping.join()
     assert result is not None
     assert result.verdict is not None
     assert result.verdict.is_interrupt
     assert play.sources == ["step 0", "step 1"]
-    assert play.session.life.state is GroupState.OFF
+    assert play.state is GroupState.OFF
 
 
 def test_a_cell_that_fails_in_a_replay_ends_it_and_is_said(play: Play) -> None:
@@ -157,10 +157,7 @@ def test_a_cell_that_fails_in_a_replay_ends_it_and_is_said(play: Play) -> None:
     assert result is not None
     assert not result.is_ok
     assert play.sources == ["step 0", "step 1"]
-    assert play.said == [
-        "a cell that had gone well failed when it was replayed",
-        ENDED_EARLY.format("cell 4", "cells 5-6"),
-    ]
+    assert play.said == play.words
 
 
 def test_what_a_replay_left_undone_is_done_by_the_next_one_unless_other_things_were(
@@ -168,10 +165,10 @@ def test_what_a_replay_left_undone_is_done_by_the_next_one_unless_other_things_w
 ) -> None:
     play.fails_in = "step 1"
     play.recovery.replay(DEEDS, restart=play.session.restart)
-    assert (play.session.deeds, play.session.undone) == (again(DEEDS[:1]), DEEDS[1:])
+    assert play.deeds == (again(DEEDS[:1]), DEEDS[1:])
     play.fails_in = ""
     play.recovery.replay((*play.session.deeds, *play.session.undone), restart=play.session.restart)
-    assert (play.session.deeds, play.session.undone) == (again(DEEDS), ())
+    assert play.deeds == (again(DEEDS), ())
     play.fails_in = "step 1"
     play.recovery.replay(DEEDS, restart=play.session.restart)
     assert play.show(play.session.submit(CellRequest(source="other"))).is_ok
@@ -186,10 +183,10 @@ def test_a_restart_that_is_stopped_before_its_replay_leaves_all_to_do(play: Play
 
     with pytest.raises(KeyboardInterrupt):
         play.recovery.replay(DEEDS, restart=stopped)
-    assert play.said == [ENDED_EARLY.format("nothing", "cells 4-6")]
-    assert (play.session.deeds, play.session.undone) == ((), DEEDS)
+    assert play.said == play.words
+    assert play.deeds == ((), DEEDS)
     play.session.start(TWO)  # for a cell that misses their names
-    assert (play.session.deeds, play.session.undone) == ((), DEEDS)
+    assert play.deeds == ((), DEEDS)
 
 
 def test_a_restart_that_is_refused_says_nothing_of_a_replay(play: Play) -> None:
@@ -204,30 +201,27 @@ def test_a_restart_that_is_refused_says_nothing_of_a_replay(play: Play) -> None:
 
 def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: Play) -> None:
     assert play.show(play.session.submit(DEEDS[0])).is_ok
-    play.fails_in, play.hangs_in = "fails", ""
+    play.fails_in = "trains"
 
     def hang_from_now_on(source: str) -> None:
-        if source == "fails":
+        if source == "trains":
             play.hangs_in = "step 0"
 
     play.on_cell = hang_from_now_on
     play.interrupt_when_it_hangs()
-    result = play.recovery.run(CellRequest(source="fails"), Retries(restarts=3))
-    with pytest.raises(CellInterruptedError):
-        result.raise_for_failure()
+    assert_interrupted(play.train(restarts=3))
     assert play.session.life.attempt == 2
-    assert play.sources == ["step 0", "fails", "step 0"]
-    assert play.session.life.state is GroupState.IDLE
+    assert play.sources == ["step 0", "trains", "step 0"]
+    assert play.state is GroupState.IDLE
 
 
 def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(
     play: Play,
 ) -> None:
-    play.fails_in = "fails"
+    play.fails_in = "trains"
     play.on_cell = lambda _source: play.session.interrupt()
-    result = play.recovery.run(CellRequest(source="fails"), Retries(restarts=3))
-    assert not result.is_ok
-    assert play.said == ["not started again: you asked to end it"]
+    assert not play.train(restarts=3).is_ok
+    assert play.said == play.words
     assert play.session.life.attempt == 1
 
 
@@ -257,9 +251,8 @@ class Roomy(FakeLauncher):
 
 
 @pytest.fixture
-def roomy(folder: Path) -> Iterator[Play]:  # noqa: ARG001 - where the run is recorded
-    play = Play(Roomy())
-    play.session.start(TWO)
+def roomy(folder: Path, snapshot: SnapshotAssertion) -> Iterator[Play]:  # noqa: ARG001
+    play = Play(snapshot, Roomy())
     assert play.show(play.session.submit(DEEDS[0])).is_ok
     yield play
     play.session.close()
@@ -267,10 +260,9 @@ def roomy(folder: Path) -> Iterator[Play]:  # noqa: ARG001 - where the run is re
 
 def test_an_elastic_cell_begins_with_the_nodes_that_came_before(roomy: Play) -> None:
     roomy.launcher.bring(3)
-    result = roomy.recovery.run(CellRequest(source="trains"), Retries(is_elastic=True))
-    assert result.is_ok
+    assert roomy.train(is_elastic=True).is_ok
     assert roomy.sources == ["step 0", "step 0", "trains"]
-    assert roomy.said == ["3 ranks now, 2 before"]
+    assert roomy.said == roomy.words
     assert roomy.session.life.alive == [0, 1, 2]
 
 
@@ -278,17 +270,14 @@ def test_an_elastic_cell_begins_again_when_a_node_comes(roomy: Play) -> None:
     roomy.hangs_in = "trains"
 
     def come() -> None:
-        roomy.hung.wait(20)
         roomy.hangs_in = ""
         roomy.launcher.bring(4)
 
-    coming = threading.Thread(target=come)
-    coming.start()
-    result = roomy.recovery.run(CellRequest(source="trains"), Retries(is_elastic=True))
+    coming = roomy.when_it_hangs(come)
+    assert roomy.train(is_elastic=True).is_ok
     coming.join()
-    assert result.is_ok
     assert roomy.sources == ["step 0", "trains", "step 0", "trains"]
-    assert roomy.said == ["4 ranks now, 2 before"]
+    assert roomy.said == roomy.words
     assert roomy.session.times_ended == 0
     assert roomy.launcher.on_room is None
 
@@ -304,22 +293,19 @@ def test_what_is_replayed_for_one_node_is_not_ended_for_the_next(roomy: Play) ->
 
     roomy.on_cell = come
     roomy.launcher.bring(3)
-    result = roomy.recovery.run(CellRequest(source="trains"), Retries(is_elastic=True))
-    assert result.is_ok
-    assert roomy.said == ["3 ranks now, 2 before", "4 ranks now, 3 before"]
+    assert roomy.train(is_elastic=True).is_ok
+    assert roomy.said == roomy.words
     assert roomy.sources == ["step 0", "step 0", "trains", "step 0", "trains"]
 
 
 def test_an_elastic_cell_that_the_user_ends_stays_ended(roomy: Play) -> None:
     roomy.hangs_in = "trains"
     roomy.interrupt_when_it_hangs()
-    result = roomy.recovery.run(CellRequest(source="trains"), Retries(is_elastic=True))
-    with pytest.raises(CellInterruptedError):
-        result.raise_for_failure()
+    assert_interrupted(roomy.train(is_elastic=True))
     assert roomy.sources == ["step 0", "trains"]
 
 
 def test_a_cell_that_is_not_elastic_leaves_a_node_waiting(roomy: Play) -> None:
     roomy.launcher.bring(3)
-    assert roomy.recovery.run(CellRequest(source="trains")).is_ok
+    assert roomy.train().is_ok
     assert roomy.session.life.alive == [0, 1]
