@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import answers_failures
-import answers_first
 import answers_functions
-import answers_further
 import nbformat
+import numpy as np
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
 
 import nbddp
-from nbddp.course import failures, first, further
-from nbddp.course.exercises import JUDGES, Judgement, check_answer
+from nbddp.course.code_exercises import CODE_EXERCISES
+from nbddp.course.exercises import EXERCISES, VALUES, Judgement, check_answer, names_of
 from nbddp.errors import ArgumentError
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 CALL = re.compile(r'nbddp\.check_answer\("(\d\d\.\d)", ([^)]*)\)')
 EXERCISE = re.compile(r"<details><summary><b>Exercise (\d)\.</b>(.*?)</details>", re.DOTALL)
-PARTS = ((answers_first, first), (answers_failures, failures), (answers_further, further))
-RIGHT = {name: each for answers, _ in PARTS for name, each in answers.RIGHT.items()}
-WRONG = {name: each for answers, _ in PARTS for name, each in answers.WRONG.items()}
-FUNCTIONS = set().union(*(answers.FUNCTIONS for answers, _ in PARTS))
-ON_RANKS = FUNCTIONS - set(answers_functions.WRONG)
+ON_RANKS = set(CODE_EXERCISES) - set(answers_functions.RIGHT)
+FAR_OFF = {int: 123456, float: 123456, str: "none"}
 
 
-def test_each_exercise_has_right_and_wrong_answers_here_or_is_a_function() -> None:
-    for answers, part in PARTS:
-        assert set(answers.RIGHT) == set(answers.WRONG) == set(part.JUDGES) - answers.FUNCTIONS
+def right(exercise: str) -> list[Any]:
+    return [value["right"] for value in VALUES[exercise]]
+
+
+def with_one(exercise: str, place: int, wrong: Any) -> list[Any]:
+    """The right answer, but for one of its values."""
+    return [wrong if each == place else value for each, value in enumerate(right(exercise))]
 
 
 def test_what_is_right_is_called_right() -> None:
-    functions = {name: [(each,) for each in all_] for name, all_ in answers_functions.RIGHT.items()}
-    for exercise, answers in (RIGHT | functions).items():
-        for answer in answers:
+    answers = answers_functions.RIGHT | {name: [right(name)] for name in VALUES}
+    answers["00.1"] += [[12.0], [np.int64(12)], [torch.tensor([12])], [Fraction(12)], [12.2]]
+    answers["03.1"] += [[torch.float32, "torch.float32"]]
+    for exercise, given in answers.items():
+        for answer in given:
             found = check_answer(exercise, *answer)
             assert found == Judgement(is_right=True, text="Right."), (exercise, answer)
             assert found
@@ -56,21 +57,38 @@ def hint(exercise: str, *answer: Any) -> str:
     return found.text
 
 
-@pytest.mark.parametrize("exercise", WRONG)
-def test_a_mistake_gets_a_hint_that_fits_it(exercise: str, snapshot: SnapshotAssertion) -> None:
-    hints = [
-        f"{', '.join(map(str, answer)):.120}: {hint(exercise, *answer)}"
-        for answer in WRONG[exercise]
-    ]
-    assert hints == snapshot
+def test_each_mistake_that_is_known_gets_its_hint_and_any_other_one_the_last() -> None:
+    for exercise, values in VALUES.items():
+        for place, value in enumerate(values):
+            kind = type(value["right"])
+            for wrong, expected in value["wrong"].items():
+                given = wrong if kind is str else float(wrong)
+                said = hint(exercise, *with_one(exercise, place, given))
+                assert said == f"Not yet. {expected}", (exercise, wrong)
+            said = hint(exercise, *with_one(exercise, place, FAR_OFF[kind]))
+            assert said == f"Not yet. {value['otherwise']}", exercise
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["12", True, np.bool_(True), None, 12j, torch.tensor([12, 12])],
+    ids=["text", "true", "NumPy's true", "None", "complex", "two numbers"],
+)
+def test_what_is_no_number_is_called_so(given: Any) -> None:
+    assert "number is asked for" in hint("00.1", given)
+
+
+@pytest.mark.parametrize("given", [float("nan"), torch.tensor(float("nan")), 10**400, -(10**400)])
+def test_an_odd_number_is_only_wrong(given: Any) -> None:
+    assert hint("00.1", given) == f"Not yet. {VALUES['00.1'][0]['otherwise']}"
 
 
 @pytest.mark.parametrize("exercise", answers_functions.WRONG)
-def test_a_wrong_function_gets_a_hint_that_fits_it(
+def test_a_wrong_answer_that_is_tried_out_gets_a_hint_that_fits_it(
     exercise: str, snapshot: SnapshotAssertion
 ) -> None:
     wrong = answers_functions.WRONG[exercise]
-    assert {name: hint(exercise, answer) for name, answer in wrong.items()} == snapshot
+    assert {name: hint(exercise, *answer) for name, answer in wrong.items()} == snapshot
 
 
 def test_an_iterator_that_is_tried_out_leaves_the_random_state_as_it_was() -> None:
@@ -93,18 +111,12 @@ def test_a_function_that_talks_to_other_ranks_is_not_judged_where_there_are_none
     called.assert_not_called()
 
 
-def test_a_function_is_asked_for_itself(snapshot: SnapshotAssertion) -> None:
-    assert {name: hint(name, 3) for name in sorted(FUNCTIONS)} == snapshot
-
-
 def test_no_hint_names_the_right_number() -> None:
-    for answers in (answers_first, answers_failures):
-        for exercise, wrong in answers.WRONG.items():
-            right = [each for all_ in answers.RIGHT[exercise] for each in all_]
-            numbers = {f"{each:g}" for each in right if isinstance(each, float) or each == 63}
-            for answer in wrong:
-                words = hint(exercise, *answer).replace(",", "").rstrip(".").split()
-                assert not numbers & {*words}, (exercise, answer)
+    for exercise, values in VALUES.items():
+        for value in values:
+            hints = [*value["wrong"].values(), value["otherwise"]]
+            words = " ".join(hints).replace(",", "").replace(".", " ").split()
+            assert str(value["right"]) not in words or value["right"] in (0, 1, 2, 3), exercise
 
 
 def test_an_exercise_that_is_not_there_and_too_few_values_are_refused(
@@ -131,5 +143,5 @@ def test_each_exercise_says_how_it_is_checked_and_its_answer_is_checked() -> Non
                 assert {exercise for exercise, _ in calls} <= {name}
                 found |= {exercise for exercise, _ in calls}
             for _, names in CALL.findall(question):
-                assert len(names.split(", ")) == len(inspect.signature(JUDGES[name]).parameters)
-    assert asked == answered == set(JUDGES)
+                assert len(names.split(", ")) == len(names_of(name))
+    assert asked == answered == set(EXERCISES)

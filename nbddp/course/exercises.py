@@ -1,26 +1,28 @@
 """The course's exercises: whether an answer is right, or what to think of next.
 
-Each exercise has a judge: it takes the answer and returns a hint, or nothing if the answer is
-right. Answers that are functions are tried out, on all ranks together.
+``exercises.json`` has those whose answer is numbers or names: for each value the right one, hints
+for known mistakes, and a hint for all else. Answers that are code are tried out, on all ranks
+together.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from nbddp.course import failures, first, further
-from nbddp.course.judging import RIGHT, as_plain
+from nbddp.course.code_exercises import CODE_EXERCISES
+from nbddp.course.grading import RIGHT, as_plain, grade
 from nbddp.errors import ArgumentError
 from nbddp.train.distributed import all_gather
 
-JUDGES: dict[str, Callable[..., str]] = {
-    **first.JUDGES,
-    **failures.JUDGES,
-    **further.JUDGES,
-}
+VALUES: dict[str, list[dict[str, Any]]] = json.loads(
+    Path(__file__).with_name("exercises.json").read_text()
+)
+EXERCISES = sorted([*VALUES, *CODE_EXERCISES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +67,35 @@ def check_answer(exercise: str, *answer: Any) -> Judgement:
     >>> check_answer("00.1", 45)
     Not yet. That is one rank's: four take 32 images each.
     """
-    if exercise not in [*JUDGES]:  # whatever was given, and be it a list
+    if exercise not in EXERCISES:
         raise ArgumentError(
-            f"there is no exercise {exercise!r} to check; there are: {', '.join(JUDGES)}"
+            f"there is no exercise {exercise!r} to check; there are: {', '.join(EXERCISES)}"
         )
-    judge = JUDGES[exercise]
-    wanted = list(inspect.signature(judge).parameters)
+    wanted = names_of(exercise)
     if len(answer) != len(wanted):
         values = "value" if len(wanted) == 1 else "values"
         raise ArgumentError(
             f"exercise {exercise} asks for {len(wanted)} {values} ({', '.join(wanted)}), "
             f"got {len(answer)}"
         )
-    hints = all_gather(judge(*map(as_plain, answer)))
+    hints = all_gather(_hint(exercise, [*map(as_plain, answer)]))
     wrong = {rank: hint for rank, hint in enumerate(hints) if hint != RIGHT}
     if not wrong:
         return Judgement(is_right=True, text="Right.")
     rank, hint = next(iter(wrong.items()))
     where = "" if len(wrong) == len(hints) else f"On rank {rank}: "
     return Judgement(is_right=False, text=f"Not yet. {where}{hint}")
+
+
+def names_of(exercise: str) -> list[str]:
+    """Return the names of the values that an exercise asks for."""
+    if exercise in CODE_EXERCISES:
+        return [*inspect.signature(CODE_EXERCISES[exercise]).parameters]
+    return [value["name"] for value in VALUES[exercise]]
+
+
+def _hint(exercise: str, answer: Sequence[Any]) -> str:
+    if exercise in CODE_EXERCISES:
+        return CODE_EXERCISES[exercise](*answer)
+    hints = (grade(value, given) for value, given in zip(VALUES[exercise], answer, strict=True))
+    return next(filter(None, hints), RIGHT)

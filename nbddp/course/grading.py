@@ -1,4 +1,4 @@
-"""What judges share: an answer is right, or there is a hint."""
+"""Grade an answer: it is right, or there is a hint."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ALONE = (
 )
 
 
-def tried_on_ranks(judge: Callable[[Any], str]) -> Callable[[Any], str]:
+def tried_on_ranks(grade: Callable[[Any], str]) -> Callable[[Any], str]:
     """For answers whose functions talk to other ranks: there must be some, with functions too."""
 
-    @wraps(judge)
-    def judged(function: Any) -> str:
+    @wraps(grade)
+    def graded(function: Any) -> str:
         are_functions = all_gather(callable(function))
         if not all(are_functions):  # whoever tried one out would wait for the others
             return RIGHT if callable(function) else FUNCTION
-        return judge(function) if len(are_functions) > 1 else ALONE
+        return grade(function) if len(are_functions) > 1 else ALONE
 
-    return judged
+    return graded
 
 
 def as_plain(given: Any) -> Any:
@@ -49,10 +49,18 @@ def as_plain(given: Any) -> Any:
     return given
 
 
-def judge_number(
+def grade_number(
     given: Any, right: float, hints: Mapping[float, str], otherwise: str, *, within: float = 0.02
 ) -> str:
-    """Judge a number, to ``within``; ``hints`` are for those that one comes to by a mistake."""
+    """Return "" if a number is right to the share ``within``, else a hint.
+
+    Args:
+        given: the answer.
+        right: what it should be.
+        hints: for numbers that a known mistake leads to.
+        otherwise: the hint for all other numbers.
+        within: how far it may be from ``right``, as a share of that.
+    """
     if not isinstance(given, int | float) or isinstance(given, bool):
         return f"A number is asked for, this is a {type(given).__name__}."
     if isclose(given, right, rel_tol=within):
@@ -61,6 +69,16 @@ def judge_number(
     return next(near, otherwise)
 
 
-def first_hint(*judged: str) -> str:
-    """Of an answer in parts: the first hint, or that all of it is right."""
-    return next(filter(None, judged), RIGHT)
+def grade(value: Mapping[str, Any], given: Any) -> str:
+    """Return "" if one value of an answer is right, else a hint.
+
+    Args:
+        value: as ``exercises.json`` has it: a name if ``right`` is one, else a number.
+        given: what was answered.
+    """
+    right, wrong, otherwise = value["right"], value["wrong"], value["otherwise"]
+    if isinstance(right, str):
+        name = str(given).removeprefix("torch.")  # a dtype
+        return RIGHT if name == right else wrong.get(name, otherwise)
+    hints = {float(each): hint for each, hint in wrong.items()}
+    return grade_number(given, right, hints, otherwise, within=value.get("within", 0.02))

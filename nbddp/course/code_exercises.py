@@ -1,0 +1,280 @@
+"""The exercises whose answer is a function or a program, or two values that depend on each other.
+
+Each takes the answer and returns a hint, or :data:`RIGHT`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from operator import index
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from nbddp.checks.book import look_at
+from nbddp.checks.source import Source
+from nbddp.course.grading import FUNCTION, RIGHT, as_plain, grade_number, tried_on_ranks
+from nbddp.train import place
+from nbddp.train.distributed import all_gather
+from nbddp.train.meeting import meeting_place
+from nbddp.train.models import prepare
+
+
+@tried_on_ranks
+def _turn_right(turn: Any) -> str:
+    world_size, rank = place.world_size(), place.rank()
+    parcels = torch.arange(world_size, device=meeting_place(None)) * 10 + 1
+    mine, left, right = (int(parcels[(rank + step) % world_size]) for step in (0, -1, 1))
+    got = turn(parcels[rank : rank + 1].clone())
+    if not isinstance(got, torch.Tensor) or got.numel() != 1:
+        return "The function has to return the tensor that has arrived."
+    hints: dict[float, str] = {
+        mine: "It returns what this rank has sent, not what has arrived.",
+        right: "It returns what the right neighbour has sent: the ring turns to the right.",
+    }
+    return grade_number(got.item(), left, hints, "That is not what the left one has sent.")
+
+
+@tried_on_ranks
+def _ring_reduce_scatter(ring: Any) -> str:
+    world_size, rank = place.world_size(), place.rank()
+    mine = torch.arange(2 * world_size, device=meeting_place(None)) * 10 + rank
+    total = torch.arange(2 * world_size) * 10 * world_size + sum(range(world_size))
+    got = ring(mine.clone())
+    if not isinstance(got, torch.Tensor):
+        return "The function has to return this rank's chunk."
+    chunks = [chunk.tolist() for chunk in total.tensor_split(world_size)]
+    if got.tolist() == chunks[rank]:
+        return RIGHT
+    if got.tolist() in chunks:
+        at = chunks.index(got.tolist())
+        return (
+            f"It is complete, but chunk {at} is not this rank's. Begin the ring one chunk before."
+        )
+    return "The chunk is not the sum over all ranks: each passes N - 1 times, and is added to."
+
+
+@tried_on_ranks
+def _download_once(name_of: Any) -> str:
+    downloads: list[str] = []
+
+    def download() -> str:
+        downloads.append(f"digits-{place.rank()}.zip")
+        return downloads[-1]
+
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True) if place.rank() == 0 else None
+    port = all_gather(served.port if served else 0)[0]
+    got = name_of(served or dist.TCPStore("127.0.0.1", port), download)
+    everyone = all_gather((got, len(downloads)))  # the store is there until all have what they want
+    count, names = sum(number for _, number in everyone), [name for name, _ in everyone]
+    if count != 1:
+        return f"It was downloaded {count} times. Of those who count with `add`, one gets 1."
+    if isinstance(got, bytes):
+        return "A store gives bytes: decode them."
+    if len(set(names)) > 1:
+        return "The ranks came to know different names. `get` waits until a key is there."
+    is_name = isinstance(got, str) and got.startswith("digits-")
+    return RIGHT if is_name else "The name is what `download` returns."
+
+
+@tried_on_ranks
+def _models_differ(differs: Any) -> str:
+    same, other = (prepare(torch.nn.Linear(3, 1), sync_batch_norm=False) for _ in range(2))
+    last = place.world_size() - 1
+    if place.rank() == last:
+        with torch.no_grad():
+            next(other.parameters())[0, 0] += 1
+    if bool(differs(same)):
+        return "It says that models differ which are equal."
+    if not bool(differs(other)):
+        return f"A weight was another on rank {last}, and it was not noticed: compare over ranks."
+    return RIGHT
+
+
+def _next_bf16_above_one(number: Any) -> str:
+    finest = {
+        torch.finfo(torch.float32).eps: "That is the next one of fp32.",
+        torch.finfo(torch.float16).eps: "That is the next one of fp16, which has three bits more.",
+        torch.finfo(torch.bfloat16).eps / 2: "That much is rounded away: it is halfway.",
+    }
+    otherwise = "`bf16` has 7 bits behind the point. Or ask: `torch.finfo(torch.bfloat16)`."
+    if not isinstance(number, int | float):
+        return otherwise
+    return grade_number(number - 1, torch.finfo(torch.bfloat16).eps, finest, otherwise)
+
+
+def _begin_from_saved_state(begin: Any) -> str:
+    if not callable(begin):
+        return FUNCTION
+    dataset = TensorDataset(torch.arange(8))
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        dataset, num_replicas=1, rank=0, shuffle=False
+    )
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
+    with torch.random.fork_rng(devices=[]):
+        saved = torch.manual_seed(7).get_state()
+        torch.rand(3)  # what happened since
+        batches = begin(loader, saved)
+        first = next(batches, None) if hasattr(batches, "__next__") else None
+        is_restored = torch.equal(torch.get_rng_state(), saved)
+    if not isinstance(first, list) or first[0].tolist() != [0, 1, 2, 3]:
+        return "The function has to return the iterator, with all batches still to come."
+    if is_restored:
+        return RIGHT
+    return "The generator is not in the saved state: what has drawn from it after it was restored?"
+
+
+def _checkpoints_found(steps: Any) -> str:
+    if not isinstance(steps, Collection) or isinstance(steps, str):
+        return "Give all steps from which it may resume, as a set."
+    given = {str(as_plain(step)) for step in steps}
+    if given == {"1", "2"}:
+        return RIGHT
+    if given == {"1"}:
+        return "And if the thread has renamed its draft before the kill?"
+    if given == {"2"}:
+        return "Nothing holds the kill back until the thread is through."
+    return "Under which names do whole checkpoints lie there?"
+
+
+@tried_on_ranks
+def _leave_nan_out(is_left_out: Any) -> str:
+    rank, last = place.rank(), place.world_size() - 1
+    cases: dict[str, Collection[int]] = {
+        "no loss was NaN": (),
+        f"only rank {last}'s loss was NaN": (last,),
+        "only rank 0's loss was NaN": (0,),
+        "all losses were NaN": range(last + 1),
+    }
+    said = {}
+    for case, ranks in cases.items():  # all of them, as a collective may be in there
+        loss = torch.tensor(float("nan") if rank in ranks else 0.5, device=meeting_place(None))
+        said[case] = bool(is_left_out(loss))
+    for case, ranks in cases.items():
+        if said[case] and not ranks:
+            return f"When {case}, it leaves the step out."
+        if not said[case] and ranks:
+            return f"When {case}, rank {rank} goes on into `backward()`: nobody may, or all."
+    return RIGHT
+
+
+@tried_on_ranks
+def _shorten_to_fewest(shorten: Any) -> str:
+    rank, last = place.rank(), place.world_size() - 1
+    mine = [[*range(4 if rank == longer else 3)] for longer in (last, 0)]
+    given = [shorten([*batches]) for batches in mine]  # all of them, as each is a collective
+    got = [[*each] if isinstance(each, Iterable) else [] for each in given]
+    fewest = 3 if last else 4
+    if got == [batches[:fewest] for batches in mine]:
+        return RIGHT
+    if got == mine:
+        return "This rank would go on alone: all have to take as many as the one with fewest."
+    return "It has to give this rank's batches from the first on, as many as each rank has."
+
+
+def _costs_more(without_ms: Any, with_ms: Any) -> str:
+    for given in (without_ms, with_ms):
+        if not isinstance(given, int | float) or isinstance(given, bool) or not given > 0:
+            return "Two times of one call are asked for, in milliseconds."
+    if with_ms > 1.2 * without_ms:
+        return RIGHT
+    return "It should cost more: were the ranks started with the variable (`--fresh`), and warm?"
+
+
+def _silence_one_finding(lines: Any) -> str:
+    if not isinstance(lines, str):
+        return f"The lines are asked for, as text; this is a {type(lines).__name__}."
+    try:
+        source = Source(lines)
+    except SyntaxError as error:
+        return f"That is no Python: {error.msg}, line {error.lineno}."
+    kept = [line.split("#")[0].strip() for line in lines.splitlines() if line.split("#")[0].strip()]
+    if kept != ["if rank == 5:", "dist.all_reduce(x)", "dist.all_reduce(y)"]:
+        return "Leave the three lines as they are, and add a comment."
+    found = {each.line for each in look_at(source) if each.rule == "ND101"}
+    calls = [number for number, line in enumerate(lines.splitlines(), 1) if "all_reduce" in line]
+    hints = {
+        (False, True): RIGHT,
+        (False, False): "It is silent about both. A comment on a line of its own holds for all.",
+        (True, False): "The second one is silent, the first one is not.",
+        (True, True): "It still finds both. The comment has `nbddp: ok` and the name of the rule.",
+    }
+    return hints[calls[0] in found, calls[1] in found]
+
+
+@tried_on_ranks
+def _stop_together(stops: Any) -> str:
+    is_last = place.rank() == place.world_size() - 1
+    large, small, mixed = (
+        all_gather(bool(stops(loss))) for loss in (1.0, 0.01, 0.01 if is_last else 1.0)
+    )
+    if any(large):
+        return "The loss was 1.0 on all ranks, and it stopped."
+    if not all(small):
+        return "The loss was 0.01 on all ranks, and it went on."
+    if len(set(mixed)) > 1:
+        return "The loss was small on one rank: some stop, some go on. They have to decide alike."
+    return RIGHT
+
+
+def _ranks_of_a_machine(mates: Any) -> str:
+    if not callable(mates):
+        return FUNCTION
+    for rank in (0, 19, 63):
+        given = as_plain(mates(rank))
+        try:
+            got = sorted(map(index, given))
+        except TypeError:
+            return "The function has to return ranks: a list, or a range."
+        first = rank - rank % 8
+        if got == [*range(first, first + 8)]:
+            continue
+        if rank not in got:
+            return f"Rank {rank} is in its own row, too."
+        if len({each // 8 for each in got}) > 1:
+            return f"Those of rank {rank} are on several machines: activations would go between."
+        return f"Of rank {rank}'s machine, {len(got)} are in it: a machine has eight."
+    return RIGHT
+
+
+def _refuse_stale_gradients(server: Any) -> str:
+    if not isinstance(server, type):
+        return "Give the class itself, without making a server of it: it is tried out here."
+    made = server()
+    missing = [name for name in ("model", "version", "history", "push") if not hasattr(made, name)]
+    if missing:
+        return f"It has no `{missing[0]}`: begin with the notebook's server."
+    gradients = [torch.ones_like(each) for each in made.model.parameters()]
+    weight = next(made.model.parameters()).detach().clone()
+    made.version = 10
+    answer = made.push(1, 5, gradients, 1.0)
+    if made.version != 10 or not weight.equal(next(made.model.parameters())):
+        return "A gradient that was stale by five updates has moved the model."
+    if made.history:
+        return "What was refused is in the history: it counts as a contribution."
+    if answer is not True:
+        return "A refused trainer is told nothing: it stops, as if the server were closed."
+    made.push(1, 6, gradients, 1.0)
+    if made.version != 11:
+        return "A gradient that is stale by four is not stale by more than four."
+    return RIGHT
+
+
+CODE_EXERCISES: dict[str, Callable[..., str]] = {
+    "01.1": _turn_right,
+    "01.2": _ring_reduce_scatter,
+    "01.4": _download_once,
+    "02.2": _models_differ,
+    "03.3": _next_bf16_above_one,
+    "04.1": _begin_from_saved_state,
+    "04.2": _checkpoints_found,
+    "05.3": _leave_nan_out,
+    "06.1": _shorten_to_fewest,
+    "06.2": _costs_more,
+    "10.1": _silence_one_finding,
+    "10.2": _stop_together,
+    "12.3": _ranks_of_a_machine,
+    "14.1": _refuse_stale_gradients,
+}
