@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
 from nbddp.record import pushes as room
@@ -64,18 +65,15 @@ def test_the_space_of_what_nobody_holds_any_more_is_used_again(
 
 
 def test_what_is_too_much_is_not_kept_and_that_is_said_at_once_and_in_a_replay(
-    pushes: Pushes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pushes: Pushes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
     monkeypatch.setattr(room, "MAX_KEPT", 100)
     small = pushes.keep(["a"], None, b"x" * 60, tmp_path)
     large = pushes.keep(["b", "c"], None, b"y" * 60, tmp_path)
-    assert large.remark == ("b, c: not kept for a replay: what was pushed has come to 2 GiB")
+    assert large.remark == snapshot(name="remark")
     with pytest.raises(RequestError) as caught:
         large.data()
-    assert str(caught.value) == (
-        "the replay ends here: b, c was pushed and is not kept (what was pushed has come to "
-        "2 GiB); push it and run the later cells again"
-    )
+    assert str(caught.value) == snapshot(name="replay")
     assert small.data() == b"x" * 60
 
 
@@ -93,7 +91,7 @@ def test_a_full_disk_keeps_nothing_of_a_push_and_all_of_those_before(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", write)
         lost = pushes.keep(["b"], None, b"b" * 10, tmp_path)
-    assert lost.remark == "b: not kept for a replay: No space left on device"
+    assert lost.remark.endswith("No space left on device")
     assert size_of(pushes) == 10
     after = pushes.keep(["c"], None, b"c" * 10, tmp_path)
     assert [before.data(), after.data()] == [b"a" * 10, b"c" * 10]
@@ -101,15 +99,13 @@ def test_a_full_disk_keeps_nothing_of_a_push_and_all_of_those_before(
 
 def test_a_folder_that_is_not_there_is_said(pushes: Pushes, tmp_path: Path) -> None:
     lost = pushes.keep(["x"], None, b"data", tmp_path / "none")
-    assert lost.remark == "x: not kept for a replay: No such file or directory"
+    assert lost.remark.endswith("No such file or directory")
 
 
 def test_after_the_end_nothing_can_be_had(pushes: Pushes, tmp_path: Path) -> None:
     kept = pushes.keep(["x"], None, b"data", tmp_path)
     pushes.close()
-    with pytest.raises(
-        RequestError, match=r"x was pushed and is not kept \(the group was closed\)"
-    ):
+    with pytest.raises(RequestError, match="closed"):
         kept.data()
     again = pushes.keep(["x"], None, b"other", tmp_path)
     assert again.data() == b"other"

@@ -20,7 +20,7 @@ Sent = list[tuple[int, Answered]]
 class FakeBox:
     """A box in which a test types."""
 
-    stays = "press Enter in it"
+    stays = "still here"
 
     def __init__(self) -> None:
         self.shown: list[tuple[str, bool]] = []
@@ -44,8 +44,14 @@ class FakeBox:
         return self.can_close
 
 
-def nobody_has_ended(_rank: int) -> bool:
-    return False
+class Asking(Questions):
+    """Questions that are pumped while no rank has ended."""
+
+    def look(self, times: int = 1) -> Typed | None:
+        typed = None
+        for _ in range(times):
+            typed = self.pump(lambda _rank: False)
+        return typed
 
 
 def asks(rank: int, number: int = 1, prompt: str = "> ", *, is_secret: bool = False) -> Question:
@@ -63,81 +69,71 @@ def sent() -> Sent:
 
 
 @pytest.fixture
-def questions(box: FakeBox, sent: Sent) -> Questions:
-    return Questions(box, lambda rank, answer: sent.append((rank, answer)))
+def questions(box: FakeBox, sent: Sent) -> Asking:
+    return Asking(box, lambda rank, answer: sent.append((rank, answer)))
 
 
 def test_a_question_is_asked_with_its_rank_and_answered_once(
-    questions: Questions, box: FakeBox, sent: Sent
+    questions: Asking, box: FakeBox, sent: Sent
 ) -> None:
     assert questions.patience > 1e9
     questions.take(asks(2, 7, "name? ", is_secret=True))
-    for _ in range(3):
-        questions.pump(nobody_has_ended)
+    questions.look(times=3)
     assert box.shown == [("[rank 2] name? ", True)]
     assert (sent, questions.patience) == ([], room.LOOK)
     box.typed.append("anna")
-    for _ in range(3):
-        questions.pump(nobody_has_ended)
+    questions.look(times=3)
     assert sent == [(2, Answered(question=7, text="anna"))]
     assert questions.patience > 1e9
 
 
-def test_half_a_character_is_written_out(questions: Questions, box: FakeBox, sent: Sent) -> None:
+def test_half_a_character_is_written_out(questions: Asking, box: FakeBox, sent: Sent) -> None:
     questions.take(asks(0, prompt="\ud800? "))
-    questions.pump(nobody_has_ended)
+    questions.look()
     assert box.shown == [("[rank 0] \\ud800? ", False)]
     box.typed.append("\udfff")
-    assert questions.pump(nobody_has_ended) == Typed(0, "\\ud800? \\udfff")
+    assert questions.look() == Typed(0, "\\ud800? \\udfff")
     assert sent == [(0, Answered(question=1, text="\udfff"))]
 
 
-def test_the_end_of_input_is_an_answer(questions: Questions, box: FakeBox, sent: Sent) -> None:
-    questions.take(asks(0))
-    box.typed.append(EOFError())
-    questions.pump(nobody_has_ended)
-    assert sent == [(0, Answered(question=1, is_end=True))]
-
-
 def test_a_debugger_that_asks_again_goes_before_other_ranks(
-    questions: Questions, box: FakeBox, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    questions: Asking, box: FakeBox, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
     questions.take(asks(0, 1))
     questions.take(asks(1, 1))
     box.typed.append("p x")
-    questions.pump(nobody_has_ended)
-    questions.pump(nobody_has_ended)  # rank 0 has a moment to ask again
+    questions.look(times=2)  # rank 0 has a moment to ask again
     assert len(box.shown) == 1
     questions.take(asks(0, 2))
-    questions.pump(nobody_has_ended)
+    questions.look()
     assert box.shown[1][0].startswith("[rank 0]")
     box.typed.append("c")
-    questions.pump(nobody_has_ended)
+    questions.look()
     now[0] += room.STAYING
-    questions.pump(nobody_has_ended)
+    questions.look()
     assert box.shown[2][0].startswith("[rank 1]")
     assert [rank for rank, _ in sent] == [0, 0]
 
 
-def test_what_is_taken_back_needs_no_answer(questions: Questions, box: FakeBox, sent: Sent) -> None:
+def test_what_is_taken_back_needs_no_answer(questions: Asking, box: FakeBox, sent: Sent) -> None:
     questions.take(asks(0, 1))
     questions.take(asks(1, 4))
-    questions.pump(nobody_has_ended)
+    questions.look()
     questions.take(TakenBack(0, 1))
-    questions.pump(nobody_has_ended)
+    questions.look()
     assert [prompt for prompt, _ in box.shown] == ["[rank 0] > ", "[rank 1] > "]
     box.typed.append("x")
-    questions.pump(nobody_has_ended)
+    questions.look()
     assert sent == [(1, Answered(question=4, text="x"))]
 
 
 def test_a_rank_that_has_ended_is_not_asked_for(
-    questions: Questions, box: FakeBox, sent: Sent
+    questions: Asking, box: FakeBox, sent: Sent
 ) -> None:
     questions.take(asks(0))
-    questions.pump(nobody_has_ended)
+    questions.look()
     questions.take(asks(1))
     questions.pump(lambda rank: rank == 0)
     assert box.shown[-1][0] == "[rank 1] > "
@@ -146,27 +142,27 @@ def test_a_rank_that_has_ended_is_not_asked_for(
     assert not sent
 
 
-def test_whoever_waits_when_the_view_closes_is_told(
-    questions: Questions, box: FakeBox, sent: Sent
+def test_the_end_of_input_and_of_the_view_is_an_answer(
+    questions: Asking, box: FakeBox, sent: Sent
 ) -> None:
-    questions.take(asks(0))
-    questions.pump(nobody_has_ended)
-    questions.take(asks(1, 3))
+    box.typed.append(EOFError())
+    for rank in range(3):
+        questions.take(asks(rank, rank + 1))
+    questions.look()
+    assert sent == [(0, Answered(question=1, is_end=True))]
     questions.close()
     questions.close()
-    end = [Answered(question=number, is_end=True) for number in (1, 3)]
-    assert sent == list(zip((0, 1), end, strict=True))
-    del box
+    assert sent == [(rank, Answered(question=rank + 1, is_end=True)) for rank in range(3)]
 
 
 def test_who_does_something_else_has_turned_away(
-    questions: Questions, box: FakeBox, sent: Sent
+    questions: Asking, box: FakeBox, sent: Sent
 ) -> None:
     questions.note_page(1)
     questions.take(asks(0, 1))
     questions.take(asks(1, 1))
     questions.note_page(2)  # before anything was asked
-    questions.pump(nobody_has_ended)
+    questions.look()
     questions.note_page(2)
     assert not sent
     questions.note_page(3)
@@ -176,11 +172,11 @@ def test_who_does_something_else_has_turned_away(
 
 
 def test_where_nobody_types_it_is_refused_at_once(sent: Sent) -> None:
-    questions = Questions(NoBox("no page"), lambda rank, answer: sent.append((rank, answer)))
+    questions = Asking(NoBox("no page"), lambda rank, answer: sent.append((rank, answer)))
     questions.take(asks(0))
     questions.take(asks(1))
-    questions.pump(nobody_has_ended)
-    questions.pump(nobody_has_ended)
+    questions.look()
+    questions.look()
     assert sent == [(rank, Answered(question=1, refusal="no page")) for rank in (0, 1)]
 
 
@@ -211,60 +207,62 @@ def test_a_terminal_is_read_by_the_line(
     terminal("\x04")  # Ctrl-D
     with pytest.raises(EOFError):
         box.poll()
-    with pytest.raises(RefusedError, match="would show what is typed"):
+    with pytest.raises(RefusedError):
         box.begin("Password: ", is_secret=True)
 
 
 def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path(os.devnull).open() as nothing:
         monkeypatch.setattr("sys.stdin", nothing)
-        with pytest.raises(RefusedError, match="nobody can type here"):
+        with pytest.raises(RefusedError):
             ConsoleBox().begin("> ", is_secret=False)
 
 
 def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(
-    box: FakeBox, questions: Questions
+    box: FakeBox, questions: Asking
 ) -> None:
     questions.take(asks(1, prompt="ipdb> "))
-    assert questions.pump(nobody_has_ended) is None
+    assert questions.look() is None
     box.typed = ["p x"]
-    assert questions.pump(nobody_has_ended) == Typed(1, "ipdb> p x")
+    assert questions.look() == Typed(1, "ipdb> p x")
     questions.take(asks(1, 2, prompt="token: ", is_secret=True))
     box.typed = ["abc"]
-    assert questions.pump(nobody_has_ended) == Typed(1, "token: ········")
+    assert questions.look() == Typed(1, "token: ········")
 
 
 @pytest.mark.parametrize("can_close", [True, False])
 def test_a_box_that_nobody_answered_is_closed_or_mentioned(
-    box: FakeBox, questions: Questions, can_close: bool
+    box: FakeBox, questions: Asking, can_close: bool
 ) -> None:
     box.can_close = can_close
     questions.take(asks(1))
-    questions.pump(nobody_has_ended)
+    questions.look()
     box.typed = ["x"]
-    questions.pump(nobody_has_ended)
+    questions.look()
     questions.close()
     assert (box.closed, questions.stays) == (0, "")
     questions.take(asks(1, 2))
-    questions.pump(nobody_has_ended)
+    questions.look()
     questions.take(TakenBack(1, 2))
     assert box.closed == 1
     questions.close()
-    assert questions.stays == ("" if can_close else "press Enter in it")
+    assert questions.stays == ("" if can_close else "still here")
 
 
-@pytest.mark.parametrize("end", ["its rank ends", "somebody turns away", "the cell ends"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda questions: questions.pump(lambda rank: rank == 1),
+        lambda questions: questions.note_page(2),
+        lambda questions: questions.close(),
+    ],
+    ids=["its rank ends", "somebody turns away", "the cell ends"],
+)
 def test_a_box_is_closed_once_its_rank_needs_no_answer(
-    box: FakeBox, questions: Questions, end: str
+    box: FakeBox, questions: Asking, end: Callable[[Asking], object]
 ) -> None:
     questions.note_page(1)
     questions.take(asks(1))
-    questions.pump(nobody_has_ended)
-    match end:
-        case "its rank ends":
-            questions.pump(lambda rank: rank == 1)
-        case "somebody turns away":
-            questions.note_page(2)
-        case _:
-            questions.close()
+    questions.look()
+    end(questions)
     assert (box.closed, questions.stays) == (1, "")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 from nbddp.worker.values import MAX_TRIED, dumps
@@ -33,36 +35,29 @@ def test_a_value_that_can_be_pickled_is_and_nothing_is_said() -> None:
         ((0, [threading.Lock()]), "x[1][0]", "lock"),
         (Trainer(), "x.parts[1]", "lock"),
         ([*range(2 * MAX_TRIED), threading.Lock()], f"x[{2 * MAX_TRIED}]", "lock"),
-        (
-            [*([()] * MAX_TRIED), threading.Lock()],
-            "x",
-            "list",
-        ),  # to try them all would take too long
+        # to try them all would take too long
+        ([*([()] * MAX_TRIED), threading.Lock()], "x", "list"),
         ((each for each in ()), "x", "generator"),
     ],
 )
 def test_the_part_that_cannot_be_sent_is_named(value: Any, name: str, kind: str) -> None:
     with pytest.raises(pickle.PicklingError) as caught:
         dumps(value, name="x")
-    begin = f"{name} is of type {kind} and cannot be sent to the notebook (TypeError: cannot pickle"
-    assert str(caught.value).startswith(begin)
-    assert str(caught.value).endswith("); take parts of it that can")
+    assert re.match(rf"{re.escape(name)} .*\b{kind}\b", str(caught.value))
+    assert "TypeError" in str(caught.value)
 
 
 def test_a_value_that_holds_itself_is_looked_at_to_a_depth() -> None:
     value: list[Any] = [threading.Lock()]
     value.insert(0, value)
-    with pytest.raises(pickle.PicklingError, match="is of type list and cannot be sent"):
+    with pytest.raises(pickle.PicklingError, match=r"^x(\[0\])+ .*\blist\b"):
         dumps(value, name="x")
 
 
-def test_of_a_model_that_cannot_be_sent_the_parameters_can() -> None:
+def test_what_cannot_be_sent_is_said_with_the_way_out(snapshot: SnapshotAssertion) -> None:
     model = nn.Linear(1, 1)
     model.lock = threading.Lock()
-    with pytest.raises(pickle.PicklingError) as caught:
-        dumps([model], name="models")
-    assert str(caught.value) == (
-        "models[0] is of type Linear and cannot be sent to the notebook; take its parameters: "
-        "`from torch.distributed.checkpoint.state_dict import *`, then `get_model_state_dict("
-        "models[0], options=StateDictOptions(full_state_dict=True))` on every rank"
-    )
+    for value, name in ((model.lock, "x"), ([model], "models")):
+        with pytest.raises(pickle.PicklingError) as caught:
+            dumps(value, name=name)
+        assert str(caught.value) == snapshot(name=name)
