@@ -38,7 +38,7 @@ def test_an_exception_that_cannot_be_turned_into_text_keeps_its_own_name() -> No
         raised(OddError()), "", is_cell_file=is_this_file, stuck_in=None, at=1.0, names={}
     )
     assert failure.name == "OddError"
-    assert failure.text == "its text cannot be had: __str__() raised RuntimeError"
+    assert failure.text.endswith("__str__() raised RuntimeError")
     assert failure.traceback.endswith("OddError: <exception str() failed>\n")
     assert plain(raised(OddError())).text == failure.text
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import astuple
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.worker.headline import Headline, headline_of
 
@@ -63,62 +65,29 @@ def error_of(source: str) -> BaseException:
     raise AssertionError("it raised nothing")
 
 
-@pytest.mark.parametrize(
-    ("source", "headline"),
-    [
-        ("\nraise ValueError('too low')", Headline("ValueError", "too low", 2)),
-        (
-            "raise ValueError('a') from KeyError('b')",
-            Headline("ValueError", "a", 1, "caused by KeyError: 'b'"),
-        ),
-        (CHAIN, Headline("RuntimeError", "top", 8, "caused by KeyError: 'root'")),
-        (
-            "raise RuntimeError(SAVED)",
-            Headline(
-                "PicklingError",
-                "Can't pickle <function f>",
-                1,
-                "on rank 2; rank 0 also failed",
-            ),
-        ),
-        (
-            "raise ValueError('not saved') from RuntimeError(SAVED)",
-            Headline(
-                "ValueError", "not saved", 1, "caused by PicklingError: Can't pickle <function f>"
-            ),
-        ),
-        (
-            "try:\n    1/0\nexcept ZeroDivisionError:\n    raise ValueError('a')",
-            Headline("ValueError", "a", 4),
-        ),
-        ("raise ValueError('a') from None", Headline("ValueError", "a", 1)),
-        (
-            "raise RuntimeError(LOADER)",
-            Headline("BadImage", "image 3:\nbroken", 7, "in DataLoader worker process 3"),
-        ),
-        ("raise RuntimeError(SPAWNED)", Headline("AssertionError", "", 1, "in Process 1")),
-        ("raise NotImplementedError", Headline("NotImplementedError", "", 1)),
-        (
-            "raise ValueError('see the Traceback (most recent call last):\\n')",
-            Headline("ValueError", "see the Traceback (most recent call last):\n", 1),
-        ),
-    ],
-    ids=[
-        "plain",
-        "cause",
-        "chain",
-        "ranks",
-        "cause of ranks",
-        "context",
-        "from None",
-        "loader",
-        "spawned",
-        "no text",
-        "no traceback",
-    ],
-)
-def test_the_users_message_and_line_come_first(source: str, headline: Headline) -> None:
-    assert headline_of(error_of(source), is_cell) == headline
+SOURCES = {
+    "plain": "\nraise ValueError('too low')",
+    "cause": "raise ValueError('a') from KeyError('b')",
+    "chain": CHAIN,
+    "ranks": "raise RuntimeError(SAVED)",
+    "cause of ranks": "raise ValueError('not saved') from RuntimeError(SAVED)",
+    "context": "try:\n    1/0\nexcept ZeroDivisionError:\n    raise ValueError('a')",
+    "from None": "raise ValueError('a') from None",
+    "loader": "raise RuntimeError(LOADER)",
+    "spawned": "raise RuntimeError(SPAWNED)",
+    "no text": "raise NotImplementedError",
+    "no traceback": "raise ValueError('see the Traceback (most recent call last):\\n')",
+    "another process": (
+        "class _RemoteTraceback(Exception): pass\nraise ValueError('a') from _RemoteTraceback('b')"
+    ),
+}
+
+
+def test_the_users_message_and_line_come_first(snapshot: SnapshotAssertion) -> None:
+    said = {
+        name: [*astuple(headline_of(error_of(source), is_cell))] for name, source in SOURCES.items()
+    }
+    assert said == snapshot
 
 
 @pytest.mark.parametrize("source", ["raise ValueError('a')", "raise RuntimeError(LOADER)"])
@@ -127,17 +96,10 @@ def test_a_scripts_file_is_named(source: str) -> None:
     assert (found.file, found.line > 0) == ("train.py", True)
 
 
-def test_the_traceback_of_another_process_is_no_cause() -> None:
-    source = (
-        "class _RemoteTraceback(Exception): pass\nraise ValueError('a') from _RemoteTraceback('b')"
-    )
-    assert headline_of(error_of(source), is_cell) == Headline("ValueError", "a", 2)
-
-
 def test_errors_that_are_each_others_cause_end_the_search() -> None:
     one, other = ValueError("one"), KeyError("other")
     one.__cause__, other.__cause__ = other, one
-    assert headline_of(one, is_cell).because == "caused by KeyError: 'other'"
+    assert headline_of(one, is_cell).because.endswith("KeyError: 'other'")
 
 
 def test_an_assertion_without_a_text_shows_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +125,8 @@ def test_a_group_names_what_is_in_it() -> None:
 
 
 def test_what_the_users_words_say_already_is_not_said_again() -> None:
-    error = RuntimeError("work cannot be sent (no lock); call it with rank")
+    error = RuntimeError("it cannot be sent (no lock)")
     error.__cause__ = TypeError("no lock")
-    assert headline_of(error, lambda _name: False).because == ""
+    assert headline_of(error, is_cell).because == ""
     error.__cause__ = TypeError("another reason")
-    assert headline_of(error, lambda _name: False).because == "caused by TypeError: another reason"
+    assert headline_of(error, is_cell).because.endswith("TypeError: another reason")

@@ -64,13 +64,20 @@ def test_an_answer_is_what_input_returns(keyboard: Keyboard, wire: Wire, later: 
     assert wire.posted == [Asked(question=1, prompt="name? ", what=INPUT)]
     assert keyboard.asks == ""
 
+    def answer_both() -> None:
+        keyboard.answered(Answered(question=1, text="late"))  # to an older question
+        keyboard.answered(Answered(question=2, text="second"))
+
+    later(answer_both)
+    assert keyboard.ask() == "second"
+
 
 def test_a_secret_is_asked_for_as_one(keyboard: Keyboard, wire: Wire, later: Later) -> None:
     later(lambda: keyboard.answered(Answered(question=1, text="x")))
     assert keyboard.ask_secret() == "x"
     assert (wire.asked.is_secret, wire.asked.prompt) == (True, "Password: ")
     later(lambda: keyboard.answered(Answered(question=2, refusal="no page")))
-    with pytest.raises(RuntimeError, match=r"^getpass\(\) is not supported: no page$"):
+    with pytest.raises(RuntimeError, match=r"^getpass\(\) .*: no page$"):
         keyboard.ask_secret()
 
 
@@ -84,24 +91,12 @@ def test_what_a_debugger_asks_is_known_as_such(
     assert (wire.asked.what, seen) == (DEBUGGER, [DEBUGGER])
 
 
-def test_an_answer_to_an_older_question_is_nobodys(keyboard: Keyboard, later: Later) -> None:
-    later(lambda: keyboard.answered(Answered(question=1, text="first")))
-    assert keyboard.ask() == "first"
-
-    def answer_both() -> None:
-        keyboard.answered(Answered(question=1, text="late"))
-        keyboard.answered(Answered(question=2, text="second"))
-
-    later(answer_both)
-    assert keyboard.ask() == "second"
-
-
 def test_the_end_of_input_and_a_refusal_are_errors(keyboard: Keyboard, later: Later) -> None:
     later(lambda: keyboard.answered(Answered(question=1, is_end=True)))
     with pytest.raises(EOFError):
         keyboard.ask()
     later(lambda: keyboard.answered(Answered(question=2, refusal="no page")))
-    with pytest.raises(RuntimeError, match=r"^input\(\) is not supported: no page$"):
+    with pytest.raises(RuntimeError, match=r"^input\(\) .*: no page$"):
         keyboard.ask()
 
 
@@ -115,14 +110,14 @@ def test_an_interrupt_ends_the_wait_and_takes_the_question_back(
     assert wire.posted[-1] == Withdrawn(question=1)
     keyboard.answered(Answered(question=1, text="late"))
     wire.is_called_off = True  # as a debugger does, it asks again
-    with pytest.raises(EOFError, match="the cell was interrupted"):
+    with pytest.raises(EOFError, match="interrupted"):
         keyboard.ask()
     assert len(wire.posted) == 2
 
 
 def test_a_process_or_thread_of_the_ranks_own_cannot_ask(keyboard: Keyboard, wire: Wire) -> None:
     def try_it() -> None:
-        with pytest.raises(RuntimeError, match="in a process or thread of a rank's own"):
+        with pytest.raises(RuntimeError, match=r"^input\(\) .* process or thread "):
             keyboard.ask()
 
     assert in_child(try_it) == 0
