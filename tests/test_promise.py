@@ -31,7 +31,7 @@ def test_a_stop_anywhere_in_a_call_leaves_the_actor_at_work() -> None:
     for places in stopped_everywhere(lambda: actor.call(time.sleep, 0.001)):
         done = threading.Event()
         actor.tell(done.set)
-        assert done.wait(20), f"the actor waits for a lock since a stop at place {places}"
+        assert done.wait(20), f"it hangs since a stop at place {places}"
     assert places > 20
     actor.close()
 
@@ -45,7 +45,7 @@ def test_a_stop_anywhere_leaves_a_loop_at_work_that_was_waited_for() -> None:
     for places in stopped_everywhere(lambda: kept(promised_by(loop, asyncio.sleep(0.001, 7)))):
         done = threading.Event()
         loop.call_soon_threadsafe(done.set)
-        assert done.wait(20), f"the loop waits for a lock since a stop at place {places}"
+        assert done.wait(20), f"it hangs since a stop at place {places}"
     gc.collect()  # the coroutines that were stopped before they could begin
     assert places > 20
     loop.call_soon_threadsafe(loop.stop)
@@ -63,7 +63,7 @@ def test_a_promise_is_kept_once_and_all_who_wait_for_it_hear_of_it() -> None:
     assert wait_until(lambda: heard == [7])
     promise.add_done_callback(lambda kept: heard.append(kept.result() + 1))
     assert heard == [7, 8]
-    with pytest.raises(RuntimeError, match="kept or broken before"):
+    with pytest.raises(RuntimeError):
         promise.set_result(8)
     assert promise.result() == 7
     assert promise.exception() is None
