@@ -7,7 +7,7 @@ import itertools
 import random
 import weakref
 from collections import Counter, deque, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -51,11 +51,24 @@ def own_of(values: RankValues, dead: int, alive: list[int]) -> OwnValues:
     return values.of_replacement(dead, alive[0], alive, NODES)
 
 
-def in_dying_cell(source: str, alive: dict[int, dict[str, Any]], dead: int) -> dict[str, str]:
-    values = values_of(alive)
-    values.note_death(dead, 1, source)
-    found = own_of(values, dead, [*alive])
-    return {path: mark for path, (_, mark) in found.own.items()} | dict.fromkeys(found.unknown, "?")
+class TwoCells:
+    """Ranks 0 and 1 that report after one cell, and of which rank 1 dies in the next one."""
+
+    def __init__(self, *namespaces: dict[str, Any]) -> None:
+        self._plain = [PlainValues(each) for each in namespaces]
+        self._values = RankValues()
+        for rank, plain in enumerate(self._plain):
+            self._values.note(rank, 1, plain.changes())
+
+    def die_in(self, source: str) -> OwnValues:
+        """What is known of rank 1's values once rank 0 has done the cell that rank 1 died in."""
+        self._values.note_death(1, 2, source)
+        self._values.note(0, 2, self._plain[0].changes())
+        return own_of(self._values, 1, [0])
+
+    def take(self, own: Mapping[str, tuple[str, str]]) -> tuple[list[str], list[str]]:
+        """Give them to rank 0. Return the paths that changed, and that differ."""
+        return self._plain[0].take(own, ()), self._plain[0].unlike(own)
 
 
 def test_what_differs_is_given_back_and_what_is_alike_is_not() -> None:
@@ -67,14 +80,23 @@ def test_what_differs_is_given_back_and_what_is_alike_is_not() -> None:
 
 def test_a_value_that_changed_in_the_dying_cell_is_not_the_one_before() -> None:
     namespaces = [{"best": rank / 2, "seed": rank} for rank in range(2)]
-    plain = [PlainValues(each) for each in namespaces]
-    values = RankValues()
-    for rank in range(2):
-        values.note(rank, 1, plain[rank].changes())
+    ranks = TwoCells(*namespaces)
     namespaces[0]["best"] = 0.25
-    values.note_death(1, 2, "best = min(best, loss)")
-    values.note(0, 2, plain[0].changes())
-    assert own_of(values, 1, [0]) == OwnValues({"seed": ("0", "1")}, ["best"])
+    found = ranks.die_in("best = min(best, loss)")
+    assert found == OwnValues({"seed": ("0", "1")}, ["best"])
+
+
+def test_what_the_dying_cell_made_of_a_plain_value_stays() -> None:
+    """A model has no mark. Its name had one before that cell."""
+    namespaces: list[dict[str, Any]] = [{"model": None}, {"model": None}]
+    ranks = TwoCells(*namespaces)
+    model = namespaces[0]["model"] = nn.Linear(1, 1)
+    found = ranks.die_in("model = nn.Linear(1, 1)")
+    assert ranks.take(found.own) == ([], [])
+    assert namespaces[0]["model"] is model
+
+
+OUT_0 = "PosixPath('out/0')"
 
 
 @pytest.mark.parametrize(
@@ -91,12 +113,8 @@ def test_a_value_that_changed_in_the_dying_cell_is_not_the_one_before() -> None:
         ("lora_rank = f()", {1: {"lora_rank": 1}}, {"lora_rank": "?"}),
         ("gpu_id = f()", {1: {"gpu_id": 1}, 2: {"gpu_id": 0}}, {"gpu_id": "0"}),
         ("a = rank\na = f(a)", {1: {"a": 1}}, {"a": "?"}),
-        ("out = Path(f'out/{rank}')", {1: {"out": Path("out/1")}}, {"out": "PosixPath('out/0')"}),
-        (
-            "out = pathlib.Path('out') / str(rank)",
-            {1: {"out": Path("out/1")}},
-            {"out": "PosixPath('out/0')"},
-        ),
+        ("out = Path(f'out/{rank}')", {1: {"out": Path("out/1")}}, {"out": OUT_0}),
+        ("out = pathlib.Path('out') / str(rank)", {1: {"out": Path("out/1")}}, {"out": OUT_0}),
         ("t = rank, 'a'", {1: {"t": (1, "a")}}, {"t": "(0, 'a',)"}),
         ("l = [rank]\na = l[0]", {1: {"l": [1], "a": 1}}, {"l": "?", "a": "?"}),
         ("a = np.int64(rank)", {1: {"a": np.int64(1)}}, {"a": "?"}),
@@ -105,21 +123,21 @@ def test_a_value_that_changed_in_the_dying_cell_is_not_the_one_before() -> None:
         ("%time\n!ls\na = rank", {1: {"a": 1}}, {"a": "0"}),
         ("here = 'cuda:%d' % local_rank", {1: {"here": "cuda:1"}}, {"here": "'cuda:0'"}),
         (
-            "where = torch.device('cuda', local_rank)",
-            {1: {"where": torch.device("cuda:1")}},
-            {"where": "device cuda:0"},
+            "d = torch.device('cuda', rank)",
+            {1: {"d": torch.device("cuda:1")}},
+            {"d": "device cuda:0"},
         ),
+        ("a = rank", {1: {"a": 1}, 2: {"a": 5}}, {"a": "?"}),  # rank 2 contradicts the code
     ],
 )
 def test_the_dying_cells_values_follow_from_the_rank_where_that_is_certain(
     source: str, alive: dict[int, dict[str, Any]], own: dict[str, str]
 ) -> None:
-    assert in_dying_cell(source, alive, dead=0) == own
-
-
-def test_code_that_another_rank_contradicts_tells_nothing() -> None:
-    alive = {1: {"a": 1}, 2: {"a": 5}}
-    assert in_dying_cell("a = rank", alive, dead=0) == {"a": "?"}
+    values = values_of(alive)
+    values.note_death(0, 1, source)
+    found = own_of(values, 0, [*alive])
+    marks = {path: mark for path, (_, mark) in found.own.items()}
+    assert marks | dict.fromkeys(found.unknown, "?") == own
 
 
 def test_only_changes_are_told_and_all_of_them_to_another_notebook() -> None:
@@ -141,14 +159,16 @@ def test_very_many_values_are_told_to_a_bound() -> None:
     assert all(len(mark) < 100 for mark in told.values())
 
 
-def test_of_a_long_text_only_the_ends_are_looked_at() -> None:
-    """It is looked at after each cell, and may be a whole data set."""
+def test_of_long_texts_and_lists_only_the_ends_are_looked_at() -> None:
+    """They are looked at after each cell, and may be whole data sets."""
     long = "x" * 10**6
-    one, *others = (
-        PlainValues({"text": text}).changes()["new"]["text"]
-        for text in (f"{long}a{long}", f"{long}b{long}", f"b{long}{long}", f"{long}{long}b")
-    )
-    assert [other == one for other in others] == [True, False, False]
+    texts = [f"{long}a{long}", f"{long}b{long}", f"b{long}{long}", f"{long}{long}b"]
+    lists = [[int(at == place) for at in range(999)] for place in (-1, 499, 0, 998)]
+    for one, middle, first, last in (texts, lists):
+        mark, *others = (
+            PlainValues({"it": each}).changes()["new"]["it"] for each in (one, middle, first, last)
+        )
+        assert [other == mark for other in others] == [True, False, False]
 
 
 def healed(ranks: dict[int, dict[str, Any]], here: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -243,17 +263,6 @@ def closure(rank: int) -> Callable[[], int]:
     return lambda: rank
 
 
-def with_default(rank: int) -> Callable[..., int]:
-    scope: dict[str, Any] = {}
-    exec(f"def f(*, r={rank}): return r", scope)
-    function: Callable[..., int] = scope["f"]
-    return function
-
-
-def wrapped(rank: int) -> Any:
-    return closure(rank), {"in": [closure(rank)]}
-
-
 OTHERS: list[Callable[[int], Any]] = [
     closure,
     lambda rank: partial(pow, rank),
@@ -315,21 +324,6 @@ def test_what_is_right_once_its_parts_are_given_back_is_not_named() -> None:
     assert healed({0: here, 1: values(1)}, here) == (["seen"], [])
 
 
-def test_what_the_dying_cell_made_of_a_plain_value_stays() -> None:
-    """A model has no mark. Its name had one before that cell."""
-    ranks: list[dict[str, Any]] = [{"model": None} for _ in range(2)]
-    plain = [PlainValues(each) for each in ranks]
-    values = RankValues()
-    for rank in range(2):
-        values.note(rank, 1, plain[rank].changes())
-    model = ranks[0]["model"] = nn.Linear(1, 1)
-    values.note_death(1, 2, "model = nn.Linear(1, 1)")
-    values.note(0, 2, plain[0].changes())
-    own = own_of(values, 1, [0]).own
-    assert (plain[0].take(own, ()), plain[0].unlike(own)) == ([], [])
-    assert ranks[0]["model"] is model
-
-
 def test_a_value_for_which_a_report_had_no_time_is_not_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -342,15 +336,6 @@ def test_a_value_for_which_a_report_had_no_time_is_not_named(
             values.note(rank, cell, ranks[rank].changes())
     values.note_death(1, 3, "")
     assert own_of(values, 1, [0]) == OwnValues({}, [])
-
-
-def test_of_long_lists_only_the_ends_are_looked_at() -> None:
-    """They are looked at after each cell, and may be whole data sets."""
-    one, *others = (
-        PlainValues({"items": items}).changes()["new"]["items"]
-        for items in ([0] * 999, [0] * 500 + [1] + [0] * 498, [1] + [0] * 998, [0] * 998 + [1])
-    )
-    assert [other == one for other in others] == [True, False, False]
 
 
 def test_no_object_of_the_users_is_kept_or_asked() -> None:

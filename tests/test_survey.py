@@ -58,30 +58,27 @@ def test_a_loader_says_what_its_sampler_deals_out() -> None:
     assert thing(DataLoader(DATA, shuffle=True)).sampler == "random"
 
 
+def refuses(*_: object) -> Any:
+    raise AssertionError
+
+
 def test_of_a_users_own_loader_nothing_is_asked_but_its_length() -> None:
     class Odd(DataLoader[Any]):
-        def __len__(self) -> int:
-            raise AssertionError
+        __len__ = refuses
 
     class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            raise AssertionError
-
-        def __len__(self) -> int:
-            raise AssertionError
+        __iter__ = __len__ = refuses
 
     class Drawn(list[int]):
-        def __len__(self) -> int:
-            raise AssertionError
-
-    assert thing(Odd(DATA)).batches == 10
-    assert thing(DataLoader(Stream(), batch_size=2)) == Loader(sampler="stream", batch_size=2)
-    assert thing(DataLoader(DATA, sampler=Drawn([1, 2]))).batches == -1
+        __len__ = refuses
 
     class Broken(list[int]):
         def __len__(self) -> int:
             raise RuntimeError
 
+    assert thing(Odd(DATA)).batches == 10
+    assert thing(DataLoader(Stream(), batch_size=2)) == Loader(sampler="stream", batch_size=2)
+    assert thing(DataLoader(DATA, sampler=Drawn([1, 2]))).batches == -1
     assert thing(DataLoader(Broken([1]), sampler=[0])) is None
 
 
@@ -146,7 +143,8 @@ def test_a_model_of_another_kind_is_no_error(net: nn.Module) -> None:
 
 
 def test_of_a_cell_that_failed_no_number_is_read() -> None:
-    assert survey({"it": nn.Linear(1, 1)}, "it", failure=FAILED).things["it"].sample == []  # type: ignore[union-attr]
+    found: Any = survey({"it": nn.Linear(1, 1)}, "it", failure=FAILED).things["it"]
+    assert found.sample == []
 
 
 def test_an_optimizer_whose_model_was_made_again_is_told() -> None:
@@ -161,17 +159,10 @@ def test_an_optimizer_whose_model_was_made_again_is_told() -> None:
 
 
 def test_imports_of_other_cells_are_told_by_their_whole_names() -> None:
-    import torch.distributed as dist
-
-    import nbddp
-
     names = {"DL": DataLoader, "all_reduce": dist.all_reduce, "d": dist, "nb": nbddp.all_reduce}
-    assert survey({**names, "x": 1, "Path": str}).aliases == {
-        "DL": "torch.utils.data.dataloader.DataLoader",
-        "all_reduce": "torch.distributed.all_reduce",
-        "d": "torch.distributed",
-        "nb": "nbddp.all_reduce",
-    }
+    known = {"DL": "torch.utils.data.dataloader", "all_reduce": "torch.distributed", "nb": "nbddp"}
+    whole = {name: f"{module}.{names[name].__name__}" for name, module in known.items()}
+    assert survey({**names, "x": 1, "Path": str}).aliases == whole | {"d": "torch.distributed"}
 
 
 def test_a_model_without_its_group_and_a_module_without_a_name_cost_nothing() -> None:
@@ -229,11 +220,11 @@ def test_streams_are_compared_where_nothing_of_theirs_depends_on_the_rank() -> N
         "yield from random.sample(self.files, 2)",
         "yield from open_all(self.files)",
     ):
-        assert stream_facts(body, [1, 2], first=0, open_all=lambda files: files).data == ""
-    assert stream_facts(plain, [object()]).data == ""
+        assert stream_facts(body, [1, 2], first=0, open_all=lambda it: it).data == "", body
     assert stream_facts(plain, [[1] * 100] * 100).data != ""
-    for much in (["x" * LARGE], [[1] * 1000] * 1000, [[[1]]], [1] * (MANY + 1)):
-        assert stream_facts(plain, much).data == ""
+    much = (["x" * LARGE], [[1] * 1000] * 1000, [[[1]]], [1] * (MANY + 1))
+    for files in ([object()], *much):
+        assert stream_facts(plain, files).data == ""
 
 
 def test_lists_in_another_order_are_told_from_other_lists() -> None:
@@ -292,15 +283,15 @@ def test_parameters_that_took_no_part_are_named_where_ddp_gives_their_indices() 
     failure = failure_of(names, train)
     assert failure.text.startswith("Expected to have finished reduction")
     assert failure.because == "without a gradient: idle.weight, idle.bias"
-    known: Any = survey({"model": names["model"]}, "model", failure=failure).things["model"]
-    assert (known.is_refused, known.unused, known.without) == (
-        True,
-        ["idle.weight", "idle.bias"],
-        2,
-    )
-    other: Any = survey({"model": names["model"]}, "model", failure=FAILED).things["model"]
-    assert not other.is_refused
-    assert not survey(names, "plain", failure=failure).things["plain"].is_refused  # type: ignore[union-attr]
+
+    def refused(name: str, failure: Failure) -> Any:
+        return survey(names, name, failure=failure).things[name]
+
+    known = refused("model", failure)
+    assert (known.is_refused, known.without) == (True, 2)
+    assert known.unused == ["idle.weight", "idle.bias"]
+    assert not refused("model", FAILED).is_refused
+    assert not refused("plain", failure).is_refused
 
 
 @pytest.mark.usefixtures("alone")

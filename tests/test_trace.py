@@ -63,7 +63,7 @@ def test_an_arrow_leads_from_the_last_one_to_the_end_of_each_that_waited() -> No
     ends = [each for each in arrows if each["ph"] == "f"]
     assert [(each["pid"], each["ts"]) for each in begins] == [(1001, 30.5)] * 2
     assert [(each["pid"], each["ts"]) for each in ends] == [(1, 39.5), (2001, 41.5)]
-    assert len({each["name"] for each in arrows}) == 1
+    assert "gloo:all_reduce" not in {each["name"] for each in arrows}, "no span's name"
     assert [each["id"] for each in begins] == [each["id"] for each in ends] == [1, 2]
     assert left == 0
 
