@@ -25,33 +25,16 @@ def shown(lines: list[Line]) -> list[tuple[int | None, str]]:
 
 def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
     tails = Tails()
+    assert tails.of(1) == tails.merged() == []
+    assert tails.earlier(1) == tails.earlier() == 0
     tails.write(1, "a\nb\n")
-    tails.say("careful")
-    tails.write(0, "c\n")
+    tails.say("careful\nor not\n")
+    tails.write(0, "\n \n")
     tails.write(1, "d\n")
-    assert shown(tails.merged()) == [(1, "a"), (1, "b"), (None, "careful"), (0, "c"), (1, "d")]
-
-
-def test_the_lines_of_one_rank_are_only_its_own() -> None:
-    tails = Tails()
-    tails.write(1, "a\n")
-    tails.say("careful")
-    tails.write(0, "b\n")
-    assert tails.of(1) == [Line((1,), "a")]
-    assert tails.of(0) == [Line((0,), "b")]
-
-
-def test_a_rank_that_wrote_nothing_has_no_lines() -> None:
-    tails = Tails()
-    tails.flush(3)
-    assert tails.of(3) == tails.merged() == []
-    assert tails.earlier(3) == tails.earlier() == 0
-
-
-def test_words_of_nbddp_may_be_several_lines() -> None:
-    tails = Tails()
-    tails.say("one\ntwo\n")
-    assert tails.merged() == [Line((), "one"), Line((), "two")]
+    nbddp = [(None, "careful"), (None, "or not")]
+    assert shown(tails.merged()) == [(1, "a"), (1, "b"), *nbddp, (0, ""), (0, " "), (1, "d")]
+    assert tails.of(1) == [Line((1,), "a"), Line((1,), "b"), Line((1,), "d")]
+    assert tails.of(0) == [Line((0,), ""), Line((0,), " ")]
 
 
 def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
@@ -59,28 +42,22 @@ def test_only_the_last_lines_are_kept_and_the_others_counted() -> None:
     tails.write(0, "a\nb\nc\nd\n")
     tails.write(1, "e\n")
     assert texts(tails.merged()) == ["c", "d", "e"]
-    assert tails.earlier() == 2
     assert texts(tails.of(0)) == ["b", "c", "d"]
-    assert tails.earlier(0) == 1
-    assert tails.earlier(1) == 0
-
-
-def test_a_quiet_rank_keeps_its_lines_while_another_floods() -> None:
-    tails = Tails(max_lines=3)
-    tails.write(1, "rare\n")
+    assert (tails.earlier(), tails.earlier(0), tails.earlier(1)) == (2, 1, 0)
     tails.write(0, "flood\n" * 1000)
-    assert texts(tails.of(1)) == ["rare"]
-    assert tails.earlier() == 998
+    assert texts(tails.of(1)) == ["e"]
+    assert tails.earlier() == 1002
 
 
 def test_a_progress_bar_is_seen_in_its_place_while_it_moves() -> None:
     tails = Tails()
-    tails.write(0, "begin\n\r10%")
-    assert texts(tails.merged()) == texts(tails.of(0)) == ["begin", "10%"]
-    tails.write(0, "\r20%")
-    assert texts(tails.merged()) == texts(tails.of(0)) == ["begin", "20%"]
-    tails.write(0, "\rdone\nend\n")
-    assert texts(tails.merged()) == texts(tails.of(0)) == ["begin", "done", "end"]
+    for written, seen in {
+        "begin\n\r10%": ["begin", "10%"],
+        "\r20%": ["begin", "20%"],
+        "\rdone\nend\n": ["begin", "done", "end"],
+    }.items():
+        tails.write(0, written)
+        assert texts(tails.merged()) == texts(tails.of(0)) == seen
     assert tails.earlier() == 0
 
 
@@ -101,12 +78,6 @@ def test_a_bar_that_was_wiped_is_no_line(wiped: str) -> None:
     assert tails.merged() == tails.of(0) == []
     tails.flush()
     assert tails.merged() == tails.of(0) == []
-
-
-def test_an_empty_line_is_a_line() -> None:
-    tails = Tails()
-    tails.write(0, "\n \n")
-    assert texts(tails.of(0)) == ["", " "]
 
 
 @given(PIECES)
@@ -137,21 +108,18 @@ def test_nothing_is_lost_but_what_is_counted(pieces: list[tuple[int, str]], kept
     assert tails.earlier() == max(0, len(merged) - kept)
 
 
-def test_one_rank_may_be_flushed_alone() -> None:
+def test_what_comes_after_a_flush_is_a_new_line_and_one_rank_may_be_flushed_alone() -> None:
     tails = Tails()
     tails.write(0, "zero")
     tails.write(1, "one")
     tails.flush(1)
+    before = tails.merged()
     tails.write(1, "more\n")
     assert shown(tails.merged()) == [(1, "one"), (1, "more"), (0, "zero")]
-
-
-def test_what_comes_after_a_flush_is_a_new_line() -> None:
-    tails = Tails()
-    tails.write(0, "a")
     tails.flush()
     tails.write(0, "b\n")
-    assert texts(tails.of(0)) == ["a", "b"]
+    assert texts(tails.of(0)) == ["zero", "b"]
+    assert shown(before) == [(1, "one"), (0, "zero")], "what was read changes no more"
 
 
 def test_the_version_tells_whether_there_is_something_new() -> None:
@@ -172,17 +140,9 @@ def test_the_version_tells_whether_there_is_something_new() -> None:
     assert tails.version in seen
 
 
-def test_lines_that_were_read_do_not_change_any_more() -> None:
-    tails = Tails()
-    tails.write(0, "a\nb")
-    before = tails.merged()
-    tails.write(0, "c\n")
-    assert texts(before) == ["a", "b"]
-
-
-def test_fifty_megabytes_without_a_newline_are_not_kept() -> None:
+def test_a_line_without_an_end_is_not_kept_whole() -> None:
     tails = Tails(max_lines=10)
-    for _ in range(50):
+    for _ in range(10):
         tails.write(0, "x" * 1_000_000)
     assert sum(map(len, texts(tails.of(0)))) <= 11 * (MAX_KEPT_LINE + 50)
     assert sum(map(len, texts(tails.merged()))) <= 11 * (MAX_KEPT_LINE + 50)
