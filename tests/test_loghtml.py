@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import Page
 
 from nbddp.ui.ansi import strip
 from nbddp.ui.palette import rank_color
@@ -14,6 +14,7 @@ from nbddp.ui.tails import Line
 
 BEGIN = '<div class="jp-RenderedText"><pre class="nbddp-log">'
 END = "</pre></div>"
+EARLIER = "12,345 earlier lines in rank0.log"
 LINES = st.lists(
     st.builds(
         Line,
@@ -24,88 +25,51 @@ LINES = st.lists(
 )
 
 
-class Page(HTMLParser):
-    """The tags and the text of some HTML."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, str | None]] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-        self.tags.append((tag, dict(attrs).get("class")))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def tag(rank: int, text: str) -> str:
     return f'<span class="nbddp-tag nbddp-r{rank}" style="color:{rank_color(rank)}">{text}</span>'
 
 
-def rows(*lines: Line, earlier: str = "") -> list[str]:
-    """What stands between the tags, row by row."""
-    html = log_html(lines, earlier=earlier)
-    assert html.startswith(BEGIN)
-    assert html.endswith(END)
-    return html[len(BEGIN) : -len(END)].split("\n")
-
-
-def test_every_line_has_its_rank_in_front_in_the_colour_of_the_rank() -> None:
-    assert rows(Line((0,), "a"), Line((3,), "b")) == [
-        f"{tag(0, '[rank 0]')} a",
-        f"{tag(3, '[rank 3]')} b",
-    ]
-
-
-def test_a_value_that_ranks_share_has_all_of_them_in_front() -> None:
-    line = Line((0, 1, 2, 3), "1.5", "Out")
-    assert rows(line) == [f"{tag(0, 'Out [ranks 0-3]')} 1.5"]
-    assert log_text([line]) == "Out [ranks 0-3] 1.5"
-
-
-def test_a_value_of_several_lines_has_its_ranks_before_each() -> None:
-    line = Line((1,), "a\nb", "Out")
-    assert rows(line) == [f"{tag(1, 'Out [rank 1]')} a", f"{tag(1, 'Out [rank 1]')} b"]
-    assert log_text([line]) == "Out [rank 1] a\nOut [rank 1] b"
-
-
-def test_words_of_nbddp_are_under_its_own_name() -> None:
-    line = Line((), "rank 1 <died>")
-    assert rows(line) == ['<span class="nbddp-said">nbddp: rank 1 &lt;died&gt;</span>']
-    assert log_text([line]) == "nbddp: rank 1 <died>"
-
-
-def test_earlier_lines_are_told_of_first() -> None:
-    earlier = "12,345 earlier lines in rank0.log"
-    assert rows(Line((0,), "a"), earlier=earlier) == [
-        f'<span class="nbddp-earlier">{earlier}</span>',
-        f"{tag(0, '[rank 0]')} a",
-    ]
-    assert log_text([Line((0,), "a")], earlier=earlier) == f"{earlier}\n[rank 0] a"
-
-
-def test_no_lines_are_an_empty_block() -> None:
-    assert log_html([]) == BEGIN + END
-    assert log_text([]) == ""
-
-
-def test_colours_that_a_rank_printed_are_drawn_and_end_with_the_line() -> None:
-    assert rows(Line((0,), "\x1b[32mok"), Line((0,), "next")) == [
-        f'{tag(0, "[rank 0]")} <span class="ansi-green-fg">ok</span>',
-        f"{tag(0, '[rank 0]')} next",
-    ]
-
-
-def test_plain_text_has_no_sequences() -> None:
-    assert log_text([Line((0,), "\x1b[32mok\x1b[m \x08<b>")]) == "[rank 0] ok <b>"
+@pytest.mark.parametrize(
+    ("lines", "html", "text"),
+    [
+        ([], [""], ""),
+        (
+            [Line((0,), "a"), Line((3,), "b")],
+            [f"{tag(0, '[rank 0]')} a", f"{tag(3, '[rank 3]')} b"],
+            "[rank 0] a\n[rank 3] b",
+        ),
+        (
+            [Line((0, 1, 2, 3), "1.5", "Out")],
+            [f"{tag(0, 'Out [ranks 0-3]')} 1.5"],
+            "Out [ranks 0-3] 1.5",
+        ),
+        (
+            [Line((1,), "a\nb", "Out")],
+            [f"{tag(1, 'Out [rank 1]')} a", f"{tag(1, 'Out [rank 1]')} b"],
+            "Out [rank 1] a\nOut [rank 1] b",
+        ),
+        (
+            [Line((), "rank 1 <died>")],
+            ['<span class="nbddp-said">nbddp: rank 1 &lt;died&gt;</span>'],
+            "nbddp: rank 1 <died>",
+        ),
+        (
+            [Line((0,), "\x1b[32mok"), Line((0,), "next \x08<b>")],
+            [
+                f'{tag(0, "[rank 0]")} <span class="ansi-green-fg">ok</span>',
+                f"{tag(0, '[rank 0]')} next &lt;b&gt;",
+            ],
+            "[rank 0] ok\n[rank 0] next <b>",
+        ),
+    ],
+    ids=["none", "two ranks", "shared", "of several lines", "nbddp's own", "in colours"],
+)
+def test_lines_with_their_ranks_in_front(lines: list[Line], html: list[str], text: str) -> None:
+    assert log_html(lines) == BEGIN + "\n".join(html) + END
+    assert log_text(lines) == text
+    told = f'<span class="nbddp-earlier">{EARLIER}</span>'
+    assert log_html(lines, earlier=EARLIER) == BEGIN + "\n".join([told, *filter(None, html)]) + END
+    assert log_text(lines, earlier=EARLIER) == "\n".join(filter(None, [EARLIER, text]))
 
 
 @given(LINES, st.sampled_from(["", "3 earlier lines in <rank0>.log"]))
@@ -114,15 +78,13 @@ def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
 ) -> None:
     page = Page(log_html(lines, earlier=earlier))
     assert page.text == log_text(lines, earlier=earlier)
-    assert page.open == []
-    assert page.tags[:2] == [("div", "jp-RenderedText"), ("pre", "nbddp-log")]
-    assert {name for name, _ in page.tags[2:]} <= {"span"}
-    tags = [
-        name
-        for _, names in page.tags
-        for name in (names or "").split()
-        if name in {"nbddp-tag", "nbddp-said", "nbddp-earlier"}
-    ]
+    names, classes = zip(
+        *((name, known.get("class", "")) for name, known in page.tags), strict=True
+    )
+    assert classes[:2] == ("jp-RenderedText", "nbddp-log")
+    assert {*names[2:]} <= {"span"}
+    kinds = {"nbddp-tag", "nbddp-said", "nbddp-earlier"}
+    tags = [name for each in classes for name in each.split() if name in kinds]
     assert len(tags) == (len(page.text.split("\n")) if page.text else 0)
 
 
