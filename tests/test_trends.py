@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from dataclasses import replace
+from typing import Any
 
 from pages import Page, column
 
@@ -21,26 +22,45 @@ def points(drawn: str) -> list[str]:
     return drawn.partition('d="M')[2].partition('"')[0].split()
 
 
-def test_a_curve_has_a_point_each_second_and_says_what_it_is_of_with_its_scale() -> None:
+def noted(*moments: RankSnapshot) -> Trends:
+    """What was noted of a rank at one moment after the other."""
+    trends = Trends()
+    for at, rank in enumerate(moments):
+        trends.note([rank], at * PERIOD)
+    return trends
+
+
+def test_a_curve_says_what_it_is_of_with_its_scale(snapshot: Any) -> None:
+    idle = replace(ONE, step=None, cpu=50.0)
+    with_gpu = replace(ONE, step=None, gpu="T4", gpu_use=DeviceUse(load=70), gpu_memory=2 << 30)
+    said = {}
+    for name, rank in (("steps", ONE), ("no steps", idle), ("GPU", with_gpu)):
+        curves = noted(rank, rank).columns()
+        drawn = {title: draw(rank) for title, draw in curves.items()}
+        said[name] = {
+            title: re.findall('role="img" aria-label="([^"]*)"', drawn[title]) for title in drawn
+        }
+        titles = [*re.findall('<span title="([^"]*)"', "".join(drawn.values()))]
+        assert titles == [each for found in said[name].values() for each in found]
+        assert "<path" not in curves["GPU"](replace(ONE, rank=1))
+    assert said == snapshot
+
+
+def test_a_curve_has_a_point_each_second() -> None:
     trends = Trends()
     for at in range(100):
         trends.note([replace(ONE, steps_per_second=float(at))], at * PERIOD / 2)
     drawn = trends.columns()["step"](ONE)
-    said = "steps per second: now 98, axis 0 to 98, over 39.0 s"
-    assert f'role="img" aria-label="{said}"' in drawn
-    assert f'<span title="{said}">' in drawn
+    assert "now 98, axis 0 to 98, over 39.0 s" in drawn
     assert len(points(drawn)) == POINTS
     assert points(drawn)[-1] == "32.0,1.0"
 
 
 def test_the_curve_of_the_memory_is_of_the_whole_cell_and_keeps_what_stood_out() -> None:
-    trends = Trends()
-    for at in range(1000):
-        used = 900 << 20 if at == 123 else 300 << 20
-        trends.note([replace(ONE, memory=used)], at * PERIOD)
+    used = [900 if at == 123 else 300 for at in range(1000)]
+    trends = noted(*(replace(ONE, memory=each << 20) for each in used))
     drawn = trends.columns()["memory"](ONE)
-    said = "memory: now 300 MiB, axis 0 to 900 MiB, over 16:39"
-    assert f'aria-label="{said}"' in drawn
+    assert "now 300 MiB, axis 0 to 900 MiB, over 16:39" in drawn
     shown = points(drawn)
     assert POINTS // 2 <= len(shown) <= POINTS + 1
     assert sum(each.endswith(",1.0") for each in shown) == 1, "the highest is at the top"
@@ -58,45 +78,19 @@ def test_values_of_a_run_of_any_length_fit_and_end_in_the_newest() -> None:
         assert whole.seconds == (count - 1) * PERIOD
 
 
-def test_without_steps_the_curve_is_of_the_gpu_or_the_cpu() -> None:
-    for rank, title, said in (
-        (replace(ONE, step=None, cpu=50.0), "CPU", "CPU in percent: now 50"),
-        (replace(ONE, step=None, gpu_use=DeviceUse(load=70)), "GPU", "GPU in percent: now 70"),
-    ):
-        trends = Trends()
-        for at in (0, 2):
-            trends.note([rank], at)
-        curves = trends.columns()
-        assert said in curves[title](rank)
-        assert curves["step"](rank) == ""
-
-
-def test_a_gpus_memory_has_a_curve_in_its_column() -> None:
-    trends, rank = Trends(), replace(ONE, gpu="T4", gpu_memory=2 << 30)
-    for at in (0, 2):
-        trends.note([rank], at)
-    assert "GPU memory: now 2.0 GiB, axis 0 to 2.0 GiB" in trends.columns()["GPU"](rank)
-    assert "<path" not in trends.columns()["GPU"](replace(ONE, rank=1))
-
-
 def test_a_rank_that_has_ended_gets_no_more_points() -> None:
-    trends = Trends()
-    for at in range(4):
-        trends.note([replace(ONE, is_alive=at < 2)], at * PERIOD)
+    trends = noted(*(replace(ONE, is_alive=at < 2) for at in range(4)))
     assert len(points(trends.columns()["memory"](ONE))) == 2
 
 
 def test_in_a_record_the_curves_are_there_as_images_too_for_a_page_that_takes_svg_away() -> None:
-    trends = Trends()
-    for at in range(3):
-        trends.note([ONE], at * PERIOD)
-    page = Page(ranks_html([ONE], is_open=True, curves=trends.columns(is_kept=True)))
+    curves = noted(ONE, ONE, ONE).columns(is_kept=True)
+    page = Page(ranks_html([ONE], is_open=True, curves=curves))
     images = [known for tag, known in page.tags if tag == "img"]
-    said = [
-        "steps per second: now 10, axis 0 to 10, over 2.0 s",
-        "memory: now 300 MiB, axis 0 to 300 MiB, over 2.0 s",
+    assert [each["alt"] for each in images] == [
+        known["aria-label"] for tag, known in page.tags if tag == "svg"
     ]
-    assert [each["alt"] for each in images] == said
+    assert len(images) == 2
     for each in images:
         drawn = b64decode(each["src"].partition(",")[2]).decode()
         assert re.fullmatch(r"<svg xmlns=.*><path d=.* stroke=\"#.*></path></svg>", drawn)
