@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -39,23 +39,42 @@ def is_shut(connection: socket.socket) -> bool:
     return False
 
 
-def test_what_process_groups_opened_is_shut_down_and_nothing_else() -> None:
-    connections = Connections()
+Open = Callable[..., socket.socket]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Opens connections that end with the test."""
     with ExitStack() as stack:
-        earlier = stack.enter_context(connected())
-        with connections.keeping():
-            mail = stack.enter_context(connected())
-        with connections.noting():
-            groups = stack.enter_context(connected())
-        later = stack.enter_context(connected())
-        connections.shut_down()
-        assert [is_shut(each) for each in (earlier, mail, groups, later)] == [
-            *(False, False, True, False)
-        ]
+        yield lambda family=socket.AF_INET: stack.enter_context(connected(family))
 
 
-def test_of_what_ranks_send_each_other_only_the_reading_ends_until_the_groups_are_closed() -> None:
-    connections = Connections()
+@pytest.fixture
+def connections() -> Connections:
+    return Connections()
+
+
+@pytest.mark.parametrize("others_too", [False, True])
+def test_what_process_groups_opened_is_shut_down_and_else_only_if_asked_and_not_the_mail(
+    connections: Connections, opened: Open, others_too: bool
+) -> None:
+    earlier = opened()
+    with connections.keeping():
+        mail = opened()
+    with connections.noting():
+        groups = opened(socket.AF_INET6)
+    later = opened()
+    one, other = socket.socketpair()
+    with one, other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        connections.shut_down(others_too=others_too)
+        found = [is_shut(each) for each in (earlier, mail, groups, later, one)]
+        assert datagrams.fileno() >= 0
+    assert found == [others_too, False, True, others_too, False]
+
+
+def test_of_what_ranks_send_each_other_only_the_reading_ends_until_the_groups_are_closed(
+    connections: Connections,
+) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with connections.noting_group():
         ours = socket.create_connection(listener.getsockname(), 5.0)
@@ -78,81 +97,67 @@ def test_of_what_ranks_send_each_other_only_the_reading_ends_until_the_groups_ar
         assert theirs.recv(1) == b""
 
 
-def test_with_others_too_only_the_mail_goes_on() -> None:
-    connections = Connections()
-    with ExitStack() as stack:
-        earlier = stack.enter_context(connected())
-        with connections.keeping():
-            mail = stack.enter_context(connected())
-        later = stack.enter_context(connected())
-        connections.shut_down(others_too=True)
-        assert [is_shut(each) for each in (earlier, mail, later)] == [True, False, True]
-
-
-def test_what_is_opened_while_a_group_fails_to_form_is_noted_too() -> None:
-    connections = Connections()
+def test_what_is_opened_while_a_group_fails_to_form_is_noted_too(
+    connections: Connections, opened: Open
+) -> None:
     half: list[socket.socket] = []
 
-    def form(stack: ExitStack) -> None:
+    def form() -> None:
         with connections.noting():
-            half.append(stack.enter_context(connected()))
+            half.append(opened())
             raise RuntimeError("no group")
 
-    with ExitStack() as stack:
-        with pytest.raises(RuntimeError, match="no group"):
-            form(stack)
-        connections.shut_down()
-        assert is_shut(half[0])
+    with pytest.raises(RuntimeError, match="no group"):
+        form()
+    connections.shut_down()
+    assert is_shut(half[0])
 
 
-def test_a_noting_that_an_interrupt_tore_notes_nothing_when_it_is_collected() -> None:
-    connections = Connections()
-    with ExitStack() as stack:
-        torn = connections.noting()
-        torn.__enter__()
-        users = stack.enter_context(connected())
-        del torn
-        gc.collect()
-        connections.shut_down()
-        assert not is_shut(users)
+def test_a_noting_that_an_interrupt_tore_notes_nothing_when_it_is_collected(
+    connections: Connections, opened: Open
+) -> None:
+    torn = connections.noting()
+    torn.__enter__()
+    users = opened()
+    del torn
+    gc.collect()
+    connections.shut_down()
+    assert not is_shut(users)
 
 
-def test_a_connection_that_takes_a_closed_ones_descriptor_is_left_alone() -> None:
-    connections = Connections()
-    with ExitStack() as stack:
-        with connections.noting(), connected() as groups:
-            number = groups.fileno()
-        users = stack.enter_context(connected())
-        assert users.fileno() in range(number - 3, number + 3)
-        connections.shut_down()
-        assert not is_shut(users)
+def test_a_connection_that_takes_a_closed_ones_descriptor_is_left_alone(
+    connections: Connections, opened: Open
+) -> None:
+    with connections.noting(), connected() as groups:
+        number = groups.fileno()
+    users = opened()
+    assert users.fileno() in range(number - 3, number + 3)
+    connections.shut_down()
+    assert not is_shut(users)
 
 
 def test_what_is_noted_while_connections_are_shut_down_stays_noted(
-    monkeypatch: pytest.MonkeyPatch,
+    connections: Connections, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connections = Connections()
-    with ExitStack() as stack:
-        late: list[socket.socket] = []
+    late: list[socket.socket] = []
 
-        def listed() -> list[tuple[int, Ends]]:
-            found = sockets.connected()
-            if not late:
-                late.append(stack.enter_context(connected()))
-                with monkeypatch.context() as patch:
-                    patch.setattr("nbddp.worker.connections.connected", sockets.connected)
-                    with connections.noting():  # as the main thread may, just now
-                        late.append(stack.enter_context(connected()))
-            return found
+    def listed() -> list[tuple[int, Ends]]:
+        found = sockets.connected()
+        if not late:
+            late.append(opened())
+            with monkeypatch.context() as patch:
+                patch.setattr("nbddp.worker.connections.connected", sockets.connected)
+                with connections.noting():  # as the main thread may, just now
+                    late.append(opened())
+        return found
 
-        monkeypatch.setattr("nbddp.worker.connections.connected", listed)
-        connections.shut_down()
-        connections.shut_down()
-        assert [is_shut(each) for each in late] == [False, True]
+    monkeypatch.setattr("nbddp.worker.connections.connected", listed)
+    connections.shut_down()
+    connections.shut_down()
+    assert [is_shut(each) for each in late] == [False, True]
 
 
-def test_a_store_that_is_lost_while_it_is_opened_is_opened_again() -> None:
-    connections = Connections()
+def test_a_store_that_is_lost_while_it_is_opened_is_opened_again(connections: Connections) -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with connections.noting():
         client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
@@ -174,18 +179,3 @@ def test_a_store_that_is_lost_while_it_is_opened_is_opened_again() -> None:
     connections.noting = noting  # type: ignore[method-assign]
     store.open().set("where", "here")
     assert server.get("where") == b"here"
-
-
-def test_other_kinds_of_sockets_and_addresses() -> None:
-    connections = Connections()
-    with ExitStack() as stack:
-        one, _other = (stack.enter_context(each) for each in socket.socketpair())
-        datagrams = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        with connections.noting():
-            newer = stack.enter_context(connected(socket.AF_INET6))
-        connections.shut_down(others_too=True)
-        assert is_shut(newer)
-        assert not is_shut(one)
-        assert datagrams.fileno() >= 0
-        assert listener.getsockname()
