@@ -6,7 +6,6 @@ import gc
 import itertools
 import pickle
 import random
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import be_rank, on_ranks, resumed, samples_of
+from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import Dataset, DistributedSampler, TensorDataset
 
-from nbddp.train import place, report
+from nbddp.train import report
 from nbddp.train.data import Loader, loader
 
 # a rank of a worker group, and pytest, have threads; workers that only load do not mind
@@ -35,32 +36,11 @@ class Augmented(Dataset[Any]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         self.loaded.append(index)
-        drawn = [float(torch.rand(())), float(np.random.rand()), random.random()]
-        return torch.tensor([float(index), *drawn], dtype=torch.float64)
+        return torch.tensor([float(index), *draw()], dtype=torch.float64)
 
 
-@pytest.fixture
-def be_rank(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Be some rank of several, as far as the loader can tell."""
-
-    def be(rank: int, world_size: int) -> None:
-        monkeypatch.setattr(place, "rank", lambda: rank)
-        monkeypatch.setattr(place, "world_size", lambda: world_size)
-
-    return be
-
-
-@pytest.fixture
-def steps() -> Iterator[list[tuple[int, str]]]:
-    """What is reported while a test runs."""
-    seen: list[tuple[int, str]] = []
-    end = report.on_step(lambda step, source: seen.append((step, source)))
-    yield seen
-    end()
-
-
-def samples_of(batches: Any) -> list[int]:
-    return [int(index) for batch in batches for index in torch.as_tensor(batch).reshape(-1)]
+def draw() -> list[float]:
+    return [float(torch.rand(())), float(np.random.rand()), random.random()]
 
 
 def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
@@ -80,14 +60,11 @@ def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
 def test_a_training_rank_gets_what_distributed_sampler_gives_it_in_batches(
     samples: int, world_size: int, batch_size: int, shuffle: bool, drop_last: bool
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, "world_size", lambda: world_size)
-        for rank in range(world_size):
-            patch.setattr(place, "rank", lambda rank=rank: rank)
-            ours = loader(range(samples), batch_size, shuffle=shuffle, drop_last=drop_last, seed=3)
-            theirs = DistributedSampler(
-                range(samples), world_size, rank, shuffle=shuffle, seed=3, drop_last=drop_last
-            )
+    options = {"shuffle": shuffle, "drop_last": drop_last, "seed": 3}
+    for rank in range(world_size):
+        theirs = DistributedSampler(range(samples), world_size, rank, **options)
+        with be_rank(rank, world_size):
+            ours = loader(range(samples), batch_size, **options)
             for epoch in range(2):
                 theirs.set_epoch(epoch)
                 order = list(theirs)
@@ -103,14 +80,12 @@ def test_evaluation_gives_every_sample_to_one_rank_and_sizes_differ_by_one(
     samples: int, world_size: int, batch_size: int
 ) -> None:
     parts = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, "world_size", lambda: world_size)
-        for rank in range(world_size):
-            patch.setattr(place, "rank", lambda rank=rank: rank)
+    for rank in range(world_size):
+        with be_rank(rank, world_size):
             ours = loader(range(samples), batch_size, evaluation=True)
             batches = list(ours)
             assert len(batches) == len(ours)
-            parts.append(samples_of(batches))
+        parts.append(samples_of(batches))
     assert sorted(itertools.chain(*parts)) == list(range(samples))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -135,39 +110,43 @@ def test_samples_that_can_be_had_together_are_asked_for_together() -> None:
 
 
 def test_collate_and_other_options_reach_the_dataloader() -> None:
-    ours = loader(range(4), 2, shuffle=False, collate_fn=tuple)
-    assert list(ours) == [(0, 1), (2, 3)]
+    assert list(loader(range(4), 2, shuffle=False, collate_fn=tuple)) == [(0, 1), (2, 3)]
     with pytest.raises(TypeError, match="unexpected keyword argument 'batchsize'"):
         loader(range(4), 2, batchsize=3)
     pairs = TensorDataset(torch.arange(4), torch.arange(4) * 2)
-    assert [[part.tolist() for part in batch] for batch in loader(pairs, 4, shuffle=False)] == [
-        [[0, 1, 2, 3], [0, 2, 4, 6]]
-    ]
+    [batch] = loader(pairs, 4, shuffle=False)
+    assert [part.tolist() for part in batch] == [[0, 1, 2, 3], [0, 2, 4, 6]]
 
 
 # ---- random numbers
 
 
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1}])
-def test_augmentations_do_not_depend_on_workers_nor_on_the_training(
-    options: dict[str, Any],
-) -> None:
-    torch.manual_seed(1)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_augmentations_do_not_depend_on_the_training_nor_disturb_it(workers: int) -> None:
+    def begin() -> None:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        random.seed(1)
+
+    begin()
+    drawn = [draw() for _ in range(6)]
     expected = list(loader(Augmented(), 4, seed=5))
-    torch.manual_seed(2)
-    assert equal(list(loader(Augmented(), 4, seed=5, **options)), expected)
+    begin()
+    ours = loader(Augmented(), 4, num_workers=workers, seed=5)
+    found = [(batch, draw()) for batch in ours]
+    assert [each for _, each in found] == drawn
+    assert equal([batch for batch, _ in found], expected)
 
 
-def test_augmentations_differ_between_ranks_batches_epochs_and_seeds(
-    be_rank: Callable[[int, int], None],
-) -> None:
-    drawn = []
-    for rank in (0, 1):
-        be_rank(rank, 2)
-        for seed in (0, 1):
-            ours = loader(Augmented(), 4, shuffle=False, seed=seed)
-            for _ in range(2):
-                drawn += [batch[:, 1:] for batch in ours]
+def test_augmentations_differ_between_ranks_batches_epochs_and_seeds() -> None:
+    drawn = [
+        torch.tensor(batch)[:, 1:]
+        for seed in (0, 1)
+        for batches in on_ranks(
+            2, lambda seed=seed: loader(Augmented(), 4, shuffle=False, seed=seed), epochs=2
+        )
+        for batch in batches
+    ]
     numbers = torch.cat(drawn).flatten()
     assert len(numbers.unique()) == len(numbers)
 
@@ -175,17 +154,6 @@ def test_augmentations_differ_between_ranks_batches_epochs_and_seeds(
 def test_evaluation_draws_the_same_each_time() -> None:
     ours = loader(Augmented(), 4, evaluation=True)
     assert equal(list(ours), list(ours))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loading_does_not_disturb_the_trainings_random_numbers(workers: int) -> None:
-    def draw() -> list[float]:
-        return [float(torch.rand(())), float(np.random.rand()), random.random()]
-
-    torch.manual_seed(1), np.random.seed(1), random.seed(1)
-    expected = [draw() for _ in range(6)]
-    torch.manual_seed(1), np.random.seed(1), random.seed(1)
-    assert [draw() for _ in loader(Augmented(), 4, num_workers=workers)] == expected
 
 
 class OfWorker(Augmented):
@@ -201,9 +169,7 @@ def draw_in_worker(_worker: int) -> None:
 
 
 @pytest.mark.process
-def test_workers_begin_with_seeds_of_their_rank_and_epoch(
-    be_rank: Callable[[int, int], None],
-) -> None:
+def test_workers_begin_with_seeds_of_their_rank_and_epoch() -> None:
     def begin(epoch: int) -> list[float]:
         ours = loader(OfWorker(8), 2, num_workers=2, worker_init_fn=draw_in_worker)
         ours.load_state_dict({**ours.state_dict(), "epoch": epoch})
@@ -211,9 +177,9 @@ def test_workers_begin_with_seeds_of_their_rank_and_epoch(
 
     found = []
     for rank in (0, 1):
-        be_rank(rank, 2)
-        found += [begin(0), begin(1)]
-        assert begin(1) == found[-1]
+        with be_rank(rank, 2):
+            found += [begin(0), begin(1)]
+            assert begin(1) == found[-1]
     assert len({number for each in found for number in each}) == 8
 
 
@@ -233,22 +199,6 @@ def test_a_dataset_that_fails_leaves_the_random_numbers_alone() -> None:
 # ---- resuming
 
 
-@settings(max_examples=25)
-@given(stop=st.integers(1, 15), shuffle=st.booleans(), drop_last=st.booleans())
-def test_a_resumed_loader_gives_bit_for_bit_what_was_left(
-    stop: int, shuffle: bool, drop_last: bool
-) -> None:
-    def make() -> Loader:
-        return loader(Augmented(), 4, shuffle=shuffle, drop_last=drop_last, seed=7)
-
-    unbroken, state = play(make(), epochs=3, stop=stop)
-    resumed = make()
-    resumed.load_state_dict(state)
-    rest, _ = play(resumed, epochs=3)
-    assert equal(rest, unbroken[stop:])
-    assert (resumed.epoch, resumed.step) == (3, len(unbroken))
-
-
 def play(
     ours: Loader, *, epochs: int, stop: int = 0
 ) -> tuple[list[torch.Tensor], dict[str, Any] | None]:
@@ -262,19 +212,33 @@ def play(
     return batches, state
 
 
+def assert_goes_on(stop: int, *, epochs: int, **options: Any) -> None:
+    """A loader that is resumed gives bit for bit what was left."""
+
+    def make() -> Loader:
+        return loader(Augmented(), 4, seed=7, **options)
+
+    unbroken, state = play(make(), epochs=epochs, stop=stop)
+    again = resumed(make, state)
+    rest, _ = play(again, epochs=epochs)
+    assert equal(rest, unbroken[stop:])
+    assert (again.epoch, again.step) == (epochs, len(unbroken))
+
+
+@settings(max_examples=25)
+@given(stop=st.integers(1, 15), shuffle=st.booleans(), drop_last=st.booleans())
+def test_a_resumed_loader_gives_bit_for_bit_what_was_left(
+    stop: int, shuffle: bool, drop_last: bool
+) -> None:
+    assert_goes_on(stop, epochs=3, shuffle=shuffle, drop_last=drop_last)
+
+
 @pytest.mark.process
 @pytest.mark.gate_runs("2-", "6-")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("stop", [2, 6, 8])
 def test_with_workers_that_prefetch_too(stop: int, persistent: bool) -> None:
-    def make() -> Loader:
-        return loader(Augmented(), 4, num_workers=2, persistent_workers=persistent, seed=7)
-
-    unbroken, state = play(make(), epochs=2, stop=stop)
-    resumed = make()
-    resumed.load_state_dict(state)
-    rest, _ = play(resumed, epochs=2)
-    assert equal(rest, unbroken[stop:])
+    assert_goes_on(stop, epochs=2, num_workers=2, persistent_workers=persistent)
     gc.collect()  # persistent workers end with their loader
 
 
@@ -286,25 +250,18 @@ def test_resuming_loads_nothing_that_was_loaded_before() -> None:
     assert dataset.loaded == list(range(12, 20))
 
 
-def test_a_state_of_the_last_batch_ends_that_epoch_without_a_batch() -> None:
-    ours = loader(range(8), 4)
-    states = [ours.state_dict() for _ in ours]
-    ours.load_state_dict(states[-1])
-    assert (ours.epoch, ours.step, list(ours)) == (0, 2, [])
-    assert (ours.epoch, ours.step, len(list(ours))) == (1, 2, 2)
-
-
-def test_a_state_between_epochs_begins_the_next() -> None:
+def test_a_state_of_the_last_batch_ends_that_epoch_and_one_between_epochs_begins_the_next() -> None:
     ours, theirs = loader(range(8), 4), loader(range(8), 4)
-    list(ours)
+    states = [ours.state_dict() for _ in ours]
+    theirs.load_state_dict(states[-1])
+    assert (theirs.epoch, theirs.step, list(theirs)) == (0, 2, [])
+    assert (theirs.epoch, theirs.step) == (1, 2)
     theirs.load_state_dict(ours.state_dict())
     assert (theirs.epoch, theirs.step) == (1, 2)
     assert samples_of(theirs) == samples_of(ours)
 
 
-def test_after_a_break_the_next_iteration_is_the_next_epoch_but_a_state_goes_on_in_the_middle() -> (
-    None
-):
+def test_after_a_break_the_next_iteration_is_the_next_epoch_but_a_state_goes_on() -> None:
     ours, theirs, whole = (loader(range(12), 4) for _ in range(3))
     assert len(list(itertools.islice(ours, 1))) == 1
     theirs.load_state_dict(ours.state_dict())
@@ -325,86 +282,59 @@ def test_an_iteration_that_is_still_open_does_not_move_a_loader_that_began_anew(
 
 
 def test_the_seed_of_the_state_wins() -> None:
-    ours, theirs = loader(range(30), 5, seed=4), loader(range(30), 5, seed=9)
-    theirs.load_state_dict(ours.state_dict())
+    ours = loader(range(30), 5, seed=4)
+    theirs = resumed(lambda: loader(range(30), 5, seed=9), ours.state_dict())
     assert samples_of(theirs) == samples_of(ours)
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 4])
 @pytest.mark.parametrize("evaluation", [False, True])
 def test_on_another_number_of_ranks_the_rest_of_the_epoch_is_divided_anew_and_it_says_so(
-    be_rank: Callable[[int, int], None], world_size: int, evaluation: bool
+    world_size: int, evaluation: bool
 ) -> None:
-    be_rank(0, 2)
-    whole = loader(range(48), 4, evaluation=evaluation)
-    states = [whole.state_dict() for _ in whole]
-    be_rank(0, 1)
+    def make() -> Loader:
+        return loader(range(48), 4, evaluation=evaluation)
+
+    with be_rank(0, 2):
+        whole = make()
+        states = [whole.state_dict() for _ in whole]
     order = samples_of(loader(range(48), 48, evaluation=evaluation))
-    found = []
-    for rank in range(world_size):
-        be_rank(rank, world_size)
-        resumed = loader(range(48), 4, evaluation=evaluation)
-        if rank == 0:
-            words = (
-                "the loader goes on at sample 24 of epoch 0, saved on world size 2 with batches of "
-                f"4, resumed on world size {world_size} with batches of 4: what is left of the "
-                "epoch is seen once, but augmentations, and batches of another total size, are not "
-                "those of a run that was never stopped"
-            )
-            with pytest.warns(UserWarning, match=f"^{words}$"):
-                resumed.load_state_dict(states[2])
-        else:
-            resumed.load_state_dict(states[2])
-        found += samples_of(resumed)
-        assert resumed.epoch == 1
+    facts = f"sample 24 of epoch 0, .* size 2 .* size {world_size} "
+    with be_rank(0, world_size), pytest.warns(UserWarning, match=facts):
+        found = samples_of(resumed(make, states[2]))
+    for rank in range(1, world_size):
+        with be_rank(rank, world_size):
+            found += samples_of(resumed(make, states[2]))
     assert sorted(found) == sorted(order[24:])
 
 
 def test_ranks_and_batch_size_may_change_again_in_the_same_epoch(
-    be_rank: Callable[[int, int], None],
+    snapshot: SnapshotAssertion,
 ) -> None:
     ours = loader(range(20), 2, shuffle=False)
     next(iter(ours))
-    theirs = loader(range(20), 3, shuffle=False)
-    with pytest.warns(UserWarning, match="sample 2 of epoch 0, .* batches of 2, .* batches of 3"):
-        theirs.load_state_dict(ours.state_dict())
+
+    def make() -> Loader:
+        return loader(range(20), 3, shuffle=False)
+
+    with pytest.warns(UserWarning, match="sample 2 of epoch 0") as caught:
+        theirs = resumed(make, ours.state_dict())
+    assert str(caught[0].message) == snapshot
     assert next(iter(theirs)).tolist() == [2, 3, 4]
     state = theirs.state_dict()
-    be_rank(0, 2)
-    last = loader(range(20), 3, shuffle=False)
-    with pytest.warns(UserWarning, match="sample 5 of epoch 0"):
-        last.load_state_dict(state)
-    again = loader(range(20), 3, shuffle=False)
-    again.load_state_dict(last.state_dict())  # the same ranks: nothing to say
-    assert next(iter(again)).tolist() == [5, 7, 9]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"samples": 9}, "samples=9, this loader has samples=8"),
-        ({"shuffle": False}, "shuffle=False, this loader has shuffle=True"),
-        ({"drop_last": True}, "drop_last=True, this loader has drop_last=False"),
-    ],
-)
-def test_a_state_of_another_kind_of_loader_is_refused(change: dict[str, Any], words: str) -> None:
-    ours = loader(range(8), 4)
-    words = f"the loader's state was saved with {words}: make it as it was"
-    with pytest.raises(ValueError, match=f"^{words}$"):
-        ours.load_state_dict({**ours.state_dict(), **change})
-
-
-def test_a_state_of_something_else_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"not a loader's state: it has no epoch, start, batches"):
-        loader(range(8), 4).load_state_dict({"step": 3})
+    with be_rank(0, 2):
+        with pytest.warns(UserWarning, match="sample 5 of epoch 0"):
+            last = resumed(make, state)
+        again = resumed(make, last.state_dict())  # the same ranks: nothing to say
+        assert next(iter(again)).tolist() == [5, 7, 9]
 
 
 # ---- steps and wrong use
 
 
-def test_training_reports_each_step_before_it_gives_the_batch(
-    steps: list[tuple[int, str]],
-) -> None:
+def test_training_reports_each_step_before_it_gives_the_batch() -> None:
+    steps: list[tuple[int, str]] = []
+    end = report.on_step(lambda step, source: steps.append((step, source)))
     ours = loader(range(8), 4)
     for _ in range(2):
         for _ in ours:
@@ -412,11 +342,24 @@ def test_training_reports_each_step_before_it_gives_the_batch(
     assert steps == [(step, "loader") for step in range(4)]
     assert len(list(loader(range(8), 4, evaluation=True))) == 2
     assert len(steps) == 4
+    end()
 
 
-def test_the_loader_says_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match=r"^batch_size must be a whole number above 0, got 0$"):
+def test_the_state_of_another_loader_and_wrong_values_are_refused(
+    snapshot: SnapshotAssertion,
+) -> None:
+    ours = loader(range(8), 4)
+    said = []
+    for change in ({"samples": 9}, {"shuffle": False}, {"drop_last": True}):
+        with pytest.raises(ValueError, match=next(iter(change))) as caught:
+            ours.load_state_dict({**ours.state_dict(), **change})
+        said.append(str(caught.value))
+    with pytest.raises(ValueError, match="epoch, start, batches") as caught:
+        ours.load_state_dict({"step": 3})
+    said.append(str(caught.value))
+    with pytest.raises(ValueError, match="batch_size") as caught:
         loader(range(3), 0)
-    words = r"^an evaluation loader leaves nothing out: drop_last must be False$"
-    with pytest.raises(ValueError, match=words):
+    said.append(str(caught.value))
+    with pytest.raises(ValueError, match="drop_last") as caught:
         loader(range(3), 2, evaluation=True, drop_last=True)
+    assert [*said, str(caught.value)] == snapshot

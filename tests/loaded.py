@@ -1,0 +1,45 @@
+"""Loaders in one process that is each rank in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from nbddp.train import place
+from nbddp.train.data import Loader
+
+
+@contextmanager
+def be_rank(rank: int, world_size: int) -> Iterator[None]:
+    """Be some rank of several, as far as a loader can tell."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, "rank", lambda: rank)
+        patch.setattr(place, "world_size", lambda: world_size)
+        yield
+
+
+def on_ranks(world_size: int, make: Callable[[], Any], epochs: int = 1) -> list[list[Any]]:
+    """The batches of each rank in some epochs."""
+    found = []
+    for rank in range(world_size):
+        with be_rank(rank, world_size):
+            batches = make()
+            found.append([batch.tolist() for _ in range(epochs) for batch in batches])
+    return found
+
+
+def resumed(make: Callable[[], Loader], state: dict[str, Any] | None) -> Loader:
+    """A new loader that goes on from a state."""
+    made = make()
+    assert state is not None
+    made.load_state_dict(state)
+    return made
+
+
+def samples_of(batches: Iterable[Any]) -> list[int]:
+    """What is in all batches, in its order."""
+    return [int(index) for batch in batches for index in torch.as_tensor(batch).reshape(-1)]
