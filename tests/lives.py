@@ -11,6 +11,7 @@ from nbddp.lifecycle.events import (
     Exited,
     HealAsked,
     InterruptAsked,
+    Kill,
     NotHealed,
     NotStarted,
     Rang,
@@ -21,9 +22,13 @@ from nbddp.lifecycle.events import (
     Refuse,
     Remark,
     RunAsked,
+    SendCell,
+    SendInterrupt,
+    SendLeave,
     SetAlarm,
     StartAsked,
     StopAsked,
+    Terminate,
 )
 from nbddp.lifecycle.states import Life
 from nbddp.lifecycle.transitions import advance
@@ -84,6 +89,26 @@ def rang(kind: Alarm, cell: int = 1, attempt: int = 1, **more: Any) -> Rang:
 
 def alarm(kind: Alarm, seconds: float, cell: int = 1, attempt: int = 1, **more: Any) -> SetAlarm:
     return SetAlarm(alarm=kind, attempt=attempt, cell=cell, seconds=seconds, **more)
+
+
+def kill(*ranks: int) -> Kill:
+    return Kill(ranks=ranks)
+
+
+def leave(*ranks: int) -> SendLeave:
+    return SendLeave(ranks=ranks)
+
+
+def terminate(*ranks: int) -> Terminate:
+    return Terminate(ranks=ranks)
+
+
+def send(*ranks: int, cell: int = 1) -> SendCell:
+    return SendCell(cell=cell, ranks=ranks)
+
+
+def interrupt(*ranks: int, is_for_death: bool = False) -> SendInterrupt:
+    return SendInterrupt(cell=1, ranks=ranks, is_for_death=is_for_death)
 
 
 def after(life: Life, *events: Event) -> Life:

@@ -18,9 +18,13 @@ from lives import (
     alarm,
     died,
     effect_of,
+    kill,
+    leave,
     rang,
     ready,
     run,
+    send,
+    terminate,
     texts_of,
     unable,
 )
@@ -32,18 +36,14 @@ from nbddp.lifecycle.events import (
     Event,
     HealAsked,
     HealEnded,
-    Kill,
     NotHealed,
     Refuse,
     Remark,
     ReturnAsked,
     Revive,
     Revived,
-    SendCell,
-    SendLeave,
     Started,
     TakeBack,
-    Terminate,
 )
 from nbddp.lifecycle.states import GroupState as State
 from nbddp.lifecycle.states import Life, RankState
@@ -55,7 +55,7 @@ FAILED = HealEnded(attempt=1, reason="no room")
 HEALING_AGAIN = after(HEALING, FAILED, HEAL)
 BACK = ReturnAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
-IN_VAIN = (State.BROKEN, NotHealed, Kill(ranks=(1,)))
+IN_VAIN = (State.BROKEN, NotHealed, kill(1))
 
 TABLE = {
     "a heal": (
@@ -68,10 +68,7 @@ TABLE = {
     ),
     "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, Revived())),
     "all have met": ((READY, HEALED), (State.IDLE,)),
-    "a cell after a heal": (
-        (after(READY, HEALED), run()),
-        (State.RUNNING, SendCell(cell=1, ranks=(0, 1))),
-    ),
+    "a cell after a heal": ((after(READY, HEALED), run()), (State.RUNNING, send(0, 1))),
     "a heal is interrupted": ((HEALING, INTERRUPT), IN_VAIN),
     "a heal fails": ((HEALING, FAILED), IN_VAIN),
     "the new rank is unable": ((HEALING, unable(1)), IN_VAIN),
@@ -85,12 +82,7 @@ TABLE = {
     "the donor dies": ((HEALING, died(0)), IN_VAIN),
     "a stop": (
         (HEALING, STOP),
-        (
-            State.STOPPING,
-            SendLeave(ranks=(0,)),
-            Terminate(ranks=(1,)),
-            alarm(Alarm.STOP, GRACE, cell=0, generation=1),
-        ),
+        (State.STOPPING, leave(0), terminate(1), alarm(Alarm.STOP, GRACE, cell=0, generation=1)),
     ),
     "ranks are taken back": (
         (OFF, BACK),
@@ -102,7 +94,7 @@ TABLE = {
     ),
     "a returning rank is late": (
         (after(RETURNING, ready(0, 4)), rang(Alarm.START, cell=0, attempt=4)),
-        (State.STARTING, Remark, Kill(ranks=(2,))),
+        (State.STARTING, Remark, kill(2)),
     ),
     "a returning rank dies": (
         (after(RETURNING, ready(0, 4)), died(2, attempt=4)),

@@ -28,10 +28,15 @@ from lives import (
     effect_of,
     ended,
     failed,
+    interrupt,
+    kill,
+    leave,
     noticed,
     rang,
     ready,
     run,
+    send,
+    terminate,
     texts_of,
     unable,
 )
@@ -42,23 +47,18 @@ from nbddp.lifecycle.events import (
     Alarm,
     Event,
     Finished,
-    Kill,
     KillAsked,
     NotStarted,
     Refuse,
     Remark,
     RestartAsked,
     RunAsked,
-    SendCell,
-    SendInterrupt,
-    SendLeave,
     SendRegroup,
     SetAlarm,
     Spawn,
     StartAsked,
     Started,
     Stopped,
-    Terminate,
 )
 from nbddp.lifecycle.states import GroupState as State
 from nbddp.lifecycle.states import Life, RankState
@@ -109,16 +109,16 @@ STARTS = {
     "the last rank is ready": ((after(STARTING, ready(1)), ready(0)), (State.IDLE, Started())),
     "a rank is unable": (
         (after(STARTING, ready(0)), unable(1)),
-        (State.STOPPING, NotStarted, Kill(ranks=(0, 1))),
+        (State.STOPPING, NotStarted, kill(0, 1)),
     ),
-    "a rank dies early": ((STARTING, died(1)), (State.STOPPING, NotStarted, Kill(ranks=(0,)))),
+    "a rank dies early": ((STARTING, died(1)), (State.STOPPING, NotStarted, kill(0))),
     "the only rank dies early": (
         (after(OFF, NO_GROUP), died(0, 3)),
         (State.OFF, NotStarted, Stopped()),
     ),
     "ranks are late": (
         (after(FOUR, ready(1)), rang(Alarm.START, cell=0)),
-        (State.STOPPING, NotStarted, Kill(ranks=(0, 1, 2, 3))),
+        (State.STOPPING, NotStarted, kill(0, 1, 2, 3)),
     ),
     "a process ends after a failed start": (
         (after(STARTING, unable(1)), died(1, 1)),
@@ -130,42 +130,34 @@ STARTS = {
     ),
     "an interrupt of a start": (
         (after(STARTING, ready(0)), INTERRUPT),
-        (
-            State.STOPPING,
-            SendLeave(ranks=(0,)),
-            Terminate(ranks=(1,)),
-            alarm(Alarm.STOP, GRACE, cell=0),
-        ),
+        (State.STOPPING, leave(0), terminate(1), alarm(Alarm.STOP, GRACE, cell=0)),
     ),
 }
 CELLS = {
-    "a cell": ((IDLE, run(cell=5)), (State.RUNNING, SendCell(cell=5, ranks=(0, 1)))),
-    "a cell on one rank": ((IDLE, run(1)), (State.RUNNING, SendCell(cell=1, ranks=(1,)))),
-    "a cell on survivors": ((BROKEN, run(0)), (State.RUNNING, SendCell(cell=1, ranks=(0,)))),
+    "a cell": ((IDLE, run(cell=5)), (State.RUNNING, send(0, 1, cell=5))),
+    "a cell on one rank": ((IDLE, run(1)), (State.RUNNING, send(1))),
+    "a cell on survivors": ((BROKEN, run(0)), (State.RUNNING, send(0))),
     "the first rank ends": ((RUNNING, ended(1)), (State.RUNNING,)),
     "the last rank ends": ((after(RUNNING, ended(1)), ended(0)), (State.IDLE, DONE)),
     "the only rank of the cell ends": ((after(IDLE, run(1)), ended(1)), (State.IDLE, DONE)),
     "a survivor ends": ((after(BROKEN, run(0)), ended(0)), (State.BROKEN, DONE)),
     "no group for a cell that needs none": (
         (IDLE, run(needs_group=False)),
-        (State.RUNNING, regroup(0, 1, form=False), SendCell(cell=1, ranks=(0, 1))),
+        (State.RUNNING, regroup(0, 1, form=False), send(0, 1)),
     ),
     "no group after it was lost": (
         (LOST, run(needs_group=False)),
-        (State.RUNNING, regroup(0, 1, form=False), SendCell(cell=1, ranks=(0, 1))),
+        (State.RUNNING, regroup(0, 1, form=False), send(0, 1)),
     ),
     "no group on survivors": (
         (BROKEN, run(0, needs_group=False)),
-        (State.RUNNING, regroup(0, form=False), SendCell(cell=1, ranks=(0,))),
+        (State.RUNNING, regroup(0, form=False), send(0)),
     ),
     "a new group for a cell on one rank": (
         (LOST, run(0)),
-        (State.RUNNING, regroup(0, 1, form=True), SendCell(cell=1, ranks=(0,))),
+        (State.RUNNING, regroup(0, 1, form=True), send(0)),
     ),
-    "the group is left as it is": (
-        (LOST, run(needs_group=None)),
-        (State.RUNNING, SendCell(cell=1, ranks=(0, 1))),
-    ),
+    "the group is left as it is": ((LOST, run(needs_group=None)), (State.RUNNING, send(0, 1))),
 }
 FAILURES = {
     "the first failure": (
@@ -184,11 +176,11 @@ FAILURES = {
     "all ranks die": ((after(RUNNING, died(1)), died(0)), (State.BROKEN, DONE)),
     "peers still wait after a failure": (
         (after(RUNNING, failed(1)), rang(Alarm.PEERS)),
-        (State.INTERRUPTING, SendInterrupt(cell=1, ranks=(0,)), *limits()),
+        (State.INTERRUPTING, interrupt(0), *limits()),
     ),
     "peers still wait after a death": (
         (after(RUNNING, died(1)), rang(Alarm.PEERS)),
-        (State.INTERRUPTING, SendInterrupt(cell=1, ranks=(0,), is_for_death=True), *limits()),
+        (State.INTERRUPTING, interrupt(0, is_for_death=True), *limits()),
     ),
     "a death beside a cell": ((after(IDLE, run(0)), died(1)), (State.RUNNING, Remark)),
     "the death of an idle rank": ((IDLE, died(1, 3)), (State.BROKEN,)),
@@ -196,29 +188,26 @@ FAILURES = {
 INTERRUPTS = {
     "an interrupt": (
         (after(PATIENT, ended(0)), INTERRUPT),
-        (State.INTERRUPTING, SendInterrupt(cell=1, ranks=(1,)), STUCK, *limits(20.0)),
+        (State.INTERRUPTING, interrupt(1), STUCK, *limits(20.0)),
     ),
     "a double click": ((INTERRUPTING, INTERRUPT), (State.INTERRUPTING,)),
     "a second interrupt after the remark": (
         (after(INTERRUPTING, ended(0), rang(Alarm.STUCK)), INTERRUPT),
-        (State.INTERRUPTING, Remark, Kill(ranks=(1,))),
+        (State.INTERRUPTING, Remark, kill(1)),
     ),
     "a third interrupt after a double click": (
         (after(INTERRUPTING, INTERRUPT, rang(Alarm.STUCK)), INTERRUPT),
-        (State.INTERRUPTING, Remark, Kill(ranks=(0, 1))),
+        (State.INTERRUPTING, Remark, kill(0, 1)),
     ),
     "the user's first interrupt after nbddp's own": (
         (PEER_FREED, INTERRUPT),
-        (State.INTERRUPTING, SendInterrupt(cell=1, ranks=(0,)), STUCK, *limits()),
+        (State.INTERRUPTING, interrupt(0), STUCK, *limits()),
     ),
     "all ranks were interrupted": (
         (after(INTERRUPTING, INTERRUPT, failed(0)), failed(1)),
         (State.IDLE, DONE),
     ),
-    "one rank was interrupted": (
-        (after(INTERRUPTING, ended(0)), failed(1)),
-        (State.IDLE, DONE),
-    ),
+    "one rank was interrupted": ((after(INTERRUPTING, ended(0)), failed(1)), (State.IDLE, DONE)),
     "the cell ended all the same": (
         (after(INTERRUPTING, ended(0)), ended(1)),
         (State.IDLE, Remark, DONE),
@@ -257,7 +246,7 @@ KILLS = {
 GRACES = {
     "a rank that computes outlives the grace": (
         (INTERRUPTING, rang(Alarm.GRACE, working=(0,))),
-        (State.INTERRUPTING, Remark, Kill(ranks=(1,)), alarm(Alarm.GRACE, GRACE)),
+        (State.INTERRUPTING, Remark, kill(1), alarm(Alarm.GRACE, GRACE)),
     ),
     "all ranks compute": (
         (INTERRUPTING, ALL_COMPUTE),
@@ -271,26 +260,17 @@ GRACES = {
 STOPS = {
     "a stop": (
         (after(PATIENT, ended(0)), STOP),
-        (State.STOPPING, SendLeave(ranks=(0,)), Terminate(ranks=(1,)), alarm(Alarm.STOP, 20.0)),
+        (State.STOPPING, leave(0), terminate(1), alarm(Alarm.STOP, 20.0)),
     ),
     "a stop of dead ranks": ((ALL_GONE, STOP), (State.OFF, Stopped())),
     "the first process is gone": ((STOPPING, died(0, 0)), (State.STOPPING,)),
-    "the last process is gone": (
-        (after(STOPPING, died(0, 0)), died(1, 0)),
-        (State.OFF, Stopped()),
-    ),
+    "the last process is gone": ((after(STOPPING, died(0, 0)), died(1, 0)), (State.OFF, Stopped())),
     "the grace of a stop is over": (
         (after(STOPPING, died(0, 0)), rang(Alarm.STOP, cell=0)),
-        (State.STOPPING, Remark, Kill(ranks=(1,))),
+        (State.STOPPING, Remark, kill(1)),
     ),
-    "an interrupt of a stop": (
-        (after(STOPPING, died(0, 0)), INTERRUPT),
-        (State.STOPPING, Kill(ranks=(1,))),
-    ),
-    "a cell ends while stopping": (
-        (after(RUNNING, STOP, ended(0)), ended(1)),
-        (State.STOPPING,),
-    ),
+    "an interrupt of a stop": ((after(STOPPING, died(0, 0)), INTERRUPT), (State.STOPPING, kill(1))),
+    "a cell ends while stopping": ((after(RUNNING, STOP, ended(0)), ended(1)), (State.STOPPING,)),
     "the last process of a cell is gone": (
         (after(RUNNING, STOP, ended(0), ended(1), died(0)), died(1)),
         (State.OFF, DONE, Stopped()),
@@ -326,7 +306,7 @@ TABLE = (
     | RESTARTS
     | {f"stuck: {name}": (row, (State.INTERRUPTING, Remark)) for name, row in STUCK_RANKS.items()}
     | {
-        f"kill: {name}": (row, (State.INTERRUPTING, Remark, Kill(ranks=ranks)))
+        f"kill: {name}": (row, (State.INTERRUPTING, Remark, kill(*ranks)))
         for name, (row, ranks) in KILLS.items()
     }
 )
@@ -412,7 +392,7 @@ def test_the_user_is_told_why(snapshot: SnapshotAssertion) -> None:
 
 @pytest.mark.parametrize("life", [STARTING, IDLE, RUNNING, INTERRUPTING, STOPPING])
 def test_any_living_rank_can_be_killed(life: Life) -> None:
-    assert advance(life, KillAsked(rank=1)) == (life, [Kill(ranks=(1,))])
+    assert advance(life, KillAsked(rank=1)) == (life, [kill(1)])
 
 
 GROUPS = {
