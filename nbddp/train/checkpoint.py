@@ -19,17 +19,12 @@ import torch.distributed as dist
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import files, place, report, sharded, state
 from nbddp.train.parts import (
-    Given,
     Held,
-    References,
-    check_alike,
-    check_replaces,
     checked_step,
     given_parts,
     left_out,
     load,
     of_rank,
-    references,
     taken,
 )
 from nbddp.train.resumed import Resumed
@@ -98,7 +93,6 @@ class Checkpoint:
         self._finish: Callable[[], object] | None = None
         self._group: dist.ProcessGroup | None = None
         self._whole: set[tuple[str, int, int]] = set()
-        self._saved: dict[int, References] = {}
         _live[next(_numbers)] = self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -123,6 +117,8 @@ class Checkpoint:
     def save(self, step: int, *, asynchronous: bool = False, **parts: Any) -> None:
         """Save a run after a step, with the random numbers' state of every rank.
 
+        A checkpoint of the same step is replaced.
+
         Args:
             step: how many steps are done, as ``loader.step`` counts them.
             asynchronous: only copy now, and write while the loop goes on. The next save waits for
@@ -137,9 +133,7 @@ class Checkpoint:
                 sets of them; rank 0's.
 
         Raises:
-            CheckpointError: it could not be saved, or would replace a checkpoint of the same step
-                with other parts; the checkpoints before it are untouched.
-            TypeError: several parts came under one name, as in a list.
+            CheckpointError: it could not be saved; the checkpoints before it are untouched.
             ArgumentError: ``step`` is below 0.
         """
         began = time.perf_counter()
@@ -154,7 +148,6 @@ class Checkpoint:
                 with _told(self.folder / _name(step)):
                     files.make_folder(self.folder)
                     self._tidy()
-                self._check_replaces(whole["step"], given)
                 keep_copy = self._staging if asynchronous else state.as_it_is
                 rest = {name: each for name, each in given.parts.items() if name not in spread}
                 whole.update(taken(rest, given.values, keep_copy))
@@ -185,16 +178,6 @@ class Checkpoint:
         others = [each for each in checkpoints() if each.folder == self.folder]
         wait([each._in_background for each in others if each._in_background is not None])
         files.clean(self.folder)
-
-    def _check_replaces(self, step: int, given: Given) -> None:
-        """See that it does not take the place of another model's."""
-        for each in checkpoints():
-            if each.folder == self.folder:
-                check_alike(self.folder / _name(step), each._saved.get(step, {}), given)
-        for path in (self.folder / _name(step, is_spread=spread) for spread in (False, True)):
-            if path.exists() and self._is_whole(path):
-                check_replaces(path, given)
-        self._saved = {step: references(given)}
 
     def _write(self, whole: dict[str, Any], began: float) -> None:
         if place.rank() != 0:
@@ -290,7 +273,6 @@ class Checkpoint:
 
         Raises:
             CheckpointError: it does not hold what is asked for, or a rank cannot read it.
-            TypeError: several parts came under one name, as in a list.
         """
         self.wait()
         given = given_parts(parts)

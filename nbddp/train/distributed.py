@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,8 +85,7 @@ def on_main(fn: Callable[P, T]) -> Callable[P, T]:
         TypeError, if the result cannot be pickled.
 
     Raises:
-        TypeError: ``fn`` is no function, or its result could not be sent: that of a coroutine
-            or a generator function.
+        TypeError: ``fn`` is no function.
 
     >>> @on_main
     ... def largest(*numbers):
@@ -119,24 +117,14 @@ def _function_name(fn: object) -> str:
     """What to call it in errors.
 
     Raises:
-        TypeError: it is none, or none whose result can be sent.
+        TypeError: it is none.
     """
     if not callable(fn):
         raise TypeError(
             f"nbddp.on_main takes a function and is called with its arguments later, as in "
             f"`save = nbddp.on_main(save)`; got {type(fn).__name__}"
         )
-    name = getattr(fn, "__name__", type(fn).__name__)
-    if inspect.iscoroutinefunction(fn):
-        raise TypeError(
-            f"nbddp.on_main: {name} is a coroutine function: await it on rank 0, and hand the "
-            "result to a function that returns it"
-        )
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise TypeError(
-            f"nbddp.on_main: {name} is a generator function, which cannot be sent: return a list"
-        )
-    return str(name)
+    return str(getattr(fn, "__name__", type(fn).__name__))
 
 
 @contextmanager

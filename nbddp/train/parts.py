@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import operator
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from weakref import ReferenceType, ref
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import ArgumentError, CheckpointError
 from nbddp.train import files, place, sharded, state
-
-References = dict[str, ReferenceType[Any]]
 
 
 def checked_step(step: int) -> int:
@@ -55,15 +50,11 @@ class Given:
 def given_parts(everything: Mapping[str, Any]) -> Given:
     """Tell what has a state from what is a value.
 
-    Raises:
-        TypeError: several parts came under one name.
-
     >>> given_parts({"best": 0.5})
     Given(parts={}, own={}, values={'best': 0.5})
     """
     given = Given({}, {}, {})
     for name, part in everything.items():
-        _check_single(name, part)
         if not _has_state(part):
             given.values[name] = part
         elif _is_own(name, part):
@@ -81,18 +72,6 @@ def _is_own(name: str, part: object) -> bool:
     """Whether each rank has a state of its own: so do loaders, samplers and other iterables."""
     is_loader = name == "loader" or isinstance(part, Iterable)
     return is_loader and not isinstance(part, nn.Module)
-
-
-def _check_single(name: str, part: object) -> None:
-    inside = part.values() if isinstance(part, dict) else part
-    if not isinstance(inside, (list, tuple, type({}.values()))):
-        return
-    found = next((each for each in inside if _has_state(each)), None)
-    if found is not None:
-        raise TypeError(
-            f"Checkpoint: {name} is a {type(part).__name__} with a {type(found).__name__} in it: "
-            f"give each part by a name of its own, as in {name}_1=..., {name}_2=..."
-        )
 
 
 def _unwrapped(part: Any) -> Any:
@@ -175,20 +154,9 @@ class Held:
 
 
 def read(path: Path) -> Held:
-    """Read a checkpoint, but for what is spread; also one that nbddp wrote when it began."""
+    """Read a checkpoint, but for what is spread."""
     whole: dict[str, Any] = files.read_whole(path / sharded.REST if path.is_dir() else path)
-    spread = tuple(whole.get("spread", ("model", "optimizer") if path.is_dir() else ()))
-    if "values" in whole:
-        return Held(path, whole, spread)
-    values = {} if whole["extra"] is None else {"extra": whole["extra"]}
-    return Held(
-        path, whole | {"values": values, "ranks": list(map(_renamed, whole["ranks"]))}, spread
-    )
-
-
-def _renamed(rank: dict[str, Any]) -> dict[str, Any]:
-    own = {} if rank["loader"] is None else {"loader": rank["loader"]}
-    return {"random": rank["random"], "own": own}
+    return Held(path, whole, tuple(whole["spread"]))
 
 
 def load(path: Path, given: Given) -> Held:
@@ -220,88 +188,15 @@ def left_out(held: Held, given: Given) -> list[str]:
 def _check(held: Held, given: Given) -> None:
     values = held.whole["values"]
     wanted = {**given.parts, **given.own}
-    missing = [name for name in wanted if name not in held.parts and values.get(name) is None]
+    missing = [name for name in wanted if name not in held.parts]
     missing += [
-        name
-        for name, value in given.values.items()
-        if value is not None and name not in values and name not in held.parts
+        name for name, each in given.values.items() if each is not None and name not in values
     ]
     if missing:
         names = ", ".join([*held.parts, *values]) or "its step"
         raise CheckpointError(f"{held.path} holds no {' and no '.join(missing)}, only {names}")
-    for name, part in {**wanted, **given.values}.items():
-        _check_kind(held, name, part)
     if whole := [name for name in given.spread() if name not in held.spread]:
         raise CheckpointError(
             f"{held.path} holds a whole {whole[0]} and this one is spread over the ranks: load it "
             "first and spread it then"
         )
-
-
-def _check_kind(held: Held, name: str, part: object) -> None:
-    if part is not None and name in (held.parts if not _has_state(part) else held.whole["values"]):
-        kinds = ("a part with a state", "a plain value")
-        was, now = kinds if not _has_state(part) else reversed(kinds)
-        raise CheckpointError(
-            f"{held.path} holds {name} as {was}, and here it is {now}: {type(part).__name__}"
-        )
-
-
-# ---- one run in one folder
-
-
-def references(given: Given) -> References:
-    """Who was saved, by name, as long as they live."""
-    found: References = {}
-    for name, part in given.parts.items():
-        with suppress(TypeError):  # it has slots, and none for this
-            found[name] = ref(part)
-    return found
-
-
-def check_alike(path: Path, saved: References, given: Given) -> None:
-    """See that what this process saved for the same step was the very same.
-
-    Raises:
-        CheckpointError: it was another part under the same name, which still lives.
-    """
-    if not _others(saved, given):
-        return
-    gc.collect()  # a DDP model that nobody has any more lives on in a circle
-    if others := _others(saved, given):
-        raise CheckpointError(
-            f"{path} holds another {others[0]} of the same step, which would be lost: use another "
-            "name, or a folder for each"
-        )
-
-
-def _others(saved: References, given: Given) -> list[str]:
-    still = {name: before() for name, before in saved.items() if name in given.parts}
-    return [
-        name for name, part in still.items() if part is not None and part is not given.parts[name]
-    ]
-
-
-def check_replaces(path: Path, given: Given) -> None:
-    """See that a checkpoint of the same step, which is about to be replaced, is of the same run.
-
-    Raises:
-        CheckpointError: it holds a part that would be lost, or the same names for other shapes.
-    """
-    held = read(path)
-    if lost := [name for name in held.parts if name not in {**given.parts, **given.own}]:
-        raise CheckpointError(
-            f"{path} holds {', '.join(lost)} of the same step, which would be lost: give one save "
-            "all parts, or use a folder for each"
-        )
-    for name, before in held.whole["parts"].items():
-        part = given.parts.get(name)
-        if isinstance(part, nn.Module) and _shapes(before) != _shapes(part.state_dict()):
-            raise CheckpointError(
-                f"{path} holds another {name} of the same step, which would be lost: use another "
-                "name, or a folder for each"
-            )
-
-
-def _shapes(states: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: getattr(each, "shape", None) for name, each in states.items()}

@@ -54,10 +54,15 @@ class FaultError(RuntimeError):
 
 
 class Strike:
-    """What a fault does: in an instant, or on and on until it is undone."""
+    """What a fault does: ``act`` in an instant, or a subclass on and on until it is undone."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
 
     def begin(self) -> None:
         """Strike now; what dies of it does not come back from here."""
+        __tracebackhide__ = True
+        self._act()
 
     def step(self) -> None:
         """The rank has reported another step since."""
@@ -69,71 +74,46 @@ class Strike:
         """Take away what is left of it."""
 
 
-class Sudden(Strike):
-    """Something that is over when it returns, if it returns."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        self._act = act
-
-    def begin(self) -> None:
-        """Do it."""
-        __tracebackhide__ = True
-        self._act()
-
-
 def aim(fault: Fault) -> Strike:
     """Find what the fault is to strike; nothing has happened yet.
 
     Raises:
         FaultError: this rank has no such thing.
     """
-    return AIMS[fault.kind](fault)
+    if fault.kind in LASTING:
+        return LASTING[fault.kind](fault)
+    if fault.kind == "corrupt":
+        return Strike(partial(flip, _newest_checkpoint(fault)))
+    return Strike(partial(SUDDEN[fault.kind], fault))
 
 
 # ---- those that end something
 
 
-def _raise(fault: Fault) -> Strike:
-    return Sudden(partial(_raise_error, f"fault: {fault}"))
-
-
-def _raise_error(text: str) -> None:
+def _raise(fault: Fault) -> None:
     __tracebackhide__ = True
-    raise FaultError(text)
+    raise FaultError(f"fault: {fault}")
 
 
-def _kill(_fault: Fault) -> Strike:
-    return Sudden(lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
-def _segfault(_fault: Fault) -> Strike:
-    return Sudden(lambda: ctypes.string_at(0))
-
-
-def _exit(_fault: Fault) -> Strike:
-    return Sudden(lambda: os._exit(EXIT_CODE))
-
-
-def _hang(_fault: Fault) -> Strike:
-    return Sudden(_sleep_for_ever)
-
-
-def _sleep_for_ever() -> None:
+def _hang(_fault: Fault) -> None:
     while True:
         time.sleep(3600)
 
 
-def _stop(_fault: Fault) -> Strike:
-    return Sudden(lambda: os.kill(os.getpid(), signal.SIGSTOP))
-
-
-def _oom(_fault: Fault) -> Strike:
-    return Sudden(_take_too_much)
-
-
-def _take_too_much() -> None:
+def _take_too_much(_fault: Fault) -> None:
     __tracebackhide__ = True
     torch.empty(TOO_MUCH, dtype=torch.uint8, device=place.device())
+
+
+SUDDEN: dict[str, Callable[[Fault], object]] = {
+    "raise": _raise,
+    "kill": lambda _fault: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda _fault: ctypes.string_at(0),
+    "exit": lambda _fault: os._exit(EXIT_CODE),
+    "hang": _hang,
+    "stop": lambda _fault: os.kill(os.getpid(), signal.SIGSTOP),
+    "oom": _take_too_much,
+}
 
 
 # ---- slow
@@ -300,13 +280,13 @@ def _finished_work() -> Any:
 # ---- corrupt
 
 
-def _corrupt(fault: Fault) -> Strike:
+def _newest_checkpoint(fault: Fault) -> Path:
     from nbddp.train.checkpoint import checkpoints
 
     newest = [path for path in (each.newest() for each in checkpoints()) if path is not None]
     if not newest:
         raise FaultError(f"fault: {fault} finds no checkpoint; save one before that step")
-    return Sudden(partial(flip, max(newest, key=lambda path: path.stat().st_mtime_ns)))
+    return max(newest, key=lambda path: path.stat().st_mtime_ns)
 
 
 def flip(path: Path) -> None:
@@ -324,16 +304,4 @@ def flip(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-AIMS: dict[str, Callable[[Fault], Strike]] = {
-    "raise": _raise,
-    "kill": _kill,
-    "segfault": _segfault,
-    "exit": _exit,
-    "hang": _hang,
-    "stop": _stop,
-    "slow": Slow,
-    "nan": Nan,
-    "skip": Skip,
-    "oom": _oom,
-    "corrupt": _corrupt,
-}
+LASTING: dict[str, Callable[[Fault], Strike]] = {"slow": Slow, "nan": Nan, "skip": Skip}
