@@ -188,13 +188,16 @@ def left_out(held: Held, given: Given) -> list[str]:
 def _check(held: Held, given: Given) -> None:
     values = held.whole["values"]
     wanted = {**given.parts, **given.own}
-    missing = [name for name in wanted if name not in held.parts]
-    missing += [
-        name for name, each in given.values.items() if each is not None and name not in values
-    ]
+    missing = [f"state of {name}" for name in wanted if name not in held.parts]
+    given_values = [name for name, value in given.values.items() if value is not None]
+    missing += [f"value {name}" for name in given_values if name not in values]
     if missing:
-        names = ", ".join([*held.parts, *values]) or "its step"
-        raise CheckpointError(f"{held.path} holds no {' and no '.join(missing)}, only {names}")
+        found = [f"the state of {name}" for name in held.parts]
+        found += [f"the value {name}" for name in values]
+        raise CheckpointError(
+            f"{held.path} holds no {' and no '.join(missing)}; "
+            f"it holds {', '.join(found) or 'nothing but its step'}"
+        )
     if whole := [name for name in given.spread() if name not in held.spread]:
         raise CheckpointError(
             f"{held.path} holds a whole {whole[0]} and this one is spread over the ranks: load it "
