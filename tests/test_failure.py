@@ -41,22 +41,16 @@ def test_an_exception_that_cannot_be_turned_into_text_keeps_its_own_name() -> No
     assert failure.text.endswith("__str__() raised RuntimeError")
     assert failure.traceback.endswith("OddError: <exception str() failed>\n")
     assert plain(raised(OddError())).text == failure.text
-
-
-def test_an_exception_with_a_text_says_it() -> None:
     assert text_of(ValueError("too low")) == "too low"
 
 
 def test_ipython_shows_what_it_can() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__context__, other.__context__ = other, one
+    assert not needs_pythons_format(one)  # and does not go round for ever
     assert not needs_pythons_format(raised(ValueError("plain"), KeyError("cause")))
     assert needs_pythons_format(raised(ValueError("plain"), OddError()))
     assert needs_pythons_format(OddError())
-
-
-def test_an_error_that_is_its_own_context_is_looked_at_once() -> None:
-    one, other = ValueError("one"), ValueError("other")
-    one.__context__, other.__context__ = other, one
-    assert not needs_pythons_format(one)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")

@@ -22,32 +22,30 @@ class FakeUsage(Usage):
         return self.now
 
 
-@pytest.fixture
-def posted() -> list[Pulse | Arrivals]:
-    return []
+class Pulses(PulseThread):
+    """Looks that a test has made, and what was posted of them."""
+
+    def __init__(self) -> None:
+        self.posted: list[Pulse | Arrivals] = []
+        self.usage = FakeUsage()
+        super().__init__(self.posted.append, lambda _file: False, self.usage)
+
+    def news(self, *, is_due: bool = False, **change: float) -> int:
+        """Look once more between cells; how much was posted by then."""
+        self.usage.now = replace(self.usage.now, **change)
+        self._tell_news(self.look(), is_due=is_due)
+        return len(self.posted)
 
 
 @pytest.fixture
-def usage() -> FakeUsage:
-    return FakeUsage()
+def pulses() -> Pulses:
+    return Pulses()
 
 
-@pytest.fixture
-def pulses(posted: list[Pulse | Arrivals], usage: FakeUsage) -> PulseThread:
-    return PulseThread(posted.append, lambda _file: False, usage)
-
-
-def test_what_has_not_changed_is_told_once_and_when_it_is_due(
-    pulses: PulseThread, posted: list[Pulse | Arrivals], usage: FakeUsage
-) -> None:
-    for _ in range(5):
-        pulses._tell_news(pulses.look(), is_due=False)
-    assert len(posted) == 1
-    pulses._tell_news(pulses.look(), is_due=True)
-    assert len(posted) == 2
-    usage.now = replace(usage.now, cpu=1.9, memory=301_000_000)
-    pulses._tell_news(pulses.look(), is_due=False)
-    assert len(posted) == 2
+def test_what_has_not_changed_is_told_once_and_when_it_is_due(pulses: Pulses) -> None:
+    assert [pulses.news() for _ in range(5)] == [1] * 5
+    assert pulses.news(is_due=True) == 2
+    assert pulses.news(cpu=1.9, memory=301_000_000) == 2
 
 
 @pytest.mark.parametrize(
@@ -59,32 +57,17 @@ def test_what_has_not_changed_is_told_once_and_when_it_is_due(
         {"gpu_memory": 1},
         {"gpu_reserved": 1},
     ],
+    ids=str,
 )
 def test_what_has_changed_is_told_at_the_next_look(
-    pulses: PulseThread,
-    posted: list[Pulse | Arrivals],
-    usage: FakeUsage,
-    change: dict[str, float],
+    pulses: Pulses, change: dict[str, float]
 ) -> None:
-    pulses._tell_news(pulses.look(), is_due=False)
-    usage.now = replace(usage.now, **change)
-    pulses._tell_news(pulses.look(), is_due=False)
-    assert len(posted) == 2
+    assert [pulses.news(), pulses.news(**change)] == [1, 2]
 
 
-def test_what_was_told_within_a_cell_is_old_after_it(
-    pulses: PulseThread, posted: list[Pulse | Arrivals]
-) -> None:
+def test_what_was_told_before_or_in_a_cell_is_old_after_it(pulses: Pulses) -> None:
     pulses._tell(pulses.look(cell=3))
-    pulses._tell_news(pulses.look(), is_due=False)
-    assert len(posted) == 2
-
-
-def test_after_a_cell_that_was_too_short_to_be_looked_at_it_is_told_again(
-    pulses: PulseThread, posted: list[Pulse | Arrivals]
-) -> None:
-    pulses._tell_news(pulses.look(), is_due=False)
-    pulses.begin_cell(1)
+    assert pulses.news() == 2
+    pulses.begin_cell(4)  # which is too short to be looked at
     pulses.end_cell()
-    pulses._tell_news(pulses.look(), is_due=False)
-    assert len(posted) == 2
+    assert pulses.news() == 3

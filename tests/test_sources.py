@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import FunctionType
@@ -66,27 +67,8 @@ def test_a_method_of_a_class_that_a_cell_defines_brings_its_cell(define: Define)
     assert cells == {"/tmp/kernel/3.py": (0, text)}
 
 
-def _pushed(function: FunctionType) -> Any:
-    return pickle.loads(dumps_with_sources(function, {}))
-
-
-def _sent_whole(function: FunctionType) -> Any:
-    return pickle.loads(sources.dumps(function))
-
-
-def _pulled(function: FunctionType) -> Any:
-    return pickle.loads(values.dumps(function, name="f")[0])
-
-
-def _given_to_a_replacement(function: FunctionType) -> Any:
-    carried = carry.pack_names({"f": function})
-    opened: dict[str, Any] = {}
-    carry.open_names(carried.data, opened, carried.storages)
-    return opened["f"]
-
-
-def _given_to_a_replacement_as_a_cells(function: FunctionType) -> Any:
-    namespace = function.__globals__
+def _carried(function: FunctionType, *, as_of_a_cell: bool) -> Any:
+    namespace = function.__globals__ if as_of_a_cell else {}
     namespace["f"] = function
     carried = carry.pack_names(namespace, leave={*namespace} - {"f"})
     opened: dict[str, Any] = {}
@@ -103,13 +85,14 @@ def _spawned(function: FunctionType) -> Any:
 @pytest.mark.parametrize(
     "travel",
     [
-        _pushed,
-        _sent_whole,
-        _pulled,
-        _given_to_a_replacement,
-        _given_to_a_replacement_as_a_cells,
+        lambda function: pickle.loads(dumps_with_sources(function, {})),
+        lambda function: pickle.loads(sources.dumps(function)),
+        lambda function: pickle.loads(values.dumps(function, name="f")[0]),
+        partial(_carried, as_of_a_cell=False),
+        partial(_carried, as_of_a_cell=True),
         _spawned,
     ],
+    ids=["pushed", "sent", "pulled", "carried", "carried as a cell's", "spawned"],
 )
 def test_a_function_has_the_file_of_its_cell_however_it_travels(
     define: Define, travel: Callable[[FunctionType], Any]

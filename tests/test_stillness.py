@@ -22,26 +22,24 @@ def stay(after: Trace, wait: Wait) -> float:
 
 
 @pytest.mark.parametrize("wait", Wait)
-def test_who_does_nothing_stays(wait: Wait) -> None:
+def test_in_any_wait_who_does_nothing_stays_and_what_a_thread_does_itself_is_a_move(
+    wait: Wait,
+) -> None:
     assert stay(HERE, wait) == 11.0
-
-
-@pytest.mark.parametrize("wait", Wait)
-@pytest.mark.parametrize("name", DONE)
-def test_what_a_thread_does_itself_is_a_move_in_any_wait(wait: Wait, name: str) -> None:
-    assert stay(replace(HERE, **{name: DONE[name]}), wait) == 0.0
-
-
-@pytest.mark.parametrize("name", SIGNS)
-def test_output_a_switch_or_cpu_time_is_a_move_of_who_waits_for_nobody(name: str) -> None:
-    assert stay(replace(HERE, **{name: SIGNS[name]}), Wait.NONE) == 0.0
+    for name, value in DONE.items():
+        assert stay(replace(HERE, **{name: value}), wait) == 0.0, name
 
 
 @pytest.mark.parametrize(
     ("wait", "moves"),
-    [(Wait.SEEN, {"cpu"}), (Wait.RECORDED, {"cpu"}), (Wait.SPINNING, set())],
+    [
+        (Wait.NONE, {*SIGNS}),
+        (Wait.SEEN, {"cpu"}),
+        (Wait.RECORDED, {"cpu"}),
+        (Wait.SPINNING, set()),
+    ],
 )
-def test_a_thread_that_prints_beside_it_is_no_move_of_who_waits(
+def test_what_may_be_of_a_thread_beside_it_is_no_move_of_who_waits(
     wait: Wait, moves: set[str]
 ) -> None:
     moved = {name for name in SIGNS if not stay(replace(HERE, **{name: SIGNS[name]}), wait)}

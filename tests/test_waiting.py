@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from arrivals import BASE, KIND, letters, told
@@ -17,6 +18,16 @@ def late(rank: int, _step: int) -> float:
     return 0.1 + (LATE if rank == 2 else 0.0)
 
 
+def waiting_of(came: dict[int, list[float]], *, ranks: int = 2, **more: Any) -> Waiting:
+    """What ranks tell that came to collectives at these seconds."""
+    waiting = Waiting()
+    waiting.begin_cell(range(ranks))
+    for rank, at in came.items():
+        for letter in letters(at, **more):
+            waiting.note(rank, letter, 0.0)
+    return waiting
+
+
 def test_a_rank_waits_from_when_it_comes_until_the_last_one_does() -> None:
     found = told(late).read()
     assert found.met == 40
@@ -25,12 +36,7 @@ def test_a_rank_waits_from_when_it_comes_until_the_last_one_does() -> None:
         (1, 2): pytest.approx(40 * LATE, rel=1e-3),
     }
     first = found.meetings[0]
-    assert (first.number, first.name, first.shape, first.awaited) == (
-        1,
-        "all_reduce",
-        "float [72]",
-        2,
-    )
+    assert (first.number, first.title, first.awaited) == (1, "all_reduce float [72]", 2)
     assert first.waits == {0: pytest.approx(LATE), 1: pytest.approx(LATE), 2: 0.0}
     assert first.at == pytest.approx(BASE + 0.15)
 
@@ -54,8 +60,7 @@ def test_a_rank_that_is_late_in_each_part_of_the_last_seconds_is_told() -> None:
 
 
 def test_a_rank_that_had_no_core_is_not_told_so_soon() -> None:
-    waiting = Waiting()
-    waiting.begin_cell([0, 1])
+    waiting = waiting_of({})
     for rank in (0, 1):
         for letter in letters([0.15 * step + rank * LATE for step in range(1, 18)]):
             starved = replace(letter, awake=900_000, cpu=900_000 - rank * 300_000)
@@ -65,8 +70,7 @@ def test_a_rank_that_had_no_core_is_not_told_so_soon() -> None:
 
 
 def test_where_the_awaited_rank_was_meanwhile_is_told_by_its_samples_and_its_data() -> None:
-    waiting = Waiting()
-    waiting.begin_cell([0, 1])
+    waiting = waiting_of({})
     for rank in (0, 1):
         at = [0.2 * step + rank * LATE for step in range(1, 20)]
         waiting.mark(rank, BASE + 0.2, 1)
@@ -89,10 +93,14 @@ def test_where_the_awaited_rank_was_meanwhile_is_told_by_its_samples_and_its_dat
     assert (awaited.place, awaited.is_loading, awaited.steps) == ((9, ""), True, 1)
 
 
-def test_groups_count_by_themselves_and_so_they_are_matched() -> None:
-    waiting = Waiting()
-    waiting.begin_cell(range(4))
-    for group, ranks in (("[0, 2]", (0, 2)), ("[1, 3]", (1, 3))):
+def test_groups_count_by_themselves_and_one_of_unknown_ranks_is_left_out() -> None:
+    waiting = waiting_of({}, ranks=4)
+    for group, ranks in (
+        ("[0, 2]", (0, 2)),
+        ("[1, 3]", (1, 3)),
+        ("'tensor parallel'", (0, 1)),
+        ("[0, 7]", (0,)),
+    ):
         for rank in ranks:
             kind = ["all_reduce", "float [1]", group, True, 0]
             for letter in letters([0.1 * step + 0.01 * rank for step in range(1, 9)], kind=kind):
@@ -103,19 +111,9 @@ def test_groups_count_by_themselves_and_so_they_are_matched() -> None:
     assert found.met == 16
 
 
-def test_a_group_of_unknown_ranks_is_left_out() -> None:
-    waiting = Waiting()
-    waiting.begin_cell(range(2))
-    for name in ("'tensor parallel'", "[0, 7]"):
-        for letter in letters([0.1], kind=["all_reduce", "", name, True, 0]):
-            waiting.note(0, letter, 0.0)
-    assert waiting.read().met == 0
-
-
 def test_numbers_that_begin_anew_are_not_matched_with_those_before() -> None:
     """A cell may form its process group again."""
-    waiting = Waiting()
-    waiting.begin_cell([0, 1])
+    waiting = waiting_of({})
     for rank in (0, 1):
         for turn in (0, 1):
             kind = [*KIND[:4], turn]
@@ -156,12 +154,8 @@ def test_what_was_lost_or_left_out_is_counted_and_long_runs_keep_their_sums() ->
 
 
 def test_nobody_waits_where_ranks_do_not_wait_for_each_other() -> None:
-    waiting = Waiting()
-    waiting.begin_cell([0, 1])
-    for rank in (0, 1):
-        at = [0.1 * step + 0.02 * rank for step in range(1, 30)]
-        for letter in letters(at, kind=["broadcast", "float [1]", "", False, 0]):
-            waiting.note(rank, letter, 0.0)
+    came = {rank: [0.1 * step + 0.02 * rank for step in range(1, 30)] for rank in (0, 1)}
+    waiting = waiting_of(came, kind=["broadcast", "float [1]", "", False, 0])
     found = waiting.read()
     assert (found.met, dict(found.waits)) == (29, {})
     assert found.meetings[0].waits == {}
