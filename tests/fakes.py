@@ -116,7 +116,6 @@ class FakeLauncher(ThisMachine):
         self.waits = threading.Event()
         self.on_launch: Callable[[RankStart], Any] = lambda _start: None
         self.obeys = obeys
-        self.is_closed = False
 
     def warm_up(self) -> None: ...
 
@@ -137,7 +136,6 @@ class FakeLauncher(ThisMachine):
             raise self.sweep_fails
 
     def close(self) -> None:
-        self.is_closed = True
         self.gate.set()
 
     def living(self) -> list[FakeHandle]:

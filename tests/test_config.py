@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from refusals import refusal
+from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
@@ -18,16 +19,6 @@ import nbddp
 from nbddp.errors import ArgumentError
 from nbddp.train import report
 from nbddp.train.report import LoggerSink
-
-
-class Recorder(LoggerSink):
-    """Keeps what happens."""
-
-    def __init__(self) -> None:
-        self.found: list[tuple[str, dict[str, Any]]] = []
-
-    def happened(self, kind: str, facts: dict[str, Any]) -> None:
-        self.found.append((kind, facts))
 
 
 @pytest.fixture
@@ -39,7 +30,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 def said(recorder: Recorder) -> dict[str, Any]:
-    [(kind, facts)] = recorder.found
+    [(kind, facts)] = recorder.told
     assert kind == "config"
     values: dict[str, Any] = facts["values"]
     return values
@@ -98,7 +89,7 @@ def test_settings_that_have_themselves_inside_come_to_an_end(recorder: Recorder)
 
 def test_nothing_to_say_is_nothing_said(recorder: Recorder) -> None:
     nbddp.config()
-    assert recorder.found == []
+    assert recorder.told == []
 
 
 def test_what_cannot_be_settings_is_refused_and_nothing_is_said(
@@ -110,7 +101,7 @@ def test_what_cannot_be_settings_is_refused_and_nothing_is_said(
         refusal(ArgumentError, nbddp.config, {"lr": 1}, lr=2),
         refusal(ArgumentError, nbddp.config, many),
     ] == snapshot
-    assert recorder.found == []
+    assert recorder.told == []
 
 
 def test_under_torchrun_it_goes_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:

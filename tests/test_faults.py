@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refusal
+from sinks import Recorder
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError
@@ -25,25 +26,6 @@ from nbddp.train import checkpoint as checkpoint_module
 from nbddp.train import faults, models, place, report, strikes
 from nbddp.train.faults import KINDS, Fault, FaultError, armed, at, clear
 from nbddp.train.report import LoggerSink, log, reached, set_sink
-
-
-class Recorder(LoggerSink):
-    """A sink that remembers the order of things."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-
-    def log(self, step: int, values: dict[str, float]) -> None:  # noqa: ARG002
-        self.told.append(step)
-
-    def happened(self, kind: str, facts: dict[str, Any]) -> None:
-        self.told.append((kind, facts))
-
-    def flush(self) -> None:
-        self.told.append("flush")
-
-    def count_strikes(self) -> int:
-        return self.told.count("flush")
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +172,7 @@ def test_arming_a_fault_twice_is_one_fault_and_the_next_is_first(sink: Recorder)
     for step in (4, 9):
         log_and_fail(step)
     assert armed() == []
-    assert sink.count_strikes() == 2
+    assert sink.told.count("flush") == 2
 
 
 def test_two_faults_that_are_due_strike_one_after_the_other() -> None:
@@ -272,7 +254,7 @@ def test_in_the_same_process_it_strikes_again_only_if_told_to(sink: Recorder) ->
         arm(0, again=again)
         with suppress(FaultError):
             log(step=0)
-    assert sink.count_strikes() == 2
+    assert sink.told.count("flush") == 2
 
 
 # ---- what they do
@@ -342,7 +324,7 @@ def test_slow_draws_out_every_step_that_follows(sink: Recorder, clock: Clock) ->
     for step, seconds in enumerate([5.0, 5.0, 1.0, 2.0, 0.5]):
         clock.log_after(seconds, step)
     assert clock.slept == [2.0, 4.0, 1.0]
-    assert sink.count_strikes() == 1
+    assert sink.told.count("flush") == 1
 
 
 def test_slow_does_not_draw_out_the_time_between_two_cells(clock: Clock) -> None:

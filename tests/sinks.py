@@ -1,0 +1,23 @@
+"""A sink that keeps what a training reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbddp.train.report import LoggerSink
+
+
+class Recorder(LoggerSink):
+    """Keeps steps, events and flushes, in their order."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def log(self, step: int, values: dict[str, float]) -> None:  # noqa: ARG002
+        self.told.append(step)
+
+    def happened(self, kind: str, facts: dict[str, Any]) -> None:
+        self.told.append((kind, facts))
+
+    def flush(self) -> None:
+        self.told.append("flush")
