@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.worker import gpu_memory as room
 from nbddp.worker.gpu_memory import largest_tensors, tell
@@ -14,8 +15,8 @@ from nbddp.worker.gpu_memory import largest_tensors, tell
 GIB = 1 << 30
 
 
-def names_of(*scopes: dict[str, Any]) -> list[str]:
-    return [name for name, _ in largest_tensors(scopes)]
+def names_of(*scopes: dict[str, Any], device: torch.device | None = None) -> list[str]:
+    return [name for name, _ in largest_tensors(scopes, device)]
 
 
 def test_the_largest_come_first_under_names_that_can_be_typed() -> None:
@@ -42,14 +43,14 @@ def test_what_shares_memory_is_told_once_and_what_python_keeps_not_at_all() -> N
 
 def test_only_tensors_on_that_device_count() -> None:
     scope = {"here": torch.ones(3), "nowhere": torch.ones(9, device="meta")}
-    assert [name for name, _ in largest_tensors([scope], torch.device("cpu"))] == ["here"]
+    assert names_of(scope, device=torch.device("cpu")) == ["here"]
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What is told of a GPU of 16 GiB on which these amounts are used."""
 
-    def told(*, free: int, held: int, reserved: int) -> list[str]:
+    def told(*, free: int, held: int, reserved: int) -> str:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _d: (free * GIB, 16 * GIB))
@@ -60,30 +61,20 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Any:
             device=torch.device("cuda", 1), nbytes=3 * GIB, dtype=torch.float32, shape=(3, 5)
         )
         monkeypatch.setattr(room, "largest_tensors", lambda *_scopes: [("x", big)])
-        return tell(torch.OutOfMemoryError("GPU 1 has no room"), {}, []).splitlines()
+        return tell(torch.OutOfMemoryError("GPU 1 has no room"), {}, [])
 
     return told
 
 
-def test_a_full_gpu_is_told_with_who_holds_it_and_what_helps(card: Any) -> None:
-    assert card(free=1, held=12, reserved=13) == [
-        "  cuda:1, Tesla T4, has 16.0 GiB; 1.0 GiB free",
-        "    this rank: 12.0 GiB in tensors, 1.0 GiB reserved beside them",
-        "    all else (CUDA itself, other ranks, other processes): 2.0 GiB",
-        "    largest tensors: x 3.0 GiB (float32 [3, 5])",
-        "    a smaller batch needs less, and so do `nbddp.precision(accumulate=4)` with a quarter "
-        "of it, and bf16; `del` gives a name's memory back",
-    ]
-
-
-def test_who_holds_most_of_it_decides_what_helps(card: Any) -> None:
-    assert card(free=1, held=3, reserved=3)[-1] == (
-        "    most of it is not this rank's: `nvidia-smi` names the processes; fewer ranks on it"
-    )
-    assert card(free=1, held=8, reserved=14)[-1] == (
-        "    much is free, but in pieces: "
-        "`--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` puts them together"
-    )
+@pytest.mark.parametrize(
+    ("free", "held", "reserved"),
+    [(1, 12, 13), (1, 3, 3), (1, 8, 14)],
+    ids=["this rank", "others", "in pieces"],
+)
+def test_a_full_gpu_is_told_with_who_holds_most_of_it_and_what_helps(
+    card: Any, free: int, held: int, reserved: int, snapshot: SnapshotAssertion
+) -> None:
+    assert card(free=free, held=held, reserved=reserved) == snapshot
 
 
 def test_other_errors_and_ranks_without_a_gpu_tell_nothing(
@@ -94,13 +85,12 @@ def test_other_errors_and_ranks_without_a_gpu_tell_nothing(
     assert tell(RuntimeError("no"), {}, []) == ""
 
 
-def test_a_module_that_cannot_be_asked_hides_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_be_asked_hides_no_failure(
+    monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
     class Odd(torch.nn.Module):
         def named_parameters(self, *_args: Any, **_options: Any) -> Any:
             raise RuntimeError("not now")
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    error = torch.OutOfMemoryError("GPU 0 has no room")
-    assert tell(error, {"model": Odd()}, []) == (
-        "  what holds its memory cannot be told: RuntimeError: not now"
-    )
+    assert tell(torch.OutOfMemoryError("GPU 0 has no room"), {"model": Odd()}, []) == snapshot

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fake_nvml import FakeNvml, gpu
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller import gpus as room
 from nbddp.controller.gpus import GpuWatch
@@ -94,7 +95,7 @@ def test_a_snapshot_knows_who_shares_a_gpu_and_asks_for_each_once() -> None:
     assert [each.gpu_use.load for each in snapshot.ranks] == [3.0, 3.0, -1.0, -1.0]
 
 
-def test_a_ranks_gpu_is_said_in_short_and_in_whole() -> None:
+def test_a_ranks_gpu_is_said_in_short_and_in_whole(snapshot: SnapshotAssertion) -> None:
     each = RankSnapshot(
         rank=1,
         state="running",
@@ -104,19 +105,6 @@ def test_a_ranks_gpu_is_said_in_short_and_in_whole() -> None:
         gpu_use=DeviceUse(load=70.0, used=12 * GIB, total=16 * GIB, others=GIB),
         gpu_ranks=(0, 2),
     )
-    said = " · ".join(say_gpu(each))
-    assert said == "70 % · 2.0 GiB · shared with ranks 0,2 · others 1.0 GiB · T4"
-    assert say_whole_gpu(each).splitlines() == [
-        "Tesla T4",
-        "rank 1: 2.0 GiB in tensors, 3.0 GiB reserved by torch",
-        "processes that are no ranks: 1.0 GiB",
-        "in use: 12.0 GiB of 16.0 GiB",
-        "busy: 70 % of the last second",
-        "shared with ranks 0,2",
-    ]
     alone = RankSnapshot(rank=0, state="idle", gpu="NVIDIA H100")
-    assert list(say_gpu(alone)) == ["H100"]
-    assert say_whole_gpu(alone).splitlines()[1:] == [
-        "rank 0: 0 B in tensors, 0 B reserved by torch"
-    ]
-    assert list(say_gpu(replace(alone, gpu=""))) == []
+    assert [list(say_gpu(it)) for it in (each, alone, replace(alone, gpu=""))] == snapshot
+    assert [say_whole_gpu(each).splitlines(), say_whole_gpu(alone).splitlines()] == snapshot

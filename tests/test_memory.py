@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
-from nbddp.launch.memory import COUNTERS, MemoryWatch, memory_limit
+from nbddp.launch.memory import MemoryWatch, memory_limit
 
 GIB = 2**30
-WAY_OUT = "a smaller batch, fewer ranks or fewer DataLoader workers need less"
 
 
 @pytest.fixture
@@ -28,44 +28,40 @@ def limit(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_system_says_that_it_killed_a_process_for_memory(counter: Path, limit: Path) -> None:
+def test_the_system_says_that_it_killed_a_process_for_memory(
+    counter: Path, limit: Path, snapshot: SnapshotAssertion
+) -> None:
     watch = MemoryWatch([counter], [limit])
     assert watch.hint(0) == ""
     counter.write_text("oom_kill 4\n")
-    assert watch.hint(0) == f"the system ran out of memory and killed it; {WAY_OUT}"
+    assert watch.hint(0) == snapshot
     assert watch.hint(0) == ""  # that one was told of
 
 
-def test_ranks_that_used_much_of_what_there_is_probably_ran_out(counter: Path, limit: Path) -> None:
+def test_ranks_that_used_much_of_what_there_is_probably_ran_out(
+    counter: Path, limit: Path, snapshot: SnapshotAssertion
+) -> None:
     watch = MemoryWatch([counter], [limit])
     assert watch.hint(5 * GIB) == ""
-    assert watch.hint(7 * GIB) == (
-        f"probably out of memory: the ranks used 7.0 of 10.0 GiB when last seen; {WAY_OUT}"
-    )
+    assert watch.hint(7 * GIB) == snapshot
 
 
-def test_without_any_file_to_read_the_machines_memory_counts(tmp_path: Path) -> None:
-    watch = MemoryWatch([tmp_path / "none"], [tmp_path / "none"])
+@pytest.mark.parametrize("said", ["", "max\n"], ids=["no file", "a container without a limit"])
+def test_without_a_limit_the_machines_memory_counts(tmp_path: Path, said: str) -> None:
+    limit = tmp_path / "memory.max"
+    if said:
+        limit.write_text(said)
+    watch = MemoryWatch([tmp_path / "none"], [limit])
     total = int(psutil.virtual_memory().total)
     assert watch.hint(total // 2) == ""
-    assert watch.hint(total).startswith("probably out of memory")
-
-
-def test_a_container_without_a_limit_has_the_machines_memory(counter: Path, limit: Path) -> None:
-    limit.write_text("max\n")
-    watch = MemoryWatch([counter], [limit])
-    assert watch.hint(int(psutil.virtual_memory().total) // 2) == ""
+    assert f"{total / GIB:.1f} of {total / GIB:.1f} GiB" in watch.hint(total)
 
 
 def test_a_counter_that_appears_later_counts_from_nothing(tmp_path: Path, limit: Path) -> None:
     counter = tmp_path / "memory.events"
     watch = MemoryWatch([counter], [limit])
     counter.write_text("low 0\noom_kill 1\n")
-    assert watch.hint(0).startswith("the system ran out of memory")
-
-
-def test_the_first_place_to_look_is_the_machines_own_count() -> None:
-    assert Path("/proc/vmstat") == COUNTERS[0]
+    assert watch.hint(0) != ""
 
 
 @pytest.mark.parametrize(("allotted", "known"), [("2147483648", 2 * GIB), ("", 10 * GIB)])

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp import Topology
 
@@ -33,12 +34,9 @@ def places(draw: st.DrawFn) -> Topology:
 def test_a_place_is_the_same_after_a_way_through_the_environment(
     place: Topology, attempt: int
 ) -> None:
-    assert Topology.from_env(place.to_env(attempt=attempt)) == place
-
-
-@given(places())
-def test_the_environment_holds_text_only(place: Topology) -> None:
-    assert all(isinstance(value, str) for value in place.to_env().values())
+    env = place.to_env(attempt=attempt)
+    assert Topology.from_env(env) == place
+    assert all(isinstance(value, str) for value in env.values())
 
 
 def test_the_environment_is_the_one_that_torchrun_sets() -> None:
@@ -74,47 +72,38 @@ def test_local_places_are_all_on_this_machine_in_order_of_rank(nproc: int) -> No
     assert {place.master_port for place in places} == {1234}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"world_size": 0}, "world_size must be at least 1, got 0"),
-        ({"local_world_size": 0}, "local_world_size must be between 1 and 4, got 0"),
-        ({"local_world_size": 5}, "local_world_size must be between 1 and 4, got 5"),
-        ({"rank": -1}, "rank must be between 0 and 3, got -1"),
-        ({"rank": 4}, "rank must be between 0 and 3, got 4"),
-        ({"local_rank": -1}, "local_rank must be between 0 and 1, got -1"),
-        ({"local_rank": 2}, "local_rank must be between 0 and 1, got 2"),
-        ({"master_port": -1}, "master_port must be between 0 and 65535, got -1"),
-        ({"master_port": 65536}, "master_port must be between 0 and 65535, got 65536"),
-    ],
-)
-def test_a_contradiction_is_refused_with_its_numbers(change: dict[str, int], message: str) -> None:
+REFUSED = [
+    {"world_size": 0},
+    {"local_world_size": 0},
+    {"local_world_size": 5},
+    {"rank": -1},
+    {"rank": 4},
+    {"local_rank": -1},
+    {"local_rank": 2},
+    {"master_port": -1},
+    {"master_port": 65536},
+]
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=str)
+def test_a_contradiction_is_refused_with_its_numbers(
+    change: dict[str, int], snapshot: SnapshotAssertion
+) -> None:
     numbers = {"rank": 1, "local_rank": 1, "world_size": 4, "local_world_size": 2} | change
-    with pytest.raises(ValueError, match="must be") as caught:
+    with pytest.raises(ValueError, match=next(iter(change))) as caught:
         Topology(**numbers)
-    assert str(caught.value) == message
+    assert str(caught.value) == snapshot
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_PORT",
-        "MASTER_ADDR",
-    ],
-)
-def test_a_variable_that_is_not_set_is_named_with_the_way_out(name: str) -> None:
+def test_a_variable_that_is_not_set_is_named_with_the_way_out(snapshot: SnapshotAssertion) -> None:
     env = PLACE.to_env()
-    del env[name]
-    with pytest.raises(ValueError, match=name) as caught:
-        Topology.from_env(env)
-    assert str(caught.value) == (
-        f"environment variable {name} is not set; start the ranks with torchrun"
-    )
+    said = {}
+    for name in [*env]:
+        try:
+            Topology.from_env({key: value for key, value in env.items() if key != name})
+        except ValueError as error:
+            said[name] = str(error)
+    assert said == snapshot
 
 
 def test_a_variable_that_is_no_number_is_refused() -> None:
