@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from pages import Page
@@ -178,9 +179,10 @@ def test_a_bare_page_has_the_name_the_keys_and_an_image_and_no_stray_letters() -
 
 
 def test_the_image_of_a_bare_page_has_its_numbers() -> None:
-    html = kept_chart("loss", curves_of(rising)).html
+    html = kept_chart("<b> & '", curves_of(rising)).html
     [data] = re.findall(r"base64,([^\"]*)", html)
     picture = base64.b64decode(data).decode()
+    assert ElementTree.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
     assert re.findall(r">([\d.]+|step)</text>", picture)[-3:] == ["60", "80", "step"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from runs_on_disk import BEGAN, make_run, rows_of
 from nbddp.archive.comparing import Comparison, Over, compare
 from nbddp.archive.numbers import Numbers
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.magics.views import ViewChoice, Views
 from nbddp.record.finished import RecordedRun
 from nbddp.ui.charts.compared import ComparedChart, draw_compared
 from nbddp.ui.charts.figures import compared_figure, compared_png
@@ -98,14 +96,6 @@ def test_only_what_differs_is_told(
     assert dict(comparison.differences()) == differences
 
 
-def test_the_code_is_a_diff_of_the_cells(folder: Path) -> None:
-    comparison = compare(two(folder))
-    diff = comparison.code(1)
-    assert "-train(lr=0.1)" in diff
-    assert "+train(lr=0.3)" in diff
-    assert comparison.code(0) == []
-
-
 def test_cells_that_ran_again_by_themselves_are_no_other_code(folder: Path) -> None:
     one = make_run(folder, "a")
     again = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
@@ -117,12 +107,6 @@ def test_cells_that_ran_again_by_themselves_are_no_other_code(folder: Path) -> N
 def test_final_values_have_their_spread_over_ranks(folder: Path) -> None:
     comparison = compared(folder, [row(1, 2.0), row(1, 3.0, rank=1)], [row(1, math.inf)])
     assert [comparison.finals(each) for each in comparison.runs] == [["2.5 (2 to 3)"], ["inf"]]
-
-
-def test_metrics_are_chosen_by_name_and_pattern(folder: Path) -> None:
-    paths = two(folder)
-    assert compare(paths).metrics == ("loss", "accuracy")
-    assert compare(paths, "acc*").metrics == ("accuracy",)
 
 
 def test_too_few_runs_too_many_and_damaged_ones_are_refused(folder: Path) -> None:
@@ -150,12 +134,9 @@ def test_curves_are_over_steps_samples_and_time(folder: Path) -> None:
     assert points(comparison, Over.STEP) == ([0, 1, 2], [0, 1, 2])
     assert points(comparison, Over.SAMPLES) == ([64, 128, 192], [0, 1, 2])
     assert points(comparison, Over.TIME)[0] == pytest.approx([0, 0.1, 0.2], abs=1e-6)
-
-
-def test_where_the_batch_is_not_known_there_are_no_samples(folder: Path) -> None:
-    comparison = compare(two(folder))
-    assert comparison.axes == [Over.STEP, Over.TIME]
-    assert "over samples" not in compare_html(comparison, over=Over.SAMPLES)
+    unknown = compare(two(folder))
+    assert unknown.axes == [Over.STEP, Over.TIME]
+    assert "over samples" not in compare_html(unknown, over=Over.SAMPLES)
 
 
 def test_the_line_is_the_mean_and_the_band_the_spread_over_ranks(folder: Path) -> None:
@@ -371,38 +352,6 @@ def test_where_a_notebook_is_executed_without_a_page_there_is_a_picture(folder: 
         assert picture.getpixel((2, 2))[3] == 0  # light and dark pages shine through
     page, _ = compare_bundle(comparison, text="in words", has_page=True, **HOW)
     assert page.keys() == {"text/html", "text/plain"}
-
-
-def test_a_console_without_a_kernel_gets_letters(folder: Path) -> None:
-    views = Views(Mock(spec=[]), Mock())
-    views.say = Mock()  # type: ignore[method-assign]
-    views.choice = ViewChoice.TEXT
-    views.show_comparison(compare(two(folder)), **HOW)
-    views.say.assert_called_once()
-
-
-# ---- names, and numbers that are no lines
-
-
-def test_runs_are_called_without_their_time_where_that_tells_them_apart(folder: Path) -> None:
-    for month, (called, names) in enumerate(
-        {
-            ("-a", "-b"): ["a", "b"],
-            ("-a", "-b", "-b"): ["a", "20270211-080000-b", "20270212-080000-b"],
-            ("-a", "-a"): ["20270310-080000-a", "20270311-080000-a"],
-            ("", ""): ["20270410-080000", "20270411-080000"],
-        }.items(),
-        start=1,
-    ):
-        comparison = compare(
-            [
-                make_run(folder, f"20270{month}1{day}-080000{name}")
-                for day, name in enumerate(called)
-            ]
-        )
-        assert comparison.names == names
-        if month == 1:
-            assert '<code title="20270110-080000-a">a</code>' in compare_html(comparison)
 
 
 def test_a_number_that_was_reported_once_is_in_the_table_and_no_chart(folder: Path) -> None:

@@ -28,21 +28,6 @@ def group(count: int) -> list[RankSnapshot]:
     return [replace(one, rank=rank) for rank in range(count)]
 
 
-def test_many_ranks_are_one_line_with_the_slowest_and_the_time_left() -> None:
-    ranks = group(64)
-    bars = (LoopProgress("epoch 1", 40, 230, 40.0),)
-    ranks[41] = replace(ranks[41], bars=bars, lag=Lag(0.3, 10.0))
-    ranks[9] = replace(ranks[9], lag=Lag(0.2, 10.0))
-    assert overview(ranks) == "64 running · slowest 41 · 3:20 left"
-
-
-def test_the_line_counts_what_ranks_do_and_who_failed() -> None:
-    ranks = group(12)
-    ranks[3] = replace(ranks[3], state="was killed", is_alive=False, is_well=False, is_cause=True)
-    ranks[5] = replace(ranks[5], state="waiting")
-    assert overview(ranks).startswith("10 running · 1 failed · 1 waiting · ")
-
-
 def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
     ranks = group(4)
     assert "slow" not in ranks_html(ranks, is_open=False)
@@ -108,16 +93,3 @@ def test_ranks_that_were_interrupted_did_not_fail() -> None:
     ranks[3] = replace(ranks[3], state="was killed", is_cause=True)
     assert overview(ranks) == "11 interrupted · 1 failed"
     assert grid(ranks).count("nbddp-wrong") == 1
-
-
-def test_slow_ranks_are_marked_in_the_grid_and_each_field_says_all() -> None:
-    ranks = [replace(each, memory=300 << 20) for each in group(64)]
-    ranks[4] = replace(ranks[4], lag=Lag(0.25, 9.7, is_waited_for=False))
-    assert "4↓" in grid(ranks)
-    assert grid(ranks).count("↓") == 1
-    said, slow = (
-        "running · step 50 · 10.0/s · 300 MiB",
-        say_lag(Lag(0.25, 9.7, is_waited_for=False)),
-    )
-    assert f'title="rank 4: {said} · {slow}"' in grid(ranks)
-    assert f'title="rank 5: {said}"' in grid(ranks)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -21,7 +19,7 @@ from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.verdict import Ending, judge
 from nbddp.ui.ansi import strip
-from nbddp.ui.panel.charthtml import Drawn, charts_html, kept_chart
+from nbddp.ui.panel.charthtml import Drawn, kept_chart
 from nbddp.ui.panel.record import Record, record_html, record_text
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
@@ -129,15 +127,6 @@ def test_its_plain_text_can_be_sent_too_and_has_no_sequences(record: Record) -> 
     assert "\x1b" not in text
     for line in record.lines:
         assert strip(line.text.split("\n")[0]) in text
-
-
-@given(TEXT)
-def test_a_chart_is_part_of_the_page_under_its_name(name: str) -> None:
-    page = Page(charts_html([chart(name)]))
-    assert page.values("alt") == [strip(name)]
-    [source] = page.values("src")
-    picture = base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")).decode()
-    assert ElementTree.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 # ---- each kind of record

@@ -24,7 +24,7 @@ from nbddp.record.spent import Timeline
 from nbddp.record.waiting import Met
 from nbddp.ui.charts.scaling import draw_scaling
 from nbddp.ui.panel.scaling import scaling_bundle
-from nbddp.ui.text.scaling import head_of, notes, rows_of, scaling_text
+from nbddp.ui.text.scaling import scaling_text
 
 
 def cell(line: str) -> Namespace:
@@ -183,65 +183,6 @@ def test_samples_a_second_are_what_counts_where_they_are_known(is_weak: bool) ->
     assert found.efficiency(sizes[1]) == pytest.approx(0.8)
 
 
-def test_a_batch_of_the_other_kind_is_told() -> None:
-    grown = size(1, 10.0, batch=64), size(2, 9.0, batch=128)
-    same = size(1, 10.0, batch=64), size(2, 19.0, batch=64)
-    for sizes, is_weak, is_other in (
-        (grown, False, "(64, 128)"),
-        (same, True, "(64, 64)"),
-        (same, False, ""),
-        (grown, True, ""),
-    ):
-        found = [each for each in notes(scaling(*sizes, is_weak=is_weak)) if "--weak" in each]
-        assert len(found) == bool(is_other)
-        assert all(is_other in each for each in found)
-
-
-def test_cores_and_gpus_that_are_too_few_are_said_first() -> None:
-    sizes = size(1, 10.0), size(2, 9.0), size(4, 9.0)
-    assert notes(scaling(*sizes, cores=2))[0].startswith("4 ranks on 2 cores")
-    one, two, *_ = notes(scaling(*sizes, devices=["cuda:0"] * 4))
-    assert one.startswith("2 ranks on 1 GPU")
-    assert two.startswith("4 ranks on 1 GPU")
-
-
-def test_noise_is_said_with_its_size_and_rounds_that_are_missing() -> None:
-    found = scaling(size(1, 10.0, 10.1, 10.2), size(2, 10.0, 13.0, 12.0))
-    assert [each.ranks for each in found.noisy] == [2]
-    assert "25 % at 2 ranks" in notes(found)[0]
-    missing = scaling(size(1, 10.0, 10.1, 10.2), size(2, 10.0))
-    assert notes(missing)[0].startswith("2 ranks: 1 of 3 rounds")
-
-
-def test_threads_that_differ_are_said_on_processors_alone() -> None:
-    sizes = size(1, 10.0), size(2, 9.0)
-    for threads, devices, is_said in (
-        ({1: 2, 2: 1}, ["cpu"], True),
-        ({1: 1, 2: 1}, ["cpu"], False),
-        ({1: 2, 2: 1}, ["cuda:0", "cuda:1"], False),
-    ):
-        found = notes(scaling(*sizes, threads=threads, devices=devices))
-        assert any("1 rank 2, 2 ranks 1" in each for each in found) == is_said
-
-
-def test_waiting_that_nccl_does_not_tell_is_not_nought() -> None:
-    sizes = [size(ranks, 10.0, loading=0.1) for ranks in (1, 2)]
-    found = scaling(*sizes, devices=("cuda:0", "cuda:1"))
-    assert [row[4:6] for row in rows_of(found)] == [["", "10 %"]] * 2
-    assert any("NCCL" in each for each in notes(found))
-    assert draw_scaling(found)[0]
-
-
-def test_a_cell_without_steps_is_measured_by_its_time() -> None:
-    found = scaling(size(1, 0.5, counts_steps=False), size(2, 1.0, counts_steps=False))
-    assert head_of(found)[1] == "time"
-    assert [row[1:4] for row in rows_of(found)] == [
-        ["2.0 s", "1.00", "100 %"],
-        ["1.0 s", "2.00", "100 %"],
-    ]
-    assert any("`nbddp.log`" in each for each in notes(found))
-
-
 FULL = {"batch": 64, "waiting": 0.25, "loading": 0.1, "sending": 0.5, "bare": 0.25}
 
 
@@ -251,16 +192,22 @@ def test_each_kind_of_scaling_as_text_and_a_table_on_a_page(snapshot: Any) -> No
         size(2, 15.0, 15.3, 15.2, memory=300 << 20, gpu_memory=2 << 30, **FULL),
     )
     grown = size(1, 10.0, batch=64), size(2, 9.0, batch=128)
+    same = size(1, 10.0, batch=64), size(2, 19.0, batch=64)
     timed = size(1, 0.5, counts_steps=False), size(2, 1.0, 1.3, counts_steps=False)
+    threads, gpu = {1: 2, 2: 1}, ["cuda:0"] * 2
+    nccl = size(1, 9.0, 9.1, 9.1, loading=0.1), size(2, 9.0, loading=0.1)
     found = {
         "whole": whole,
-        "weak": scaling(size(1, 10.0, batch=64), size(2, 19.0, batch=64), is_weak=True),
-        "other batches": scaling(*grown, cores=1),
-        "time, noisy": scaling(*timed, threads={1: 2, 2: 1}),
-        "missing": scaling(size(1, 9.0, 9.0), size(2, 9.0, loading=0.1), devices=["cuda:0"] * 2),
+        "strong, with the batches of weak": scaling(*grown, cores=1),
+        "weak, with the batches of strong": scaling(*same, is_weak=True),
+        "weak": scaling(*grown, is_weak=True),
+        "strong, as many threads": scaling(*same, threads={1: 1, 2: 1}),
+        "time, noisy": scaling(*timed, threads=threads),
+        "one GPU, rounds are missing": scaling(*nccl, devices=gpu, threads=threads),
         "nothing": scaling(),
     }
     assert {name: scaling_text(each) for name, each in found.items()} == snapshot(name="text")
+    assert all(draw_scaling(each)[0] for each in found.values() if each.sizes)
     data, _ = scaling_bundle(whole, has_page=True)
     assert readable(data["text/html"]) == snapshot(name="page")
     Page(data["text/html"].replace("data:image/png", "data:image/svg+xml"))

@@ -69,19 +69,6 @@ def test_each_kind_of_group_in_text(snapshot: Any) -> None:
     assert "%ddp start" in NO_GROUP == status(off)
 
 
-def test_a_column_is_there_when_one_rank_has_something_in_it() -> None:
-    for change, column in (
-        ({"line": 3}, "line"),
-        ({"collective": "barrier #1"}, "collective"),
-        ({"step": 0.0}, "step"),
-        ({"memory": 1 << 20}, "cpu"),
-        ({"memory": 1 << 20}, "memory"),
-        ({"pid": 3}, "pid"),
-    ):
-        assert column in lines(with_ranks(**change))[1].split()
-        assert column not in lines(TWO)[1].split()
-
-
 def test_logs_are_named_from_the_notebooks_folder(folder: Path) -> None:
     assert lines(replace(TWO, folder=str(folder / "runs" / "x")))[-1] == "logs in runs/x"
 
