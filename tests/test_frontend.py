@@ -10,6 +10,9 @@ import pytest
 from nbddp.ui.frontend import OF_COLAB, OF_KAGGLE, shows_widgets
 
 PAGE = {"metadata": {"cellId": "a1b2"}, "content": {"allow_stdin": True, "code": "x"}}
+UNNAMED = {**PAGE, "metadata": {}, "header": {"version": "5.3"}}
+CLASSIC = {**UNNAMED, "header": {"version": "5.2"}}  # known by its protocol
+NO_INPUT = {"allow_stdin": False}  # nbclient
 
 
 @pytest.fixture(autouse=True)
@@ -33,60 +36,40 @@ def shows(request: Any) -> bool:
     return answer
 
 
-def terminal() -> Any:
-    return SimpleNamespace()
-
-
-def test_a_page_that_names_its_cell_and_takes_input_shows_widgets() -> None:
-    assert shows(PAGE)
-    assert shows({**PAGE, "header": {"msg_type": "execute_request"}})
-
-
-def test_a_page_that_names_no_cell_is_known_by_its_protocol() -> None:
-    classic = {"content": PAGE["content"], "metadata": {}, "header": {"version": "5.2"}}
-    assert shows(classic)
-    assert not shows({**classic, "content": {"allow_stdin": False}})
-
-
 @pytest.mark.parametrize(
-    "request_",
+    ("request_", "does"),
     [
-        {**PAGE, "metadata": {}},
-        {**PAGE, "metadata": {}, "header": {"version": "5.3"}},
-        {**PAGE, "metadata": {"cellId": ""}},
-        {**PAGE, "metadata": {"deletedCells": []}},
-        {"content": PAGE["content"]},
-        {**PAGE, "content": {"allow_stdin": False}},
-        {**PAGE, "content": {}},
-        {"metadata": PAGE["metadata"]},
-        {},
-        None,
+        (PAGE, True),
+        ({**PAGE, "header": {"msg_type": "execute_request"}}, True),
+        (CLASSIC, True),
+        ({"metadata": {"colab": {"cell_id": "Zf3a", "base_url": "b"}}, "content": NO_INPUT}, True),
+        ({**UNNAMED, "metadata": {"colab": {"cell_id": ""}}}, False),
+        ({**UNNAMED, "metadata": {"colab": {}}}, False),
+        ({**CLASSIC, "content": NO_INPUT}, False),
+        ({**PAGE, "metadata": {}}, False),
+        (UNNAMED, False),
+        ({**PAGE, "metadata": {"cellId": ""}}, False),
+        ({**PAGE, "metadata": {"deletedCells": []}}, False),
+        ({"content": PAGE["content"]}, False),
+        ({**PAGE, "content": NO_INPUT}, False),
+        ({**PAGE, "content": {}}, False),
+        ({"metadata": PAGE["metadata"]}, False),
+        ({}, False),
+        (None, False),
     ],
-    ids=repr,
+    ids=str,
 )
-def test_nothing_else_does(request_: Any) -> None:
-    assert not shows(request_)
+def test_a_page_that_names_its_cell_and_takes_input_shows_widgets(
+    request_: Any, *, does: bool
+) -> None:
+    assert shows(request_) is does
 
 
 def test_a_shell_without_a_kernel_is_a_terminal() -> None:
-    assert not shows_widgets(terminal())
+    terminal: Any = SimpleNamespace()
+    assert not shows_widgets(terminal)
     without: Any = SimpleNamespace(kernel=None)
     assert not shows_widgets(without)
-
-
-def test_the_answer_is_a_claim() -> None:
-    assert shows(PAGE) is True
-    assert shows({}) is False
-
-
-UNNAMED = {"metadata": {}, "content": PAGE["content"], "header": {"version": "5.3"}}
-
-
-def test_colabs_page_names_its_cell_in_a_way_of_its_own() -> None:
-    named = {"colab": {"cell_id": "Zf3a", "base_url": "https://colab"}}
-    assert shows({"metadata": named, "content": {"allow_stdin": False}})
-    assert not shows({**UNNAMED, "metadata": {"colab": {"cell_id": ""}}})
-    assert not shows({**UNNAMED, "metadata": {"colab": {}}})
 
 
 @pytest.mark.parametrize(
@@ -95,12 +78,12 @@ def test_colabs_page_names_its_cell_in_a_way_of_its_own() -> None:
 def test_there_it_is_a_page_if_it_takes_input(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not shows(UNNAMED)
     monkeypatch.setenv(name, value)
     assert shows(UNNAMED)
-    assert not shows({**UNNAMED, "content": {"allow_stdin": False}})  # nbclient
+    assert not shows({**UNNAMED, "content": NO_INPUT})
     assert not shows({})
-    assert not shows_widgets(terminal())
+    terminal: Any = SimpleNamespace()
+    assert not shows_widgets(terminal)
 
 
 def test_kaggles_batch_runs_get_text_whatever_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:

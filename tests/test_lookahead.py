@@ -112,33 +112,25 @@ def test_what_does_not(source: str, namespace: dict[str, Any]) -> None:
     assert not may_ask(source, namespace)
 
 
-def test_a_name_of_the_users_is_not_pythons(namespace: dict[str, Any]) -> None:
+class Begun(nn.Module):
+    """Whose author forgets ``super().__init__()`` has a failing cell, and not a dead rank."""
+
+    def __init__(self) -> None: ...
+
+
+class Unbound:
+    """A proxy that cannot say what it is."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("working outside of a context")
+
+
+def test_what_is_strange_does_not_either(namespace: dict[str, Any]) -> None:
     assert not may_ask("print(input)", {**namespace, "input": 3})
-
-
-def test_a_module_of_a_library_is_not_looked_through() -> None:
-    assert not may_ask("model(x)", {"model": nn.LSTM(2, 2)})
-
-
-def test_a_module_without_its_beginning_is_looked_at_all_the_same() -> None:
-    """Whoever forgets ``super().__init__()`` has a failing cell, and not a dead rank."""
-
-    class Begun(nn.Module):
-        def __init__(self) -> None: ...
-
+    assert not may_ask("model(x)", {"model": nn.LSTM(2, 2)}), "a library's is not looked through"
     assert not may_ask("net(x)", {"net": Begun()})
     assert not may_ask("net(x)", {"net": nn.Sequential(Begun())})
-
-
-def test_a_proxy_that_cannot_say_what_it_is_is_left_alone() -> None:
-    class Unbound:
-        @property
-        def __class__(self) -> type:  # type: ignore[override]
-            raise RuntimeError("working outside of a context")
-
     assert not may_ask("current.user", {"current": Unbound()})
-
-
-@pytest.mark.parametrize("source", ["input()\0", "input(" + "(" * 5000, "x = '\ud800'; input()"])
-def test_what_cannot_be_compiled_is_told_when_it_runs(source: str) -> None:
-    assert not may_ask(source, {})
+    for source in ("input()\0", "input(" + "(" * 5000, "x = '\ud800'; input()"):
+        assert not may_ask(source, {}), "it is told when it runs"

@@ -55,26 +55,22 @@ def panel(monkeypatch: pytest.MonkeyPatch) -> Panel:
     return panel
 
 
-def test_where_much_is_new_the_log_is_drawn_ten_times_a_second_and_the_rest_four_times(
-    panel: Panel,
+@pytest.mark.parametrize(
+    ("log", "rest", "logs", "rests"),
+    [
+        (0.0005, 0.0005, (90, 101), (38, 41)),
+        (0.003, 0.001, (45, 51), (38, 41)),
+        (0.5, 0.5, (30, 34), (9, 11)),
+    ],
+    ids=["cheap", "the log is dear", "all is dear"],
+)
+def test_how_often_it_is_drawn_in_ten_seconds_goes_by_what_it_costs(
+    panel: Panel, log: float, rest: float, logs: tuple[int, int], rests: tuple[int, int]
 ) -> None:
+    panel.cost = {"log": log, "rest": rest}
     panel.live(10.0, lines=True, news=True)
-    assert 90 <= panel.count("log") <= 101
-    assert 38 <= panel.count("rest") <= 41
-
-
-def test_what_is_dear_is_drawn_less_often_but_the_rest_waits_for_no_line(panel: Panel) -> None:
-    panel.cost |= {"log": 0.003, "rest": 0.001}
-    panel.live(10.0, lines=True, news=True)
-    assert 45 <= panel.count("log") <= 51
-    assert 38 <= panel.count("rest") <= 41
-
-
-def test_whatever_it_costs_the_panel_goes_on(panel: Panel) -> None:
-    panel.cost |= {"log": 0.5, "rest": 0.5}
-    panel.live(10.0, lines=True, news=True)
-    assert 30 <= panel.count("log") <= 34
-    assert 9 <= panel.count("rest") <= 11
+    assert logs[0] <= panel.count("log") <= logs[1]
+    assert rests[0] <= panel.count("rest") <= rests[1]
 
 
 def test_a_line_after_a_pause_is_drawn_at_once(panel: Panel) -> None:

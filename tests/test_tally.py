@@ -19,21 +19,11 @@ def told(*rows: tuple[int, float, float | None, dict[str, float]]) -> dict[str, 
     return tally.facts()
 
 
-def test_where_nothing_was_reported_there_is_nothing_to_say() -> None:
-    assert Tally().facts() == {}
-
-
 def test_steps_and_their_pace_are_counted() -> None:
     facts = told(*((0, 10 + step / 4, step, {"loss": 1.0}) for step in range(9)))
     assert (facts["steps"], facts["steps_per_second"]) == (9, 4.0)
-
-
-def test_a_step_that_is_reported_in_pieces_is_one() -> None:
-    rows = [(0, float(step), step, {name: 0.5}) for step in range(4) for name in ("loss", "loss")]
-    assert told(*rows)["steps"] == 4
-
-
-def test_steps_that_count_by_themselves_are_counted_too() -> None:
+    pieces = [(0, float(step), step, {name: 0.5}) for step in range(4) for name in ("a", "a", "b")]
+    assert told(*pieces)["steps"] == 4
     assert told(*((0, float(at), None, {"loss": 1.0}) for at in range(5)))["steps"] == 5
 
 
@@ -58,19 +48,20 @@ def test_the_loop_with_the_most_steps_is_the_pace() -> None:
     assert (facts["steps"], facts["steps_per_second"]) == (100, pytest.approx(10))
 
 
-def test_the_last_numbers_have_their_mean_and_spread_over_ranks() -> None:
-    facts = told((0, 0.0, 0, {"loss": 9.0}), (0, 1.0, 1, {"loss": 1.0}), (1, 1.0, 1, {"loss": 3.0}))
-    assert facts["last"] == {"loss": {"mean": 2.0, "low": 1.0, "high": 3.0}}
-
-
-def test_a_rank_without_a_number_is_not_averaged_away() -> None:
-    facts = told((0, 0.0, 0, {"loss": 1.0}), (1, 0.0, 0, {"loss": math.inf}))
-    assert facts["last"]["loss"] == {"mean": math.inf, "low": math.inf, "high": math.inf}
-
-
-def test_the_mean_of_numbers_as_large_as_can_be_is_a_number() -> None:
-    facts = told((0, 0.0, 0, {"loss": 1.5e308}), (1, 0.0, 0, {"loss": 1.5e308}))
-    assert facts["last"]["loss"]["mean"] == pytest.approx(1.5e308)
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ((1.0, 3.0), {"mean": 2.0, "low": 1.0, "high": 3.0}),
+        ((1.0, math.inf), {"mean": math.inf, "low": math.inf, "high": math.inf}),
+        ((1.5e308, 1.5e308), {"mean": pytest.approx(1.5e308), "low": 1.5e308, "high": 1.5e308}),
+    ],
+    ids=["two ranks", "a rank without a number", "as large as can be"],
+)
+def test_the_last_numbers_have_their_mean_and_spread_over_ranks(
+    values: tuple[float, float], spread: dict[str, float]
+) -> None:
+    now = [(rank, 1.0, 1, {"loss": value}) for rank, value in enumerate(values)]
+    assert told((0, 0.0, 0, {"loss": 9.0}), *now)["last"] == {"loss": spread}
 
 
 def test_names_without_end_take_no_memory_without_end() -> None:
@@ -80,6 +71,7 @@ def test_names_without_end_take_no_memory_without_end() -> None:
 
 def test_the_next_run_begins_anew() -> None:
     tally = Tally()
+    assert tally.facts() == {}
     tally.add(0, 0.0, 0, {"loss": 1.0})
     tally.clear()
     assert tally.facts() == {}
