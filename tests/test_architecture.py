@@ -7,20 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from drivers.inside import imported
 
 import nbddp
+from nbddp.publish.kinds import KINDS, require
+from nbddp.publish.publication import Publication
+from nbddp.wire import parcels, queues, start
 
 PACKAGE = Path(nbddp.__file__).parent
 MAX_LINES = 500
-
-
-def modules_after(statement: str) -> set[str]:
-    """The top-level packages that a fresh Python has loaded after this statement."""
-    program = f"import sys\n{statement}\nprint(*{{name.split('.')[0] for name in sys.modules}})"
-    done = subprocess.run(
-        [sys.executable, "-c", program], check=True, capture_output=True, text=True
-    )
-    return set(done.stdout.split())
 
 
 def test_a_file_is_read_in_one_sitting() -> None:
@@ -32,16 +27,9 @@ def test_a_file_is_read_in_one_sitting() -> None:
     assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
 
 
-def test_the_public_names_are_sorted() -> None:
+def test_the_public_names_are_sorted_all_there_and_complete() -> None:
     assert nbddp.__all__ == sorted(set(nbddp.__all__))
-
-
-def test_the_public_names_are_all_there() -> None:
-    for name in nbddp.__all__:
-        assert getattr(nbddp, name) is not None
-
-
-def test_the_public_names_are_complete() -> None:
+    assert [name for name in nbddp.__all__ if getattr(nbddp, name) is None] == []
     defined = {
         name
         for name, value in vars(nbddp).items()
@@ -50,7 +38,6 @@ def test_the_public_names_are_complete() -> None:
         and isinstance(value, type | type(lambda: None))
     }
     assert defined <= set(nbddp.__all__)
-    assert set(nbddp._LAZY) <= set(nbddp.__all__)
 
 
 def test_a_name_that_does_not_exist_is_missed_in_the_usual_words() -> None:
@@ -59,27 +46,30 @@ def test_a_name_that_does_not_exist_is_missed_in_the_usual_words() -> None:
     assert str(caught.value) == "module 'nbddp' has no attribute 'nothing_of_this_name'"
 
 
-@pytest.mark.process
-def test_importing_nbddp_is_light() -> None:
-    loaded = modules_after("import nbddp")
-    assert "nbddp" in loaded
-    assert loaded & {"torch", "numpy", "IPython", "ipywidgets", "ipykernel", "psutil"} == set()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("module", ["nbddp.magics", "nbddp.group"])
-def test_importing_what_the_kernel_needs_does_not_import_torch(module: str) -> None:
-    loaded = modules_after(f"import {module}")
-    assert "nbddp" in loaded
-    assert loaded & {"torch", "numpy"} == set()
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("module", ["nbddp.wire.queues", "nbddp.wire.parcels", "nbddp.wire.start"])
-def test_what_every_rank_needs_reaches_neither_ipython_nor_widgets(module: str) -> None:
-    loaded = modules_after(f"import {module}")
-    assert loaded & {"torch", "IPython", "ipywidgets", "ipykernel"} == set()
-
-
 def test_the_version_has_three_numbers() -> None:
     assert len([int(part) for part in nbddp.__version__.split(".")]) == 3
+
+
+PAGE = {"IPython", "ipywidgets", "ipykernel"}
+STAGES = {  # what a fresh Python does, one after the other, and what it has not loaded then
+    "import nbddp": {"torch", "numpy", "psutil", *PAGE},
+    imported(queues, parcels, start): {"torch", *PAGE},  # what every rank needs
+    "nbddp.sonnets()": {"torch"},
+    "import nbddp.magics, nbddp.group": {"torch", "numpy"},
+    f"{imported(require, Publication)}for kind in {KINDS}:\n"
+    "    try: require(kind)\n    except nbddp.NbddpError: pass": {"torch", *KINDS},
+    "nbddp.digits()": {"sklearn"},
+}
+
+
+@pytest.mark.process
+def test_nothing_is_loaded_before_it_is_needed(tmp_path: Path) -> None:
+    show = "print(*{name.split('.')[0] for name in sys.modules})"
+    program = "\n".join(["import sys", *(f"{stage}\n{show}" for stage in STAGES)])
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    for line, (stage, unwanted) in zip(done.stdout.splitlines(), STAGES.items(), strict=True):
+        loaded = set(line.split())
+        assert "nbddp" in loaded
+        assert loaded & unwanted == set(), stage

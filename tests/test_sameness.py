@@ -22,8 +22,8 @@ PROGRAM = (
     imported(digest_of)
     + """
 import sys
-name, width, seed = sys.argv[1:]
-source = f'''
+for name, width, seed in [each.split(",") for each in sys.argv[1:]]:
+    source = f'''
 import abc, dataclasses, enum, typing
 import torch
 from torch import nn
@@ -73,26 +73,30 @@ torch.manual_seed({seed})
 model = make()
 batch = torch.randn(3)
 '''
-exec(compile(source, name, "exec"), globals())
-values = dict(train=train, Net=Net, model=model.state_dict(), batch=batch)
-print(digest_of(values), *map(digest_of, [Trainer, Mode, HasName, Config, Config(), Mode.FAST]))
+    exec(compile(source, name, "exec"), globals())
+    values = dict(train=train, Net=Net, model=model.state_dict(), batch=batch)
+    parts = [Trainer, Mode, HasName, Config, Config(), Mode.FAST]
+    print(digest_of(values), *map(digest_of, parts))
 """
 )
 
 
-def told(name: str, width: int = 3, seed: int = 0) -> str:
-    words = [sys.executable, "-c", PROGRAM, name, str(width), str(seed)]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+def told(*notebooks: str) -> list[list[str]]:
+    """Digests in a new kernel, of several notebooks."""
+    words = [sys.executable, "-c", PROGRAM, *notebooks]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.splitlines()]
 
 
 @pytest.mark.full
 def test_what_a_notebook_defines_is_the_same_in_its_next_kernel() -> None:
-    first = told("/tmp/ipykernel_1/10.py")
-    assert told("/tmp/ipykernel_2/20.py") == first
-    wider = told("/tmp/ipykernel_1/10.py", width=4)  # what the functions use, and the enum
-    there = [one != other for one, other in zip(first.split(), wider.split(), strict=True)]
-    assert there == [True, False, True, False, True, True, True]
-    assert told("/tmp/ipykernel_1/10.py", seed=1) != first  # what the tensors hold
+    name = "/tmp/ipykernel_1/10.py"
+    first, wider, other = told(f"{name},3,0", f"{name},4,0", f"{name},3,1")
+    assert told("/tmp/ipykernel_2/20.py,3,0") == [first]
+    differ = [one != other for one, other in zip(first, wider, strict=True)]
+    # what the functions use, and the enum
+    assert differ == [True, False, True, False, True, True, True]
+    assert other != first  # what the tensors hold
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,6 @@ EXERCISE = re.compile(
 )
 
 
-@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
-def path(request: pytest.FixtureRequest) -> Path:
-    return Path(request.param)
-
-
-@pytest.fixture
-def lesson(path: Path) -> NotebookNode:
-    return nbformat.read(path, as_version=4)
-
-
 def code_of(lesson: NotebookNode) -> list[str]:
     return [cell.source for cell in lesson.cells if cell.cell_type == "code"]
 
@@ -61,64 +51,41 @@ def test_the_notebooks_are_numbered_without_a_gap() -> None:
     assert [int(path.name[:2]) for path in NOTEBOOKS] == [*range(len(NOTEBOOKS))]
 
 
-def test_it_is_stored_without_outputs_and_asserts_what_it_teaches(lesson: NotebookNode) -> None:
+@pytest.mark.parametrize("at", range(len(NOTEBOOKS)), ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_has_the_form_of_a_lesson(at: int) -> None:
+    path = NOTEBOOKS[at]
+    lesson = nbformat.read(path, as_version=4)
     nbformat.validate(lesson)
-    code = [cell for cell in lesson.cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
-    asserts = [
-        node
-        for source in code_of(lesson)
-        for node in ast.walk(python_of(source))
-        if isinstance(node, ast.Assert)
-    ]
-    assert len(asserts) >= 5
-
-
-def test_what_is_folded_says_what_it_does_and_asserts_nothing(lesson: NotebookNode) -> None:
-    for cell in lesson.cells:
+    code, prose = code_of(lesson), prose_of(lesson)
+    trees = [python_of(source) for source in code]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    # it is stored without outputs, and asserts what it teaches; what is folded says what it does
+    cells = [cell for cell in lesson.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+    assert sum(isinstance(node, ast.Assert) for node in nodes) >= 5
+    for cell in cells:
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             assert re.match(r"# \S+", cell.source)
-            nodes = ast.walk(python_of(cell.source))
-            assert not [node for node in nodes if isinstance(node, ast.Assert)]
-
-
-def test_it_says_first_what_one_will_learn_and_needs(lesson: NotebookNode, path: Path) -> None:
+            assert "assert " not in cell.source
+    # it says first what one will learn and needs, and leads to the notebooks before and after
     opening = lesson.cells[0].source
     assert re.match(r"# \S.*\n\n\*\*You will\*\* ", opening)
     assert "\n\n**You need** " in opening
-    before = NOTEBOOKS[NOTEBOOKS.index(path) - 1].name
-    assert path == NOTEBOOKS[0] or f"]({before})" in opening
-    assert code_of(lesson)[0] == "%load_ext nbddp"
-
-
-def test_it_has_exercises_with_folded_answers_and_a_part_in_the_wild(lesson: NotebookNode) -> None:
-    prose = prose_of(lesson)
-    assert (
-        len(EXERCISE.findall(prose)) == prose.count("<details>") == prose.count("</details>") >= 2
-    )
+    last = [cell.source for cell in lesson.cells if cell.cell_type == "markdown"][-1]
+    assert at == 0 or f"]({NOTEBOOKS[at - 1].name})" in opening
+    assert path == NOTEBOOKS[-1] or f"]({NOTEBOOKS[at + 1].name})" in last
+    assert (code[0], code[-1]) == ("%load_ext nbddp", "%ddp stop")
+    # it has exercises with folded answers, and a part in the wild
+    assert prose.count("<details>") == prose.count("</details>") >= 2
+    assert len(EXERCISE.findall(prose)) == prose.count("<details>")
     assert "torchrun" in prose[prose.index("## In the wild") :]
-
-
-def test_it_ends_its_ranks_and_names_the_next_one(lesson: NotebookNode, path: Path) -> None:
-    assert code_of(lesson)[-1] == "%ddp stop"
-    if path != NOTEBOOKS[-1]:
-        after = NOTEBOOKS[NOTEBOOKS.index(path) + 1].name
-        last = [cell.source for cell in lesson.cells if cell.cell_type == "markdown"][-1]
-        assert f"]({after})" in last
-
-
-def test_it_uses_public_names_only(lesson: NotebookNode) -> None:
-    answers = FENCE.findall(prose_of(lesson))
-    names = set().union(*(names_of(python_of(each)) for each in [*code_of(lesson), *answers]))
+    # it uses public names only
+    answers = [python_of(each) for each in FENCE.findall(prose)]
+    names = set().union(*map(names_of, [*trees, *answers]))
     private = {name for name in names if re.search(r"\._(?!_)\w", name) or name.startswith("_")}
-    assert not private
     ours = {found[1] for name in names if (found := re.match(r"nbddp\.(\w+)", name))}
-    assert ours <= set(nbddp.__all__)
-
-
-def test_what_it_shows_and_links_to_is_there(lesson: NotebookNode, path: Path) -> None:
-    prose = prose_of(lesson)
+    assert private | (ours - set(nbddp.__all__)) == set()
+    # what it shows and links to is there
     targets = re.findall(r'\]\(([^)#:]+)\)|src="([^":]+)"', prose)
-    missing = [a or b for a, b in targets if not (path.parent / (a or b)).exists()]
-    assert not missing
+    assert [a or b for a, b in targets if not (path.parent / (a or b)).exists()] == []
     assert all('alt="' in tag for tag in re.findall(r"<img [^>]+>", prose))
