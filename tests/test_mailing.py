@@ -396,34 +396,24 @@ def test_each_of_many_ranks_sends_fewer_batches(mail: Mail) -> None:
     assert crowd._period == pytest.approx(64 / room.CROWD * room.PERIOD)
 
 
-def test_all_ranks_mail_on_one_beat_whenever_they_began(
+def test_all_ranks_mail_on_one_beat_and_a_line_after_a_pause_waits_for_none(
     mail: Mail, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is, as soon as both have as much to say as they may."""
     now = 1000.013
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
-    mailers = [mail.make(), mail.make()]
-    due = [0.0, now + 0.017]
-    for _ in range(100):
-        now += 0.01
-        due = [
-            mailer._due_after(at) if now >= at else at
-            for mailer, at in zip(mailers, due, strict=True)
-        ]
-    assert due[0] == pytest.approx(due[1], abs=1e-6)
-    assert now < due[0] <= now + room.PERIOD
-
-
-def test_a_line_after_a_pause_waits_for_no_beat(
-    mail: Mail, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mailer, now = mail.make(), 1000.013
-    monkeypatch.setattr(room.time, "monotonic", lambda: now)
-    due = mailer._due_after(0.0)
+    one, other = mail.make(), mail.make()
+    due = one._due_after(0.0)
     assert due <= now
     while due <= now:  # which is soon
-        due = mailer._due_after(due)
+        due = one._due_after(due)
     assert due <= now + room.PERIOD
+    later = now + 0.017  # the other one began then
+    for _ in range(100):
+        now += 0.01
+        due = one._due_after(due) if now >= due else due
+        later = other._due_after(later) if now >= later else later
+    assert due == pytest.approx(later, abs=1e-6)
+    assert now < due <= now + room.PERIOD
 
 
 # ---- pictures

@@ -6,6 +6,7 @@ import hmac
 import logging
 import random
 import struct
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -25,18 +26,35 @@ SECRET = b"s" * 32
 QUEUE = "up"
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def reader(store: MemoryStore) -> QueueReader:
-    return QueueReader(store, QUEUE, secret=SECRET)  # type: ignore[arg-type]
-
-
 def writer(store: MemoryStore, *, sender: int = 0, attempt: int = 1) -> QueueWriter:
     return QueueWriter(store, QUEUE, secret=SECRET, sender=sender, attempt=attempt)  # type: ignore
+
+
+class Queue:
+    """A queue in memory with both its ends; ``box`` is the writer of rank 0."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.reader = QueueReader(self.store, QUEUE, secret=SECRET)  # type: ignore[arg-type]
+        self.box = writer(self.store)
+
+    def push(self, data: bytes) -> None:
+        self.store.queue_push(QUEUE, data)
+
+    def beside(self) -> list[deque[bytes]]:
+        """What lies in queues of pieces."""
+        return [found for key, found in self.store.queues.items() if "/pieces/" in key and found]
+
+    def is_refused(self) -> bool:
+        """Whether all that was sent so far is refused, and takes no room."""
+        self.box.post(Leave())
+        collected = self.reader.collect().message
+        return collected == Leave() and self.reader.refused > 0 and not self.box.is_full()
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
 
 
 def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Letter:
@@ -101,16 +119,16 @@ UNSIGNED: dict[str, list[bytes]] = {
 
 @pytest.mark.parametrize("kind", UNSIGNED)
 def test_letters_without_a_valid_signature_are_refused_and_a_good_one_still_comes(
-    store: MemoryStore, reader: QueueReader, caplog: pytest.LogCaptureFixture, kind: str
+    queue: Queue, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     for data in UNSIGNED[kind]:
         with pytest.raises(SignatureError, match=repr(QUEUE)):
             unseal(data, queue=QUEUE, secret=SECRET)
-        store.queue_push(QUEUE, data)
-    store.queue_push(QUEUE, sealed())  # whose number they have not used up
+        queue.push(data)
+    queue.push(sealed())  # whose number they have not used up
     with caplog.at_level(logging.DEBUG):
-        assert reader.collect() == letter()
-    assert reader.refused == len(UNSIGNED[kind])
+        assert queue.reader.collect() == letter()
+    assert queue.reader.refused == len(UNSIGNED[kind])
     assert [each.levelname for each in caplog.records] == ["WARNING"]
     assert repr(QUEUE) in caplog.text
 
@@ -131,81 +149,76 @@ NO_MESSAGES = {
 
 
 def test_what_is_signed_and_yet_no_message_is_refused_and_the_next_letter_comes(
-    store: MemoryStore, reader: QueueReader
+    queue: Queue,
 ) -> None:
     for name, body in NO_MESSAGES.items():
         with pytest.raises(WireError) as caught:
             unseal(signed(body), queue=QUEUE, secret=SECRET)
         assert not isinstance(caught.value, SignatureError), name
-        store.queue_push(QUEUE, signed(body))
-    writer(store).post(Leave())
-    assert reader.collect().message == Leave()
-    assert reader.refused == len(NO_MESSAGES)
+        queue.push(signed(body))
+    queue.box.post(Leave())
+    assert queue.reader.collect().message == Leave()
+    assert queue.reader.refused == len(NO_MESSAGES)
 
 
 # ---- writer and reader
 
 
-def test_letters_come_out_in_the_order_they_went_in(
-    store: MemoryStore, reader: QueueReader
-) -> None:
-    box = writer(store, sender=3, attempt=2)
+def test_letters_come_out_in_the_order_they_went_in(queue: Queue) -> None:
+    box = writer(queue.store, sender=3, attempt=2)
     for number in range(1, 6):
         box.post(Noticed(cell=number))
-    found = [reader.collect() for _ in range(5)]
+    found = [queue.reader.collect() for _ in range(5)]
     assert found == [letter(number, sender=3, attempt=2) for number in range(1, 6)]
-    assert reader.refused == 0
+    assert queue.reader.refused == 0
 
 
 def test_a_queue_is_full_when_too_much_of_it_was_not_collected(
-    store: MemoryStore, reader: QueueReader, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "MAX_BACKLOG", 1)
-    box = writer(store)
-    box.post(Leave())
-    assert not box.is_full()
-    box.post(Leave())
-    assert box.is_full()
-    reader.collect()
-    assert not box.is_full()
+    queue.box.post(Leave())
+    assert not queue.box.is_full()
+    queue.box.post(Leave())
+    assert queue.box.is_full()
+    queue.reader.collect()
+    assert not queue.box.is_full()
 
 
-def test_a_letter_that_is_not_newer_than_the_last_one_is_refused(reader: QueueReader) -> None:
+def test_a_letter_that_is_not_newer_than_the_last_one_is_refused(queue: Queue) -> None:
     with pytest.raises(ReplayError):
-        reader.open(sealed(0))
-    assert reader.open(sealed(7)) == letter(7)
+        queue.reader.open(sealed(0))
+    assert queue.reader.open(sealed(7)) == letter(7)
     for number in (7, 1):
         with pytest.raises(ReplayError, match=rf"\b{number}\b.* rank 0\b"):
-            reader.open(sealed(number))
-    assert reader.open(sealed(8)) == letter(8)
+            queue.reader.open(sealed(number))
+    assert queue.reader.open(sealed(8)) == letter(8)
 
 
-def test_a_refusal_says_why(reader: QueueReader, snapshot: SnapshotAssertion) -> None:
-    reader.open(sealed(7))
+def test_a_refusal_says_why(queue: Queue, snapshot: SnapshotAssertion) -> None:
+    queue.reader.open(sealed(7))
     for data in (b"forged", sealed(7)):
         with pytest.raises(WireError) as caught:
-            reader.open(data)
+            queue.reader.open(data)
         assert str(caught.value) == snapshot
 
 
-def test_every_sender_and_every_attempt_counts_for_itself(reader: QueueReader) -> None:
+def test_every_sender_and_every_attempt_counts_for_itself(queue: Queue) -> None:
     for sender in (CONTROLLER, 0, 1):
         for attempt in (1, 2):
             one = letter(1, sender=sender, attempt=attempt)
-            assert reader.open(seal(one, queue=QUEUE, secret=SECRET)) == one
+            assert queue.reader.open(seal(one, queue=QUEUE, secret=SECRET)) == one
 
 
-def test_what_is_told_at_one_moment_takes_one_place_in_the_queue(
-    store: MemoryStore, reader: QueueReader
-) -> None:
+def test_what_is_told_at_one_moment_takes_one_place_in_the_queue(queue: Queue) -> None:
     reports: list[Report] = [Noticed(cell=1), Noticed(cell=2)]
-    writer(store).post_together(reports)
-    assert len(store.queues[QUEUE]) == 1
-    found = reader.collect()
+    queue.box.post_together(reports)
+    assert len(queue.store.queues[QUEUE]) == 1
+    found = queue.reader.collect()
     assert [part.message for part in found.parts] == reports
     assert {(part.sender, part.attempt, part.sequence) for part in found.parts} == {(0, 1, 1)}
-    writer(store, sender=1).post_together([Noticed(cell=1)])
-    alone = reader.collect()
+    writer(queue.store, sender=1).post_together([Noticed(cell=1)])
+    alone = queue.reader.collect()
     assert alone.message == Noticed(cell=1)
     assert alone.parts == [alone]
 
@@ -216,53 +229,42 @@ PIECE = 100
 
 
 @pytest.fixture
-def box(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> QueueWriter:
-    """A writer whose messages travel in small pieces."""
+def cut(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue in which messages travel in small pieces."""
     monkeypatch.setattr(room, "PIECE_BYTES", PIECE)
-    return writer(store)
+    return queue
 
 
 def large(size: int = 1000) -> Output:
     return Output(start=0, end=size, text="x" * size)
 
 
-def beside(store: MemoryStore) -> dict[str, list[bytes]]:
-    """All that lies in queues of pieces."""
-    return {key: list(found) for key, found in store.queues.items() if "/pieces/" in key and found}
-
-
 def test_a_piece_is_smaller_than_what_the_stores_server_refuses() -> None:
     assert room.PIECE_BYTES < 8 << 20
 
 
-def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(
-    store: MemoryStore, reader: QueueReader, box: QueueWriter
-) -> None:
+def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(cut: Queue) -> None:
     messages: list[Message] = [Leave(), large(), large(2000), Leave()]
     for message in messages:
-        box.post(message)
-    sizes = [len(piece) for found in beside(store).values() for piece in found]
+        cut.box.post(message)
+    sizes = [len(piece) for found in cut.beside() for piece in found]
     assert max(sizes) <= PIECE
     assert sum(sizes) > 3000
-    assert max(map(len, store.queues[QUEUE])) < 2 * PIECE + 150
-    assert box.is_full()
-    assert [reader.collect().message for _ in messages] == messages
-    assert not box.is_full()
-    assert beside(store) == {}
+    assert max(map(len, cut.store.queues[QUEUE])) < 2 * PIECE + 150
+    assert cut.box.is_full()
+    assert [cut.reader.collect().message for _ in messages] == messages
+    assert not cut.box.is_full()
+    assert cut.beside() == []
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
 def test_a_message_that_just_fits_comes_out_whole(
-    store: MemoryStore, reader: QueueReader, monkeypatch: pytest.MonkeyPatch, surplus: int
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, surplus: int
 ) -> None:
     monkeypatch.setattr(room, "PIECE_BYTES", len(encode(large())) + surplus)
-    writer(store).post(large())
-    assert bool(beside(store)) == (surplus < 0)
-    assert reader.collect().message == large()
-
-
-def swap(pieces: list[bytes]) -> list[bytes]:
-    return [pieces[1], pieces[0], *pieces[2:]]
+    queue.box.post(large())
+    assert bool(queue.beside()) == (surplus < 0)
+    assert queue.reader.collect().message == large()
 
 
 @pytest.mark.parametrize(
@@ -270,75 +272,62 @@ def swap(pieces: list[bytes]) -> list[bytes]:
     [
         lambda pieces: [*pieces[:3], b"y" + pieces[3][1:], *pieces[4:]],
         lambda pieces: pieces[:-1],
-        swap,
-        lambda _: [encode(Leave()) for _ in range(50)],
+        lambda pieces: [pieces[1], pieces[0], *pieces[2:]],
+        lambda _: [encode(Leave())] * 50,
     ],
     ids=["changed", "gone", "swapped", "another's"],
 )
 def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
-    store: MemoryStore,
-    reader: QueueReader,
-    box: QueueWriter,
-    change: Callable[[list[bytes]], list[bytes]],
+    cut: Queue, change: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    box.post(large())
-    [pieces] = [store.queues[key] for key in beside(store)]
+    cut.box.post(large())
+    [pieces] = cut.beside()
     found = change(list(pieces))
     pieces.clear()
     pieces.extend(found)
-    box.post(Leave())
-    assert reader.collect().message == Leave()
-    assert reader.refused == 1
-    assert not box.is_full()
+    assert cut.is_refused()
 
 
 def test_a_message_that_could_not_be_sent_to_its_end_fills_no_queue(
-    store: MemoryStore, reader: QueueReader, box: QueueWriter, monkeypatch: pytest.MonkeyPatch
+    cut: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(room, "InPieces", lambda **_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            box.post(large())
-    assert beside(store) == {}
-    assert not box.is_full()
-    box.post(large())
-    assert reader.collect().message == large()
+            cut.box.post(large())
+    assert cut.beside() == []
+    assert not cut.box.is_full()
+    cut.box.post(large())
+    assert cut.reader.collect().message == large()
 
 
-def test_a_large_message_that_comes_twice_fills_no_queue(
-    store: MemoryStore, reader: QueueReader, box: QueueWriter
-) -> None:
-    box.post(large())
-    letter_of_it = store.queues[QUEUE][0]
-    reader.collect()
-    store.queue_push(next(key for key in store.queues if "/pieces/" in key), b"again")
-    store.queue_push(QUEUE, letter_of_it)
-    box.post(Leave())
-    assert reader.collect().message == Leave()
-    assert reader.refused == 1
-    assert not box.is_full()
+def test_a_large_message_that_comes_twice_fills_no_queue(cut: Queue) -> None:
+    cut.box.post(large())
+    data = cut.store.queues[QUEUE][0]
+    [pieces] = cut.beside()
+    cut.reader.collect()
+    pieces.append(b"again")
+    cut.push(data)
+    assert cut.is_refused()
 
 
-def test_what_a_sender_left_unfinished_or_nobody_will_read_is_swept_away(
-    store: MemoryStore, reader: QueueReader, box: QueueWriter
-) -> None:
-    box.post(Leave())
-    reader.collect()
-    box.post(large())
-    store.queues[QUEUE].clear()  # it died before the letter itself was in
-    reader.sweep(store, 7, 1)  # type: ignore[arg-type]  # never heard of
-    assert beside(store)
-    reader.sweep(store, 0, 1)  # type: ignore[arg-type]
-    assert beside(store) == {}
-    box.post(large())
-    box.post(large(2000))
-    box.sweep()
-    assert beside(store) == {}
+def test_what_a_sender_left_unfinished_or_nobody_will_read_is_swept_away(cut: Queue) -> None:
+    cut.box.post(Leave())
+    cut.reader.collect()
+    cut.box.post(large())
+    cut.store.queues[QUEUE].clear()  # it died before the letter itself was in
+    cut.reader.sweep(cut.store, 7, 1)  # type: ignore[arg-type]  # never heard of
+    assert cut.beside()
+    cut.reader.sweep(cut.store, 0, 1)  # type: ignore[arg-type]
+    assert cut.beside() == []
+    cut.box.post(large())
+    cut.box.post(large(2000))
+    cut.box.sweep()
+    assert cut.beside() == []
 
 
-@pytest.mark.usefixtures("box")
 def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twice(
-    store: MemoryStore, reader: QueueReader
+    cut: Queue,
 ) -> None:
     class LostStore(MemoryStore):
         pushed = 0
@@ -347,17 +336,18 @@ def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twi
             self.pushed += 1
             if self.pushed > 3:
                 raise RuntimeError("Broken pipe")
-            store.queue_push(key, value)
+            cut.store.queue_push(key, value)
 
         def queue_len(self, key: str) -> int:
-            return store.queue_len(key)
+            return cut.store.queue_len(key)
 
         def clone(self) -> MemoryStore:
-            return store
+            return cut.store
 
     box = writer(LostStore())
-    for message in (Leave(), large(), Leave()):
+    messages: list[Message] = [Leave(), large(), Leave()]
+    for message in messages:
         box.post(message)
-    assert [reader.collect().message for _ in range(3)] == [Leave(), large(), Leave()]
-    assert reader.refused == 0
-    assert beside(store) == {}
+    assert [cut.reader.collect().message for _ in messages] == messages
+    assert cut.reader.refused == 0
+    assert cut.beside() == []
