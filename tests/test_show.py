@@ -5,29 +5,37 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
-from console import refused
+from console import ddp, refused
 from pages import readable
-from runs_on_disk import lines
+from runs_on_disk import BEGAN, lines, make_run
 
+import nbddp
+from nbddp.archive.comparing import MOST_CHARTS, Over, compare
 from nbddp.archive.ending import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.errors import RequestError
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.complete import Completer
 from nbddp.magics.line import LineMagics
+from nbddp.record.curves import MAX_DROPPED, MAX_NAMES, Curves
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.record.runs import find_run, runs_below
+from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.run import run_html
-from nbddp.ui.text.run import run_text
+from nbddp.ui.text.run import SHOWN_METRICS, run_text
 
 STAMP = "20260102-030405"
 REPORT = "rank 1: ZeroDivisionError: <b>, line 3\n\n----> 1/0"
@@ -121,21 +129,13 @@ def test_what_is_no_run_fits_several_or_has_no_such_cell_is_refused(
 # ---- how it ended
 
 
-def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
+def test_a_run_says_how_it_ended_and_of_another_machines_kernel_nothing(tmp_path: Path) -> None:
     assert say_ending(RecordedRun(make(tmp_path)), current=None) == STOPPED
-
-
-def test_the_run_of_this_kernel_is_still_running(tmp_path: Path) -> None:
-    path = make(tmp_path, is_stopped=False)
-    assert say_ending(RecordedRun(path), current=path) == RUNNING
-
-
-@pytest.mark.process
-def test_a_run_whose_kernel_is_gone_was_ended_before_its_record(tmp_path: Path) -> None:
-    done = subprocess.Popen([sys.executable, "-c", ""])
-    done.wait()
-    run = RecordedRun(make(tmp_path, is_stopped=False, host=platform.node(), pid=done.pid))
-    assert say_ending(run, current=None) == KILLED
+    own = make(tmp_path, "own", is_stopped=False)
+    assert say_ending(RecordedRun(own), current=own) == RUNNING
+    assert say_ending(RecordedRun(own), current=None) == UNKNOWN
+    other = make(tmp_path, "other", is_stopped=False, host="another", pid=1)
+    assert say_ending(RecordedRun(other), current=None) == UNKNOWN
 
 
 @pytest.mark.process
@@ -152,6 +152,7 @@ def test_a_kernel_that_was_killed_is_gone_though_nobody_has_asked_how_it_ended(
         time.sleep(0.01)
     assert say_unended(facts, began=process.create_time()) == KILLED
     killed.communicate()
+    assert say_unended(facts, began=100.0) == KILLED
 
 
 def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
@@ -160,15 +161,6 @@ def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
     run = RecordedRun(make(tmp_path, is_stopped=False, host=platform.node(), pid=os.getpid()))
     assert run.events[0].at < psutil.Process().create_time()
     assert say_ending(run, current=None) == KILLED
-
-
-@pytest.mark.parametrize("facts", [{}, {"host": "another", "pid": 1}])
-def test_of_another_machine_s_kernel_nothing_is_claimed(
-    tmp_path: Path, facts: dict[str, Any]
-) -> None:
-    assert (
-        say_ending(RecordedRun(make(tmp_path, is_stopped=False, **facts)), current=None) == UNKNOWN
-    )
 
 
 # ---- as text, and as a record
@@ -211,3 +203,107 @@ def test_tab_completes_the_names_of_runs(folder: Path) -> None:
 
     assert fitting("%ddp show ") == [STAMP, "20250102-030405"]
     assert fitting("%ddp show 2026") == [STAMP]
+
+
+# ---- more metrics than are kept by themselves, and what is damaged
+
+MANY = 3000
+
+
+def rows_of_many(count: int, *, steps: tuple[int, ...] = (0, 1, 2)) -> Iterator[dict[str, Any]]:
+    for index, step in enumerate(steps):
+        values = {f"m/{number}": float(number + step) for number in range(count)}
+        at = BEGAN + 2 + index / 10
+        yield {"time": at, "rank": 0, "attempt": 1, "step": step, **values}
+
+
+def numbers(text: str) -> list[str]:
+    """The metrics whose numbers a text has."""
+    return re.findall(r"^(\S+): .* at last ", text, re.MULTILINE)
+
+
+def test_every_metric_that_is_on_disk_can_be_asked_for_and_a_bounded_number_is_shown(
+    folder: Path,
+) -> None:
+    run = nbddp.Run(make_run(folder, rows=[*rows_of_many(MANY)]))
+    for name in ("m/7", "m/63", "m/64", "m/1063", "m/1064", "m/2999"):
+        assert numbers(ddp(f"show --metrics {name}")) == [name]
+        assert numbers(ddp(f"show --metrics {name} --cell 1")) == [name]
+    assert "m/2999: 3001 at last" in ddp("show --metrics m/2999")
+    ten = [f"m/299{number}" for number in range(10)]
+    assert numbers(ddp("show --metrics 'm/299?,m/5'")) == ["m/5", *ten]
+    text = ddp("show --metrics 'm/2*'")
+    hundreds = [f"m/{number}" for number in range(200, 200 + MAX_NAMES - 11)]
+    assert numbers(text) == ["m/2", *(f"m/2{number}" for number in range(10)), *hundreds]
+    assert f"{MANY - MAX_NAMES:,} more metrics (m/0, m/1, m/3, " in text
+    text, more = ddp("show"), MANY - SHOWN_METRICS
+    assert numbers(text) == [f"m/{number}" for number in range(SHOWN_METRICS)]
+    assert f"{more:,} more metrics (m/20, m/21, " in text
+    assert f", m/39, {more - 20:,} more): `%ddp show " in text
+    assert re.search(r"zzz; .*: m/0, m/1, .*, m/39, 2,960 more$", refused("show --metrics zzz"))
+    assert run.figure("m/2999")
+    with pytest.raises(RequestError, match=r"'zzz'; .* m/63, 2,936 more$"):
+        run.figure("zzz")
+
+
+def test_as_text_those_are_shown_that_were_asked_for(folder: Path) -> None:
+    make_run(folder)
+    assert numbers(ddp("show")) == ["loss", "accuracy"]
+    for line in ("show --metrics loss", "show --metrics 'lo*' --cell 1"):
+        text = ddp(line)
+        assert numbers(text) == ["loss"]
+        assert "1 more metric (accuracy): `%ddp show " in text
+    row = {"time": BEGAN + 2, "rank": 0, "attempt": 1, "lr[0]": 1.0, "a,b": 2.0, "lr0": 3.0}
+    make_run(folder, "patterns", rows=[row])
+    assert numbers(ddp("show patterns --metrics lr[0]")) == ["lr[0]", "lr0"]
+    assert numbers(ddp("show patterns --metrics a,b")) == ["a,b"]
+
+
+def test_more_than_are_counted_are_said_to_be_more() -> None:
+    curves = Curves()
+    curves.add(0, 0.0, 0, {f"m{number}": 1.0 for number in range(MAX_DROPPED + MAX_NAMES)})
+    charts = Charts(curves.snapshot, lambda _chart: None, chosen=[])
+    charts.finish()
+    known = MAX_DROPPED + MAX_NAMES
+    assert charts.note().startswith(f"at least {known:,} more metrics (m0, m1, ")
+    assert f", at least {known - 20:,} more): " in charts.note()
+
+
+def test_a_comparison_has_any_metric_over_any_steps_and_a_bounded_number(folder: Path) -> None:
+    steps = (0, 1, 0)  # counted on, where they fall back
+    rows = [*rows_of_many(MANY, steps=steps)]
+    paths = [make_run(folder, name, rows=rows) for name in ("one", "other")]
+    text = ddp("compare one other --metrics m/2999")
+    assert text.splitlines()[0].split()[:3] == ["line", "run", "m/2999"]
+    assert re.search(r"^m/2999\nA +\S+\nB +\S+$", text, re.MULTILINE)
+    run = compare(paths, "m/2999").runs[0]
+    assert run.curves("m/2999", Over.STEP)[0].values == (2999.0, 3000.0, 2999.0)
+    comparison = compare(paths, "m/*")
+    assert (len(comparison.metrics), comparison.left_out) == (MOST_CHARTS, MANY - MOST_CHARTS)
+
+
+# ---- damage
+
+
+def test_what_cannot_be_read_is_told_in_its_place(folder: Path) -> None:
+    path = make_run(folder)
+    (path / "rank0.log").unlink()
+    (path / "rank0.log").mkdir()
+    text = ddp("show")
+    assert "[rank 0] " in text
+    assert "rank0.log cannot be read: Is a directory" in text
+    (path / "metrics.jsonl").unlink()
+    (path / "metrics.jsonl").mkdir()
+    assert refused("show").endswith("metrics.jsonl cannot be read: Is a directory")
+    make_run(folder, "whole")
+    assert "Is a directory" in refused(f"compare whole {path.name}")
+    assert "whole" in ddp("runs")
+
+
+def test_a_log_whose_run_was_removed_is_told_in_a_line(folder: Path) -> None:
+    path, group = make_run(folder), Mock()
+    group.session.time_line.folder.log = lambda rank: path / f"rank{rank}.log"
+    group.life.ranks = [0, 1]
+    assert ddp("logs 0", group=group) == "hello"
+    shutil.rmtree(path)
+    assert "rank0.log cannot be read: No such file" in refused("logs 0", group=group)
