@@ -26,6 +26,7 @@ from nbddp.ui.buttons import live as live_module
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import CONTROL, LiveComms, Serving
 
+Check = Callable[[], None]
 CELL = {"header": {"msg_id": "the cell"}}
 
 
@@ -68,6 +69,9 @@ class Kernel:
         if way is Way.TAP:
             io_loop = SimpleNamespace(asyncio_loop=self.loop)
             self.shell_channel_thread = SimpleNamespace(io_loop=io_loop)
+        shell: Any = SimpleNamespace(kernel=self)
+        self.live = LiveComms.of(shell)
+        assert LiveComms.of(shell) is self.live
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop).result(5)
@@ -87,6 +91,15 @@ class Kernel:
         self.shell_stream.arrived.extend(messages)
         if hasattr(self, "shell_channel_thread"):
             self.shell_stream.flush()
+
+    def answered(self, condition: Callable[[], object]) -> bool:
+        """Wait as a blocked cell does."""
+
+        def is_true() -> bool:
+            self.live.pump()
+            return bool(condition())
+
+        return wait_until(is_true)
 
     def is_as_before(self) -> bool:
         return self.shell_stream._recv_callback is self.original and not our_threads()
@@ -125,26 +138,21 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
     assert wait_until(kernel.is_as_before)
 
 
+@pytest.fixture
+def logs_once(caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion) -> Check:
+    """Checks that one thing was logged, and what."""
+    caplog.set_level(logging.INFO)
+
+    def check() -> None:
+        [record] = [each for each in caplog.records if each.name.startswith("nbddp")]
+        error = record.exc_info[0] if record.exc_info else None
+        assert (record.levelname, record.getMessage(), error and error.__name__) == snapshot
+
+    return check
+
+
 tapped = pytest.mark.parametrize("kernel", [Way.TAP], indirect=True, ids=["tap"])
 pumped = pytest.mark.parametrize("kernel", [Way.PUMP], indirect=True, ids=["pump"])
-
-
-@pytest.fixture
-def live(kernel: Kernel) -> LiveComms:
-    shell: Any = SimpleNamespace(kernel=kernel)
-    live = LiveComms.of(shell)
-    assert LiveComms.of(shell) is live
-    return live
-
-
-def answered(live: LiveComms, condition: Callable[[], object]) -> bool:
-    """Wait as a blocked cell does."""
-
-    def is_true() -> bool:
-        live.pump()
-        return bool(condition())
-
-    return wait_until(is_true)
 
 
 # -- which kernels
@@ -153,48 +161,43 @@ def answered(live: LiveComms, condition: Callable[[], object]) -> bool:
 def test_without_a_kernel_nothing_is_done_and_nothing_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    closed = Button()
+    closed.close()
     for shell in (None, SimpleNamespace()):
         live = LiveComms.of(shell)
         assert live.how is Way.NONE
+        assert live.serving(closed).comm_ids == set()
         with live.serving(Button()) as serving:
             live.pump()
         assert serving.cell is None
     assert caplog.records == []
 
 
-def test_a_kernel_that_is_not_known_is_named_once(
-    caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
-) -> None:
+def test_a_kernel_that_is_not_known_is_named_once(logs_once: Check) -> None:
     shell = SimpleNamespace(kernel=SimpleNamespace(session=Session()))
     for _ in range(2):
         live = LiveComms.of(shell)
         with live.serving(Button()):
             live.pump()
     assert live.how is Way.NONE
-    [said] = caplog.messages
-    assert said == snapshot
+    logs_once()
 
 
 @tapped
 def test_a_reading_thread_that_does_not_react_is_given_up(
-    kernel: Kernel,
-    live: LiveComms,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    snapshot: SnapshotAssertion,
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, logs_once: Check
 ) -> None:
     monkeypatch.setattr(live_module, "PATIENCE", 0.05)
     is_free = threading.Event()
     kernel.loop.call_soon_threadsafe(is_free.wait)
-    with live.serving(Button()):
-        assert live.how is Way.NONE
-    [said] = caplog.messages
-    assert said == snapshot
+    with kernel.live.serving(Button()):
+        assert kernel.live.how is Way.NONE
+    logs_once()
     is_free.set()
     monkeypatch.setattr(live_module, "PATIENCE", 5.0)
     button = Button()
-    with live.serving(button):  # the next cell was read, so it reads again
-        assert live.how is Way.TAP
+    with kernel.live.serving(button):  # the next cell was read, so it reads again
+        assert kernel.live.how is Way.TAP
         kernel.receive(click(button))
         assert wait_until(lambda: button.presses == ["nbddp-widgets"])
 
@@ -202,39 +205,30 @@ def test_a_reading_thread_that_does_not_react_is_given_up(
 # -- what is taken, and who answers
 
 
-def test_a_closed_widget_has_nothing_to_serve() -> None:
-    button = Button()
-    button.close()
-    assert LiveComms(None).serving(button).comm_ids == set()
-
-
 @tapped
 def test_what_cannot_be_read_or_was_read_goes_on_to_the_kernel_and_is_logged_once(
-    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
+    kernel: Kernel, logs_once: Check
 ) -> None:
     button = Button()
     once, forged = click(button), click(button)
     forged[2] = b"0" * 64
     strange = [once, [], [b"x"], forged, message("comm_msg", {"data": {}})]
-    with live.serving(button):
+    with kernel.live.serving(button):
         kernel.receive(once)
-        assert answered(live, lambda: button.presses)
+        assert kernel.answered(lambda: button.presses)
         kernel.receive(*strange, click(button))
-        assert answered(live, lambda: len(button.presses) == 2)
+        assert kernel.answered(lambda: len(button.presses) == 2)
     assert kernel.passed == strange
-    [said] = caplog.messages
-    assert said == snapshot
+    logs_once()
 
 
-def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(
-    kernel: Kernel, live: LiveComms
-) -> None:
+def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(kernel: Kernel) -> None:
     serving = []
 
     def wait() -> None:
-        with live.serving() as mine:
+        with kernel.live.serving() as mine:
             serving.append(mine)
-            live.pump()
+            kernel.live.pump()
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -245,64 +239,59 @@ def test_a_waiting_thread_that_is_not_the_main_one_blocks_no_cell(
 
 @pumped
 def test_where_the_main_thread_answers_a_panel_in_the_background_is_the_kernels(
-    kernel: Kernel, live: LiveComms
+    kernel: Kernel,
 ) -> None:
     button = Button()
-    with live.serving(button, blocks=False):
+    with kernel.live.serving(button, blocks=False):
         assert kernel.is_as_before()
-        with live.serving():  # but while a cell waits, it is answered with that one's
+        with kernel.live.serving():  # but while a cell waits, it is answered with that one's
             kernel.receive(click(button))
-            live.pump()
+            kernel.live.pump()
         assert kernel.is_as_before()
     assert button.presses == ["MainThread"]
 
 
 @tapped
-def test_a_comm_whose_own_callback_raises_is_logged(
-    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
-) -> None:
+def test_a_comm_whose_own_callback_raises_is_logged(kernel: Kernel, logs_once: Check) -> None:
     button, good = Button(), Button()
     button.comm.on_msg(lambda _: {}["nothing"])
-    with live.serving(button, good):
+    with kernel.live.serving(button, good):
         kernel.receive(click(button), click(good))
-        assert answered(live, lambda: good.presses)
-    [said] = caplog.messages
-    assert said == snapshot
-    assert "KeyError: 'nothing'" in caplog.text
+        assert kernel.answered(lambda: good.presses)
+    logs_once()
 
 
 @pumped
-def test_a_handler_may_wait_and_pump_itself(kernel: Kernel, live: LiveComms) -> None:
+def test_a_handler_may_wait_and_pump_itself(kernel: Kernel) -> None:
     inner = Button()
 
     def wait() -> None:
-        with live.serving(inner):
+        with kernel.live.serving(inner):
             kernel.receive(click(inner))
-            assert answered(live, lambda: inner.presses)
+            assert kernel.answered(lambda: inner.presses)
 
     outer = Button(wait)
-    with live.serving(outer):
+    with kernel.live.serving(outer):
         kernel.receive(click(outer))
-        live.pump()
+        kernel.live.pump()
     assert (len(outer.presses), len(inner.presses)) == (1, 1)
 
 
-def test_a_page_that_asks_for_all_widgets_is_counted_by_all_that_are_served(
-    kernel: Kernel, live: LiveComms
-) -> None:
+def test_a_page_that_asks_for_all_widgets_is_counted_by_all_that_are_served(kernel: Kernel) -> None:
     ipywidgets.register_comm_target()
     control = uuid.uuid4().hex
     content = {"comm_id": control, "target_name": CONTROL, "data": {}}
     asks = {"comm_id": control, "data": {"method": "request_states"}}
-    with live.serving(Button()) as serving:
+    with kernel.live.serving(Button()) as serving:
         kernel.receive(message("comm_open", content, metadata={"version": "1.0.0"}))
         kernel.receive(message("comm_msg", asks), message("comm_msg", asks))
-        assert answered(live, lambda: serving.reloads == 2)
+        assert kernel.answered(lambda: serving.reloads == 2)
+    live = kernel.live
     with live.serving() as first, live.serving() as later:  # a comm from before is known
         kernel.receive(message("comm_msg", asks))
-        assert answered(live, lambda: (first.reloads, later.reloads) == (1, 1))
+        assert kernel.answered(lambda: (first.reloads, later.reloads) == (1, 1))
         kernel.receive(message("comm_close", {"comm_id": control, "data": {}}))
-        assert answered(live, lambda: control not in kernel.comm_manager.comms)
+        assert kernel.answered(lambda: control not in kernel.comm_manager.comms)
     assert kernel.passed == []
 
 
@@ -310,10 +299,10 @@ def test_a_page_that_asks_for_all_widgets_is_counted_by_all_that_are_served(
 
 
 @tapped
-def test_what_came_before_the_end_is_still_answered(kernel: Kernel, live: LiveComms) -> None:
+def test_what_came_before_the_end_is_still_answered(kernel: Kernel) -> None:
     go = threading.Event()
     button = Button(lambda: go.wait(30))
-    with live.serving(button) as serving:
+    with kernel.live.serving(button) as serving:
         kernel.receive(*(click(button) for _ in range(5)))
         assert wait_until(lambda: button.presses)
         go.set()
@@ -323,37 +312,31 @@ def test_what_came_before_the_end_is_still_answered(kernel: Kernel, live: LiveCo
 
 @tapped
 def test_a_handler_that_does_not_return_is_not_waited_for(
-    kernel: Kernel,
-    live: LiveComms,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    snapshot: SnapshotAssertion,
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, logs_once: Check
 ) -> None:
     monkeypatch.setattr(live_module, "PATIENCE", 0.05)
     go = threading.Event()
     button = Button(lambda: go.wait(30))
-    with live.serving(button):
+    with kernel.live.serving(button):
         kernel.receive(click(button))
         assert wait_until(lambda: button.presses)
-    [said] = caplog.messages
-    assert said == snapshot
+    logs_once()
     go.set()
 
 
-def test_a_handler_may_end_what_it_is_served_by(kernel: Kernel, live: LiveComms) -> None:
+def test_a_handler_may_end_what_it_is_served_by(kernel: Kernel) -> None:
     held: list[Serving] = []
     button = Button(lambda: held[0].end())
-    held.append(live.serving(button).begin())
+    held.append(kernel.live.serving(button).begin())
     kernel.receive(click(button))
-    assert answered(live, kernel.is_as_before)
+    assert kernel.answered(kernel.is_as_before)
 
 
 def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
-    kernel: Kernel, live: LiveComms, caplog: pytest.LogCaptureFixture, snapshot: SnapshotAssertion
+    kernel: Kernel, logs_once: Check
 ) -> None:
-    caplog.set_level(logging.INFO)
     stream, button, seen = kernel.shell_stream, Button(), []
-    with live.serving(button):
+    with kernel.live.serving(button):
         ours = stream._recv_callback
 
         def foreign(frames: list[Any]) -> None:
@@ -362,36 +345,33 @@ def test_a_foreign_filter_on_top_of_ours_stays_and_is_passed_by(
 
         stream.on_recv(foreign)
         kernel.receive(click(button))
-        assert answered(live, lambda: len(button.presses) == 1)
+        assert kernel.answered(lambda: len(button.presses) == 1)
     assert stream._recv_callback is foreign
-    [said] = caplog.messages
-    assert said == snapshot
+    logs_once()
     kernel.receive(click(button))
     stream.flush()
     assert len(kernel.passed) == 1
-    with live.serving(button):  # now ours is before it, and behind
+    with kernel.live.serving(button):  # now ours is before it, and behind
         kernel.receive(click(button))
-        assert answered(live, lambda: len(button.presses) == 2)
+        assert kernel.answered(lambda: len(button.presses) == 2)
         kernel.receive(message("kernel_info_request", {}))
-        live.pump()
+        kernel.live.pump()
     assert stream._recv_callback is foreign
     assert (len(seen), len(kernel.passed)) == (3, 2)
     stream.on_recv(ours)  # as if the other one went, too: ours is inert, and gone with the next
-    with live.serving(button):
+    with kernel.live.serving(button):
         pass
     assert stream._recv_callback is kernel.original
 
 
-def test_a_foreign_filter_that_forgot_ours_is_taken_for_the_kernels(
-    kernel: Kernel, live: LiveComms
-) -> None:
+def test_a_foreign_filter_that_forgot_ours_is_taken_for_the_kernels(kernel: Kernel) -> None:
     stream, button, seen = kernel.shell_stream, Button(), []
     foreign: Any = seen.append
-    with live.serving(button):
+    with kernel.live.serving(button):
         stream.on_recv(foreign)
-        with live.serving():  # the next to begin finds itself replaced, and goes before it
+        with kernel.live.serving():  # the next to begin finds itself replaced, and goes before it
             kernel.receive(click(button), message("kernel_info_request", {}))
-            assert answered(live, lambda: button.presses)
+            assert kernel.answered(lambda: button.presses)
     assert stream._recv_callback is foreign
     assert len(seen) == 1
     stream.on_recv(kernel.original)
@@ -401,22 +381,18 @@ def test_a_foreign_filter_that_forgot_ours_is_taken_for_the_kernels(
 
 
 @pumped
-def test_an_interrupt_while_messages_are_read_comes_after_them(
-    kernel: Kernel, live: LiveComms
-) -> None:
+def test_an_interrupt_while_messages_are_read_comes_after_them(kernel: Kernel) -> None:
     button = Button()
     cells = [message("execute_request", {"code": str(number)}) for number in range(3)]
     kernel.receive(click(button), cells[0], None, cells[1], click(button), cells[2])
-    with live.serving(button), pytest.raises(KeyboardInterrupt):
-        live.pump()
+    with kernel.live.serving(button), pytest.raises(KeyboardInterrupt):
+        kernel.live.pump()
     assert len(button.presses) == 2
     assert kernel.passed == cells
 
 
 @pumped
-def test_a_second_interrupt_breaks_a_handler_and_the_rest_is_the_kernels(
-    kernel: Kernel, live: LiveComms
-) -> None:
+def test_a_second_interrupt_breaks_a_handler_and_the_rest_is_the_kernels(kernel: Kernel) -> None:
     def insist() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -424,15 +400,15 @@ def test_a_second_interrupt_breaks_a_handler_and_the_rest_is_the_kernels(
     button, other = Button(insist), Button()
     behind = [click(other), click(button)]
     kernel.receive(click(button), *behind)
-    with live.serving(button, other), pytest.raises(KeyboardInterrupt):
-        live.pump()
+    with kernel.live.serving(button, other), pytest.raises(KeyboardInterrupt):
+        kernel.live.pump()
     assert kernel.passed == behind
     assert kernel.statuses[-2][0] == "idle"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_interrupt_while_the_filter_is_put_in_leaves_none_behind(
-    kernel: Kernel, live: LiveComms, monkeypatch: pytest.MonkeyPatch
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_recv = kernel.shell_stream.on_recv
 
@@ -441,6 +417,6 @@ def test_an_interrupt_while_the_filter_is_put_in_leaves_none_behind(
         on_recv(callback, copy)
 
     monkeypatch.setattr(kernel.shell_stream, "on_recv", interrupted)
-    with pytest.raises(KeyboardInterrupt), live.serving(Button()):
+    with pytest.raises(KeyboardInterrupt), kernel.live.serving(Button()):
         raise AssertionError("not reached")
     assert kernel.is_as_before()
