@@ -13,109 +13,93 @@ from processes import in_child, wait_until
 from nbddp.wire.messages import DEBUGGER, INPUT, Answered, Asked, Report, Withdrawn
 from nbddp.worker.keyboard import Keyboard
 
-Later = Callable[[Callable[[], object]], None]
 
-
-class Wire:
-    """What a keyboard has posted."""
+class Typing(Keyboard):
+    """A keyboard, and what it has posted."""
 
     def __init__(self) -> None:
         self.posted: list[Report] = []
-        self.is_called_off = False
+        self.is_interrupted = False
+        self._threads: list[threading.Thread] = []
+        super().__init__(self.posted.append, is_called_off=lambda: self.is_interrupted)
 
     @property
     def asked(self) -> Asked:
         return next(each for each in reversed(self.posted) if isinstance(each, Asked))
 
-
-@pytest.fixture
-def wire() -> Wire:
-    return Wire()
-
-
-@pytest.fixture
-def keyboard(wire: Wire) -> Keyboard:
-    return Keyboard(wire.posted.append, is_called_off=lambda: wire.is_called_off)
-
-
-@pytest.fixture
-def later(wire: Wire) -> Iterator[Later]:
-    """Does something as soon as a question is open, on another thread."""
-    threads: list[threading.Thread] = []
-
-    def do(act: Callable[[], object]) -> None:
-        count = len(wire.posted)
+    def later(self, *acts: Answered | Callable[[], object]) -> None:
+        """Answer, or do something, on another thread as soon as a question is open."""
+        count = len(self.posted)
 
         def run() -> None:
-            assert wait_until(lambda: len(wire.posted) > count)
-            act()
+            assert wait_until(lambda: len(self.posted) > count)
+            for act in acts:
+                self.answered(act) if isinstance(act, Answered) else act()
 
-        threads.append(threading.Thread(target=run))
-        threads[-1].start()
+        self._threads.append(threading.Thread(target=run))
+        self._threads[-1].start()
 
-    yield do
-    for thread in threads:
-        thread.join(10)
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(10)
 
 
-def test_an_answer_is_what_input_returns(keyboard: Keyboard, wire: Wire, later: Later) -> None:
-    later(lambda: keyboard.answered(Answered(question=1, text="anna")))
+@pytest.fixture
+def keyboard() -> Iterator[Typing]:
+    keyboard = Typing()
+    yield keyboard
+    keyboard.join()
+
+
+def test_an_answer_is_what_input_returns(keyboard: Typing) -> None:
+    keyboard.later(Answered(question=1, text="anna"))
     assert keyboard.ask("name? ") == "anna"
-    assert wire.posted == [Asked(question=1, prompt="name? ", what=INPUT)]
+    assert keyboard.posted == [Asked(question=1, prompt="name? ", what=INPUT)]
     assert keyboard.asks == ""
-
-    def answer_both() -> None:
-        keyboard.answered(Answered(question=1, text="late"))  # to an older question
-        keyboard.answered(Answered(question=2, text="second"))
-
-    later(answer_both)
+    keyboard.later(Answered(question=1, text="late"), Answered(question=2, text="second"))
     assert keyboard.ask() == "second"
 
 
-def test_a_secret_is_asked_for_as_one(keyboard: Keyboard, wire: Wire, later: Later) -> None:
-    later(lambda: keyboard.answered(Answered(question=1, text="x")))
+def test_a_secret_is_asked_for_as_one(keyboard: Typing) -> None:
+    keyboard.later(Answered(question=1, text="x"))
     assert keyboard.ask_secret() == "x"
-    assert (wire.asked.is_secret, wire.asked.prompt) == (True, "Password: ")
-    later(lambda: keyboard.answered(Answered(question=2, refusal="no page")))
+    assert (keyboard.asked.is_secret, keyboard.asked.prompt) == (True, "Password: ")
+    keyboard.later(Answered(question=2, refusal="no page"))
     with pytest.raises(RuntimeError, match=r"^getpass\(\) .*: no page$"):
         keyboard.ask_secret()
 
 
-def test_what_a_debugger_asks_is_known_as_such(
-    keyboard: Keyboard, wire: Wire, later: Later
-) -> None:
+def test_what_a_debugger_asks_is_known_as_such(keyboard: Typing) -> None:
     seen: list[str] = []
-    later(lambda: (seen.append(keyboard.asks), keyboard.answered(Answered(question=1, text="c"))))
+    keyboard.later(lambda: seen.append(keyboard.asks), Answered(question=1, text="c"))
     with keyboard.debugging():
         assert keyboard.ask("ipdb> ") == "c"
-    assert (wire.asked.what, seen) == (DEBUGGER, [DEBUGGER])
+    assert (keyboard.asked.what, seen) == (DEBUGGER, [DEBUGGER])
 
 
-def test_the_end_of_input_and_a_refusal_are_errors(keyboard: Keyboard, later: Later) -> None:
-    later(lambda: keyboard.answered(Answered(question=1, is_end=True)))
+def test_the_end_of_input_and_a_refusal_are_errors(keyboard: Typing) -> None:
+    keyboard.later(Answered(question=1, is_end=True))
     with pytest.raises(EOFError):
         keyboard.ask()
-    later(lambda: keyboard.answered(Answered(question=2, refusal="no page")))
+    keyboard.later(Answered(question=2, refusal="no page"))
     with pytest.raises(RuntimeError, match=r"^input\(\) .*: no page$"):
         keyboard.ask()
 
 
-def test_an_interrupt_ends_the_wait_and_takes_the_question_back(
-    keyboard: Keyboard, wire: Wire, later: Later
-) -> None:
+def test_an_interrupt_ends_the_wait_and_takes_the_question_back(keyboard: Typing) -> None:
     main = threading.main_thread().ident or 0
-    later(lambda: (time.sleep(0.1), signal.pthread_kill(main, signal.SIGINT)))
+    keyboard.later(lambda: time.sleep(0.1), lambda: signal.pthread_kill(main, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         keyboard.ask()
-    assert wire.posted[-1] == Withdrawn(question=1)
+    assert keyboard.posted[-1] == Withdrawn(question=1)
     keyboard.answered(Answered(question=1, text="late"))
-    wire.is_called_off = True  # as a debugger does, it asks again
+    keyboard.is_interrupted = True  # as a debugger does, it asks again
     with pytest.raises(EOFError, match="interrupted"):
         keyboard.ask()
-    assert len(wire.posted) == 2
+    assert len(keyboard.posted) == 2
 
 
-def test_a_process_or_thread_of_the_ranks_own_cannot_ask(keyboard: Keyboard, wire: Wire) -> None:
+def test_a_process_or_thread_of_the_ranks_own_cannot_ask(keyboard: Typing) -> None:
     def try_it() -> None:
         with pytest.raises(RuntimeError, match=r"^input\(\) .* process or thread "):
             keyboard.ask()
@@ -124,4 +108,4 @@ def test_a_process_or_thread_of_the_ranks_own_cannot_ask(keyboard: Keyboard, wir
     thread = threading.Thread(target=try_it)
     thread.start()
     thread.join()
-    assert not wire.posted
+    assert not keyboard.posted

@@ -10,7 +10,7 @@ import socket
 import ssl
 import stat
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,128 +83,117 @@ def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
 # ---- the door
 
 
-@pytest.fixture
-def changes() -> list[Change]:
-    return []
+class AtTheDoor:
+    """A door, who comes there, and what it tells of them."""
 
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.door = Door("127.0.0.1", on_change=self.changes.append)
+        self._guests: list[Guest] = []
 
-@pytest.fixture
-def door(changes: list[Change]) -> Iterator[Door]:
-    opened = Door("127.0.0.1", on_change=changes.append)
-    yield opened
-    opened.close()
+    def come(self, secret: bytes | None = None) -> Guest:
+        self._guests.append(Guest(self.door, secret))
+        return self._guests[-1]
 
-
-@pytest.fixture
-def come(door: Door) -> Iterator[Callable[..., Guest]]:
-    guests: list[Guest] = []
-
-    def come(secret: bytes | None = None) -> Guest:
-        guests.append(Guest(door, secret))
-        return guests[-1]
-
-    yield come
-    for guest in guests:
-        guest.close()
-
-
-@pytest.fixture
-def enter(come: Callable[..., Guest], changes: list[Change]) -> Callable[..., Guest]:
-    """A node comes in."""
-
-    def enter(nproc: int = 1) -> Guest:
-        guest, before = come(), len(changes)
+    def enter(self, nproc: int = 1) -> Guest:
+        guest, before = self.come(), len(self.changes)
         guest.tell(Kind.HELLO, **about_this_node(nproc))
-        assert wait_until(lambda: len(changes) == before + 1)
+        assert wait_until(lambda: len(self.changes) == before + 1)
         return guest
 
-    return enter
+    def has_refused(self, count: int = 1) -> bool:
+        return wait_until(lambda: self.door.refused == count) and not self.door.nodes
+
+    def close(self) -> None:
+        for guest in self._guests:
+            guest.close()
+        self.door.close()
 
 
-def test_who_says_what_he_has_comes_in(door: Door, enter: Callable[..., Guest]) -> None:
-    guest = enter(3)
-    enter()
+@pytest.fixture
+def at_the_door() -> Iterator[AtTheDoor]:
+    made = AtTheDoor()
+    yield made
+    made.close()
+
+
+def test_who_says_what_he_has_comes_in(at_the_door: AtTheDoor) -> None:
+    guest, door = at_the_door.enter(3), at_the_door.door
+    at_the_door.enter()
     host = socket.gethostname()
     assert [(node.name, node.nproc) for node in door.nodes] == [(host, 3), (f"{host}#2", 1)]
     assert wait_until(lambda: (Kind.WELCOME, b'{"keep": {}}') in guest.frames)
     assert door.refused == 0
 
 
-def test_another_secret_does_not_come_in(door: Door, come: Callable[..., Guest]) -> None:
+def test_another_secret_does_not_come_in(at_the_door: AtTheDoor) -> None:
     with pytest.raises(ssl.SSLError):
-        come(b"x" * 32)
-    assert wait_until(lambda: door.refused == 1)
-    assert not door.nodes
+        at_the_door.come(b"x" * 32)
+    assert at_the_door.has_refused()
 
 
-def test_who_speaks_no_tls_does_not_come_in_and_is_counted(door: Door) -> None:
+def test_who_speaks_no_tls_or_has_no_certificate_does_not_come_in(at_the_door: AtTheDoor) -> None:
+    address = ("127.0.0.1", at_the_door.door.join.port)
     for count in (1, 2):
-        with socket.create_connection(("127.0.0.1", door.join.port)) as stranger:
+        with socket.create_connection(address) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert stranger.recv(100) in (b"", b"\x15\x03\x01\x00\x02\x02F")  # a TLS alert
-        assert wait_until(lambda count=count: door.refused == count)  # type: ignore[misc]
-    assert not door.nodes
-
-
-def test_who_has_no_certificate_does_not_come_in(door: Door) -> None:
+        assert at_the_door.has_refused(count)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
-        socket.create_connection(("127.0.0.1", door.join.port)) as stranger,
+        socket.create_connection(address) as stranger,
         suppress(ssl.SSLError, ConnectionError),  # it may learn of it when it reads
         context.wrap_socket(stranger) as wrapped,
     ):
         assert wrapped.recv(1) == b""
-    assert wait_until(lambda: door.refused == 1)
+    assert at_the_door.has_refused(3)
 
 
-def test_another_version_is_refused_with_the_reason(door: Door, come: Callable[..., Guest]) -> None:
-    guest = come()
+def test_another_version_is_refused_with_the_reason(at_the_door: AtTheDoor) -> None:
+    guest = at_the_door.come()
     guest.tell(Kind.HELLO, **about_this_node(1) | {"python": "3.8.1", "host": "old"})
     assert wait_until(guest.is_lost.is_set)
     [(kind, data)] = guest.frames
     assert kind is Kind.REFUSED
     assert re.search(r"Python .*3\.8\.1 .*\bold\b.* 3\.", facts_of(data)["reason"])
-    assert (door.nodes, door.refused) == ([], 1)
-    assert door.why_refused == facts_of(data)["reason"]
+    assert at_the_door.has_refused()
+    assert at_the_door.door.why_refused == facts_of(data)["reason"]
 
 
 @pytest.mark.parametrize("kind", [Kind.DATA, Kind.STARTED, Kind.LEAVE])
-def test_who_does_not_say_first_who_he_is_is_sent_away(
-    door: Door, come: Callable[..., Guest], kind: Kind
-) -> None:
-    guest = come()
+def test_who_does_not_say_first_who_he_is_is_sent_away(at_the_door: AtTheDoor, kind: Kind) -> None:
+    guest = at_the_door.come()
     guest.tell(kind)
     assert wait_until(guest.is_lost.is_set)
-    assert wait_until(lambda: door.refused == 1)
+    assert at_the_door.has_refused()
 
 
 @pytest.mark.parametrize("kind", [None, Kind.HELLO, Kind.START, Kind.WELCOME, Kind.LOG])
 def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
-    door: Door, enter: Callable[..., Guest], changes: list[Change], kind: Kind | None
+    at_the_door: AtTheDoor, kind: Kind | None
 ) -> None:
-    guest = enter()
+    guest = at_the_door.enter()
     if kind is None:
         guest.leave()
     else:
         guest.tell(kind, number=99)
-    assert wait_until(lambda: len(changes) == 2)
-    assert not changes[1].has_come
-    assert "connection" in changes[1].node.why_gone
-    assert not door.nodes
+    assert wait_until(lambda: len(at_the_door.changes) == 2)
+    gone = at_the_door.changes[1]
+    assert not gone.has_come
+    assert "connection" in gone.node.why_gone
+    assert not at_the_door.door.nodes
 
 
-def test_a_silent_node_is_gone(
-    monkeypatch: pytest.MonkeyPatch, enter: Callable[..., Guest], changes: list[Change]
-) -> None:
+def test_a_silent_node_is_gone(monkeypatch: pytest.MonkeyPatch, at_the_door: AtTheDoor) -> None:
     monkeypatch.setattr(door_module, "SILENT_AFTER", 1.0)
-    enter()
-    assert wait_until(lambda: len(changes) == 2)
-    assert changes[1].node.why_gone.endswith(" 1 s")
+    at_the_door.enter()
+    assert wait_until(lambda: len(at_the_door.changes) == 2)
+    assert at_the_door.changes[1].node.why_gone.endswith(" 1 s")
 
 
-def test_where_a_door_cannot_listen_is_named(door: Door) -> None:
-    port = door.join.port
+def test_where_a_door_cannot_listen_is_named(at_the_door: AtTheDoor) -> None:
+    port = at_the_door.door.join.port
     for address, wanted, named in (
         ("203.0.113.1", 0, "203.0.113.1: "),
         ("127.0.0.1", port, f"127.0.0.1:{port}: "),
@@ -236,19 +225,16 @@ class Ends(asyncio.Protocol):
         self.is_lost = True
 
 
-async def carried(size: int) -> tuple[int, int, bool]:
-    """Send so much through a tunnel to a store and back; what came there, what came here."""
+async def carried(size: int) -> tuple[bytes, bytes, bytes]:
+    """Send so much through a tunnel to a store and back; that, what came there, what came here."""
     loop = asyncio.get_running_loop()
-    store = Ends()
-    server = await loop.create_server(lambda: store, "127.0.0.1", 0)
-    store_port = server.sockets[0].getsockname()[1]
-    tunnels: dict[str, Tunnel] = {}
+    store, tunnels = Ends(), dict[str, Tunnel]()
     dialling: list[asyncio.Task[Any]] = []
 
     def at_the_door(_wire: Wire, kind: Kind, number: int, data: bytes) -> None:
         if kind is Kind.OPEN:
             half = tunnels["door"].add(number)
-            dial = loop.create_connection(lambda: half, "127.0.0.1", store_port)
+            dial = loop.create_connection(lambda: half, *port_of(server))
             dialling.append(loop.create_task(dial))
         else:
             tunnels["door"].take(kind, number, data)
@@ -261,18 +247,17 @@ async def carried(size: int) -> tuple[int, int, bool]:
         tunnels["door"] = Tunnel(wire)
         return wire
 
+    server = await loop.create_server(lambda: store, "127.0.0.1", 0)
     door = await loop.create_server(greet, "127.0.0.1", 0)
-    port = door.sockets[0].getsockname()[1]
     _, wire = await loop.create_connection(
-        lambda: Wire(at_the_node, lambda *_: None), "127.0.0.1", port
+        lambda: Wire(at_the_node, lambda *_: None), *port_of(door)
     )
     tunnels["node"] = Tunnel(wire)
     keeper = await loop.create_server(tunnels["node"].new, "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*keeper.sockets[0].getsockname())
+    reader, writer = await asyncio.open_connection(*port_of(keeper))
     data = bytes(range(256)) * (size // 256)
-    sending = loop.create_task(_send(writer, data))
+    writer.write(data)
     back = await reader.readexactly(len(data))
-    await sending
     writer.close()
     await writer.wait_closed()
     while not store.is_lost:
@@ -280,17 +265,18 @@ async def carried(size: int) -> tuple[int, int, bool]:
     for each in (server, door, keeper):
         each.close()
     wire.close()
-    return len(store.came), len(back), back == data and bytes(store.came) == data
+    return data, bytes(store.came), back
 
 
-async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(data)
-    await writer.drain()
+def port_of(server: asyncio.Server) -> Any:
+    return server.sockets[0].getsockname()
 
 
 @pytest.mark.parametrize("size", [256, WINDOW, 20 * WINDOW])
 def test_what_a_rank_sends_to_the_store_comes_whole_and_so_does_the_answer(size: int) -> None:
-    assert asyncio.run(asyncio.wait_for(carried(size), 50)) == (size, size, True)
+    data, there, back = asyncio.run(asyncio.wait_for(carried(size), 50))
+    assert len(data) == size
+    assert data == there == back
 
 
 def test_a_connection_that_came_when_the_wire_had_gone_ends_at_once() -> None:
@@ -350,16 +336,14 @@ def test_a_disk_that_is_full_here_costs_a_hole_in_the_copy(
     inlet.close()
 
 
-def test_a_run_folder_that_is_gone_costs_no_node(
-    tmp_path: Path, enter: Callable[..., Guest], door: Door, changes: list[Change]
-) -> None:
-    guest = enter()
+def test_a_run_folder_that_is_gone_costs_no_node(tmp_path: Path, at_the_door: AtTheDoor) -> None:
+    guest, door = at_the_door.enter(), at_the_door.door
     [node] = door.nodes
     handle = node.handles[1] = RemoteHandle(door, node, 1, tmp_path / "gone")
     guest.send(Kind.LOG, 1, b"rank0.log\0a line\n")
     guest.tell(Kind.STARTED, 1, pid=7)
     assert wait_until(lambda: handle.pid == 7)
-    assert [each.has_come for each in changes] == [True]
+    assert [each.has_come for each in at_the_door.changes] == [True]
     guest.leave()
     handle.join()
 

@@ -83,10 +83,8 @@ def test_a_piece_is_smaller_than_what_the_stores_server_refuses() -> None:
     assert parcels.PIECE_BYTES < 8 << 20
 
 
-def test_discarding_removes_every_piece_and_nothing_else(
-    store: MemoryStore, small_pieces: int
-) -> None:
-    del small_pieces
+@pytest.mark.usefixtures("small_pieces")
+def test_discarding_removes_every_piece_and_nothing_else(store: MemoryStore) -> None:
     kept = pack(store, "kept", "k" * 100)
     before = dict(store.keys)
     gone = pack(store, "gone", "g" * 100)
@@ -97,10 +95,10 @@ def test_discarding_removes_every_piece_and_nothing_else(
     assert unpack(store, kept) == "k" * 100
 
 
+@pytest.mark.usefixtures("small_pieces")
 def test_nothing_but_the_value_that_was_signed_for_is_opened(
-    store: MemoryStore, small_pieces: int, snapshot: SnapshotAssertion
+    store: MemoryStore, snapshot: SnapshotAssertion
 ) -> None:
-    del small_pieces
     parcel = pack(store, "key", [Trap(), "x" * 50])
     kept = dict(store.keys)
     others: list[tuple[dict[str, Any], dict[str, bytes]]] = [
@@ -131,10 +129,10 @@ def test_a_value_that_cannot_be_pickled_leaves_nothing_in_the_store(store: Memor
     assert store.keys == {}
 
 
+@pytest.mark.usefixtures("small_pieces")
 def test_a_value_that_is_gone_is_not_waited_for(
-    store: MemoryStore, small_pieces: int, snapshot: SnapshotAssertion
+    store: MemoryStore, snapshot: SnapshotAssertion
 ) -> None:
-    del small_pieces
     parcel = pack(store, "key", "x" * 100)
     del store.keys["key/3"]
     with pytest.raises(RequestError) as caught:

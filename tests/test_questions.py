@@ -6,6 +6,7 @@ import os
 import pty
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,6 @@ from nbddp.record.notices import Question, TakenBack
 from nbddp.ui import questions as room
 from nbddp.ui.questions import ConsoleBox, NoBox, Questions, RefusedError, Typed
 from nbddp.wire.messages import Answered, Asked
-
-Sent = list[tuple[int, Answered]]
 
 
 class FakeBox:
@@ -45,13 +44,17 @@ class FakeBox:
 
 
 class Asking(Questions):
-    """Questions that are pumped while no rank has ended."""
+    """Questions that are asked in a box, and what was sent to the ranks."""
 
-    def look(self, times: int = 1) -> Typed | None:
-        typed = None
-        for _ in range(times):
-            typed = self.pump(lambda _rank: False)
-        return typed
+    def __init__(self, box: Any = None) -> None:
+        self.box = FakeBox()
+        self.sent: list[tuple[int, Answered]] = []
+        super().__init__(box or self.box, lambda *sent: self.sent.append(sent))
+
+    def look(self, typed: str | EOFError = "", *, times: int = 1) -> Typed | None:
+        """Pump while no rank has ended, and something was typed."""
+        self.box.typed += [typed] if typed else []
+        return [self.pump(lambda _rank: False) for _ in range(times)][-1]
 
 
 def asks(rank: int, number: int = 1, prompt: str = "> ", *, is_secret: bool = False) -> Question:
@@ -59,125 +62,101 @@ def asks(rank: int, number: int = 1, prompt: str = "> ", *, is_secret: bool = Fa
 
 
 @pytest.fixture
-def box() -> FakeBox:
-    return FakeBox()
+def questions() -> Asking:
+    return Asking()
 
 
-@pytest.fixture
-def sent() -> Sent:
-    return []
-
-
-@pytest.fixture
-def questions(box: FakeBox, sent: Sent) -> Asking:
-    return Asking(box, lambda rank, answer: sent.append((rank, answer)))
-
-
-def test_a_question_is_asked_with_its_rank_and_answered_once(
-    questions: Asking, box: FakeBox, sent: Sent
-) -> None:
+def test_a_question_is_asked_with_its_rank_and_answered_once(questions: Asking) -> None:
     assert questions.patience > 1e9
     questions.take(asks(2, 7, "name? ", is_secret=True))
     questions.look(times=3)
-    assert box.shown == [("[rank 2] name? ", True)]
-    assert (sent, questions.patience) == ([], room.LOOK)
-    box.typed.append("anna")
-    questions.look(times=3)
-    assert sent == [(2, Answered(question=7, text="anna"))]
+    assert questions.box.shown == [("[rank 2] name? ", True)]
+    assert (questions.sent, questions.patience) == ([], room.LOOK)
+    questions.look("anna", times=3)
+    assert questions.sent == [(2, Answered(question=7, text="anna"))]
     assert questions.patience > 1e9
 
 
-def test_half_a_character_is_written_out(questions: Asking, box: FakeBox, sent: Sent) -> None:
+def test_half_a_character_is_written_out(questions: Asking) -> None:
     questions.take(asks(0, prompt="\ud800? "))
     questions.look()
-    assert box.shown == [("[rank 0] \\ud800? ", False)]
-    box.typed.append("\udfff")
-    assert questions.look() == Typed(0, "\\ud800? \\udfff")
-    assert sent == [(0, Answered(question=1, text="\udfff"))]
+    assert questions.box.shown == [("[rank 0] \\ud800? ", False)]
+    assert questions.look("\udfff") == Typed(0, "\\ud800? \\udfff")
+    assert questions.sent == [(0, Answered(question=1, text="\udfff"))]
 
 
 def test_a_debugger_that_asks_again_goes_before_other_ranks(
-    questions: Asking, box: FakeBox, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    questions: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
     questions.take(asks(0, 1))
     questions.take(asks(1, 1))
-    box.typed.append("p x")
-    questions.look(times=2)  # rank 0 has a moment to ask again
-    assert len(box.shown) == 1
+    questions.look("p x", times=2)  # rank 0 has a moment to ask again
+    assert len(questions.box.shown) == 1
     questions.take(asks(0, 2))
     questions.look()
-    assert box.shown[1][0].startswith("[rank 0]")
-    box.typed.append("c")
-    questions.look()
+    assert questions.box.shown[1][0].startswith("[rank 0]")
+    questions.look("c")
     now[0] += room.STAYING
     questions.look()
-    assert box.shown[2][0].startswith("[rank 1]")
-    assert [rank for rank, _ in sent] == [0, 0]
+    assert questions.box.shown[2][0].startswith("[rank 1]")
+    assert [rank for rank, _ in questions.sent] == [0, 0]
 
 
-def test_what_is_taken_back_needs_no_answer(questions: Asking, box: FakeBox, sent: Sent) -> None:
+def test_what_is_taken_back_needs_no_answer(questions: Asking) -> None:
     questions.take(asks(0, 1))
     questions.take(asks(1, 4))
     questions.look()
     questions.take(TakenBack(0, 1))
     questions.look()
-    assert [prompt for prompt, _ in box.shown] == ["[rank 0] > ", "[rank 1] > "]
-    box.typed.append("x")
-    questions.look()
-    assert sent == [(1, Answered(question=4, text="x"))]
+    assert [prompt for prompt, _ in questions.box.shown] == ["[rank 0] > ", "[rank 1] > "]
+    questions.look("x")
+    assert questions.sent == [(1, Answered(question=4, text="x"))]
 
 
-def test_a_rank_that_has_ended_is_not_asked_for(
-    questions: Asking, box: FakeBox, sent: Sent
-) -> None:
+def test_a_rank_that_has_ended_is_not_asked_for(questions: Asking) -> None:
     questions.take(asks(0))
     questions.look()
     questions.take(asks(1))
     questions.pump(lambda rank: rank == 0)
-    assert box.shown[-1][0] == "[rank 1] > "
+    assert questions.box.shown[-1][0] == "[rank 1] > "
     questions.pump(lambda _rank: True)
     assert questions.patience > 1e9
-    assert not sent
+    assert not questions.sent
 
 
-def test_the_end_of_input_and_of_the_view_is_an_answer(
-    questions: Asking, box: FakeBox, sent: Sent
-) -> None:
-    box.typed.append(EOFError())
+def test_the_end_of_input_and_of_the_view_is_an_answer(questions: Asking) -> None:
     for rank in range(3):
         questions.take(asks(rank, rank + 1))
-    questions.look()
-    assert sent == [(0, Answered(question=1, is_end=True))]
+    questions.look(EOFError())
+    assert questions.sent == [(0, Answered(question=1, is_end=True))]
     questions.close()
     questions.close()
-    assert sent == [(rank, Answered(question=rank + 1, is_end=True)) for rank in range(3)]
+    assert questions.sent == [(rank, Answered(question=rank + 1, is_end=True)) for rank in range(3)]
 
 
-def test_who_does_something_else_has_turned_away(
-    questions: Asking, box: FakeBox, sent: Sent
-) -> None:
+def test_who_does_something_else_has_turned_away(questions: Asking) -> None:
     questions.note_page(1)
     questions.take(asks(0, 1))
     questions.take(asks(1, 1))
     questions.note_page(2)  # before anything was asked
     questions.look()
     questions.note_page(2)
-    assert not sent
+    assert not questions.sent
     questions.note_page(3)
-    assert sent == [(0, Answered(question=1, is_end=True))]
+    assert questions.sent == [(0, Answered(question=1, is_end=True))]
     questions.note_page(3)
-    assert len(sent) == len(box.shown) == 1
+    assert len(questions.sent) == len(questions.box.shown) == 1
 
 
-def test_where_nobody_types_it_is_refused_at_once(sent: Sent) -> None:
-    questions = Asking(NoBox("no page"), lambda rank, answer: sent.append((rank, answer)))
+def test_where_nobody_types_it_is_refused_at_once() -> None:
+    questions = Asking(NoBox("no page"))
     questions.take(asks(0))
     questions.take(asks(1))
     questions.look()
     questions.look()
-    assert sent == [(rank, Answered(question=1, refusal="no page")) for rank in (0, 1)]
+    assert questions.sent == [(rank, Answered(question=1, refusal="no page")) for rank in (0, 1)]
 
 
 # ---- a terminal
@@ -218,33 +197,28 @@ def test_without_a_terminal_nobody_can_be_asked(monkeypatch: pytest.MonkeyPatch)
             ConsoleBox().begin("> ", is_secret=False)
 
 
-def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(
-    box: FakeBox, questions: Asking
-) -> None:
+def test_what_is_typed_is_told_with_its_prompt_and_a_secret_is_not(questions: Asking) -> None:
     questions.take(asks(1, prompt="ipdb> "))
     assert questions.look() is None
-    box.typed = ["p x"]
-    assert questions.look() == Typed(1, "ipdb> p x")
+    assert questions.look("p x") == Typed(1, "ipdb> p x")
     questions.take(asks(1, 2, prompt="token: ", is_secret=True))
-    box.typed = ["abc"]
-    assert questions.look() == Typed(1, "token: ········")
+    assert questions.look("abc") == Typed(1, "token: ········")
 
 
 @pytest.mark.parametrize("can_close", [True, False])
 def test_a_box_that_nobody_answered_is_closed_or_mentioned(
-    box: FakeBox, questions: Asking, can_close: bool
+    questions: Asking, can_close: bool
 ) -> None:
-    box.can_close = can_close
+    questions.box.can_close = can_close
     questions.take(asks(1))
     questions.look()
-    box.typed = ["x"]
-    questions.look()
+    questions.look("x")
     questions.close()
-    assert (box.closed, questions.stays) == (0, "")
+    assert (questions.box.closed, questions.stays) == (0, "")
     questions.take(asks(1, 2))
     questions.look()
     questions.take(TakenBack(1, 2))
-    assert box.closed == 1
+    assert questions.box.closed == 1
     questions.close()
     assert questions.stays == ("" if can_close else "still here")
 
@@ -259,10 +233,10 @@ def test_a_box_that_nobody_answered_is_closed_or_mentioned(
     ids=["its rank ends", "somebody turns away", "the cell ends"],
 )
 def test_a_box_is_closed_once_its_rank_needs_no_answer(
-    box: FakeBox, questions: Asking, end: Callable[[Asking], object]
+    questions: Asking, end: Callable[[Asking], object]
 ) -> None:
     questions.note_page(1)
     questions.take(asks(1))
     questions.look()
     end(questions)
-    assert (box.closed, questions.stays) == (1, "")
+    assert (questions.box.closed, questions.stays) == (1, "")
