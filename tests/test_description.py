@@ -68,13 +68,10 @@ def test_restarts_heals_and_the_time_that_was_lost_are_counted() -> None:
         ("resumed", {"seconds": 0.5}),
         ("healed", {"ranks": [1]}),
         ("resumed", {"seconds": 0.25}),
+        ("start failed", {"reason": "rank 1: no room\nin full"}),
     )
     assert (facts["world_size"], facts["restarts"], facts["heals"]) == (3, 1, 1)
     assert facts["seconds_lost"] == 0.75
-
-
-def test_a_start_that_fails_is_the_outcome() -> None:
-    facts = facts_of(("start failed", {"reason": "rank 1: no room\nin full"}))
     assert facts["outcome"] == "start failed: rank 1: no room"
 
 
@@ -119,22 +116,17 @@ def test_the_end_is_known_once_it_is_there() -> None:
 # ---- in the folder
 
 
-def test_what_happens_is_in_the_file_when_it_is_written_next(tmp_path: Path) -> None:
+def test_what_happens_is_in_the_file_when_it_is_written_next_also_of_a_run_that_goes_on(
+    tmp_path: Path,
+) -> None:
     with closing(RunFolder(tmp_path)) as folder:
-        folder.describe(nproc=2)
+        folder.describe(nproc=2, pid=1)
         folder.event("cell", **cell(1))
         folder.event("cell ended", number=1, outcome="ok")
         folder.describe(devices=["cpu", "cpu"])
         facts = read_facts(folder.path)
-    assert facts["format"] == FORMAT
-    assert (facts["nproc"], facts["devices"], facts["outcome"]) == (2, ["cpu", "cpu"], "ok")
-
-
-def test_a_run_that_goes_on_keeps_what_was_known(tmp_path: Path) -> None:
-    with closing(RunFolder(tmp_path)) as folder:
-        folder.describe(nproc=2, pid=1)
-        folder.event("cell", **cell(1))
-        folder.describe()
+    assert (facts["format"], facts["nproc"], facts["outcome"]) == (FORMAT, 2, "ok")
+    assert facts["devices"] == ["cpu", "cpu"]
     with closing(RunFolder(folder.path, is_there=True)) as again:
         again.event("cell", **cell(2))
         again.describe()

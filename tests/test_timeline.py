@@ -55,53 +55,36 @@ def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_what_happened_is_kept_in_order_with_its_time_and_facts(
+def test_what_happened_is_kept_in_order_from_a_moment_or_an_attempt_on(
     time_line: TimeLine, now: SimpleNamespace
 ) -> None:
-    time_line.record("start", attempt=1)
+    told = ["start", "b", "a", "cell", "a", "b", "exit"]
+    for kind in told:  # all of the same moment
+        time_line.record(kind, attempt=1)
     now.at = 2.0
+    time_line.record("start", attempt=2)
     time_line.record("exit", rank=1, how="was killed by SIGKILL")
-    assert time_line.since(0.0) == (
-        Happening(1.0, "start", {"attempt": 1}),
+    newest = (
+        Happening(2.0, "start", {"attempt": 2}),
         Happening(2.0, "exit", {"rank": 1, "how": "was killed by SIGKILL"}),
     )
+    assert kinds(time_line.since(0.0)) == kinds(time_line.of_attempt(1)) == [*told, "start", "exit"]
+    assert time_line.since(2.0) == time_line.of_attempt(2) == newest
+    assert time_line.since(2.5) == time_line.of_attempt(3) == ()
 
 
 def test_a_fact_may_have_any_name(time_line: TimeLine, tmp_path: Path) -> None:
     folder = opened(time_line, tmp_path)
     time_line.record("checkpoint", kind="full", self="x", at=3)
     [event] = time_line.since(0.0)
-    assert event.kind == "checkpoint"
-    assert event.facts == {"kind": "full", "self": "x", "at": 3}
+    assert (event.kind, event.facts) == ("checkpoint", {"kind": "full", "self": "x", "at": 3})
     assert on_disk(folder)[-1]["self"] == "x"
 
 
-def test_only_what_happened_from_a_moment_or_an_attempt_on_is_told(
-    time_line: TimeLine, now: SimpleNamespace
-) -> None:
-    for now.at in (1.0, 2.0):
-        time_line.record("start", attempt=int(now.at))
-        time_line.record("ready", attempt=int(now.at))
-    assert kinds(time_line.since(0.0)) == ["start", "ready", "start", "ready"]
-    assert [event.facts["attempt"] for event in time_line.since(2.0)] == [2, 2]
-    assert time_line.since(2.5) == ()
-    assert [event.facts["attempt"] for event in time_line.of_attempt(2)] == [2, 2]
-    assert kinds(time_line.of_attempt(1)) == ["start", "ready", "start", "ready"]
-    assert time_line.of_attempt(3) == ()
-
-
-def test_the_newest_events_are_kept_and_the_file_has_all(
+def test_the_newest_events_of_each_kind_are_kept_and_the_file_has_all(
     time_line: TimeLine, tmp_path: Path
 ) -> None:
     folder = opened(time_line, tmp_path)
-    for number in range(MAX_EVENTS + 5):
-        time_line.record("failure", number=number)
-    kept = time_line.since(0.0)
-    assert [event.facts["number"] for event in kept] == list(range(5, MAX_EVENTS + 5))
-    assert [each["number"] for each in on_disk(folder)] == list(range(MAX_EVENTS + 5))
-
-
-def test_many_events_of_one_kind_do_not_push_out_the_others(time_line: TimeLine) -> None:
     time_line.record("start", attempt=1)
     time_line.record("cell", number=1)
     for number in range(MAX_EVENTS + 50):
@@ -110,16 +93,7 @@ def test_many_events_of_one_kind_do_not_push_out_the_others(time_line: TimeLine)
     kept = time_line.of_attempt(1)
     assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_EVENTS, "cell ended"]
     assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_EVENTS + 50))
-
-
-def test_events_of_the_same_moment_keep_their_order(
-    time_line: TimeLine, now: SimpleNamespace
-) -> None:
-    del now
-    told = ["start", "b", "a", "cell", "a", "b", "exit"]
-    for kind in told:
-        time_line.record(kind)
-    assert kinds(time_line.since(0.0)) == told
+    assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_EVENTS + 50))
 
 
 def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(time_line: TimeLine) -> None:
@@ -143,25 +117,19 @@ def test_a_huge_fact_is_whole_in_the_file_and_short_here(
     assert len(on_disk(folder)[0]["text"]) == 100_000
 
 
-def test_what_happened_before_there_was_a_folder_is_told_and_is_not_in_the_file(
-    time_line: TimeLine, tmp_path: Path
+def test_a_run_is_opened_once_and_what_happened_before_is_not_in_its_file(
+    time_line: TimeLine, tmp_path: Path, said: list[str]
 ) -> None:
     time_line.record("start")
     folder = opened(time_line, tmp_path)
     time_line.record("ready")
-    assert kinds(time_line.since(0.0)) == ["start", "ready"]
-    assert [each["kind"] for each in on_disk(folder)] == ["ready"]
-
-
-def test_a_run_is_opened_once_with_the_facts_of_its_start(
-    time_line: TimeLine, tmp_path: Path, said: list[str]
-) -> None:
-    folder = opened(time_line, tmp_path)
     assert opened(time_line, tmp_path) is folder is time_line.folder
     assert folder.path.is_relative_to(tmp_path)
     assert folder.path.name.endswith("-first")
     assert json.loads((folder.path / "run.json").read_text())["nproc"] == 2
     assert said == []
+    assert kinds(time_line.since(0.0)) == ["start", "ready"]
+    assert [each["kind"] for each in on_disk(folder)] == ["ready"]
 
 
 def test_a_run_that_is_over_or_was_deleted_is_followed_by_another(
@@ -214,15 +182,11 @@ def failure(rank: int, what: str = "ValueError: no", at: float = 1.0) -> Happeni
     return Happening(at, "failure", {"rank": rank, "what": what})
 
 
-def test_a_failure_of_several_ranks_is_one_event() -> None:
+def test_a_failure_of_several_ranks_is_one_event_that_does_not_repeat_the_first_cause() -> None:
     other = failure(3, "KeyError: 'x'", at=1.5)
     events = [failure(2), other, failure(0, at=2.0), Happening(3.0, "cell ended"), failure(1)]
     joined = Happening(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
     assert with_failures_once(events) == (joined, other, *events[3:])
-
-
-def test_what_was_told_as_the_first_cause_is_not_told_again() -> None:
-    events = [failure(0), failure(1)]
-    (joined,) = with_failures_once(events, told="ValueError: no")
-    assert joined.facts == {"ranks": [0, 1], "what": "failed"}
-    assert with_failures_once(events[:1], told="ValueError: no") == (failure(0),)
+    [told] = with_failures_once([failure(0), failure(1)], told="ValueError: no")
+    assert told.facts == {"ranks": [0, 1], "what": "failed"}
+    assert with_failures_once([failure(0)], told="ValueError: no") == (failure(0),)
