@@ -27,9 +27,7 @@ def test_without_a_gpu_each_part_says_so_and_none_fails() -> None:
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^\| (.+) \| (.+) \| 0 s \|$", done.stdout, re.MULTILINE)
     assert [verdict for _, verdict in rows] == ["no GPU here"] * 7
-    assert {"pytest -m gpu", "All notebooks on the GPU", "NCCL with several ranks"} <= {
-        title for title, _ in rows
-    }
+    assert "pytest -m gpu" in [title for title, _ in rows]
     assert re.search(r"^\* torch \d.*Python \d", done.stdout, re.MULTILINE | re.DOTALL)
 
 
