@@ -66,12 +66,7 @@ def ended(
     attempt: int = 1,
 ) -> RankEnded:
     return RankEnded(
-        attempt=attempt,
-        rank=rank,
-        cell=cell,
-        is_ok=is_ok,
-        in_group=in_group,
-        sequence=sequence,
+        attempt=attempt, rank=rank, cell=cell, is_ok=is_ok, in_group=in_group, sequence=sequence
     )
 
 

@@ -16,14 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from fakes import (
-    FakeHandle,
-    FakeLauncher,
-    FakeLink,
-    HandTurnedActor,
-    hand_turned,
-    ready,
-)
+from fakes import FakeHandle, FakeLauncher, FakeLink, HandTurnedActor, hand_turned, ready
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule

@@ -56,9 +56,7 @@ def test_everybody_who_waits_for_the_stop_hears_of_it_once(asked: Promises) -> N
     assert [future.result() for future in futures] == [None, None]
 
 
-def test_everybody_who_waits_for_a_rank_to_be_gone_hears_of_that_rank_only(
-    asked: Promises,
-) -> None:
+def test_everybody_who_waits_for_a_rank_to_be_gone_hears_of_that_rank_only(asked: Promises) -> None:
     one, again, other = asked.for_kill(0), asked.for_kill(0), asked.for_kill(2)
     asked.gone(0, GONE)
     assert (one.done(), again.done(), other.done()) == (True, True, False)

@@ -215,9 +215,7 @@ def test_an_interrupt_in_a_recovery_ends_it_and_nothing_is_started_again(play: P
     assert play.state is GroupState.IDLE
 
 
-def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(
-    play: Play,
-) -> None:
+def test_a_cell_that_fails_while_the_user_asks_for_its_end_is_not_started_again(play: Play) -> None:
     play.fails_in = "trains"
     play.on_cell = lambda _source: play.session.interrupt()
     assert not play.train(restarts=3).is_ok

@@ -35,10 +35,7 @@ def test_a_scale_is_linear_where_a_logarithmic_one_would_not_help(values: list[f
     assert not wants_log(values)
 
 
-@given(
-    st.floats(min_value=-1e300, max_value=1e300),
-    st.floats(min_value=-1e300, max_value=1e300),
-)
+@given(st.floats(min_value=-1e300, max_value=1e300), st.floats(min_value=-1e300, max_value=1e300))
 def test_value_ticks_are_few_and_within_the_limits_and_told_apart(a: float, b: float) -> None:
     low, high = padded(min(a, b), max(a, b))
     ticks = value_ticks(low, high)

@@ -20,16 +20,7 @@ from refusals import refusal
 from runs_on_disk import make_run
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.archive.sweeps import (
-    MOST,
-    Row,
-    State,
-    count_of,
-    done_before,
-    facts_of,
-    grid,
-    key_of,
-)
+from nbddp.archive.sweeps import MOST, Row, State, count_of, done_before, facts_of, grid, key_of
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.options import parse

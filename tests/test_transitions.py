@@ -346,6 +346,7 @@ IGNORED = {
         after(INTERRUPTING, noticed(0), noticed(1)),
         rang(Alarm.GRACE),
     ),
+    "the grace of a stop while running": (RUNNING, rang(Alarm.STOP)),
     "noticed in an earlier cell": (INTERRUPTING, noticed(0, cell=9)),
     "noticed without a cell": (IDLE, noticed(0)),
     "an interrupt before a start": (OFF, INTERRUPT),
