@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from nbddp.worker.arriving import BLOCK, MOST_A_SECOND, Arriving
 from nbddp.worker.flight_recorder import NCCLS, newest_of
 
 BEGAN = 1_000_000.0  # as time.time() has it
-Record = Callable[..., None]
 
 
 class Recorder:
@@ -47,40 +45,41 @@ class Recorder:
         del self.entries[: -self.kept]
 
 
+class Rank(Arriving):
+    """A rank with a flight recorder, which keeps what it tells."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.told: list[Arrivals] = []
+        super().__init__(self.told.append, lambda name: name == "<cell>")
+
+    def add(self, number: int, at: float, **facts: Any) -> None:
+        self.recorder.add(number, at, **facts)
+
+
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    recorder = Recorder()
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    rank = Rank()
+    recorder = rank.recorder
     monkeypatch.setattr(arriving, "recorded", lambda: list(recorder.entries))
     monkeypatch.setattr(arriving, "_sequence", lambda: recorder.count)
     monkeypatch.setattr(arriving, "_sequences", lambda: {("0", 1): recorder.count})
-    return recorder
+    return rank
 
 
-@pytest.fixture
-def told() -> list[Arrivals]:
-    return []
-
-
-@pytest.fixture
-def rank(recorder: Recorder, told: list[Arrivals]) -> Arriving:  # noqa: ARG001 - it reads that
-    return Arriving(told.append, lambda name: name == "<cell>")
-
-
-def test_each_collective_is_told_once_with_its_time_and_its_kind(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals]
-) -> None:
-    recorder.add(1, -5.0)
+def test_each_collective_is_told_once_with_its_time_and_its_kind(rank: Rank) -> None:
+    rank.add(1, -5.0)
     rank.begin_cell(7, BEGAN)
-    recorder.add(2, 0.25)
-    recorder.add(3, 0.5, name="gloo:broadcast")
+    rank.add(2, 0.25)
+    rank.add(3, 0.5, name="gloo:broadcast")
     newest = newest_of(rank.tell())
-    recorder.add(4, 0.75)
+    rank.add(4, 0.75)
     rank.read()
-    recorder.add(5, 0.8, is_p2p=True)
+    rank.add(5, 0.8, is_p2p=True)
     rank.end_cell(is_short=False)
     assert newest is not None
     assert str(newest) == "broadcast #3 float [4]"
-    first, second = told
+    first, second = rank.told
     assert (first.cell, first.base, first.is_over) == (7, BEGAN, False)
     assert first.kinds == [
         ["all_reduce", "float [4]", "", True, 0],
@@ -90,67 +89,57 @@ def test_each_collective_is_told_once_with_its_time_and_its_kind(
     assert (second.rows, second.is_over, second.lost) == ([4, 750_000, 0], True, 0)
 
 
-def test_between_cells_nothing_is_told(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals]
-) -> None:
-    recorder.add(1, 0.1)
+def test_between_cells_nothing_is_told(rank: Rank) -> None:
+    rank.add(1, 0.1)
     newest = newest_of(rank.tell())
     assert newest is not None
     assert newest.number == 1
     rank.begin_cell(7, BEGAN + 1)
     rank.tell()
     rank.end_cell(is_short=False)
-    assert told == []
+    assert rank.told == []
 
 
-def test_a_short_cell_is_read_only_if_it_had_collectives(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals], monkeypatch: pytest.MonkeyPatch
+def test_a_short_cell_is_read_only_if_it_had_collectives_or_a_group_of_its_own(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank.begin_cell(1, BEGAN)
-    monkeypatch.setattr(arriving, "recorded", lambda: pytest.fail("it was read"))
-    rank.end_cell(is_short=True)
-    monkeypatch.setattr(arriving, "recorded", lambda: list(recorder.entries))
+    with monkeypatch.context() as patch:
+        patch.setattr(arriving, "recorded", lambda: pytest.fail("it was read"))
+        rank.end_cell(is_short=True)
     rank.begin_cell(2, BEGAN)
-    recorder.add(1, 0.1)
+    rank.add(1, 0.1)
     rank.end_cell(is_short=True)
-    assert [each.rows for each in told] == [[1, 100_000, 0]]
-
-
-def test_a_short_script_that_made_a_group_and_ended_it_is_read(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arriving, "_sequences", dict)
-    rank.begin_cell(1, BEGAN)
-    recorder.add(1, 0.1)
+    monkeypatch.setattr(arriving, "_sequences", dict)  # a script made a group and ended it
+    rank.begin_cell(3, BEGAN)
+    rank.add(1, 0.2)
     rank.end_cell(is_short=True)
-    assert [each.rows for each in told] == [[1, 100_000, 0]]
+    assert [each.rows for each in rank.told] == [[1, 100_000, 0], [1, 200_000, 0]]
 
 
-def test_what_the_recorder_forgot_between_two_reads_is_counted(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals]
-) -> None:
-    recorder.kept = 10
+def test_what_the_recorder_forgot_between_two_reads_is_counted(rank: Rank) -> None:
+    rank.recorder.kept = 10
     rank.begin_cell(1, BEGAN)
     for number in range(1, 31):
-        recorder.add(number, number / 100)
+        rank.add(number, number / 100)
     rank.tell()
     for number in range(31, 56):
-        recorder.add(number, number / 100)
+        rank.add(number, number / 100)
     rank.tell()
-    assert [each.lost for each in told] == [20, 15]
-    assert told[0].rows[0] == 21
-    assert told[1].rows[0] == 46
+    assert [each.lost for each in rank.told] == [20, 15]
+    assert rank.told[0].rows[0] == 21
+    assert rank.told[1].rows[0] == 46
 
 
 def test_so_many_are_left_out_in_blocks_that_all_ranks_leave_out_and_counted(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals], monkeypatch: pytest.MonkeyPatch
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place, "world_size", lambda: 128)
     rank.begin_cell(1, BEGAN)
     for number in range(1, 1001):
-        recorder.add(number, number / 1000)
+        rank.add(number, number / 1000)
     rank.tell()
-    (letter,) = told
+    (letter,) = rank.told
     numbers = letter.rows[::3]
     assert len(numbers) <= MOST_A_SECOND // 128
     assert letter.thinned == 1000 - len(numbers)
@@ -158,19 +147,17 @@ def test_so_many_are_left_out_in_blocks_that_all_ranks_leave_out_and_counted(
     assert numbers[: BLOCK - 1] == list(range(1, BLOCK)), "what is told of is told without a gap"
 
 
-def test_numbers_that_fall_back_begin_another_turn(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals]
-) -> None:
+def test_numbers_that_fall_back_begin_another_turn(rank: Rank) -> None:
     rank.begin_cell(1, BEGAN)
     for at, number in enumerate((1, 2, 1, 2)):
-        recorder.add(number, float(at))
+        rank.add(number, float(at))
     rank.tell()
-    assert [kind[-1] for kind in told[0].kinds] == [0, 1]
-    assert told[0].rows[2::3] == [0, 0, 1, 1]
+    assert [kind[-1] for kind in rank.told[0].kinds] == [0, 1]
+    assert rank.told[0].rows[2::3] == [0, 0, 1, 1]
 
 
 def test_where_collectives_come_fast_it_is_read_before_the_recorder_forgets(
-    rank: Arriving, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -178,7 +165,7 @@ def test_where_collectives_come_fast_it_is_read_before_the_recorder_forgets(
     rank.read()
     now[0] += 0.5
     for number in range(1, 501):
-        recorder.add(number, 0.001 * number)
+        rank.add(number, 0.001 * number)
     rank.read()
     now[0] += 0.1
     assert not rank._is_due()
@@ -186,20 +173,18 @@ def test_where_collectives_come_fast_it_is_read_before_the_recorder_forgets(
     assert rank._is_due()
 
 
-def test_what_nccl_has_measured_is_told_when_it_is_there(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals]
-) -> None:
-    recorder.count = NCCLS
+def test_what_nccl_has_measured_is_told_when_it_is_there(rank: Rank) -> None:
+    rank.recorder.count = NCCLS
     rank.begin_cell(7, BEGAN)
-    recorder.add(1, 0.1, name="nccl:all_reduce", retired=False)
-    recorder.add(2, 0.2, name="nccl:all_gather", retired=False)
+    rank.add(1, 0.1, name="nccl:all_reduce", retired=False)
+    rank.add(2, 0.2, name="nccl:all_gather", retired=False)
     rank.tell()
-    recorder.entries[0]["duration_ms"] = 1.5
+    rank.recorder.entries[0]["duration_ms"] = 1.5
     rank.tell()
-    recorder.entries[1]["duration_ms"] = 0.25
-    recorder.add(3, 0.3, name="nccl:all_reduce", duration_ms=2.0)
+    rank.recorder.entries[1]["duration_ms"] = 0.25
+    rank.add(3, 0.3, name="nccl:all_reduce", duration_ms=2.0)
     rank.end_cell(is_short=False)
-    first, second, third = told
+    first, second, third = rank.told
     assert (first.durations, first.lost) == ([], 0)
     assert (second.kinds[second.durations[1]][0], second.durations[0]) == ("all_reduce", 1500)
     assert second.rows == []
@@ -210,25 +195,21 @@ def test_what_nccl_has_measured_is_told_when_it_is_there(
     }
 
 
-def test_what_the_recorder_has_forgotten_is_not_waited_for(
-    rank: Arriving, recorder: Recorder
-) -> None:
-    recorder.count, recorder.kept = NCCLS, 3
+def test_what_the_recorder_has_forgotten_is_not_waited_for(rank: Rank) -> None:
+    rank.recorder.count, rank.recorder.kept = NCCLS, 3
     rank.begin_cell(7, BEGAN)
     for number in range(1, 9):
-        recorder.add(number, 0.1 * number, name="nccl:all_reduce")
+        rank.add(number, 0.1 * number, name="nccl:all_reduce")
         rank.read()
     assert len(rank._unmeasured) == 3
 
 
-def test_a_rank_that_calls_nccl_for_the_first_time_has_lost_nothing(
-    rank: Arriving, recorder: Recorder, told: list[Arrivals]
-) -> None:
+def test_a_rank_that_calls_nccl_for_the_first_time_has_lost_nothing(rank: Rank) -> None:
     rank.begin_cell(7, BEGAN)
-    recorder.add(1, 0.1)
+    rank.add(1, 0.1)
     rank.tell()
-    recorder.count = NCCLS
-    recorder.entries.clear()
-    recorder.add(1, 0.2, name="nccl:all_reduce")
+    rank.recorder.count = NCCLS
+    rank.recorder.entries.clear()
+    rank.add(1, 0.2, name="nccl:all_reduce")
     rank.tell()
-    assert [each.lost for each in told] == [0, 0]
+    assert [each.lost for each in rank.told] == [0, 0]
