@@ -174,16 +174,8 @@ SEEDS = (
         "        total_loss += nn.functional.cross_entropy(model(x), y).item()\n"
         "mean = nbddp.all_reduce(total_loss / len(test), 'mean')\nmodel.train();",
     ),
-    Seed(
-        "one file for all",
-        "ND141",
-        "torch.save(model.module.state_dict(), 'model.pt')",
-    ),
-    Seed(
-        "one GPU for all",
-        "ND143",
-        "target = torch.device('cuda:0')",
-    ),
+    Seed("one file for all", "ND141", "torch.save(model.module.state_dict(), 'model.pt')"),
+    Seed("one GPU for all", "ND143", "target = torch.device('cuda:0')"),
     Seed(
         "a parameter that only one rank changes",
         "ND207",
@@ -246,9 +238,5 @@ MORE = (
         "random.Random(rank).shuffle(files)\n"
         "of_files = DataLoader(files, batch_size=8, sampler=DistributedSampler(files))",
     ),
-    Seed(
-        "epochs that the ranks count differently",
-        "ND204",
-        "sampler.set_epoch(rank)\nlen(train)",
-    ),
+    Seed("epochs that the ranks count differently", "ND204", "sampler.set_epoch(rank)\nlen(train)"),
 )
