@@ -25,7 +25,7 @@ class FakeProfile:
 
     def __init__(self, story: list[str]) -> None:
         self._story = story
-        self.document: Any = {"baseTimeNanoseconds": 0, "traceEvents": []}
+        self.document = json.dumps({"baseTimeNanoseconds": 0, "traceEvents": []})
         self.is_saved = False
         self.error: Exception | None = None
 
@@ -41,50 +41,54 @@ class FakeProfile:
         if self.is_saved:
             raise RuntimeError("Trace is already saved.")  # as torch says
         self.is_saved = True
-        text = self.document if isinstance(self.document, str) else json.dumps(self.document)
-        Path(path).write_text(text)
+        Path(path).write_text(self.document)
+
+
+class Rank:
+    """A rank whose cell is traced; ``story`` is what the profiler saw, ``folder`` for its files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.story = folder, list[str]()
+        self.profile = FakeProfile(self.story)
+        self.forget: list[Callable[[], None]] = []
+        self.tracer: Tracer
+
+    def begin(self, first: int, last: int) -> None:
+        """Begin a cell of which these steps are asked for."""
+        self.tracer = Tracer(Steps(first=first, last=last), 3, lambda _memory: self.profile)
+        self.forget.append(self.tracer.begin())
+
+    def end(self, *, is_ok: bool = True) -> Traced:
+        self.tracer.end(is_ok=is_ok)
+        return self.give()
+
+    def give(self) -> Traced:
+        return self.tracer.give(command_to_give(self.folder))[0]
+
+
+def command_to_give(folder: Path | str) -> GiveTrace:
+    return GiveTrace(request=1, cell=3, rank=0, folder=str(folder), zero=0, most=100)
 
 
 @pytest.fixture
-def story(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened; the annotations of steps, too."""
-    told: list[str] = []
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    rank = Rank(tmp_path)
 
     class Annotation:
         def __init__(self, name: str) -> None:
             self._number = name.removeprefix("ProfilerStep#")
 
         def __enter__(self) -> None:
-            told.append(f"({self._number}")
+            rank.story.append(f"({self._number}")
 
         def __exit__(self, *_: object) -> None:
-            told.append(f"{self._number})")
+            rank.story.append(f"{self._number})")
 
     monkeypatch.setattr(tracing, "record_function", Annotation)
     monkeypatch.setattr(tracing, "recorded", list)
-    return told
-
-
-@pytest.fixture
-def traced(story: list[str]) -> Iterator[Callable[..., Tracer]]:
-    """Makes a tracer whose cell has begun."""
-    forget: list[Callable[[], None]] = []
-
-    def make(first: int, last: int, profile: FakeProfile | None = None) -> Tracer:
-        tracer = Tracer(
-            Steps(first=first, last=last), 3, lambda _memory: profile or FakeProfile(story)
-        )
-        forget.append(tracer.begin())
-        return tracer
-
-    yield make
-    for each in forget:
+    yield rank
+    for each in rank.forget:
         each()
-
-
-def given(tracer: Tracer, folder: Path) -> Traced:
-    command = GiveTrace(request=1, cell=3, rank=0, folder=str(folder), zero=0, most=100)
-    return tracer.give(command)[0]
 
 
 def log(*steps: int) -> None:
@@ -97,27 +101,22 @@ def load(*steps: int) -> None:
         report.reached(step, source="loader")
 
 
-def of_both() -> None:
-    for step in range(9):
+def load_and_log(*steps: int) -> None:
+    for step in steps:
         load(step)
         log(step)
 
 
-def in_words(first: int, last: int) -> list[str]:
-    steps = [word for step in range(first, last + 1) for word in (f"({step}", f"{step})")]
-    return ["start", *steps, "stop"]
-
-
 @pytest.mark.parametrize(
-    ("asked", "loop", "told"),
+    ("first", "last", "loop", "steps"),
     [
-        ((10, 12), lambda: log(*range(20)), (10, 12)),
-        ((10, 12), lambda: load(*range(20)), (10, 12)),
-        ((3, 4), of_both, (3, 4)),
-        ((0, 2), lambda: log(*range(5)), (0, 2)),
-        ((1, 2), lambda: log(*range(5)), (1, 2)),
-        ((1, 2), lambda: log(*range(1, 5)), (1, 2)),
-        ((0, 1), lambda: load(0, 1, 2), (0, 1)),
+        (10, 12, log, range(20)),
+        (10, 12, load, range(20)),
+        (3, 4, load_and_log, range(9)),
+        (0, 2, log, range(5)),
+        (1, 2, log, range(5)),
+        (1, 2, log, range(1, 5)),
+        (0, 1, load, range(3)),
     ],
     ids=[
         "a step that is logged ends there",
@@ -130,29 +129,14 @@ def in_words(first: int, last: int) -> list[str]:
     ],
 )
 def test_the_steps_that_were_asked_for_are_traced(
-    asked: tuple[int, int],
-    loop: Callable[[], None],
-    told: tuple[int, int],
-    traced: Callable[..., Tracer],
-    story: list[str],
-    tmp_path: Path,
+    first: int, last: int, loop: Callable[..., None], steps: range, rank: Rank
 ) -> None:
-    tracer = traced(*asked)
-    loop()
-    tracer.end(is_ok=True)
-    last = len(story) - story[::-1].index("start") - 1
-    assert story[last:] == in_words(*told)
-    assert given(tracer, tmp_path).steps == [*told]
-
-
-def test_steps_that_begin_anew_end_the_trace(
-    traced: Callable[..., Tracer], story: list[str], tmp_path: Path
-) -> None:
-    tracer = traced(3, 9)
-    log(0, 1, 2, 3, 4, 0, 1, 2, 3, 4)  # two epochs, each counts from 0
-    tracer.end(is_ok=True)
-    assert given(tracer, tmp_path).steps == [3, 4]
-    assert story.count("start") == 1
+    rank.begin(first, last)
+    loop(*steps)
+    assert rank.end().steps == [first, last]
+    began = len(rank.story) - rank.story[::-1].index("start")
+    each = [word for step in range(first, last + 1) for word in (f"({step}", f"{step})")]
+    assert rank.story[began:] == [*each, "stop"]
 
 
 @pytest.mark.parametrize(
@@ -161,111 +145,90 @@ def test_steps_that_begin_anew_end_the_trace(
     ids=["logged", "loaded", "interrupted in a part of a step"],
 )
 def test_a_loop_that_ends_early_has_what_it_had(
-    loop: Callable[..., None],
-    is_ok: bool,
-    told: list[int],
-    traced: Callable[..., Tracer],
-    story: list[str],
-    tmp_path: Path,
+    loop: Callable[..., None], is_ok: bool, told: list[int], rank: Rank
 ) -> None:
-    tracer = traced(3, 100)
+    rank.begin(3, 100)
     loop(*range(6))
-    tracer.end(is_ok=is_ok)
-    found = given(tracer, tmp_path)
-    assert (found.steps, found.is_cut, story[-1]) == (told, not is_ok, "stop")
+    found = rank.end(is_ok=is_ok)
+    assert (found.steps, found.is_cut, rank.story[-1]) == (told, not is_ok, "stop")
 
 
-def test_no_steps_and_other_steps_are_said(
-    traced: Callable[..., Tracer], tmp_path: Path, snapshot: Any
-) -> None:
+def test_no_steps_and_other_steps_are_said(rank: Rank, snapshot: Any) -> None:
     said = {}
     for name, asked, steps in (
         ("none", (0, 5), ()),
         ("too few", (10, 15), (0, 1, 2, 3)),
         ("a training that goes on from a checkpoint", (0, 5), (100,)),
     ):
-        tracer = traced(*asked)
+        rank.begin(*asked)
         log(*steps)
-        tracer.end(is_ok=True)
-        said[name] = given(tracer, tmp_path).why
+        said[name] = rank.end().why
     assert "nbddp.log(" in said["none"]
     assert said == snapshot
-    assert list(tmp_path.iterdir()) == []
+    assert list(rank.folder.iterdir()) == []
 
 
-def test_reports_in_leaps_are_told_as_what_they_are(
-    traced: Callable[..., Tracer], tmp_path: Path
+def test_steps_that_begin_anew_end_the_trace_and_leaps_are_told_as_what_they_are(
+    rank: Rank,
 ) -> None:
-    tracer = traced(10, 30)
+    rank.begin(3, 9)
+    log(0, 1, 2, 3, 4, 0, 1, 2, 3, 4)  # two epochs, each counts from 0
+    assert rank.end().steps == [3, 4]
+    assert rank.story.count("start") == 1
+    rank.profile = FakeProfile(rank.story)
+    rank.begin(10, 30)
     log(0, 10, 20, 30)
-    assert given(tracer, tmp_path).steps == [11, 30]
+    assert rank.give().steps == [11, 30]
 
 
 def test_a_trace_ends_with_the_step_in_which_it_became_too_long(
-    traced: Callable[..., Tracer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(tracing.time, "monotonic", lambda: now[0])
-    tracer = traced(1, 10**6)
+    rank.begin(1, 10**6)
     log(0, 1, 2)
     now[0] = LONGEST + 1
     log(3, 4, 5)
-    assert given(tracer, tmp_path).steps == [1, 3]
+    assert rank.give().steps == [1, 3]
 
 
-def test_beside_a_profiler_of_the_cells_own_there_is_none(
-    traced: Callable[..., Tracer], story: list[str], tmp_path: Path
-) -> None:
-    tracer = traced(3, 4)
-    with torch.autograd.profiler.profile():
-        log(*range(9))
-    tracer.end(is_ok=True)
-    assert given(tracer, tmp_path).why == OWN_PROFILER
-    assert story == []
-
-
-def test_what_torchs_profiler_refuses_is_said(
-    traced: Callable[..., Tracer], story: list[str], tmp_path: Path
-) -> None:
-    profile = FakeProfile(story)
-    profile.error = RuntimeError("no CUPTI\nand a stack")
-    tracer = traced(3, 4, profile)
-    log(*range(9))
-    tracer.end(is_ok=True)
-    assert given(tracer, tmp_path).why.endswith(": no CUPTI")
-
-
-def test_a_file_that_a_full_disk_cut_off_is_said_and_taken_away(
-    traced: Callable[..., Tracer], story: list[str], tmp_path: Path
-) -> None:
-    profile = FakeProfile(story)
-    profile.document = '{"traceEvents": ['
-    tracer = traced(0, 1, profile)
-    log(0, 1)
-    for _ in range(2):  # it may be asked again
-        assert str(tmp_path) in given(tracer, tmp_path).why
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_a_folder_the_files_are_handed_over(
-    traced: Callable[..., Tracer], tmp_path: Path
-) -> None:
-    tracer = traced(0, 1)
-    log(0, 1)
-    told, files = tracer.give(GiveTrace(request=1, cell=3, rank=0, folder="", zero=0, most=100))
-    assert not told.why
-    assert len(files) == 2
-    assert given(tracer, tmp_path).steps == [0, 1], "it can be asked for again"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["rank0.json.gz", "rank0.part"]
-    assert all(each.stat().st_mode & 0o77 == 0 for each in tmp_path.iterdir()), "the owner's only"
-
-
-def test_other_threads_do_not_count(traced: Callable[..., Tracer], story: list[str]) -> None:
-    traced(3, 4)
+def test_beside_a_profiler_of_the_cells_own_and_on_other_threads_there_is_none(rank: Rank) -> None:
+    rank.begin(3, 4)
     thread = threading.Thread(target=log, args=range(9))
     thread.start()
     thread.join()
-    assert story == []
+    with torch.autograd.profiler.profile():
+        log(*range(9))
+    assert rank.end().why == OWN_PROFILER
+    assert rank.story == []
+
+
+def test_what_torchs_profiler_refuses_is_said(rank: Rank) -> None:
+    rank.profile.error = RuntimeError("no CUPTI\nand a stack")
+    rank.begin(3, 4)
+    log(*range(9))
+    assert rank.end().why.endswith(": no CUPTI")
+
+
+def test_a_file_that_a_full_disk_cut_off_is_said_and_taken_away(rank: Rank) -> None:
+    rank.profile.document = '{"traceEvents": ['
+    rank.begin(0, 1)
+    log(0, 1)
+    for _ in range(2):  # it may be asked again
+        assert str(rank.folder) in rank.give().why
+    assert list(rank.folder.iterdir()) == []
+
+
+def test_without_a_folder_the_files_are_handed_over(rank: Rank) -> None:
+    rank.begin(0, 1)
+    log(0, 1)
+    told, files = rank.tracer.give(command_to_give(""))
+    assert not told.why
+    assert len(files) == 2
+    assert rank.give().steps == [0, 1], "it can be asked for again"
+    assert sorted(each.name for each in rank.folder.iterdir()) == ["rank0.json.gz", "rank0.part"]
+    assert all(each.stat().st_mode & 0o77 == 0 for each in rank.folder.iterdir()), "the owner's"
 
 
 @pytest.mark.process
