@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from nbddp.ui.rows import MAX_ROWS, said_rows, shown_ranks
 from nbddp.ui.text.spent import spent_text
 from nbddp.ui.text.status import status
 from nbddp.ui.words import say_awaited
+from nbddp.wire.timing_messages import Arrivals
 
 AWAITED = Awaited(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""))
 
@@ -65,17 +66,24 @@ def test_where_no_steps_are_said_the_last_collectives_are_shown() -> None:
     assert line_of(waiting(steps=3), last=7).meetings
 
 
-def test_lines_share_the_waiting_by_where_the_awaited_one_was_seen() -> None:
+def heard(*told_by_ranks: Iterable[Arrivals]) -> Waiting:
+    """What each rank has told of a cell."""
     found = Waiting()
-    found.begin_cell([0, 1])
-    for rank in (0, 1):
-        for letter in letters([0.2 * step + 0.1 * rank for step in range(1, 5)]):
-            if rank and letter.rows:
-                came = letter.rows[1]
-                places, samples = [[4, ""], [9, "a.py"]], [came - 9, 0, came - 5, 0, came - 1, 1]
-                letter = replace(letter, places=places, samples=samples)
+    found.begin_cell(range(len(told_by_ranks)))
+    for rank, told_of in enumerate(told_by_ranks):
+        for letter in told_of:
             found.note(rank, letter, 0.0)
-    lines = line_of(found).lines
+    return found
+
+
+def test_lines_share_the_waiting_by_where_the_awaited_one_was_seen() -> None:
+    def seen(letter: Arrivals) -> Arrivals:
+        came = letter.rows[1] if letter.rows else 0
+        places, samples = [[4, ""], [9, "a.py"]], [came - 9, 0, came - 5, 0, came - 1, 1]
+        return replace(letter, places=places, samples=samples) if came else letter
+
+    first, second = (letters([0.2 * step + late for step in range(1, 5)]) for late in (0, 0.1))
+    lines = line_of(heard(first, map(seen, second))).lines
     assert list(lines) == ["line 4", "a.py line 9"]
     assert lines["line 4"] == pytest.approx(2 * lines["a.py line 9"])
     assert sum(lines.values()) == pytest.approx(4 * 0.1, rel=1e-3)
@@ -101,20 +109,18 @@ def test_the_numbers_come_as_rows_and_as_a_table_where_there_is_pandas(
     assert line.frame() == line.rows()
 
 
-def ended_apart(*, first: int = 4, sleeps: int = 7) -> Waiting:
+def ended_apart() -> Waiting:
     """Rank 1 comes to some collectives and is then elsewhere; the others wait in the next one."""
-    found = Waiting()
-    found.begin_cell(range(3))
+    told_of = []
     for rank in range(3):
-        at = [0.2 * step + 0.01 * rank for step in range(1, first + (rank != 1))]
-        *told_of, end = letters(at)
+        at = [0.2 * step + 0.01 * rank for step in range(1, 4 + (rank != 1))]
+        *met, end = letters(at)
         if rank == 1:
-            seen = [round(1e6 * (at[-1] + 0.1 * step)) for step in range(1, sleeps)]
+            seen = [round(1e6 * (at[-1] + 0.1 * step)) for step in range(1, 7)]
             samples = [each for at in seen for each in (at, 0)]
-            told_of[-1] = replace(told_of[-1], places=[[9, ""]], samples=samples)
-        for letter in [*told_of, replace(end, until=3_000_000)]:
-            found.note(rank, letter, 0.0)
-    return found
+            met[-1] = replace(met[-1], places=[[9, ""]], samples=samples)
+        told_of.append([*met, replace(end, until=3_000_000)])
+    return heard(*told_of)
 
 
 def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted() -> None:
@@ -151,29 +157,23 @@ def test_of_a_cell_that_runs_a_rank_is_missed_when_it_must_have_told() -> None:
 
 
 def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None:
-    found = Waiting()
-    found.begin_cell(range(3))
+    told_of = []
     for rank, name in enumerate(("all_reduce", "all_reduce", "barrier")):
         before, _ = letters([0.1, 0.2])
-        kind = [name, "", "", True, 0]
-        last, end = letters([0.5 + 0.1 * rank], first=3, kind=kind)
-        for letter in (before, last, replace(end, until=2_000_000)):
-            found.note(rank, letter, 0.0)
-    both = unmet(found.read(), BASE + 2, is_over=True)
+        last, end = letters([0.5 + 0.1 * rank], first=3, kind=[name, "", "", True, 0])
+        told_of.append([before, last, replace(end, until=2_000_000)])
+    found = heard(*told_of).read()
+    both = unmet(found, BASE + 2, is_over=True)
     assert [(each.name, set(each.came), each.missing) for each in both] == [
         ("all_reduce", {0, 1}, (2,)),
         ("barrier", {2}, (0, 1)),
     ]
-    assert [each.number for each in spent(found.read(), unmet=both).meetings] == [1, 2]
+    assert [each.number for each in spent(found, unmet=both).meetings] == [1, 2]
 
 
 def test_who_waits_in_the_first_collective_of_all_is_told_too() -> None:
-    found = Waiting()
-    found.begin_cell(range(3))
-    for letter in letters([0.2]):
-        found.note(0, letter, 0.0)
-    (last,) = unmet(found.read(), BASE + 5, is_over=True)
-    line = spent(found.read(), unmet=[last])
+    found = heard(letters([0.2]), [], []).read()
+    line = spent(found, unmet=unmet(found, BASE + 5, is_over=True))
     assert not line.is_empty
     assert line.waits == {(0, 1): pytest.approx(0.075), (0, 2): pytest.approx(0.075)}
     assert draw_spans(line)
@@ -181,13 +181,12 @@ def test_who_waits_in_the_first_collective_of_all_is_told_too() -> None:
 
 def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Waiting:
     """Ranks in collectives that do not wait for the others, and how long they took on the GPU."""
-    found = Waiting()
-    found.begin_cell(range(len(came)))
+    told_of = []
     for rank, at in enumerate(came):
-        for letter in letters(at, kind=[name, "float [1]", "", False, 0]):
-            known = [took[rank], 0, 2 * took[rank], 0] if took and letter.rows else []
-            found.note(rank, replace(letter, durations=known), 0.0)
-    return found
+        known = [took[rank], 0, 2 * took[rank], 0] if took else []
+        *met, end = letters(at, kind=[name, "float [1]", "", False, 0])
+        told_of.append([*(replace(each, durations=known) for each in met), end])
+    return heard(*told_of)
 
 
 def test_where_ranks_do_not_wait_for_each_other_nobody_is_missed() -> None:

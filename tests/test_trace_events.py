@@ -10,6 +10,7 @@ from nbddp.worker.trace_events import LANES, Begun, Shaped, as_part, read, shape
 PID = 77
 ZERO = 1_000_000_000  # nanoseconds
 BASE = 400_000_000
+SUM = "gloo:all_reduce"
 
 
 def span(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = PID) -> dict[str, Any]:
@@ -18,8 +19,8 @@ def span(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = PID) 
     return {"ph": "X", "cat": cat, "name": name, "pid": PID, "tid": tid, "ts": at, "dur": dur}
 
 
-def collective(name: str, ts: float, dur: float, tid: int = 9) -> dict[str, Any]:
-    return span(name, ts, dur, "user_annotation", tid)
+def collective(ts: float, dur: float, name: str = SUM) -> dict[str, Any]:
+    return span(name, ts, dur, "user_annotation", tid=9)
 
 
 HEADS = [
@@ -60,51 +61,37 @@ def test_what_belongs_to_no_process_is_not_in_it() -> None:
 
 def test_collectives_are_named_by_the_recorders_number() -> None:
     begun = [
-        Begun("", 7, "gloo:all_reduce", ZERO + 10_000),
-        Begun("[0, 2]", 1, "gloo:all_reduce", ZERO + 30_000),
+        Begun("", 7, SUM, ZERO + 10_000),
+        Begun("[0, 2]", 1, SUM, ZERO + 30_000),
         Begun("", 8, "gloo:barrier", ZERO + 20_000),
     ]
     told = shaped(
-        collective("gloo:all_reduce", 11.0, 5.0),
-        collective("gloo:barrier", 21.0, 5.0),
-        collective("gloo:all_reduce", 31.0, 5.0),
+        collective(11.0, 5.0),
+        collective(21.0, 5.0, "gloo:barrier"),
+        collective(31.0, 5.0),
         begun=begun,
     )
     assert [each[:3] for each in told.met] == [
-        ["", 7, "gloo:all_reduce"],
+        ["", 7, SUM],
         ["", 8, "gloo:barrier"],
-        ["[0, 2]", 1, "gloo:all_reduce"],
+        ["[0, 2]", 1, SUM],
     ]
     assert told.met[0][4:] == [11.0, 16.0]
     assert spans(told)[2]["args"]["collective"] == "#1 of group [0, 2]"
     assert told.lost == 0
 
 
-def test_a_collective_that_the_recorder_has_forgotten_takes_no_others_number() -> None:
-    begun = [Begun("", 9, "gloo:all_reduce", ZERO + 50_000_000)]
-    told = shaped(
-        collective("gloo:all_reduce", 11.0, 5.0),
-        collective("gloo:all_reduce", 50_001.0, 5.0),
-        begun=begun,
-    )
-    assert [each[1] for each in told.met] == [9]
-    assert told.lost == 1
-
-
-def test_a_collective_that_waits_in_a_queue_keeps_its_number() -> None:
-    begun = [Begun("", n, "gloo:all_reduce", ZERO + n * 1000) for n in (1, 2, 3)]
-    told = shaped(
-        *(collective("gloo:all_reduce", at, 5.0) for at in (1.0, 2.0, 90_000.0)), begun=begun
-    )
+def test_a_collective_keeps_its_number_and_takes_none_of_another_that_is_forgotten() -> None:
+    forgotten = [Begun("", 9, SUM, ZERO + 50_000_000)]
+    told = shaped(collective(11.0, 5.0), collective(50_001.0, 5.0), begun=forgotten)
+    assert ([each[1] for each in told.met], told.lost) == ([9], 1)
+    queued = [Begun("", n, SUM, ZERO + n * 1000) for n in (1, 2, 3)]
+    told = shaped(*(collective(at, 5.0) for at in (1.0, 2.0, 90_000.0)), begun=queued)
     assert [each[1] for each in told.met] == [1, 2, 3]
 
 
 def test_collectives_that_go_on_together_lie_in_rows_of_their_own() -> None:
-    told = shaped(
-        collective("gloo:all_reduce", 0.0, 10.0),
-        collective("gloo:all_reduce", 5.0, 10.0),
-        collective("gloo:all_reduce", 12.0, 10.0),
-    )
+    told = shaped(collective(0.0, 10.0), collective(5.0, 10.0), collective(12.0, 10.0))
     assert [each["tid"] - LANES for each in spans(told)] == [0, 1, 0]
     titles = [each["args"].get("name") for each in told.events if each["ph"] == "M"]
     assert titles.count("collectives") == 2
@@ -123,18 +110,16 @@ def test_the_rest_is_when_the_main_thread_does_nothing_and_no_collective_goes_on
     told = shaped(
         span("ProfilerStep#1", 0.0, 10_000.0, "user_annotation"),
         span("aten::mm", 1000.0, 2000.0),
-        collective("gloo:all_reduce", 2000.0, 5000.0),
+        collective(2000.0, 5000.0),
         span("aten::add", 8000.0, 1000.0, tid=8),  # of another thread
     )
     assert told.rest == 4.0
-    assert told.spent["gloo:all_reduce"] == (5.0, 1)
+    assert told.spent[SUM] == (5.0, 1)
 
 
 def test_collectives_that_go_on_together_are_counted_once() -> None:
-    told = shaped(
-        collective("gloo:all_reduce", 0.0, 10_000.0), collective("gloo:all_reduce", 5000.0, 8000.0)
-    )
-    assert told.spent["gloo:all_reduce"] == (13.0, 2)
+    told = shaped(collective(0.0, 10_000.0), collective(5000.0, 8000.0))
+    assert told.spent[SUM] == (13.0, 2)
 
 
 def test_memory_is_a_curve_and_its_peak_is_told() -> None:
@@ -151,12 +136,10 @@ def test_memory_is_a_curve_and_its_peak_is_told() -> None:
 def test_the_shortest_are_left_out_and_collectives_are_not() -> None:
     told = shaped(
         *(span(f"op{number}", 10.0 * number, float(number)) for number in range(1, 21)),
-        collective("gloo:all_reduce", 300.0, 0.5),
+        collective(300.0, 0.5),
         most=5,
     )
-    assert sorted(each["name"] for each in spans(told)) == [
-        *("gloo:all_reduce", "op17", "op18", "op19", "op20")
-    ]
+    assert sorted(each["name"] for each in spans(told)) == [*(SUM, "op17", "op18", "op19", "op20")]
     assert (told.left_out, told.under) == (16, 16.0)
     assert told.spent["op1"] == (0.001, 1), "what is told is told of all"
 
