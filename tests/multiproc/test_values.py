@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 import psutil
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks, Ranks
 from limits import limit, limits_source
 from notebook import Notebook
 
@@ -31,14 +30,14 @@ def kept_in_store(group: Ranks) -> int:
     return sum(store.check([f"{name}/0"]) for name in names)
 
 
-def test_values_may_be_asked_for_twice(group: Ranks) -> None:
-    result = group.run("[rank] * 3", wants_value=True, quiet=True)
+def test_values_may_be_asked_for_twice(shared_group: Ranks) -> None:
+    result = shared_group.run("[rank] * 3", wants_value=True, quiet=True)
     assert result.values() == [[0, 0, 0], [1, 1, 1]]
     began = time.monotonic()
     assert result.values() == [[0, 0, 0], [1, 1, 1]]
-    assert time.monotonic() - began < 5
-    group.push({"x": 1})  # and no lock is held
-    assert group.pull("x") == [1, 1]
+    assert time.monotonic() - began < 20
+    shared_group.push({"x": 1})  # and no lock is held
+    assert shared_group.pull("x") == [1, 1]
 
 
 CLASSES = """
@@ -65,48 +64,43 @@ class Own:
 """
 
 
-@pytest.mark.parametrize(
-    "expression",
-    ["Kind.LARGE", "Flag.READ", "Settings(2.0)", "Box()", "{'a': [Settings(), Kind.SMALL]}"],
-)
-def test_equal_values_of_two_ranks_are_equal_here_and_of_one_class(
-    group: Ranks, expression: str
+def test_equal_values_of_two_ranks_are_equal_here_and_of_one_class(shared_group: Ranks) -> None:
+    shared_group.run(CLASSES)
+    nested = "{'a': [Settings(), Kind.SMALL]}"
+    for expression in ("Kind.LARGE", "Flag.READ", "Settings(2.0)", "Box()", nested):
+        first, second = shared_group.pull(expression)
+        assert first == second
+        assert type(first) is type(second)
+        assert shared_group.pull(expression, rank=1) == first
+        assert shared_group.evaluate(expression) == [first, second]
+        shared_group.push({"back": first})
+        assert shared_group.pull(f"back == {expression}") == [True, True]
+
+
+def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(
+    shared_group: Ranks,
 ) -> None:
-    group.run(CLASSES)
-    first, second = group.pull(expression)
-    assert first == second
-    assert type(first) is type(second)
-    assert group.pull(expression, rank=1) == first
-    shown = group.run(expression, wants_value=True, quiet=True).values()
-    assert shown == [first, second]
-    group.push({"back": first})
-    assert group.pull(f"back == {expression}") == [True, True]
-
-
-def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(group: Ranks) -> None:
-    group.run(CLASSES)
-    assert [each.mine for each in group.pull("Own")] == [0, 1]
-    before = group.pull("Settings()", rank=0)
-    group.run("@dataclasses.dataclass\nclass Settings:\n    rate: float = 0.5\n    more: int = 3")
-    after = group.pull("Settings()", rank=0)
+    shared_group.run(CLASSES)
+    assert [each.mine for each in shared_group.pull("Own")] == [0, 1]
+    before = shared_group.pull("Settings()", rank=0)
+    shared_group.run(
+        "@dataclasses.dataclass\nclass Settings:\n    rate: float = 0.5\n    more: int = 3"
+    )
+    after = shared_group.pull("Settings()", rank=0)
     assert (after.more, hasattr(before, "more"), before == after) == (3, False, False)
 
 
-def test_values_that_nobody_asked_for_are_refused_at_once(group: Ranks) -> None:
-    result = group.run("rank", quiet=True)
-    with pytest.raises(RequestError, match="run the cell with wants_value=True"):
-        result.values()
-
-
-def test_a_value_that_is_gone_is_one_line_and_not_a_wait(group: Ranks) -> None:
-    first = group.run("rank", wants_value=True, quiet=True)
+def test_values_that_are_not_there_are_refused_at_once(shared_group: Ranks) -> None:
+    with pytest.raises(RequestError, match="wants_value=True"):
+        shared_group.run("rank", quiet=True).values()
+    first = shared_group.run("rank", wants_value=True, quiet=True)
     for report in first.reports.values():
-        group.discard_value(report.parcel)
+        shared_group.discard_value(report.parcel)
     began = time.monotonic()
-    with pytest.raises(RequestError, match="a value is no longer there"):
+    with pytest.raises(RequestError, match="value"):
         first.values()
-    assert time.monotonic() - began < 5
-    assert group.pull("rank") == [0, 1]
+    assert time.monotonic() - began < 20
+    assert shared_group.pull("rank") == [0, 1]
 
 
 def test_one_rank_that_cannot_answer_leaves_nothing_of_the_others_in_the_store(
@@ -123,20 +117,6 @@ def test_one_rank_that_cannot_answer_leaves_nothing_of_the_others_in_the_store(
     assert kept_in_store(group) == 2
 
 
-def test_a_replay_sends_what_was_sent_and_not_what_became_of_it(group: Ranks) -> None:
-    pushed = [1, 2]
-    group.push({"pushed": pushed})
-    pushed.append(3)
-    deeds = group.replay_log
-    group.restart()
-    group.replay(deeds, say=print)
-    assert group.pull("pushed") == [[1, 2], [1, 2]]
-    deeds = group.replay_log
-    group.restart()
-    group.replay(deeds, say=print)
-    assert group.pull("pushed", rank=1) == [1, 2]
-
-
 class Counted:
     """Counts how often it is pickled."""
 
@@ -147,17 +127,21 @@ class Counted:
         return int, (7,)
 
 
-def test_a_push_is_pickled_once_and_a_replay_pickles_nothing(group: Ranks) -> None:
+def test_a_replay_sends_what_was_sent_and_pickles_nothing(group: Ranks) -> None:
     Counted.times = 0
-    group.push({"counted": Counted()})
-    deeds = group.replay_log
-    group.restart()
-    group.replay(deeds, say=print)
-    assert group.pull("counted") == [7, 7]
+    pushed = [1, Counted()]
+    group.push({"pushed": pushed})
+    pushed.append(3)
+    for _ in range(2):
+        deeds = group.replay_log
+        group.restart()
+        group.replay(deeds, say=print)
+        assert group.pull("pushed") == [[1, 7], [1, 7]]
     assert Counted.times == 1
 
 
-def test_many_pushes_take_no_memory_here(make_group: Callable[..., Ranks]) -> None:
+@pytest.mark.full
+def test_many_pushes_take_no_memory_here(make_group: MakeRanks) -> None:
     group = make_group(1)
     group.push({"x": os.urandom(20_000_000)})
     memory = psutil.Process().memory_info().rss
@@ -167,18 +151,15 @@ def test_many_pushes_take_no_memory_here(make_group: Callable[..., Ranks]) -> No
     assert len(group.replay_log) == 11
 
 
-def test_a_push_that_cannot_be_kept_is_said_in_the_next_cell(
-    notebook: Notebook,
-) -> None:
+def test_a_push_that_cannot_be_kept_is_said_in_the_next_cell(notebook: Notebook) -> None:
     assert notebook.run("%ddp start --nproc 2").status == "ok"
     assert notebook.run(f"{limits_source(bytes_pushed=10)}x = 'x' * 100").status == "ok"
-    reply = notebook.run("%%ddp --push x\nlen(x)")
-    assert reply.text == (
-        "nbddp: x: not kept for a replay: what was pushed has come to 2 GiB\nOut [ranks 0-1] 100\n"
-    )
+    note, value = notebook.run("%%ddp --push x\nlen(x)").text.splitlines()
+    assert note.startswith("nbddp: x: ")
+    assert value == "Out [ranks 0-1] 100"
     replayed = notebook.run("%ddp restart --replay")
     assert replayed.status == "error"
-    assert "the replay ends here: x was pushed and is not kept" in replayed.text
+    assert " x was pushed" in replayed.text
     assert notebook.run(limits_source(bytes_pushed=limit("bytes_pushed"))).status == "ok"
 
 
@@ -194,22 +175,6 @@ class Deadly:
         return int, (7,)
 
 
-def test_a_push_says_which_rank_died_before_it_was_sent_and_who_has_the_value(
-    make_group: Callable[..., Ranks],
-) -> None:
-    group = make_group(3)
-    with pytest.raises(RequestError) as caught:
-        group.push({"x": Deadly(group, 1)})
-    assert str(caught.value) == (
-        "x came to ranks 0,2 only: rank 1 was killed by SIGKILL; `%ddp heal` replaces it, "
-        "`%ddp restart` restarts all ranks, `%%ddp --ranks 0,2` uses the others"
-    )
-    assert [group.pull("x", rank=rank) for rank in (0, 2)] == [7, 7]
-    group.push({"y": 8})  # a rank that was gone before is no news
-    assert group.pull("y") == [8, 8]
-    assert len(group.replay_log) == 1
-
-
 class Opened:
     """A value that rank 1 does not survive."""
 
@@ -217,16 +182,28 @@ class Opened:
         return eval, ("__import__('os').environ['RANK'] == '1' and __import__('os')._exit(3)",)
 
 
-def test_a_push_says_which_rank_died_of_it_and_who_has_the_value(
-    make_group: Callable[..., Ranks],
+def failed_push(group: Ranks, value: object) -> str:
+    """Push a value of which rank 1 dies. Return what is said."""
+    with pytest.raises(RequestError) as caught:
+        group.push({"x": value})
+    for words in ("ranks 0,2 only", "rank 1", "%ddp heal", "%ddp restart", "%%ddp --ranks 0,2"):
+        assert words in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_push_says_which_rank_died_before_it_was_sent_and_who_has_the_value(
+    make_group: MakeRanks,
 ) -> None:
     group = make_group(3)
-    with pytest.raises(RequestError) as caught:
-        group.push({"x": Opened()})
-    assert str(caught.value) == (
-        "x came to ranks 0,2 only: rank 1 exited with code 3 before it could answer; `%ddp "
-        "heal` replaces it, `%ddp restart` restarts all ranks, `%%ddp --ranks 0,2` uses the "
-        "others"
-    )
+    assert "SIGKILL" in failed_push(group, Deadly(group, 1))
+    assert [group.pull("x", rank=rank) for rank in (0, 2)] == [7, 7]
+    group.push({"y": 8})  # a rank that was gone before is no news
+    assert group.pull("y") == [8, 8]
+    assert len(group.replay_log) == 1
+
+
+def test_a_push_says_which_rank_died_of_it_and_who_has_the_value(make_group: MakeRanks) -> None:
+    group = make_group(3)
+    assert "code 3" in failed_push(group, Opened())
     assert group.pull("x") == [False, False]
     assert group.replay_log == ()
