@@ -66,16 +66,9 @@ def test_ranks_of_one_node_or_of_none_are_not_put_together() -> None:
 
 
 def test_while_all_go_on_nobody_differs_wherever_he_just_is() -> None:
-    nodes = by_node(group())
     assert others(group()) == {}
-    assert [len(node.usual) for node in nodes] == [8] * 16
-    assert nodes[2].title == "node 2 (gpu-02)"
-    assert (nodes[2].state, nodes[2].place) == ("running", "12")
-    assert nodes[2].collective == "all_reduce #40-41"
-    assert nodes[2].step == "120-121 · 4.0/s"
-    assert nodes[2].cpu == "776 %"
-    assert nodes[2].memory == 8 << 30
-    assert not any(node.is_odd for node in nodes)
+    assert [len(node.usual) for node in by_node(group())] == [8] * 16
+    assert not any(node.is_odd for node in by_node(group()))
 
 
 @pytest.mark.parametrize(
@@ -97,9 +90,8 @@ def test_a_rank_that_is_not_as_the_others_differs(facts: dict[str, Any]) -> None
 def test_a_node_that_is_gone_is_one_row() -> None:
     known = change(group(), *range(16, 24), **GONE)
     assert others(known) == {}
-    assert [node.number for node in by_node(known) if node.is_odd] == [2]
-    assert by_node(known)[2].state == "was killed by SIGKILL"
-    assert by_node(known)[2].cpu == ""
+    [gone] = [node for node in by_node(known) if node.is_odd]
+    assert (gone.number, gone.state, gone.cpu) == (2, "was killed by SIGKILL", "")
 
 
 def test_in_a_hang_who_is_elsewhere_differs() -> None:
@@ -134,26 +126,11 @@ def test_ranks_of_three_nodes_on_a_page_and_as_text(snapshot: Any) -> None:
     assert status(in_a_snapshot(known)) == snapshot(name="text")
 
 
-def test_128_ranks_are_a_row_for_each_of_16_nodes_and_one_for_each_that_differs() -> None:
-    known = change(change(group(), 19, **GONE), 77, lag=Lag(0.3, 10.0))
-    page = Page(ranks_html(known, is_open=False))
-    assert len(cells(page)) == 16 + 2
-    assert column(page, "rank")[:5] == ["0-7", "8-15", "16-23", "19", "24-31"]
-    assert column(page, "state")[2:4] == ["7 of 8 running", "was killed by SIGKILL"]
-    assert len(status(in_a_snapshot(known)).splitlines()) == 1 + 1 + 16 + 2
-
-
 def test_a_few_ranks_have_a_row_each_with_the_name_of_their_node() -> None:
     page = Page(ranks_html(group(2, 4), is_open=False))
     assert column(page, "rank") == [str(rank) for rank in range(8)]
     assert set(column(page, "node")) == {"gpu-00", "gpu-01"}
     assert len(status(in_a_snapshot(group(2, 4))).splitlines()) == 1 + 1 + 8
-
-
-def test_when_it_is_open_each_node_has_its_fields() -> None:
-    html = ranks_html(group(), is_open=True)
-    assert html.count("nbddp-field") == 128
-    assert html.count("nbddp-grid-of") == 16
 
 
 def test_a_node_that_does_something_else_stands_out() -> None:

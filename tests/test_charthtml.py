@@ -165,7 +165,7 @@ def test_a_smooth_line_lies_between_the_values_before_it_and_keeps_gaps() -> Non
 
 def bare(html: str) -> str:
     """What a page leaves that takes styles and SVG away, with what is hidden."""
-    html = re.sub(r"<(style|svg).*?</\\1>", "", html, flags=re.DOTALL)
+    html = re.sub(r"<(style|svg).*?</\1>", "", html, flags=re.DOTALL)
     return re.sub(r' (data-t|aria-label)="[^"]*"', "", html)
 
 

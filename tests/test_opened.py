@@ -42,6 +42,11 @@ def test_it_says_what_was_run_and_what_happened(folder: Path) -> None:
     assert run.facts["versions"]["torch"] == "2.13.0"
     assert repr(run).startswith("nbddp.Run('20270115-080000-digits': 2 cells, rank 1: Zero")
     assert repr(nbddp.Run(make_run(folder, "one"))) == "nbddp.Run('one': 1 cell, ok)"
+    path = make_run(folder, "torn", cells=[("train()", "")], is_stopped=False)
+    (path / "run.json").write_text('{"nproc"')
+    torn = nbddp.Run(path)
+    assert (torn.outcome, torn.config, torn.facts) == ("", {}, {})
+    assert "not recorded" in repr(torn)
 
 
 def test_its_numbers_are_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,17 +91,6 @@ def test_a_figure_of_what_is_not_there_is_refused(folder: Path, snapshot: Any) -
         with pytest.raises(RequestError) as caught:
             run.figure(names)
         assert str(caught.value) == snapshot
-
-
-def test_a_run_whose_kernel_was_killed_opens_up_to_its_last_line(folder: Path) -> None:
-    path = make_run(
-        folder, cells=[("train()", "")], is_stopped=False, torn='{"time": 1.0, "ra', rows=rows_of(5)
-    )
-    (path / "run.json").write_text('{"nproc"')
-    run = nbddp.Run(path)
-    assert (run.outcome, run.config, run.facts) == ("", {}, {})
-    assert len(run.metrics()) == 10
-    assert "not recorded" in repr(run)
 
 
 def test_numbers_of_somebody_else_are_left_out(folder: Path) -> None:
