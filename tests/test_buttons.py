@@ -161,12 +161,9 @@ pumped = pytest.mark.parametrize("kernel", [Way.PUMP], indirect=True, ids=["pump
 def test_without_a_kernel_nothing_is_done_and_nothing_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    closed = Button()
-    closed.close()
     for shell in (None, SimpleNamespace()):
         live = LiveComms.of(shell)
         assert live.how is Way.NONE
-        assert live.serving(closed).comm_ids == set()
         with live.serving(Button()) as serving:
             live.pump()
         assert serving.cell is None
@@ -203,6 +200,16 @@ def test_a_reading_thread_that_does_not_react_is_given_up(
 
 
 # -- what is taken, and who answers
+
+
+def test_a_widget_comes_with_all_that_it_is_made_of() -> None:
+    inner, closed = Button(), Button()
+    closed.close()
+    box = ipywidgets.Tab([ipywidgets.HBox([inner])])
+    comm_ids = LiveComms(None).serving(box).comm_ids
+    parts = [box, box.layout, box.children[0], inner, inner.layout, inner.style]
+    assert {part.model_id for part in parts} <= comm_ids
+    assert LiveComms(None).serving(closed).comm_ids == set()
 
 
 @tapped

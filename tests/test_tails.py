@@ -25,6 +25,7 @@ def shown(lines: list[Line]) -> list[tuple[int | None, str]]:
 
 def test_lines_of_all_ranks_are_merged_in_the_order_they_came() -> None:
     tails = Tails()
+    tails.flush(1)
     assert tails.of(1) == tails.merged() == []
     assert tails.earlier(1) == tails.earlier() == 0
     tails.write(1, "a\nb\n")

@@ -137,7 +137,9 @@ VALUES: dict[str, tuple[Results, list[Any]]] = {
 @pytest.mark.parametrize(("results", "things"), VALUES.values(), ids=VALUES)
 def test_values_of_ranks(screen: KeptScreen, results: Results, things: list[Any]) -> None:
     handle = finished(results=results, size=4)
-    assert TextView(screen).show(handle) is handle.result
+    result = TextView(screen).show(handle)
+    assert result is handle.result
+    assert result.is_ok
     assert screen.shown == things
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import ipywidgets as widgets
 import pytest
 
+from nbddp.ui.charts.frame import Scale
 from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.widgets import PanelWidgets
 
@@ -46,6 +47,11 @@ class Panel(PanelWidgets):
         """What turns the charts, by what is written on it."""
         there = [each for each in self.new if isinstance(each, widgets.HBox)]
         return {each.description: each for each in there[0].children}
+
+    def charts(self) -> widgets.Box:
+        """What the charts are in."""
+        [chart, *_] = [each for each in self.new if type(each) is widgets.Box]
+        return chart
 
     def show(self, name: str, *names: str) -> None:
         self.show_chart(Drawn(name, "", (0, 1)), names)
@@ -106,6 +112,22 @@ def test_what_turns_the_charts_comes_with_the_first_and_is_answered_while_the_ce
     alone.close()
 
 
+def test_a_rank_stands_out_and_lines_are_smooth_by_classes_alone(panel: Panel) -> None:
+    panel.show("loss")
+    there, before = panel.named(), set(panel.charts()._dom_classes)
+    for name, value, classes in (
+        ("Highlight", 1, {"nbddp-only", "k1"}),
+        ("Highlight", 0, {"nbddp-only", "k0"}),
+        ("Smooth", True, {"nbddp-only", "k0", "nbddp-is-smooth"}),
+        ("Highlight", -1, {"nbddp-is-smooth"}),
+        ("Smooth", False, set()),
+    ):
+        there[name].value = value
+        assert set(panel.charts()._dom_classes) - before == classes
+    there["Scale"].value = Scale.LOG
+    assert panel.chosen == [{"scale": Scale.LOG}]
+
+
 def test_metrics_can_be_chosen_where_there_are_more_than_are_drawn(panel: Panel) -> None:
     panel.show("b", *"abcdefghijkl")
     offer = panel.named()["Metrics"]
@@ -115,7 +137,11 @@ def test_metrics_can_be_chosen_where_there_are_more_than_are_drawn(panel: Panel)
     assert (offer.layout.display, choice.layout.display) == (None, "none")
     assert (choice.options, choice.value) == (tuple("abcdefghijklm"), tuple("abcdefghijkl"))
     assert panel.chosen == []
+    offer.value = True
+    assert choice.layout.display is None
     choice.value = ("b", "m")
+    [chart] = panel.charts().children
+    assert chart.layout.display is None
     panel.show("m", *"bmacdefghijkl")
     assert panel.chosen == [{"chosen": ("b", "m")}]
     assert (choice.options, choice.value) == (tuple("abcdefghijklm"), ("b", "m")), "in their order"
