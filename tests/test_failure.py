@@ -7,13 +7,7 @@ import traceback
 
 import pytest
 
-from nbddp.worker.failure import (
-    describe,
-    hide_end,
-    needs_pythons_format,
-    plain,
-    pythons_format,
-)
+from nbddp.worker.failure import describe, hide_end, needs_pythons_format, plain, pythons_format
 from nbddp.worker.headline import text_of
 
 

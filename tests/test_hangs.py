@@ -23,12 +23,7 @@ def dog() -> HangWatch:
 
 def waiting(seconds: float = HANG_AFTER, **facts: Any) -> Pulse:
     return Pulse(
-        cell=5,
-        line=3,
-        function="all_reduce",
-        collective="all_reduce #7",
-        seconds=seconds,
-        **facts,
+        cell=5, line=3, function="all_reduce", collective="all_reduce #7", seconds=seconds, **facts
     )
 
 

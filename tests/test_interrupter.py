@@ -184,9 +184,7 @@ def test_what_does_not_let_the_signal_through_is_broken_open_at_last_all_of_it(
     assert watched.noticed == [1]
 
 
-def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(
-    watched: Watched,
-) -> None:
+def test_while_a_process_group_sends_and_receives_nothing_is_broken_open(watched: Watched) -> None:
     asked_of_flow: list[bool] = []
 
     def flow() -> Iterator[bool]:
@@ -254,9 +252,7 @@ def test_a_signal_of_the_notebook_waits_for_its_message_and_counts_with_it_as_on
 
 @pytest.mark.parametrize("has_had_it", [False, True])
 def test_a_signal_without_a_message_is_the_cells_own_unless_it_was_interrupted_already(
-    watched: Watched,
-    monkeypatch: pytest.MonkeyPatch,
-    has_had_it: bool,
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, has_had_it: bool
 ) -> None:
     monkeypatch.setattr(interrupt, "MESSAGE", 0.1)
     source = (
@@ -302,11 +298,7 @@ def test_a_library_that_is_being_imported_is_imported_in_whole(
     ],
 )
 def test_the_import_of_the_users_own_and_one_that_does_not_end_are_broken_off(
-    watched: Watched,
-    monkeypatch: pytest.MonkeyPatch,
-    filename: str,
-    name: str,
-    importing: float,
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, filename: str, name: str, importing: float
 ) -> None:
     monkeypatch.setattr(interrupt, "IMPORTING", importing)
     source = "imported(5.0, filename=filename, name=name)\nlibrary_is_whole = 1 / 0"

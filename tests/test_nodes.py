@@ -348,33 +348,23 @@ def test_a_run_folder_that_is_gone_costs_no_node(tmp_path: Path, at_the_door: At
     handle.join()
 
 
-def test_numbers_of_several_nodes_are_not_mixed_within_a_line(tmp_path: Path) -> None:
-    original = tmp_path / "metrics.jsonl"
-    sent: list[bytes] = []
-    outlet = Outlet(lambda _number, _name, data: sent.append(data))
-    outlet.follow(1, original, whole_lines=True)
-    original.write_text('{"a": 1}\n{"a"')
-    outlet.send_news()
-    outlet.send_news()
-    with original.open("a") as file:
-        file.write(": 2}\n")
-    outlet.send_news()
-    assert sent == [b'{"a": 1}\n', b'{"a": 2}\n']
-
-
-def test_a_file_that_several_write_is_sent_in_the_name_of_one_that_lives(tmp_path: Path) -> None:
+def test_a_file_that_several_write_is_sent_in_whole_lines_in_the_name_of_one_that_lives(
+    tmp_path: Path,
+) -> None:
     original = tmp_path / "metrics.jsonl"
     sent: list[tuple[int, bytes]] = []
     outlet = Outlet(lambda number, _name, data: sent.append((number, data)))
     for number in (3, 4):
         outlet.follow(number, original, whole_lines=True)
     outlet.forget(4)
-    original.write_text("1\n")
-    outlet.send_news()
+    for text in ('{"a": 1}\n{"a"', "", ": 2}\n"):
+        with original.open("a") as file:
+            file.write(text)
+        outlet.send_news()
     outlet.forget(3)
-    original.write_text("1\n2\n")
+    original.write_text("longer than all of it before\n")
     outlet.send_news()
-    assert sent == [(3, b"1\n")]
+    assert sent == [(3, b'{"a": 1}\n'), (3, b'{"a": 2}\n')]
 
 
 # ---- clocks, numbers

@@ -142,9 +142,7 @@ def test_ranks_follow_slurms_order_or_the_host_names_and_a_spare_moves_none(
     assert list(nodes.launcher.nodes().values()) == [host for host in ordered for _ in range(4)]
 
 
-def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(
-    at_the_door: AtTheDoor,
-) -> None:
+def test_two_nodes_of_one_host_keep_the_order_in_which_they_arrived(at_the_door: AtTheDoor) -> None:
     nodes = at_the_door.nodes
     first = at_the_door.bring(host="a")
     at_the_door.bring(host="a")

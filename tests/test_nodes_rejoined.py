@@ -73,8 +73,7 @@ def test_who_waited_for_nodes_in_vain_or_stopped_waiting_can_try_again(
 
 
 def test_a_stop_as_a_door_is_opened_or_closed_leaves_none_that_nobody_knows_of(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranks would be looked for on nodes for ever: there is nothing to close."""
     monkeypatch.setenv("HOME", str(folder))

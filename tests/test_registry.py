@@ -49,12 +49,6 @@ def test_what_torch_compile_wraps_has_the_name_of_the_wrapper() -> None:
     assert found[id(model)] == "compiled"
 
 
-def test_a_circle_ends() -> None:
-    around: list[object] = []
-    around.append(around)
-    assert names_of([Thing()], {"around": around}) == {}
-
-
 @pytest.mark.parametrize("kind", [list, dict])
 def test_of_large_data_only_the_beginning_is_looked_at(kind: type) -> None:
     """A rank looks for names after each stop, and may have lists of 30 million numbers."""
@@ -81,14 +75,14 @@ def test_of_large_data_only_the_beginning_is_looked_at(kind: type) -> None:
     assert 0 < looked_at < 1000
 
 
-def test_without_targets_nothing_is_searched() -> None:
+def test_what_is_not_there_is_not_searched_for_or_not_for_ever() -> None:
     class Kept(SimpleNamespace):
         __dict__: Any = property(lambda _self: pytest.fail("it was looked at"))
 
+    around: list[object] = []
+    around.append(around)
     assert names_of([], {"kept": Kept()}) == {}
-
-
-def test_without_fsdp_nothing_is_searched() -> None:
+    assert names_of([Thing()], {"around": around}) == {}
     assert sharded_modules() == []
 
 

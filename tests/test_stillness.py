@@ -32,12 +32,7 @@ def test_in_any_wait_who_does_nothing_stays_and_what_a_thread_does_itself_is_a_m
 
 @pytest.mark.parametrize(
     ("wait", "moves"),
-    [
-        (Wait.NONE, {*SIGNS}),
-        (Wait.SEEN, {"cpu"}),
-        (Wait.RECORDED, {"cpu"}),
-        (Wait.SPINNING, set()),
-    ],
+    [(Wait.NONE, {*SIGNS}), (Wait.SEEN, {"cpu"}), (Wait.RECORDED, {"cpu"}), (Wait.SPINNING, set())],
 )
 def test_what_may_be_of_a_thread_beside_it_is_no_move_of_who_waits(
     wait: Wait, moves: set[str]

@@ -100,9 +100,7 @@ def test_what_it_may_well_have_seen_is_not_told_of_for_long(
     assert told.split("; ")[1:] == ["get the other"]
 
 
-def test_one_line_names_the_newest_cells_and_counts_the_others(
-    snapshot: SnapshotAssertion,
-) -> None:
+def test_one_line_names_the_newest_cells_and_counts_the_others(snapshot: SnapshotAssertion) -> None:
     shell = Shell()
     for number in range(MOST + 3):
         shell.unseen.note("one", f"get {number}", surely=True)

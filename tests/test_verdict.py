@@ -94,10 +94,7 @@ BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
     "who failed first": ({0: ended("E", "b", at=11.0), 1: ended("E", "a")}, [(1,), (0,)]),
     "the lower rank of two": ({1: ended("A", "a"), 0: ended("B", "b")}, [(0,), (1,)]),
     "no interrupted rank": ({0: interrupted(at=0.5), 1: FAILED}, [(1,), (0,)]),
-    "no lost connection": (
-        {0: closed(at=1.0), 1: KILLED, 2: closed(at=1.1)},
-        [(1,), (0, 2)],
-    ),
+    "no lost connection": ({0: closed(at=1.0), 1: KILLED, 2: closed(at=1.1)}, [(1,), (0, 2)]),
     "the first of two deaths": ({0: KILLED, 1: Ending(-11, 4.0)}, [(1,), (0,)]),
     "the error before a death": ({0: FAILED, 1: KILLED}, [(0,), (1,)]),
     "all with the same error": (dict.fromkeys(range(4), FAILED), [(0, 1, 2, 3)]),
@@ -121,10 +118,7 @@ BLAME: dict[str, tuple[Ranks, list[tuple[int, ...]]]] = {
         {0: ended("CheckpointError", FULL, line=8), 1: ended("CheckpointError", FULL, at=1.0)},
         [(0,), (1,)],
     ),
-    "who was elsewhere": (
-        {0: timed_out(), 1: elsewhere(), 2: timed_out(at=10.1)},
-        [(1,), (0, 2)],
-    ),
+    "who was elsewhere": ({0: timed_out(), 1: elsewhere(), 2: timed_out(at=10.1)}, [(1,), (0, 2)]),
     "the first timeout where all waited": (
         {0: timed_out(), 1: interrupted("broadcast #7", at=9.0)},
         [(0,), (1,)],
