@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from runs_on_disk import BEGAN, make_run, rows_of
 from nbddp.archive.comparing import Comparison, Over, compare
 from nbddp.archive.numbers import Numbers
 from nbddp.errors import ArgumentError, RequestError
+from nbddp.magics.views import ViewChoice, Views
 from nbddp.record.finished import RecordedRun
 from nbddp.ui.charts.compared import ComparedChart, draw_compared
 from nbddp.ui.charts.figures import compared_figure, compared_png
@@ -370,3 +372,11 @@ def test_a_number_that_was_reported_once_is_in_the_table_and_no_chart(folder: Pa
     only = compare(paths, "final")
     assert only.drawn == ("final",)  # what was asked for is drawn
     assert compare_html(only).count('class="nbddp-chart"') == 1
+
+
+def test_a_console_without_a_kernel_gets_letters(folder: Path) -> None:
+    views = Views(Mock(spec=[]), Mock())
+    views.say = Mock()  # type: ignore[method-assign]
+    views.choice = ViewChoice.TEXT
+    views.show_comparison(compare(two(folder)), **HOW)
+    views.say.assert_called_once()

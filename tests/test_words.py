@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pages import BARS, EVENTS
 
 import nbddp
+from nbddp.lifecycle.comeback import Comeback, Setback, Way
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
@@ -31,8 +33,9 @@ from nbddp.ui.words import (
 
 # ---- events
 
-COMEBACK = {"detected": 0.2, "restarted": 0.1, "replayed": 0.35, "cells": 2}
-RESUMED = {"step": 31, "lost": 4, "seconds": 0.9} | COMEBACK
+SETBACK = Setback(attempt=1, what="it failed", at=0.0, step=34)
+RESTART = Comeback(setback=SETBACK, detected=0.2, restarted=0.1, replayed=0.35, cells=2)
+HEAL = Comeback(setback=replace(SETBACK, way=Way.HEAL), detected=0.02, healed=0.31)
 HEALED = {
     "ranks": [1],
     "donor": 0,
@@ -62,10 +65,10 @@ RECORDED: list[tuple[str, dict[str, Any]]] = [
     ("failure", {"rank": 1, "what": "ValueError: no"}),
     ("exit", {"rank": 1, "attempt": 1, "how": "was killed by SIGKILL"}),
     ("no progress", {"text": "no progress for 10 s:\n  ranks 0-1 waiting"}),
-    ("recovery", {"attempt": 2} | COMEBACK),
-    ("recovery", {"attempt": 1, "detected": 0.02, "healed": 0.31}),
-    ("resumed", RESUMED),
-    ("resumed", RESUMED | {"lost": None}),
+    ("recovery", {"attempt": 2, **RESTART.facts()}),
+    ("recovery", {"attempt": 1, **HEAL.facts()}),
+    ("resumed", RESTART.resumed(31, 0.9)),
+    ("resumed", {**RESTART.resumed(31, 0.9), "lost": None}),
     ("healed", HEALED),
     ("healed", HEALED | {"more": {"cannot pickle '_thread.lock' object": 2995}}),
     ("not healed", {"reason": "it was interrupted"}),
