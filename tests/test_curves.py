@@ -118,14 +118,11 @@ def test_points_become_a_curve(attempts: list[Points], facts: dict[str, Any]) ->
     assert {name: getattr(curve, name) for name in facts} == facts
 
 
-def test_as_many_points_as_there_are_buckets_are_kept_as_they_are() -> None:
+def test_only_points_that_are_more_than_fit_are_put_together_with_their_neighbours() -> None:
     points = [(float(step), math.sin(step)) for step in range(MAX_BUCKETS)]
     curve = curve_of(points)
     assert list(zip(curve.steps, curve.values, strict=True)) == points
     assert curve.low == curve.high == curve.values
-
-
-def test_more_points_are_put_together_with_their_neighbours() -> None:
     curve = curve_of((step, float(step % 2)) for step in range(MAX_BUCKETS + 1))
     assert curve.steps[:2] == (0.5, 2.5)
     assert (curve.values[0], curve.low[0], curve.high[0]) == (0.5, 0.0, 1.0)
@@ -179,12 +176,9 @@ def test_a_value_that_is_not_finite_is_a_point_without_a_value(strange: float) -
     assert curve.lost == (0, 1, 0)
 
 
-def test_a_bucket_with_other_values_keeps_their_mean_and_counts_the_lost() -> None:
+def test_of_values_that_are_not_finite_the_others_are_kept_and_none_where_there_are_none() -> None:
     curve = curve_of((step, math.nan if step == 1 else 2.0) for step in range(MAX_BUCKETS + 1))
     assert (curve.values[0], curve.low[0], curve.high[0], curve.lost[0]) == (2.0, 2.0, 2.0, 1)
-
-
-def test_a_loss_that_stays_nan_is_nan_to_the_end_however_long_it_runs() -> None:
     curve = curve_of((step, 1.0 if step < 1000 else math.nan) for step in range(10_000))
     assert math.isnan(curve.values[-1])
     assert math.isnan(curve.last)
@@ -326,13 +320,8 @@ def test_the_fastest_of_the_loops_that_still_go_on_is_the_pace() -> None:
     for step in range(30):
         metrics.add(0, 3 + step, step, {"finetuning": 1.0})
     assert metrics.pace(0) == Pace(29, near(1.0), 32.0)
-
-
-def test_a_report_without_values_still_tells_the_step() -> None:
-    metrics = Curves()
     metrics.add(3, 1.0, 8, {})
     assert metrics.pace(3) == Pace(8, 0.0, 1.0)
-    assert metrics.names() == []
 
 
 # ---- bounds and threads

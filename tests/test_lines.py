@@ -70,39 +70,10 @@ def test_long_lines_are_cut_once_and_the_same_in_any_pieces(
             assert said.startswith(f"{len(whole) - width} ")
 
 
-@given(
-    st.lists(st.text(alphabet="abc", max_size=4), max_size=20).map("\r".join),
-    st.lists(st.integers(0, 80)),
-)
-def test_a_bar_written_over_many_times_is_the_same_in_any_pieces(
-    text: str, places: list[int]
-) -> None:
-    shown = [terminal(text)] if text.strip("\r") else []
-    assert lines_of(*cut(text, places), max_line=10) == shown
-
-
 @pytest.mark.parametrize(("begin", "end"), [("\r", ""), ("", "\r"), ("\r", "\r")])
 def test_a_progress_bar_of_any_length_shows_its_last_state(begin: str, end: str) -> None:
     bar = [f"{begin}step {number:05}{end}" for number in range(3000)]
     assert lines_of(*bar) == ["step 02999"]
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("10%\r20%\r30%\n", ["30%"]),
-        ("a long state\rshort\n", ["shortg state"]),
-        ("done   \r\n", ["done   "]),
-        ("\rone\n\rtwo\n", ["one", "two"]),
-        ("\r\r\n", [""]),
-        ("one\r\r\rtwo\n", ["two"]),
-        ("\n\n", ["", ""]),
-        ("\r", []),
-        ("", []),
-    ],
-)
-def test_carriage_returns_are_folded(text: str, shown: list[str]) -> None:
-    assert lines_of(text) == shown
 
 
 UP = "\x1b[A"

@@ -236,32 +236,26 @@ def test_a_bar_is_read_when_it_has_moved_and_only_then(meters: Meters) -> None:
     assert meters.read() is None
     loop.done = 3
     meters.show(loop)
-    progress = meters.read()
+    [progress] = read_all(meters)
     assert isinstance(progress, Progress)
     assert progress.bars[0][:3] == ["epoch 1", 3, 8]
-    assert meters.read() is None
 
 
-def test_loops_in_loops_are_read_outermost_first_and_the_inner_ones_go(meters: Meters) -> None:
+def test_loops_are_read_outermost_first_and_the_outermost_stays_until_another_begins(
+    meters: Meters,
+) -> None:
     outer, inner = bar("outer"), bar("inner")
     meters.begin(outer)
     meters.begin(inner)
     assert labels(meters) == ["outer", "inner"]
     meters.end(inner)
     assert labels(meters) == ["outer"]
-    for depth in range(MAX_BARS + 3):
-        meters.begin(bar(f"{depth}"))
-    assert labels(meters) == ["outer", *(f"{depth}" for depth in range(MAX_BARS - 1))]
-
-
-def test_the_outermost_stays_when_it_is_over_until_another_begins(meters: Meters) -> None:
-    outer = bar("first")
-    meters.begin(outer)
     meters.end(outer)
     assert not outer.is_open
-    assert labels(meters) == ["first"]
-    meters.begin(bar("second"))
-    assert labels(meters) == ["second"]
+    assert labels(meters) == ["outer"]
+    for depth in range(MAX_BARS + 3):
+        meters.begin(bar(f"{depth}"))
+    assert labels(meters) == [f"{depth}" for depth in range(MAX_BARS)]
 
 
 def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_not(
@@ -283,27 +277,31 @@ def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_no
 # ---- in a child
 
 
+def report(meters: Meters) -> None:
+    """All that a rank can report."""
+    outer, inner = bar("outer"), bar("inner")
+    meters.log(5, {"loss": 1.0})
+    meters.begin(outer)
+    meters.begin(inner)
+    meters.show(inner)
+    meters.happened("checkpoint", {})
+    meters.end(inner)
+    meters.end(outer)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_writes_the_file_and_mails_nothing(meters: Meters, path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     meters.capture(lambda: os.write(writing, b"poke") and None, lambda _: None)
-    outer, inner = bar("outer"), bar("inner")
 
     def act() -> None:
-        meters.log(5, {"loss": 1.0})
-        meters.begin(outer)
-        meters.begin(inner)
-        meters.show(inner)
-        meters.happened("checkpoint", {})
-        meters.end(inner)
-        meters.end(outer)
+        report(meters)
         os.write(writing, f"{len(read_all(meters))} letters".encode())
 
     assert in_child(act) == 0
     assert os.read(reading, 100) == b"0 letters"
     assert [line["step"] for line in lines(path)] == [5]
-    assert meters.read() is None
     os.close(reading)
     os.close(writing)
 
@@ -312,15 +310,9 @@ def test_a_forked_child_writes_the_file_and_mails_nothing(meters: Meters, path: 
 def test_a_child_that_was_forked_while_the_mail_was_read_does_not_wait_for_it(
     meters: Meters,
 ) -> None:
-    loop = bar()
-
     def act() -> None:
         threading.Timer(20, os._exit, (2,)).start()  # rather than hang the test
-        meters.log(1, {})
-        meters.begin(loop)
-        meters.show(loop)
-        meters.happened("checkpoint", {})
-        meters.end(loop)
+        report(meters)
 
     with meters._lock:
         assert in_child(act) == 0

@@ -39,21 +39,25 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     return page
 
 
-def test_what_comes_takes_the_place_of_what_was_there_first(page: Page) -> None:
+@pytest.fixture
+def place(page: Page) -> Place:
     place = Place()
     place.begin("starting", "starting")
     place.begin("soon", "soon")
     assert page.shown == ['<div class="nbddp-soon">soon</div>']
+    return place
+
+
+def test_what_comes_takes_the_place_of_what_was_there_first(page: Page, place: Place) -> None:
     place.replace(PANEL)
     assert page.shown == ["panel"]
     place.replace(RECORD)
-    assert page.shown == ["record"]
     assert list(page.outputs.values()) == [EMPTY, RECORD]
 
 
-def test_what_comes_after_the_output_was_cleared_is_shown_all_the_same(page: Page) -> None:
-    place = Place()
-    place.begin("soon", "soon")
+def test_what_comes_after_the_output_was_cleared_is_shown_all_the_same(
+    page: Page, place: Place
+) -> None:
     page.outputs.clear()
     place.replace(PANEL)
     assert page.shown == ["panel"]
@@ -61,20 +65,14 @@ def test_what_comes_after_the_output_was_cleared_is_shown_all_the_same(page: Pag
     place.distrust()
     place.replace(RECORD)
     assert page.shown == ["record"]
-
-
-def test_what_is_known_to_be_cleared_leaves_nothing_to_be_emptied(page: Page) -> None:
-    place = Place()
-    place.begin("soon", "soon")
     page.outputs.clear()
-    place.forget()
-    place.replace(RECORD)
-    assert list(page.outputs.values()) == [RECORD]
+    place.distrust()
+    place.forget()  # it is known to be cleared: nothing is left to be emptied
+    place.replace(PANEL)
+    assert list(page.outputs.values()) == [PANEL]
 
 
-def test_what_belongs_below_stays_below(page: Page) -> None:
-    place = Place()
-    place.begin("soon", "soon")
+def test_what_belongs_below_stays_below(page: Page, place: Place) -> None:
     place.is_followed = True
     page.outputs["figure"] = {"text/html": "figure"}
     place.replace(RECORD)

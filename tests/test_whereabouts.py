@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nbddp.record.hangs import HANG_AFTER
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
@@ -51,23 +47,6 @@ def test_a_bar_says_how_fast_it_goes_and_how_long_it_will_take(
     assert bar.seconds_left == left
 
 
-@given(
-    st.integers(0, 10**9),
-    st.integers(0, 10**9),
-    st.just(0.0) | st.floats(0.001, 1e9),  # as a bar reports it
-)
-def test_a_bar_takes_its_whole_time_at_its_own_rate(done: int, total: int, seconds: float) -> None:
-    bar = LoopProgress("", done, total, seconds)
-    assert bar.per_second >= 0
-    left = bar.seconds_left
-    if left is None:
-        assert not (done and total and bar.per_second)
-    elif done <= total:
-        assert math.isclose((seconds + left) * done, seconds * total, rel_tol=1e-6)
-    else:
-        assert left == 0
-
-
 # ---- what ranks say
 
 
@@ -86,21 +65,17 @@ def test_the_memory_is_that_of_all_ranks_together(whereabouts: Whereabouts) -> N
     assert whereabouts.memory() == 2 << 20
 
 
-def test_rows_become_curves_of_their_rank(whereabouts: Whereabouts) -> None:
-    whereabouts.note(1, numbers(0, 1), now=1.0)
+def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted(
+    whereabouts: Whereabouts,
+) -> None:
+    whereabouts.note(1, numbers(0, 1, missed=3), now=1.0)
     whereabouts.note(1, numbers(2), now=2.0)
-    whereabouts.note(0, numbers(0), now=2.0)
+    whereabouts.note(0, numbers(0, missed=4), now=2.0)
     curves = whereabouts.curves.curves("loss")
-    assert curves[1].steps == (0.0, 1.0, 2.0)
-    assert curves[0].steps == (0.0,)
+    assert (curves[1].steps, curves[0].steps) == ((0.0, 1.0, 2.0), (0.0,))
     pace = whereabouts.curves.pace(1)
     assert pace is not None
     assert (pace.step, pace.at) == (2.0, 102.0)
-
-
-def test_rows_that_are_missing_are_counted_over_all_ranks(whereabouts: Whereabouts) -> None:
-    whereabouts.note(0, numbers(0, missed=3), now=1.0)
-    whereabouts.note(1, numbers(0, missed=4), now=1.0)
     assert whereabouts.missed == 7
 
 
@@ -149,7 +124,7 @@ def test_a_hang_is_told_once_and_stays_an_alarm_until_the_cell_is_over(
     for rank in range(2):
         whereabouts.note(rank, pulse(HANG_AFTER), now=20.0)
     text = whereabouts.look(5, [0, 1], [0, 1], now=20.0)
-    assert text.startswith("no progress for 10 s")
+    assert "10 s" in text
     assert whereabouts.look(5, [0, 1], [0, 1], now=21.0) == ""
     assert whereabouts.alarm == text
     whereabouts.end_cell()
@@ -170,31 +145,23 @@ def test_numbers_outlast_their_cell_and_signs_do_not_outlast_their_ranks(
 # ---- a recovery
 
 
-def reported(whereabouts: Whereabouts, *steps: int) -> None:
-    rows = [[float(step), step, {"loss": 1.0}] for step in steps]
-    whereabouts.note(0, Metrics(rows=rows), 0.0)
-
-
-def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing() -> None:
-    whereabouts = Whereabouts(lambda _pid: False)
-    whereabouts.begin_cell([0], 0.0)
-    reported(whereabouts, 0, 1, 2)
+@pytest.mark.parametrize(
+    ("is_taken_up", "steps", "restarts"),
+    [(True, (0.0, 1.0, 2.0, 3.0), (1.0,)), (False, (1.0, 2.0, 3.0), ())],
+)
+def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing(
+    whereabouts: Whereabouts,
+    steps: tuple[float, ...],
+    restarts: tuple[float, ...],
+    *,
+    is_taken_up: bool,
+) -> None:
+    whereabouts.note(0, numbers(0, 1, 2), now=0.0)
     whereabouts.begin_recovery()
-    whereabouts.begin_cell([0], 1.0)
-    reported(whereabouts, 100, 101)
-    whereabouts.end_recovery(is_taken_up=True)
-    whereabouts.begin_cell([0], 2.0)
-    reported(whereabouts, 1, 2, 3)
+    whereabouts.begin_cell([0], now=1.0)
+    whereabouts.note(0, numbers(100, 101), now=1.0)
+    whereabouts.end_recovery(is_taken_up=is_taken_up)
+    whereabouts.begin_cell([0], now=2.0)
+    whereabouts.note(0, numbers(1, 2, 3), now=2.0)
     curve = whereabouts.curves.curves("loss")[0]
-    assert (curve.steps, curve.restarts) == ((0.0, 1.0, 2.0, 3.0), (1.0,))
-
-
-def test_after_a_recovery_that_failed_the_next_cell_has_curves_of_its_own() -> None:
-    whereabouts = Whereabouts(lambda _pid: False)
-    whereabouts.begin_cell([0], 0.0)
-    reported(whereabouts, 0, 1, 2)
-    whereabouts.begin_recovery()
-    whereabouts.end_recovery(is_taken_up=False)
-    whereabouts.begin_cell([0], 1.0)
-    reported(whereabouts, 7)
-    assert whereabouts.curves.curves("loss")[0].steps == (7.0,)
+    assert (curve.steps, curve.restarts) == (steps, restarts)
