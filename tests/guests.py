@@ -11,6 +11,7 @@ from processes import wait_until
 
 from nbddp.nodes.door import Door
 from nbddp.nodes.frames import Kind, Wire
+from nbddp.nodes.keeper import about_this_node
 from nbddp.nodes.keys import at_a_node
 
 
@@ -58,3 +59,30 @@ class Guest:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
+
+
+class Guests:
+    """All who come to a door until a test is over."""
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        self._all: list[Guest] = []
+
+    def come(self, secret: bytes | None = None) -> Guest:
+        self._all.append(Guest(self.door, secret))
+        return self._all[-1]
+
+    def bring(self, nproc: int = 4, **facts: Any) -> Guest:
+        """Have a node come in, or be refused."""
+        seen, guest = self._seen, self.come()
+        guest.tell(Kind.HELLO, **about_this_node(nproc) | facts)
+        assert wait_until(lambda: self._seen > seen)
+        return guest
+
+    @property
+    def _seen(self) -> int:
+        return len(self.door.nodes) + self.door.refused
+
+    def close(self) -> None:
+        for guest in self._all:
+            guest.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -40,15 +41,6 @@ def finished(*reports: CellEnded | int | None) -> CellResult:
 def badly() -> CellEnded:
     failure = Failure(name="ValueError", text="no", traceback="Traceback", at=1.0)
     return CellEnded(cell=7, seconds=0.1, in_group=True, failure=asdict(failure))
-
-
-def test_notices_come_in_their_order_and_end_with_the_cell() -> None:
-    handle = handle_for(0)
-    notices = [Wrote(0, "a"), Said("b"), Wrote(0, "c")]
-    for notice in notices:
-        handle.feed(notice)
-    handle.finish()
-    assert list(handle.notices()) == notices
 
 
 def test_the_result_of_a_cell_that_went_well_raises_nothing() -> None:
@@ -132,14 +124,17 @@ def test_the_user_ends_only_what_lived_until_then() -> None:
 # ---- for a reader who looks again and again
 
 
-def test_a_reader_may_ask_for_one_thing_at_a_time() -> None:
-    handle = handle_for(0)
-    assert handle.next_notice(0.0) is None
-    assert handle.next_notice(0.001) is None
-    handle.feed(Said("a"))
-    handle.feed(Wrote(0, "b"))
-    assert [handle.next_notice(0.0), handle.next_notice(5.0)] == [Said("a"), Wrote(0, "b")]
-    assert handle.next_notice(0.0) is None
+def test_notices_come_in_their_order_and_end_with_the_cell() -> None:
+    notices = [Wrote(0, "a"), Said("b"), Wrote(0, "c")]
+    one, other = handle_for(0), handle_for(0)
+    assert one.next_notice(0.0) is None
+    assert one.next_notice(0.001) is None
+    for notice in notices:
+        one.feed(notice)
+        other.feed(notice)
+    assert [one.next_notice(patience) for patience in (0.0, 5.0, 0.0, 0.0)] == [*notices, None]
+    other.finish()
+    assert list(other.notices()) == notices
 
 
 @pytest.mark.parametrize("patience", [0.0, -1.0, 5.0])
@@ -229,23 +224,19 @@ def test_a_cell_that_the_user_ended_with_its_ranks_says_so(how: str) -> None:
         handle.finish().raise_for_failure()
 
 
-def test_a_result_is_noted_before_anybody_learns_of_the_end() -> None:
-    handle = handle_for(0)
-    handle.note_report(0, well())
-    seen = []
-    handle.finish(lambda result: seen.append((result.is_ok, handle.is_finished)))
-    assert seen == [(True, False)]
-    assert handle.is_finished
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_result_is_noted_first_and_a_failure_to_do_so_keeps_nobody_waiting(fails: bool) -> None:
+    handle, seen = handle_for(0), []
 
-
-def test_a_record_that_cannot_be_written_keeps_nobody_waiting() -> None:
     def note(result: CellResult) -> None:
-        raise OSError(f"no room for cell {result.number}")
+        seen.append((result.is_ok, handle.is_finished))
+        if fails:
+            raise OSError("no room")
 
-    handle = handle_for(0)
     handle.note_report(0, well())
-    with pytest.raises(OSError, match="no room"):
+    with pytest.raises(OSError, match="no room") if fails else nullcontext():
         handle.finish(note)
+    assert seen == [(True, False)]
     assert handle.result is not None
     assert list(handle.notices()) == []
-    assert handle.is_told
+    assert (handle.is_told, handle.is_finished) == (True, True)

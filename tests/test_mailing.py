@@ -390,15 +390,12 @@ def test_a_source_that_never_ends_does_not_hold_up_the_end_of_a_cell(mail: Mail)
     assert wait_until(lambda: report(1) in mail.posted)
 
 
-def test_each_of_many_ranks_sends_fewer_batches(mail: Mail) -> None:
+def test_all_ranks_mail_on_one_beat_many_of_them_less_often_and_a_first_line_waits_for_none(
+    mail: Mail, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few, many, crowd = (mail.make(ranks=ranks) for ranks in (1, room.CROWD, 64))
     assert few._period == many._period == room.PERIOD
     assert crowd._period == pytest.approx(64 / room.CROWD * room.PERIOD)
-
-
-def test_all_ranks_mail_on_one_beat_and_a_line_after_a_pause_waits_for_none(
-    mail: Mail, monkeypatch: pytest.MonkeyPatch
-) -> None:
     now = 1000.013
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
     one, other = mail.make(), mail.make()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guests import Guest
+from guests import Guests
 from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 
@@ -30,7 +30,6 @@ from nbddp.nodes.clocks import Clock
 from nbddp.nodes.door import Change, Door, RemoteHandle
 from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
-from nbddp.nodes.keeper import about_this_node
 from nbddp.nodes.mirror import Inlet, Outlet
 from nbddp.nodes.tunnel import WINDOW, Tunnel
 
@@ -83,31 +82,15 @@ def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
 # ---- the door
 
 
-class AtTheDoor:
+class AtTheDoor(Guests):
     """A door, who comes there, and what it tells of them."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
-        self.door = Door("127.0.0.1", on_change=self.changes.append)
-        self._guests: list[Guest] = []
-
-    def come(self, secret: bytes | None = None) -> Guest:
-        self._guests.append(Guest(self.door, secret))
-        return self._guests[-1]
-
-    def enter(self, nproc: int = 1) -> Guest:
-        guest, before = self.come(), len(self.changes)
-        guest.tell(Kind.HELLO, **about_this_node(nproc))
-        assert wait_until(lambda: len(self.changes) == before + 1)
-        return guest
+        super().__init__(Door("127.0.0.1", on_change=self.changes.append))
 
     def has_refused(self, count: int = 1) -> bool:
         return wait_until(lambda: self.door.refused == count) and not self.door.nodes
-
-    def close(self) -> None:
-        for guest in self._guests:
-            guest.close()
-        self.door.close()
 
 
 @pytest.fixture
@@ -115,13 +98,14 @@ def at_the_door() -> Iterator[AtTheDoor]:
     made = AtTheDoor()
     yield made
     made.close()
+    made.door.close()
 
 
 def test_who_says_what_he_has_comes_in(at_the_door: AtTheDoor) -> None:
-    guest, door = at_the_door.enter(3), at_the_door.door
-    at_the_door.enter()
+    guest, door = at_the_door.bring(3), at_the_door.door
+    at_the_door.bring()
     host = socket.gethostname()
-    assert [(node.name, node.nproc) for node in door.nodes] == [(host, 3), (f"{host}#2", 1)]
+    assert [(node.name, node.nproc) for node in door.nodes] == [(host, 3), (f"{host}#2", 4)]
     assert wait_until(lambda: (Kind.WELCOME, b'{"keep": {}}') in guest.frames)
     assert door.refused == 0
 
@@ -151,8 +135,7 @@ def test_who_speaks_no_tls_or_has_no_certificate_does_not_come_in(at_the_door: A
 
 
 def test_another_version_is_refused_with_the_reason(at_the_door: AtTheDoor) -> None:
-    guest = at_the_door.come()
-    guest.tell(Kind.HELLO, **about_this_node(1) | {"python": "3.8.1", "host": "old"})
+    guest = at_the_door.bring(python="3.8.1", host="old")
     assert wait_until(guest.is_lost.is_set)
     [(kind, data)] = guest.frames
     assert kind is Kind.REFUSED
@@ -173,7 +156,7 @@ def test_who_does_not_say_first_who_he_is_is_sent_away(at_the_door: AtTheDoor, k
 def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
     at_the_door: AtTheDoor, kind: Kind | None
 ) -> None:
-    guest = at_the_door.enter()
+    guest = at_the_door.bring()
     if kind is None:
         guest.leave()
     else:
@@ -187,7 +170,7 @@ def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
 
 def test_a_silent_node_is_gone(monkeypatch: pytest.MonkeyPatch, at_the_door: AtTheDoor) -> None:
     monkeypatch.setattr(door_module, "SILENT_AFTER", 1.0)
-    at_the_door.enter()
+    at_the_door.bring()
     assert wait_until(lambda: len(at_the_door.changes) == 2)
     assert at_the_door.changes[1].node.why_gone.endswith(" 1 s")
 
@@ -337,7 +320,7 @@ def test_a_disk_that_is_full_here_costs_a_hole_in_the_copy(
 
 
 def test_a_run_folder_that_is_gone_costs_no_node(tmp_path: Path, at_the_door: AtTheDoor) -> None:
-    guest, door = at_the_door.enter(), at_the_door.door
+    guest, door = at_the_door.bring(), at_the_door.door
     [node] = door.nodes
     handle = node.handles[1] = RemoteHandle(door, node, 1, tmp_path / "gone")
     guest.send(Kind.LOG, 1, b"rank0.log\0a line\n")

@@ -11,48 +11,27 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fakes import FakeLauncher
-from guests import Guest
+from guests import Guests
 from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.nodes import Nodes, NodesSpec
-from nbddp.nodes.frames import Kind
-from nbddp.nodes.keeper import about_this_node
 
 HOST = socket.gethostname()
 
 
-class AtTheDoor:
+class AtTheDoor(Guests):
     """A door for two nodes, and who comes there."""
 
     def __init__(self) -> None:
         self.session = Session(FakeLauncher())
         self.nodes = Nodes(self.session, NodesSpec(least=2, most=3))
-        self.guests: list[Guest] = []
-
-    def bring(self, **facts: Any) -> Guest:
-        """Have one come in, or be refused."""
-        seen = self._seen
-        guest = Guest(self.nodes.door)
-        self.guests.append(guest)
-        guest.tell(Kind.HELLO, **about_this_node(4) | facts)
-        wait_until(lambda: self._seen > seen)
-        return guest
-
-    @property
-    def _seen(self) -> int:
-        return len(self.nodes.door.nodes) + self.nodes.door.refused
-
-    def close(self) -> None:
-        for guest in self.guests:
-            guest.close()
-        self.nodes.close()
+        super().__init__(self.nodes.door)
 
 
 @pytest.fixture
@@ -61,6 +40,7 @@ def at_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AtT
     made = AtTheDoor()
     yield made
     made.close()
+    made.nodes.close()
 
 
 def said_by(at_the_door: AtTheDoor, seconds: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fakes import FakeLauncher
-from guests import Guest
+from guests import Guests
 from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 
@@ -19,9 +19,7 @@ from nbddp.group.nodes import NodesSpec
 from nbddp.launch.launcher import Launcher
 from nbddp.magics.steered import SteeredGroup
 from nbddp.nodes.door import Door
-from nbddp.nodes.frames import Kind
 from nbddp.nodes.joining import Join
-from nbddp.nodes.keeper import about_this_node
 from nbddp.nodes.leftovers import Held, left_open
 
 
@@ -115,17 +113,15 @@ def test_a_door_whose_notebook_is_there_is_not_taken_over(
 
 
 def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
-    guests: list[Guest] = []
+    guests: list[Guests] = []
 
     def come() -> None:
-        nodes = None
         assert wait_until(lambda: back.group.nodes is not None)
         nodes = back.group.nodes
         assert nodes is not None
-        for count in (1, 2):
-            guests.append(Guest(nodes.door))
-            guests[-1].tell(Kind.HELLO, **about_this_node(4), living=[])
-            assert wait_until(lambda count=count: len(nodes.door.nodes) == count)  # type: ignore[misc]
+        guests.append(Guests(nodes.door))
+        for _ in range(2):
+            guests[0].bring(living=[])
 
     coming = threading.Thread(target=come)
     coming.start()
@@ -135,5 +131,4 @@ def test_nodes_that_had_no_ranks_stay_for_the_next_cell(back: Back) -> None:
     assert nodes is not None
     assert re.match(r"2 nodes .* \(4 ranks\)", nodes.say_back(None))
     assert nodes.launcher.room() == 8
-    for guest in guests:
-        guest.close()
+    guests[0].close()

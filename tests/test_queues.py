@@ -139,11 +139,7 @@ NO_MESSAGES = {
     "half a header": HEADER[:19],
     "header only": HEADER,
     "null": HEADER + b"null",
-    "list": HEADER + b"[]",
     "kind": HEADER + b'["Nonsense", {}]',
-    "few": HEADER + b'["Noticed", {}]',
-    "many": HEADER + b'["Noticed", {"cell": 1, "more": 2}]',
-    "utf8": HEADER + b"\xff",
     "deep": HEADER + b"[" * 100_000,
 }
 
