@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from cables import Cables
 from drivers.ranks import Ranks, new_launcher
 from processes import wait_until
 from slow_link import Link
@@ -27,6 +29,16 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """A process, and all that it has started."""
+    return [process, *process.children(recursive=True)]
+
+
+def all_ended(processes: list[psutil.Process], *, timeout: float = 40.0) -> bool:
+    """Wait until none of these processes lives. Return whether it came to that."""
+    return wait_until(lambda: not any(map(lives, processes)), timeout=timeout)
+
+
 class OnNodes:
     """A group on nodes, and what it said."""
 
@@ -42,7 +54,7 @@ class OnNodes:
         self.group = Ranks(nproc=1, launcher=new_launcher(), grace=20.0)
         spec = NodesSpec(host=host, least=least, most=most, nproc_per_node=nproc_per_node)
         self.nodes: Nodes = self.group.open_nodes(spec)
-        self._keepers: list[subprocess.Popen[bytes]] = []
+        self.keepers: list[subprocess.Popen[bytes]] = []
         self._links: list[Link] = []
 
     @property
@@ -99,7 +111,7 @@ class OnNodes:
         """
         enough = len(self.nodes.door.nodes) + 1
         join = self.nodes.door.join
-        number = len(self._keepers)
+        number = len(self.keepers)
         folder = Path.home() / f"keeper{number}"
         file = replace(join, port=port or join.port).save(folder)
         ranks = f"--nproc-per-node={nproc}"
@@ -114,7 +126,7 @@ class OnNodes:
             start_new_session=True,
             env=env,
         )
-        self._keepers.append(keeper)
+        self.keepers.append(keeper)
         self.await_nodes(enough)
         return keeper
 
@@ -137,10 +149,36 @@ class OnNodes:
         assert agent is not None
         return agent
 
+    def bring_all(self, *nprocs: int) -> Ranks:
+        """Have nodes of so many ranks come in, without agents, and start the ranks."""
+        for nproc in nprocs:
+            self.bring_keeper(nproc)
+        return self.start_ranks()
+
     def close(self) -> None:
         """End all of it; agents and keepers go with their door."""
         self.group.close()
-        for keeper in self._keepers:
+        for keeper in self.keepers:
             keeper.wait(60)
         for link in self._links:
             link.close()
+
+
+class Apart(OnNodes):
+    """A group on nodes that have a network each, and a cable that can be cut; for root."""
+
+    def __init__(self) -> None:
+        self.cables = Cables(f"nb{os.getpid() % 100_000}x")
+        super().__init__(host=self.cables.address)
+
+    def bring_apart(self, *options: str, with_agent: bool = False) -> str:
+        """Have a node of two ranks come in. Return its network."""
+        space = self.cables.add()
+        prefix = self.cables.inside(space)
+        self.bring_keeper(2, *options, prefix=prefix, with_agent=with_agent)
+        return space
+
+    def close(self) -> None:
+        """End all of it, and take the networks away."""
+        super().close()
+        self.cables.close()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from drivers.ranks import Ranks, WarmLauncher, new_launcher
-from nodes_here import COMING
+from drivers.ranks import Ranks, WarmLauncher
+from nodes_here import OnNodes
 from notebook import Notebook
-from processes import wait_until
-
-from nbddp.group.nodes import NodesSpec
 
 
 @pytest.fixture(scope="session")
@@ -80,17 +78,23 @@ def group_here(shared_group: Ranks, folder: Path) -> Ranks:
 
 
 @pytest.fixture
-def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """Two nodes of one rank each, on this machine."""
+def make_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., OnNodes]]:
+    """Makes groups for nodes that are all on this machine, and ends them."""
     monkeypatch.setenv("HOME", str(folder))
-    group = Ranks(nproc=1, launcher=new_launcher())
-    nodes = group.open_nodes(NodesSpec(least=2, most=2, nproc_per_node=1))
-    nodes.start_local(2)
-    assert wait_until(lambda: len(nodes.door.nodes) == 2, timeout=COMING)
-    group.spec = nodes.fit(group.spec)
-    group.start()
-    yield group
-    group.close()
+    with ExitStack() as stack:
+
+        def make(kind: type[OnNodes] = OnNodes, **options: int) -> OnNodes:
+            made = kind(**options)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@pytest.fixture
+def on_nodes(make_nodes: Callable[..., OnNodes]) -> Ranks:
+    """Two nodes of one rank each, with their ranks."""
+    return make_nodes(nproc_per_node=1).start()
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from drivers.inside import imported
 from drivers.ranks import Ranks
 from limits import limit, set_limits
 from moments import are_computing, run_and_act, when, when_cell_runs
-from nodes_here import COMING, OnNodes, lives
+from nodes_here import COMING, OnNodes, all_ended, family
 from processes import wait_until
 
 from nbddp import CellFailedError, CellInterruptedError
@@ -44,35 +46,22 @@ for step in range(100_000):
 
 
 @pytest.fixture
-def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNodes]:
-    monkeypatch.setenv("HOME", str(folder))
-    made = OnNodes()
-    yield made
-    made.close()
+def on_nodes(make_nodes: Callable[..., OnNodes]) -> OnNodes:
+    return make_nodes()
 
 
 @pytest.mark.full
-def test_a_rank_on_a_node_that_computes_with_pythons_lock_is_waited_for(
-    on_nodes: OnNodes, folder: Path
+@pytest.mark.parametrize(
+    "work",
+    [
+        pytest.param("sum(range(3 * 10**8))", id="with Python's lock"),
+        pytest.param("re.match('(a+)+$', 'a' * 28 + 'b')\n    has_gone_on = True", id="in C"),
+    ],
+)
+def test_a_rank_that_computes_on_a_node_is_interrupted(
+    on_nodes: OnNodes, folder: Path, work: str
 ) -> None:
     on_nodes.group.spec = replace(on_nodes.group.spec, grace=3.0)
-    group = on_nodes.start()
-    group.run("kept = rank")
-    begun = folder / "begun"
-    interrupting = when(begun.exists, group.interrupt)
-    with pytest.raises(CellInterruptedError):
-        group.run(
-            f"if rank == 3:\n    open({str(begun)!r}, 'w').close()\n"
-            "    sum(range(3 * 10**8))\ndist.barrier()"
-        )
-    interrupting.join()
-    assert group.pull("kept") == [0, 1, 2, 3]
-
-
-@pytest.mark.full
-def test_c_code_on_a_node_that_looks_for_signals_is_interrupted(
-    on_nodes: OnNodes, folder: Path
-) -> None:
     group = on_nodes.start()
     group.run("import re\nkept, has_gone_on = rank, False")
     begun = folder / "begun"
@@ -84,8 +73,7 @@ def test_c_code_on_a_node_that_looks_for_signals_is_interrupted(
     interrupting = when(begun.exists, interrupt)
     with pytest.raises(CellInterruptedError):
         group.run(
-            f"if rank == 3:\n    open({str(begun)!r}, 'w').close()\n"
-            "    re.match('(a+)+$', 'a' * 28 + 'b')\n    has_gone_on = True\ndist.barrier()"
+            f"if rank == 3:\n    open({str(begun)!r}, 'w').close()\n    {work}\ndist.barrier()"
         )
     interrupting.join()
     assert group.pull("kept, has_gone_on") == [(rank, False) for rank in range(4)]
@@ -111,6 +99,8 @@ def test_ranks_on_nodes_do_what_ranks_do(
     ]
     out = capsys.readouterr().out
     assert all(f"hello of {rank}" in out for rank in range(4))
+    _secret_is_in_no_argument_and_no_environment(on_nodes)
+    _listens_only_on_the_named_address(on_nodes)
     _logs_are_here(group)
     _values_travel(group)
     when_cell_runs(group, group.interrupt)
@@ -128,19 +118,35 @@ def test_ranks_on_nodes_do_what_ranks_do(
     assert group.run("'x' in globals()", wants_value=True).values() == [False] * 4
     agents = [on_nodes.agent_of(rank) for rank in (0, 2)]
     group.stop()
-    assert wait_until(lambda: not any(map(lives, agents)))
+    assert all_ended(agents)
     assert not on_nodes.said[2:]
     assert group.nodes is None
 
 
+def _secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
+    token = on_nodes.nodes.join_file.read_text().strip()
+    looked_at = [each for rank in (0, 2) for each in family(on_nodes.agent_of(rank))]
+    assert len(looked_at) >= 8
+    for each in looked_at:
+        assert token not in " ".join(each.cmdline())
+        assert token not in " ".join(each.environ().values())
+    for log in Path.home().rglob("*.log"):
+        assert token not in log.read_text()
+
+
+def _listens_only_on_the_named_address(on_nodes: OnNodes) -> None:
+    keepers = [on_nodes.node_of(rank).facts["pid"] for rank in (0, 2)]
+    for pid in (os.getpid(), *keepers, *on_nodes.group.pids.values()):
+        for each in psutil.Process(pid).net_connections("inet"):
+            if each.status == psutil.CONN_LISTEN:
+                assert each.laddr.ip == "127.0.0.1", pid
+
+
 def _logs_are_here(group: Ranks, *, steps: int = 1) -> None:
-    folder = group.folder
-    assert folder is not None
     for rank in range(4):
-        log = folder / f"rank{rank}.log"
+        log = group.log(rank)
         assert wait_until(lambda log=log, rank=rank: f"hello of {rank}\n" in log.read_text())
-    numbers = folder / "metrics.jsonl"
-    assert wait_until(lambda: numbers.read_text().count('"loss"') == 4 * steps)
+    assert wait_until(lambda: len(group.read_lines("metrics.jsonl")) == 4 * steps)
 
 
 def _values_travel(group: Ranks) -> None:
@@ -158,8 +164,7 @@ def _kill_agent(on_nodes: OnNodes) -> None:
 
 
 def _kill_all(on_nodes: OnNodes) -> None:
-    agent = on_nodes.agent_of(2)
-    for each in (agent, *agent.children(recursive=True)):
+    for each in family(on_nodes.agent_of(2)):
         each.kill()
 
 
@@ -167,18 +172,14 @@ def _leave(on_nodes: OnNodes) -> None:
     on_nodes.nodes.leave(on_nodes.node_of(2).name)
 
 
-full = pytest.mark.full
-WAYS = [
-    pytest.param(_kill_keeper, "the connection was closed", id="its keeper is killed"),
-    pytest.param(_kill_agent, "torchrun's agent is gone", id="its agent is killed", marks=full),
-    pytest.param(_kill_all, "the connection was closed", id="all of it is killed", marks=full),
-    pytest.param(_leave, "it has left", id="it is sent home", marks=full),
-]
-
-
-@pytest.mark.parametrize(("end", "why"), WAYS)
+@pytest.mark.gate_runs("keeper")
+@pytest.mark.parametrize(
+    "end",
+    [_kill_keeper, _kill_agent, _kill_all, _leave],
+    ids=["its keeper is killed", "its agent is killed", "all of it is killed", "it is sent home"],
+)
 def test_a_node_goes_and_another_one_takes_its_place(
-    on_nodes: OnNodes, end: Callable[[OnNodes], None], why: str
+    on_nodes: OnNodes, end: Callable[[OnNodes], None]
 ) -> None:
     group = on_nodes.start()
     group.run(
@@ -190,54 +191,22 @@ def test_a_node_goes_and_another_one_takes_its_place(
     name = on_nodes.node_of(2).name
     with pytest.raises(CellFailedError) as caught:
         run_and_act(group, TRAIN, lambda said: said.count("trains") == 4, lambda: end(on_nodes))
-    assert f"node {name}: {why}" in caught.value.report
-    told = [said for said in on_nodes.said if why in said]
-    assert told == [f"node {name} (127.0.0.1): {why}: ranks 2-3 are gone"]
+    assert f"node {name}: " in caught.value.report
+    [told] = [said for said in on_nodes.said if "ranks 2-3" in said]
+    assert told.startswith(f"node {name} (127.0.0.1): ")
     assert group.alive == [0, 1]
-    assert wait_until(lambda: not any(map(lives, its)))
-    with pytest.raises(RequestError, match=f"node {name} is gone .*and no other has room"):
+    assert all_ended(its)
+    with pytest.raises(RequestError, match=f"node {name} "):
         group.heal()
+    with pytest.raises(RequestError, match="1 of 2 nodes"):
+        on_nodes.nodes.fit(group.spec)
     on_nodes.bring()
     group.heal()
     now = group.pids
     assert {rank: now[rank] for rank in (0, 1)} == survivors
-    assert group.run("mine", wants_value=True).values()[:2] == [0, 1]
-    sums = group.run("sum(p.sum().item() for p in model.parameters())", wants_value=True).values()
+    assert group.evaluate("mine")[:2] == [0, 1]
+    sums = group.evaluate("sum(p.sum().item() for p in model.parameters())")
     assert len(set(sums)) == 1
-
-
-@pytest.mark.full
-def test_a_node_that_stands_still_is_gone_and_comes_back_as_a_spare_when_it_goes_on(
-    on_nodes: OnNodes,
-) -> None:
-    group = on_nodes.start()
-    keeper = psutil.Process(on_nodes.node_of(2).facts["pid"])
-    pids = group.pids
-    its = [psutil.Process(pids[rank]) for rank in (2, 3)]
-    source = "dist.barrier()\nprint('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
-    with pytest.raises(CellFailedError) as caught:
-        run_and_act(group, source, lambda said: said.count("begun") == 4, keeper.suspend)
-    assert "no sign of life for 5 s" in caught.value.report
-    assert group.alive == [0, 1]
-    keeper.resume()
-    assert wait_until(lambda: not any(map(lives, its)))
-    assert wait_until(lambda: len(on_nodes.nodes.door.nodes) == 2)
-    assert group.heal().ranks == (2, 3)
-    assert on_nodes.node_of(2).facts["pid"] == keeper.pid
-    assert group.run("dist.barrier()\nrank", wants_value=True).values() == [0, 1, 2, 3]
-
-
-@pytest.mark.full
-def test_fewer_nodes_make_a_smaller_world(on_nodes: OnNodes) -> None:
-    group = on_nodes.start()
-    _kill_keeper(on_nodes)
-    assert wait_until(lambda: len(on_nodes.nodes.door.nodes) == 1)
-    with pytest.raises(RequestError, match="1 of 2 nodes is here"):
-        on_nodes.nodes.fit(group.spec)
-    on_nodes.nodes.launcher.least = 1
-    group.spec = on_nodes.nodes.fit(group.spec)
-    group.restart()
-    assert group.run("dist.get_world_size()", wants_value=True).values() == [2, 2]
 
 
 ELASTIC = """
@@ -280,9 +249,7 @@ Rows = dict[str, list[dict[str, Any]]]
 def test_a_training_grows_with_a_node_that_comes_and_shrinks_when_one_goes(
     on_nodes: OnNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for _ in range(2):
-        on_nodes.bring_keeper(2)
-    group = on_nodes.start_ranks()
+    group = on_nodes.bring_all(2, 2)
     on_nodes.nodes.launcher.most = 3
     group.push({"folder": str(tmp_path)})
 
@@ -297,10 +264,9 @@ def test_a_training_grows_with_a_node_that_comes_and_shrinks_when_one_goes(
     result = group.run(ELASTIC, elastic=True, max_restarts=1, wants_value=True)
     changes.join()
     assert result.values() == [4] * 4
-    said = capsys.readouterr().out
-    assert "has come with 2 ranks: the cell begins again with them" in "\n".join(on_nodes.said)
-    assert "nbddp: 6 ranks now, 4 before\n" in said
-    assert "nbddp: 4 ranks now, 6 before\n" in said
+    told = re.findall(r"^nbddp: (\d) ranks now, (\d) before$", capsys.readouterr().out, re.M)
+    assert told == [("6", "4"), ("4", "6")]
+    assert any("with 2 ranks" in said for said in on_nodes.said)
     assert group.spec.nproc == 4
     files = _read(tmp_path)
     assert sorted({name[:3] for name in files}) == ["0-4", "1-6", "2-4"]
@@ -342,29 +308,6 @@ def _loss_goes_on(files: Rows) -> None:
             assert rows[-1]["loss"] < rows[0]["loss"]
 
 
-def test_the_secret_is_in_no_argument_and_no_environment(on_nodes: OnNodes) -> None:
-    on_nodes.start()
-    token = on_nodes.nodes.join_file.read_text().strip()
-    agents = [on_nodes.agent_of(rank) for rank in (0, 2)]
-    looked_at = [each for agent in agents for each in (agent, *agent.children(recursive=True))]
-    assert len(looked_at) >= 8
-    for each in looked_at:
-        assert token not in " ".join(each.cmdline())
-        assert token not in " ".join(each.environ().values())
-    for log in Path.home().rglob("*.log"):
-        assert token not in log.read_text()
-
-
-def test_nobody_listens_but_on_the_named_address(on_nodes: OnNodes) -> None:
-    on_nodes.start()
-    keepers = [on_nodes.node_of(rank).facts["pid"] for rank in (0, 2)]
-    ranks = on_nodes.group.pids.values()
-    for pid in (os.getpid(), *keepers, *ranks):
-        for each in psutil.Process(pid).net_connections("inet"):
-            if each.status == psutil.CONN_LISTEN:
-                assert each.laddr.ip == "127.0.0.1", pid
-
-
 BARE = {"PATH": "/usr/bin:/bin"}  # a kernel's, without the folder of the environment's programs
 TRAIN_JOB = {  # what Kubeflow's trainer sets in a pod
     "PET_NNODES": "2",
@@ -396,33 +339,47 @@ def test_the_line_works_in_any_environment(on_nodes: OnNodes, env: dict[str, str
     assert sizes == [2]
 
 
-KERNEL = f"""
-import sys, time
+NOTEBOOK = f"""
+import sys
 {imported(NodesSpec, Ranks)}group = Ranks(nproc=2)
-nodes = group.open_nodes(NodesSpec(nproc_per_node=2, orphan_timeout=3))
+nodes = group.open_nodes(NodesSpec(nproc_per_node=2, orphan_timeout=float(sys.argv[1])))
 nodes.start_local(1)
-while not nodes.door.nodes:
-    time.sleep(.05)
+nodes.wait(60)
 group.spec = nodes.fit(group.spec)
 group.start()
-print(*group.pids.values(), nodes.door.nodes[0].facts["pid"], flush=True)
-group.run("import time; time.sleep(100)")
+group.run("kept = [rank]", quiet=True)
+print(nodes.door.nodes[0].facts["pid"], flush=True)
+print(group.evaluate(sys.stdin.readline()), flush=True)
+group.close()
 """
+
+
+@contextmanager
+def a_notebook(orphan_timeout: float) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """A process with a node, which runs one cell that it is told, and that node's keeper."""
+    command = [sys.executable, "-c", NOTEBOOK, str(orphan_timeout)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as notebook:
+        assert notebook.stdout is not None
+        lines = iter(notebook.stdout.readline, "")
+        yield notebook, psutil.Process(next(int(line) for line in lines if line.strip().isdigit()))
 
 
 def test_when_the_kernel_is_killed_nothing_is_left_on_the_nodes_after_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    with subprocess.Popen([sys.executable, "-c", KERNEL], stdout=subprocess.PIPE) as kernel:
-        assert kernel.stdout is not None
-        pids = [int(pid) for pid in kernel.stdout.readline().split()]
-        keeper = psutil.Process(pids[-1])
+    with a_notebook(orphan_timeout=3) as (notebook, keeper):
         agent = keeper.parent()
         assert agent is not None
-        its = [agent, *agent.children(recursive=True)]
-        kernel.kill()
-    assert wait_until(lambda: not any(map(lives, its)))
+        its = family(agent)
+        begun = folder / "begun"
+        assert notebook.stdin is not None
+        notebook.stdin.write(f"open({str(begun)!r}, 'w').close(); __import__('time').sleep(100)\n")
+        notebook.stdin.flush()
+        assert wait_until(begun.exists)
+        notebook.kill()
+    assert all_ended(its)
 
 
 def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
@@ -440,28 +397,11 @@ def test_agents_that_are_still_on_their_way_are_not_waited_for_at_the_end(
         return [each for each in keepers if "nbddp.worker" in each.cmdline() and each.children()]
 
     assert wait_until(lambda: bool(dialing()), timeout=COMING)
-    its = [process for each in dialing() for process in (each, *each.children(recursive=True))]
+    its = [process for each in dialing() for process in family(each)]
     began = time.monotonic()
     on_nodes.group.stop()
     assert time.monotonic() - began < 40
-    assert wait_until(lambda: not any(map(lives, its)))
-
-
-STANDS_STILL = f"""
-import os, sys
-{imported(NodesSpec, Ranks)}group = Ranks(nproc=2)
-nodes = group.open_nodes(NodesSpec(nproc_per_node=2))
-nodes.start_local(1)
-nodes.wait(60)
-group.spec = nodes.fit(group.spec)
-group.start()
-group.run("kept = [rank]", quiet=True)
-print("ready", flush=True)
-sys.stdin.readline()
-values = group.run("dist.barrier()\\nkept[0]", quiet=True, wants_value=True).values()
-print(values, nodes.door.refused, flush=True)
-group.close()
-"""
+    assert all_ended(its)
 
 
 @pytest.mark.full
@@ -469,21 +409,11 @@ def test_a_notebook_that_stands_still_for_a_while_keeps_its_nodes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    command = [sys.executable, "-c", STANDS_STILL]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as kernel:
-        assert kernel.stdin is not None
-        assert kernel.stdout is not None
-        lines = iter(kernel.stdout.readline, "")
-        assert any(line == "ready\n" for line in lines)
-        kernel.send_signal(signal.SIGSTOP)
-        time.sleep(
-            limit("notebook_silent_after") + limit("keeper_greeting") + 3.0
-        )  # as long as a node has patience, and more
-        kernel.send_signal(signal.SIGCONT)
+    with a_notebook(orphan_timeout=60) as (notebook, _):
+        notebook.send_signal(signal.SIGSTOP)
+        patience = limit("notebook_silent_after") + limit("keeper_greeting")
+        time.sleep(patience + 3.0)  # longer than a node waits for a sign of life
+        notebook.send_signal(signal.SIGCONT)
         time.sleep(2.0)
-        kernel.stdin.write("\n")
-        kernel.stdin.flush()
-        assert "[0, 1] " in "".join(lines)
-    assert kernel.returncode == 0
+        assert notebook.communicate("dist.barrier(); kept[0]\n")[0].endswith("[0, 1]\n")
+    assert notebook.returncode == 0

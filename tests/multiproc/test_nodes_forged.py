@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import forgers
@@ -40,14 +40,8 @@ step > 10
 
 
 @pytest.fixture
-def on_nodes(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[OnNodes]:
-    monkeypatch.setenv("HOME", str(folder))
-    made = OnNodes(least=1, most=1)
-    yield made
-    made.close()
+def on_nodes(make_nodes: Callable[..., OnNodes]) -> OnNodes:
+    return make_nodes(least=1, most=1)
 
 
 def forge(on_nodes: OnNodes, count: int, recorded: Path) -> None:
@@ -96,7 +90,7 @@ def test_ten_thousand_forged_messages_disturb_nobody(
     assert [said for said in on_nodes.said if "gone" in said] == []
     assert len(door.nodes) == 1
     assert group.pids == pids
-    assert f" {MANY + 500} connections refused" in on_nodes.nodes.table()
+    assert f" {MANY + 500} " in on_nodes.nodes.table()
     assert wait_until(lambda: me.num_fds() <= descriptors), (me.num_fds(), descriptors)
     gc.collect()
     assert me.memory_info().rss < held + MORE

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from drivers.ranks import Ranks
 from limits import limit, set_limits
 from moments import run_and_act, when_cell_runs
 from nodes_here import OnNodes
@@ -36,12 +36,16 @@ count
 
 
 @pytest.fixture
-def on_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnNodes]:
-    monkeypatch.setenv("HOME", str(folder))
-    made = OnNodes(nproc_per_node=1)
+def on_nodes(make_nodes: Callable[..., OnNodes]) -> OnNodes:
+    made = make_nodes(nproc_per_node=1)
     made.bring_keeper(1)
-    yield made
-    made.close()
+    return made
+
+
+def behind(on_nodes: OnNodes, link: Link) -> Ranks:
+    """Have a second node come in over this cable, and start the ranks."""
+    on_nodes.bring_keeper(1, port=link.port)
+    return on_nodes.start_ranks()
 
 
 def gone(on_nodes: OnNodes) -> list[str]:
@@ -49,24 +53,23 @@ def gone(on_nodes: OnNodes) -> list[str]:
     return [said for said in on_nodes.said if " is gone" in said]
 
 
-def lines(said: str, rank: int) -> list[int]:
-    """The numbers of a rank's lines, as the user saw them."""
-    return [
-        int(found) for found in re.findall(rf"^\[rank {rank}\] line (\d+) of {rank}$", said, re.M)
-    ]
+def count_lines(group: Ranks, capsys: pytest.CaptureFixture[str], seconds: float) -> int:
+    """Print lines for so long, and check that the user saw all of them. Return their number."""
+    group.push({"seconds": seconds})
+    [count, _] = group.run(LINES, wants_value=True).values()
+    said = capsys.readouterr().out
+    for rank in (0, 1):
+        found = re.findall(rf"^\[rank {rank}\] line (\d+) of {rank}$", said, re.MULTILINE)
+        assert [int(each) for each in found] == list(range(count))
+    return int(count)
 
 
 def test_a_slow_cable_makes_cells_slow_and_nothing_else(
     on_nodes: OnNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     link = on_nodes.link(delay=SLOW)
-    on_nodes.bring_keeper(1, port=link.port)
-    group = on_nodes.start_ranks()
-    group.push({"seconds": limit("node_silent_after") + 3})
-    [count, _] = group.run(LINES, wants_value=True).values()
-    said = capsys.readouterr().out
-    for rank in (0, 1):
-        assert lines(said, rank) == list(range(count))
+    group = behind(on_nodes, link)
+    count_lines(group, capsys, limit("node_silent_after") + 3)
     group.push({"big": bytes(9 << 20)})
     assert [len(big) for big in group.pull("big")] == [9 << 20] * 2
     source = "print('begun')\nwhile True: dist.all_reduce(torch.ones(1))"
@@ -74,7 +77,7 @@ def test_a_slow_cable_makes_cells_slow_and_nothing_else(
         run_and_act(group, source, lambda said: said.count("begun") == 2, group.interrupt)
     group.kill(1)
     assert group.heal().ranks == (1,)
-    assert group.run("len(big)", wants_value=True).values() == [9 << 20] * 2
+    assert group.evaluate("len(big)") == [9 << 20] * 2
     assert gone(on_nodes) == []
     assert re.search(r"\+?-?\d+\.\d ± [234]\d\d\.\d ms", on_nodes.nodes.table())
 
@@ -85,19 +88,13 @@ def test_a_cable_that_stands_still_for_a_while_costs_that_while(
     # beats come each second, and a slow machine is late with them
     set_limits(monkeypatch, node_silent_after=limit("node_silent_after") + 5.0)
     link = on_nodes.link()
-    on_nodes.bring_keeper(1, port=link.port)
-    group = on_nodes.start_ranks()
+    group = behind(on_nodes, link)
     pids = group.pids
     stalls = threading.Thread(target=_stall, args=[link, 3, limit("node_silent_after") - 2.0])
-    group.push({"seconds": 3 * limit("node_silent_after")})
     stalls.start()
-    [count, _] = group.run(LINES, wants_value=True).values()
+    count = count_lines(group, capsys, 3 * limit("node_silent_after"))
     stalls.join()
-    said = capsys.readouterr().out
-    for rank in (0, 1):
-        assert lines(said, rank) == list(range(count))
-    log = (group.folder or Path()) / "rank1.log"
-    assert wait_until(lambda: f"line {count - 1} of 1\n" in log.read_text())
+    assert wait_until(lambda: f"line {count - 1} of 1\n" in group.log(1).read_text())
     assert gone(on_nodes) == []
     assert group.pids == pids
 
@@ -114,36 +111,33 @@ def test_a_cable_that_stands_still_for_too_long_costs_its_node_until_it_goes_on(
     on_nodes: OnNodes,
 ) -> None:
     link = on_nodes.link()
-    on_nodes.bring_keeper(1, port=link.port)
-    group = on_nodes.start_ranks()
+    group = behind(on_nodes, link)
     group.run("mine = [rank] * 30", quiet=True)
     survivor = group.pids[0]
     name = on_nodes.node_of(1).name
     when_cell_runs(group, link.stall)
     with pytest.raises(CellFailedError) as caught:
         group.run("while True: dist.all_reduce(torch.ones(1))", quiet=True)
-    why = f"node {name}: no sign of life for 5 s"
-    assert why in caught.value.report
-    assert gone(on_nodes) == [f"node {name} (127.0.0.1): no sign of life for 5 s: rank 1 is gone"]
+    assert f"node {name}: " in caught.value.report
+    [told] = gone(on_nodes)
+    assert all(words in told for words in (f"node {name} (127.0.0.1)", "5 s", "rank 1"))
     link.flow()
     on_nodes.await_nodes(2)
     assert group.heal().ranks == (1,)
     assert group.pids[0] == survivor
-    assert group.run("dist.barrier()\nmine[0]", wants_value=True).values() == [0, 0]
+    assert group.evaluate("dist.barrier()\nmine[0]") == [0, 0]
 
 
 def test_a_cable_that_is_cut_in_the_middle_of_a_frame(on_nodes: OnNodes) -> None:
     link = on_nodes.link()
-    on_nodes.bring_keeper(1, port=link.port)
-    group = on_nodes.start_ranks()
+    group = behind(on_nodes, link)
     survivor = group.pids[0]
     for after in (1, 1000, 100_000):
         group.run("kept = torch.ones(200_000)", quiet=True)
         when_cell_runs(group, lambda after=after: link.cut(after))
-        with pytest.raises(CellFailedError, match=r"node \S+: the connection "):
+        with pytest.raises(CellFailedError, match=r"node \S+: "):
             group.run("while True: print('x' * 1000)\n", quiet=True)
         on_nodes.await_nodes(2)
         assert group.heal().ranks == (1,)
         assert group.pids[0] == survivor
-        sums = group.run("dist.all_reduce(kept)\nkept.sum().item()", quiet=True, wants_value=True)
-        assert sums.values() == [400_000.0] * 2
+        assert group.evaluate("dist.all_reduce(kept)\nkept.sum().item()") == [400_000.0] * 2
