@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.ui.buttons import live as live_module
 from nbddp.ui.buttons.kernel_stream import Way
-from nbddp.ui.buttons.live import CONTROL, LiveComms, Serving
+from nbddp.ui.buttons.live import LiveComms, Serving
 
 Check = Callable[[], None]
 CELL = {"header": {"msg_id": "the cell"}}
@@ -282,24 +281,6 @@ def test_a_handler_may_wait_and_pump_itself(kernel: Kernel) -> None:
         kernel.receive(click(outer))
         kernel.live.pump()
     assert (len(outer.presses), len(inner.presses)) == (1, 1)
-
-
-def test_a_page_that_asks_for_all_widgets_is_counted_by_all_that_are_served(kernel: Kernel) -> None:
-    ipywidgets.register_comm_target()
-    control = uuid.uuid4().hex
-    content = {"comm_id": control, "target_name": CONTROL, "data": {}}
-    asks = {"comm_id": control, "data": {"method": "request_states"}}
-    with kernel.live.serving(Button()) as serving:
-        kernel.receive(message("comm_open", content, metadata={"version": "1.0.0"}))
-        kernel.receive(message("comm_msg", asks), message("comm_msg", asks))
-        assert kernel.answered(lambda: serving.reloads == 2)
-    live = kernel.live
-    with live.serving() as first, live.serving() as later:  # a comm from before is known
-        kernel.receive(message("comm_msg", asks))
-        assert kernel.answered(lambda: (first.reloads, later.reloads) == (1, 1))
-        kernel.receive(message("comm_close", {"comm_id": control, "data": {}}))
-        assert kernel.answered(lambda: control not in kernel.comm_manager.comms)
-    assert kernel.passed == []
 
 
 # -- what is left behind

@@ -114,6 +114,8 @@ def test_the_mean_of_ranks_that_are_not_at_the_same_step() -> None:
 
     assert mean(one_of(40)) == [2.0] * 40 + [0.0] * 60, "it goes on without one that was lost"
     assert mean(one_of(98)) == [2.0] * 98, "it waits for one that lags a little"
+    lost = losses(lambda rank, step: math.nan if rank and step > 50 else 1.0, ranks=2)
+    assert [math.isnan(each) for each in mean(lost)] == [False] * 51 + [True] * 49, "not hidden"
     by_turns = Curves()
     for step in range(100):
         by_turns.add(step % 2, 0.0, step, {"loss": 10.0 * (step % 2)})
@@ -142,14 +144,6 @@ def loops(count: int, *, steps: int = 20) -> Curves:
         for step in range(steps):
             metrics.add(0, 0.0, step, {"loss": 1.0 + number})
     return metrics
-
-
-def test_loops_that_begin_again_stand_side_by_side_and_all_stay_visible() -> None:
-    line = heights(where(plot_of(loops(3).curves("loss")), rank_color(0)))
-    assert len(line) > WHOLE
-    third = len(line) // 3
-    means = [float(np.mean(line[at + 20 : at + third - 20])) for at in (0, third, 2 * third)]
-    assert means[0] < means[1] - 50 < means[2] - 100
 
 
 @pytest.mark.parametrize(("count", "marks"), [(1, 0), (3, 2), (60, 0)])
@@ -190,12 +184,6 @@ def test_only_a_chart_of_values_that_are_not_finite_has_red() -> None:
     one = losses(lambda _rank, step: math.nan if step == 700 else 1.0, steps=5_000)
     assert where(picture_of(one), ALERT).any()
     assert where(picture_of(losses(lambda *_: math.nan, ranks=2)), ALERT).any()
-
-
-def test_a_nan_of_one_rank_is_not_hidden_by_the_mean_of_the_others() -> None:
-    plot = plot_of(losses(lambda rank, step: math.nan if rank and step > 50 else 1.0, ranks=2))
-    assert where(plot, INK)[:, : plot.shape[1] // 3].any()
-    assert not where(plot, INK)[:, plot.shape[1] * 2 // 3 :].any()
 
 
 def test_values_of_many_magnitudes_are_drawn_on_a_logarithmic_scale_that_says_so() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-import tracemalloc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from traced import keeps_less_than
 
 from nbddp.record.curves import MAX_DROPPED, MAX_NAME, MAX_NAMES, Curves, Pace
 from nbddp.record.series import MAX_BUCKETS, MAX_MARKS, Curve
@@ -33,17 +32,6 @@ def reported(*attempts: Points) -> Curves:
 
 def curve_of(*attempts: Points) -> Curve:
     return reported(*attempts).curves("loss")[0]
-
-
-@contextmanager
-def less_than_a_megabyte() -> Iterator[None]:
-    tracemalloc.start()
-    try:
-        yield
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 1_000_000
 
 
 # ---- curves
@@ -330,7 +318,7 @@ def test_the_fastest_of_the_loops_that_still_go_on_is_the_pace() -> None:
 def test_a_hundred_thousand_points_need_less_than_a_megabyte() -> None:
     metrics = Curves()
     values = {f"metric {number}": 0.5 for number in range(10)}
-    with less_than_a_megabyte():
+    with keeps_less_than(1_000_000):
         for step in range(10_000):
             metrics.add(0, step / 1000, step, values)
     assert len(metrics.curves("metric 0")[0].steps) <= MAX_BUCKETS
@@ -338,7 +326,7 @@ def test_a_hundred_thousand_points_need_less_than_a_megabyte() -> None:
 
 def test_steps_that_fall_back_ten_thousand_times_are_bounded() -> None:
     metrics = Curves()
-    with less_than_a_megabyte():
+    with keeps_less_than(1_000_000):
         for step in range(20_000, 0, -1):
             metrics.add(step % 2, 0.0, step, {"loss": 1.0})
     curve = metrics.curves("loss")[0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import time
-import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 from tqdm import tqdm
+from traced import keeps_less_than
 
 from nbddp.record.lines import MAX_LINE, LineAssembler
 
@@ -178,16 +178,11 @@ def test_a_line_that_is_cut(pieces: list[str], width: int, shown: str, left_out:
 
 def test_twenty_megabytes_without_a_newline_and_bars_are_not_kept_and_take_no_time() -> None:
     lines, bars, began = LineAssembler(), LineAssembler(), time.process_time()
-    tracemalloc.start()
-    try:
+    with keeps_less_than(3 * MAX_LINE):
         for _ in range(20):
             lines.add("x" * (1 << 20))
         for number in range(30_000):
             lines.add("y")
             bars.add(f"\rstep {number}")
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept < 3 * MAX_LINE
     assert time.process_time() - began < 10  # 0.5 s where it was written
     assert f"{(20 << 20) + 30_000 - MAX_LINE:,} " in lines.flush()[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
+from traced import keeps_less_than
 
 from nbddp.record import logs
 from nbddp.record import notices as room
@@ -90,29 +90,12 @@ def test_notices_come_in_their_order_and_then_none() -> None:
     assert notices.is_told
 
 
-def test_what_is_too_much_for_memory_is_read_from_the_log_in_its_place(log: Log) -> None:
-    notices = Notices(max_text=10)
-    for number in range(5):
-        notices.feed(log.write(f"piece {number}\n"))
-    notices.feed(Said("between"))
-    notices.feed(log.write("after\n"))
-    found = all_of(notices)
-    at = found.index(Said("between"))
-    assert text_of(found[:at]) == "".join(f"piece {number}\n" for number in range(5))
-    assert text_of(found[at:]) == "after\n"
-
-
 def test_a_reader_who_never_reads_costs_a_bounded_memory_and_nobody_waits(tmp_path: Path) -> None:
     notices, logs = Notices(max_text=1000), [Log(tmp_path, rank) for rank in (0, 1)]
-    tracemalloc.start()
-    try:
+    with keeps_less_than(50_000):
         for number in range(2000):
             for each in logs:
                 notices.feed(each.write(f"{number:100}"))
-        kept, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert kept < 50_000
     found = all_of(notices)
     assert [len(text_of(found, rank)) for rank in (0, 1)] == [200_000, 200_000]
 
