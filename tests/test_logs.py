@@ -183,7 +183,7 @@ TAILS: dict[str, tuple[bytes, int, list[str]]] = {
     "a short log": (b"one\ntwo\nthree\n", 3, ["one", "two", "three"]),
     "a longer one": (b"one\ntwo\nthree\n", 2, ["EARLIER", "two", "three"]),
     "an empty one": (b"", 5, [""]),
-    "no end of the last line": (b"one\ntwo", 1, ["EARLIER", "two"]),
+    "a last line without an end": (b"one\ntwo", 1, ["EARLIER", "two"]),
     "a bar": (b"begin\n\r1%\r50%\r100%\nend\n", 3, ["begin", "100%", "end"]),
     "a bar that fills all that is read": (f"a\n{BAR}\n".encode(), 4, ["EARLIER", "019999%"]),
     "bytes that are no text": (b"one \xff\xfe\ntwo\n", 2, ["one \ufffd\ufffd", "two"]),

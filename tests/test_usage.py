@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from subprocess import PIPE
+from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import PIPE, Popen
 from types import SimpleNamespace
 
 import psutil
@@ -55,17 +56,24 @@ def test_of_a_gpu_a_rank_tells_what_is_its_own_and_asks_nobody_before_cells_have
     assert asked == [torch.device("cuda", 1)]
 
 
+@contextmanager
+def child(*command: str) -> Iterator[Popen[bytes]]:
+    """A process, from its first line on; a shell waits there to be let go."""
+    with Popen(command, stdin=PIPE, stdout=PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.stdin.close()
+
+
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell")
 def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
     before = children_use().cpu_time
     script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo; read line"
-    with subprocess.Popen(["sh", "-c", script], stdin=PIPE, stdout=PIPE) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdout.readline()  # the grandchild has ended, the child has not
+    with child("sh", "-c", script):
         used = children_use().cpu_time - before
-        child.stdin.close()
     assert used >= 0.05
 
 
@@ -74,12 +82,8 @@ def test_what_a_grandchild_used_counts_when_it_has_ended() -> None:
 def test_what_a_child_and_a_grandchild_that_has_ended_wrote_counts() -> None:
     before = children_use().written
     script = "echo one > /dev/null; sh -c 'echo two > /dev/null'; echo; read line"
-    with subprocess.Popen(["sh", "-c", script], stdin=PIPE, stdout=PIPE) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdout.readline()
+    with child("sh", "-c", script):
         assert children_use().written - before >= len("one\ntwo\n\n")
-        child.stdin.close()
 
 
 @pytest.mark.process
@@ -96,10 +100,8 @@ def test_a_child_that_waits_for_a_disk_is_seen() -> None:
         "libc.clone(libc.usleep, top, CLONE_VFORK | signal.SIGCHLD, ctypes.c_void_p(500_000))"
     )
     assert not children_use().is_reading
-    with subprocess.Popen([sys.executable, "-c", script], stdout=PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
+    with child(sys.executable, "-c", script) as process:
         seen = False
-        while not seen and child.poll() is None:
+        while not seen and process.poll() is None:
             seen = children_use().is_reading
     assert seen
