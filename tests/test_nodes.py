@@ -30,6 +30,7 @@ from nbddp.nodes.clocks import Clock
 from nbddp.nodes.door import Change, Door, RemoteHandle
 from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
+from nbddp.nodes.keeper import about_this_node
 from nbddp.nodes.mirror import Inlet, Outlet
 from nbddp.nodes.tunnel import WINDOW, Tunnel
 
@@ -170,7 +171,7 @@ def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
 
 def test_a_silent_node_is_gone(monkeypatch: pytest.MonkeyPatch, at_the_door: AtTheDoor) -> None:
     monkeypatch.setattr(door_module, "SILENT_AFTER", 1.0)
-    at_the_door.bring()
+    at_the_door.come().tell(Kind.HELLO, **about_this_node(1))  # and no sign of life after that
     assert wait_until(lambda: len(at_the_door.changes) == 2)
     assert at_the_door.changes[1].node.why_gone.endswith(" 1 s")
 
