@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from processes import wait_until
 from screens import KeptScreen
+from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record import logs
 from nbddp.record.cell import CellHandle, CellRequest
@@ -65,82 +66,53 @@ def display(rank: int, data: dict[str, Any], **more: Any) -> Displayed:
 
 # ---- cells that have ended
 
-OUTPUT: dict[str, tuple[list[Notice], list[Any]]] = {
-    "each line has its rank": (
-        [Wrote(0, "a\nb\n"), Wrote(1, "c\n")],
-        ["[rank 0] a\n[rank 0] b\n[rank 1] c\n"],
-    ),
-    "lines are not mixed": (
-        [Wrote(0, "he"), Wrote(1, "wor"), Wrote(0, "llo\n"), Wrote(1, "ld\n")],
-        ["[rank 0] hello\n[rank 1] world\n"],
-    ),
-    "a bar is shown in its last state": (
-        [Wrote(0, "\r10%"), Wrote(0, "\r99%"), Wrote(0, "\rdone\n")],
-        ["[rank 0] done\n"],
-    ),
-    "last lines without an end": (
-        [Wrote(1, "one"), Wrote(0, "nought")],
-        ["[rank 0] nought\n[rank 1] one\n"],
-    ),
-    "nbddp speaks under its own name": (
-        [Wrote(0, "a\n"), Said("careful"), Wrote(0, "b\n")],
-        ["[rank 0] a\nnbddp: careful\n[rank 0] b\n"],
-    ),
-    "markup stays text": ([Wrote(0, "<b>1</b>\n")], ["[rank 0] <b>1</b>\n"]),
-    "a display": ([display(1, FIGURE)], ["[rank 1]\n", (FIGURE, {}, "", False)]),
-    "a display between lines": (
-        [Wrote(0, "before\n"), display(0, BOLD), Wrote(0, "after\n")],
-        ["[rank 0] before\n[rank 0]\n", (BOLD, {}, "", False), "[rank 0] after\n"],
-    ),
-    "a display of text": ([display(1, {"text/plain": "a\nb"})], ["[rank 1] a\n[rank 1] b\n"]),
-    "displays with an id": (
-        [
-            display(0, BOLD, display_id="bar"),
-            display(1, BOLD, display_id="bar"),
-            display(1, FIGURE, display_id="bar", is_update=True),
-        ],
-        [
-            "[rank 0]\n",
-            (BOLD, {}, "nbddp-0-bar", False),
-            "[rank 1]\n",
-            (BOLD, {}, "nbddp-1-bar", False),
-            (FIGURE, {}, "nbddp-1-bar", True),
-        ],
-    ),
+OUTPUT: dict[str, list[Notice]] = {
+    "each line has its rank": [Wrote(0, "a\nb\n"), Wrote(1, "c\n")],
+    "lines are not mixed": [Wrote(0, "he"), Wrote(1, "wor"), Wrote(0, "llo\n"), Wrote(1, "ld\n")],
+    "a bar is shown in its last state": [
+        Wrote(0, "\r10%"),
+        Wrote(0, "\r99%"),
+        Wrote(0, "\rdone\n"),
+    ],
+    "last lines without an end": [Wrote(1, "one"), Wrote(0, "nought")],
+    "nbddp speaks under its own name": [Wrote(0, "a\n"), Said("careful"), Wrote(0, "b\n")],
+    "markup stays text": [Wrote(0, "<b>1</b>\n")],
+    "a display": [display(1, FIGURE)],
+    "a display between lines": [Wrote(0, "before\n"), display(0, BOLD), Wrote(0, "after\n")],
+    "a display of text": [display(1, {"text/plain": "a\nb"})],
+    "displays with an id": [
+        display(0, BOLD, display_id="bar"),
+        display(1, BOLD, display_id="bar"),
+        display(1, FIGURE, display_id="bar", is_update=True),
+    ],
 }
 
 
-@pytest.mark.parametrize(("notices", "things"), OUTPUT.values(), ids=OUTPUT)
+@pytest.mark.parametrize("notices", OUTPUT.values(), ids=OUTPUT)
 def test_what_ranks_write_and_display(
-    screen: KeptScreen, notices: list[Notice], things: list[Any]
+    screen: KeptScreen, notices: list[Notice], snapshot: SnapshotAssertion
 ) -> None:
     TextView(screen).show(finished(*notices))
-    assert screen.shown == things
+    assert screen.shown == snapshot
     assert not any(isinstance(held, str) for held in screen.things[screen.visible :])
 
 
-VALUES: dict[str, tuple[Results, list[Any]]] = {
-    "ranks that agree": (dict.fromkeys(range(4), plain("1.5")), ["Out [ranks 0-3] 1.5\n"]),
-    "ranks that differ": (
-        {0: plain("0"), 1: plain("1"), 2: plain("0")},
-        ["Out [ranks 0,2] 0\nOut [rank 1] 1\n"],
-    ),
-    "several lines": ({0: plain("a\nb")}, ["Out [rank 0] a\nOut [rank 0] b\n"]),
-    "something rich": (
-        {0: BUNDLE, 1: BUNDLE},
-        ["[ranks 0-1]\n", (FIGURE, BUNDLE["metadata"], "", False)],
-    ),
-    "nothing": ({0: {"data": {}, "metadata": {}}}, []),
+VALUES: dict[str, Results] = {
+    "ranks that agree": dict.fromkeys(range(4), plain("1.5")),
+    "ranks that differ": {0: plain("0"), 1: plain("1"), 2: plain("0")},
+    "several lines": {0: plain("a\nb")},
+    "something rich": dict.fromkeys(range(2), BUNDLE),
+    "nothing": {0: {"data": {}, "metadata": {}}},
 }
 
 
-@pytest.mark.parametrize(("results", "things"), VALUES.values(), ids=VALUES)
-def test_values_of_ranks(screen: KeptScreen, results: Results, things: list[Any]) -> None:
+@pytest.mark.parametrize("results", VALUES.values(), ids=VALUES)
+def test_values_of_ranks(screen: KeptScreen, results: Results, snapshot: SnapshotAssertion) -> None:
     handle = finished(results=results, size=4)
     result = TextView(screen).show(handle)
     assert result is handle.result
     assert result.is_ok
-    assert screen.shown == things
+    assert screen.shown == snapshot
 
 
 def test_values_come_after_all_output_and_quiet_shows_nothing_else_of_ranks() -> None:
