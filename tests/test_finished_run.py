@@ -107,13 +107,6 @@ def test_a_snapshot_of_it_can_be_drawn_as_any_other(tmp_path: Path) -> None:
     assert snapshot.run in html
 
 
-def test_a_snapshot_of_a_cell_has_only_what_was_in_it(tmp_path: Path) -> None:
-    run = run_of(tmp_path)
-    snapshot = run.snapshot(run.cells[1])
-    assert [each.rank for each in snapshot.ranks] == [1]
-    assert {each.kind for each in snapshot.events} == {"cell", "failure", "cell ended"}
-
-
 def test_a_run_whose_kernel_was_killed_opens_up_to_its_last_line(tmp_path: Path) -> None:
     run = run_of(tmp_path, EVENTS[:5], torn_events='{"rank": 1, "wh', torn_rows='{"time": 102.9, "')
     assert not run.was_stopped

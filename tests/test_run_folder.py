@@ -55,20 +55,15 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def events(folder: RunFolder) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """All runs begin in the same second."""
     monkeypatch.setattr(time, "strftime", lambda _format: "20250102-030405")
 
 
 def test_a_run_has_a_folder_of_its_own_under_the_one_that_it_was_started_in(
-    base: Path, at_one_time: None, begin: Begin
+    base: Path, begin: Begin
 ) -> None:
-    del at_one_time
     folders = [begin(base, "lr-0.1_A"), begin(base, "lr-0.1_A"), begin(base), begin(base)]
     names = ["20250102-030405-lr-0.1_A", "20250102-030405-lr-0.1_A-1"]
     names += ["20250102-030405", "20250102-030405-1"]
@@ -98,9 +93,8 @@ def test_a_run_has_a_folder_of_its_own_under_the_one_that_it_was_started_in(
     ],
 )
 def test_a_name_can_neither_leave_the_folder_nor_mean_anything_and_the_other_one_is_said(
-    base: Path, name: str, safe: str, at_one_time: None, begin: Begin
+    base: Path, name: str, safe: str, begin: Begin
 ) -> None:
-    del at_one_time
     folder = begin(base, name)
     assert folder.path == base / ".nbddp" / "runs" / f"20250102-030405{safe}"
     assert repr(name) in folder.remark
@@ -125,9 +119,8 @@ def test_folder_and_files_are_for_their_owner_only_whatever_the_umask(
 
 
 def test_where_the_folder_cannot_be_written_the_run_goes_elsewhere_and_says_so(
-    base: Path, temporary: Path, at_one_time: None, begin: Begin, snapshot: Any
+    base: Path, temporary: Path, begin: Begin, snapshot: Any
 ) -> None:
-    del at_one_time
     names = ["20250102-030405", *(f"20250102-030405-{count}" for count in range(1, 1000))]
     for name in names:
         (base / ".nbddp" / "runs" / name).mkdir(parents=True)
@@ -143,9 +136,7 @@ def test_where_the_folder_cannot_be_written_the_run_goes_elsewhere_and_says_so(
     assert begin(base.parent, "a/b").remark == snapshot
 
 
-def test_git_is_told_to_look_away_and_a_users_own_word_on_it_is_kept(
-    base: Path, begin: Begin
-) -> None:
+def test_git_is_told_to_look_away_unless_the_user_said_otherwise(base: Path, begin: Begin) -> None:
     begin(base)
     ignore = base / ".nbddp" / ".gitignore"
     assert ignore.read_text() == "*\n"
@@ -166,17 +157,6 @@ def test_the_facts_of_the_start_are_written_with_the_versions(base: Path, begin:
     assert all(facts[name] for name in ("format", "started", "host", "pid", "python"))
     assert len(text.splitlines()) == len(facts), "a line for each"
     assert not list(folder.path.glob("*.tmp")), "no draft is left"
-
-
-def test_events_are_appended_a_line_each(base: Path, begin: Begin) -> None:
-    folder = begin(base)
-    folder.event("start", attempt=1)
-    folder.event("cell", source="line one\nline two")
-    found = events(folder)
-    assert [each["kind"] for each in found] == ["start", "cell"]
-    assert found[0]["attempt"] == 1
-    assert found[1]["source"] == "line one\nline two"
-    assert all(isinstance(each["time"], float) for each in found)
 
 
 def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begin) -> None:

@@ -15,7 +15,7 @@ from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.text.status import SHOWN_EVENTS, say_line, status
-from nbddp.ui.words import say_bar, say_cpu, say_event
+from nbddp.ui.words import say_bar, say_event
 
 ONE = RankSnapshot(rank=0, state="ready")
 TWO = Snapshot(
@@ -97,8 +97,3 @@ def test_the_line_of_a_script_has_its_file() -> None:
     rank = replace(ONE, line=12, file="train.py", seconds=0.0)
     assert say_line(rank) == "train.py:12"
     assert say_line(replace(rank, file="", seconds=3.0)).startswith("12 for 3")
-
-
-def test_no_share_of_a_core_is_shown_before_it_is_known() -> None:
-    assert say_cpu(replace(ONE, cpu=-1.0, memory=1 << 20)) == ""
-    assert say_cpu(replace(ONE, cpu=12.4, memory=1 << 20)) == "12 %"

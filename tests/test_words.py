@@ -21,7 +21,6 @@ from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.words import (
     say_bar,
     say_bytes,
-    say_devices,
     say_event,
     say_facts,
     say_rate,
@@ -98,7 +97,7 @@ def test_an_event_in_words(snapshot: Any) -> None:
         said.append(f"{kind} | {say_event(Happening(1.0, kind, facts))}")
         assert facts == before
         assert "\n" not in said[-1]
-    assert "\n".join(said) == snapshot
+    assert "\n".join([*said, say_refused(1), say_refused(2)]) == snapshot
 
 
 def test_every_event_that_is_recorded_is_among_those_above_with_its_facts() -> None:
@@ -166,30 +165,18 @@ def test_any_bar_can_be_said(bar: LoopProgress, is_short: bool) -> None:
     assert say_bar(bar, is_short=is_short).startswith(f"{bar.label} {count}".strip())
 
 
-def test_one_message_is_one_message(snapshot: Any) -> None:
-    assert [say_refused(count) for count in (1, 2)] == snapshot
-
-
 # ---- the group
 
 
-def test_devices_are_said_once() -> None:
-    said = {(): "", ("cpu", "cpu"): "cpu", ("cuda:0", "cuda:1"): "cuda:0,1"}
-    said |= {("cuda:0", "cpu", "cuda:0"): "cuda:0, cpu"}
-    groups = {each: Snapshot(state=GroupState.IDLE, devices=each) for each in said}
-    assert {each: say_devices(group) for each, group in groups.items()} == said
-
-
-def test_the_facts_of_a_group_are_those_that_are_known() -> None:
-    one = RankSnapshot(rank=0, state="ready")
-    snapshot = Snapshot(
-        state=GroupState.IDLE, ranks=(one, one), backend="gloo", devices=("cpu", "cpu"), attempt=3
-    )
-    assert say_facts(snapshot) == ["2 ranks", "gloo", "cpu", "attempt 3"]
-    assert say_facts(Snapshot(state=GroupState.STARTING, ranks=(one,), attempt=1)) == [
-        "1 rank",
-        "attempt 1",
-    ]
+def test_the_facts_of_a_group_are_those_that_are_known_and_devices_are_said_once() -> None:
+    said = {(): [], ("cpu", "cpu"): ["cpu"], ("cuda:0", "cuda:1"): ["cuda:0,1"]}
+    said |= {("cuda:0", "cpu", "cuda:0"): ["cuda:0, cpu"]}
+    for devices, known in said.items():
+        ranks = tuple(RankSnapshot(rank=rank, state="ready") for rank, _ in enumerate(devices))
+        group = Snapshot(state=GroupState.IDLE, ranks=ranks, devices=devices, attempt=3)
+        assert say_facts(group) == [f"{len(devices)} ranks", *known, "attempt 3"]
+    one = Snapshot(state=GroupState.IDLE, ranks=ranks[:1], backend="gloo", attempt=1)
+    assert say_facts(one) == ["1 rank", "gloo", "attempt 1"]
 
 
 def test_a_path_is_relative_to_the_notebooks_folder_where_it_lies_in_there(
