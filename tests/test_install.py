@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
 SCRIPT = Path(__file__).parent.parent / "binder" / "install.py"
@@ -177,17 +178,14 @@ def test_a_python_that_cannot_do_it_is_refused_with_the_way_out(
     (tmp_path / "EXTERNALLY-MANAGED").touch()
     monkeypatch.setattr(install.sysconfig, "get_path", lambda _name: str(tmp_path))
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    with pytest.raises(install.InstallError) as of_the_system:
-        install.check_python()
+    said = [refusal(install.InstallError, install.check_python)]
     monkeypatch.setattr(sys, "prefix", str(tmp_path))  # a virtual environment
     install.check_python()
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(install.InstallError) as without_pip:
-        install.check_python()
+    said.append(refusal(install.InstallError, install.check_python))
+    assert said == snapshot
     monkeypatch.setattr(install, "OLDEST_PYTHON", (99, 0))
-    with pytest.raises(install.InstallError, match=r"Python 3\.10 .* 3\."):
-        install.check_python()
-    assert [str(each.value) for each in (of_the_system, without_pip)] == snapshot
+    assert "Python 3.10" in refusal(install.InstallError, install.check_python)
 
 
 def test_the_constraints_leave_torch_alone() -> None:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from loaded import on_ranks, resumed, samples_of
+from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch.utils.data import (
     BatchSampler,
@@ -194,8 +195,7 @@ def test_after_a_break_set_epoch_begins_anew_but_goes_on_in_an_epoch_that_was_sa
     assert epochs_of(again) == [whole[0][2:]]
     again.set_epoch(0)
     assert epochs_of(again) == whole
-    with pytest.raises(ArgumentError, match=r"epoch .* -1"):
-        again.set_epoch(-1)
+    assert "-1" in refusal(ArgumentError, again.set_epoch, -1)
 
 
 # ---- what does not go together
@@ -214,13 +214,8 @@ def test_what_does_not_go_together_is_refused_with_the_way_out(snapshot: Snapsho
         {"dataset": Stream(3), "num_workers": 2},
         {"generator": torch.Generator()},
     ]
-    said = []
-    for options in refused:
-        with pytest.raises(ArgumentError) as caught:
-            loader(**{"dataset": range(3), **options})
-        said.append(f"{', '.join(options)}: {caught.value}")
-    for dataset in ((each for each in range(3)), {1, 2}):
-        with pytest.raises(TypeError) as wrong:
-            loader(dataset, 2)
-        said.append(str(wrong.value))
-    assert said == snapshot
+    nothing = ((each for each in range(3)), {1, 2})
+    assert [
+        *(refusal(ArgumentError, loader, **{"dataset": range(3), **each}) for each in refused),
+        *(refusal(TypeError, loader, each, 2) for each in nothing),
+    ] == snapshot
