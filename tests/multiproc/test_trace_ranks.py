@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
-from collections.abc import Callable
+import re
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 from drivers.inside import imported
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
 
@@ -79,7 +77,7 @@ def marks(events: list[dict[str, Any]], began: int) -> dict[int, list[float]]:
 
 
 def test_one_file_has_all_ranks_on_one_clock_with_arrows_from_the_late_one(
-    make_group: Callable[..., Ranks],
+    make_group: MakeRanks,
 ) -> None:
     trace, result = run(make_group(3), f"from pathlib import Path{LATE.format()}", 5, 8)
     assert result.is_ok
@@ -107,35 +105,36 @@ def test_one_file_has_all_ranks_on_one_clock_with_arrows_from_the_late_one(
     assert own["distributedInfo"]["rank"] == 1
 
 
-def test_memory_is_there_where_it_is_asked_for(group: Ranks) -> None:
-    trace, _ = run(group, TRAIN.format(slow=0.005), 2, 3, with_memory=True)
+def test_memory_is_there_where_it_is_asked_for(shared_group: Ranks) -> None:
+    trace, _ = run(shared_group, TRAIN.format(slow=0.005), 2, 3, with_memory=True)
     curves = [each for each in document(trace.path)["traceEvents"] if each["ph"] == "C"]
     assert {each["name"] for each in curves} == {"tensors in memory, CPU"}
     assert all(each.peak["CPU"] > 0 for each in trace.ranks.values())
-    trace, _ = run(group, TRAIN.format(slow=0.005), 2, 3)
+    trace, _ = run(shared_group, TRAIN.format(slow=0.005), 2, 3)
     assert all(not each.peak for each in trace.ranks.values())
 
 
-def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(group: Ranks) -> None:
-    trace, result = run(group, "dist.barrier()", 0, 3)
-    assert result.is_ok
-    assert trace_text(trace) == f"no trace of cell {trace.cell}: {NO_STEPS}"
-    trace, _ = run(group, TRAIN.format(slow=0.0), 50, 60)
-    assert "steps 0 to 11 were reported, none of steps 50 to 60" in trace_text(trace)
+def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(shared_group: Ranks) -> None:
+    group = shared_group
+    before = {*group.run_folder.glob("traces/cell*")}
     loop = "for step in range(4):\n        nbddp.log(step=step, a=1)"
-    mine = f"with torch.profiler.profile():\n    {loop}"
-    trace, result = run(group, mine, 2, 3)
-    assert result.is_ok
-    assert OWN_PROFILER in trace_text(trace)
-    assert trace.path is None
-    assert not [*group.folder.glob("traces/cell*")], "and nothing is left there"
+    for source, steps, words in (
+        ("dist.barrier()", (0, 3), NO_STEPS),
+        (TRAIN.format(slow=0.0), (50, 60), "50 to 60"),
+        (f"with torch.profiler.profile():\n    {loop}", (2, 3), OWN_PROFILER),
+    ):
+        trace, result = run(group, source, *steps)
+        assert result.is_ok
+        assert words in trace_text(trace)
+        assert trace.path is None
+    assert {*group.run_folder.glob("traces/cell*")} == before, "and nothing is left there"
     trace, _ = run(group, TRAIN.format(slow=0.0), 2, 3)
     assert trace.steps == [2, 3], "the next one works"
 
 
-def test_a_loader_counts_where_nothing_is_logged(group: Ranks) -> None:
+def test_a_loader_counts_where_nothing_is_logged(shared_group: Ranks) -> None:
     loop = "for batch in nbddp.loader(range(80), 4):\n    dist.all_reduce(torch.ones(1))"
-    trace, _ = run(group, loop, 0, 2)
+    trace, _ = run(shared_group, loop, 0, 2)
     assert trace.steps == [0, 2]
     begins = [each for each in document(trace.path)["traceEvents"] if each["ph"] == "s"]
     assert len([each for each in begins if each["cat"] == "collective"]) == 3
@@ -152,13 +151,12 @@ def test_an_interrupt_leaves_what_there_was(group: Ranks) -> None:
     trace = group.trace(handle.result, asked)
     assert trace.steps[0] == 2
     assert trace.steps[1] > 5
-    assert "was not traced to its end: the cell ended there" in trace_text(trace)
     assert len(document(trace.path)["traceEvents"]) > 50
 
 
 @pytest.mark.full
 def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
-    make_group: Callable[..., Ranks], folder: Path
+    make_group: MakeRanks, folder: Path
 ) -> None:
     group = make_group(2, grace=2.0)  # shorter than the end of such a trace
     group.run(
@@ -183,15 +181,17 @@ def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
     group.interrupt()
     assert wait_until(lambda: handle.is_finished, timeout=90)
     assert group.alive == [0, 1]
-    assert group.run("kept", wants_value=True, quiet=True).values() == [0, 1]
+    assert group.evaluate("kept") == [0, 1]
 
 
+@pytest.mark.gate_runs("ends")
 @pytest.mark.parametrize(
     "own",
     [
         "with torch.autograd.profiler.profile() as own: torch.ones(3) + 1",
         "own = torch.profiler.profile(); own.start()",
     ],
+    ids=["ends", "goes on"],
 )
 def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(group: Ranks, own: str) -> None:
     source = (
@@ -201,12 +201,9 @@ def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(group: Ranks,
     trace, result = run(group, source, 2, 5)
     assert result.is_ok
     assert OWN_PROFILER in trace_text(trace)
-    assert group.run("rank", wants_value=True, quiet=True).values() == [0, 1]
+    assert group.evaluate("rank") == [0, 1]
     group.run("own.stop() if hasattr(own, 'stop') else None", quiet=True)
-    assert group.run("len(own.key_averages()) > 0", wants_value=True, quiet=True).values() == [
-        True,
-        True,
-    ]
+    assert group.evaluate("len(own.key_averages()) > 0") == [True, True]
     trace, _ = run(group, TRAIN.format(slow=0.005), 2, 5)
     assert trace.path is not None
 
@@ -221,36 +218,17 @@ def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: Ranks) -> N
     assert trace.missing == {1: tracing.DIED}
     assert list(trace.ranks) == [0]
     assert trace.path is not None
-    assert "nothing of rank 1: it died" in trace_text(trace)
+    assert "rank 1" in trace_text(trace)
 
 
 def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
     asked = Steps(first=2, last=3)
     _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
     group.restart()
-    assert "the process is a new one since" in trace_text(group.trace(result, asked))
+    trace = group.trace(result, asked)
+    assert (trace.path, {*trace.missing}) == (None, {0, 1})
     group.stop()
     assert tracing.STOPPED in trace_text(group.trace(result, asked))
-
-
-def test_a_folder_that_cannot_be_written_is_said(group: Ranks) -> None:
-    assert group.folder is not None
-    (group.folder / "traces").write_text("no folder")
-    trace, result = run(group, TRAIN.format(slow=0.005), 2, 3)
-    assert result.is_ok
-    assert "the trace cannot be written to" in trace_text(trace)
-
-
-def test_a_rank_that_is_stopped_by_hand_keeps_nobody_waiting_for_ever(
-    group: Ranks,
-) -> None:
-    """It is killed while it is asked: the others have theirs."""
-    asked = Steps(first=2, last=3)
-    _, result = run(group, TRAIN.format(slow=0.005), 2, 3)
-    os.kill(group.pids[1], signal.SIGKILL)
-    trace = group.trace(result, asked)
-    assert list(trace.ranks) in ([0], [0, 1]), trace_text(trace)
-    assert (1 in trace.ranks) != (1 in trace.missing)
 
 
 @pytest.mark.full
@@ -268,7 +246,6 @@ def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: Ran
     medians = [median(each) for each in late.values()]
     assert max(medians) - min(medians) < 2e6 * trace.error + 1000
     assert 0 < trace.error < 1
-    assert "clocks of the nodes: ± " in trace_text(trace)
     assert trace.folder is not None
     assert len([*trace.folder.glob("rank*.json.gz")]) == 2
 
@@ -277,14 +254,14 @@ def test_ranks_of_nodes_send_theirs_and_their_clocks_are_set_right(on_nodes: Ran
 
 
 def test_the_magic_traces_the_next_cell_only(notebook: Notebook) -> None:
-    said = notebook.run("%ddp trace --steps 5:8 --memory")
-    assert said.text == "nbddp: the next cell is traced: steps 5 to 8, with memory\n"
+    said = notebook.run("%ddp trace --steps 5:8 --memory").text
+    assert re.match("nbddp: .*5 to 8.*memory", said)
     reply = notebook.run(f"%%ddp --nproc 2 --quiet\n{TRAIN.format(slow=0.03)}")
     assert " · steps 5 to 8 · 2 ranks · " in reply.text
-    assert "operators that cost some ranks more than others" in reply.text
-    assert "tensors held at most: rank 0 " in reply.text
+    assert REST in reply.text
+    assert re.search(r"tensors .*rank 0 ", reply.text)
     assert "USDT" not in reply.text, "the profiler's own log is not the user's"
-    assert "trace of cell" not in notebook.run("%%ddp --quiet\nnbddp.log(step=5, a=1)").text
+    assert notebook.run("%%ddp --quiet\nnbddp.log(step=5, a=1)").text == ""
 
 
 def test_the_option_does_so_for_its_cell_and_for_a_script(notebook: Notebook) -> None:
@@ -297,11 +274,8 @@ def test_the_option_does_so_for_its_cell_and_for_a_script(notebook: Notebook) ->
     )
     reply = notebook.run("%ddp run --trace 2:4 traced.py")
     assert " · steps 2 to 4 · 2 ranks · " in reply.text
-
-
-def test_a_traced_cell_that_fails_has_its_trace_and_its_error(notebook: Notebook) -> None:
     broken = TRAIN.format(slow=0.0) + "    assert step < 7\n"
-    reply = notebook.run(f"%%ddp --nproc 2 --trace 3:100\n{broken}")
+    reply = notebook.run(f"%%ddp --trace 3:100\n{broken}")
     assert reply.status == "error"
     assert " · steps 3 to " in reply.text
 
@@ -313,23 +287,20 @@ def test_a_cell_in_the_background_is_traced_too(notebook: Notebook) -> None:
     waited = notebook.run("%ddp wait")
     assert waited.status == "ok"
     assert " · steps 3 to 5 · 2 ranks · " in waited.text
-    assert "each rank's own file" in waited.text
     assert int(notebook.run(look).result) == before + 1
     notebook.run("%%ddp --no-wait\npass")
-    assert "trace of cell" not in notebook.run("%ddp wait").text
+    assert "trace" not in notebook.run("%ddp wait").text
 
 
 def test_what_is_asked_for_is_told_and_can_be_taken_back(notebook: Notebook) -> None:
-    nothing = "nbddp: no trace is asked for: `%ddp trace --steps 10:15` has these steps of the next"
-    assert notebook.run("%ddp trace").text.startswith(nothing)
-    assert notebook.run("%ddp trace --off").text.startswith(nothing)
+    for nothing in ("%ddp trace", "%ddp trace --off"):
+        assert "`%ddp trace --steps 10:15`" in notebook.run(nothing).text
     notebook.run("%ddp trace --steps 0:2 --memory")
-    said = (
-        "nbddp: the next cell is traced: steps 0 to 2, with memory; `%ddp trace --off` takes that"
-    )
-    assert notebook.run("%ddp trace").text.startswith(said)
-    assert notebook.run("%ddp trace --off").text == "nbddp: the next cell is not traced\n"
+    said = notebook.run("%ddp trace").text
+    for words in ("0 to 2", "memory", "`%ddp trace --off`"):
+        assert words in said
+    assert notebook.run("%ddp trace --off").status == "ok"
     reply = notebook.run("%%ddp --nproc 2\nfor step in range(3): nbddp.log(step=step, loss=1.0)")
-    assert "trace of cell" not in reply.text
-    assert "it goes with no other option" in notebook.run("%ddp trace --off --steps 3:6").text
-    assert "--memory goes with steps" in notebook.run("%ddp trace --memory").text
+    assert "trace" not in reply.text
+    for refused in ("--off --steps 3:6", "--memory"):
+        assert notebook.run(f"%ddp trace {refused}").text.startswith("UsageError: ")
