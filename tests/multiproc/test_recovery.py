@@ -130,7 +130,6 @@ dist.barrier()
 """
 
 
-@pytest.mark.gate_runs("max-restarts")
 @pytest.mark.parametrize("how", ["%ddp restart --replay", "%%ddp --max-restarts 3\n1 / 0"])
 def test_an_interrupt_ends_a_replay_as_any_cell_and_what_was_replayed_is_kept(
     notebook: Notebook, how: str
