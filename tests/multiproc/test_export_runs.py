@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from notebook import Notebook
 from processes import GLOO_ABORTS
-
-from nbddp.topology import TORCHRUN
+from syrupy.assertion import SnapshotAssertion
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -26,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 torch.manual_seed(rank)
 model = DDP(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)))
 """
-TRAIN = """%%ddp --push rate
+TRAIN = """%%ddp --push rate,rows
+assert len(rows) == 30
 optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 generator = torch.Generator().manual_seed(rank)
 for step in range(30):
@@ -40,18 +38,14 @@ for step in range(30):
 SUM = "%%ddp --out sums\nsum(each.double().sum().item() for each in model.parameters())"
 
 
+REDUCE = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
+
+
 @pytest.fixture
-def trained(notebook: Notebook, folder: Path) -> Iterator[Notebook]:
-    """A notebook in which ranks were trained, with all that an export leaves out."""
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nrate = 0.05")
-    for cell in (PREPARE, TRAIN, SUM, "%%ddp --once\nprint('once')"):
-        assert notebook.run(cell).status == "ok"
-    assert notebook.run("%%ddp\nif rank == 1: raise ValueError('no')").status == "error"
-    notebook.run("%ddp fault slow --rank 1 --step 7")
-    notebook.run("%%ddp --ranks 0\nprint('not', 'all')")
-    notebook.run("loss = %ddp pull loss.item() --rank 0")
-    yield notebook
-    notebook.run("%ddp stop")
+def there(notebook: Notebook, folder: Path) -> Notebook:
+    """A notebook whose cells work in an empty folder."""
+    notebook.run(f"%cd -q {folder}")
+    return notebook
 
 
 def under_torchrun(*arguments: str) -> list[str]:
@@ -68,92 +62,95 @@ def under_torchrun(*arguments: str) -> list[str]:
     return sorted(done.stdout.splitlines())
 
 
+def again_in(notebook: Notebook, script: str) -> list[str]:
+    """What the script prints in the notebook's ranks, in the order of the alphabet."""
+    lines = notebook.run(f"%ddp run '{script}'").text.splitlines()
+    return sorted(re.sub(r"^\[rank \d\] ", "", line) for line in lines)
+
+
 @pytest.mark.full
-def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(trained: Notebook) -> None:
-    reply = trained.run("%ddp export train.py --slurm")
-    assert reply.text.splitlines()[:3] == [
-        "wrote train.py, train.sbatch; run it with",
-        f"    {shlex.join(TORCHRUN)} --standalone --nnodes=1 --nproc-per-node=2 train.py",
-        "    sbatch train.sbatch",
-    ]
-    left = re.findall(r"left out: (.*)", reply.text)
-    assert left == ["it is marked --once", "it did not go well", "a fault"]
-    assert "%ddp fault slow --rank 1 --step 7: left out: a fault" in reply.text
-    sums, loss = trained.run("print(*sums, loss)").text.split()[1:]
+def test_an_export_gives_the_notebooks_numbers_to_the_last_bit(
+    there: Notebook, folder: Path
+) -> None:
+    there.run("rate, rows = 0.05, list(range(30))")
+    for cell in (PREPARE, TRAIN, SUM, "%%ddp --once\nprint('once')"):
+        assert there.run(cell).status == "ok"
+    assert there.run("%%ddp\nif rank == 1: raise ValueError('no')").status == "error"
+    there.run("%ddp fault slow --rank 1 --step 7")
+    there.run("%%ddp --ranks 0\nprint('not', 'all')")
+    there.run("loss = %ddp pull loss.item() --rank 0")
+    (folder / "my runs").mkdir()
+    script = "my runs/train.py"
+    reply = there.run(f"%ddp export '{script}' --slurm")
+    assert "sbatch my runs/train.sbatch" in reply.text
+    assert f"'{script}'\n" in (folder / "my runs" / "train.sbatch").read_text()
+    once, failed, fault = re.findall("^  (.*): left out: ", reply.text, re.MULTILINE)
+    assert [once[:6], failed[:6]] == ["cell ["] * 2
+    assert fault == "%ddp fault slow --rank 1 --step 7"
+    sums, loss = there.run("print(*sums, loss)").text.split()[1:]
     expected = ["not all", f"[rank 0] loss.item() {loss}"]
     expected += [f"[rank {rank}] sums {sums}" for rank in (0, 1)]
-    assert under_torchrun("--nproc-per-node=2", "train.py") == sorted(expected)
-    assert under_torchrun("--nproc-per-node=2", "train.py", "--rate", "0.01") != sorted(expected)
-
-    again = trained.run("%ddp run train.py").text.splitlines()  # a round trip
-    assert sorted(re.sub(r"^\[rank \d\] ", "", line) for line in again) == sorted(expected)
+    assert under_torchrun("--nproc-per-node=2", script) == sorted(expected)
+    assert under_torchrun("--nproc-per-node=2", script, "--rate", "0.01") != sorted(expected)
+    assert again_in(there, script) == sorted(expected)
 
 
 @pytest.mark.full
-def test_a_cell_that_makes_its_own_group_is_exported(notebook: Notebook, folder: Path) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
-    reduce = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
-    notebook.run(f"%%ddp --nproc 4\n{reduce}")
-    notebook.run(
-        f"%%ddp --no-init\ndist.init_process_group('gloo')\n{reduce}\n"
-        "dist.destroy_process_group()\nx.item()"
-    )
-    notebook.run(f"%%ddp\n{reduce}")
-    assert notebook.run("%ddp export train.py").status == "ok"
-    shown = [f"[rank {rank}] Out 4.0" for rank in range(4) for _ in range(3)]
-    assert under_torchrun("--nproc-per-node=4", "train.py") == shown
-    notebook.run("%ddp stop")
-
-
-@pytest.mark.full
-def test_a_cell_that_leaves_the_group_is_exported(notebook: Notebook, folder: Path) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
-    reduce = "x = torch.ones(1)\ndist.all_reduce(x)\nx.item()"
-    sources = (f"%%ddp --nproc 2\n{reduce}", "%%ddp\ndist.destroy_process_group()")
-    sources += (f"%%ddp\n{reduce}", "%%ddp --no-init --ranks 0\nmine = 3\nmine")
-    for source in (*sources, f"%%ddp\n{reduce}"):
-        assert notebook.run(source).status == "ok"
-    assert notebook.run("%ddp export train.py").status == "ok"
-    shown = [f"[rank {rank}] Out 2.0" for rank in (0, 1) for _ in range(3)]
+def test_cells_that_make_or_leave_their_group_are_exported(there: Notebook) -> None:
+    own = f"dist.init_process_group('gloo')\n{REDUCE}\ndist.destroy_process_group()\nx.item()"
+    for source in (
+        f"%%ddp --nproc 2\n{REDUCE}",
+        f"%%ddp --no-init\n{own}",
+        "%%ddp\ndist.destroy_process_group()",
+        f"%%ddp\n{REDUCE}",
+        "%%ddp --no-init --ranks 0\nmine = 3\nmine",
+        f"%%ddp\n{REDUCE}",
+    ):
+        assert there.run(source).status == "ok"
+    assert there.run("%ddp export train.py").status == "ok"
+    shown = [f"[rank {rank}] Out 2.0" for rank in (0, 1) for _ in range(4)]
     assert under_torchrun("--nproc-per-node=2", "train.py") == sorted([*shown, "[rank 0] Out 3"])
-    notebook.run("%ddp stop")
 
 
 @pytest.mark.full
 def test_a_cell_begins_when_all_ranks_have_ended_the_one_before(
-    notebook: Notebook, folder: Path
+    there: Notebook, folder: Path
 ) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
-    notebook.run("%%ddp --nproc 2 --ranks 1\nimport time; time.sleep(1); open('data', 'w').close()")
-    assert notebook.run("%%ddp\nopen('data').close()").status == "ok"
-    assert notebook.run("%ddp export train.py").status == "ok"
+    there.run("%%ddp --nproc 2 --ranks 1\nimport time; time.sleep(1); open('data', 'w').close()")
+    assert there.run("%%ddp\nopen('data').close()").status == "ok"
+    assert there.run("%ddp export train.py").status == "ok"
     (folder / "data").unlink()
     assert under_torchrun("--nproc-per-node=2", "train.py") == []
-    notebook.run("%ddp stop")
 
 
 @pytest.mark.full
-def test_a_store_that_the_notebook_kept_is_kept_by_rank_0(notebook: Notebook, folder: Path) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nimport torch.distributed as dist")
-    notebook.run("store = dist.TCPStore('127.0.0.1', 0, is_master=True)\nport = store.port")
+def test_ranks_that_never_wait_for_each_other_all_come_to_the_end(
+    there: Notebook, folder: Path
+) -> None:
+    there.run("%%ddp --nproc 2\nx = 1")
+    there.run("%ddp export train.py")
+    late = "import os, time\ntime.sleep(int(os.environ['RANK']))\n"  # as a busy machine may be
+    (folder / "late.py").write_text(late + (folder / "train.py").read_text())
+    assert under_torchrun("--nproc-per-node=2", "late.py") == []
+
+
+@pytest.mark.full
+def test_a_store_that_the_notebook_kept_is_kept_by_rank_0(there: Notebook) -> None:
+    there.run("import torch.distributed as dist")
+    there.run("store = dist.TCPStore('127.0.0.1', 0, is_master=True)\nport = store.port")
     count = "theirs = dist.TCPStore('127.0.0.1', port)\ntheirs.add('all', 1)\ndist.barrier()"
-    assert notebook.run(f"%%ddp --nproc 2 --push port\n{count}").status == "ok"
-    assert notebook.run("%%ddp --out counted\ntheirs.add('all', 0)").status == "ok"
-    notebook.run("url = f'tcp://127.0.0.1:{port}'")
+    assert there.run(f"%%ddp --nproc 2 --push port\n{count}").status == "ok"
+    assert there.run("%%ddp --out counted\ntheirs.add('all', 0)").status == "ok"
+    there.run("url = f'tcp://127.0.0.1:{port}'")
     meet = "dist.init_process_group('gloo', init_method=url, rank=rank, world_size=2)"
     meet += "\ndist.destroy_process_group()"
-    assert notebook.run(f"%%ddp --no-init --push url\n{meet}").status == "ok"
-    reply = notebook.run("%ddp export train.py")
-    assert reply.text.splitlines()[2:] == [
-        "what it does not do, or needs:",
-        "  port: the notebook kept a store there: rank 0 keeps one in its place",
-        "  url: the notebook kept a store there: rank 0 keeps one in its place",
-    ]
-    notebook.run("del store")
+    assert there.run(f"%%ddp --no-init --push url\n{meet}").status == "ok"
+    text = there.run("%ddp export train.py").text
+    assert re.findall("^  (.*?): .*rank 0", text, re.MULTILINE) == ["port", "url"]
+    there.run("del store")
     shown = [f"[rank {rank}] counted 2" for rank in (0, 1)]
     assert under_torchrun("--nproc-per-node=2", "train.py") == shown
-    assert notebook.run("print(*counted)").text.split() == ["2", "2"]
-    notebook.run("%ddp stop")
+    assert there.run("print(*counted)").text.split() == ["2", "2"]
 
 
 OTHERS = (
@@ -204,80 +201,27 @@ SHOWN = (
 )
 
 
-def test_cells_of_all_habits_do_the_same_in_a_script(notebook: Notebook, folder: Path) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nimport torch\ntable = torch.arange(6.0)")
+def test_cells_of_all_habits_do_the_same_in_a_script(there: Notebook) -> None:
+    there.run("import torch\ntable = torch.arange(6.0)")
     for source in OTHERS:
-        assert notebook.run(source).status == "ok"
-    assert notebook.run("%ddp export train.py").status == "ok"
+        assert there.run(source).status == "ok"
+    assert there.run("%ddp export train.py").status == "ok"
     expected = [line.format(rank=rank) for rank in (0, 1) for line in SHOWN]
     expected.append("[rank 0] Out 3")
-    found = under_torchrun("--nproc-per-node=2", "train.py")
-    assert found == sorted(expected)
-    again = notebook.run("%ddp run train.py").text.splitlines()
-    assert sorted(re.sub(r"^\[rank \d\] ", "", line) for line in again) == sorted(expected)
-    notebook.run("%ddp stop")
+    assert under_torchrun("--nproc-per-node=2", "train.py") == sorted(expected)
+    assert again_in(there, "train.py") == sorted(expected)
 
 
-@pytest.mark.full
-def test_ranks_that_never_wait_for_each_other_all_come_to_the_end(
-    notebook: Notebook, folder: Path
+def test_what_cannot_be_exported_is_refused(
+    there: Notebook, folder: Path, snapshot: SnapshotAssertion
 ) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp")
-    notebook.run("%%ddp --nproc 2\nx = 1")
-    notebook.run("%ddp export train.py")
-    late = "import os, time\ntime.sleep(int(os.environ['RANK']))\n"  # as a busy machine may be
-    (folder / "late.py").write_text(late + (folder / "train.py").read_text())
-    assert under_torchrun("--nproc-per-node=2", "late.py") == []
-    notebook.run("%ddp stop")
-
-
-def test_a_script_stands_in_the_way_of_no_module(notebook: Notebook, folder: Path) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\n")
-    notebook.run("%%ddp --nproc 2\nx = 1")
-    for name in ("random", "torch"):
-        assert notebook.run(f"%ddp export {name}.py").text.strip() == (
-            f"UsageError: {name}.py would stand in the way of the module {name}: give it another "
-            "name"
-        )
-    (folder / "train.py").write_text("")
-    assert notebook.run("import train\n%ddp export train.py --force").status == "ok"
-    notebook.run("%ddp stop")
-
-
-@pytest.mark.full
-def test_a_script_elsewhere_is_run_where_it_lies(notebook: Notebook, folder: Path) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\nrows = list(range(30))")
-    notebook.run("%%ddp --nproc 2 --push rows\nlen(rows)")
-    (folder / "my runs").mkdir()
-    reply = notebook.run("%ddp export 'my runs/train.py' --slurm")
-    *launch, path = shlex.split(reply.text.splitlines()[1])
-    assert launch == [*TORCHRUN, "--standalone", "--nnodes=1", "--nproc-per-node=2"]
-    assert under_torchrun(launch[-1], path) == ["[rank 0] Out 30", "[rank 1] Out 30"]
-    assert "    'my runs/train.py'\n" in (folder / "my runs" / "train.sbatch").read_text()
-    notebook.run("%ddp stop")
-
-
-def test_what_is_there_is_not_replaced_unless_asked(trained: Notebook, folder: Path) -> None:
-    (folder / "mine.py").write_text("mine")
-    reply = trained.run("%ddp export mine.py")
-    assert reply.text.strip() == (
-        "UsageError: mine.py: there already; `--force` replaces what is there"
-    )
-    assert (folder / "mine.py").read_text() == "mine"
-    assert trained.run("%ddp export mine.py --force").status == "ok"
-    assert "form_group" in (folder / "mine.py").read_text()
-    reply = trained.run("%ddp export mine.txt")
-    assert reply.text.strip() == (
-        "UsageError: expected the name of a Python file like train.py, got 'mine.txt'"
-    )
-    assert (
-        "cannot be written: No such file or directory"
-        in trained.run("%ddp export nowhere/train.py").text
-    )
-
-
-def test_nothing_done_is_said(notebook: Notebook, folder: Path) -> None:
-    notebook.run(f"%cd -q {folder}\n%load_ext nbddp\n%ddp start --nproc 2")
-    reply = notebook.run("%ddp export train.py")
-    assert "no cell has gone well since the ranks started: nothing to export" in reply.text
+    there.run("%ddp start --nproc 2")
+    assert "UsageError" in there.run("%ddp export train.py").text  # no cell has run
     assert not (folder / "train.py").exists()
+    there.run("%%ddp\nx = 1")
+    (folder / "mine.py").write_text("mine = 1")
+    files = ("random.py", "torch.py", "mine.py", "mine.txt", "nowhere/train.py")
+    assert {file: there.run(f"%ddp export {file}").text for file in files} == snapshot
+    assert (folder / "mine.py").read_text() == "mine = 1"
+    assert there.run("import mine\n%ddp export mine.py --force").status == "ok"
+    assert "form_group" in (folder / "mine.py").read_text()
