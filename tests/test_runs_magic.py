@@ -85,12 +85,11 @@ def test_an_old_run_without_its_facts_is_looked_up(folder: Path) -> None:
     assert old.began == BEGAN
 
 
-def test_a_long_run_without_its_facts_is_judged_by_samples(folder: Path) -> None:
+def test_of_a_long_run_without_its_facts_samples_make_the_pace_and_the_curve(folder: Path) -> None:
     rows = rows_of(5000, pace=25.0)
     run = summarize(make_run(folder, rows=rows, is_stopped=False, ended=None, format=1))
-    assert run.steps == 5000
+    assert (run.steps, run.last["accuracy"]) == (5000, rows[-1]["accuracy"])
     assert run.steps_per_second == pytest.approx(25.0, rel=0.01)
-    assert run.last["accuracy"] == rows[-1]["accuracy"]
     highs = [high for _, high in run.curves["loss"]]
     assert highs[0] == pytest.approx(2.0, rel=0.1)
     assert min(highs) < 0.05
@@ -318,6 +317,8 @@ def test_nothing_else_is_taken_away(folder: Path) -> None:
 @pytest.mark.until_cut
 def test_a_run_that_is_kept_stays_until_it_is_forced(folder: Path) -> None:
     three(folder)
+    assert "`%ddp runs keep NAME`" in refused("runs keep")
+    assert "'digits' fits 3 runs" in refused("runs keep digits")
     assert "20270115-080001-digits1: kept" in ddp("runs keep digits1")
     assert "ok · kept" in ddp("runs digits1")
     assert "--force" in refused("runs rm digits1")
@@ -360,13 +361,6 @@ def test_an_empty_name_is_not_the_newest_run(act: str, folder: Path) -> None:
     for empty in ('""', "' '"):
         assert "`%ddp runs`" in refused(f"{act} {empty}{after}")
     assert {path: path.stat().st_mtime_ns for path in (folder / ".nbddp").rglob("*")} == before
-
-
-@pytest.mark.parametrize("act", ["runs rm", KEEP, "runs note"])
-def test_what_is_done_to_a_run_needs_one(act: str, folder: Path) -> None:
-    three(folder)
-    assert f"`%ddp {act} NAME`" in refused(act)
-    assert "'digits' fits 3 runs" in refused(f"{act} digits")
 
 
 @pytest.mark.until_cut

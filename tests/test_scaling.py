@@ -81,23 +81,20 @@ def test_what_is_refused_and_why(
 # ---- the pace of a run
 
 
-def test_the_first_steps_do_not_count() -> None:
-    found = steady_pace(rows([(10, 1.0), (90, 20.0)]), 0.0)
-    assert found == (pytest.approx(20.0), 79)
-
-
-def test_steps_count_by_their_numbers_where_not_each_is_reported() -> None:
-    found = steady_pace(rows([(100, 20.0)], every=5), 0.0)
-    assert found is not None
-    assert found[0] == pytest.approx(20.0)
-
-
-def test_numbers_that_fall_back_count_as_rows() -> None:
+def test_a_pace_is_that_of_the_steps_after_the_first_ones() -> None:
     twice = rows([(20, 10.0)])
     later = [{**row, "time": row["time"] + 2.0} for row in twice]
-    found = steady_pace([*twice, *later], 0.0)
-    assert found is not None
-    assert found[0] == pytest.approx(10.0)
+    for name, found, pace in (
+        ("the first steps do not count", rows([(10, 1.0), (90, 20.0)]), 20.0),
+        ("not each step is reported", rows([(100, 20.0)], every=5), 20.0),
+        ("numbers fall back", [*twice, *later], 10.0),
+        ("nothing", [], None),
+        ("two steps", rows([(2, 10.0)]), None),
+        ("one step, often", rows([(1, 1.0)]) * 9, None),
+    ):
+        known = steady_pace(found, 0.0)
+        assert (known and known[0]) == (pace and pytest.approx(pace)), name
+    assert steady_pace(rows([(10, 1.0), (90, 20.0)]), 0.0) == (pytest.approx(20.0), 79)
 
 
 def test_only_the_cells_own_rows_of_its_longest_loop_count_and_ranks_are_averaged() -> None:
@@ -107,11 +104,6 @@ def test_only_the_cells_own_rows_of_its_longest_loop_count_and_ranks_are_average
     found = steady_pace([*before, *own, *epochs], 100.0)
     assert found is not None
     assert found[0] == pytest.approx(15.0)
-
-
-@pytest.mark.parametrize("found", [[], rows([(2, 10.0)]), rows([(1, 1.0)]) * 9])
-def test_too_few_steps_have_no_pace(found: list[Any]) -> None:
-    assert steady_pace(found, 0.0) is None
 
 
 # ---- where the time went
@@ -167,20 +159,19 @@ def test_a_median_stands_for_its_rounds_and_says_how_far_they_lie_apart() -> Non
 
 
 def test_strong_scaling_is_of_the_same_work_weak_of_the_same_for_each() -> None:
-    sizes = size(1, 10.0), size(4, 8.0)
-    strong, weak = scaling(*sizes), scaling(*sizes, is_weak=True)
-    assert strong.speed_up(sizes[1]) == pytest.approx(0.8)
-    assert strong.efficiency(sizes[1]) == pytest.approx(0.2)
-    assert weak.speed_up(sizes[1]) == pytest.approx(3.2)
-    assert weak.efficiency(sizes[1]) == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize("is_weak", [False, True])
-def test_samples_a_second_are_what_counts_where_they_are_known(is_weak: bool) -> None:
-    sizes = size(2, 10.0, batch=64), size(4, 8.0, batch=128)
-    found = scaling(*sizes, is_weak=is_weak)
-    assert found.speed_up(sizes[1]) == pytest.approx(1.6)
-    assert found.efficiency(sizes[1]) == pytest.approx(0.8)
+    steps, samples = (
+        (size(1, 10.0), size(4, 8.0)),
+        (size(2, 10.0, batch=64), size(4, 8.0, batch=128)),
+    )
+    for sizes, is_weak, speed_up, efficiency in (
+        (steps, False, 0.8, 0.2),
+        (steps, True, 3.2, 0.8),
+        (samples, False, 1.6, 0.8),  # samples a second are what counts where they are known
+        (samples, True, 1.6, 0.8),
+    ):
+        found = scaling(*sizes, is_weak=is_weak)
+        assert found.speed_up(sizes[1]) == pytest.approx(speed_up)
+        assert found.efficiency(sizes[1]) == pytest.approx(efficiency)
 
 
 FULL = {"batch": 64, "waiting": 0.25, "loading": 0.1, "sending": 0.5, "bare": 0.25}

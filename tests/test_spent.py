@@ -58,11 +58,8 @@ def test_the_whole_cell_is_looked_at_unless_the_last_steps_are_asked_for() -> No
     assert last.seconds == pytest.approx(10 * 0.1501, abs=0.01)
     assert last.waits[0, 2] == pytest.approx(10 * 0.05, rel=0.01)
     assert whole.waits[0, 2] == pytest.approx(40 * 0.05, rel=0.01)
-
-
-def test_where_no_steps_are_said_the_last_collectives_are_shown() -> None:
-    last = line_of(waiting(), last=7)
-    assert (len(last.meetings), last.steps) == (7, ())
+    without_steps = line_of(waiting(), last=7)
+    assert (len(without_steps.meetings), without_steps.steps) == (7, ())
     assert line_of(waiting(steps=3), last=7).meetings
 
 
