@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks, Ranks
 from limits import set_limits
 from processes import wait_until
 
@@ -20,8 +19,6 @@ from nbddp.ui.panel.run import run_html
 
 pytestmark = pytest.mark.multiproc
 
-MakeGroup = Callable[..., Ranks]
-
 TRAIN = """
 data = nbddp.digits()
 train = nbddp.loader(data.train, batch_size=16)
@@ -30,30 +27,15 @@ for step in range(6):
     nbddp.log(step=step, loss=1.0 / (step + 1) + rank)
 """
 
-FAILS_ONCE = """
-import os
-for step in range(8):
-    nbddp.log(step=step, loss=1.0)
-    dist.barrier()
-    if step == 4 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        raise ValueError("no")
-"""
-
-
-def facts_so_far(group: Ranks) -> dict[str, Any]:
-    assert group.folder is not None
-    return read_facts(group.folder)
-
 
 def facts_at_end(group: Ranks) -> dict[str, Any]:
     """All of them: after a cell they are written when its result has been handed over."""
-    folder = group.folder
-    assert folder is not None
+    folder = group.run_folder
     group.stop()
     return read_facts(folder)
 
 
-def test_a_run_is_known_by_its_facts(make_group: MakeGroup) -> None:
+def test_a_run_is_known_by_its_facts(make_group: MakeRanks) -> None:
     group = make_group(2)
     group.run(TRAIN)
     group.run("test = nbddp.loader(data.test, batch_size=50)\nfor x, y in test: pass")
@@ -78,7 +60,7 @@ def test_a_run_is_known_by_its_facts(make_group: MakeGroup) -> None:
     assert "git" not in facts
 
 
-def test_the_next_run_of_the_same_kernel_begins_anew(make_group: MakeGroup) -> None:
+def test_the_next_run_of_the_same_kernel_begins_anew(make_group: MakeRanks) -> None:
     group = make_group(1)
     group.run(TRAIN)
     group.stop()
@@ -90,14 +72,6 @@ def test_the_next_run_of_the_same_kernel_begins_anew(make_group: MakeGroup) -> N
     assert "steps" not in facts
 
 
-def test_the_time_that_a_failure_took_is_known(make_group: MakeGroup) -> None:
-    group = make_group(2)
-    group.run(FAILS_ONCE, max_restarts=1)
-    facts = facts_at_end(group)
-    assert (facts["restarts"], facts["failures"], facts["outcome"]) == (1, 1, "ok")
-    assert 0 < facts["seconds_lost"] < 60
-
-
 GOES_ON = """
 import time
 for step in range(100_000):
@@ -106,26 +80,20 @@ for step in range(100_000):
 """
 
 
-def test_a_cell_that_goes_on_is_written_down_now_and_then(
-    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+def test_a_cell_that_goes_on_is_written_down_and_has_not_failed_when_it_is_stopped(
+    make_group: MakeRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_limits(monkeypatch, time_between_facts=0.0)
-    group = make_group(1)
+    group = make_group(2)
+    folder = group.run_folder
     group.begin(GOES_ON)
-    assert wait_until(lambda: facts_so_far(group).get("steps", 0) > 3, timeout=30)
-    facts = facts_so_far(group)
+    assert wait_until(lambda: read_facts(folder).get("steps", 0) > 3, timeout=30)
+    facts = read_facts(folder)
     assert facts["cells"][0]["outcome"] == ""
     assert "ended" not in facts
-
-
-def test_a_run_that_was_stopped_has_not_failed(make_group: MakeGroup) -> None:
-    group = make_group(2)
-    group.begin(GOES_ON)
-    assert wait_until(lambda: "steps" in facts_so_far(group), timeout=30)
     group.interrupt()
-    assert wait_until(lambda: bool(facts_so_far(group)["outcome"]), timeout=30)
-    folder, facts = group.folder, facts_at_end(group)
-    assert folder is not None
+    assert wait_until(lambda: bool(read_facts(folder)["outcome"]), timeout=30)
+    facts = facts_at_end(group)
     assert facts["outcome"].startswith("ranks 0-1 interrupted, line ")
     assert (facts["interrupted"], facts["failures"]) == (True, 0)
     assert summarize(folder).outcome == "interrupted"
@@ -135,7 +103,7 @@ def test_a_run_that_was_stopped_has_not_failed(make_group: MakeGroup) -> None:
 
 
 def test_git_is_asked_in_the_background_where_there_is_a_repository(
-    make_group: MakeGroup, folder: Path
+    make_group: MakeRanks, folder: Path
 ) -> None:
     git = ["git", "-c", "user.name=Somebody", "-c", "user.email=a@example.org"]
     subprocess.run([*git, "init", "-q", "-b", "main"], check=True, cwd=folder)
@@ -144,8 +112,8 @@ def test_git_is_asked_in_the_background_where_there_is_a_repository(
     subprocess.run([*git, "commit", "-q", "-m", "first"], check=True, cwd=folder)
     (folder / "train.py").write_text("lr = 0.2\n")
     group = make_group(1)
-    assert wait_until(lambda: "git" in facts_so_far(group), timeout=30)
-    found = facts_so_far(group)["git"]
+    assert wait_until(lambda: "git" in read_facts(group.run_folder), timeout=30)
+    found = read_facts(group.run_folder)["git"]
     assert (found["branch"], found["dirty"], found["changed"]) == ("main", True, ["train.py"])
     assert "+lr = 0.2" in found["diff"]
     group.run("x = 1")

@@ -8,6 +8,14 @@ import pytest
 from notebook import Notebook
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
+
+
+@pytest.fixture
+def base(notebook: Notebook, tmp_path: Path) -> Path:
+    """A folder of its own for each test, where the kernel's runs are."""
+    notebook.run(f"%cd -q {tmp_path}")
+    return tmp_path
 
 
 def runs_of(base: Path) -> list[tuple[str, int]]:
@@ -21,35 +29,30 @@ def runs_of(base: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.full
-def test_fresh_ranks_with_a_name_are_a_run_of_their_own(tmp_path: Path) -> None:
-    with Notebook(tmp_path) as notebook:
-        for line in ("--nproc 1 --name alone", "--fresh --nproc 2 --name pair", "--fresh", ""):
-            assert notebook.run(f"%%ddp {line}\nnbddp.log(loss=1.0)").status == "ok"
-        assert runs_of(tmp_path) == [("alone", 1), ("pair", 6)]
-        refused = notebook.run("%%ddp --name other\n1")
-        assert "`%ddp restart --name other` restarts it" in refused.text
+def test_fresh_ranks_with_a_name_are_a_run_of_their_own(notebook: Notebook, base: Path) -> None:
+    for line in ("--nproc 1 --name alone", "--fresh --nproc 2 --name pair", "--fresh", ""):
+        assert notebook.run(f"%%ddp {line}\nnbddp.log(loss=1.0)").status == "ok"
+    assert runs_of(base) == [("alone", 1), ("pair", 6)]
+    assert "`%ddp restart --name other`" in notebook.run("%%ddp --name other\n1").text
 
 
 def test_a_cell_that_is_run_again_with_its_name_is_another_run_and_the_one_that_is_meant(
-    tmp_path: Path,
+    notebook: Notebook, base: Path
 ) -> None:
-    with Notebook(tmp_path) as notebook:
-        for loss in (1.0, 2.0):
-            cell = f"%%ddp --fresh --nproc 1 --name again\nnbddp.log(loss={loss})"
-            assert notebook.run(cell).status == "ok"
-        assert [count for _, count in runs_of(tmp_path)] == [1, 1]
-        code = "import nbddp; print(nbddp.Run('again').metrics()['loss'][0])"
-        assert notebook.run(code).text == "2.0\n"
+    for loss in (1.0, 2.0):
+        cell = f"%%ddp --fresh --nproc 1 --name again\nnbddp.log(loss={loss})"
+        assert notebook.run(cell).status == "ok"
+    assert [count for _, count in runs_of(base)] == [1, 1]
+    code = "import nbddp; print(nbddp.Run('again').metrics()['loss'][0])"
+    assert notebook.run(code).text == "2.0\n"
 
 
 @pytest.mark.full
 def test_a_restart_with_a_name_begins_a_run_in_which_the_cells_are_done_again(
-    tmp_path: Path,
+    notebook: Notebook, base: Path
 ) -> None:
-    with Notebook(tmp_path) as notebook:
-        assert (
-            notebook.run("%%ddp --nproc 2 --name first\nx = rank\nnbddp.log(loss=x)").status == "ok"
-        )
-        assert notebook.run("%ddp restart --name second --replay").status == "ok"
-        assert notebook.run("x = %ddp pull x\nprint(x)").text == "[0, 1]\n"
-        assert runs_of(tmp_path) == [("first", 2), ("second", 2)]
+    cell = "%%ddp --nproc 2 --name first\nx = rank\nnbddp.log(loss=x)"
+    assert notebook.run(cell).status == "ok"
+    assert notebook.run("%ddp restart --name second --replay").status == "ok"
+    assert notebook.run("x = %ddp pull x\nprint(x)").text == "[0, 1]\n"
+    assert runs_of(base) == [("first", 2), ("second", 2)]

@@ -70,14 +70,14 @@ Session.begin_heal = stopped
 """
 
 
+@pytest.mark.gate_runs("3")
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_heal_that_is_stopped_as_it_begins_is_given_up(notebook: Notebook, times: int) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 7")
     notebook.run("%ddp kill 1")
     notebook.run(STOPPED_AS_IT_BEGAN.format(times=times))
-    assert notebook.run("%ddp heal").error == (
-        "CommandInterruptedError: `%ddp heal` was interrupted; of rank 1 all names are gone; `%ddp "
-        "heal` replaces it, `%ddp restart` restarts all ranks, `%%ddp --ranks 0` uses the others"
-    )
+    error = notebook.run("%ddp heal").error
+    for words in ("CommandInterruptedError: `%ddp heal` ", "rank 1", "%ddp restart", "--ranks 0"):
+        assert words in error
     assert notebook.run("%ddp heal").status == "ok"
     assert notebook.run("%%ddp\nkept").text == "Out [ranks 0-1] 7\n"

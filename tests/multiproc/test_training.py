@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks, Ranks
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 
@@ -84,17 +83,17 @@ def train(group: Ranks, folder: Path, *, strikes: bool, **options: object) -> An
     return group.pull("outcome"), metrics(group), group.attempt
 
 
+@pytest.mark.gate_runs("all at once")
 @pytest.mark.parametrize(
     "options",
     [
+        {"kind": "bf16", "accumulate": 2, "workers": 2, "async": True},
         {"kind": "fp32", "accumulate": 1, "workers": 0, "async": False},
-        {"kind": "fp32", "accumulate": 1, "workers": 2, "async": True},
-        {"kind": "bf16", "accumulate": 2, "workers": 0, "async": False},
     ],
-    ids=["plain", "two workers, saved in the background", "bf16 with accumulation"],
+    ids=["all at once", "plain"],
 )
 def test_a_run_that_loses_a_rank_at_step_30_ends_as_one_that_does_not(
-    make_group: Callable[..., Ranks], folder: Path, options: dict[str, object]
+    make_group: MakeRanks, folder: Path, options: dict[str, object]
 ) -> None:
     whole, its_metrics, attempts = train(make_group(2), folder / "a", strikes=False, **options)
     assert attempts == 1

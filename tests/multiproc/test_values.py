@@ -8,13 +8,10 @@ import time
 import psutil
 import pytest
 from drivers.ranks import MakeRanks, Ranks
-from limits import limit, limits_source
-from notebook import Notebook
 
 from nbddp import CellFailedError, RequestError
 
 pytestmark = pytest.mark.multiproc
-SHARES_KERNEL = True
 
 
 def kept_in_store(group: Ranks) -> int:
@@ -93,13 +90,11 @@ def test_a_class_that_differs_among_ranks_is_pulled_as_each_rank_has_it(
 def test_values_that_are_not_there_are_refused_at_once(shared_group: Ranks) -> None:
     with pytest.raises(RequestError, match="wants_value=True"):
         shared_group.run("rank", quiet=True).values()
-    first = shared_group.run("rank", wants_value=True, quiet=True)
-    for report in first.reports.values():
+    result = shared_group.run("rank", wants_value=True, quiet=True)
+    for report in result.reports.values():
         shared_group.discard_value(report.parcel)
-    began = time.monotonic()
-    with pytest.raises(RequestError, match="value"):
-        first.values()
-    assert time.monotonic() - began < 20
+    with pytest.raises(RequestError):
+        result.values()
     assert shared_group.pull("rank") == [0, 1]
 
 
@@ -149,18 +144,6 @@ def test_many_pushes_take_no_memory_here(make_group: MakeRanks) -> None:
         group.push({"x": os.urandom(20_000_000)})
     assert psutil.Process().memory_info().rss - memory < 80_000_000
     assert len(group.replay_log) == 11
-
-
-def test_a_push_that_cannot_be_kept_is_said_in_the_next_cell(notebook: Notebook) -> None:
-    assert notebook.run("%ddp start --nproc 2").status == "ok"
-    assert notebook.run(f"{limits_source(bytes_pushed=10)}x = 'x' * 100").status == "ok"
-    note, value = notebook.run("%%ddp --push x\nlen(x)").text.splitlines()
-    assert note.startswith("nbddp: x: ")
-    assert value == "Out [ranks 0-1] 100"
-    replayed = notebook.run("%ddp restart --replay")
-    assert replayed.status == "error"
-    assert " x was pushed" in replayed.text
-    assert notebook.run(limits_source(bytes_pushed=limit("bytes_pushed"))).status == "ok"
 
 
 class Deadly:
