@@ -46,10 +46,6 @@ def test_a_name_that_does_not_exist_is_missed_in_the_usual_words() -> None:
     assert str(caught.value) == "module 'nbddp' has no attribute 'nothing_of_this_name'"
 
 
-def test_the_version_has_three_numbers() -> None:
-    assert len([int(part) for part in nbddp.__version__.split(".")]) == 3
-
-
 PAGE = {"IPython", "ipywidgets", "ipykernel"}
 STAGES = {  # what a fresh Python does, one after the other, and what it has not loaded then
     "import nbddp": {"torch", "numpy", "psutil", *PAGE},

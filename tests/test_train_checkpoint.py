@@ -456,6 +456,7 @@ def test_an_asynchronous_save_holds_what_was_there_when_it_was_asked_for(
     before = model_state(run)
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save(3, **run, asynchronous=True)
+    assert 0 < checkpoint.stall < 10  # the loop is not held until it may write
     train(run, range(3, 6))
     assert checkpoint.newest() is None
     may_write.set()
@@ -493,18 +494,6 @@ def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", source], check=True)
     assert files.damage(step_in(tmp_path, 1)) == ""
-
-
-def test_the_loop_is_held_for_less_time_than_by_a_synchronous_save(tmp_path: Path) -> None:
-    model = nn.Linear(2500, 2500)  # 25 MB
-    checkpoint = Checkpoint(tmp_path, keep=1)
-    stalls: dict[bool, list[float]] = {False: [], True: []}
-    for step in range(10):
-        is_later = step % 2 == 1
-        checkpoint.save(step, model=model, asynchronous=is_later)
-        stalls[is_later].append(checkpoint.stall)
-        checkpoint.wait()
-    assert sorted(stalls[True])[2] < sorted(stalls[False])[2]
 
 
 # ---- one run in one folder

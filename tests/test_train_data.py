@@ -92,13 +92,6 @@ def test_evaluation_gives_every_sample_to_one_rank_and_sizes_differ_by_one(
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_epochs_have_different_orders_and_seeds_too() -> None:
-    ours = loader(range(50), 10)
-    first, second = samples_of(ours), samples_of(ours)
-    assert sorted(first) == sorted(second) == list(range(50))
-    assert len({tuple(first), tuple(second), tuple(samples_of(loader(range(50), 5, seed=10)))}) == 3
-
-
 def test_samples_that_can_be_had_together_are_asked_for_together() -> None:
     asked = []
 
