@@ -115,3 +115,54 @@ def make_run(
     (path / "run.json").write_text(json.dumps(facts_of(cells, known, **facts)))
     (path / "rank0.log").write_text("hello\n")
     return path
+
+
+# ---- a run whose second cell fails, with what each cell wrote into the log of rank 0
+
+STAMP = "20260102-030405"
+LOG = "first of cell 1\nsecond of cell 1\nfirst of cell 2\n"
+WROTE = LOG.index("first of cell 2")  # bytes of cell 1
+WHAT = "ZeroDivisionError: <b>"
+REPORT = f"rank 1: {WHAT}, line 3\n\n----> 1/0"
+_ON = {"kind": "cell", "ranks": [0, 1]}
+_ENDED = {"kind": "cell ended", "number": 7, "outcome": f"rank 1: {WHAT}", "report": REPORT}
+FAILED: list[dict[str, Any]] = [
+    {"time": 100.0, "kind": "start", "attempt": 1, "world_size": 2},
+    {"time": 101.0, **_ON, "number": 1, "source": "# why\ntrain()", "logs": {"0": 0, "1": 0}},
+    {"time": 103.0, "kind": "cell ended", "number": 1, "outcome": "ok", "logs": {"0": WROTE}},
+    {"time": 104.0, **_ON, "number": 7, "source": "1/0", "logs": {"0": WROTE, "1": 0}},
+    {"time": 104.1, "kind": "failure", "rank": 1, "what": WHAT},
+    {"time": 104.2, **_ENDED, "logs": {"0": len(LOG)}},
+    {"time": 106.0, "kind": "stopped", "attempt": 1},
+]
+UNENDED = FAILED[:5]
+
+
+def reported(*steps: int | None, ranks: int = 2, **values: float) -> list[dict[str, Any]]:
+    """What ranks report in cell 1 of that run: the step as ``loss``, unless values are given."""
+    return [
+        {"time": 101.5, "rank": rank, "attempt": 1}
+        | ({} if step is None else {"step": step})
+        | (values or {"loss": 1.0 + (step or 0)})
+        for step in steps
+        for rank in range(ranks)
+    ]
+
+
+def failed_run(
+    base: Path,
+    name: str = STAMP,
+    *,
+    events: Sequence[Mapping[str, Any]] = FAILED,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    torn: str = "",
+    **facts: Any,
+) -> Path:
+    """The folder of that run below ``base``; both files end with what is ``torn``."""
+    path = base / ".nbddp" / "runs" / name
+    path.mkdir(parents=True)
+    (path / "events.jsonl").write_text(lines(events) + torn)
+    (path / "metrics.jsonl").write_text(lines(reported(0, 1, 0) if rows is None else rows) + torn)
+    (path / "run.json").write_text(json.dumps({"nproc": 2, "backend": "gloo", **facts}))
+    (path / "rank0.log").write_text(LOG)
+    return path

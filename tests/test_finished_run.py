@@ -10,118 +10,88 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs_on_disk import lines
+from pages import Page
+from runs_on_disk import FAILED, LOG, REPORT, UNENDED, WHAT, failed_run, lines, reported
 
 from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.finished import RecordedRun
 from nbddp.record.rows import AT_ONCE, Rows
 from nbddp.ui.panel.record import Record, record_html
-from nbddp.ui.words import say_event
-
-EVENTS: list[dict[str, Any]] = [
-    {"attempt": 1, "world_size": 2, "time": 100.0, "kind": "start"},
-    {"attempt": 1, "time": 100.1, "kind": "ready"},
-    {"number": 1, "ranks": [0, 1], "source": "train()", "time": 101.0, "kind": "cell"},
-    {"number": 1, "outcome": "ok", "time": 103.0, "kind": "cell ended"},
-    {"number": 2, "ranks": [1], "source": "1/0", "time": 104.0, "kind": "cell"},
-    {"rank": 1, "what": "ZeroDivisionError: division by zero", "time": 104.1, "kind": "failure"},
-    {"number": 2, "outcome": "oh", "report": "in full", "time": 104.2, "kind": "cell ended"},
-    {"attempt": 1, "time": 106.0, "kind": "stopped"},
-]
 
 
-def row(step: int | None, rank: int = 0, **more: Any) -> dict[str, Any]:
-    at = {} if step is None else {"step": step}
-    return {"time": 102.0 + (step or 0) / 10, "rank": rank, "attempt": 1, **at, **more}
-
-
-ROWS = [row(step, rank, loss=1.0 / (step + 1)) for step in range(5) for rank in range(2)]
-
-
-def run_of(
-    path: Path,
-    events: list[dict[str, Any]] = EVENTS,
-    rows: list[dict[str, Any]] = ROWS,
-    *,
-    torn_events: str = "",
-    torn_rows: str = "",
-) -> RecordedRun:
-    """Write a run's folder, as far as it got, and open it."""
-    (path / "events.jsonl").write_text(lines(events) + torn_events)
-    (path / "metrics.jsonl").write_text(lines(rows) + torn_rows)
-    (path / "run.json").write_text('{"nproc": 2, "backend": "gloo"}')
-    (path / "rank0.log").write_text("one\ntwo\nthree\n")
-    return RecordedRun(path)
+def run_of(base: Path, **facts: Any) -> RecordedRun:
+    return RecordedRun(failed_run(base, **facts))
 
 
 def test_a_run_says_what_was_started_and_what_happened(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     assert run.facts["backend"] == "gloo"
-    assert [each.kind for each in run.events] == [each["kind"] for each in EVENTS]
+    assert [each.kind for each in run.events] == [each["kind"] for each in FAILED]
     assert run.events[0].facts == {"attempt": 1, "world_size": 2}
     assert (run.ranks, run.was_stopped, run.unreadable) == ((0, 1), True, 0)
     first, second = run.cells
-    assert (first.number, first.source, first.ranks, first.outcome) == (1, "train()", (0, 1), "ok")
-    assert (first.began_at, first.ended_at) == (101.0, 103.0)
-    assert (second.outcome, second.report) == ("oh", "in full")
-    assert run.tail(0, 2).splitlines()[-2:] == ["two", "three"]
+    assert (first.number, first.ranks, first.outcome) == (1, (0, 1), "ok")
+    assert (first.source, first.began_at, first.ended_at) == ("# why\ntrain()", 101.0, 103.0)
+    assert (second.outcome, second.report) == (f"rank 1: {WHAT}", REPORT)
+    assert run.tail(0, 2).splitlines()[-2:] == LOG.splitlines()[-2:]
     assert run.tail(1, 2) == ""
 
 
 def test_its_numbers_are_curves_of_the_run_or_of_a_cell(tmp_path: Path) -> None:
-    run = run_of(tmp_path, rows=[*ROWS, row(5, loss=math.nan)])
+    rows = [*reported(0, 1, 2), *reported(3, ranks=1, loss=math.nan)]
+    run = run_of(tmp_path, rows=rows)
     first, second = run.cells
     assert run.metrics(first).names() == ["loss"]
-    assert run.metrics().curves("loss")[1].values == tuple(1.0 / (step + 1) for step in range(5))
+    assert run.metrics().curves("loss")[1].values == (1.0, 2.0, 3.0)
     assert math.isnan(run.metrics().curves("loss")[0].last)
     assert run.metrics(second).names() == []
 
 
 def test_the_numbers_of_a_recovery_go_on_where_those_before_it_failed(tmp_path: Path) -> None:
-    recovery = {"attempt": 2, "time": 102.95, "kind": "recovery"}
-    again = [row(step, loss=9.0) | {"time": 102.96, "attempt": 2} for step in (3, 4, 5)]
-    run = run_of(tmp_path, [*EVENTS, recovery], [*ROWS, *again])
+    recovery = {"attempt": 2, "time": 101.6, "kind": "recovery"}
+    again = [{**row, "attempt": 2, "time": 101.7} for row in reported(3, 4, 5, loss=9.0)]
+    rows = [*reported(*range(5)), *again]
+    run = run_of(tmp_path, events=[*FAILED, recovery], rows=rows)
     curve = run.metrics().curves("loss")[0]
     assert curve.steps == tuple(map(float, range(6)))
-    assert curve.values[2:] == (1 / 3, 9.0, 9.0, 9.0)
+    assert curve.values[2:] == (3.0, 9.0, 9.0, 9.0)
     assert curve.restarts == (3.0,)
 
 
 def test_numbers_without_a_step_are_counted(tmp_path: Path) -> None:
-    run = run_of(tmp_path, rows=[row(None, grad=0.5)] * 3)
+    run = run_of(tmp_path, rows=reported(None, None, None, grad=0.5))
     assert run.metrics().curves("grad")[0].steps == (0.0, 1.0, 2.0)
     assert run.unreadable == 0
 
 
 def test_a_snapshot_of_it_can_be_drawn_as_any_other(tmp_path: Path) -> None:
-    snapshot = run_of(tmp_path).snapshot()
+    snapshot = run_of(tmp_path, rows=reported(0, 4)).snapshot()
     assert snapshot.state is GroupState.OFF
     assert (snapshot.began, snapshot.seconds, snapshot.attempt) == (100.0, 6.0, 1)
-    assert [each.state for each in snapshot.ranks] == ["done", EVENTS[5]["what"]]
+    assert [each.state for each in snapshot.ranks] == ["done", WHAT]
     assert [each.is_cause for each in snapshot.ranks] == [False, True]
     assert snapshot.ranks[0].step == 4
-    assert [say_event(each) for each in snapshot.events]
-    html = record_html(Record(snapshot=snapshot))
-    assert "ZeroDivisionError" in html
-    assert snapshot.run in html
+    page = Page(record_html(Record(snapshot=snapshot)))
+    assert WHAT in page.text
+    assert snapshot.run in page.text
 
 
 def test_a_run_whose_kernel_was_killed_opens_up_to_its_last_line(tmp_path: Path) -> None:
-    run = run_of(tmp_path, EVENTS[:5], torn_events='{"rank": 1, "wh', torn_rows='{"time": 102.9, "')
+    run = run_of(tmp_path, events=UNENDED, torn='{"time": 104.3, "ki')
     assert not run.was_stopped
     assert (run.cells[-1].ended_at, run.cells[-1].outcome) == (None, "")
     for _ in range(2):
         assert run.metrics().names() == ["loss"]
-        assert run.snapshot().ranks[0].step == 4
+        assert run.snapshot().ranks[0].step == 0
     assert run.unreadable == 2, "each once, however often it is drawn"
 
 
 def test_what_could_not_be_written_is_missing_and_nothing_else(tmp_path: Path) -> None:
-    run_of(tmp_path)
-    (tmp_path / "run.json").unlink()
-    (tmp_path / "metrics.jsonl").unlink()
-    run = RecordedRun(tmp_path)
+    path = failed_run(tmp_path)
+    (path / "run.json").unlink()
+    (path / "metrics.jsonl").unlink()
+    run = RecordedRun(path)
     assert run.facts == {}
     assert run.metrics().names() == []
     assert len(run.cells) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -20,7 +19,7 @@ import psutil
 import pytest
 from console import ddp, refused
 from pages import readable
-from runs_on_disk import BEGAN, lines, make_run
+from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run
 
 import nbddp
 from nbddp.archive.comparing import MOST_CHARTS, Over, compare
@@ -37,50 +36,12 @@ from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.run import run_html
 from nbddp.ui.text.run import SHOWN_METRICS, run_text
 
-STAMP = "20260102-030405"
-REPORT = "rank 1: ZeroDivisionError: <b>, line 3\n\n----> 1/0"
-LOG = "first of cell 1\nsecond of cell 1\nfirst of cell 2\n"
-
-
-def events(*, is_stopped: bool = True) -> list[dict[str, Any]]:
-    end = LOG.index("first of cell 2")
-    at = {"ranks": [0, 1], "kind": "cell"}
-    found: list[dict[str, Any]] = [
-        {"attempt": 1, "world_size": 2, "time": 100.0, "kind": "start"},
-        {"number": 1, "source": "# why\ntrain()", "time": 101.0, "logs": {"0": 0, "1": 0}, **at},
-        {"number": 1, "outcome": "ok", "time": 103.0, "kind": "cell ended", "logs": {"0": end}},
-        {"number": 7, "source": "1/0", "time": 104.0, "logs": {"0": end, "1": 0}, **at},
-        {"rank": 1, "what": "ZeroDivisionError: <b>", "time": 104.1, "kind": "failure"},
-    ]
-    if is_stopped:
-        ended = {"number": 7, "outcome": "rank 1: ZeroDivisionError: <b>", "report": REPORT}
-        found.append({**ended, "time": 104.2, "kind": "cell ended", "logs": {"0": len(LOG)}})
-        found.append({"attempt": 1, "time": 106.0, "kind": "stopped"})
-    return found
-
-
-def make(base: Path, name: str = STAMP, *, is_stopped: bool = True, **facts: Any) -> Path:
-    """Make the folder of a run."""
-    path = base / ".nbddp" / "runs" / name
-    path.mkdir(parents=True)
-    rows = [
-        {"time": 101.5, "rank": rank, "attempt": 1, "step": step, "loss": 1.0 + step}
-        for step in (0, 1, 0)
-        for rank in (0, 1)
-    ]
-    (path / "events.jsonl").write_text(lines(events(is_stopped=is_stopped)))
-    (path / "run.json").write_text(json.dumps({"nproc": 2, "backend": "gloo", **facts}))
-    (path / "metrics.jsonl").write_text(lines(rows))
-    (path / "rank0.log").write_text(LOG)
-    return path
-
-
 # ---- which run
 
 
 def test_the_newest_run_is_meant_where_none_is_named(tmp_path: Path) -> None:
     for name in (STAMP, "20260301-000000-new", "20260201-000000"):
-        make(tmp_path, name)
+        failed_run(tmp_path, name)
     assert runs_below(tmp_path)[0].name == "20260301-000000-new"
     assert find_run("", tmp_path).name == "20260301-000000-new"
     current = tmp_path / "elsewhere"
@@ -89,7 +50,7 @@ def test_the_newest_run_is_meant_where_none_is_named(tmp_path: Path) -> None:
 
 def test_a_run_is_found_by_its_name_a_unique_part_of_it_or_its_path(tmp_path: Path) -> None:
     others = ["20270101-000000-aaa2", "20270101-000000-aaa-1"]  # the name of its own is aaa-1
-    paths = {name: make(tmp_path, name) for name in (STAMP, f"{STAMP}-aaa", *others)}
+    paths = {name: failed_run(tmp_path, name) for name in (STAMP, f"{STAMP}-aaa", *others)}
     for asked, name in (
         (STAMP, STAMP),  # the whole name of one, a part of another
         ("aaa", f"{STAMP}-aaa"),
@@ -103,12 +64,12 @@ def test_a_run_is_found_by_its_name_a_unique_part_of_it_or_its_path(tmp_path: Pa
 
 def test_of_several_of_one_name_the_newest_is_meant_unless_it_is_to_go(tmp_path: Path) -> None:
     for name in (f"{STAMP}-aaa", f"{STAMP}-aaa-1"):  # of the same second
-        make(tmp_path, name)
+        failed_run(tmp_path, name)
     with pytest.raises(RequestError, match=rf"'aaa' fits 2 runs: {STAMP}-aaa.*, {STAMP}-aaa"):
         find_run("aaa", tmp_path, takes_newest=False)
     assert find_run("aaa", tmp_path).name in (f"{STAMP}-aaa", f"{STAMP}-aaa-1")
-    newest = make(tmp_path, "20270101-000000-aaa")
-    make(tmp_path, "20270101-000001-aaab")
+    newest = failed_run(tmp_path, "20270101-000000-aaa")
+    failed_run(tmp_path, "20270101-000001-aaab")
     assert find_run("aaa", tmp_path) == newest
     with pytest.raises(RequestError, match=r"'aaa' fits 3 runs: 20270101-000000-aaa"):
         find_run("aaa", tmp_path, takes_newest=False)
@@ -119,7 +80,7 @@ def test_what_is_no_run_fits_several_or_has_no_such_cell_is_refused(
 ) -> None:
     said = {"there is none": refused("show").replace(str(folder), "FOLDER")}
     for number in range(10):
-        make(folder, f"20260102-03040{number}")
+        failed_run(folder, f"20260102-03040{number}")
     said |= {asked: refused(f"show {asked}") for asked in ("030", "x", "--cell 3")}
     said |= {"a long name": refused(f"show {'x' * 5000}")}
     assert said == snapshot
@@ -129,11 +90,11 @@ def test_what_is_no_run_fits_several_or_has_no_such_cell_is_refused(
 
 
 def test_a_run_says_how_it_ended_and_of_another_machines_kernel_nothing(tmp_path: Path) -> None:
-    assert say_ending(RecordedRun(make(tmp_path)), current=None) == STOPPED
-    own = make(tmp_path, "own", is_stopped=False)
+    assert say_ending(RecordedRun(failed_run(tmp_path)), current=None) == STOPPED
+    own = failed_run(tmp_path, "own", events=UNENDED)
     assert say_ending(RecordedRun(own), current=own) == RUNNING
     assert say_ending(RecordedRun(own), current=None) == UNKNOWN
-    other = make(tmp_path, "other", is_stopped=False, host="another", pid=1)
+    other = failed_run(tmp_path, "other", events=UNENDED, host="another", pid=1)
     assert say_ending(RecordedRun(other), current=None) == UNKNOWN
 
 
@@ -143,7 +104,7 @@ def test_a_kernel_that_was_killed_is_gone_though_nobody_has_asked_how_it_ended(
 ) -> None:
     killed = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = psutil.Process(killed.pid)
-    path = make(tmp_path, is_stopped=False, host=platform.node(), pid=killed.pid)
+    path = failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=killed.pid)
     facts = read_facts(path)
     assert say_unended(facts, began=process.create_time()) == RUNNING
     os.kill(killed.pid, signal.SIGKILL)
@@ -157,7 +118,7 @@ def test_a_kernel_that_was_killed_is_gone_though_nobody_has_asked_how_it_ended(
 def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
     tmp_path: Path,
 ) -> None:
-    run = RecordedRun(make(tmp_path, is_stopped=False, host=platform.node(), pid=os.getpid()))
+    run = RecordedRun(failed_run(tmp_path, events=UNENDED, host=platform.node(), pid=os.getpid()))
     assert run.events[0].at < psutil.Process().create_time()
     assert say_ending(run, current=None) == KILLED
 
@@ -166,7 +127,7 @@ def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
 
 
 def test_a_run_and_a_cell_of_it_as_text_and_as_a_record(folder: Path, snapshot: Any) -> None:
-    run = RecordedRun(make(folder).relative_to(folder))
+    run = RecordedRun(failed_run(folder).relative_to(folder))
     assert run_text(run, ending=STOPPED) == snapshot(name="run: text")
     assert readable(run_html(run, ending=KILLED)) == snapshot(name="run: page")
     for number in (1, 7):
@@ -181,7 +142,7 @@ def test_a_run_and_a_cell_of_it_as_text_and_as_a_record(folder: Path, snapshot: 
 
 
 def test_a_cell_without_an_end_says_so(tmp_path: Path) -> None:
-    run = RecordedRun(make(tmp_path, is_stopped=False))
+    run = RecordedRun(failed_run(tmp_path, events=UNENDED))
     text = run_text(run, run.cell(7))
     assert "not recorded" in text
     assert "ranks 0-1" in text
@@ -191,8 +152,8 @@ def test_a_cell_without_an_end_says_so(tmp_path: Path) -> None:
 
 
 def test_tab_completes_the_names_of_runs(folder: Path) -> None:
-    make(folder, STAMP)
-    make(folder, "20250102-030405")
+    failed_run(folder, STAMP)
+    failed_run(folder, "20250102-030405")
     parsers = {"show": LineMagics.__dict__["show"].parser}
     completer = Completer(object(), AutoMode(), parsers)  # type: ignore[arg-type]
 
