@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -12,13 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 from drivers.inside import imported
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
 
-from nbddp import CellFailedError, RequestError
+from nbddp import RequestError
 from nbddp.train import report
-from nbddp.wire import queues
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -47,7 +47,8 @@ def test_a_value_of_nine_megabytes_ends_the_cell_and_nothing_of_torch_is_seen(
     assert reply.status == "ok"
     value, said = reply.text.splitlines()
     assert value == "Out [ranks 0-1] '" + "x" * 99_999
-    assert said == ("Out [ranks 0-1] … 8,900,002 more characters; `%ddp pull _` fetches the value")
+    assert "8,900,002" in said
+    assert "`%ddp pull _`" in said
     pulled = notebook.run("whole = %ddp pull _\n[len(each) for each in whole]")
     assert pulled.result == "[9000000, 9000000]"
 
@@ -68,10 +69,9 @@ def test_an_error_of_nine_megabytes_is_an_error_like_any_other(notebook: Noteboo
     assert reply.status == "error"
     assert "ValueError: yyyy" in reply.error
     assert len(reply.traceback) < 200_000
-    assert "more characters; the rank has it whole, as `sys.last_value`" in reply.traceback
-    whole = "%%ddp\nimport sys\nlen(str(sys.last_value))"
-    assert notebook.run(whole).text == "Out [ranks 0-1] 9000000\n"
-    assert notebook.run("%%ddp\nname").text == "Out [ranks 0-1] 7\n"
+    assert "`sys.last_value`" in reply.traceback
+    whole = "%%ddp\nimport sys\nlen(str(sys.last_value)), name"
+    assert notebook.run(whole).text == "Out [ranks 0-1] (9000000, 7)\n"
 
 
 @pytest.mark.full
@@ -95,13 +95,13 @@ def test_a_flood_is_stopped_like_any_cell_and_the_page_is_told_what_it_does_not_
     assert notebook.run("%ddp start --nproc 4").status == "ok"
     request = notebook.begin("%%ddp\nline = 'x' * 99\nwhile True:\n    print(line)")
     notebook.finish(request, until="x" * 99)
-    time.sleep(5)
+    time.sleep(3)
     notebook.interrupt()
     reply = notebook.finish(request)
     assert reply.seconds < 25  # 7 s on two cores; 30 s and more when the page was sent all of it
     assert reply.status == "error"
     assert "CellInterruptedError" in reply.error
-    assert "not shown, all in rank" in reply.text
+    assert re.search(r"\brank\d\.log", reply.text)
     assert is_free_of_traces(reply.text)
     after = notebook.run("%%ddp\nprint('next')")
     assert sorted(after.text.splitlines()) == [f"[rank {rank}] next" for rank in range(4)]
@@ -110,7 +110,8 @@ def test_a_flood_is_stopped_like_any_cell_and_the_page_is_told_what_it_does_not_
 # ---- in a script
 
 
-def test_huge_numbers_events_and_expressions_pass(group: Ranks) -> None:
+def test_huge_numbers_events_and_expressions_pass(shared_group: Ranks) -> None:
+    group = shared_group
     group.run(
         "for step in range(3):\n    nbddp.log(step=step, **{'m' * 9_000_000: step})\n"
         f"{imported(report)}report.happened('mine', text='h' * 9_000_000)\n"
@@ -121,60 +122,36 @@ def test_huge_numbers_events_and_expressions_pass(group: Ranks) -> None:
     assert group.pull("'" + "e" * 9 * MB + "'[-3:]", rank=0) == "eee"
 
 
-def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(group: Ranks) -> None:
-    group.run("def fail():\n    raise ValueError('y' * 9_000_000)")
-    with pytest.raises(RequestError) as caught:
-        group.pull("fail()", rank=1)
-    text = str(caught.value)
-    assert text.startswith("rank 1: ValueError: yyyy")
-    assert text.endswith("yyyy\n… 8,990,012 more characters; too long for a page")
-
-
-def test_what_a_rank_left_unfinished_is_swept_from_the_store(group: Ranks) -> None:
-    store = group.store
-    beside = [f"up/pieces/1.0/{rank}/{number}" for rank in (0, 1) for number in range(1, 200)]
-    with pytest.raises(CellFailedError):
-        group.run(
-            "import os, signal\n"
-            f"{imported(queues)}from IPython.display import display\n"
-            "def die(**_): os.kill(os.getpid(), signal.SIGKILL)\n"
-            "queues.InPieces = die  # when the pieces are in the store, and the letter is not\n"
-            "display({'image/png': 'A' * 12_000_000}, raw=True)\nimport time\ntime.sleep(60)"
-        )
-    assert sum(store.queue_len(queue) for queue in beside) >= 3
-    group.restart()
-    group.restart()
-    assert sum(store.queue_len(queue) for queue in beside) == 0
+def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(shared_group: Ranks) -> None:
+    shared_group.run("def fail():\n    raise ValueError('y' * 9_000_000)")
+    with pytest.raises(RequestError, match="^rank 1: ValueError: yyyy.*\n.*8,990,012") as caught:
+        shared_group.pull("fail()", rank=1)
+    assert len(str(caught.value)) < 20_000
 
 
 def test_what_no_letter_can_carry_is_said_and_the_cell_ends(group: Ranks) -> None:
-    result = group.begin(
+    handle = group.begin(
         "from IPython import get_ipython\nhook = get_ipython().displayhook\n"
         "type(hook).write_format_data = lambda self, data, md=None: "
         "setattr(self, 'bundle', {'data': {'text/plain': {1, 2}}})\n5",
         ranks=(0,),
     )
-    said = [getattr(each, "message", None) for each in result.notices()]
-    texts = [each.data["text/plain"] for each in said if each is not None]
-    assert texts == [
-        "nbddp: a CellEnded could not be sent: Object of type set is not JSON serializable"
-    ]
-    assert result.result is not None
-    assert result.result.is_ok
+    messages = [getattr(each, "message", None) for each in handle.notices()]
+    [text] = [each.data["text/plain"] for each in messages if each is not None]
+    assert text.startswith("nbddp: a CellEnded ")
+    assert handle.result is not None
+    assert handle.result.is_ok
 
 
-def test_a_rank_that_dies_with_a_large_picture_in_the_mail_ends_the_cell(
-    make_group: Callable[..., Ranks],
-) -> None:
-    group = make_group(2)
-    with pytest.raises(CellFailedError, match="rank 1 was killed by SIGKILL"):
-        group.run(
-            "import os, signal, threading\nfrom IPython.display import display\n"
-            "if rank == 1:\n"
-            "    threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()\n"
-            "    while True: display({'image/png': 'A' * 12_000_000}, raw=True)",
-            quiet=True,
-        )
+def test_a_rank_that_dies_with_a_large_picture_in_the_mail_ends_the_cell(group: Ranks) -> None:
+    error = group.failure_of(
+        "import os, signal, threading\nfrom IPython.display import display\n"
+        "if rank == 1:\n"
+        "    threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()\n"
+        "    while True: display({'image/png': 'A' * 12_000_000}, raw=True)",
+        quiet=True,
+    )
+    assert re.search("rank 1 .*SIGKILL", str(error))
     group.restart()
     assert group.pull("rank") == [0, 1]
 
@@ -185,8 +162,9 @@ def test_a_rank_that_dies_with_a_large_picture_in_the_mail_ends_the_cell(
 FLOOD = "line = 'x' * 99\nwhile True:\n    print(line)\n"
 
 
+@pytest.mark.full
 def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
-    make_group: Callable[..., Ranks],
+    make_group: MakeRanks,
 ) -> None:
     group = make_group(4)
     handle = group.begin(FLOOD)  # and nobody reads what it says
@@ -209,33 +187,6 @@ def test_a_flood_holds_up_neither_signs_of_life_nor_an_interrupt_nor_the_end(
     assert psutil.Process().memory_info().rss - memory < 150 << 20
     assert handle.exits == {}
     assert group.run("rank", quiet=True).is_ok
-
-
-def test_what_is_printed_after_a_flood_is_shown_in_its_own_cell(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    group.run("for number in range(200_000): print('flood', number)\nprint('last words')")
-    flood = capsys.readouterr().out
-    assert flood.count("last words") == 2
-    group.run("print('next')")
-    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] next", "[rank 1] next"]
-
-
-def test_a_flood_before_a_picture_is_shown_before_it(group: Ranks) -> None:
-    handle = group.begin(
-        "from IPython.display import display\n"
-        "for number in range(50_000): print('flood', number)\n"
-        "display({'image/png': 'A'}, raw=True)\nprint('after')",
-        ranks=(0,),
-    )
-    before, after = "", ""
-    has_come = False
-    for notice in handle.notices():
-        has_come = has_come or hasattr(notice, "message")
-        before += "" if has_come else notice.text
-        after += getattr(notice, "text", "") if has_come else ""
-    assert before == "".join(f"flood {number}\n" for number in range(50_000))
-    assert after == "after\n"
 
 
 def test_a_value_that_nobody_waits_for_any_more_holds_up_no_cell(group: Ranks) -> None:
