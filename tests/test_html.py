@@ -155,17 +155,15 @@ def test_a_collective_has_its_group_and_while_a_rank_waits_in_it_its_shape(group
     assert column(Page(rank_table([waits])), "collective") == [each.collective]
 
 
-def moods(each: RankSnapshot) -> set[str]:
-    return {*Page(rank_table([each])).values("class")} & {"nbddp-wrong", "nbddp-waits"}
-
-
 def test_trouble_stands_out_and_a_cause_more_than_a_consequence() -> None:
-    assert moods(ONE) == set()
-    assert moods(replace(ONE, state="waiting")) == {"nbddp-waits"}
-    assert moods(replace(ONE, state="was killed by SIGKILL", is_well=False, is_cause=True)) == {
-        "nbddp-wrong"
-    }
-    assert moods(replace(ONE, state="interrupted", is_well=False)) == {"nbddp-waits"}
+    for facts, mood in (
+        ({}, set()),
+        ({"state": "waiting"}, {"nbddp-waits"}),
+        ({"state": "was killed", "is_well": False, "is_cause": True}, {"nbddp-wrong"}),
+        ({"state": "interrupted", "is_well": False}, {"nbddp-waits"}),
+    ):
+        page = Page(rank_table([replace(ONE, **facts)]))
+        assert {*page.values("class")} & {"nbddp-wrong", "nbddp-waits"} == mood, facts
 
 
 def test_a_bar_is_filled_as_far_as_it_is() -> None:
@@ -239,17 +237,13 @@ def test_every_mark_is_on_the_line(events: list[Happening], began: float, second
     assert all(0 <= place <= 100 for place in marks(page))
 
 
-@pytest.mark.parametrize(
-    ("mood", "kinds"),
-    [
-        ("nbddp-bad", ["exit", "failure", "not healed", "start failed"]),
-        ("nbddp-warn", ["fault", "interrupt", "kill asked", "no progress", "restart asked"]),
-        ("nbddp-warn", ["stop asked"]),
-        ("", ["checkpoint", "mine"]),
-    ],
-)
-def test_a_kind_of_event_that_stands_out_has_a_mood(mood: str, kinds: list[str]) -> None:
+def test_a_kind_of_event_that_stands_out_has_a_mood() -> None:
     facts = {"rank": 1, **dict.fromkeys(("what", "how", "reason", "text", "fault"), "x")}
-    for kind in kinds:
-        page = line_of(Happening(101.0, kind, facts))
-        assert {*page.values("class")} & {"nbddp-bad", "nbddp-warn"} == {*filter(None, [mood])}
+    for mood, kinds in (
+        ("nbddp-bad", "exit, failure, not healed, start failed"),
+        ("nbddp-warn", "fault, interrupt, kill asked, no progress, restart asked, stop asked"),
+        ("", "checkpoint, mine"),
+    ):
+        for kind in kinds.split(", "):
+            classes = {*line_of(Happening(101.0, kind, facts)).values("class")}
+            assert classes & {"nbddp-bad", "nbddp-warn"} == {*filter(None, [mood])}, kind

@@ -52,13 +52,12 @@ def trace(tmp_path: Path, ranks: dict[int, Traced] | None = None, **more: Any) -
 
 
 def test_an_arrow_leads_from_the_last_one_to_the_end_of_each_that_waited() -> None:
-    arrows, left = join(
-        {
-            0: of_rank(met=[met(7, 10.0, 40.0)]),
-            1: of_rank(met=[met(7, 30.0, 41.0)]),
-            2: of_rank(met=[met(7, 20.0, 42.0), met(8, 50.0, 60.0)]),
-        }
-    )
+    ranks = {
+        0: of_rank(met=[met(7, 10.0, 40.0), met(1, 0.0, 5.0, "[0, 1]")]),
+        1: of_rank(met=[met(7, 30.0, 41.0), met(1, 0.0, 5.0, "[1, 2]")]),  # of another group
+        2: of_rank(met=[met(7, 20.0, 42.0), met(8, 50.0, 60.0)]),
+    }
+    arrows, left = join(ranks)
     begins = [each for each in arrows if each["ph"] == "s"]
     ends = [each for each in arrows if each["ph"] == "f"]
     assert [(each["pid"], each["ts"]) for each in begins] == [(1001, 30.5)] * 2
@@ -68,15 +67,12 @@ def test_an_arrow_leads_from_the_last_one_to_the_end_of_each_that_waited() -> No
     assert left == 0
 
 
-def test_collectives_of_other_groups_do_not_meet() -> None:
-    of_first = {0: of_rank(met=[met(1, 0.0, 5.0, "[0, 1]")])}
-    assert join({**of_first, 1: of_rank(met=[met(1, 0.0, 5.0, "[1, 2]")])}) == ([], 0)
-
-
 def test_too_many_arrows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "MOST_ARROWS", 2)
-    first = of_rank(met=[met(number, 100.0 * number, 5000.0) for number in range(5)])
-    second = of_rank(met=[met(number, 101.0 * number, 5000.0) for number in range(5)])
+    first, second = (
+        of_rank(met=[met(number, began * number, 5000.0) for number in range(5)])
+        for began in (100.0, 101.0)
+    )
     arrows, left = join({0: first, 1: second})
     assert (len(arrows), left) == (4, 3)
 
