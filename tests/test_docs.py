@@ -22,6 +22,7 @@ from nbddp.train.faults import KINDS
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+NOTEBOOKS = ROOT / "notebooks"
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOR_USERS = "\n".join(path.read_text() for path in PAGES if path.stem != "CONTRIBUTING")
@@ -125,6 +126,22 @@ def test_links_and_pictures_lead_somewhere_and_code_can_be_read(page: Path) -> N
     for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         body = block.split("\n", 1)[1] if block.startswith("%%") else block
         ast.parse(TransformerManager().transform_cell(body))
+
+
+def test_the_map_of_the_course_names_all_notebooks_and_says_how_each_topic_is_taught() -> None:
+    """That its links lead to headings which are there, ``tests/test_book.py`` sees."""
+    text = (NOTEBOOKS / "README.md").read_text()
+    links = re.findall(r"\[([^\]]+)\]\((\d\d_\w+\.ipynb)(#[^)]+)?\)", text)
+    notebooks = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
+    assert [name for _, name, anchor in links if not anchor][: len(notebooks)] == notebooks
+    numbered = [(re.match(r"\d\d", text), name) for text, name, _ in links]
+    assert [name for number, name in numbered if number and not name.startswith(number[0])] == []
+    table = text[text.index("| topic | where | |") :].split("\n")[2:]
+    topics = [row.strip("| ").split(" | ") for row in table if row.startswith("| ")]
+    topics = [row for row in topics if row[0] != "topic" and "---" not in row[0]]
+    assert len(topics) > 30
+    told = re.compile(r"\b(live|told|reckoned)\b")
+    assert [row for row in topics if "](" not in row[1] or not told.search(row[2])] == []
 
 
 def test_contributing_names_every_room_and_only_files_that_there_are() -> None:

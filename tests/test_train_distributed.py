@@ -16,7 +16,7 @@ from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
-from nbddp import ArgumentError
+from nbddp import ArgumentError, WorkerGroup
 from nbddp.train.distributed import all_gather, main_rank_first, on_main
 from nbddp.train.models import prepare, prepared
 from nbddp.train.reduction import all_reduce
@@ -130,6 +130,7 @@ def test_what_cannot_be_reduced_or_run_on_rank_0_is_refused_with_the_way_out(
         refusal(ArgumentError, all_reduce, 1, "avg"),
         refusal(TypeError, on_main, None),
     ] == snapshot
+    assert "nproc" in refusal(ArgumentError, WorkerGroup, nproc=0)  # a group's are refused so too
 
 
 def test_alone_there_is_one_object_and_everything_runs_here() -> None:
