@@ -66,7 +66,6 @@ def test_what_comes_after_the_output_was_cleared_is_shown_all_the_same(
     place.replace(RECORD)
     assert page.shown == ["record"]
     page.outputs.clear()
-    place.distrust()
     place.forget()  # it is known to be cleared: nothing is left to be emptied
     place.replace(PANEL)
     assert list(page.outputs.values()) == [PANEL]
