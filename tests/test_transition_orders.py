@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
@@ -475,7 +474,7 @@ class Imagined:
 
     def __init__(self, world: AnyOrder) -> None:
         self.life = world.life
-        self.ledger = deepcopy(world.ledger)
+        self.ledger = Ledger(*(each.copy() for each in vars(world.ledger).values()))
         self.killed: set[int] = set()
         self.alarms: list[SetAlarm] = []
 
