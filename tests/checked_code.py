@@ -25,9 +25,10 @@ def rules_in(text: str, kinds: dict[str, str] | None = None, **options: Any) -> 
 
 
 def assert_found(rules: str, *texts: str, head: str = "", **options: Any) -> None:
-    """In each text these rules find something, and no others."""
+    """In each text these rules find something, and no others; below a head, it is a script."""
     for text in texts:
-        assert rules_in(head + text, **options) == rules.split(), text
+        found = rules_in(head + text, **{"is_cell": not head, **options})
+        assert found == rules.split(), text
 
 
 assert_alone = partial(assert_found, "")  # no rule finds anything

@@ -166,10 +166,8 @@ def test_calls_that_gather_what_ranks_hold_in_parts_are_collectives(call: str, s
         assert found.rule == "ND101"
         assert found.text.startswith(shown)
         assert condition in found.text
-    assert_found(
-        "ND103", under("def save()", under("if rank", "return\n"), call), head=head, is_cell=False
-    )
-    assert_alone(call, head=head, is_cell=False)
+    assert_found("ND103", under("def save()", under("if rank", "return\n"), call), head=head)
+    assert_alone(call, head=head)
 
 
 def test_calls_on_parts_that_some_ranks_may_make_are_left_alone() -> None:
@@ -190,7 +188,6 @@ def test_calls_on_parts_that_some_ranks_may_make_are_left_alone() -> None:
         under(ON_FIRST, "state = plain.state_dict()"),
         under(ON_FIRST, "torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)"),
         head=COMMON + SHARDED_MODEL,
-        is_cell=False,
     )
 
 

@@ -56,11 +56,10 @@ def test_unequal_numbers_of_steps_without_a_join_are_found() -> None:
         under(ON_FIRST, under("with m.join()", "m(x).sum().backward()\n")),
         "process.join()\n" + UNEVEN,
         head=WRAPPED,
-        is_cell=False,
     )
     # a join takes part in no collective of the user's own
     own = under("with m.join()", UNEVEN + "    dist.all_reduce(y)\n")
-    assert_found("ND101", own, head=WRAPPED, is_cell=False)
+    assert_found("ND101", own, head=WRAPPED)
 
 
 def test_a_model_is_no_ddp_model_before_it_is_wrapped() -> None:
@@ -110,8 +109,8 @@ def test_an_fsdp_model_on_one_rank_is_found_with_gradients_and_without() -> None
     for made in ("model = FSDP(net)\n", "fully_shard(model)\n"):
         head = imports + made
         calls = under(ON_FIRST, TEST), under(ON_FIRST, "model(x)\n")
-        assert_found("ND102", *calls, head=head, is_cell=False)
-        assert_alone(under("if pp_rank == 0", "model(x)\n"), head=head, is_cell=False)
+        assert_found("ND102", *calls, head=head)
+        assert_alone(under("if pp_rank == 0", "model(x)\n"), head=head)
     assert_found("ND102", under(ON_FIRST, TEST), kinds={"model": "fsdp in training"})
 
 
@@ -238,7 +237,6 @@ def test_a_list_that_is_shuffled_without_a_seed_is_found_before_a_sampler() -> N
         "np.random.shuffle(files)\ns = DistributedSampler(Files(files))\n",
         "random.shuffle(files)\ntrain = files[9:]\ns = DistributedSampler(train)\n",
         head=head,
-        is_cell=False,
     )
     assert_alone(
         "random.seed(0)\nrandom.shuffle(files)\ns = DistributedSampler(files)\n",
@@ -247,7 +245,6 @@ def test_a_list_that_is_shuffled_without_a_seed_is_found_before_a_sampler() -> N
         "s = DistributedSampler(files)\nrandom.shuffle(files)\n",
         "random.shuffle(files)\nmine = files[rank::size]\n",
         head=head,
-        is_cell=False,
     )
 
 

@@ -103,11 +103,7 @@ def test_what_is_downloaded_is_checked_before_it_is_kept(
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [
-        (b"", "IDX"),
-        (b"\0\0\x0d\1", "IDX"),
-        (idx(3)[:-1], r"IDX .* \[3\] .* 10 bytes"),
-    ],
+    [(b"", "IDX"), (b"\0\0\x0d\1", "IDX"), (idx(3)[:-1], r"IDX .* \[3\] .* 10 bytes")],
 )
 def test_what_is_no_idx_file_is_refused(content: bytes, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):

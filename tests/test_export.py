@@ -89,11 +89,7 @@ def test_what_has_an_equivalent_becomes_it(source: str, text: str) -> None:
 
 
 def test_what_has_none_becomes_a_comment_with_the_reason(snapshot: SnapshotAssertion) -> None:
-    sources = [
-        "%matplotlib inline\nx = 1",
-        "if x:\n    %who\ny = 1",
-        "%%html\n<b>text</b>",
-    ]
+    sources = ["%matplotlib inline\nx = 1", "if x:\n    %who\ny = 1", "%%html\n<b>text</b>"]
     found = {source: to_plain(source) for source in sources}
     for plain in found.values():
         assert ast.unparse(ast.parse(plain.text)) in ("x = 1", "if x:\n    pass\ny = 1", "")

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -37,48 +37,30 @@ from nbddp.publish.noted import name_there, note, read_note
 from nbddp.publish.points import Point
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import Publisher
-from nbddp.publish.tracker import Identity, Outcome, PublishError
+from nbddp.publish.tracker import PublishError, Tracker
 from nbddp.publish.words import plain_name
 
 # ---- a whole run, to a tracker that notes what it is told
 
 
-class Noted:
-    """A tracker that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.runs: list[Identity] = []
-        self.settled: list[Mapping[str, Any]] = []
-        self.points: list[Point] = []
-        self.told: list[str] = []
-        self.outcomes: list[Outcome] = []
-
-    def begin(self, run: Identity) -> str:
-        self.runs.append(run)
-        return "here"
-
-    def settle(self, settings: Mapping[str, Any]) -> None:
-        self.settled.append(settings)
-
-    def log(self, points: Sequence[Point]) -> None:
-        self.points += points
-
-    def happened(self, at: float, text: str) -> None:  # noqa: ARG002 - a tracker's
-        self.told.append(text)
-
-    def finish(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
+def noting() -> Mock:
+    """A tracker that notes what it is told."""
+    return Mock(spec=Tracker, **{"begin.return_value": "here"})
 
 
-def publisher_of(path: Path, tracker: Noted, *, is_live: bool = False) -> Publisher:
+def points_of(tracker: Mock) -> list[Point]:
+    return [point for call in tracker.log.call_args_list for point in call.args[0]]
+
+
+def publisher_of(path: Path, tracker: Mock, *, is_live: bool = False) -> Publisher:
     return Publisher(
         path, tracker, name=path.name, place="", begins=lambda _what: None, is_live=is_live
     )
 
 
-def published(path: Path) -> Noted:
-    """What a tracker is told of a run that is over."""
-    tracker = Noted()
+def published(path: Path) -> Mock:
+    """A tracker that was told of a run that is over."""
+    tracker = noting()
     publisher_of(path, tracker).finish()
     return tracker
 
@@ -96,7 +78,7 @@ def test_a_run_is_one_run_there_with_its_config_its_outcome_and_its_record(tmp_p
         failures=1,
     )
     tracker = published(path)
-    [run], [outcome] = tracker.runs, tracker.outcomes
+    [run], [outcome] = tracker.begin.call_args.args, tracker.finish.call_args.args
     assert run.name == path.name
     settings = {"lr": 0.1, "sizes": "[1, 2]", "nbddp.world_size": 2, "nbddp.git.commit": "abc"}
     assert run.settings.items() >= settings.items()
@@ -107,11 +89,11 @@ def test_a_run_is_one_run_there_with_its_config_its_outcome_and_its_record(tmp_p
         *("start: attempt 1", "cell 1 begins", "rank 1: ValueError: odd"),
         *("cell 1: rank 1: ValueError: odd", "stopped"),
     ]
-    assert tracker.told == said
+    assert [call.args[1] for call in tracker.happened.call_args_list] == said
 
 
 def test_the_values_are_those_of_the_file(tmp_path: Path) -> None:
-    points = published(make_run(tmp_path, rows=rows_of(60, ranks=4))).points
+    points = points_of(published(make_run(tmp_path, rows=rows_of(60, ranks=4))))
     assert [each.step for each in points] == list(range(60))
     for each in points:
         of_step = [found["loss"] for found in rows_of(60, ranks=4) if found["step"] == each.step]
@@ -124,8 +106,7 @@ def test_the_values_are_those_of_the_file(tmp_path: Path) -> None:
 def test_a_tracker_is_given_only_so_much_at_once(tmp_path: Path) -> None:
     many = {f"m{number}": 1.0 for number in range(4000)}
     rows = [found | many for found in rows_of(5, ranks=1)] + rows_of(2500, ranks=1)[5:]
-    tracker = Mock(wraps=Noted())
-    publisher_of(make_run(tmp_path, rows=rows), tracker).finish()
+    tracker = published(make_run(tmp_path, rows=rows))
     given = [call.args[0] for call in tracker.log.call_args_list]
     assert [len(points) for points in given] == [2, 2, 1000, 1000, 496]
     assert [point.step for points in given for point in points] == list(range(2500))
@@ -150,7 +131,7 @@ def test_the_first_step_of_each_attempt_says_so(tmp_path: Path) -> None:
         *(found | {"time": BEGAN + 15, "attempt": 2} for found in rows_of(3, ranks=2)),
     ]
     again = {"kind": "start", "attempt": 2, "world_size": 2, "time": BEGAN + 14}
-    points = published(make_run(tmp_path, rows=rows, extra=(again,))).points
+    points = points_of(published(make_run(tmp_path, rows=rows, extra=(again,))))
     assert [each.values.get("nbddp/attempt") for each in points] == [1, None, None, 2, None, None]
     assert [each.values.get("nbddp/world_size") for each in points[::3]] == [2, 2]
 
@@ -158,7 +139,7 @@ def test_the_first_step_of_each_attempt_says_so(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_is_published_as_it_comes(tmp_path: Path) -> None:
     path = make_run(tmp_path, rows=[], is_stopped=False, cells=(("train()", ""),))
     (path / "run.json").write_text(json.dumps({"nproc": 2}))
-    tracker = Noted()
+    tracker = noting()
     publisher = publisher_of(path, tracker, is_live=True)
     with (path / "metrics.jsonl").open("a") as file:
         for number, found in enumerate(rows_of(60)):
@@ -167,20 +148,20 @@ def test_a_run_that_goes_on_is_published_as_it_comes(tmp_path: Path) -> None:
                 file.flush()
                 publisher.turn()
     publisher.turn()
-    assert 50 < len(tracker.points) <= 60
-    assert tracker.outcomes == []
+    assert 50 < len(points_of(tracker)) <= 60
+    tracker.finish.assert_not_called()
     with (path / "events.jsonl").open("a") as file:
         file.write(lines(events_of(("train()", "ok"))[-2:-1]))
     publisher.turn()
     publisher.turn()
-    assert len(tracker.points) == 60  # the last step waits for nobody once the cell is over
+    assert len(points_of(tracker)) == 60  # the last step waits for nobody once the cell is over
     publisher.finish()
-    assert tracker.points == published(path).points
-    assert len(tracker.runs) == len(tracker.outcomes) == 1
+    assert points_of(tracker) == points_of(published(path))
+    assert tracker.begin.call_count == tracker.finish.call_count == 1
 
 
 def test_settings_that_come_later_are_told_once(tmp_path: Path) -> None:
-    path, tracker = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),)), Noted()
+    path, tracker = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),)), noting()
     publisher = publisher_of(path, tracker, is_live=True)
     publisher.turn()
     with (path / "events.jsonl").open("a") as file:
@@ -188,21 +169,18 @@ def test_settings_that_come_later_are_told_once(tmp_path: Path) -> None:
         file.write(lines([config, config | {"rank": 0, "values": {"lr": 0.7}}]))
     publisher.turn()
     publisher.finish()
-    assert tracker.settled == [{"lr": 0.7}]
+    tracker.settle.assert_called_once_with({"lr": 0.7})
 
 
 def test_what_a_tracker_raises_is_said_in_a_line(tmp_path: Path) -> None:
-    class Refuses(Noted):
-        def begin(self, run: Identity) -> str:  # noqa: ARG002 - a tracker's
-            raise OSError(28, "No space left on device\nand more")
-
-    said = refusal(PublishError, publisher_of(make_run(tmp_path), Refuses()).finish)
+    tracker = Mock(**{"begin.side_effect": OSError(28, "No space left on device\nand more")})
+    said = refusal(PublishError, publisher_of(make_run(tmp_path), tracker).finish)
     assert said == "OSError: [Errno 28] No space left on device"
 
 
 def test_a_damaged_folder_is_published_as_far_as_it_can_be_read(tmp_path: Path) -> None:
     path = make_run(tmp_path, torn='{"time": 3, "ra', extra=({"kind": "start", "time": 1.0},))
-    assert len(published(path).points) == 60
+    assert len(points_of(published(path))) == 60
 
 
 # ---- where to
