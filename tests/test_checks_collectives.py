@@ -166,7 +166,7 @@ def test_calls_that_gather_what_ranks_hold_in_parts_are_collectives(call: str, s
         assert found.rule == "ND101"
         assert found.text.startswith(shown)
         assert condition in found.text
-    assert_found("ND103", under("def save()", under("if rank", "return\n"), call), head=head)
+    assert_found("ND103", under("def save()", under("if rank != 0", "return\n"), call), head=head)
     assert_alone(call, head=head)
 
 

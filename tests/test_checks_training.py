@@ -184,7 +184,8 @@ def test_what_is_clipped_where_the_scaler_is_not_used_is_left_alone(is_found: bo
     scaled = "scaler.scale(loss).backward()\n"
     updated = "scaler.step(optimizer)\nscaler.update()\n"
     clipped = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
-    plain = under("else", clipped, "optimizer.step()\n")
+    unscaled = clipped + "optimizer.step()\n"
+    plain = under("else", unscaled)
     has_scaler = "if scaler is not None"
     before_unscaling = (
         scaled + under("if limit", clipped) + updated,
@@ -194,14 +195,14 @@ def test_what_is_clipped_where_the_scaler_is_not_used_is_left_alone(is_found: bo
     )
     without_scaler = (
         under(has_scaler, scaled, updated) + plain,
-        under("if scaler is None", clipped, "optimizer.step()\n") + under("else", scaled, updated),
+        under("if scaler is None", unscaled) + under("else", scaled, updated),
         under(has_scaler, scaled)
         + under("else", "loss.backward()\n")
         + under("if scaler", updated)
         + plain,
         under("if amp", scaled) + under(has_scaler, updated) + plain,
-        under("def update()", under("if scaler", scaled, updated, "return\n"), clipped),
-        under("if not amp", clipped) + under("if amp", scaled, updated),
+        under("def update()", under("if scaler", scaled, updated, "return\n"), unscaled),
+        under("if not amp", unscaled) + under("if amp", scaled, updated),
     )
     for text in before_unscaling if is_found else without_scaler:
         assert ("ND123" in rules_in(text)) is is_found, text
