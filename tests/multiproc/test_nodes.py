@@ -5,19 +5,15 @@ The nodes are several agents on this machine, each with processes of its own.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -207,105 +203,6 @@ def test_a_node_goes_and_another_one_takes_its_place(
     assert group.evaluate("mine")[:2] == [0, 1]
     sums = group.evaluate("sum(p.sum().item() for p in model.parameters())")
     assert len(set(sums)) == 1
-
-
-ELASTIC = """
-import json, os, time
-torch.manual_seed(0)
-data = torch.arange(720.0).reshape(-1, 1)
-model = nbddp.prepare(torch.nn.Linear(1, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-loader = nbddp.loader(data, 4)
-parts = dict(model=model, optimizer=optimizer, loader=loader)
-checkpoint = nbddp.Checkpoint(os.path.join(folder, "saved"))
-begin = checkpoint.resume(**parts).step
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-rows = open(os.path.join(folder, f"{attempt}-{world_size}-{rank}"), "w")
-def whole_loss():
-    with torch.no_grad():
-        return (model.module(data / 720) - 3).square().mean().item()
-def note(**facts):
-    print(json.dumps(facts | dict(loss=whole_loss())), file=rows, flush=True)
-note(begin=begin)
-while loader.epoch < 2:
-    for batch in loader:
-        epoch, step = loader.epoch, loader.step
-        optimizer.zero_grad()
-        loss = (model(batch / 720) - 3).square().mean()
-        loss.backward()
-        optimizer.step()
-        nbddp.log(step=step, loss=loss.item())
-        note(step=step, epoch=epoch, samples=batch.flatten().int().tolist())
-        checkpoint.save(step, **parts)
-        while attempt in "01" and step == begin + 8:  # until a node comes, or goes
-            dist.barrier()
-            time.sleep(0.01)
-dist.get_world_size()
-"""
-Rows = dict[str, list[dict[str, Any]]]
-
-
-@pytest.mark.full
-def test_a_training_grows_with_a_node_that_comes_and_shrinks_when_one_goes(
-    on_nodes: OnNodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    group = on_nodes.bring_all(2, 2)
-    on_nodes.nodes.launcher.most = 3
-    group.push({"folder": str(tmp_path)})
-
-    def come_and_go() -> None:
-        assert wait_until(lambda: _trains(tmp_path, "0-4-*"), timeout=COMING)
-        on_nodes.bring_keeper(2)
-        assert wait_until(lambda: _trains(tmp_path, "1-6-*"), timeout=COMING)
-        os.kill(on_nodes.node_of(0).facts["pid"], signal.SIGKILL)
-
-    changes = threading.Thread(target=come_and_go)
-    changes.start()
-    result = group.run(ELASTIC, elastic=True, max_restarts=1, wants_value=True)
-    changes.join()
-    assert result.values() == [4] * 4
-    told = re.findall(r"^nbddp: (\d) ranks now, (\d) before$", capsys.readouterr().out, re.M)
-    assert told == [("6", "4"), ("4", "6")]
-    assert any("with 2 ranks" in said for said in on_nodes.said)
-    assert group.spec.nproc == 4
-    files = _read(tmp_path)
-    assert sorted({name[:3] for name in files}) == ["0-4", "1-6", "2-4"]
-    _had_every_sample_once(files)
-    _loss_goes_on(files)
-
-
-def _trains(folder: Path, names: str) -> bool:
-    return any(len(file.read_text().splitlines()) > 8 for file in folder.glob(names))
-
-
-def _read(folder: Path) -> Rows:
-    files = {file.name: file.read_text().splitlines() for file in sorted(folder.glob("*-*-*"))}
-    return {name: [json.loads(line) for line in lines] for name, lines in files.items()}
-
-
-def _had_every_sample_once(files: Rows) -> None:
-    """In each epoch; of what an attempt did, that counts from which the next one went on."""
-    begins = {int(name[0]): rows[0]["begin"] for name, rows in files.items()}
-    had: dict[int, list[int]] = {0: [], 1: []}
-    for name, rows in files.items():
-        end = begins.get(int(name[0]) + 1, 10_000)
-        for row in rows[1:]:
-            had[row["epoch"]] += row["samples"] if row["step"] <= end else []
-    for samples in had.values():
-        assert set(samples) == {*range(720)}
-        assert len(samples) <= 720 + 5  # as many on every rank
-
-
-def _loss_goes_on(files: Rows) -> None:
-    """Each attempt begins with the loss that the one before had there, and ends with less."""
-    losses: dict[int, float] = {}  # by step, as the attempt before had them
-    for name, rows in sorted(files.items()):
-        if name.endswith("-0"):
-            begin = rows[0]["begin"]
-            assert rows[0]["loss"] == losses.get(begin, rows[0]["loss"])
-            assert not losses or begin > 0
-            losses |= {row["step"]: row["loss"] for row in rows[1:]}
-            assert rows[-1]["loss"] < rows[0]["loss"]
 
 
 BARE = {"PATH": "/usr/bin:/bin"}  # a kernel's, without the folder of the environment's programs

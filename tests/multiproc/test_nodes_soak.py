@@ -22,7 +22,6 @@ from cables import NET, has_namespaces
 from limits import limit
 from nodes_here import ALONE, Apart, OnNodes, all_ended, family
 from processes import wait_until
-from slow_link import Link
 
 from nbddp import CellFailedError
 
@@ -201,33 +200,6 @@ def _lose_all(rounds: Rounds, apart: Apart, spaces: list[str]) -> None:
     rounds.note("all came back", time.monotonic() - began[1])
     assert apart.restart_ranks().evaluate(MEET) == [0, 1, 2, 3]
     rounds.note("all run again", time.monotonic() - began[1])
-
-
-def test_a_slow_cable_that_stalls(rounds: Rounds) -> None:
-    on_nodes = rounds.on_nodes
-    link = on_nodes.link(delay=0.2)
-    on_nodes.bring_keeper(2)
-    on_nodes.bring_keeper(2, port=link.port)
-    group = on_nodes.start_ranks()
-    told, pids = list(on_nodes.said), group.pids
-    for number in range(ROUNDS):
-        threading.Timer(rounds.chance.uniform(0.0, 1.0), _stall, [link, 3.5]).start()
-        began = time.monotonic()
-        values = group.evaluate(
-            f"import time\nfor step in range(20):\n    print({number}, step)\n    dist.barrier()\n"
-            "    time.sleep(0.05)\nstep"
-        )
-        rounds.note("cell", time.monotonic() - began)
-        assert values == [19] * 4
-        time.sleep(max(0.0, 5.0 - (time.monotonic() - began)))
-        assert (on_nodes.said, group.pids) == (told, pids)
-    rounds.report("slow and stalling")
-
-
-def _stall(link: Link, seconds: float) -> None:
-    link.stall()
-    time.sleep(seconds)
-    link.flow()
 
 
 # ---- more and fewer nodes

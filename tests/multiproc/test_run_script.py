@@ -500,25 +500,6 @@ def test_its_arguments_are_its_own_and_a_module_is_found(
     assert lines(capsys) == [str([str(path), "data", "--fast"])]
 
 
-@pytest.mark.full
-def test_the_processes_that_it_starts_form_a_group(
-    group: Ranks, write: Write, capsys: Capture
-) -> None:
-    write(
-        "import os, torch, torch.distributed as dist, torch.multiprocessing as mp\n"
-        "class Box:\n    value = 1\n"
-        "def work(rank, box):\n"
-        "    os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = 'localhost', PORT\n"
-        "    dist.init_process_group('gloo', rank=rank, world_size=2)\n"
-        "    x = torch.ones(1) * box.value\n    dist.all_reduce(x)\n"
-        "    print(f'{rank} {x.item()}\\n', end='')\n    dist.destroy_process_group()\n"
-        f"PORT = '{free_port()}'\n"
-        "if __name__ == '__main__':\n    mp.spawn(work, args=(Box(),), nprocs=2)"
-    )
-    group.run_script("work/script.py", ranks=[0])
-    assert sorted(line for line in lines(capsys) if line[:1].isdigit()) == ["0 2.0", "1 2.0"]
-
-
 def test_the_processes_that_it_starts_know_its_classes(group: Ranks, write: Write) -> None:
     write(
         "import multiprocessing as mp\nclass Box: pass\n"

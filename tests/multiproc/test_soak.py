@@ -15,8 +15,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from drivers.ranks import Ranks
-from multiproc.conftest import WarmLauncher
+from drivers.ranks import Ranks, WarmLauncher
 from processes import wait_until
 
 from nbddp import CellFailedError, RequestError
@@ -36,7 +35,7 @@ class Walk:
 
     def step(self) -> None:
         """Do something, then ask the group whether it is well."""
-        action: Callable[[], None] = self.chance.choice(
+        action: Callable[[], object] = self.chance.choice(
             [
                 self.run_a_cell,
                 self.raise_on_one_rank,
@@ -45,8 +44,8 @@ class Walk:
                 self.interrupt_a_cell,
                 self.interrupt_a_deadlock,
                 self.stop_and_continue_with_kill,
-                self.restart,
-                self.end,
+                self.group.restart,
+                self.group.stop,
                 self.push_and_pull,
             ]
         )
@@ -62,9 +61,7 @@ class Walk:
         state = self.group.state
         assert state in SETTLED, state
         if state == "ready":
-            world = self.group.world_size
-            self.run("y = torch.ones(1); dist.all_reduce(y)")
-            assert self.group.pull("y.item()") == [float(world)] * world
+            self.group.assert_works()
         elif state == "a rank is gone":
             with pytest.raises(RequestError, match=r"%ddp restart"):
                 self.group.run("pass")
@@ -82,9 +79,8 @@ class Walk:
         assert self.group.heal().ranks == gone
         after = self.group.pids
         assert {rank: pid for rank, pid in after.items() if rank not in gone} == before
-        world = self.group.world_size
-        self.run("y = torch.ones(1); dist.all_reduce(y)")
-        assert self.group.pull("kept, y.item()") == [("kept", float(world))] * world
+        self.group.assert_works()
+        assert self.group.pull("kept") == ["kept"] * self.group.world_size
 
     def run(self, source: str, **options: object) -> None:
         self.group.run(source, quiet=True, **options)
@@ -132,12 +128,6 @@ class Walk:
             os.kill(self.group.pids[rank], signal.SIGSTOP)
         self.group.kill(rank)
 
-    def restart(self) -> None:
-        self.group.restart()
-
-    def end(self) -> None:
-        self.group.stop()
-
     def push_and_pull(self) -> None:
         if self.group.is_idle:
             self.group.push({"sent": self.done})
@@ -161,19 +151,21 @@ def walk(launcher: WarmLauncher, *, seed: int, steps: int) -> None:
     assert wait_until(lambda: psutil.Process().num_fds() <= descriptors + 2)
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.usefixtures("folder")
-def test_a_short_random_walk_leaves_the_group_well_and_nothing_behind(
-    launcher: WarmLauncher,
-) -> None:
-    walk(launcher, seed=20, steps=25)
-
-
-@pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("folder")
-def test_a_long_random_walk_leaves_the_group_well_and_nothing_behind(
-    launcher: WarmLauncher,
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [
+        pytest.param(20, 25, id="short"),
+        pytest.param(
+            int(os.environ.get("NBDDP_SOAK_SEED", "1")),
+            int(os.environ.get("NBDDP_SOAK_STEPS", "300")),
+            id="long",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_a_random_walk_leaves_the_group_well_and_nothing_behind(
+    launcher: WarmLauncher, seed: int, steps: int
 ) -> None:
-    steps = int(os.environ.get("NBDDP_SOAK_STEPS", "300"))
-    walk(launcher, seed=int(os.environ.get("NBDDP_SOAK_SEED", "1")), steps=steps)
+    walk(launcher, seed=seed, steps=steps)

@@ -62,17 +62,16 @@ def last_place(stopped_at: Callable[[int], bool]) -> int:
     return places
 
 
-@pytest.mark.full
-def test_a_stop_at_places_of_a_start_and_a_first_cell(stopped_at: Callable[[int], bool]) -> None:
-    chance = random.Random(7)
-    places = last_place(stopped_at)
-    for place in chance.sample(range(places), 60):
-        stopped_at(place)
-
-
-@pytest.mark.soak
-def test_a_stop_at_every_place_of_a_start_and_a_first_cell(
-    stopped_at: Callable[[int], bool],
+@pytest.mark.parametrize(
+    "most",
+    [
+        pytest.param(60, id="some", marks=pytest.mark.full),
+        pytest.param(1_000_000, id="every", marks=pytest.mark.soak),
+    ],
+)
+def test_a_stop_at_places_of_a_start_and_a_first_cell(
+    stopped_at: Callable[[int], bool], most: int
 ) -> None:
-    for place in range(last_place(stopped_at)):
+    places = last_place(stopped_at)
+    for place in random.Random(7).sample(range(places), min(most, places)):
         stopped_at(place)

@@ -121,6 +121,7 @@ def test_ranks_with_parts_of_the_data_do_what_one_process_does_with_the_whole(
     assert group.pull("counts") == [counts] * world_size
 
 
+@pytest.mark.full
 def test_a_script_under_torchrun_and_a_cell_give_the_same_losses_bit_for_bit(
     make_group: MakeRanks, folder: Path
 ) -> None:
