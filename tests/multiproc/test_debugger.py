@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import statistics
 import time
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 PAIR = "%%ddp --nproc 2\n"
+WORKS = "%%ddp\nassert kept == rank\ndist.barrier()"
 
 
 def pids(notebook: Notebook) -> list[int]:
@@ -24,15 +26,17 @@ def pids(notebook: Notebook) -> list[int]:
     return [int(reply.lines(rank)[0]) for rank in (0, 1)]
 
 
-def test_each_rank_is_asked_in_its_turn(notebook: Notebook) -> None:
+def values(text: str) -> list[str]:
+    """Return what ranks have shown as their last values, sorted."""
+    return sorted(line.rpartition(" ")[2] for line in text.splitlines() if "Out" in line)
+
+
+def test_each_rank_is_asked_in_its_turn_and_a_secret_is_hidden(notebook: Notebook) -> None:
     reply = notebook.converse(f"{PAIR}name = input('name? ')\nname", "anna", "bert")
     assert sorted(reply.asked) == [("[rank 0] name? ", False), ("[rank 1] name? ", False)]
-    assert sorted(line[-6:] for line in reply.text.splitlines()) == ["'anna'", "'bert'"]
-
-
-def test_a_secret_is_hidden(notebook: Notebook) -> None:
+    assert values(reply.text) == ["'anna'", "'bert'"]
     reply = notebook.converse(
-        f"{PAIR}from getpass import getpass\nif rank == 1: print(len(getpass('token: ')))", "abc"
+        "%%ddp\nfrom getpass import getpass\nif rank == 1: print(len(getpass('token: ')))", "abc"
     )
     assert reply.asked == [("[rank 1] token: ", True)]
     assert reply.lines(1) == ["3"]
@@ -48,8 +52,7 @@ def test_breakpoint_stops_the_first_rank_that_comes_and_steps_through_the_cell(
     assert reply.status == "ok"
     assert "----> 4 z = y + 1" in reply.text
     assert "----> 5 w = z * 10" in reply.text
-    values = sorted(line.rpartition(" ")[2] for line in reply.text.splitlines() if "Out" in line)
-    assert values == ["20", "70"]
+    assert values(reply.text) == ["20", "70"]
     assert statistics.median(reply.waits[1:]) < 2  # 20 to 40 ms on a quiet machine
 
 
@@ -58,19 +61,15 @@ def test_interact_prints_what_it_evaluates(notebook: Notebook) -> None:
     reply = notebook.converse(source, "interact", "b * 2", "\x04", "!b = 9", "c")
     assert reply.asked[1][0].endswith("] >>> ")
     assert " 42\n" in reply.text
-    values = sorted(line.rpartition(" ")[2] for line in reply.text.splitlines() if "Out" in line)
-    assert values == ["21", "9"]
+    assert values(reply.text) == ["21", "9"]
 
 
 def test_q_ends_the_cell_on_all_ranks_and_keeps_every_name(notebook: Notebook) -> None:
     notebook.run(f"{PAIR}kept = rank")
     reply = notebook.converse("%%ddp\nbreakpoint()\nimport time\ntime.sleep(60)", "q")
-    assert reply.error.startswith("CellInterruptedError: rank ")
-    assert "left the debugger, line 3" in reply.error
+    assert re.fullmatch(r"CellInterruptedError: rank \d .*debugger, line 3", reply.error)
     assert reply.seconds < 20
-    assert (
-        notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nkept, x.item()").status == "ok"
-    )
+    assert notebook.run(WORKS).status == "ok"
 
 
 def test_a_stop_while_a_rank_is_asked_ends_the_cell_and_keeps_every_name(
@@ -80,18 +79,7 @@ def test_a_stop_while_a_rank_is_asked_ends_the_cell_and_keeps_every_name(
     for source in ("input('?')", "breakpoint()\nx = 1", "import pdb; pdb.set_trace()\nx = 1"):
         reply = notebook.converse(f"%%ddp\n{source}\ndist.barrier()", notebook.interrupt)
         assert reply.error.startswith("CellInterruptedError")
-        assert notebook.run("%%ddp\nassert kept == rank\ndist.barrier()").status == "ok"
-
-
-def test_a_rank_that_is_killed_while_it_is_asked_is_named(notebook: Notebook) -> None:
-    notebook.run(f"{PAIR}import os\nkept = rank")
-    ranks = pids(notebook)
-    reply = notebook.converse(
-        "%%ddp\nif rank == 1: input('?')\ndist.barrier()", lambda: os.kill(ranks[1], signal.SIGKILL)
-    )
-    assert reply.error == "CellFailedError: rank 1 was killed by SIGKILL"
-    assert notebook.run("%%ddp --ranks 0\nassert kept == 0").status == "ok"
-    notebook.run("%ddp restart")
+        assert notebook.run(WORKS).status == "ok"
 
 
 @pytest.mark.full
@@ -115,7 +103,7 @@ def test_break_ranks_stops_those_one_after_the_other(notebook: Notebook) -> None
     assert ranks in (["[rank 0]"] * 2 + ["[rank 1]"] * 2, ["[rank 1]"] * 2 + ["[rank 0]"] * 2)
     one = notebook.converse("%%ddp --break-ranks 1\nbreakpoint()\nx = 1", "c")
     assert [prompt for prompt, _ in one.asked] == ["[rank 1] ipdb> "]
-    assert "there is no rank 2" in notebook.run("%%ddp --break-ranks 2\n1").text
+    assert "rank 2" in notebook.run("%%ddp --break-ranks 2\n1").text
 
 
 def test_ddp_debug_looks_into_the_first_cause(notebook: Notebook) -> None:
@@ -132,13 +120,18 @@ def test_ddp_debug_looks_into_the_first_cause(notebook: Notebook) -> None:
 def test_where_nobody_can_type_it_is_said_at_once(notebook: Notebook) -> None:
     for source in ("input('?')", "breakpoint()\nx = 1", "import pdb; pdb.set_trace()\nx = 1"):
         reply = notebook.run(f"{PAIR}{source}")
-        assert "is not supported: nobody can type here" in reply.error
+        assert "notebook's page or a console" in reply.error
         assert reply.seconds < 40  # with the ranks' start; it would wait for ever
-    assert "runs in the background" in notebook.run("%%ddp --no-wait\ninput()").text + (
-        notebook.run("%ddp wait").error
-    )
+    background = notebook.run("%%ddp --no-wait\ninput()").text + notebook.run("%ddp wait").error
+    assert "background" in background
+    notebook.run("%%ddp\nkept = rank; dist.barrier()\n1 / 0")
+    reply = notebook.run("%ddp debug --rank 0 -c 'p kept'")  # it goes on after that
+    assert "[rank 0] ipdb> p kept\n[rank 0] 0\n" in reply.text
+    assert "notebook's page or a console" in reply.error
+    assert notebook.run(WORKS).status == "ok"
 
 
+@pytest.mark.full
 def test_a_rank_that_is_asked_uses_no_cpu(notebook: Notebook) -> None:
     notebook.run(f"{PAIR}import os")
     ranks = [psutil.Process(pid) for pid in pids(notebook)]
@@ -171,11 +164,11 @@ def test_a_box_that_was_left_open_answers_nothing_else(notebook: Notebook) -> No
 
     source = "%%ddp\nif rank == 1: input('one? ')"
     reply = notebook.converse(source, kill)
-    assert "the input box takes no answer any more" in reply.text
+    assert re.search("rank 1 .*SIGKILL", reply.error)
+    assert "input box" in reply.text
     notebook.run("%ddp restart")
-    assert notebook.converse("%%ddp --ranks 0\nprint(input('two? '))", type_in_both).lines(0) == [
-        "bert"
-    ]
+    two = notebook.converse("%%ddp --ranks 0\nprint(input('two? '))", type_in_both)
+    assert two.lines(0) == ["bert"]
 
 
 def test_an_interrupted_rank_is_looked_into_from_its_own_line_on(notebook: Notebook) -> None:
@@ -195,11 +188,3 @@ def test_an_interrupted_rank_is_looked_into_from_its_own_line_on(notebook: Noteb
     assert "[rank 1] ipdb> p step\n[rank 1] 3\n" in reply.text
     assert "'ab'" in reply.text
     assert reply.status == "ok"
-
-
-def test_commands_that_end_too_soon_are_told_where_nobody_can_type(notebook: Notebook) -> None:
-    notebook.run(f"{PAIR}kept = 1; dist.barrier()\n1 / 0")
-    reply = notebook.run("%ddp debug --rank 0 -c 'p kept'")
-    assert "[rank 0] ipdb> p kept\n[rank 0] 1\n" in reply.text
-    assert "the debugger is not supported: nobody can type here" in reply.error
-    assert notebook.run("%%ddp\nassert kept == 1\ndist.barrier()").status == "ok"
