@@ -69,14 +69,13 @@ def test_each_kind_of_group_in_text(snapshot: Any) -> None:
     assert "%ddp start" in NO_GROUP == status(off)
 
 
-def test_logs_are_named_from_the_notebooks_folder(folder: Path) -> None:
-    assert lines(replace(TWO, folder=str(folder / "runs" / "x")))[-1] == "logs in runs/x"
-
-
-def test_only_the_newest_events_are_told() -> None:
-    snapshot = replace(TWO, events=tuple(failure(number) for number in range(SHOWN_EVENTS + 5)))
-    told = [line.rpartition(" ")[2] for line in lines(snapshot)[4:]]
-    assert told == [str(number) for number in range(5, SHOWN_EVENTS + 5)]
+def test_only_the_newest_events_are_told_and_logs_are_named_from_the_notebooks_folder(
+    folder: Path,
+) -> None:
+    events = tuple(failure(number) for number in range(SHOWN_EVENTS + 5))
+    *told, logs = lines(replace(TWO, events=events, folder=str(folder / "runs" / "x")))[4:]
+    assert [line.split()[-1] for line in told] == [str(at) for at in range(5, SHOWN_EVENTS + 5)]
+    assert logs == "logs in runs/x"
 
 
 @BIG

@@ -204,14 +204,12 @@ def test_beside_a_profiler_of_the_cells_own_and_on_other_threads_there_is_none(r
     assert rank.story == []
 
 
-def test_what_torchs_profiler_refuses_is_said(rank: Rank) -> None:
+def test_what_torchs_profiler_refuses_and_a_full_disk_cuts_off_is_said(rank: Rank) -> None:
     rank.profile.error = RuntimeError("no CUPTI\nand a stack")
     rank.begin(3, 4)
     log(*range(9))
     assert rank.end().why.endswith(": no CUPTI")
-
-
-def test_a_file_that_a_full_disk_cut_off_is_said_and_taken_away(rank: Rank) -> None:
+    rank.profile = FakeProfile(rank.story)
     rank.profile.document = '{"traceEvents": ['
     rank.begin(0, 1)
     log(0, 1)
