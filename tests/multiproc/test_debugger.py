@@ -120,14 +120,14 @@ def test_ddp_debug_looks_into_the_first_cause(notebook: Notebook) -> None:
 def test_where_nobody_can_type_it_is_said_at_once(notebook: Notebook) -> None:
     for source in ("input('?')", "breakpoint()\nx = 1", "import pdb; pdb.set_trace()\nx = 1"):
         reply = notebook.run(f"{PAIR}{source}")
-        assert "notebook's page or a console" in reply.error
+        assert "a console" in reply.error
         assert reply.seconds < 40  # with the ranks' start; it would wait for ever
     background = notebook.run("%%ddp --no-wait\ninput()").text + notebook.run("%ddp wait").error
     assert "background" in background
     notebook.run("%%ddp\nkept = rank; dist.barrier()\n1 / 0")
     reply = notebook.run("%ddp debug --rank 0 -c 'p kept'")  # it goes on after that
     assert "[rank 0] ipdb> p kept\n[rank 0] 0\n" in reply.text
-    assert "notebook's page or a console" in reply.error
+    assert "a console" in reply.error
     assert notebook.run(WORKS).status == "ok"
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from notebook import Notebook
+from syrupy.assertion import SnapshotAssertion
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -15,28 +16,22 @@ ONE = "%%ddp --nproc 2 --ranks 0\n"
 F = "def f(a):\n    b = a + 1\n    return b\n"
 
 
-def test_a_debugger_within_the_debugger(notebook: Notebook) -> None:
-    reply = notebook.converse(f"{ONE}{F}breakpoint()\nx = f(1)\nx", "debug f(5)", "s", "c", "c")
+def test_commands_that_go_elsewhere_come_back_to_the_cell(
+    notebook: Notebook, snapshot: SnapshotAssertion
+) -> None:
+    debugs = f"{ONE}{F}breakpoint()\nx = f(1)\nprint(x)"
+    reply = notebook.converse(debugs, "debug f(5)", "s", "c", "c")
     assert "ENTERING RECURSIVE DEBUGGER" in reply.text
-    assert reply.status == "ok"
+    assert reply.lines(0)[-1] == "2"
 
-
-def test_return_at_the_level_of_the_cell_goes_on_in_the_cell(notebook: Notebook) -> None:
-    reply = notebook.converse(f"{ONE}{F}breakpoint()\nx = f(1)\nprint(x)", "r", "r", "c")
+    reply = notebook.converse(debugs, "r", "r", "c")
     assert "Internal StopIteration" not in reply.text
     assert "run_ast_nodes" not in reply.text
     assert reply.lines(0)[-1] == "2"
 
-
-def test_run_is_refused_and_the_cell_goes_on(notebook: Notebook) -> None:
-    reply = notebook.converse(f"{ONE}breakpoint()\nprint('through')", "run", "restart", "c")
-    assert (
-        reply.text.count(
-            "*** the debugger cannot restart a cell: enter `q`, then run the cell again"
-        )
-        == 2
-    )
-    assert reply.lines(0)[-1] == "through"
+    reply = notebook.converse(debugs, "run", "restart", "c")
+    assert [line for line in reply.lines(0) if "***" in line] == snapshot
+    assert reply.lines(0)[-1] == "2"
 
 
 @pytest.mark.parametrize("way_in", ["pdb", "IPython.core.debugger"])
@@ -76,7 +71,7 @@ def test_workers_and_threads_of_a_rank_are_told_that_they_cannot_ask(notebook: N
         "    def __getitem__(self, i):\n        breakpoint()\n        return i\n"
         "for batch in torch.utils.data.DataLoader(Data(), num_workers=2): print(batch)",
     )
-    assert "the debugger is not supported in a process or thread of a rank's own" in reply.error
+    assert "process or thread" in reply.error
     assert reply.text == "", "no place is shown where nobody can look"
     assert notebook.converse(f"{ONE}breakpoint()\nx = 1", "c").status == "ok"
 
@@ -94,6 +89,7 @@ def test_whoever_stops_the_cell_has_not_left_the_debugger(notebook: Notebook) ->
     assert left.error == f"CellInterruptedError: rank {asked} left the debugger, line 3"
 
 
+@pytest.mark.full
 def test_a_stop_while_the_debugger_prints_is_not_lost(notebook: Notebook) -> None:
     notebook.run(
         f"{ONE}import time\nclass Slow:\n"
@@ -111,13 +107,16 @@ def test_a_stop_while_the_debugger_prints_is_not_lost(notebook: Notebook) -> Non
     assert reply.seconds < 20
 
 
-def test_nothing_has_failed_before_something_did(notebook: Notebook) -> None:
+def test_nothing_has_failed_before_something_did(
+    notebook: Notebook, snapshot: SnapshotAssertion
+) -> None:
     notebook.run("%%ddp --nproc 2\n1 / 0")
     notebook.run("%ddp restart")
     reply = notebook.run("%ddp debug")
-    assert "no cell of these ranks has failed: there is nothing to look into" in reply.text
+    assert reply.status == "error"
+    assert not reply.asked
     one = notebook.run("%ddp debug --rank 1")
-    assert one.lines(1) == ["nbddp: this rank has no error to debug"]
+    assert one.lines(1) == snapshot
     assert one.status == "ok"
     notebook.run("%%ddp\nif rank == 1: raise ValueError(3)")
     assert notebook.converse("%%ddp --ranks 0\nbreakpoint()\nx = 1", "q").status == "error"
@@ -125,6 +124,7 @@ def test_nothing_has_failed_before_something_did(notebook: Notebook) -> None:
     assert reply.asked == [("[rank 1] ipdb> ", False)], "leaving a debugger is no failure"
 
 
+@pytest.mark.gate_runs("%debug")
 @pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
 def test_ranks_that_were_interrupted_skip_the_debugger_and_can_be_looked_into_by_name(
     notebook: Notebook, source: str
@@ -132,15 +132,15 @@ def test_ranks_that_were_interrupted_skip_the_debugger_and_can_be_looked_into_by
     notebook.run("%%ddp --nproc 3\nif rank == 1: raise ValueError\nimport time\ntime.sleep(60)")
     reply = notebook.converse(f"%%ddp\n{source}", "p rank", "q")
     assert {prompt[:8] for prompt, _ in reply.asked} == {"[rank 1]"}
-    assert reply.lines(0) == reply.lines(2) == ["nbddp: this rank has no error to debug"]
+    assert [len(reply.lines(rank)) for rank in (0, 2)] == [1, 1]
     one = notebook.converse("%ddp debug --rank 2", "p rank + 40", "q")
     assert "[rank 2] 42\n" in one.text
 
 
+@pytest.mark.gate_runs("%debug")
 @pytest.mark.parametrize("source", ["%debug", "import pdb; pdb.pm()"])
 def test_ranks_on_which_nothing_failed_skip_the_debugger(notebook: Notebook, source: str) -> None:
     notebook.run("%%ddp --nproc 2\nkept = rank * 21\nif rank == 1: raise ValueError(kept)")
-    healthy = "nbddp: this rank has no error to debug"
 
     def outlast_the_grace() -> None:
         time.sleep(4)  # a failure of another rank would end the debugger after 1.3 s
@@ -148,29 +148,17 @@ def test_ranks_on_which_nothing_failed_skip_the_debugger(notebook: Notebook, sou
 
     reply = notebook.converse(f"%%ddp\n{source}", outlast_the_grace, "p kept", "q")
     assert {prompt[:8] for prompt, _ in reply.asked} == {"[rank 1]"}
-    assert reply.lines(0) == [healthy]
+    assert len(reply.lines(0)) == 1
     assert "[rank 1] 21\n" in reply.text
     assert reply.status == "ok"
 
 
-def test_a_rank_that_waited_for_an_answer_is_looked_into_at_its_own_line(
-    notebook: Notebook,
-) -> None:
+def test_a_rank_that_was_asked_is_looked_into_at_its_own_line(notebook: Notebook) -> None:
     notebook.converse(f"{ONE}x = 1\ninput('?')", notebook.interrupt)
     reply = notebook.converse("%ddp debug", "q")
     assert "----> 3 input('?')" in reply.text
     assert "threading" not in reply.text
-
-
-def test_half_a_character_in_a_prompt_stands_in_nobodys_way(notebook: Notebook) -> None:
-    reply = notebook.converse(f"{ONE}input('\\ud800? ')", "x")
-    assert (reply.asked, reply.status) == ([("[rank 0] \\ud800? ", False)], "ok")
-
-
-def test_a_rank_whose_debugger_nobody_could_use_is_looked_into_at_its_own_line(
-    notebook: Notebook,
-) -> None:
-    assert "nobody can type here" in notebook.run(f"{ONE}breakpoint()\nhere = 1").error
+    notebook.run(f"{ONE}breakpoint()\nhere = 1")  # where nobody can type
     reply = notebook.converse("%ddp debug --rank 0", "q")
     assert "----> 3 here = 1" in reply.text
     assert "debugger.py" not in reply.text
