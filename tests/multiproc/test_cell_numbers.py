@@ -15,6 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from notebook import Notebook, Reply
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 FAILS = {
     "a cell": "%%ddp --nproc 2\n1/0",
@@ -26,7 +27,7 @@ FAILS = {
     "below other code": "x = 1\nget_ipython().run_cell_magic('ddp', '', '1/0')",
     "a script": "%run fails.ipy",
     "a cell of the notebook within": "%%local\nget_ipython().run_cell_magic('ddp', '', '1/0')",
-    "later": "%%ddp --no-wait\nimport time; time.sleep(1)\n1/0",
+    "later": "%%ddp --no-wait\nimport time; time.sleep(0.2)\n1/0",
 }
 
 
@@ -39,19 +40,15 @@ def shown(reply: Reply) -> str:
     return reply.text + reply.traceback
 
 
-@pytest.mark.parametrize("cell", FAILS.values(), ids=FAILS)
-def test_the_number_is_that_of_the_prompt(notebook: Notebook, cell: str) -> None:
+def test_the_number_is_that_of_the_prompt(notebook: Notebook) -> None:
     notebook.run("open('fails.ipy', 'w').write('%%ddp\\n1/0')")
-    reply = notebook.run(cell)
-    said = shown(reply)
-    if "--no-wait" in cell:
-        said += shown(notebook.run("%ddp wait"))
-    assert len(reply.counts) == 1, "the prompt has one number"
-    assert numbers(said) == reply.counts
-
-
-def test_it_is_so_in_auto_mode(notebook: Notebook) -> None:
-    notebook.run("%ddp start --nproc 2")
+    for name, cell in FAILS.items():
+        reply = notebook.run(cell)
+        said = shown(reply)
+        if "--no-wait" in cell:
+            said += shown(notebook.run("%ddp wait"))
+        assert len(reply.counts) == 1, "the prompt has one number"
+        assert numbers(said) == reply.counts, name
     notebook.run("%ddp auto on")
     reply = notebook.run("1/0")
     assert numbers(shown(reply)) == reply.counts
