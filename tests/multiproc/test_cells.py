@@ -6,6 +6,7 @@ import pytest
 from notebook import Notebook
 
 pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
 
 
 def test_the_first_cell_starts_the_ranks_and_later_cells_find_the_same_names(
@@ -18,7 +19,9 @@ def test_the_first_cell_starts_the_ranks_and_later_cells_find_the_same_names(
         assert second.lines(rank) == [f"{first.lines(rank)[0]} {rank * 10}"]
 
 
-def test_the_process_group_is_ready_and_the_names_of_a_rank_are_there(notebook: Notebook) -> None:
+def test_the_process_group_is_ready_and_a_value_that_ranks_agree_on_is_shown_once(
+    notebook: Notebook,
+) -> None:
     reply = notebook.run(
         "%%ddp --nproc 2\nx = torch.ones(1, device=device) * (rank + 1)\ndist.all_reduce(x)\n"
         "x.item(), world_size, local_rank, nbddp.__version__ != ''"
@@ -27,20 +30,19 @@ def test_the_process_group_is_ready_and_the_names_of_a_rank_are_there(notebook: 
         "Out [rank 0] (3.0, 2, 0, True)",
         "Out [rank 1] (3.0, 2, 1, True)",
     ]
-
-
-def test_a_value_that_ranks_agree_on_is_shown_once(notebook: Notebook) -> None:
-    assert notebook.run("%%ddp --nproc 2\nworld_size").text == "Out [ranks 0-1] 2\n"
+    assert notebook.run("%%ddp\nworld_size").text == "Out [ranks 0-1] 2\n"
+    assert notebook.run("%%ddp --quiet\nprint('noise')\nx.item()").text == "Out [ranks 0-1] 3.0\n"
+    assert notebook.run("%%ddp --fresh\n'x' in globals()").text == "Out [ranks 0-1] False\n"
 
 
 def test_magics_commands_await_and_last_values_work(notebook: Notebook) -> None:
     reply = notebook.run(
-        "%%ddp --nproc 1\n!echo from a child $RANK\n%time 1\nimport asyncio\n"
-        "await asyncio.sleep(0.01)\nfiles = !echo a\nprint(files)\n41"
+        "%%ddp --nproc 1\n!echo from a child $RANK\n%time 1\nimport asyncio, os\n"
+        "await asyncio.sleep(0.01)\nfiles = !echo a\nprint(files)\n"
+        "wrote = os.write(1, b'from fd 1\\n')\n41"
     )
     assert reply.status == "ok"
-    assert "from a child 0" in reply.lines(0)
-    assert "['a']" in reply.lines(0)
+    assert {"from a child 0", "['a']", "from fd 1"} <= {*reply.lines(0)}
     assert notebook.run("%%ddp\n_ + 1").text == "Out [rank 0] 42\n"
 
 
@@ -63,11 +65,6 @@ def test_a_progress_bar_ends_as_one_line(notebook: Notebook) -> None:
         assert "20/20" in reply.lines(rank)[0]
 
 
-def test_c_code_and_child_processes_print_to_the_cell_too(notebook: Notebook) -> None:
-    reply = notebook.run("%%ddp --nproc 1\nimport os\n_ = os.write(1, b'from fd 1\\n')")
-    assert reply.lines(0) == ["from fd 1"]
-
-
 def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
     notebook: Notebook,
 ) -> None:
@@ -78,13 +75,6 @@ def test_a_traceback_shows_the_cells_own_lines_under_the_editors_numbers(
     assert reply.traceback.count("division by zero") == 2  # the title, and one traceback
     assert "site-packages" not in reply.traceback
     assert "nbddp/" not in reply.traceback
-
-
-def test_names_are_kept_after_an_error_and_the_next_cell_works(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 2\nkept = rank\n1 / 0")
-    reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(kept, x.item())")
-    assert reply.lines(0) == ["0 2.0"]
-    assert reply.lines(1) == ["1 2.0"]
 
 
 def test_a_module_that_forgot_its_beginning_costs_no_rank(notebook: Notebook) -> None:
@@ -101,16 +91,6 @@ def test_a_script_that_says_sys_exit_0_has_succeeded(notebook: Notebook) -> None
     assert reply.error == "CellFailedError: rank 0: SystemExit: 3, line 2"
 
 
-def test_a_dataloader_with_workers_runs_in_a_rank(notebook: Notebook) -> None:
-    reply = notebook.run(
-        "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"
-        "loader = DataLoader(range(8), batch_size=4, num_workers=2, persistent_workers=True)\n"
-        "print([batch.tolist() for batch in loader])"
-    )
-    assert reply.status == "ok"
-    assert reply.lines(1) == ["[[0, 1, 2, 3], [4, 5, 6, 7]]"]
-
-
 def test_pasted_code_finds_torchruns_variables_and_may_init_again_and_again(
     notebook: Notebook,
 ) -> None:
@@ -124,22 +104,6 @@ def test_pasted_code_finds_torchruns_variables_and_may_init_again_and_again(
     reply = notebook.run(f"%%ddp --no-init\n{body}")
     assert reply.lines(0) == ["2.0 0 2"]
     assert notebook.run("%%ddp\ndist.barrier()\ndist.is_initialized()").text.endswith("True\n")
-
-
-def test_a_cell_that_destroys_the_process_group_finds_a_new_one_in_the_next(
-    notebook: Notebook,
-) -> None:
-    assert notebook.run("%%ddp --nproc 2\ndist.destroy_process_group()").status == "ok"
-    reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nx.item()")
-    assert reply.text == "Out [ranks 0-1] 2.0\n"
-
-
-def test_a_cell_may_run_on_some_ranks_only(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 3\nx = rank")
-    reply = notebook.run("%%ddp --ranks 0,2\nprint(x)")
-    assert reply.lines(0) == ["0"]
-    assert reply.lines(1) == []
-    assert reply.lines(2) == ["2"]
 
 
 def test_values_go_to_the_ranks_and_come_back(notebook: Notebook) -> None:
@@ -166,39 +130,23 @@ def test_a_semicolon_keeps_a_value_off_the_page_and_not_from_who_asks_for_it(
     assert notebook.run("rank").result == "[0, 1]"
 
 
-def test_quiet_shows_the_values_only(notebook: Notebook) -> None:
-    reply = notebook.run("%%ddp --nproc 2 --quiet\nprint('noise')\nworld_size")
-    assert reply.text == "Out [ranks 0-1] 2\n"
-
-
-def test_fresh_empties_the_namespaces(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 1\nold = 1")
-    assert notebook.run("%%ddp --fresh\n'old' in globals()").text == "Out [rank 0] False\n"
-
-
-def test_no_wait_returns_at_once_and_wait_waits(notebook: Notebook) -> None:
+def test_no_wait_returns_at_once_and_wait_waits_and_tells_a_failure(notebook: Notebook) -> None:
     notebook.run("%%ddp --nproc 2\nimport os, time\nif os.path.exists('go_on'): os.remove('go_on')")
     reply = notebook.run(
         "%%ddp --no-wait\nwhile not os.path.exists('go_on'): time.sleep(0.01)\nprint('done')"
     )
     assert reply.status == "ok"
     assert "done" not in reply.text
-    busy = notebook.run("%%ddp\npass")
-    assert "a cell is still running" in busy.text
+    assert "`%ddp wait`" in notebook.run("%%ddp\npass").text
     notebook.run("open('go_on', 'w').close()")
     assert notebook.run("%ddp wait").status == "ok"
-    assert notebook.run("%%ddp\npass").status == "ok"
-
-
-def test_wait_fails_if_the_cell_in_the_background_failed(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 1 --no-wait\n1 / 0")
+    assert notebook.run("%%ddp --no-wait\n1 / 0").status == "ok"
     assert "ZeroDivisionError" in notebook.run("%ddp wait").error
 
 
 def test_auto_mode_sends_cells_to_the_ranks_and_local_keeps_one(notebook: Notebook) -> None:
     notebook.run("%ddp start --nproc 2")
     notebook.run("%ddp auto on")
-    assert notebook.run("world_size").text == "Out [ranks 0-1] 2\n"
     assert notebook.run("1 / 0").error.endswith("ZeroDivisionError: division by zero, line 1")
     assert notebook.run("%%local\n'world_size' in globals()").result == "False"
     notebook.run("%ddp auto off")
@@ -207,8 +155,8 @@ def test_auto_mode_sends_cells_to_the_ranks_and_local_keeps_one(notebook: Notebo
 
 
 def test_twenty_thousand_lines_of_each_rank_come_whole_and_in_order(notebook: Notebook) -> None:
-    source = "%%ddp --nproc 4\nfor i in range(20_000): print(f'{i:06d}' + 'x' * 94)"
+    source = "%%ddp --nproc 2\nfor i in range(20_000): print(f'{i:06d}' + 'x' * 94)"
     reply = notebook.run(source)
     assert reply.status == "ok"
-    for rank in range(4):
+    for rank in range(2):
         assert [int(line[:6]) for line in reply.lines(rank)] == list(range(20_000))
