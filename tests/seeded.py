@@ -1,4 +1,4 @@
-"""Mistakes that people make, a small cell of each, and the rule that should find it."""
+"""Mistakes that only ranks can show, a small cell of each, and the rule that should find it."""
 
 from __future__ import annotations
 
@@ -62,17 +62,6 @@ SEEDS = (
         "    dist.barrier()",
     ),
     Seed(
-        "gradients by hand, not averaged",
-        "ND107",
-        "net = make_model()\nx, y = data[:16]\nnn.functional.cross_entropy(net(x), y).backward()\n"
-        "for each in net.parameters():\n    dist.all_reduce(each.grad)",
-    ),
-    Seed(
-        "the loader shuffles, and nobody deals out",
-        "ND111",
-        "loader = DataLoader(data, batch_size=16, shuffle=True)\nfit(model, loader, optimizer)",
-    ),
-    Seed(
         "a loader of another cell's that shuffles by itself",
         "ND201",
         "for x, y in alone:\n    optimizer.zero_grad()\n"
@@ -117,38 +106,11 @@ SEEDS = (
         "    if (i + 1) % 4 == 0:\n        optimizer.step()\n        optimizer.zero_grad()",
     ),
     Seed(
-        "clipped before the scale is out",
-        "ND123",
-        "scaler = torch.amp.GradScaler('cpu')\nx, y = data[:16]\noptimizer.zero_grad()\n"
-        "scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()\n"
-        "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-        "scaler.step(optimizer)\nscaler.update()",
-    ),
-    Seed(
-        "trained around the wrapper",
-        "ND125",
-        "x, y = data[16 * rank : 16 * rank + 16]\noptimizer.zero_grad()\n"
-        "loss = nn.functional.cross_entropy(model.module(x), y)\nloss.backward()",
-    ),
-    Seed(
-        "dropout at work in the test",
-        "ND132",
-        "right = torch.zeros(1)\nwith torch.no_grad():\n    for x, y in test:\n"
-        "        right += (model(x).argmax(1) == y).sum()\ndist.all_reduce(right)",
-    ),
-    Seed(
         "one rank's accuracy for the whole",
         "ND133",
         "model.eval()\nright = 0\nwith torch.no_grad():\n    for x, y in test:\n"
         "        right += (model(x).argmax(1) == y).sum().item()\n"
         "print('accuracy', right / len(data))\nmodel.train();",
-    ),
-    Seed(
-        "a mean of means",
-        "ND134",
-        "model.eval()\ntotal_loss = 0.0\nwith torch.no_grad():\n    for x, y in test:\n"
-        "        total_loss += nn.functional.cross_entropy(model(x), y).item()\n"
-        "mean = nbddp.all_reduce(total_loss / len(test), 'mean')\nmodel.train();",
     ),
     Seed(
         "a parameter that only one rank changes",

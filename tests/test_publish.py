@@ -258,7 +258,7 @@ def test_a_run_is_published_by_a_process_noted_and_told(
 
 FAILS = {
     "fails": "RuntimeError: the disk is full",
-    "blocks": "did not answer for 1 s (steps)",
+    "blocks": "1 s (steps)",
     "dies": "exited with code 7",
     "broken": "no such library",
 }
