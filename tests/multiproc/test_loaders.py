@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
-from drivers.ranks import Ranks
-from moments import run_and_act
+from drivers.ranks import MakeRanks, Ranks
+from moments import come_to_rest, run_and_act
 
 from nbddp import CellInterruptedError
 
 pytestmark = pytest.mark.multiproc
 
 
-def stopped(group: Ranks, source: str) -> None:
+def stopped(group: Ranks, source: str, *, rests: bool = True) -> None:
     """Run source that never ends, and interrupt it when all ranks say that they are in it."""
 
     def interrupt() -> None:
-        time.sleep(0.5)
+        assert not rests or come_to_rest(group.pids.values())
         group.interrupt()
 
     is_begun = lambda said: said.count("begun") == group.world_size  # noqa: E731
@@ -27,7 +26,7 @@ def stopped(group: Ranks, source: str) -> None:
 
 
 def test_what_a_stopped_cell_held_is_freed_when_the_next_begins_without_a_collector(
-    make_group: Callable[..., Ranks],
+    make_group: MakeRanks,
 ) -> None:
     group = make_group(2, init=False)
     group.run("import gc, time, weakref\nclass Big: pass\ngc.disable()")
@@ -48,6 +47,7 @@ def test_workers_of_a_stopped_loop_hold_up_no_cell(group: Ranks) -> None:
     stopped(
         group,  # not before all workers are there: torch waits in vain for one that it just starts
         "for each in DataLoader(range(10**9), num_workers=3):\n    if each == 0: print('begun')",
+        rests=False,
     )
     began = time.monotonic()
     group.run("assert not multiprocessing.active_children()")
