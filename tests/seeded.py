@@ -55,13 +55,6 @@ SEEDS = (
         runs=False,
     ),
     Seed(
-        "a barrier that hides a race, in every step",
-        "ND106",
-        "for x, y in train:\n    optimizer.zero_grad()\n"
-        "    nn.functional.cross_entropy(model(x), y).backward()\n    optimizer.step()\n"
-        "    dist.barrier()",
-    ),
-    Seed(
         "a loader of another cell's that shuffles by itself",
         "ND201",
         "for x, y in alone:\n    optimizer.zero_grad()\n"
@@ -69,7 +62,7 @@ SEEDS = (
     ),
     Seed(
         "every epoch in the same order",
-        "ND112",
+        "ND210",
         "for epoch in range(2):\n    for x, y in train:\n        optimizer.zero_grad()\n"
         "        nn.functional.cross_entropy(model(x), y).backward()\n        optimizer.step()",
     ),
@@ -153,13 +146,6 @@ MORE = (
         "for each in optimizer.param_groups:\n    each['lr'] = 0.1 / (1 + rank)",
     ),
     Seed(
-        "batch norm on two samples",
-        "ND211",
-        "normed = DDP(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))\n"
-        "pairs = DataLoader(data, batch_size=2, sampler=sampler)\n"
-        "for x, y in pairs:\n    normed(x).sum().backward()\n    break",
-    ),
-    Seed(
         "a stream that nobody deals out",
         "ND201",
         "class Rows(torch.utils.data.IterableDataset):\n    def __iter__(self):\n"
@@ -174,5 +160,9 @@ MORE = (
         "random.Random(rank).shuffle(files)\n"
         "of_files = DataLoader(files, batch_size=8, sampler=DistributedSampler(files))",
     ),
-    Seed("epochs that the ranks count differently", "ND204", "sampler.set_epoch(rank)\nlen(train)"),
+    Seed(
+        "a loader that shuffles by itself, in a function",
+        "ND201",
+        "loader = DataLoader(data, batch_size=16, shuffle=True)\nfit(model, loader, optimizer)",
+    ),
 )

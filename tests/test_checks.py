@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checked_code import assert_alone, assert_found
+from rank_facts import EXAMPLES
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.checks import registry
 from nbddp.checks.book import (
     BOOK,
     CHECKLIST,
+    RUN_TIME,
     STATIC,
     checklist,
     explain,
@@ -23,7 +28,7 @@ from nbddp.checks.book import (
     rule_of,
 )
 from nbddp.checks.facts import Facts, Loader, Model, RankFacts
-from nbddp.checks.rule import Finding, Rule
+from nbddp.checks.registry import Finding, Rule
 from nbddp.checks.source import Source
 from nbddp.errors import RequestError
 from nbddp.group.checking import check_script
@@ -34,18 +39,41 @@ ROOT = Path(__file__).parents[1]
 RULES = list(BOOK.values())
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda each: each.id)
-def test_a_rule_finds_its_bad_example_and_not_the_good_one(
-    rule: Rule[Any], snapshot: SnapshotAssertion
+PROGRAM = re.compile(r"^```python (wrong|right)(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+
+
+def programs(rule: Rule) -> Iterator[tuple[str, Source]]:
+    """The programs in rules.md, with what ranks report of their names."""
+    text = (Path(registry.__file__).with_name("rules.md")).read_text()
+    section = text[text.index(f"## {rule.id}") :].partition("\n## ")[0]
+    for word, known, program in PROGRAM.findall(section):
+        kinds = dict(each.replace("-", " ").split("=") for each in known.split())
+        yield word, Source(program, kinds)
+
+
+@pytest.mark.parametrize("rule", STATIC, ids=lambda each: each.id)
+def test_a_rule_finds_its_wrong_program_and_no_rule_the_right_one(
+    rule: Rule, snapshot: SnapshotAssertion
 ) -> None:
-    found = list(rule.findings(rule.bad))
+    (wrong, bad), (right, good) = programs(rule)
+    assert (wrong, right) == ("wrong", "right")
+    assert rule.programs == {"wrong": bad.text, "right": good.text}
+    found = [each for each in look_at(bad) if each.rule == rule.id]
     assert found
-    assert all(each.rule == rule.id and each.text.endswith(".") for each in found)
     assert [each.headline for each in found] == snapshot
-    assert list(rule.findings(rule.good)) == []
-    if rule in STATIC:
-        assert look_at(rule.good) == []  # no other rule has anything against it either
-        assert may_find(rule.bad.text) or rule.bad.kinds  # then ranks have said so
+    assert look_at(good) == []
+    assert may_find(bad.text) or bad.kinds  # then ranks have said so
+
+
+@pytest.mark.parametrize("rule", RUN_TIME, ids=lambda each: each.id)
+def test_a_rule_finds_what_ranks_report_with_the_mistake_and_nothing_without_it(
+    rule: Rule, snapshot: SnapshotAssertion
+) -> None:
+    bad, good = EXAMPLES[rule.id]
+    found = list(rule.findings(bad))
+    assert found
+    assert [each.headline for each in found] == snapshot
+    assert list(rule.findings(good)) == []
 
 
 def test_a_rule_says_why_and_what_to_do_and_where_it_is_taught() -> None:
@@ -56,12 +84,12 @@ def test_a_rule_says_why_and_what_to_do_and_where_it_is_taught() -> None:
         assert rule.fix.endswith("."), rule
         text = explain(rule)
         assert rule.why in text
-        assert ("wrong:" in text) is ("right:" in text) is rule.id.startswith("ND1")
+        assert ("wrong:" in text) is ("right:" in text) is (rule in STATIC)
 
 
 def test_ids_tell_what_a_rule_looks_at_and_stand_in_order() -> None:
     assert [each.id for each in RULES] == sorted(BOOK)
-    assert all(each.id.startswith("ND1") for each in STATIC)
+    assert [each.id for each in RUN_TIME] == sorted(EXAMPLES)
 
 
 def test_the_checklist_names_rules_that_there_are_and_its_text_lists_them_all(

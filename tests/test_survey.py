@@ -12,13 +12,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 
 import nbddp
 from nbddp.checks.facts import Loader, Model, Optimizer, RankFacts
 from nbddp.wire.messages import Failure
 from nbddp.worker.datasets import LARGE, MANY, data_of
 from nbddp.worker.failure import describe
+from nbddp.worker.loaders import forget_epochs, note_epochs
 from nbddp.worker.survey import survey
 
 DATA = TensorDataset(torch.arange(10.0).reshape(10, 1))
@@ -44,7 +52,6 @@ def test_a_loader_says_what_its_sampler_deals_out() -> None:
     assert thing(DataLoader(DATA, batch_size=2, sampler=sampler)) == Loader(
         sampler="dealt",
         seed=7,
-        epoch=3,
         replicas=2,
         place=1,
         shuffles=True,
@@ -56,6 +63,22 @@ def test_a_loader_says_what_its_sampler_deals_out() -> None:
     plain = thing(DataLoader(DATA, batch_size=4, drop_last=True, num_workers=2))
     assert (plain.sampler, plain.batches, plain.workers) == ("in order", 2, 2)
     assert thing(DataLoader(DATA, shuffle=True)).sampler == "random"
+
+
+def test_a_loader_says_which_epochs_a_cell_went_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (DistributedSampler, RandomSampler):
+        monkeypatch.setattr(kind, "__iter__", kind.__iter__)
+    note_epochs()
+    sampler = DistributedSampler(DATA, num_replicas=2, rank=1)
+    loader = DataLoader(DATA, batch_size=2, sampler=sampler)
+    next(iter(loader))
+    assert thing(loader).epochs == []
+    for epoch in (0, 1, 1):
+        sampler.set_epoch(epoch)
+        assert len(list(loader)) == 3
+    assert thing(loader).epochs == [0, 1, 1]
+    forget_epochs()
+    assert thing(loader).epochs == []
 
 
 def refuses(*_: object) -> Any:
@@ -95,7 +118,7 @@ def test_equal_data_is_told_from_other_data() -> None:
 def test_a_model_says_how_it_stands() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     said = thing(net)
-    assert (said.ranks, said.has_norm, said.minds_mode, said.is_training) == (0, True, True, True)
+    assert (said.ranks, said.minds_mode, said.is_training) == (0, True, True)
     assert (said.with_gradient, said.without) == (0, 6)
     assert said.shapes == f"6:{sum(each.numel() for each in net.parameters())}"
     assert len(said.sample) == 12
@@ -104,8 +127,6 @@ def test_a_model_says_how_it_stands() -> None:
     with torch.no_grad():
         net[0].weight.add_(1)
     assert thing(net).sample != said.sample
-    synced = nn.SyncBatchNorm.convert_sync_batchnorm(net)
-    assert not thing(synced).has_norm
     assert not thing(nn.Linear(1, 1)).minds_mode
 
 

@@ -4,54 +4,54 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
-from nbddp.checks import between, collectives, evaluating, feeding, places, state, training
+from nbddp.checks import (  # each registers its rules  # noqa: F401
+    between,
+    collectives,
+    evaluating,
+    forwards,
+    places,
+    state,
+    training,
+)
 from nbddp.checks.facts import Facts
-from nbddp.checks.rule import Finding, Rule
+from nbddp.checks.registry import RULES, Finding, Rule
 from nbddp.checks.source import Source
 from nbddp.errors import RequestError
 
-STATIC: tuple[Rule[Source], ...] = (
-    *collectives.RULES,
-    *feeding.RULES,
-    *training.RULES,
-    *evaluating.RULES,
-    *places.RULES,
-)
-RUN_TIME: tuple[Rule[Facts], ...] = (*between.RULES, *state.RULES)
-ALL: tuple[Rule[Any], ...] = (*STATIC, *RUN_TIME)
-BOOK = {each.id: each for each in ALL}
+BOOK = dict(sorted(RULES.items()))
+STATIC = [each for each in BOOK.values() if each.id.startswith("ND1")]
+RUN_TIME = [each for each in BOOK.values() if each.id.startswith("ND2")]
 
 CHECKLIST = (
     ("meet", "every rank calls init_process_group, and destroy_process_group at the end", ()),
     (
         "one GPU each",
         "set_device before anything else is done on a GPU",
-        ("ND143", "ND144", "ND209"),
+        ("ND209",),
     ),
     (
         "wrap",
         "SyncBatchNorm, the device, DDP, the optimizer: in this order; train through the wrapper",
-        ("ND102", "ND125", "ND126", "ND127", "ND207", "ND211", "ND214", "ND216"),
+        ("ND102", "ND125", "ND126", "ND127", "ND207", "ND214", "ND216"),
     ),
     (
         "sampler",
         "DistributedSampler with one seed for all, shuffle=False on the loader, set_epoch",
-        ("ND111", "ND112", "ND113", "ND114", "ND201", "ND202", "ND203", "ND204", "ND205"),
+        ("ND201", "ND202", "ND203", "ND205", "ND210"),
     ),
     ("generator", "augmentation and dropout have a seed of each rank's own: seed + rank", ()),
     (
         "step",
         "zero_grad, forward, backward, step; the loss divided when gradients accumulate",
-        ("ND106", "ND107", "ND121", "ND122", "ND208", "ND215"),
+        ("ND107", "ND121", "ND208", "ND215"),
     ),
     ("scaler", "scale, unscale_ before clipping, step, update", ("ND123", "ND124")),
-    ("print and save", "on one rank, and the others wait before they read", ("ND141", "ND142")),
+    ("print and save", "on one rank, and the others wait before they read", ("ND141",)),
     (
         "evaluate",
         "eval() and no_grad; counts are added up on all ranks before one reports them",
-        ("ND131", "ND132", "ND133", "ND134"),
+        ("ND132", "ND133", "ND134"),
     ),
     (
         "together",
@@ -74,9 +74,7 @@ _WORDS = re.compile(
 
 
 # what is no mistake where one rank runs the cell, or a few
-OF_ALL_RANKS = frozenset(
-    f"ND{number}" for number in (*range(101, 105), *range(111, 115), 126, 133, *range(141, 145))
-)
+OF_ALL_RANKS = frozenset(f"ND{number}" for number in (*range(101, 105), 126, 133, 141))
 
 
 def may_find(text: str) -> bool:
@@ -118,7 +116,7 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda each: (each.is_fact, each.line or 10**9, each.rule))
 
 
-def rule_of(name: str) -> Rule[Any]:
+def rule_of(name: str) -> Rule:
     """The rule of this id.
 
     Raises:
@@ -142,12 +140,10 @@ def checklist() -> str:
     return "\n".join([*lines, "in the whole cell, or file."])
 
 
-def explain(rule: Rule[Any]) -> str:
+def explain(rule: Rule) -> str:
     """A rule, at length, with its two examples."""
     lines = [f"{rule.id}: {rule.title}", "", rule.why, "", rule.fix]
-    for word, example in (("wrong", rule.bad), ("right", rule.good)):
-        if not isinstance(example, Source):
-            break
-        text = example.text.rstrip().replace("\n", "\n    ")
+    for word, program in rule.programs.items():
+        text = program.rstrip().replace("\n", "\n    ")
         lines += ["", f"{word}:", "", f"    {text}"]
     return "\n".join([*lines, "", f"more in notebooks/{rule.notebook}"])

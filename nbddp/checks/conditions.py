@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.source import Function, Loop, Source
+from nbddp.checks.source import Source
 from nbddp.checks.syntax import names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
@@ -220,19 +220,6 @@ def left_after(source: Source, node: ast.AST, outer: ast.AST) -> ast.AST | None:
     return None
 
 
-def is_in_each_step(source: Source, node: ast.AST, loop: Loop) -> bool:
-    """Whether it stands in the loop's body under no condition of any kind."""
-    conditional = ast.If | ast.IfExp | ast.BoolOp | ast.ExceptHandler | ast.match_case
-    inner = node
-    for outer in source.above(node):
-        if outer is loop:
-            return inner in loop.body
-        if isinstance(outer, conditional):
-            return False
-        inner = outer
-    return False
-
-
 def are_apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
     """Whether they stand in branches that exclude each other: who comes to one misses the other."""
     others = _branches(source, other)
@@ -315,8 +302,3 @@ def _said(test: ast.expr, *, is_so: bool) -> tuple[str, bool]:
         if is_none and isinstance(operator, ast.Is | ast.IsNot):
             return _said(test.left, is_so=is_so == isinstance(operator, ast.IsNot))
     return ast.unparse(test), is_so
-
-
-def function_of(source: Source, name: str) -> Function | None:
-    """The function of this name that is defined here."""
-    return next((each for each in source.functions() if each.name == name), None)

@@ -18,8 +18,9 @@ class Loader:
     Attributes:
         sampler: ``dealt`` (a DistributedSampler), ``random``, ``in order``, ``stream`` (an
             IterableDataset), or ``other``.
-        seed, epoch, replicas, place: of a DistributedSampler; -1 of others.
+        seed, replicas, place: of a DistributedSampler; -1 of others.
         shuffles: whether it has another order in another epoch.
+        epochs: those that the cell went through to the end, of a sampler that shuffles.
         samples: in its dataset, on this rank.
         data: tells equal data from other data; empty where that cannot be told.
         order: two checksums of the dataset's lists; only the second one depends on the order.
@@ -28,10 +29,10 @@ class Loader:
 
     sampler: str = "other"
     seed: int = -1
-    epoch: int = -1
     replicas: int = -1
     place: int = -1
     shuffles: bool = False
+    epochs: list[int] = field(default_factory=list)
     samples: int = -1
     data: str = ""
     order: str = ""
@@ -49,7 +50,6 @@ class Model:
         sample: a few numbers of its parameters; empty where they cannot be had for nothing.
         shapes: how many parameters there are, and of how many numbers.
         device: the GPU's own name, empty on a CPU.
-        has_norm: whether batch norm is of this rank's batch alone.
         minds_mode: whether training and evaluation differ.
         with_gradient: parameters that have one; ``without`` have none, and should.
         unused: the names of some parameters without a gradient.
@@ -65,7 +65,6 @@ class Model:
     shapes: str = ""
     device: str = ""
     is_training: bool = True
-    has_norm: bool = False
     minds_mode: bool = False
     with_gradient: int = 0
     without: int = 0
@@ -204,8 +203,7 @@ def kinds(rank: RankFacts) -> dict[str, str]:
             kind = "ddp" if each.ranks else "fsdp" if each.is_sharded else "module"
             found[name] = f"{kind}{buffers}{mode}"
         elif isinstance(each, Loader):
-            dealt = "shuffled" if each.shuffles else "dealt"
-            found[name] = f"loader {dealt if each.sampler == 'dealt' else 'plain'}"
+            found[name] = "loader divided" if each.sampler == "dealt" else "loader plain"
         else:
             found[name] = type(each).__name__.lower()
     return found

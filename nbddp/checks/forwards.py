@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 from nbddp.checks.branches import Condition, rank_conditions
 from nbddp.checks.conditions import picks_one_of_all
-from nbddp.checks.rule import Found, Rule
+from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import Source
 from nbddp.checks.syntax import argument, is_false, passes_on_more
 
-HANGS = "06_hangs_and_stragglers.ipynb"
 
-
-def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
+@rule("ND102")
+def _ddp_of_some_ranks(source: Source) -> Iterator[Hit]:
     for call in source.calls:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         is_fsdp = source.is_fsdp(name)
@@ -34,7 +33,7 @@ def _ddp_of_some_ranks(source: Source) -> Iterator[Found]:
             effect = "its forward and backward need all ranks"
             if is_quiet:
                 effect = "the first forward after a training step broadcasts buffers to all ranks"
-            yield Found(
+            yield Hit(
                 source.line(call),
                 f"{name}(), {kind}, is called under {condition} (line {line}): {effect}.",
             )
@@ -152,17 +151,3 @@ def is_without_gradients(source: Source, call: ast.Call) -> bool:
                 "grad" in ast.unparse(e) or "infer" in ast.unparse(e) for e in outer.decorator_list
             )
     return False
-
-
-DDP_OF_SOME_RANKS = Rule(
-    id="ND102",
-    title="a DDP model called under a condition on the rank",
-    why="DDP broadcasts buffers in forward and averages gradients in backward. Both need all "
-    "ranks: a rank that calls the model alone waits for the others.",
-    fix="Call `model.module(...)` if only some ranks run a DDP model, or call the model on all "
-    "ranks. An FSDP model must be called on all ranks.",
-    notebook=HANGS,
-    find=_ddp_of_some_ranks,
-    bad=Source("if rank == 0:\n    model(x).sum().backward()\n", {"model": "ddp"}),
-    good=Source("if rank == 0:\n    model.module(x).sum()\n", {"model": "ddp"}),
-)

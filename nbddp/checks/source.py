@@ -180,12 +180,6 @@ class Source:
         """Whether any name is."""
         return any(map(self.is_ddp, self.kinds))
 
-    def plain_calls(self) -> Iterator[tuple[str, ast.Call]]:
-        """The calls of plain names."""
-        for each in self.calls:
-            if isinstance(each.func, ast.Name):
-                yield each.func.id, each
-
     def head(self, loop: Loop) -> str:
         """What a loop goes through, or how long."""
         return ast.unparse(loop.test if isinstance(loop, ast.While) else loop.iter)

@@ -6,11 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from nbddp.checks.conditions import are_apart
-from nbddp.checks.rule import Found, Rule
+from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import Loop, Source
-
-STEPS = "02_from_one_process_to_ddp.ipynb"
-PRECISION = "03_mixed_precision.ipynb"
 
 
 def backwards(source: Source) -> list[ast.Call]:
@@ -76,7 +73,8 @@ def _contains(outer: ast.AST, inner: ast.AST) -> bool:
     return any(each is inner for each in ast.walk(outer))
 
 
-def _undivided(source: Source) -> Iterator[Found]:
+@rule("ND121")
+def _undivided(source: Source) -> Iterator[Hit]:
     for call, _condition, every in _micro_steps(source):
         loop = source.loops(call)[0]
         divides = any(
@@ -86,7 +84,7 @@ def _undivided(source: Source) -> Iterator[Found]:
             for each in ast.walk(statement)
         )
         if every != "1" and not divides and not _is_framework(source):
-            yield Found(
+            yield Hit(
                 source.line(call),
                 f"backward() adds up {every} micro-steps before the update, and the loss is "
                 "divided by nothing.",
@@ -99,62 +97,6 @@ def _comes_before(statement: ast.stmt, call: ast.Call) -> bool:
 
 def _is_framework(source: Source) -> bool:
     return any("accelerate" in each or "deepspeed" in each for each in source.aliases.values())
-
-
-UNDIVIDED = Rule(
-    id="ND121",
-    title="accumulated gradients of a loss that was not divided",
-    why="Gradients add up: K micro-steps give K times the gradient of one batch of that size.",
-    fix="`(loss / K).backward()`, or nbddp.precision(kind, accumulate=K), which divides.",
-    notebook=PRECISION,
-    find=_undivided,
-    bad=Source(
-        "for i, (x, y) in enumerate(train):\n"
-        "    loss = loss_of(model(x), y)\n"
-        "    loss.backward()\n"
-        "    if (i + 1) % 4 == 0:\n"
-        "        optimizer.step()\n"
-        "        optimizer.zero_grad()\n"
-    ),
-    good=Source(
-        "for i, (x, y) in enumerate(train):\n"
-        "    loss = loss_of(model(x), y) / 4\n"
-        "    loss.backward()\n"
-        "    if (i + 1) % 4 == 0:\n"
-        "        optimizer.step()\n"
-        "        optimizer.zero_grad()\n"
-    ),
-)
-
-
-def _never_zeroed(source: Source) -> Iterator[Found]:
-    if source.attributes & {"zero_grad", "grad"} or "zero_grad" in source.text:
-        return
-    for call in backwards(source):
-        if source.called(call) == "torch.distributed.autograd.backward":
-            continue  # those gradients are in a context, and gone with it
-        loops = source.loops(call)
-        steps = _steps_in(source, loops[0]) if loops else []
-        if steps and any(source.loops(each)[:1] == loops[:1] for each in steps):
-            yield Found(
-                source.line(call), "backward() and step() in a loop, and nobody calls zero_grad()."
-            )
-            return
-
-
-NEVER_ZEROED = Rule(
-    id="ND122",
-    title="gradients that are never set to zero",
-    why="backward() adds to what is there: each update has the gradients of all steps before.",
-    fix="Call `optimizer.zero_grad()` once for each update.",
-    notebook=STEPS,
-    find=_never_zeroed,
-    bad=Source("for x, y in train:\n    model(x).sum().backward()\n    optimizer.step()\n"),
-    good=Source(
-        "for x, y in train:\n    optimizer.zero_grad()\n"
-        "    model(x).sum().backward()\n    optimizer.step()\n"
-    ),
-)
 
 
 def _uses_scaler(source: Source) -> dict[str, list[ast.Call]]:
@@ -173,7 +115,8 @@ def _uses_scaler(source: Source) -> dict[str, list[ast.Call]]:
     return found
 
 
-def _clips_scaled(source: Source) -> Iterator[Found]:
+@rule("ND123")
+def _clips_scaled(source: Source) -> Iterator[Hit]:
     clips = [
         each
         for each in source.calls
@@ -184,7 +127,7 @@ def _clips_scaled(source: Source) -> Iterator[Found]:
         for clip in clips:
             function = source.function(clip)
             if function not in unscaled and _is_scaled(source, clip, name):
-                yield Found(
+                yield Hit(
                     source.line(clip),
                     f"the gradients are clipped while {name}'s factor is still in them.",
                 )
@@ -198,28 +141,8 @@ def _is_scaled(source: Source, clip: ast.Call, name: str) -> bool:
     return "scale" in meets and ("step" in meets or "step" not in map(source.method, beside))
 
 
-CLIPS_SCALED = Rule(
-    id="ND123",
-    title="scaled gradients that are clipped",
-    why="GradScaler has multiplied them by up to 65,536: the norm is far above any limit, so that "
-    "every update is cut down to almost nothing.",
-    fix="Call `scaler.unscale_(optimizer)` before the clipping.",
-    notebook=PRECISION,
-    find=_clips_scaled,
-    bad=Source(
-        "scaler.scale(loss).backward()\n"
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-        "scaler.step(optimizer)\nscaler.update()\n"
-    ),
-    good=Source(
-        "scaler.scale(loss).backward()\nscaler.unscale_(optimizer)\n"
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
-        "scaler.step(optimizer)\nscaler.update()\n"
-    ),
-)
-
-
-def _half_a_scaler(source: Source) -> Iterator[Found]:
+@rule("ND124")
+def _half_a_scaler(source: Source) -> Iterator[Hit]:
     for name, calls in _uses_scaler(source).items():
         methods = {source.method(each) for each in calls}
         if not source.is_cell and any(
@@ -231,9 +154,9 @@ def _half_a_scaler(source: Source) -> Iterator[Found]:
             continue  # somebody else gets it, and may do the rest
         line = source.line(next(each for each in calls if source.method(each) == "scale"))
         if not methods & {"step", "unscale_"} and _steps_alone(source):
-            yield Found(line, f"{name} scales the loss, but the optimizer's own step() is called.")
+            yield Hit(line, f"{name} scales the loss, but the optimizer's own step() is called.")
         elif "step" in methods and "update" not in methods and any(map(source.loops, calls)):
-            yield Found(line, f"{name}.update() is never called: its factor stays as it began.")
+            yield Hit(line, f"{name}.update() is never called: its factor stays as it began.")
 
 
 def _steps_alone(source: Source) -> bool:
@@ -242,20 +165,8 @@ def _steps_alone(source: Source) -> bool:
     )
 
 
-HALF_A_SCALER = Rule(
-    id="ND124",
-    title="a GradScaler of which only a part is used",
-    why="scale, step and update belong together: step takes the factor out of the gradients and "
-    "skips what overflowed, update finds the next factor.",
-    fix="`scaler.scale(loss).backward()`, `scaler.step(optimizer)`, `scaler.update()`.",
-    notebook=PRECISION,
-    find=_half_a_scaler,
-    bad=Source("scaler.scale(loss).backward()\noptimizer.step()\n"),
-    good=Source("scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n"),
-)
-
-
-def _around_the_wrapper(source: Source) -> Iterator[Found]:
+@rule("ND125")
+def _around_the_wrapper(source: Source) -> Iterator[Hit]:
     inputs = {
         id(each.func.value) for each in backwards(source) if isinstance(each.func, ast.Attribute)
     }
@@ -268,7 +179,7 @@ def _around_the_wrapper(source: Source) -> Iterator[Found]:
         function = source.function(call)
         trained = _reaches_backward(source, call, function)
         if trained or any(id(each) in inputs for each in source.above(call)):
-            yield Found(
+            yield Hit(
                 source.line(call),
                 f"{func.value.id}.module(...) goes around DDP, and backward() follows: these "
                 "gradients stay on their own rank.",
@@ -296,55 +207,26 @@ def _reaches_backward(source: Source, call: ast.Call, function: ast.AST) -> bool
     )
 
 
-AROUND_THE_WRAPPER = Rule(
-    id="ND125",
-    title="training through model.module",
-    why="DDP averages what went through its own forward: without that each rank updates its model "
-    "by its own gradients, and the models drift apart.",
-    fix="Call the wrapped model to train; `model.module` is for saving, and for one rank alone.",
-    notebook=STEPS,
-    find=_around_the_wrapper,
-    bad=Source("loss = model.module(x).sum()\nloss.backward()\n", {"model": "ddp"}),
-    good=Source("loss = model(x).sum()\nloss.backward()\n", {"model": "ddp"}),
-)
-
-
-def _threads_in_a_rank(source: Source) -> Iterator[Found]:
+@rule("ND126")
+def _threads_in_a_rank(source: Source) -> Iterator[Hit]:
     for call in source.calls:
         name = source.called(call)
         if not (name.startswith("torch.nn.") and name.endswith(".DataParallel")):
             continue
         is_chosen = any(isinstance(each, ast.If | ast.IfExp) for each in source.above(call))
         if not is_chosen and (source.is_cell or source.is_distributed):
-            yield Found(source.line(call), "DataParallel in a rank: threads inside a process.")
+            yield Hit(source.line(call), "DataParallel in a rank: threads inside a process.")
 
 
-THREADS_IN_A_RANK = Rule(
-    id="ND126",
-    title="DataParallel on a rank",
-    why="It has one process drive several GPUs by threads; each rank would do so with the same "
-    "GPUs, and none averages gradients with the others.",
-    fix="Use DistributedDataParallel, or `nbddp.prepare(model)`.",
-    notebook=STEPS,
-    find=_threads_in_a_rank,
-    bad=Source("from torch import nn\nmodel = nn.DataParallel(net)\n"),
-    good=Source(
-        "from torch.nn.parallel import DistributedDataParallel\n"
-        "model = DistributedDataParallel(net)\n"
-    ),
-)
-
-
-def _converts_too_late(source: Source) -> Iterator[Found]:
+@rule("ND127")
+def _converts_too_late(source: Source) -> Iterator[Hit]:
     for call in source.calls:
         if source.method(call) != "convert_sync_batchnorm" or not call.args:
             continue
         given = call.args[0]
         made = isinstance(given, ast.Call) and source.kind_of_call(given) == "ddp"
         if made or (isinstance(given, ast.Name) and _was_wrapped(source, given.id, call)):
-            yield Found(
-                source.line(call), "SyncBatchNorm is put into a model that DDP has already."
-            )
+            yield Hit(source.line(call), "SyncBatchNorm is put into a model that DDP has already.")
 
 
 def _was_wrapped(source: Source, name: str, call: ast.Call) -> bool:
@@ -357,31 +239,3 @@ def _was_wrapped(source: Source, name: str, call: ast.Call) -> bool:
         and not any(isinstance(each, ast.If) for each in source.above(node))
     ]
     return bool(before) and before[-1] == "ddp"
-
-
-CONVERTS_TOO_LATE = Rule(
-    id="ND127",
-    title="SyncBatchNorm after DDP",
-    why="The conversion makes new layers: DDP's hooks and buckets know the old ones.",
-    fix="Convert first, then move to the device, then wrap; `nbddp.prepare` does it in that order.",
-    notebook=STEPS,
-    find=_converts_too_late,
-    bad=Source(
-        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
-        "model = DDP(net)\nmodel = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)\n"
-    ),
-    good=Source(
-        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
-        "model = DDP(torch.nn.SyncBatchNorm.convert_sync_batchnorm(net))\n"
-    ),
-)
-
-RULES: tuple[Rule[Source], ...] = (
-    UNDIVIDED,
-    NEVER_ZEROED,
-    CLIPS_SCALED,
-    HALF_A_SCALER,
-    AROUND_THE_WRAPPER,
-    THREADS_IN_A_RANK,
-    CONVERTS_TOO_LATE,
-)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nbddp.checks.book import OF_ALL_RANKS, in_order, look_at, look_at_ranks, may_find
 from nbddp.checks.facts import Facts, RankFacts, kinds
-from nbddp.checks.rule import Finding
+from nbddp.checks.registry import Finding
 from nbddp.checks.source import Source
 from nbddp.errors import RequestError
 from nbddp.group.scripts import INSTEAD, refuse_devices, saying_why_not

@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from nbddp.checks.book import checklist, explain, rule_of
-from nbddp.checks.rule import Finding
+from nbddp.checks.registry import Finding
 from nbddp.errors import FindingsError, RequestError
 from nbddp.group.checking import check_cell, check_script
 from nbddp.magics.desk import Desk

@@ -17,7 +17,7 @@ from nbddp.archive.comparing import Comparison, Over
 from nbddp.archive.listing import Listing
 from nbddp.archive.scaling import Scaling
 from nbddp.archive.sweeps import Row
-from nbddp.checks.rule import Finding
+from nbddp.checks.registry import Finding
 from nbddp.controller.session import Session
 from nbddp.imports import import_aside
 from nbddp.magics.parts import Parts

@@ -10,7 +10,7 @@ from typing import Protocol
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
-from nbddp.checks.rule import Finding
+from nbddp.checks.registry import Finding
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.ui.palette import terminal_color
 from nbddp.ui.words import say_tag

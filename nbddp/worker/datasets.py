@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from nbddp.checks import facts
+from nbddp.worker.loaders import epochs_of
 
 SHOWN = 64  # indices of a subset that tell it from others
 MANY = 10_000  # items of a list that is looked at
@@ -52,10 +53,10 @@ def loader_facts(loader: DataLoader[Any]) -> facts.Loader:
             kind, "in order" if kind is SequentialSampler else "other"
         ),
         seed=sampler.seed if is_dealt else -1,
-        epoch=sampler.epoch if is_dealt else -1,
         replicas=sampler.num_replicas if is_dealt else -1,
         place=sampler.rank if is_dealt else -1,
         shuffles=sampler.shuffle if is_dealt else kind is RandomSampler,
+        epochs=epochs_of(sampler) if kind in (DistributedSampler, RandomSampler) else [],
         samples=samples,
         data=data_of(loader.dataset),
         order=_order(loader.dataset) if is_dealt else "",

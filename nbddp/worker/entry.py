@@ -51,7 +51,7 @@ from nbddp.worker.healing import Healing
 from nbddp.worker.installs import Installs
 from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import Keyboard
-from nbddp.worker.loaders import let_loaders_begin_anew
+from nbddp.worker.loaders import forget_epochs, let_loaders_begin_anew, note_epochs
 from nbddp.worker.lookahead import may_ask
 from nbddp.worker.mailing import Mailer
 from nbddp.worker.main_thread import main_frame
@@ -173,6 +173,7 @@ class Rank:
             Healing(self._shell, self._group, self._regrouper, self._parcels, self._key),
         )
         let_loaders_begin_anew()
+        note_epochs()
         self._shell.is_interrupted = lambda: self._interrupter.was_asked
         self._keyboard.take_over()
         self._debuggers.take_over()
@@ -340,6 +341,7 @@ class Rank:
         self._group.begin_cell(command, may_ask=may_ask(command.source, self._shell.user_ns))
         self._meters.begin_cell()
         report.begin_cell()
+        forget_epochs()
         faults.begin_cell(is_again=command.is_again)
         may_begin = self._interrupter.begin_cell(command.cell)
         if may_begin:

@@ -14,9 +14,14 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch.utils.data import dataloader
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler, dataloader
+
+# of each sampler that shuffles, the epochs that this cell went through to the end
+_epochs: WeakKeyDictionary[Sampler[Any], list[int]] = WeakKeyDictionary()
 
 
 def let_loaders_begin_anew() -> None:
@@ -37,6 +42,38 @@ def let_loaders_begin_anew() -> None:
             raise
 
     kind._reset = reset
+
+
+def note_epochs() -> None:
+    """From here on, note each epoch that goes through all that a sampler of torch's gives."""
+    for kind in (DistributedSampler, RandomSampler):
+        _note_epochs_of(kind)
+
+
+def _note_epochs_of(kind: Any) -> None:
+    original = kind.__iter__
+
+    @functools.wraps(original)
+    def iterate(self: Any) -> Iterator[Any]:
+        epoch, indices = getattr(self, "epoch", 0), original(self)
+
+        def noted() -> Iterator[Any]:
+            yield from indices
+            _epochs.setdefault(self, []).append(epoch)
+
+        return noted()
+
+    kind.__iter__ = iterate
+
+
+def forget_epochs() -> None:
+    """A cell begins."""
+    _epochs.clear()
+
+
+def epochs_of(sampler: Sampler[Any]) -> list[int]:
+    """Return the epochs that this cell went through to the end."""
+    return _epochs.get(sampler, [])
 
 
 class Loads:

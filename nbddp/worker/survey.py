@@ -144,7 +144,6 @@ def _look(name: str, names: Names, failure: Failure | None) -> Thing | None:
 def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
     parameters = list(islice(model.parameters(), MANY))
     trained = [each for each in parameters if each.requires_grad]
-    norms, minds = _layers(model)
     wrapper: Any = model if isinstance(model, DistributedDataParallel) else None
     without = sum(each.grad is None for each in trained)
     is_partly = wrapper is not None and 0 < without < len(trained)
@@ -154,8 +153,7 @@ def _model(model: nn.Module, *, is_ok: bool) -> facts.Model:
         shapes=_shapes(parameters),
         device=_gpu(parameters),
         is_training=model.training,
-        has_norm=norms,
-        minds_mode=minds,
+        minds_mode=_minds_mode(model),
         with_gradient=len(trained) - without,
         without=without,
         unused=_without_gradient(wrapper.module) if is_partly else [],
@@ -195,15 +193,13 @@ def _shapes(parameters: Sequence[torch.Tensor]) -> str:
     return f"{len(parameters)}:{sum(each.numel() for each in parameters)}"
 
 
-def _layers(model: nn.Module) -> tuple[bool, bool]:
-    """Whether it has batch norm of one rank's batch; whether anything in it minds the mode."""
-    has_norm = minds = False
-    for each in islice(model.modules(), MANY):
-        is_norm = isinstance(each, nn.modules.batchnorm._BatchNorm)
-        has_norm = has_norm or (is_norm and not isinstance(each, nn.SyncBatchNorm))
-        drops = isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0
-        minds = minds or is_norm or drops
-    return has_norm, minds
+def _minds_mode(model: nn.Module) -> bool:
+    """Return whether training and evaluation differ: it has batch norm, or dropout."""
+    return any(
+        isinstance(each, nn.modules.batchnorm._BatchNorm)
+        or (isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0)
+        for each in islice(model.modules(), MANY)
+    )
 
 
 def _sample(parameters: list[nn.Parameter]) -> list[float]:

@@ -7,7 +7,7 @@ from drivers.ranks import Ranks
 from seeded import MORE, SEEDS, SETUP, Seed
 
 from nbddp.checks.facts import RankFacts
-from nbddp.checks.rule import Finding
+from nbddp.checks.registry import Finding
 from nbddp.group.checking import check_cell
 from nbddp.record.cell import CellRequest
 from nbddp.wire.messages import CellEnded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from nbddp.checks.rule import Finding
+from nbddp.checks.registry import Finding
 from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.style import SHEET

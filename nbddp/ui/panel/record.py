@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nbddp.checks.rule import Finding
+from nbddp.checks.registry import Finding
 from nbddp.errors import say_ranks
 from nbddp.lifecycle.comeback import Way, say_comebacks
 from nbddp.record.cell import CellResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from nbddp.checks.rule import Finding
+from nbddp.checks.registry import Finding
 
 MAX_SHOWN = 3  # under a cell: more would be a wall that nobody reads
 WIDTH = 92

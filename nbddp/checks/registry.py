@@ -1,0 +1,119 @@
+"""The rules by their ids: a function that finds a mistake, and its texts in ``rules.md``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+_SECTION = re.compile(
+    r"^## (?P<id>ND\d+): (?P<title>[^\n]+)\n\n(?P<why>.+?)\n\n\*\*Fix:\*\* (?P<fix>.+?)\n\n"
+    r"Notebook: `(?P<notebook>[^`]+)`\n(?P<programs>.*?)(?=^## |\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+_PROGRAM = re.compile(r"^```python (wrong|right).*\n((?:.*\n)*?)```$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A place where a rule has found something.
+
+    Attributes:
+        line: as the editor shows it, 0 for none in particular.
+        text: what is so there, in one sentence.
+    """
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a rule has found, as the user reads it."""
+
+    rule: str
+    line: int
+    text: str
+    why: str
+    fix: str
+    notebook: str
+    is_fact: bool = False
+
+    @property
+    def headline(self) -> str:
+        """It in one line.
+
+        >>> Finding(rule="ND101", line=3, text="It hangs.", why="", fix="", notebook="").headline
+        'ND101 line 3: It hangs.'
+        """
+        place = f" line {self.line}" if self.line else ""
+        return f"{self.rule}{place}: {self.text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One mistake, and the function that finds it.
+
+    Attributes:
+        id: ``ND1xx`` looks at code alone, ``ND2xx`` at what the ranks report.
+        title: the mistake, in a few words.
+        why: what becomes of it.
+        fix: how to mend it.
+        notebook: where it is taught.
+        programs: by ``wrong`` and ``right``, a program with the mistake and one without.
+        find: yields the places, in order.
+        is_fact: it says what is so, and not that it is wrong; only users who ask are told.
+    """
+
+    id: str
+    title: str
+    why: str
+    fix: str
+    notebook: str
+    programs: dict[str, str]
+    find: Callable[[Any], Iterable[Hit]]
+    is_fact: bool
+
+    def findings(self, subject: Any) -> Iterator[Finding]:
+        """What it finds in a :class:`Source` or in :class:`Facts`."""
+        for each in self.find(subject):
+            yield Finding(
+                rule=self.id,
+                line=each.line,
+                text=each.text,
+                why=self.why,
+                fix=self.fix,
+                notebook=self.notebook,
+                is_fact=self.is_fact,
+            )
+
+
+F = TypeVar("F", bound=Callable[[Any], Iterable[Hit]])
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(id: str, *, is_fact: bool = False) -> Callable[[F], F]:  # noqa: A002 - as users say
+    """Register the function below it as the one that finds this mistake."""
+
+    def register(find: F) -> F:
+        RULES[id] = Rule(id=id, find=find, is_fact=is_fact, **_TEXTS[id])
+        return find
+
+    return register
+
+
+def _read_texts() -> dict[str, dict[str, Any]]:
+    """Read ``rules.md``: the texts of each rule, by its id."""
+    found: dict[str, dict[str, Any]] = {}
+    for section in _SECTION.finditer(Path(__file__).with_name("rules.md").read_text()):
+        texts: dict[str, Any] = {
+            name: " ".join(section[name].split()) for name in ("title", "why", "fix", "notebook")
+        }
+        found[section["id"]] = texts | {"programs": dict(_PROGRAM.findall(section["programs"]))}
+    return found
+
+
+_TEXTS = _read_texts()
