@@ -17,6 +17,10 @@ NEEDS_CHROMIUM = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium: install it, or set CHROMIUM"
 )
 
+IN_BROWSER = [pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+Picture = Callable[[LabNotebook, str], None]
+START = "%load_ext nbddp\n%ddp start --nproc 2"
+
 expect.set_options(timeout=30_000)  # as all else on a page; else it is 5 s
 
 
@@ -78,7 +82,7 @@ def notebook(shared: LabNotebook) -> Iterator[LabNotebook]:
 
 
 @pytest.fixture
-def picture() -> Callable[[LabNotebook, str], None]:
+def picture() -> Picture:
     """Take a picture, when PICTURES names a folder to look at them in."""
 
     def take(notebook: LabNotebook, name: str) -> None:

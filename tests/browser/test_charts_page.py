@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import nbformat
 import pytest
 from playwright.sync_api import Locator, expect
 
-from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.conftest import IN_BROWSER, START, Picture, write_notebook
 from browser.desk import Desk
 from browser.lab import LabNotebook
 from nbddp.ui.palette import LIGHT, rank_color
 
-pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.full, *IN_BROWSER]
 
-Picture = Callable[[LabNotebook, str], None]
-
-START = "%load_ext nbddp\n%ddp start --nproc 2"
 TRAIN = """%%ddp
 import time
 from pathlib import Path
@@ -125,7 +122,7 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     kept = panel.locator(".nbddp-charts .nbddp-chart")
     assert kept.count() == 2
     assert rows(kept) == 1, "they stand as they stood in the panel"
-    notebook.await_text(4, r"13 more metrics \(m0, .*\): `%ddp show --metrics NAME` draws them")
+    notebook.await_text(4, r"\b13\b.*\(m0, .*\): `%ddp show --metrics NAME`")
 
 
 def test_a_records_charts_answer_without_a_kernel(notebook: LabNotebook, picture: Picture) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from playwright.sync_api import expect
 
-from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.conftest import IN_BROWSER, START, Picture, write_notebook
 from browser.desk import Desk
-from browser.lab import LabNotebook
 
-pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.full, *IN_BROWSER]
 
-START = "%load_ext nbddp\n%ddp start --nproc 2"
 SETUP = """%%ddp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,9 +27,7 @@ print("trained")
 """
 
 
-def test_a_cell_has_one_line_that_unfolds(
-    desk: Desk, picture: Callable[[LabNotebook, str], None]
-) -> None:
+def test_a_cell_has_one_line_that_unfolds(desk: Desk, picture: Picture) -> None:
     write_notebook(desk.notebooks / "checks.ipynb", START, SETUP, WRONG, "%ddp check")
     with desk.open("checks.ipynb") as notebook:
         for cell in range(4):

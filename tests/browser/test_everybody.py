@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.conftest import IN_BROWSER, Picture, write_notebook
 from browser.desk import Desk
-from browser.lab import LabNotebook
+from browser.lab import RUN_AGAIN, LabNotebook
 
-pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
-
-Picture = Callable[[LabNotebook, str], None]
+pytestmark = [pytest.mark.full, *IN_BROWSER]
 
 START = "%load_ext nbddp\n%ddp start --nproc 3"
 WORK = """%%ddp
@@ -98,7 +96,7 @@ def test_a_running_panel(notebook: LabNotebook, theme: str, picture: Picture) ->
 
 def test_the_record_of_a_failure(notebook: LabNotebook, theme: str, picture: Picture) -> None:
     notebook.run(2)
-    notebook.button("Restart and run again").wait_for()
+    notebook.button(RUN_AGAIN).wait_for()
     picture(notebook, f"everybody-failed-{theme}")
     assert found(notebook, ".jp-CodeCell:nth-of-type(3) .nbddp") == []
     assert found(notebook, ".nbddp-aftermath") == []

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
-from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.conftest import IN_BROWSER, Picture, write_notebook
 from browser.desk import Desk
 from browser.lab import LabNotebook
 
-pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
-
-Picture = Callable[[LabNotebook, str], None]
+pytestmark = [pytest.mark.full, *IN_BROWSER]
 
 LOAD = "%reload_ext nbddp"
 RESTART = "%ddp restart --nproc 4"

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
 import pytest
 
-from browser.conftest import NEEDS_CHROMIUM
+from browser.conftest import IN_BROWSER, Picture
 from browser.desk import Desk
-from browser.lab import Lab, LabNotebook
+from browser.lab import Lab
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 OTHERS = sorted(path for path in NOTEBOOKS.glob("*.ipynb") if "quickstart" not in path.name)
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.browser,
-    pytest.mark.notebook,
-    pytest.mark.timeout(300),
-    NEEDS_CHROMIUM,
-]
+pytestmark = [pytest.mark.full, pytest.mark.notebook, *IN_BROWSER]
 
 
 def meant_to_fail(path: Path) -> int:
@@ -55,7 +48,7 @@ def test_it_opens_and_its_first_ranks_leave_their_record(desk: Desk, path: Path)
 @pytest.mark.soak  # half a minute each; the quickstart runs whole in every run
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
 def test_run_all_shows_no_error_and_nothing_on_the_console(
-    lab: Lab, path: Path, picture: Callable[[LabNotebook, str], None]
+    lab: Lab, path: Path, picture: Picture
 ) -> None:
     shutil.copy(path, lab.notebooks)
     with lab.open(path.name) as notebook:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
@@ -12,13 +11,10 @@ from axe_playwright_python.sync_playwright import Axe
 from nbconvert import HTMLExporter
 from playwright.sync_api import Locator, Page, expect
 
-from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.conftest import IN_BROWSER, Picture, write_notebook
 from browser.desk import Desk
-from browser.lab import LabNotebook
 
-pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
-
-Picture = Callable[[LabNotebook, str], None]
+pytestmark = [pytest.mark.full, *IN_BROWSER]
 
 TRAIN = """%%ddp --nproc 2 --name beside{number}
 nbddp.config(lr={rate}, batch=16)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
-from browser.conftest import NEEDS_CHROMIUM, write_notebook
+from browser.conftest import IN_BROWSER, START, Picture, write_notebook
 from browser.desk import Desk
-from browser.lab import LabNotebook
+from nbddp.record.trace import REST
 
-pytestmark = [pytest.mark.full, pytest.mark.browser, pytest.mark.timeout(300), NEEDS_CHROMIUM]
+pytestmark = [pytest.mark.full, *IN_BROWSER]
 
-START = "%load_ext nbddp\n%ddp start --nproc 2"
 TRAIN = """%%ddp --trace 2:4
 import time
 for step in range(8):
@@ -27,7 +25,7 @@ for step in range(8):
 
 
 def test_the_link_downloads_the_file_and_the_table_says_what_differs(
-    desk: Desk, picture: Callable[[LabNotebook, str], None]
+    desk: Desk, picture: Picture
 ) -> None:
     name = "trace.ipynb"
     write_notebook(desk.notebooks / name, START, TRAIN)
@@ -36,7 +34,7 @@ def test_the_link_downloads_the_file_and_the_table_says_what_differs(
         notebook.run(1)
         cell = notebook.code_cell(1)
         table = cell.locator("table[aria-label='milliseconds in operators, by rank']")
-        expect(table).to_contain_text("in no operator: Python, or asleep", timeout=30_000)
+        expect(table).to_contain_text(REST, timeout=30_000)
         expect(table).to_contain_text("gloo:all_reduce, with the waiting")
         picture(notebook, "trace")
         with notebook.page.expect_download() as downloaded:
