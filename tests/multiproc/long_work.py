@@ -1,0 +1,102 @@
+"""Work that takes long and is no hang, as source for a rank for which the others wait."""
+
+from __future__ import annotations
+
+SETUP = """import hashlib, multiprocessing, os, queue, subprocess, sys, threading, time
+def turns_in(seconds, compute, turns):
+    began = time.monotonic()
+    compute(turns)
+    return int(turns * seconds / (time.monotonic() - began))
+def derive(turns): hashlib.pbkdf2_hmac("sha256", b"x", b"y", turns)
+def grind(seconds): derive(turns_in(seconds, derive, 300_000))
+def add_up(turns): sum(range(turns))
+"""
+LOOP = "for i in 1 2 3 4 5; do sleep {pause}; echo $i; done"
+# a child that shares what is left of its parent's time: until it ends the parent waits, in state
+# "D", as it does for a disk
+DISK = """import ctypes, signal
+libc = ctypes.CDLL(None)
+stack = ctypes.create_string_buffer(1 << 16)
+top = ctypes.c_void_p((ctypes.addressof(stack) + (1 << 16)) & ~15)
+CLONE_VFORK = 0x4000
+libc.clone(libc.usleep, top, CLONE_VFORK | signal.SIGCHLD, ctypes.c_void_p({microseconds}))
+"""
+COMPILES = """import tempfile
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(dir=".")
+layers = [torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)] * 4
+torch.compile(torch.nn.Sequential(*layers))(torch.ones(8, 64)).sum().backward()
+"""
+THREAD_PRINTS = """def say():
+    while time.monotonic() < end: print("."); time.sleep(.5)
+it = threading.Thread(target=say)
+it.start()
+it.join()
+"""
+CHECKPOINT = """x = torch.ones(10_000_000)
+while time.monotonic() < end:
+    with open("big.pt", "wb") as f:
+        torch.save(x, f)
+        os.fsync(f.fileno())
+"""
+SLOW_PIPE = """def drain(read):
+    with open(read, "rb", buffering=0) as pipe:
+        while pipe.read(1 << 16): time.sleep(0.01)  # about 6 MB a second
+read, write = os.pipe()
+reader = threading.Thread(target=drain, args=(read,))
+reader.start()
+with open(write, "wb") as slow:
+    torch.save({{"weights": torch.ones({floats})}}, slow)
+reader.join()
+"""
+THREADS_MAKE = """done = queue.Queue()
+def make():
+    for each in range(5):
+        time.sleep({pause})
+        done.put(each)
+threading.Thread(target=make).start()
+for _ in range(5): done.get(timeout=900)
+"""
+CHILD_IS_ASKED = """slow = multiprocessing.get_context("fork").Process(target=time.sleep, args=({seconds},))
+slow.start()
+while slow.is_alive(): slow.join(timeout=0.5)
+"""
+
+
+def works(seconds: float) -> dict[str, str]:
+    """Return pieces of work that each take about so many seconds; ``end`` is when they end."""
+    pause = seconds / 5
+    loop = LOOP.format(pause=pause)
+    computes = f"import time\nwhile time.process_time() < {seconds / 2}: pass"
+    return {
+        "bars and logs": (
+            f"for i in nbddp.track(range(50)):\n    time.sleep({seconds / 50})\n"
+            "    nbddp.log(step=i, loss=i)"
+        ),
+        "prints": "while time.monotonic() < end:\n    time.sleep(.5)\n    print('.')",
+        "Python": "while time.monotonic() < end: sum(range(1000))",
+        "a busy wait": "while time.monotonic() < end: pass",
+        "short sleeps": "while time.monotonic() < end: time.sleep(.7)",
+        "one call of C": f"grind({seconds})",
+        "many matmuls": "x = torch.ones(500, 500)\nwhile time.monotonic() < end: x @ x",
+        "a thread": f"it = threading.Thread(target=grind, args=[{seconds}])\nit.start()\nit.join()",
+        "a child": f"subprocess.run([sys.executable, '-c', {computes!r}], timeout=900, check=True)",
+        "a thread that prints": THREAD_PRINTS,
+        "a checkpoint": CHECKPOINT,
+        "a slow pipe": SLOW_PIPE.format(floats=int(seconds * 1.4e6)),
+        "a disk": DISK.format(microseconds=int(seconds * 1e6)),
+        "a command that prints": f"!{loop}",
+        "a shell that writes": f"subprocess.run({f'({loop}) >written'!r}, shell=True, timeout=900)",
+        "a shell that prints into a pipe": (
+            f"subprocess.run({loop!r}, shell=True, capture_output=True, timeout=900)"
+        ),
+        "threads that make something": THREADS_MAKE.format(pause=pause),
+        "a process that is asked": CHILD_IS_ASKED.format(seconds=seconds),
+        "Python's lock": f"add_up(turns_in({seconds}, add_up, 20_000_000))",
+        "torch.compile": COMPILES,
+    }
+
+
+def waits_for(work: str, seconds: float) -> str:
+    """Return a cell in which rank 0 works and the others wait for it."""
+    body = "\n".join(f"    {line}" for line in work.splitlines())
+    return f"{SETUP}end = time.monotonic() + {seconds}\nif rank == 0:\n{body}\ndist.barrier()"
