@@ -307,17 +307,21 @@ def test_it_ends_by_itself_when_its_notebook_is_killed(
 ) -> None:
     """A child that the notebook has forked keeps our standard input open: it is not waited for."""
     fake("well")
-    path = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),))
+    path, end = make_run(tmp_path, is_stopped=False, cells=(("train()", ""),)), tmp_path / "end"
     code = (
-        "import os, sys\nfrom pathlib import Path\n"
+        "import os, time\nfrom pathlib import Path\n"
         f"{imported(Target, Publication)}"
         f"Publication(Target('wandb'), Path({str(path)!r}), 'a', is_live=True)\n"
-        "os.kill(os.getpid(), 9)\n"
+        f"if os.fork():\n    os.kill(os.getpid(), 9)\n"
+        f"while not os.path.exists({str(end)!r}):\n    time.sleep(0.05)\n"
+        "os._exit(0)\n"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.returncode == -9
-    assert wait_until(lambda: read_note(path, "wandb").get("is_whole"), timeout=90.0)
+    try:
+        assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == -9
+        assert wait_until(lambda: read_note(path, "wandb").get("is_whole"), timeout=90.0)
+    finally:
+        end.touch()
     assert read_note(path, "wandb")["steps"] == 60
     assert "finished" in (path / "publish-wandb.log").read_text()
 
