@@ -56,7 +56,8 @@ def make():
 threading.Thread(target=make).start()
 for _ in range(5): done.get(timeout=900)
 """
-CHILD_IS_ASKED = """slow = multiprocessing.get_context("fork").Process(target=time.sleep, args=({seconds},))
+CHILD_IS_ASKED = """forks = multiprocessing.get_context("fork")
+slow = forks.Process(target=time.sleep, args=({seconds},))
 slow.start()
 while slow.is_alive(): slow.join(timeout=0.5)
 """

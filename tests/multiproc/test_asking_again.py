@@ -45,14 +45,3 @@ def test_a_replay_types_what_was_typed(notebook: Notebook) -> None:
         assert not again.asked
         after = notebook.run(show)
         assert [after.lines(rank) for rank in (0, 1)] == before
-
-
-def test_a_restart_after_a_fault_types_what_was_typed(notebook: Notebook) -> None:
-    notebook.converse("%%ddp --nproc 2\nname = input('? ')", "anna", "bert")
-    reply = notebook.run(
-        "%%ddp --max-restarts 1\nimport os\nfrom pathlib import Path\n"
-        "if rank == 1 and not Path('gone').exists():\n    Path('gone').touch(); os._exit(3)\n"
-        "print(name)"
-    )
-    assert reply.status == "ok"
-    assert {reply.lines(0)[-1], reply.lines(1)[-1]} == {"anna", "bert"}

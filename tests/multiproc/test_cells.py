@@ -9,16 +9,6 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 
-def test_the_first_cell_starts_the_ranks_and_later_cells_find_the_same_names(
-    notebook: Notebook,
-) -> None:
-    first = notebook.run("%%ddp --nproc 2\nimport os\nmine = rank * 10\nprint(os.getpid())")
-    second = notebook.run("%%ddp\nprint(os.getpid(), mine)")
-    assert first.status == second.status == "ok"
-    for rank in (0, 1):
-        assert second.lines(rank) == [f"{first.lines(rank)[0]} {rank * 10}"]
-
-
 def test_the_process_group_is_ready_and_a_value_that_ranks_agree_on_is_shown_once(
     notebook: Notebook,
 ) -> None:

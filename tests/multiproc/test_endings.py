@@ -24,7 +24,6 @@ from nbddp.launch import forkserver
 from nbddp.wire.helper import FOLDER
 
 pytestmark = pytest.mark.multiproc
-SHARES_KERNEL = True
 
 WITH_WORKERS = (
     "%%ddp --nproc 2\nfrom torch.utils.data import DataLoader\n"
@@ -65,13 +64,6 @@ def test_when_the_kernel_goes_everything_it_started_goes(
         return [name for name in paths if not name.startswith("torchinductor_")]
 
     assert wait_until(lambda: not left()), left()
-
-
-def test_reset_does_not_break_the_next_start(notebook: Notebook) -> None:
-    notebook.run("%%ddp --nproc 2\npass")
-    assert notebook.run("%reset -f").status == "ok"
-    assert notebook.run("%ddp restart").status == "ok"
-    assert notebook.run("%%ddp\nassert world_size == 2\ndist.barrier()").status == "ok"
 
 
 def test_a_folder_deleted_under_the_kernel_does_not_break_the_next_start(
