@@ -118,14 +118,13 @@ class _Collector:
         error = max(self.session.launcher.clock(rank)[1] for rank in traced)
         parts = {rank: self.place / f"rank{rank}.part" for rank in traced}
         facts = {"baseTimeNanoseconds": self._zero, "clockErrorMilliseconds": 1000 * error}
-        path, left = write(traced, parts, self.place.parent, self.place.name, facts)
+        path = write(parts, self.place.parent, self.place.name, facts)
         return replace(
             nothing,
             ranks=traced,
             path=path,
             folder=self.place,
             size=path.stat().st_size,
-            arrows_left=left,
             error=error,
         )
 

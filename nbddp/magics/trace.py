@@ -27,7 +27,7 @@ def trace_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _ARGUMENTS = (
     argument("--steps", type=step_range, metavar="A:B", help="which, both included; or one: A"),
-    argument("--memory", action="store_true", help="with what tensors hold, as a curve"),
+    argument("--memory", action="store_true", help="with torch's memory events"),
     argument("--off", action="store_true", help="trace nothing after all"),
 )
 

@@ -1,7 +1,6 @@
 """What torch's profiler has traced on all ranks, as one file and a table of what differs.
 
-The file is for Perfetto and ``chrome://tracing``: a process for each rank, one clock for all, and
-arrows from the rank that came last to a collective to those that it freed.
+The file is for Perfetto and ``chrome://tracing``: a process for each rank, one clock for all.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import gzip
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,14 +17,11 @@ from typing import Any, BinaryIO
 from nbddp.wire.trace_messages import Steps, Traced
 
 MOST_EVENTS = 400_000  # of all ranks, in the merged file: a page takes some 100 bytes for each
-MOST_ARROWS = 20_000
 BIG = 4 * 2**20  # bytes of JSON from which on it is compressed
 DIFFERENT = 0.2  # of the most that a rank spends there,
 LEAST = 1.0  # milliseconds, and
 LEAST_SHARE = 0.01  # of the time that was traced: from there on ranks differ
 REST = "in no operator: Python, or asleep"
-
-Spans = list[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +35,6 @@ class Trace:
         missing: why each other rank has nothing.
         path: the merged file, None if there is none; ``size`` is in bytes.
         folder: each rank's own file is here, as torch has written it.
-        arrows_left: how many arrows are not in it, for being too many.
         error: seconds by which the clocks of two machines may be apart.
     """
 
@@ -50,12 +45,11 @@ class Trace:
     path: Path | None = None
     folder: Path | None = None
     size: int = 0
-    arrows_left: int = 0
     error: float = 0.0
 
     @property
     def events(self) -> int:
-        """How many there are in the merged file, arrows not counted."""
+        """How many there are in the merged file."""
         return sum(each.events for each in self.ranks.values())
 
     @property
@@ -110,29 +104,18 @@ def is_different(row: Row, ranks: Mapping[int, Traced]) -> bool:
 # ---- one file
 
 
-def write(
-    ranks: Mapping[int, Traced],
-    parts: Mapping[int, Path],
-    folder: Path,
-    name: str,
-    facts: Mapping[str, Any],
-) -> tuple[Path, int]:
-    """Put the ranks' parts and the arrows between them into one file; it is there in whole or not.
+def write(parts: Mapping[int, Path], folder: Path, name: str, facts: Mapping[str, Any]) -> Path:
+    """Put the ranks' parts into one file; it is there in whole or not.
 
     Args:
-        ranks: what the ranks have.
-        parts: of each of them, its events.
+        parts: each rank's events.
         folder: where to write.
         name: of the file, without what tells its kind.
         facts: what else stands in it, beside the events.
 
-    Returns:
-        The file, and how many arrows are not in it.
-
     Raises:
         OSError: it cannot be written; then nothing of it is left.
     """
-    arrows, left = join(ranks)
     is_big = sum(part.stat().st_size for part in parts.values()) > BIG
     path = folder / (f"{name}.json.gz" if is_big else f"{name}.json")
     draft = path.with_name(f"{path.name}.tmp")
@@ -140,79 +123,26 @@ def write(
         with _open_private(draft) as file:
             if is_big:
                 with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5) as packed:
-                    _write_events(packed, parts, arrows, facts)
+                    _write_events(packed, parts, facts)
             else:
-                _write_events(file, parts, arrows, facts)
+                _write_events(file, parts, facts)
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    return path, left
+    return path
 
 
-def _write_events(
-    file: Any, parts: Mapping[int, Path], arrows: list[dict[str, Any]], facts: Mapping[str, Any]
-) -> None:
+def _write_events(file: Any, parts: Mapping[int, Path], facts: Mapping[str, Any]) -> None:
     head = json.dumps({"displayTimeUnit": "ms", **facts})[:-1]
     file.write(f'{head}, "traceEvents": [\n'.encode())
     pieces = [part.read_bytes() for part in parts.values()]
-    pieces += [json.dumps(each, separators=(",", ":")).encode() for each in arrows]
-    for number, piece in enumerate(each for each in pieces if each):
-        file.write(b",\n" * bool(number))
-        file.write(piece)
+    file.write(b",\n".join(each for each in pieces if each))
     file.write(b"\n]}\n")
 
 
 def _open_private(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
-
-
-def join(ranks: Mapping[int, Traced]) -> tuple[list[dict[str, Any]], int]:
-    """Arrows from where the last rank comes to a collective to where it ends on the others.
-
-    Returns:
-        The arrows, and how many were left out for being too many: those of the shortest waits.
-    """
-    pairs = sorted(_pairs(ranks), key=lambda pair: -pair[0])
-    kept = pairs[:MOST_ARROWS]
-    arrows = [
-        end for number, (_, *ends) in enumerate(kept, start=1) for end in _arrow(number, *ends)
-    ]
-    return arrows, len(pairs) - len(kept)
-
-
-def _pairs(ranks: Mapping[int, Traced]) -> Iterator[tuple[float, Spans, Spans]]:
-    """How long a rank waited in a collective, the span of the one that came last, and its own."""
-    met: dict[tuple[str, int, str], dict[int, Spans]] = defaultdict(dict)
-    for rank, each in ranks.items():
-        for span in each.met:
-            met[span[0], span[1], span[2]][rank] = [rank, *span]
-    for spans in met.values():
-        last = max(spans.values(), key=_begin)
-        for rank, span in spans.items():
-            if rank != last[0]:
-                yield _begin(last) - _begin(span), last, span
-
-
-def _begin(span: Spans) -> float:
-    return float(span[5])
-
-
-def _arrow(number: int, last: Spans, freed: Spans) -> Iterator[dict[str, Any]]:
-    """Its two ends, each a little inside of a span, as viewers want it."""
-    for phase, span in (("s", last), ("f", freed)):
-        rank, *_, thread, began, end = span
-        inside = min(0.5, (end - began) / 2)
-        yield {
-            "ph": phase,
-            "name": "the last one comes",
-            "cat": "collective",
-            "id": number,
-            "pid": 1000 * rank + 1,
-            "tid": thread,
-            "ts": round(began + inside if phase == "s" else end - inside, 3),
-            **({"bp": "e"} if phase == "f" else {}),
-        }
 
 
 def why_nothing(missing: Mapping[int, str]) -> dict[str, Sequence[int]]:

@@ -54,8 +54,6 @@ class GiveTrace:
 class Traced:
     """What a rank has traced.
 
-    All times are microseconds since ``zero`` of :class:`GiveTrace`.
-
     Attributes:
         why: why there is nothing, else empty.
         steps: the first and the last one that were traced, or a part of one.
@@ -63,11 +61,8 @@ class Traced:
         seconds: how long it was traced.
         events: how many there are in the merged file; ``left_out`` are not, for they are too many,
             and took less than ``under`` microseconds each.
-        met: ``[group, number, name, thread, begin, end]`` of each collective.
         spent: milliseconds in each operator, without those that it calls, and how many calls.
         rest: milliseconds that the main thread was in no operator, while no collective went on.
-        peak: the most bytes that tensors held, by device; empty unless that was asked for.
-        lost: collectives that could not be told apart.
     """
 
     why: str = ""
@@ -77,11 +72,8 @@ class Traced:
     events: int = 0
     left_out: int = 0
     under: float = 0.0
-    met: list[Any] = field(default_factory=list)
     spent: Mapping[str, Any] = field(default_factory=dict)
     rest: float = 0.0
-    peak: Mapping[str, int] = field(default_factory=dict)
-    lost: int = 0
 
     def facts(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -20,7 +20,7 @@ from nbddp.worker import values
 from nbddp.worker.headline import text_of
 from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten
 from nbddp.worker.survey import survey
-from nbddp.worker.tracing import GONE
+from nbddp.worker.watch.profiler import GONE
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -135,10 +135,10 @@ class Answers:
         )
 
     def _give_trace(self, command: GiveTrace) -> Answer:
-        tracer = self._shell.tracer
-        if tracer is None or tracer.cell != command.cell:
+        profiler = self._shell.profiler
+        if profiler is None or profiler.cell != command.cell:
             return Answer(request=command.request, payload=Traced(why=GONE).facts())
-        traced, files = tracer.give(command)
+        traced, files = profiler.give(command)
         key, parcel = self._key(f"request{command.request}"), {}
         if files:
             parcel = values.pack(self._store, key, files, name="the trace")

@@ -66,9 +66,9 @@ from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.streams import RankLog, flush_python_streams, lost_output
 from nbddp.worker.survey import survey
-from nbddp.worker.tracing import end_trace
 from nbddp.worker.usage import Usage
 from nbddp.worker.waits import waited_in
+from nbddp.worker.watch.profiler import end_profile
 
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
 LAST_VALUE = "the last value"
@@ -297,7 +297,7 @@ class Rank:
         self._interrupter.hear()  # a signal that comes late would meet the cell's own handler
         self._pulse.end_cell()
         seconds, at = time.monotonic() - began, time.time()
-        end_trace(self._shell.tracer, self._mailer, is_ok=bool(result.success))
+        end_profile(self._shell.profiler, self._mailer, is_ok=bool(result.success))
         self._log.restore_python_streams()
         flush_python_streams()
         error = result.error_before_exec or result.error_in_exec

@@ -34,8 +34,8 @@ from nbddp.worker.notebook_lines import NotebookLines
 from nbddp.worker.plain_values import PlainValues
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
-from nbddp.worker.tracing import Tracer, traced
 from nbddp.worker.warning_places import name_users_lines
+from nbddp.worker.watch.profiler import CellProfiler, profiled
 
 _MAGICS = "IPython.core.magics"
 _PICTURES = ("inline", "agg", "svg", "pdf", "ps", "cairo")  # matplotlib's backends without windows
@@ -60,7 +60,7 @@ class RankShell(InteractiveShell):
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
     keep: Callable[[str], None] = staticmethod(lambda _text: None)
-    tracer: Tracer | None = None  # of the last cell, if some of its steps were to be traced
+    profiler: CellProfiler | None = None  # of the last cell, if some of its steps were to be traced
     handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
     _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: what they began goes on
     _awaited: asyncio.Task[Any] | None = None
@@ -98,7 +98,7 @@ class RankShell(InteractiveShell):
         self.displayhook.bundle = {}
         self._kept.clear()
         self._swallowed.clear()
-        with traced(command) if command.trace else nullcontext() as self.tracer:
+        with profiled(command) if command.trace else nullcontext() as self.profiler:
             result: ExecutionResult = (
                 self._run_script(Script.read(command.script))
                 if command.script

@@ -111,8 +111,6 @@ def notes(trace: Trace) -> Iterator[str]:
     for why, ranks in why_nothing(trace.missing).items():
         yield f"nothing of {say_ranks(ranks)}: {why}"
     yield from _of_steps(trace)
-    if peaks := _peaks(trace):
-        yield f"tensors held at most: {', '.join(peaks)}"
     left = sum(each.left_out for each in trace.ranks.values())
     if left:
         under = max(each.under for each in trace.ranks.values())
@@ -120,11 +118,6 @@ def notes(trace: Trace) -> Iterator[str]:
             f"{say_number_of(left, 'event')} left out of the merged file, the shortest: none took "
             f"{max(0.1, under):.1f} µs; the ranks' own files have all"
         )
-    if trace.arrows_left:
-        yield f"{say_number_of(trace.arrows_left, 'arrow')} left out: those of the shortest waits"
-    lost = sum(each.lost for each in trace.ranks.values())
-    if lost:
-        yield f"{say_number_of(lost, 'collective')} without arrows: which one it was is not known"
     if trace.error:
         yield f"clocks of the nodes: ± {1000 * trace.error:.1f} ms"
 
@@ -137,11 +130,3 @@ def _of_steps(trace: Trace) -> Iterator[str]:
         yield f"{asked} were asked for: after step {steps[1]} the cell ended, or it took too long"
     elif steps[0] > asked.first:
         yield f"{asked} were asked for: step {steps[0]} was the first that was reported"
-
-
-def _peaks(trace: Trace) -> list[str]:
-    return [
-        f"rank {rank} {peak / 2**20:.1f} MiB" + ("" if device == "CPU" else f" ({device})")
-        for rank, each in trace.ranks.items()
-        for device, peak in each.peak.items()
-    ]

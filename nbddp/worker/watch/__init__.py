@@ -1,0 +1,1 @@
+"""What a rank is watched by: samplers, and torch's profiler."""

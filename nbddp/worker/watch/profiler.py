@@ -1,0 +1,360 @@
+"""torch's profiler for some steps of a cell, and the files that a rank makes of them.
+
+A step ends where ``nbddp.log`` reports it. In a cell that logs nothing, a step begins where an
+``nbddp.loader`` yields its batch. The trace stays in the rank until the notebook asks for it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerAction, profile
+
+from nbddp.interrupts import interrupt_held_back
+from nbddp.train import report
+from nbddp.wire.messages import Noticed, RunCell
+from nbddp.wire.trace_messages import GiveTrace, Steps, Traced, say_steps
+from nbddp.worker.mailing import Mailer
+
+Interval = tuple[float, float]
+
+MAX_SECONDS = 60.0  # a longer trace ends with the step, because what it holds is in memory
+MAX_OPERATORS = 150  # of which the times are sent
+BACKENDS = ("gloo:", "nccl:", "ucc:", "mpi:", "xccl:")
+PID_RANGE = 10_000_000  # the process ids of a rank in the merged file, above any that Linux has
+ID_RANGE = 10**9  # and its ids of arrows
+NO_STEPS = (
+    "no step was reported, so nothing was traced: say nbddp.log(step=step, ...) in the loop, or "
+    "take its batches from an nbddp.loader"
+)
+OWN_PROFILER = "the cell runs a profiler of its own, and torch can run only one at a time"
+GONE = "the cell had not begun, or the process is a new one since"
+
+
+class CellProfiler:
+    """Traces some steps of one cell, and keeps the trace.
+
+    Args:
+        steps: which ones.
+        cell: the number of the cell.
+        make: makes torch's profiler; takes whether it traces memory.
+    """
+
+    def __init__(self, steps: Steps, cell: int, make: Callable[[bool], Any] | None = None) -> None:
+        self.cell = cell
+        self._steps = steps
+        self._make = make or _torch_profiler
+        self._pid = os.getpid()
+        self._profile: Any = None
+        self._is_on = False
+        self._has_logged = False
+        self._why = ""  # there is no trace
+        self._restore: Callable[[], None] = lambda: None
+        self._reported: list[int] = []  # the lowest and the highest step
+        self._first = self._current = steps.first
+        self._whole: list[int] = []  # the first and the last step that were traced to their end
+        self._is_cut = False
+        self._seconds = self._began = 0.0
+
+    def begin(self) -> Callable[[], None]:
+        """The cell begins. Return what ends listening to its steps."""
+        if self._steps.first <= 1:  # steps count from 0 or from 1: none is reported before
+            self._start(self._steps.first)
+        return report.on_step(self.reached)
+
+    def end(self, *, is_ok: bool) -> None:
+        """The cell has ended. The step that goes on is whole if a loader began it and all is ok."""
+        with interrupt_held_back():
+            if self._is_on and not is_ok:
+                self._is_cut = True
+            elif self._is_on and self._reported and not self._has_logged:
+                self._whole = [self._first, self._current]
+            self._stop()
+
+    def reached(self, step: int, source: str) -> None:
+        """A step is reported: at its end by ``log``, when it begins by a loader."""
+        if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
+            return  # a DataLoader's worker, or a thread that the profiler does not see
+        self._has_logged |= source == "log"
+        if source != "log" and self._has_logged:
+            return
+        self._reported = [min([step, *self._reported]), max([step, *self._reported])]
+        with interrupt_held_back():  # else a profiler could be left that nobody ends
+            self._go_on(step + 1 if source == "log" else step)
+
+    def _go_on(self, step: int) -> None:
+        """The step before this one has ended."""
+        is_early = step <= self._steps.first or self._reported[0] > self._steps.last
+        if self._is_on and not self._whole and is_early:
+            self._stop()  # this trace holds none of the steps
+            self._profile, self._seconds = None, 0.0
+        if self._is_on:
+            has_gone_back = step <= self._current
+            if not has_gone_back:
+                self._whole = [max(self._first, self._reported[0]), step - 1]
+            is_long = time.monotonic() - self._began > MAX_SECONDS
+            if step > self._steps.last or has_gone_back or is_long:
+                self._stop()
+            else:
+                self._profile.step_num = step - 1
+                self._profile.step()
+                self._current = step
+        elif self._profile is None and self._steps.first <= step <= self._steps.last:
+            self._start(step)
+
+    def _start(self, step: int) -> None:
+        if not self._why and torch.autograd._profiler_enabled():
+            self._why = OWN_PROFILER  # torch would start a second one, and end the first
+        if self._why:
+            return
+        try:
+            self._profile = self._make(self._steps.with_memory)
+            self._profile.step_num = step
+            self._profile.start()
+        except RuntimeError as error:  # torch's: another one runs, or none can
+            self._profile, self._why = None, _said_by_torch(error)
+            return
+        self._is_on, self._began = True, time.monotonic()
+        self._first = self._current = step
+        self._restore = _before_another_begins(self._give_way)
+
+    def _give_way(self) -> None:
+        """The cell begins a profiler of its own: torch would end ours without a word."""
+        self._stop()
+        self._profile, self._why = None, OWN_PROFILER
+
+    def _stop(self) -> None:
+        if not self._is_on:
+            return
+        self._restore()
+        self._is_on = False
+        self._seconds = time.monotonic() - self._began
+        try:
+            self._profile.stop()
+        except RuntimeError as error:  # the cell has ended it
+            self._profile, self._why = None, _said_by_torch(error)
+
+    def give(self, command: GiveTrace) -> tuple[Traced, list[bytes]]:
+        """Write the rank's own file, and its part of the merged file, into the folder.
+
+        Returns:
+            What they are, and their contents if the command names no folder.
+        """
+        why = self._why or self._why_none()
+        if why:
+            return Traced(why=why), []
+        if command.folder:
+            return self._write(command, Path(command.folder)), []
+        with tempfile.TemporaryDirectory(prefix="nbddp-trace-") as folder:
+            traced = self._write(command, Path(folder))
+            names = [] if traced.why else [own_name(command.rank), part_name(command.rank)]
+            return traced, [(Path(folder) / name).read_bytes() for name in names]
+
+    def _why_none(self) -> str:
+        if self._profile is not None and (self._whole or self._is_cut):
+            return ""
+        if not self._reported:
+            return NO_STEPS
+        were = "was" if self._reported[0] == self._reported[1] else "were"
+        return f"{say_steps(*self._reported)} {were} reported, none of {self._steps}"
+
+    def _write(self, command: GiveTrace, folder: Path) -> Traced:
+        own = folder / own_name(command.rank)
+        try:
+            self._profile.export_chrome_trace(str(own))  # torch compresses it
+            document = json.loads(gzip.decompress(own.read_bytes()))
+            part = merged_part(document, command)
+            text = ",\n".join(json.dumps(each, separators=(",", ":")) for each in part.events)
+            (folder / part_name(command.rank)).write_text(text)
+        except (OSError, RuntimeError, ValueError) as error:  # a file that ends early is no JSON
+            own.unlink(missing_ok=True)
+            reason = getattr(error, "strerror", None) or "there may be no room"
+            said = _said_by_torch(error) if isinstance(error, RuntimeError) else reason
+            return Traced(why=f"its trace could not be written to {folder}: {said}")
+        return Traced(
+            steps=[self._first, self._current] if self._is_cut else self._whole,
+            is_cut=self._is_cut,
+            seconds=round(self._seconds, 6),
+            events=len(part.events),
+            left_out=part.left_out,
+            under=part.under,
+            spent=operator_times(self._profile.key_averages(), self._profile.events()),
+            rest=round(idle_time(self._profile.events(), 1e6 * self._seconds) / 1000, 4),
+        )
+
+
+def own_name(rank: int) -> str:
+    """The file of one rank, as torch's profiler writes it."""
+    return f"rank{rank}.json.gz"
+
+
+def part_name(rank: int) -> str:
+    """The rank's part of the merged file."""
+    return f"rank{rank}.part"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Events for the merged file; ``left_out`` took less than ``under`` microseconds each."""
+
+    events: list[dict[str, Any]]
+    left_out: int
+    under: float
+
+
+def merged_part(document: Mapping[str, Any], command: GiveTrace) -> Part:
+    """Give a rank's events the times, process ids and names that they have in the merged file.
+
+    Args:
+        document: the rank's own file; its events are changed in place.
+        command: whose file it is, and the instant that the merged file counts from.
+    """
+    every = [each for each in document["traceEvents"] if isinstance(each.get("pid"), int)]
+    shift = (int(document.get("baseTimeNanoseconds", 0)) - command.zero) / 1000
+    for each in every:
+        each["pid"] += PID_RANGE * command.rank
+        if isinstance(each.get("id"), int):
+            each["id"] += ID_RANGE * command.rank
+        if each["ph"] != "M":
+            each["ts"] = round(each["ts"] + shift, 3)
+    heads = [each for each in every if each["ph"] == "M"]
+    _name_rows(heads, command)
+    events = [each for each in every if each["ph"] != "M"]
+    events.sort(key=_duration, reverse=True)
+    kept, left = events[: command.most], events[command.most :]
+    return Part([*heads, *kept], len(left), max(map(_duration, left), default=0.0))
+
+
+def _duration(event: Mapping[str, Any]) -> float:
+    return float(event.get("dur", 0.0))
+
+
+def _name_rows(heads: Iterable[dict[str, Any]], command: GiveTrace) -> None:
+    """Call the processes "rank 1" and "rank 1, GPU 0", in the order of the ranks."""
+    labels = {
+        each["pid"]: each["args"]["labels"] for each in heads if each["name"] == "process_labels"
+    }
+    title = f"rank {command.rank}" + (f" (node {command.node})" if command.node else "")
+    for each in heads:
+        label = labels.get(each["pid"], "CPU")
+        if each["name"] == "process_name":
+            each["args"]["name"] = title if label == "CPU" else f"{title}, {label}"
+        elif each["name"] == "process_sort_index":
+            each["args"]["sort_index"] = each["pid"]
+        elif each["name"] == "thread_name" and each["tid"] == each["pid"] % PID_RANGE:
+            each["args"]["name"] = "main thread"
+
+
+def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, list[float]]:
+    """Milliseconds and calls of each operator itself, and of each kind of collective.
+
+    Args:
+        averages: ``profile.key_averages()``, in which a collective takes no time of its own.
+        events: ``profile.events()``.
+    """
+    spent: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for each in averages:
+        if not each.is_user_annotation:  # a mark; what ran below it is counted
+            on_cpu = each.device_type == torch.autograd.DeviceType.CPU
+            spent[each.key] += each.self_cpu_time_total if on_cpu else each.self_device_time_total
+            calls[each.key] += each.count
+    for name, intervals in _collectives(events).items():
+        spent[name], calls[name] = _covered(intervals), len(intervals)
+    most = spent.most_common(MAX_OPERATORS)
+    return {name: [round(us / 1000, 4), calls[name]] for name, us in most}
+
+
+def idle_time(events: Iterable[Any], whole: float) -> float:
+    """Microseconds of ``whole`` in which the main thread ran no operator and no collective ran."""
+    steps = {each.thread for each in events if each.name.startswith("ProfilerStep")}
+    busy = [
+        _interval(each) for each in events if each.thread in steps and not each.is_user_annotation
+    ]
+    for intervals in _collectives(events).values():
+        busy += intervals
+    return max(0.0, whole - _covered(busy))
+
+
+def _collectives(events: Iterable[Any]) -> dict[str, list[Interval]]:
+    found: dict[str, list[Interval]] = {}
+    for each in events:
+        if each.is_user_annotation and each.name.startswith(BACKENDS):
+            found.setdefault(each.name, []).append(_interval(each))
+    return found
+
+
+def _interval(event: Any) -> Interval:
+    return event.time_range.start, event.time_range.end
+
+
+def _covered(intervals: Iterable[Interval]) -> float:
+    """How long at least one of them goes on."""
+    length, end = 0.0, float("-inf")
+    for begin, last in sorted(intervals):
+        length += max(0.0, last - max(begin, end))
+        end = max(end, last)
+    return length
+
+
+def _before_another_begins(act: Callable[[], None]) -> Callable[[], None]:
+    """Do this just before torch's profiler is started again. Return what cancels that."""
+    module: Any = torch.autograd.profiler
+    prepare = module._prepare_profiler
+
+    def restore() -> None:
+        module._prepare_profiler = prepare
+
+    def prepare_after(*args: Any, **kwargs: Any) -> Any:
+        restore()
+        act()
+        return prepare(*args, **kwargs)
+
+    module._prepare_profiler = prepare_after
+    return restore
+
+
+def _torch_profiler(with_memory: bool) -> Any:  # noqa: FBT001 - the one thing that is chosen
+    return profile(profile_memory=with_memory, schedule=lambda _step: ProfilerAction.RECORD)
+
+
+@contextmanager
+def profiled(command: RunCell) -> Iterator[CellProfiler]:
+    """Run a cell within, of which some steps are traced; then comes :meth:`CellProfiler.end`."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its log would be among the cell's lines
+    importlib.import_module("torch._inductor.config")  # which the profiler's start would import
+    profiler = CellProfiler(Steps(**command.trace), command.cell)
+    stop_listening = profiler.begin()
+    try:
+        yield profiler
+    finally:
+        stop_listening()
+
+
+def end_profile(profiler: CellProfiler | None, mailer: Mailer, *, is_ok: bool) -> None:
+    """The cell is over, and so is its trace, if there is one.
+
+    Ending it may take torch seconds, in which no other thread of the rank runs. So the rank says
+    before that it lives, and has heard a stop.
+    """
+    if profiler is not None:
+        mailer.post(Noticed(cell=profiler.cell))
+        mailer.flush()
+        profiler.end(is_ok=is_ok)
+
+
+def _said_by_torch(error: BaseException) -> str:
+    return "torch's profiler says: " + str(error).partition("\n")[0]
