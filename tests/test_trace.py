@@ -1,4 +1,4 @@
-"""What all ranks have traced: one file with arrows, a table of what differs, what is missing."""
+"""What all ranks have traced: one file, a table of what differs, what is missing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ import pytest
 from pages import readable
 
 from nbddp.record import trace as record
-from nbddp.record.trace import REST, Trace, is_different, join, rows, write
+from nbddp.record.trace import REST, Trace, is_different, rows, write
 from nbddp.ui.panel.trace import trace_bundle, trace_html
 from nbddp.ui.text.trace import trace_text
 from nbddp.wire.trace_messages import Steps, Traced
 
 ASKED = Steps(first=10, last=15)
-
-
-def met(number: int, began: float, end: float, group: str = "") -> list[Any]:
-    return [group, number, "gloo:all_reduce", 900_000_000, began, end]
 
 
 def of_rank(**more: Any) -> Traced:
@@ -51,32 +47,6 @@ def trace(tmp_path: Path, ranks: dict[int, Traced] | None = None, **more: Any) -
 # ---- one file
 
 
-def test_an_arrow_leads_from_the_last_one_to_the_end_of_each_that_waited() -> None:
-    ranks = {
-        0: of_rank(met=[met(7, 10.0, 40.0), met(1, 0.0, 5.0, "[0, 1]")]),
-        1: of_rank(met=[met(7, 30.0, 41.0), met(1, 0.0, 5.0, "[1, 2]")]),  # of another group
-        2: of_rank(met=[met(7, 20.0, 42.0), met(8, 50.0, 60.0)]),
-    }
-    arrows, left = join(ranks)
-    begins = [each for each in arrows if each["ph"] == "s"]
-    ends = [each for each in arrows if each["ph"] == "f"]
-    assert [(each["pid"], each["ts"]) for each in begins] == [(1001, 30.5)] * 2
-    assert [(each["pid"], each["ts"]) for each in ends] == [(1, 39.5), (2001, 41.5)]
-    assert "gloo:all_reduce" not in {each["name"] for each in arrows}, "no span's name"
-    assert [each["id"] for each in begins] == [each["id"] for each in ends] == [1, 2]
-    assert left == 0
-
-
-def test_too_many_arrows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "MOST_ARROWS", 2)
-    first, second = (
-        of_rank(met=[met(number, began * number, 5000.0) for number in range(5)])
-        for began in (100.0, 101.0)
-    )
-    arrows, left = join({0: first, 1: second})
-    assert (len(arrows), left) == (4, 3)
-
-
 @pytest.mark.parametrize("big", [10**6, 1])
 def test_the_file_is_one_document_of_all_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: int
@@ -85,13 +55,11 @@ def test_the_file_is_one_document_of_all_parts(
     parts = {rank: tmp_path / f"rank{rank}.part" for rank in (0, 1, 2)}
     for rank, part in parts.items():
         part.write_text(f'{{"ph":"X","pid":{rank}}}' if rank else "")
-    ranks = {rank: of_rank(met=[met(1, 10.0 * rank, 50.0)]) for rank in (1, 2)}
-    path, _ = write(ranks, parts, tmp_path, "cell3", {"baseTimeNanoseconds": 7})
+    path = write(parts, tmp_path, "cell3", {"baseTimeNanoseconds": 7})
     data = path.read_bytes()
     document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
     assert path.name == ("cell3.json" if big > 1 else "cell3.json.gz")
-    assert [each["pid"] for each in document["traceEvents"][:2]] == [1, 2]
-    assert [each["ph"] for each in document["traceEvents"][2:]] == ["s", "f"]
+    assert [each["pid"] for each in document["traceEvents"]] == [1, 2]
     assert document["baseTimeNanoseconds"] == 7
     assert path.stat().st_mode & 0o77 == 0
 
@@ -104,7 +72,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 
     monkeypatch.setattr(record, "_write_events", full)
     with pytest.raises(OSError, match="No space left"):
-        write({}, {}, tmp_path, "cell3", {})
+        write({}, tmp_path, "cell3", {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +90,7 @@ NOTHING = Trace(cell=3, asked=ASKED, ranks={}, missing={0: "no steps", 1: "no st
 
 
 def test_each_kind_of_trace_as_text(tmp_path: Path, snapshot: Any) -> None:
-    cut = of_rank(steps=[10, 12], is_cut=True, left_out=5, under=2.5, lost=1, peak={"CPU": 2**21})
+    cut = of_rank(steps=[10, 12], is_cut=True, left_out=5, under=2.5)
     missing = {1: "it died", 2: "it died"}
     traces = {
         "ranks that differ": trace(tmp_path),
@@ -130,7 +98,7 @@ def test_each_kind_of_trace_as_text(tmp_path: Path, snapshot: Any) -> None:
         "one rank": trace(tmp_path, {0: QUICK}),
         "unequal calls": trace(tmp_path, {0: SLOW, 1: of_rank(spent={"aten::mm": [90.0, 24]})}),
         "many ranks": trace(tmp_path, {rank: of_rank(rest=10.0 * rank) for rank in range(12)}),
-        "much is missing": trace(tmp_path, {0: cut}, missing=missing, error=0.0015, arrows_left=7),
+        "much is missing": trace(tmp_path, {0: cut}, missing=missing, error=0.0015),
         "it begins later": trace(tmp_path, {0: of_rank(steps=[11, 15])}),
         "nothing": NOTHING,
         "nothing, for two reasons": replace(NOTHING, missing={0: "no steps", 1: "it died"}),
@@ -144,7 +112,7 @@ def test_each_kind_of_trace_as_text(tmp_path: Path, snapshot: Any) -> None:
 
 
 def test_a_page_has_the_file_with_it_if_it_is_small(tmp_path: Path, snapshot: Any) -> None:
-    told = trace(tmp_path, arrows_left=7)
+    told = trace(tmp_path)
     html = trace_html(told)
     assert readable(html.replace(str(tmp_path), "RUN")) == snapshot(name="whole")
     assert 'download="cell3.json" href="data:application/json;base64,e30="' in html

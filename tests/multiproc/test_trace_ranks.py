@@ -1,4 +1,4 @@
-"""A trace of real ranks: one file on one clock, arrows, what is said where there is none."""
+"""A trace of real ranks: one file on one clock, what is said where there is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-from drivers.inside import imported
 from drivers.ranks import MakeRanks, Ranks
 from notebook import Notebook
 from processes import wait_until
@@ -20,7 +19,7 @@ from nbddp.record.cell import CellResult
 from nbddp.record.trace import REST, Trace, rows
 from nbddp.ui.text.trace import trace_text
 from nbddp.wire.trace_messages import Steps
-from nbddp.worker.tracing import NO_STEPS, OWN_PROFILER, Profile
+from nbddp.worker.watch.profiler import NO_STEPS, OWN_PROFILER, PID_RANGE
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -72,11 +71,11 @@ def marks(events: list[dict[str, Any]], began: int) -> dict[int, list[float]]:
     for each in events:
         if each["name"].startswith("mark "):
             at = int(each["name"].partition(" ")[2])
-            found.setdefault(each["pid"] // 1000, []).append(each["ts"] - (at - began) / 1000)
+            found.setdefault(each["pid"] // PID_RANGE, []).append(each["ts"] - (at - began) / 1000)
     return found
 
 
-def test_one_file_has_all_ranks_on_one_clock_with_arrows_from_the_late_one(
+def test_one_file_has_all_ranks_on_one_clock_and_the_late_one_is_in_the_table(
     make_group: MakeRanks,
 ) -> None:
     trace, result = run(make_group(3), f"from pathlib import Path{LATE.format()}", 5, 8)
@@ -90,9 +89,6 @@ def test_one_file_has_all_ranks_on_one_clock_with_arrows_from_the_late_one(
     assert {rank: len(each) for rank, each in late.items()} == {0: 40, 1: 40, 2: 40}
     least = [min(each) for each in late.values()]
     assert max(least) - min(least) < SKEW
-    begins = [each for each in events if each["ph"] == "s" and each.get("cat") == "collective"]
-    assert len(begins) == 4 * 2
-    assert {each["pid"] for each in begins} == {2001}, "all wait for rank 2"
     steps = {each["name"] for each in events if each["name"].startswith("ProfilerStep#")}
     assert steps == {f"ProfilerStep#{step}" for step in range(5, 9)}
     first, second = rows(trace.ranks)[:2]
@@ -107,11 +103,10 @@ def test_one_file_has_all_ranks_on_one_clock_with_arrows_from_the_late_one(
 
 def test_memory_is_there_where_it_is_asked_for(shared_group: Ranks) -> None:
     trace, _ = run(shared_group, TRAIN.format(slow=0.005), 2, 3, with_memory=True)
-    curves = [each for each in document(trace.path)["traceEvents"] if each["ph"] == "C"]
-    assert {each["name"] for each in curves} == {"tensors in memory, CPU"}
-    assert all(each.peak["CPU"] > 0 for each in trace.ranks.values())
+    names = [each["name"] for each in document(trace.path)["traceEvents"]]
+    assert "[memory]" in names
     trace, _ = run(shared_group, TRAIN.format(slow=0.005), 2, 3)
-    assert all(not each.peak for each in trace.ranks.values())
+    assert "[memory]" not in [each["name"] for each in document(trace.path)["traceEvents"]]
 
 
 def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(shared_group: Ranks) -> None:
@@ -136,8 +131,8 @@ def test_a_loader_counts_where_nothing_is_logged(shared_group: Ranks) -> None:
     loop = "for batch in nbddp.loader(range(80), 4):\n    dist.all_reduce(torch.ones(1))"
     trace, _ = run(shared_group, loop, 0, 2)
     assert trace.steps == [0, 2]
-    begins = [each for each in document(trace.path)["traceEvents"] if each["ph"] == "s"]
-    assert len([each for each in begins if each["cat"] == "collective"]) == 3
+    names = [each["name"] for each in document(trace.path)["traceEvents"]]
+    assert names.count("gloo:all_reduce") == 2 * 3
 
 
 def test_an_interrupt_leaves_what_there_was(group: Ranks) -> None:
@@ -160,12 +155,12 @@ def test_a_stop_costs_no_rank_though_torch_takes_long_to_end_a_large_trace(
 ) -> None:
     group = make_group(2, grace=2.0)  # shorter than the end of such a trace
     group.run(
-        f"import ctypes\n{imported(Profile)}kept = rank\n"
-        "stop = Profile.stop\n"
+        "import ctypes\nfrom torch.profiler import profile\nkept = rank\n"
+        "stop = profile.stop\n"
         "def stop_long(self):\n"
         "    stop(self)\n"
         "    ctypes.PyDLL(None).sleep(5)\n"  # with Python's lock, as torch
-        "Profile.stop = stop_long",
+        "profile.stop = stop_long",
         quiet=True,
     )
     source = (
@@ -259,7 +254,6 @@ def test_the_magic_traces_the_next_cell_only(notebook: Notebook) -> None:
     reply = notebook.run(f"%%ddp --nproc 2 --quiet\n{TRAIN.format(slow=0.03)}")
     assert " · steps 5 to 8 · 2 ranks · " in reply.text
     assert REST in reply.text
-    assert re.search(r"tensors .*rank 0 ", reply.text)
     assert "USDT" not in reply.text, "the profiler's own log is not the user's"
     assert notebook.run("%%ddp --quiet\nnbddp.log(step=5, a=1)").text == ""
 

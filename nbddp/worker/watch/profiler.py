@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -265,7 +265,7 @@ def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, 
         averages: ``profile.key_averages()``, in which a collective takes no time of its own.
         events: ``profile.events()``.
     """
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
     for each in averages:
         if not each.is_user_annotation:  # a mark; what ran below it is counted
@@ -274,8 +274,8 @@ def operator_times(averages: Iterable[Any], events: Iterable[Any]) -> dict[str, 
             calls[each.key] += each.count
     for name, intervals in _collectives(events).items():
         spent[name], calls[name] = _covered(intervals), len(intervals)
-    most = spent.most_common(MAX_OPERATORS)
-    return {name: [round(us / 1000, 4), calls[name]] for name, us in most}
+    most = sorted(spent, key=lambda name: -spent[name])[:MAX_OPERATORS]
+    return {name: [round(spent[name] / 1000, 4), calls[name]] for name in most}
 
 
 def idle_time(events: Iterable[Any], whole: float) -> float:

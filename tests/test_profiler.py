@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from drivers.inside import imported
+from torch.autograd import DeviceType
 
 from nbddp.train import report
 from nbddp.wire.trace_messages import GiveTrace, Steps, Traced
-from nbddp.worker import tracing
-from nbddp.worker.tracing import LONGEST, OWN_PROFILER, Tracer
+from nbddp.worker.watch import profiler
+from nbddp.worker.watch.profiler import (
+    MAX_SECONDS,
+    OWN_PROFILER,
+    CellProfiler,
+    idle_time,
+    merged_part,
+    operator_times,
+)
 
 
 class FakeProfile:
-    """Writes down when it was started and stopped."""
+    """Writes down when it was started and stopped, and each step."""
 
     def __init__(self, story: list[str]) -> None:
         self._story = story
         self.document = json.dumps({"baseTimeNanoseconds": 0, "traceEvents": []})
-        self.is_saved = False
         self.error: Exception | None = None
+        self.step_num = 0
 
     def start(self) -> None:
         if self.error:
             raise self.error
-        self._story.append("start")
+        self._story += ["start", f"({self.step_num}"]
+
+    def step(self) -> None:
+        self._story.append(f"{self.step_num})")
+        self.step_num += 1
+        self._story.append(f"({self.step_num}")
 
     def stop(self) -> None:
-        self._story.append("stop")
+        self._story += [f"{self.step_num})", "stop"]
 
     def export_chrome_trace(self, path: str) -> None:
-        if self.is_saved:
-            raise RuntimeError("Trace is already saved.")  # as torch says
-        self.is_saved = True
-        Path(path).write_text(self.document)
+        Path(path).write_bytes(gzip.compress(self.document.encode()))
+
+    def events(self) -> list[Any]:
+        return []
+
+    key_averages = events
 
 
 class Rank:
@@ -51,19 +68,19 @@ class Rank:
         self.folder, self.story = folder, list[str]()
         self.profile = FakeProfile(self.story)
         self.forget: list[Callable[[], None]] = []
-        self.tracer: Tracer
+        self.profiler: CellProfiler
 
     def begin(self, first: int, last: int) -> None:
         """Begin a cell of which these steps are asked for."""
-        self.tracer = Tracer(Steps(first=first, last=last), 3, lambda _memory: self.profile)
-        self.forget.append(self.tracer.begin())
+        self.profiler = CellProfiler(Steps(first=first, last=last), 3, lambda _memory: self.profile)
+        self.forget.append(self.profiler.begin())
 
     def end(self, *, is_ok: bool = True) -> Traced:
-        self.tracer.end(is_ok=is_ok)
+        self.profiler.end(is_ok=is_ok)
         return self.give()
 
     def give(self) -> Traced:
-        return self.tracer.give(command_to_give(self.folder))[0]
+        return self.profiler.give(command_to_give(self.folder))[0]
 
 
 def command_to_give(folder: Path | str) -> GiveTrace:
@@ -71,21 +88,9 @@ def command_to_give(folder: Path | str) -> GiveTrace:
 
 
 @pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+def rank(tmp_path: Path) -> Iterator[Rank]:
     rank = Rank(tmp_path)
 
-    class Annotation:
-        def __init__(self, name: str) -> None:
-            self._number = name.removeprefix("ProfilerStep#")
-
-        def __enter__(self) -> None:
-            rank.story.append(f"({self._number}")
-
-        def __exit__(self, *_: object) -> None:
-            rank.story.append(f"{self._number})")
-
-    monkeypatch.setattr(tracing, "record_function", Annotation)
-    monkeypatch.setattr(tracing, "recorded", list)
     yield rank
     for each in rank.forget:
         each()
@@ -185,10 +190,10 @@ def test_a_trace_ends_with_the_step_in_which_it_became_too_long(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(tracing.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(profiler.time, "monotonic", lambda: now[0])
     rank.begin(1, 10**6)
     log(0, 1, 2)
-    now[0] = LONGEST + 1
+    now[0] = MAX_SECONDS + 1
     log(3, 4, 5)
     assert rank.give().steps == [1, 3]
 
@@ -213,41 +218,119 @@ def test_what_torchs_profiler_refuses_and_a_full_disk_cuts_off_is_said(rank: Ran
     rank.profile.document = '{"traceEvents": ['
     rank.begin(0, 1)
     log(0, 1)
-    for _ in range(2):  # it may be asked again
-        assert str(rank.folder) in rank.give().why
+    assert str(rank.folder) in rank.give().why
     assert list(rank.folder.iterdir()) == []
 
 
 def test_without_a_folder_the_files_are_handed_over(rank: Rank) -> None:
     rank.begin(0, 1)
     log(0, 1)
-    told, files = rank.tracer.give(command_to_give(""))
+    told, files = rank.profiler.give(command_to_give(""))
     assert not told.why
-    assert len(files) == 2
-    assert rank.give().steps == [0, 1], "it can be asked for again"
-    assert sorted(each.name for each in rank.folder.iterdir()) == ["rank0.json.gz", "rank0.part"]
-    assert all(each.stat().st_mode & 0o77 == 0 for each in rank.folder.iterdir()), "the owner's"
+    assert json.loads(gzip.decompress(files[0])) == json.loads(rank.profile.document)
+    assert files[1:] == [b""]
 
 
 @pytest.mark.process
-def test_the_profiler_itself_loads_no_compiler_and_its_file_says_whose_it_is(
-    tmp_path: Path,
-) -> None:
+def test_the_profiler_itself_gives_operators_and_a_file_of_the_steps(tmp_path: Path) -> None:
     script = (
-        imported(report, GiveTrace, Steps, Tracer)
+        imported(report, GiveTrace, Steps, CellProfiler)
         + """
-import gzip, json, sys, torch
+import gzip, json, torch
 from pathlib import Path
-tracer = Tracer(Steps(first=0, last=0), 3)
-tracer.begin()
+profiler = CellProfiler(Steps(first=0, last=0), 3)
+profiler.begin()
 torch.ones(9).sum()
 report.reached(0, source="log")
-told, _ = tracer.give(GiveTrace(request=1, cell=3, rank=2, folder=".", zero=0, most=100))
+told, _ = profiler.give(GiveTrace(request=1, cell=3, rank=2, folder=".", zero=0, most=100))
 assert not told.why, told.why
 assert "aten::sum" in told.spent
 own = json.loads(gzip.decompress(Path("rank2.json.gz").read_bytes()))
-assert own["distributedInfo"]["rank"] == 2
-assert "torch._inductor" not in sys.modules
+assert "ProfilerStep#0" in [each["name"] for each in own["traceEvents"]]
 """
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=150)
+
+
+# ---- beside other ranks
+
+PID = 77
+HEADS = [
+    {"ph": "M", "name": "process_name", "pid": PID, "tid": 0, "args": {"name": "python"}},
+    {"ph": "M", "name": "process_labels", "pid": PID, "tid": 0, "args": {"labels": "CPU"}},
+    {"ph": "M", "name": "process_sort_index", "pid": PID, "tid": 0, "args": {"sort_index": PID}},
+    {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
+    {"ph": "M", "name": "process_labels", "pid": 0, "tid": 0, "args": {"labels": "GPU 0"}},
+    {"ph": "M", "name": "thread_name", "pid": PID, "tid": PID, "args": {"name": "thread 77 (py)"}},
+    {"ph": "M", "name": "thread_name", "pid": PID, "tid": 8, "args": {"name": "thread 8 (pt_x)"}},
+]
+
+
+def span(name: str, ts: float, dur: float, **more: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "pid": PID, "tid": PID, "ts": ts, "dur": dur, **more}
+
+
+def test_times_count_from_zero_and_processes_are_the_ranks_own() -> None:
+    spans = [span("aten::add", 5.0, 2.0), span("copy", 8.0, 1.0, pid=0, id=7)]
+    of_no_process = span("PyTorch Profiler (0)", 0.0, 9.0, pid="Spans")
+    document = {"baseTimeNanoseconds": 4_000, "traceEvents": [*HEADS, of_no_process, *spans]}
+    command = GiveTrace(request=1, cell=3, rank=2, folder="", zero=1_000, most=100, node="alpha")
+    part = merged_part(json.loads(json.dumps(document)), command)
+    heads = {(each["pid"], each["name"]): each["args"] for each in part.events[: len(HEADS)]}
+    assert heads[20_000_077, "process_name"]["name"] == "rank 2 (node alpha)"
+    assert heads[20_000_077, "process_sort_index"]["sort_index"] == 20_000_077
+    assert heads[20_000_000, "process_name"]["name"] == "rank 2 (node alpha), GPU 0"
+    names = [each["args"]["name"] for each in part.events if each["name"] == "thread_name"]
+    assert names == ["main thread", "thread 8 (pt_x)"]
+    add, copy = part.events[len(HEADS) :]
+    assert (add["ts"], add["pid"], copy["pid"]) == (8.0, 20_000_077, 20_000_000)
+    assert copy["id"] == 2_000_000_007
+
+
+def test_of_too_many_events_the_shortest_are_left_out_and_counted() -> None:
+    events = [span("op", 10.0 * n, float(n)) for n in range(1, 11)]
+    document = {"traceEvents": [*HEADS, *events]}
+    command = GiveTrace(request=1, cell=3, rank=0, folder="", zero=0, most=3)
+    part = merged_part(document, command)
+    assert [each["dur"] for each in part.events[len(HEADS) :]] == [10.0, 9.0, 8.0]
+    assert (part.left_out, part.under) == (7, 7.0)
+
+
+def event(name: str, begin: float, end: float, *, thread: int = 1, is_mark: bool = False) -> Any:
+    """As torch's profiler has one, in microseconds."""
+    time = SimpleNamespace(start=begin, end=end)
+    return SimpleNamespace(name=name, time_range=time, thread=thread, is_user_annotation=is_mark)
+
+
+def test_operators_take_their_own_time_and_collectives_the_time_that_any_of_them_takes() -> None:
+    def average(key: str, own: float, *, is_mark: bool = False, on_cpu: bool = True) -> Any:
+        kind = DeviceType.CPU if on_cpu else DeviceType.CUDA
+        return SimpleNamespace(
+            key=key,
+            count=3,
+            device_type=kind,
+            self_cpu_time_total=own if on_cpu else 0.0,
+            self_device_time_total=0.0 if on_cpu else own,
+            is_user_annotation=is_mark,
+        )
+
+    averages = [
+        average("aten::mm", 2000.0),
+        average("ProfilerStep*", 500.0, is_mark=True),
+        average("gloo:all_reduce", 0.0, is_mark=True),
+        average("sgemm", 4000.0, on_cpu=False),
+    ]
+    events = [
+        event("ProfilerStep*", 0, 9000, is_mark=True),
+        event("aten::mm", 1000, 3000),
+        event("aten::add", 1500, 2000),
+        event("aten::mm", 0, 9000, thread=5),
+        event("gloo:all_reduce", 2000, 4000, thread=2, is_mark=True),
+        event("gloo:all_reduce", 3000, 6000, thread=3, is_mark=True),
+    ]
+    assert operator_times(averages, events) == {
+        "gloo:all_reduce": [4.0, 2],
+        "sgemm": [4.0, 3],
+        "aten::mm": [2.0, 3],
+    }
+    assert idle_time(events, 9000.0) == 4000.0
