@@ -25,9 +25,9 @@ class Unsendable:
 value = Unsendable() if rank == 1 else 2
 dcp.save({f"value{rank}": value}, checkpoint_id="saved")"""
 TOLD = {
-    LOADER: "ValueError: image 0 is broken (in DataLoader worker process 0), line 4",
     "x = torch.ones(3)\nassert x.sum() == 4": "AssertionError: assert x.sum() == 4, line 2",
     SAVE: "TypeError: kept by rank 1 (on rank 1) in save, line 3",
+    LOADER: "ValueError: image 0 is broken (in DataLoader worker process 0), line 4",
 }
 CPP = """print('before')
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(5, 1))
@@ -40,7 +40,7 @@ def nobody_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     set_limits(monkeypatch, peers_patience=30.0)
 
 
-@pytest.mark.parametrize("source", TOLD, ids=["loader", "assertion", "checkpoint"])
+@pytest.mark.parametrize("source", TOLD, ids=["assertion", "checkpoint", "loader"])
 def test_the_headline_has_the_users_message_and_line(shared_group: Ranks, source: str) -> None:
     error = shared_group.failure_of(source)
     assert str(error) == f"ranks 0-1: {TOLD[source]}"
