@@ -8,10 +8,11 @@ Jupyter's interrupt, and tells a rank nothing of the kernel's ``__main__``.
 from __future__ import annotations
 
 import io
-import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,20 +31,16 @@ from typing import Any
 import psutil
 
 from nbddp.descendants import children, descendants
-from nbddp.launch.sockets_folder import SocketsFolder
-from nbddp.wire.helper import FOLDER, GROW_PARTS, GROW_SIGNAL, TOUCHED
-
-logger = logging.getLogger(__name__)
+from nbddp.wire.helper import CUDA_USED, FOLDER, GROW_PARTS, GROW_SIGNAL
 
 PRELOAD = ["nbddp.worker.apart", "nbddp.worker.preload", __name__]
+MAX_ADDRESS = 103  # bytes of a socket's address on macOS, 107 on Linux (unix(7))
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _naming_folder = threading.Lock()  # for it is told to a helper by what the whole process shares
 
 
-class CudaTouchedError(RuntimeError):
-    """What is forked from the helper cannot use a GPU."""
-
-    def __init__(self, who: str) -> None:
-        super().__init__(f"CUDA was touched in the one that was there, by {who}")
+class CudaUsedError(RuntimeError):
+    """The helper has used CUDA, so a process that is forked from it cannot."""
 
 
 class Forkserver:
@@ -57,7 +54,6 @@ class Forkserver:
         self._lock = threading.Lock()
         self._growing = threading.Lock()
         self._server = _Server()
-        self._retired: list[_Server] = []
         self._has_grown = False
 
     @property
@@ -92,8 +88,8 @@ class Forkserver:
                     try:
                         self._ensure_running()
                         self._import_next_part()
-                    except CudaTouchedError:
-                        return  # the next rank will be forked from another one
+                    except CudaUsedError:
+                        return  # the first rank says so
                     except (EOFError, OSError):
                         if server.is_closing:
                             return
@@ -104,32 +100,15 @@ class Forkserver:
         """Fork a process from the helper that runs ``target(argument)``.
 
         Raises:
-            CudaTouchedError: in a new helper, too.
+            CudaUsedError: none can be forked that could use a GPU.
         """
         with self._lock:
-            try:
-                child = self._start(target, argument, name)
-            except CudaTouchedError as error:
-                logger.warning("ranks are forked from a new helper: %s", error)
-                self._replace()
-                child = self._start(target, argument, name)
+            self._ensure_running()
+            with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
+                child = RankProcess(self._server, target, argument, name)
+            child.start()
         _keep_from_multiprocessing(child)
         return child
-
-    def _start(self, target: Callable[[Any], None], argument: Any, name: str) -> RankProcess:
-        self._ensure_running()
-        with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
-            child = RankProcess(self._server, target, argument, name)
-        child.start()
-        return child
-
-    def _replace(self) -> None:
-        """Have a new helper, which imports no more than it must; ranks of the old one live on."""
-        if self._server.ranks:
-            self._retired.append(self._server)
-        else:
-            self._end(self._server)
-        self._server, self._has_grown = _Server(), True
 
     def orphans(self) -> list[psutil.Process]:
         """What ranks that are gone left behind: the helper inherits it, on Linux."""
@@ -149,22 +128,14 @@ class Forkserver:
         self._kill()  # frees whoever holds the lock and waits for it
         with self._lock:
             self._kill()  # it was just being started
-            for server in (self._server, *self._retired):
-                self._end(server)
-            self._server, self._has_grown, self._retired = _Server(), False, []
+            with suppress(FileNotFoundError):  # it has taken its folder away itself
+                self._server._stop()  # type: ignore[attr-defined]
+            self._server.remove_folder()
+            self._server, self._has_grown = _Server(), False
 
     def _kill(self) -> None:
         if self.pid is not None:
             os.kill(self.pid, signal.SIGKILL)
-
-    def _end(self, server: _Server) -> None:
-        server.is_closing = True
-        with suppress(ProcessLookupError):
-            if server._forkserver_pid is not None:  # type: ignore[attr-defined]
-                os.kill(server._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
-        with suppress(FileNotFoundError):  # it has taken its folder away itself
-            server._stop()  # type: ignore[attr-defined]
-        server.folder.close()
 
     def _import_next_part(self) -> None:
         self._wait_until_it_serves()  # a signal before it has its handler would end it
@@ -183,7 +154,7 @@ class Forkserver:
 
         Its own folders are taken away by whoever made them, and stay if that one is killed.
         """
-        folder = self._server.folder.ensure()
+        folder = self._server.ensure_folder()
         config: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
         with _naming_folder:
             before = config.get("tempdir")
@@ -210,14 +181,22 @@ class _Server(forkserver.ForkServer):
         super().__init__()
         self.set_forkserver_preload(PRELOAD)
         self.ranks: set[int] = set()  # process ids, from before they do anything of their own
-        self.folder = SocketsFolder()
+        self._folder = ""
 
-    def touched_by(self) -> str:
-        """Who has touched CUDA in it before it forked last; empty if nobody has."""
-        try:
-            return (Path(self.folder.path) / TOUCHED).read_text()
-        except FileNotFoundError:
-            return ""
+    def has_used_cuda(self) -> bool:
+        """Return whether its imports have used CUDA; it serves already."""
+        return (Path(self._folder) / CUDA_USED).exists()
+
+    def ensure_folder(self) -> str:
+        """Make the folder of its sockets if it is not there, and return its path."""
+        if not os.path.isdir(self._folder):  # noqa: PTH112 - a name, until there is one
+            self._folder = tempfile.mkdtemp(prefix="nbddp_", dir=_short_folder())
+        return self._folder
+
+    def remove_folder(self) -> None:
+        """Remove the folder, as far as it is still there."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def ensure_running(self) -> None:
         """Start it, unless it runs."""
@@ -287,11 +266,26 @@ class _RankPopen(popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, _close_all, (keep_alive, self.sentinel))
         with open(writer, "wb", closefd=True) as pipe:  # noqa: PTH123 - a descriptor, no path
             self.pid = forkserver.read_signed(self.sentinel)
-            if who := process_obj.server.touched_by():
+            if process_obj.server.has_used_cuda():
                 os.kill(self.pid, signal.SIGKILL)  # it waits for the message
-                raise CudaTouchedError(who)
+                raise CudaUsedError
             self._ranks.add(self.pid)
             pipe.write(message)
+
+
+def _short_folder() -> str:
+    """Return a temporary folder whose sockets have an address that is not too long.
+
+    multiprocessing takes the default as it is. A cluster's can be too long ("AF_UNIX path too
+    long").
+    """
+    default = tempfile.gettempdir()
+    longest = "/nbddp_12345678/listener-12345678"  # as tempfile and multiprocessing name them
+    for folder in (default, *SHORT_FOLDERS):
+        is_short = len(os.fsencode(folder)) + len(longest) <= MAX_ADDRESS
+        if is_short and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    return default
 
 
 def _has_left(pid: int, helper: int) -> bool:

@@ -14,7 +14,7 @@ import psutil
 
 from nbddp.descendants import existing, kill
 from nbddp.launch.forkserver import (
-    CudaTouchedError,
+    CudaUsedError,
     Forkserver,
     Interruptible,
     give_main_a_spec,
@@ -204,8 +204,14 @@ class LocalLauncher(ThisMachine):
                 self.forkserver.grow()
             try:
                 return self.forkserver.fork(rank_main, start, name)
-            except CudaTouchedError as error:
-                logger.warning("ranks are spawned, which takes seconds: %s, and again", error)
+            except CudaUsedError:
+                logger.warning(
+                    "each rank imports torch itself, which takes seconds: something that Python, "
+                    "torch or IPython imports has used CUDA, so no process can be forked that "
+                    "could use it, too"
+                )
+                self.forkserver.close()
+                self.forkserver = None
         return _spawn(start, name)
 
     def sweep(self, handle: RankHandle) -> None:

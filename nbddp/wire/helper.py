@@ -3,7 +3,7 @@
 import signal
 
 FOLDER = "NBDDP_SOCKETS"  # the environment variable that names the folder of its sockets
-TOUCHED = "cuda-touched"  # the file in that folder that says who has made the helper useless
+CUDA_USED = "cuda-used"  # a file in that folder: what is forked from the helper cannot use CUDA
 GROW_SIGNAL = signal.SIGUSR1  # one more part, now that nobody waits for a start
 GROWN_BY = ("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo")
 GROW_PARTS = 1 + len(GROWN_BY)  # the first is a warm shell

@@ -47,11 +47,8 @@ def let_go() -> None:
         server._forkserver_alive_fd = None  # type: ignore[attr-defined]
 
 
-def listen(first: Callable[[], None], done: Callable[[str], None]) -> None:
-    """Do one part at every signal, ``first`` first; called in the forkserver's main thread.
-
-    ``done`` is told which part it was.
-    """
+def listen(first: Callable[[], None]) -> None:
+    """Do one part at every signal, ``first`` first; called in the forkserver's main thread."""
     modules = list(GROWN_BY)
     has_begun = False
 
@@ -60,10 +57,8 @@ def listen(first: Callable[[], None], done: Callable[[str], None]) -> None:
         if not has_begun:
             has_begun = True
             first()
-            done("the first cell of its shell")
         elif modules:
-            importlib.import_module(part := modules.pop(0))
-            done(f"import {part}")
+            importlib.import_module(modules.pop(0))
         gc.collect()
         gc.freeze()  # what ranks share stays shared: their collectors leave it alone
 

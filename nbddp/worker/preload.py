@@ -16,10 +16,10 @@ import torch
 import torch.distributed  # noqa: F401
 
 from nbddp.descendants import adopt_orphans
-from nbddp.wire.helper import FOLDER, TOUCHED
+from nbddp.wire.helper import CUDA_USED, FOLDER
 from nbddp.worker import entry, growth  # noqa: F401
 from nbddp.worker.shell import make_shell, warm_shell
-from nbddp.worker.untouched import CudaWatch
+from nbddp.worker.untouched import has_used_cuda
 
 adopt_orphans()
 # multiprocessing's: a child that it has not started, but inherited, has ended
@@ -27,7 +27,6 @@ warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpect
 folder = os.environ.pop(FOLDER)
 growth.take_along(folder)
 shell = make_shell()
-watch = CudaWatch()
-watch.look("what Python, torch or IPython load with themselves")
-watch.look_before_each_fork(Path(folder) / TOUCHED)
-growth.listen(first=lambda: warm_shell(shell), done=watch.look)
+if has_used_cuda():
+    (Path(folder) / CUDA_USED).touch()
+growth.listen(first=lambda: warm_shell(shell))
