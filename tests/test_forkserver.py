@@ -1,0 +1,30 @@
+"""The folder of the helper's sockets."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from nbddp.launch.forkserver import _Server
+
+
+@pytest.mark.parametrize("name", ["short", "x" * 100])
+def test_the_folder_is_where_a_sockets_address_is_not_too_long_and_is_removed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / name
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    server = _Server()
+    folder = Path(server.ensure_folder())
+    assert (folder.parent == temporary) is (name == "short")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "listener-12345678"))
+    assert server.ensure_folder() == str(folder)
+    server.remove_folder()
+    assert not folder.exists()
+    assert Path(server.ensure_folder()).is_dir()  # somebody has removed it
+    server.remove_folder()
