@@ -132,6 +132,13 @@ def notebook(kernel: Notebook) -> Iterator[Notebook]:
 
 
 @pytest.fixture
+def base(notebook: Notebook, tmp_path: Path) -> Path:
+    """A folder of the test's own, in which the kernel works and its runs are recorded."""
+    assert notebook.run(f"%cd -q {tmp_path}").status == "ok"
+    return tmp_path
+
+
+@pytest.fixture
 def fresh_notebook(folder: Path) -> Iterator[Notebook]:
     """A kernel of the test's own, which it may kill."""
     with Notebook(folder) as notebook:

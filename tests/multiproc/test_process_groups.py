@@ -125,7 +125,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_arguments_and_variables_win_over_the_ranks_own_place(group: Ranks) -> None:
     run_bare(
         group,
-        "import os\n"
+        "import os\nassert dist.is_torchelastic_launched()\n"
         "dist.init_process_group('gloo', rank=world_size - 1 - rank, world_size=world_size)\n"
         "by_argument = dist.get_rank()\ndist.destroy_process_group()\n"
         "os.environ['RANK'] = str(1 - rank)\ndist.init_process_group('gloo')\n"
@@ -422,7 +422,7 @@ def test_what_cannot_be_sent_says_so_at_once(group: Ranks) -> None:
         "def work(index): print(lock)\nmp.spawn(work, nprocs=2)",
         ranks=[0],
     )
-    assert str(failure).endswith("in place of the index, line 4")
+    assert re.search(r"\brank\b.*\bindex, line 4$", str(failure))
 
 
 @pytest.mark.until_cut
@@ -437,28 +437,6 @@ def test_shared_tensors_and_queues_reach_what_a_cell_spawns(group: Ranks) -> Non
         "mp.spawn(work, args=(shared, queue, told), nprocs=2)\n"
         "assert shared.tolist() == [7, 7] and {queue.get(), queue.get()} == {0, 1}",
         ranks=[0],
-    )
-
-
-def test_the_torchrun_script_of_a_file_runs_as_it_is(
-    group: Ranks, capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
-    (folder / "script.py").write_text(
-        "import os\nimport torch\nimport torch.distributed as dist\n"
-        "def main():\n    dist.init_process_group('gloo')\n"
-        "    rank, local = int(os.environ['RANK']), int(os.environ['LOCAL_RANK'])\n"
-        "    assert (rank, local) == (dist.get_rank(), dist.get_rank())\n"
-        "    assert dist.is_torchelastic_launched()\n"
-        "    total = torch.ones(1)\n    dist.all_reduce(total)\n"
-        "    print(f'process {rank} of {dist.get_world_size()}: {total.item()}')\n"
-        "    dist.destroy_process_group()\n"
-        "if __name__ == '__main__':\n    main()\n"
-    )
-    for _ in range(2):
-        run_bare(group, "%run script.py")
-    assert (
-        printed(capsys)
-        == ["[rank 0] process 0 of 2: 2.0"] * 2 + ["[rank 1] process 1 of 2: 2.0"] * 2
     )
 
 

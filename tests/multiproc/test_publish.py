@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,22 +14,25 @@ from nbddp.publish.noted import read_note
 
 # a tracker's process gets what others leave of the machine
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(200)]
+SHARES_KERNEL = True
 
 TRAINING = "for step in range(30):\n    dist.barrier()\n    nbddp.log(step=step, loss=rank + 1.0)\n"
 PUBLISH = f"%%ddp --nproc 2 --publish wandb\n{TRAINING}"
 
 
 @pytest.fixture
-def with_tracker(notebook: Notebook, tmp_path: Path) -> Callable[[str], Path]:
-    """Let the kernel find a tracker that does this; a folder for its runs."""
+def with_tracker(notebook: Notebook, tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Lets the kernel find a tracker that does this; a folder for its runs."""
+    path = str(fake_wandb(tmp_path))
 
     def find(how: str) -> Path:
-        path = str(fake_wandb(tmp_path))
         code = f"import os, sys\nsys.path.insert(0, {path!r})\nos.environ['FAKE_WANDB'] = {how!r}"
         assert notebook.run(f"%cd -q {tmp_path}\n{code}").status == "ok"
         return tmp_path
 
-    return find
+    yield find
+    code = f"import os, sys\nsys.path.remove({path!r})\ndel os.environ['FAKE_WANDB']"
+    assert notebook.run(code).status == "ok"
 
 
 def test_a_tracker_that_does_not_answer_holds_no_cell_up_and_no_stop(

@@ -11,13 +11,6 @@ pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
 
 
-@pytest.fixture
-def base(notebook: Notebook, tmp_path: Path) -> Path:
-    """A folder of its own for each test, where the kernel's runs are."""
-    notebook.run(f"%cd -q {tmp_path}")
-    return tmp_path
-
-
 def runs_of(base: Path) -> list[tuple[str, int]]:
     """The names of the runs in their order, and how many numbers each has."""
     found = []

@@ -25,13 +25,6 @@ for step in range(30):
 """
 
 
-@pytest.fixture
-def base(notebook: Notebook, tmp_path: Path) -> Path:
-    """A folder of its own for each test, where the kernel's runs are."""
-    notebook.run(f"%ddp stop\n%cd -q {tmp_path}")
-    return tmp_path
-
-
 def runs_in(base: Path) -> list[tuple[str, dict[str, Any]]]:
     """The name that follows the time, and what ``run.json`` says; in their order."""
     paths = (base / ".nbddp" / "runs").glob("*/run.json")

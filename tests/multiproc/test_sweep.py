@@ -28,13 +28,6 @@ lr = 7
 SIX = "%%ddp --sweep lr=0.1,0.2,0.3 --sweep batch=16,64"
 
 
-@pytest.fixture
-def base(notebook: Notebook, tmp_path: Path) -> Path:
-    """A folder of its own for each test, where the kernel's runs are."""
-    notebook.run(f"%ddp stop\n%cd -q {tmp_path}")
-    return tmp_path
-
-
 def runs_in(base: Path) -> dict[str, dict[str, Any]]:
     """By the name that follows the time, what each ``run.json`` says; oldest first."""
     found = sorted((base / ".nbddp" / "runs").glob("*/run.json"))

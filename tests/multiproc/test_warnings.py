@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from drivers.ranks import Ranks
+from drivers.ranks import MakeRanks, Ranks
 
 import nbddp
 from nbddp import CellFailedError
@@ -105,6 +105,11 @@ WALKS = {
 }
 
 
+@pytest.fixture
+def group(shared_group: Ranks) -> Ranks:
+    return shared_group
+
+
 def test_no_warning_names_a_line_of_nbddp(group: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
     group.run(PROBE)
     for name, cell in WALKS.items():
@@ -168,8 +173,9 @@ def is_initialized():
 
 
 def test_a_warning_about_a_call_that_no_cell_made_is_not_shown(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
+    make_group: MakeRanks, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    group = make_group(2)
     group.run(f"{OWN}dist.is_initialized = is_initialized")
     group.run("dist.is_initialized();\ndist.is_initialized = asked")
     said = capsys.readouterr().out
