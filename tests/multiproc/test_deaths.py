@@ -7,7 +7,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -132,23 +132,23 @@ def test_a_kill_by_the_system_for_memory_is_hinted_at_and_one_that_was_asked_for
 ) -> None:
     counter = folder / "vmstat"
 
-    def report_of(kill: str, act: Callable[[], object]) -> str:
+    def report_of(kill: str) -> str:
         counter.write_text("oom_kill 0\n")
         group.count_kills_in(counter)
-        acting = when_cell_runs(group, act)
         source = f"import os, time\nif rank == 1:\n    {kill}\ndist.barrier()"
-        report = group.failure_of(source).report
-        acting.join()
-        return report
+        return group.failure_of(source).report
+
+    kill = f"open({str(counter)!r}, 'w').write('oom_kill 1'); os.kill(os.getpid(), 9)"
+    assert "memory" in report_of(kill).splitlines()[1]
+    group.restart()
 
     def be_asked() -> None:
         counter.write_text("oom_kill 1\n")
         group.kill(1)
 
-    assert "memory" not in report_of("time.sleep(60)", be_asked)
-    group.restart()
-    kill = f"open({str(counter)!r}, 'w').write('oom_kill 1'); os.kill(os.getpid(), 9)"
-    assert "memory" in report_of(kill, lambda: None).splitlines()[1]
+    asking = when_cell_runs(group, be_asked)
+    assert "memory" not in report_of("time.sleep(60)")
+    asking.join()
 
 
 def lines_of(rank: int, text: str) -> list[str]:
