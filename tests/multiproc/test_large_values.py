@@ -124,7 +124,7 @@ def test_huge_numbers_events_and_expressions_pass(shared_group: Ranks) -> None:
 
 def test_an_answer_that_is_an_error_of_nine_megabytes_is_cut(shared_group: Ranks) -> None:
     shared_group.run("def fail():\n    raise ValueError('y' * 9_000_000)")
-    with pytest.raises(RequestError, match="^rank 1: ValueError: yyyy.*\n.*8,990,012") as caught:
+    with pytest.raises(RequestError, match=r"^rank 1: ValueError: yyyy.*\n.*8,990,012") as caught:
         shared_group.pull("fail()", rank=1)
     assert len(str(caught.value)) < 20_000
 
