@@ -15,6 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.archive.keeping import make_room_aside
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
+from nbddp.export import Omitted, PulledValue
 from nbddp.group.checking import QuietChecks
 from nbddp.group.recovery import Recovery
 from nbddp.group.tracing import trace_of
@@ -25,7 +26,7 @@ from nbddp.lifecycle.reasons import unknown_rank, with_way_on
 from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
-from nbddp.magics.diary import Asked, Diary
+from nbddp.magics.diary import Diary
 from nbddp.magics.options import ALL, asked_spec, check_unchanged
 from nbddp.magics.publish import Publishing
 from nbddp.magics.steered import SteeredGroup
@@ -174,9 +175,12 @@ class Desk:
         retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
         return request, retries
 
-    def note(self, asked: Asked, *, fault: str = "", out: str = "") -> None:
+    def note(
+        self, asked: CellRequest | PulledValue | Omitted, *, fault: str = "", out: str = ""
+    ) -> None:
         """Note for an export what the ranks were asked."""
-        self.diary.note(asked, attempt=self.group.life.attempt, fault=fault, out=out)
+        attempt, done = self.group.life.attempt, len(self.group.session.deeds)
+        self.diary.note(asked, attempt=attempt, position=done, fault=fault, out=out)
 
     def _run_in_foreground(
         self, request: CellRequest, retries: Retries, *, quiet: bool

@@ -1,4 +1,4 @@
-"""What the ranks were asked, in its order: an export says what it leaves out, and where."""
+"""What else the ranks were asked, beside what a replay does: for an export."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import RequestError
-from nbddp.export import Item, Left, Pulled, Sent
+from nbddp.export import Item, Omitted, PulledValue, PushedValues
 from nbddp.record.cell import CellRequest, Deed
 from nbddp.record.pushes import Pushed
 
-Asked = CellRequest | Pulled | Left
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     attempt: int
-    asked: Asked
-    fault: str = ""  # the line that armed it, if that is what the cell was for
+    position: int  # how much had been done before
+    asked: CellRequest | PulledValue | Omitted
 
 
 class Diary:
@@ -28,14 +27,26 @@ class Diary:
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
+        self._faults: dict[int, str] = {}  # by prompt number: the line that armed one
         self.out: dict[int, str] = {}  # by prompt number: the notebook's name for a cell's values
         self.ports: set[int] = set()  # of stores that the notebook kept when it pushed something
 
-    def note(self, asked: Asked, *, attempt: int, fault: str = "", out: str = "") -> None:
+    def note(
+        self,
+        asked: CellRequest | PulledValue | Omitted,
+        *,
+        attempt: int,
+        position: int,
+        fault: str = "",
+        out: str = "",
+    ) -> None:
         """Something was asked."""
-        self._entries.append(_Entry(attempt, asked, fault))
-        if out and isinstance(asked, CellRequest):
-            self.out[asked.execution_count] = out
+        self._entries.append(_Entry(attempt, position, asked))
+        if isinstance(asked, CellRequest):
+            if fault:
+                self._faults[asked.execution_count] = fault
+            if out:
+                self.out[asked.execution_count] = out
 
     def note_stores(self, names: Mapping[str, object]) -> None:
         """Something is pushed: it may tell the ranks of a store among the notebook's names."""
@@ -46,69 +57,43 @@ class Diary:
             self.ports |= {each.port for each in stores if each.host in THIS_MACHINE}
 
     def items(self, deeds: Sequence[Deed], *, attempt: int) -> list[Item]:
-        """What an export is made of: what was done, and between it what is left out.
-
-        Args:
-            deeds: what this attempt has done.
-            attempt: which one it is.
-        """
+        """Return what an export is made of: what this attempt has done, and what was asked."""
+        done = {each.execution_count for each in deeds if isinstance(each, CellRequest)}
+        here = [each for each in self._entries if each.attempt == attempt]
         found: list[Item] = []
-        begin = 0
-        for deed in deeds:
-            if isinstance(deed, Pushed):
-                found.append(_sent(deed))
-                continue
-            at, fault = self._position(deed, begin), ""
-            if at is not None:
-                found += self._between(begin, at, attempt)
-                begin, fault = at + 1, self._entries[at].fault
-            found.append(_left(deed, fault) or deed)
-        return found + list(self._between(begin, len(self._entries), attempt))
+        for position in range(len(deeds) + 1):
+            asked = (each.asked for each in here if each.position == position)
+            found += [item for each in asked for item in self._beside(each, done)]
+            if position < len(deeds):
+                found.append(self._item(deeds[position]))
+        return found
 
-    def _position(self, deed: CellRequest, begin: int) -> int | None:
-        """Where it was asked for, from there on; None where it was done again, as in a replay."""
-        for at in range(begin, len(self._entries)):
-            asked = self._entries[at].asked
-            if isinstance(asked, CellRequest) and _is_same(asked, deed):
-                return at
+    def _beside(self, asked: CellRequest | PulledValue | Omitted, done: set[int]) -> Iterator[Item]:
+        """Yield what has no place among what was done: a pull, and why a cell is left out."""
+        if not isinstance(asked, CellRequest):
+            yield asked
+        elif asked.execution_count not in done:
+            why = "it is marked --once" if asked.once else "it did not go well"
+            yield self._omitted(asked) or Omitted(f"cell [{asked.execution_count}]", why)
+
+    def _item(self, deed: Deed) -> Item:
+        if isinstance(deed, Pushed):
+            return _pushed(deed)
+        return self._omitted(deed) or deed
+
+    def _omitted(self, request: CellRequest) -> Omitted | None:
+        """Return what a cell is that has no place in a script although it went well."""
+        if fault := self._faults.get(request.execution_count):
+            return Omitted(fault, "a fault")
+        if request.script is not None:
+            return Omitted(request.source, "it is a script already")
         return None
 
-    def _between(self, begin: int, end: int, attempt: int) -> Iterator[Item]:
-        for entry in self._entries[begin:end]:
-            if entry.attempt != attempt:
-                continue
-            if isinstance(entry.asked, CellRequest):
-                why = "it is marked --once" if entry.asked.once else "it did not go well"
-                yield _left(entry.asked, entry.fault) or Left(_named(entry.asked), why)
-            else:
-                yield entry.asked
 
-
-def _is_same(one: CellRequest, other: CellRequest) -> bool:
-    return (one.source, one.execution_count, one.ranks) == (
-        other.source,
-        other.execution_count,
-        other.ranks,
-    )
-
-
-def _named(request: CellRequest) -> str:
-    return f"cell [{request.execution_count}]"
-
-
-def _left(request: CellRequest, fault: str) -> Left | None:
-    """What a cell is that has no place in a script although it went well; None if it has one."""
-    if fault:
-        return Left(fault, "a fault")
-    if request.script is not None:
-        return Left(request.source, "it is a script already")
-    return None
-
-
-def _sent(pushed: Pushed) -> Sent | Left:
-    what = f"the push of {', '.join(pushed.names)}"
+def _pushed(deed: Pushed) -> PushedValues | Omitted:
+    what = f"the push of {', '.join(deed.names)}"
     try:
-        values = pickle.loads(pushed.data())  # made in this very process
+        values = pickle.loads(deed.data())  # made in this very process
     except RequestError as error:
-        return Left(what, str(error))
-    return Sent(values, pushed.ranks)
+        return Omitted(what, str(error))
+    return PushedValues(values, deed.ranks)

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.export import Plan, Program, sbatch, write_program
+from nbddp.export import ExportedScript, ExportInput, sbatch, write_script
 from nbddp.magics.desk import Desk
-from nbddp.magics.notebook_file import text_above
-from nbddp.record.cell import CellRequest
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
@@ -30,10 +28,10 @@ def export(desk: Desk, args: Namespace) -> str:
     if path.suffix != ".py":
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
     _check_name(path)
-    program = write_program(_plan(desk, is_plain=args.plain), path)
-    files = {path: program.text.encode()}
-    if program.pickled:
-        files[path.with_suffix(".pushed.pkl")] = program.pickled
+    script = write_script(_input(desk), path)
+    files = {path: script.text.encode()}
+    if script.pickled:
+        files[path.with_suffix(".pushed.pkl")] = script.pickled
     if args.slurm:
         spec = desk.group.spec
         job = path.with_suffix(".sbatch")
@@ -44,7 +42,7 @@ def export(desk: Desk, args: Namespace) -> str:
         text = sbatch(path.stem, command, nproc=spec.nproc, has_gpus=has_gpus)
         files[job] = text.encode()
     _write(files, replaces=args.force)
-    return _say(program, list(files))
+    return _say(script, list(files))
 
 
 def _check_name(path: Path) -> None:
@@ -57,20 +55,16 @@ def _check_name(path: Path) -> None:
         )
 
 
-def _plan(desk: Desk, *, is_plain: bool) -> Plan:
+def _input(desk: Desk) -> ExportInput:
     session, spec = desk.group.session, desk.group.spec
-    deeds = session.deeds
-    cells = [each for each in deeds if isinstance(each, CellRequest)]
-    return Plan(
-        items=desk.diary.items(deeds, attempt=desk.group.life.attempt),
+    return ExportInput(
+        items=desk.diary.items(session.deeds, attempt=desk.group.life.attempt),
         nproc=spec.nproc,
         backend=spec.backend,
         timeout=spec.timeout if spec.timeout != GroupSpec().timeout else 0.0,
         threads=spec.threads_per_rank(),
         out=desk.diary.out,
-        above=text_above(cells, desk.shell.user_ns),
         ports=frozenset(desk.diary.ports),
-        is_plain=is_plain,
     )
 
 
@@ -85,9 +79,9 @@ def _write(files: dict[Path, bytes], *, replaces: bool) -> None:
             raise RequestError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _say(program: Program, files: list[Path]) -> str:
-    lines = [f"wrote {', '.join(map(str, files))}; run it with", f"    {program.command}"]
+def _say(script: ExportedScript, files: list[Path]) -> str:
+    lines = [f"wrote {', '.join(map(str, files))}; run it with", f"    {script.command}"]
     lines += [f"    sbatch {each}" for each in files if each.suffix == ".sbatch"]
-    if program.remarks:
-        lines += ["what it does not do, or needs:", *(f"  {each}" for each in program.remarks)]
+    if script.remarks:
+        lines += ["what it does not do, or needs:", *(f"  {each}" for each in script.remarks)]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import RequestError
-from nbddp.export import Pulled
+from nbddp.export import PulledValue
 from nbddp.group.scripts import find_script
 from nbddp.magics.check import check
 from nbddp.magics.compare import compare_options, compare_runs
@@ -170,7 +170,6 @@ class LineMagics(Magics):
     @magic_arguments("ddp export")
     @argument("file", help="the script's name, such as train.py")
     @argument("--slurm", action="store_true", help="write an sbatch file beside it")
-    @argument("--plain", action="store_true", help="say what stands for nbddp's own functions")
     @argument("--force", action="store_true", help="replace files that are there")
     def export(self, line: str) -> None:
         """Write the cells that went well since the ranks started as a script for torchrun."""
@@ -367,7 +366,7 @@ class LineMagics(Magics):
                 "expression, for example `%ddp pull losses` or `%ddp pull losses, rank`"
             ) from error
         value = self._desk.group.pull(expression, rank=args.rank)
-        self._desk.note(Pulled(expression, args.rank))
+        self._desk.note(PulledValue(expression, args.rank))
         if expression.isidentifier():
             self._desk.shell.user_ns[expression] = value
         return None if line.rstrip().endswith(";") else value  # as IPython does for a statement

@@ -20,7 +20,7 @@ from nbddp.errors import (
     NbddpError,
     RequestError,
 )
-from nbddp.export import Left
+from nbddp.export import Omitted
 from nbddp.interrupts import interrupt_held_back
 from nbddp.lifecycle.reasons import BUSY
 from nbddp.magics.desk import Desk
@@ -287,7 +287,7 @@ class Trials:
                 "`%ddp restart --replay` tries it again"
             )
         number = self._desk.prompt_number
-        self._desk.note(Left(f"cell [{number}]", "it ran several times, on ranks of its own"))
+        self._desk.note(Omitted(f"cell [{number}]", "it ran several times, on ranks of its own"))
         lost = f"; given up: {say_unmade(self._lost)}" if self._lost else ""
         return f"the ranks were restarted, and {what} done again{lost}"
 

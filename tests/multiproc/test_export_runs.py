@@ -134,25 +134,6 @@ def test_ranks_that_never_wait_for_each_other_all_come_to_the_end(
     assert under_torchrun("--nproc-per-node=2", "late.py") == []
 
 
-@pytest.mark.full
-def test_a_store_that_the_notebook_kept_is_kept_by_rank_0(there: Notebook) -> None:
-    there.run("import torch.distributed as dist")
-    there.run("store = dist.TCPStore('127.0.0.1', 0, is_master=True)\nport = store.port")
-    count = "theirs = dist.TCPStore('127.0.0.1', port)\ntheirs.add('all', 1)\ndist.barrier()"
-    assert there.run(f"%%ddp --nproc 2 --push port\n{count}").status == "ok"
-    assert there.run("%%ddp --out counted\ntheirs.add('all', 0)").status == "ok"
-    there.run("url = f'tcp://127.0.0.1:{port}'")
-    meet = "dist.init_process_group('gloo', init_method=url, rank=rank, world_size=2)"
-    meet += "\ndist.destroy_process_group()"
-    assert there.run(f"%%ddp --no-init --push url\n{meet}").status == "ok"
-    text = there.run("%ddp export train.py").text
-    assert re.findall("^  (.*?): .*rank 0", text, re.MULTILINE) == ["port", "url"]
-    there.run("del store")
-    shown = [f"[rank {rank}] counted 2" for rank in (0, 1)]
-    assert under_torchrun("--nproc-per-node=2", "train.py") == shown
-    assert there.run("print(*counted)").text.split() == ["2", "2"]
-
-
 OTHERS = (
     """%%ddp --nproc 2
 import sys
@@ -177,12 +158,10 @@ for way in ("fork", "spawn"):
 seen
 """,
     "%%ddp --push table\ntable.sum().item(), rank",
-    "%%ddp\n_[0]",
     "%%ddp --ranks 1\n%%writefile own.py\nvalue = 7",
     "%%ddp\nsys.path.insert(0, '.')\nimport own\nfrom own import *\nvalue",
     "%%ddp\nfrom time import time\ncallable(time)",
     "%%ddp\nimport time\ncallable(time.sleep)",
-    "%%ddp\nasync def late(n): return n\nawait late(5)",
     "%%ddp\nimport torch.distributions as dist\ndef main(): return rank\nos = rank = 9\nmain()",
     "%%ddp --ranks 0\nif rank: y: int = 3\ny",
     "%%ddp\nexec('made = 4')\nnames = 'made' in locals()\nmade, names",
@@ -191,11 +170,9 @@ seen
 SHOWN = (
     "[rank {rank}] Out [('fork', [[0, 10], [20, 30]]), ('spawn', [[0, 10], [20, 30]])]",
     "[rank {rank}] Out (15.0, {rank})",
-    "[rank {rank}] Out 15.0",
     "[rank {rank}] Out 7",
     "[rank {rank}] Out True",
     "[rank {rank}] Out True",
-    "[rank {rank}] Out 5",
     "[rank {rank}] Out 9",
     "[rank {rank}] Out (4, True)",
 )
@@ -224,4 +201,4 @@ def test_what_cannot_be_exported_is_refused(
     assert {file: there.run(f"%ddp export {file}").text for file in files} == snapshot
     assert (folder / "mine.py").read_text() == "mine = 1"
     assert there.run("import mine\n%ddp export mine.py --force").status == "ok"
-    assert "form_group" in (folder / "mine.py").read_text()
+    assert "_init_process_group" in (folder / "mine.py").read_text()

@@ -1,0 +1,195 @@
+"""IPython's syntax as plain Python, or as a comment that says why it has no place in a script."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+_CELL_MAGIC = re.compile(r"%%([\w!]+)([^\n]*)\n?")
+_RUN_THEIR_CELL = frozenset({"time", "timeit", "capture", "prun", "memit"})
+_SHELLS = frozenset({"bash", "sh", "!", "sx", "system"})
+_WHY = {
+    "matplotlib": "a script has no page: plt.savefig() writes a figure",
+    "pip": "install it before",
+    "conda": "install it before",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainCell:
+    """A cell without IPython's syntax.
+
+    Attributes:
+        text: Python.
+        remarks: what became a comment, and what the shell does otherwise.
+        is_silent: the last line has a value here, and the notebook showed none.
+    """
+
+    text: str
+    remarks: tuple[str, ...] = ()
+    is_silent: bool = False
+
+
+def to_plain(cell: str) -> PlainCell:
+    """Translate what was typed."""
+    magic = _CELL_MAGIC.match(cell.lstrip())
+    if magic is None:
+        return _Lines(TransformerManager().transform_cell(cell)).translate()
+    head, body = magic[0].rstrip(), cell.lstrip()[magic.end() :]
+    if magic[1] in _RUN_THEIR_CELL:
+        inside = to_plain(body)
+        return replace(inside, text=f"# {head}\n{inside.text}")
+    if magic[1] in _SHELLS and not magic[2].strip():
+        run = f"subprocess.run(['bash'], input={_lines(body)}, text=True, check=True)"
+        return PlainCell(f"import subprocess\n{run}\n", is_silent=True)
+    if magic[1] in ("writefile", "file") and (text := _writing(magic[2].split(), body)):
+        return PlainCell(f"import pathlib\n{text}\n", is_silent=True)
+    commented = "\n".join(f"# {line}".rstrip() for line in cell.strip().split("\n"))
+    return PlainCell(commented, (f"{head}: left out: it has no equivalent in a script",))
+
+
+def _writing(words: list[str], body: str) -> str:
+    """Return what stands for ``%%writefile``; empty for options that are not known."""
+    appends = bool({"-a", "--append"} & {*words})
+    files = [each for each in words if each not in ("-a", "--append")]
+    if len(files) != 1 or files[0][0] in "-'\"":
+        return ""
+    path = f"pathlib.Path({_expanded(files[0])}).expanduser()"
+    if appends:
+        return f"print({_lines(body)}, end='', file={path}.open('a', encoding='utf-8'))"
+    return f"{path}.write_text({_lines(body)}, encoding='utf-8')"
+
+
+def _lines(text: str) -> str:
+    """Return the literal of a text, in a line for each of its own."""
+    lines = text.splitlines(keepends=True)
+    if len(lines) < 2:
+        return repr(text)
+    return "(\n" + "\n".join(f"    {each!r}" for each in lines) + "\n)"
+
+
+def _expanded(line: str) -> str:
+    r"""Return the expression for a line in which ``{names}`` stand.
+
+    >>> _expanded("ls {folder}"), _expanded("awk '{print $1}'")
+    ("f'ls {folder}'", '"awk \'{print $1}\'"')
+    """
+    if "{" in line:
+        text = f"f{line!r}"
+        try:
+            ast.parse(text)
+        except SyntaxError:
+            return repr(line)
+        return text
+    return repr(line)
+
+
+Edit = tuple[int, int, str]  # the bytes from here to there become this
+
+
+def edited(text: str, edits: list[Edit]) -> str:
+    """Make edits that do not overlap."""
+    data = text.encode()
+    for begin, end, new in sorted(edits, reverse=True):
+        data = data[:begin] + new.encode() + data[end:]
+    return data.decode()
+
+
+def span(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
+    """Return where a node begins and ends, in bytes."""
+    lines = text.encode().splitlines(keepends=True)
+    begin = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    last = node.end_lineno or node.lineno
+    return begin, sum(map(len, lines[: last - 1])) + (node.end_col_offset or 0)
+
+
+@dataclass(slots=True)
+class _Lines:
+    """The lines of a cell after IPython has made calls of magics and commands."""
+
+    text: str
+    modules: set[str] = field(default_factory=set)
+    remarks: list[str] = field(default_factory=list)
+
+    def translate(self) -> PlainCell:
+        tree = ast.parse(self.text)
+        edits = [edit for node in ast.walk(tree) for edit in self._edit(node)]
+        imports = "".join(f"import {each}\n" for each in sorted(self.modules))
+        last = tree.body[-1] if tree.body else None
+        call = _call_of_ipython(last.value) if isinstance(last, ast.Expr) else None
+        is_silent = call is not None and call[0] == "system"
+        return PlainCell(imports + edited(self.text, edits), tuple(self.remarks), is_silent)
+
+    def _edit(self, node: ast.AST) -> Iterator[Edit]:
+        """Translate a statement that is a call of IPython's, or has one inside."""
+        if isinstance(node, ast.Expr) and (call := _call_of_ipython(node.value)):
+            text = self._translated(*call)
+            shown, why = _as_typed(*call)
+            if not text:
+                self.remarks.append(f"{shown}: left out: {why}")
+                text = f"pass  # left out: {shown}"
+            yield *span(self.text, node), text
+        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            inner = [each for each in ast.walk(node) if _call_of_ipython(each)]
+            for each in inner if not isinstance(node, ast.Expr) else ():
+                call = _call_of_ipython(each)
+                text = self._translated(*call) if call else ""
+                if not text:
+                    shown = ast.get_source_segment(self.text, node) or ""
+                    self.remarks.append(f"{shown}: left out: IPython is not there in a script")
+                    yield *span(self.text, node), f"pass  # left out: {shown.splitlines()[0]}"
+                    return
+                yield *span(self.text, each), text  # type: ignore[arg-type]
+
+    def _translated(self, method: str, words: tuple[str, ...]) -> str:
+        """Return Python for a call of IPython's; empty if there is none."""
+        if method in ("system", "getoutput"):
+            return self._command(method, words[0])
+        if method != "run_line_magic":
+            return ""
+        name, line = words[0], words[1].strip()
+        if name == "time":
+            inside = to_plain(line)
+            is_one = not inside.remarks and "\n" not in inside.text.strip()
+            return inside.text.strip() if is_one else ""
+        if name in ("env", "set_env") and (found := re.fullmatch(r"(\w+)\s*[= ]\s*(.+)", line)):
+            self.modules.add("os")
+            return f"os.environ[{found[1]!r}] = {_expanded(found[2])}"
+        if name == "cd" and (folder := line.removeprefix("-q ").strip()) and folder[0] != "-":
+            self.modules.add("os")
+            return f"os.chdir(os.path.expanduser({_expanded(folder)}))"
+        return ""
+
+    def _command(self, method: str, line: str) -> str:
+        if found := re.findall(r"\$\w+", line):
+            self.remarks.append(f"!{line}: {', '.join(found)}: left to the shell")
+        self.modules.add("subprocess")
+        if method == "system":
+            return f"subprocess.run({_expanded(line)}, shell=True, check=False)"
+        return f"subprocess.getoutput({_expanded(line)}).splitlines()"
+
+
+def _call_of_ipython(node: ast.AST) -> tuple[str, tuple[str, ...]] | None:
+    """Return the method and the texts of ``get_ipython().method(...)``, else None."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(
+                value=ast.Call(func=ast.Name(id="get_ipython"), args=[]), attr=method
+            ),
+            args=args,
+        ):
+            words = tuple(str(each.value) for each in args if isinstance(each, ast.Constant))
+            return method, words
+    return None
+
+
+def _as_typed(method: str, words: tuple[str, ...]) -> tuple[str, str]:
+    """Return what the user typed, and why it has no place in a script."""
+    if method == "run_line_magic" and len(words) == 2:
+        why = _WHY.get(words[0], "it has no equivalent in a script")
+        return f"%{words[0]} {words[1]}".rstrip(), why
+    return f"get_ipython().{method}()", "IPython is not there in a script"

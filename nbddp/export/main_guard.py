@@ -1,0 +1,177 @@
+"""What a script runs only under ``if __name__ == "__main__":``, and what stands outside of it.
+
+A process that is spawned, as for a DataLoader on macOS, imports the script. It must find the
+functions and classes there, and run nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
+from operator import itemgetter
+from types import CodeType
+
+from nbddp.record.names import bound_names
+
+GUARD = 'if __name__ == "__main__":'
+OF_IPYTHON = frozenset({"display", "get_ipython", "In", "Out", "_", "__", "___"})
+BUILTINS = frozenset(vars(builtins)) - OF_IPYTHON - {"__IPYTHON__"}
+_OF_MODULES = frozenset(
+    ["__name__", "__file__", "__doc__", "__annotations__", "__builtins__", "__spec__"]
+)
+_STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
+_LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL"})
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def guarded(text: str, top: set[str], *, is_for_all: bool = True) -> Iterator[tuple[bool, str]]:
+    """Yield the parts of a cell in their order, each with whether it must be guarded.
+
+    Args:
+        text: of the cell, in plain Python.
+        top: names that are there in every process; those that the cell adds are added.
+        is_for_all: whether all ranks run the cell; else all of it is guarded.
+    """
+    lines = text.split("\n")
+    groups = list(_by_line(ast.parse(text).body))
+    if not groups and text.strip():
+        yield False, text.strip("\n")
+    begins = [0, *(_begin(after, lines, before) for before, after in pairwise(groups))]
+    ends = [*begins[1:], len(lines)]
+    flags = [not (is_for_all and _may_stand_outside(each, top)) for each in groups]
+    parts = zip(flags, begins, ends, strict=False)
+    for must_be_guarded, some in groupby(parts, key=itemgetter(0)):
+        (_, begin, end), *more = some
+        found = "\n".join(lines[begin : more[-1][2] if more else end])
+        yield must_be_guarded, found.strip("\n")
+
+
+def _begin(group: list[ast.stmt], lines: Sequence[str], before: list[ast.stmt]) -> int:
+    """Return the line, from 0, in which statements begin with the comments right above them."""
+    begin = _first_line(group[0])
+    while begin > (before[-1].end_lineno or 0) and lines[begin - 1].startswith("#"):
+        begin -= 1
+    return begin
+
+
+def _by_line(body: Iterable[ast.stmt]) -> Iterator[list[ast.stmt]]:
+    """Yield statements, those together that share a line."""
+    group: list[ast.stmt] = []
+    for each in body:
+        if group and _first_line(each) >= (group[-1].end_lineno or 0):
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
+
+
+def _first_line(statement: ast.stmt) -> int:
+    """Return the line, from 0, in which it or its first decorator begins."""
+    decorators = getattr(statement, "decorator_list", [])
+    return int(min([statement.lineno, *(each.lineno for each in decorators)])) - 1
+
+
+def _may_stand_outside(statements: list[ast.stmt], top: set[str]) -> bool:
+    """Return whether all may; what they bind is there from then on."""
+    if not all(_is_free(each, top) for each in statements):
+        return False
+    top |= {name for each in statements for name in bound_names(ast.unparse(each))}
+    return True
+
+
+def _is_free(statement: ast.stmt, top: set[str]) -> bool:
+    """Return whether it is an import, a constant, or a definition that needs nothing guarded."""
+    match statement:
+        case ast.Import() | ast.ImportFrom():
+            return True
+        case ast.Assign(value=value, targets=targets):
+            are_constants = all(
+                isinstance(each, ast.Name) and each.id.isupper() for each in targets
+            )
+            return are_constants and _is_literal(value)
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return names_needed_at_definition(statement) <= top | BUILTINS
+    return False
+
+
+def _is_literal(value: ast.expr) -> bool:
+    """Return whether it is a number, a text, or a tuple of them: nobody can change it."""
+    if isinstance(value, ast.Tuple):
+        return all(map(_is_literal, value.elts))
+    return isinstance(value, ast.Constant)
+
+
+def names_needed_at_definition(node: Definition) -> set[str]:
+    r"""Return the names that must exist when a function or class is made.
+
+    >>> [made] = ast.parse("@a\ndef f(x: b = c) -> d: return e").body
+    >>> sorted(names_needed_at_definition(made))
+    ['a', 'b', 'c', 'd']
+    """
+    if isinstance(node, ast.ClassDef):
+        needed = _names([*node.decorator_list, *node.bases, *node.keywords])
+        own: set[str] = set()
+        for each in node.body:
+            if isinstance(each, Definition):
+                needed |= names_needed_at_definition(each) - own
+            else:
+                needed |= _names([each]) - own
+            own |= bound_names(ast.unparse(each))
+        return needed
+    return _names([*node.decorator_list, node.args, *([node.returns] if node.returns else [])])
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names that they read, without those that lambdas and comprehensions bind."""
+    text = "\n".join(
+        ast.unparse(ast.FunctionDef("f", each, [ast.Pass()], [], lineno=1, col_offset=0))  # type: ignore[call-arg, arg-type, unused-ignore]
+        if isinstance(each, ast.arguments)
+        else ast.unparse(each.value if isinstance(each, ast.keyword) else each)
+        for each in nodes
+    )
+    code = compile(text, "definition", "exec", dont_inherit=True)
+    return set(_names_in(code, _LOADS)) - _OF_MODULES
+
+
+def undefined_names(program: str) -> list[str]:
+    """Return the global names that it reads and nothing in it binds, sorted.
+
+    >>> undefined_names("f = lambda: a + len(b); b = 1")
+    ['a']
+
+    Raises:
+        SyntaxError: it does not compile.
+    """
+    codes = list(_codes(compile(program, "export", "exec", dont_inherit=True)))
+    bound = {name for code in codes for name in _names_in(code, _STORES)}
+    used = {name for code in codes for name in _names_in(code, _LOADS)}
+    return sorted(used - bound - BUILTINS - _OF_MODULES)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _names_in(code: CodeType, operations: frozenset[str]) -> Iterator[str]:
+    for step in dis.get_instructions(code):
+        if step.opname in operations:
+            yield str(step.argval)
+
+
+def indented(text: str, margin: str = "    ") -> str:
+    """Return the same source further in; texts of several lines keep their own lines."""
+    fixed: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+        if is_text or isinstance(node, ast.JoinedStr):
+            fixed |= {*range(node.lineno + 1, (node.end_lineno or 0) + 1)}  # type: ignore[attr-defined]
+    lines = enumerate(text.split("\n"), start=1)
+    return "\n".join(line if not line or row in fixed else margin + line for row, line in lines)

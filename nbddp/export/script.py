@@ -1,0 +1,441 @@
+"""Cells and pushed values as one script for torchrun.
+
+The cells stay where they are, at the level of the module. What a spawned process needs stands
+outside of ``if __name__ == "__main__":``, all else inside of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any
+
+from nbddp.errors import RequestError
+from nbddp.export.ipython_syntax import PlainCell, edited, span, to_plain
+from nbddp.export.main_guard import GUARD, OF_IPYTHON, guarded, indented, undefined_names
+from nbddp.export.template import (
+    BACKEND,
+    BEGIN,
+    DEVICE,
+    DISPLAY,
+    END,
+    FORM,
+    FORM_AGAIN,
+    LEAVE,
+    MEET,
+    SHOW,
+)
+from nbddp.record.cell import CellRequest
+from nbddp.record.names import SET_IN_EACH_RANK, bound_names
+from nbddp.topology import TORCHRUN
+from nbddp.wire.sources import dumps
+
+MAX_LITERAL = 500  # characters of a value that is written out
+IN_EVERY_PROCESS = frozenset({"torch", "dist", "nbddp", "os"})
+
+
+@dataclass(frozen=True, slots=True)
+class PushedValues:
+    """Values that were pushed, to these ranks or to all."""
+
+    values: Mapping[str, Any]
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PulledValue:
+    """What the notebook fetched: the script prints it."""
+
+    expression: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Omitted:
+    """What has no place in a script, and why."""
+
+    what: str
+    reason: str
+
+
+Item = CellRequest | PushedValues | PulledValue | Omitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportInput:
+    """What a script is made of.
+
+    Attributes:
+        items: in their order.
+        nproc: ranks on a machine.
+        backend: as torch calls it; ``auto`` for nccl where each rank has a GPU.
+        timeout: of collectives, in seconds; 0 for torch's own.
+        threads: of torch's operators in each rank.
+        out: by a cell's prompt number, the name that its values have in the notebook.
+        ports: of stores that the notebook's process keeps.
+    """
+
+    items: Sequence[Item]
+    nproc: int
+    backend: str = "auto"
+    timeout: float = 0.0
+    threads: int = 1
+    out: Mapping[int, str] = field(default_factory=dict)
+    ports: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedScript:
+    """A script.
+
+    Attributes:
+        text: of the file.
+        pickled: what lies in a file beside it, empty if nothing does.
+        command: the line that runs it.
+        remarks: what the user should know: names that nothing defines, what was left out.
+    """
+
+    text: str
+    pickled: bytes
+    command: str
+    remarks: tuple[str, ...]
+
+
+def write_script(given: ExportInput, path: Path) -> ExportedScript:
+    """Make the script.
+
+    Args:
+        given: what to make it of.
+        path: of the file that it is for.
+
+    Raises:
+        RequestError: nothing has been done, or it does not compile.
+    """
+    writer = _Writer(given, path)
+    for item in given.items:
+        writer.add(item)
+    if not writer.cells:
+        raise RequestError("no cell has gone well since the ranks started: nothing to export")
+    return writer.finish()
+
+
+class _Writer:
+    def __init__(self, given: ExportInput, path: Path) -> None:
+        self._given = given
+        self._path = path
+        self._parts: list[str] = []
+        self._remarks: list[str] = []
+        self._future: dict[str, None] = {}
+        self._top = {*IN_EVERY_PROCESS}
+        self._bound: set[str] = {*SET_IN_EACH_RANK}
+        self._gone: dict[str, str] = {}  # names that are left out, and with what
+        self._arguments: dict[str, Any] = {}
+        self._beside: dict[str, Any] = {}
+        self._groups = 1
+        self._may_be_apart = False
+        self.cells = 0
+
+    def add(self, item: Item) -> None:
+        """Add what was done next."""
+        match item:
+            case CellRequest():
+                self._add_cell(item)
+            case PushedValues():
+                self._add_values(item)
+            case PulledValue():
+                self._add_pulled(item)
+            case Omitted():
+                self._omit(item.what, item.reason)
+
+    def _omit(self, what: str, reason: str, *, names: Collection[str] = ()) -> None:
+        self._remarks.append(f"{what}: left out: {reason}")
+        self._gone |= dict.fromkeys(names, what)
+
+    def _missing(self, text: str) -> str:
+        """Return why a text cannot run: it reads a name of what is left out; else empty."""
+        names = [each for each in undefined_names(text) if each in self._gone]
+        return ", ".join(f"{each} comes from {self._gone[each]}" for each in names)
+
+    # ---- cells
+
+    def _add_cell(self, request: CellRequest) -> None:
+        number = request.execution_count
+        what = f"cell [{number}]"
+        plain = to_plain(request.source)
+        try:
+            reason = self._missing(plain.text)
+        except SyntaxError:
+            self._omit(what, "it awaits at top level", names=_names_bound_by(plain.text))
+            return
+        bound = bound_names(plain.text)
+        if reason:
+            self._omit(what, reason, names=bound)
+            return
+        self.cells += 1
+        self._remarks += [f"{what}: {each}" for each in plain.remarks]
+        self._bound |= bound
+        self._gone = {name: why for name, why in self._gone.items() if name not in bound}
+        text = self._with_futures(_without_globals(_shown(plain, self._given.out.get(number, ""))))
+        self._parts.append(f"# %% {what}")
+        if request.needs_group is False:
+            self._put("_leave_process_group()")
+        self._put_cell(text, request)
+        if request.needs_group is False or "destroy_process_group" in text:
+            self._groups += 1
+            verb = "init" if request.needs_group is False else "restore"
+            self._put(f"_{verb}_process_group({self._groups})")
+        self._may_be_apart = True
+
+    def _put_cell(self, text: str, request: CellRequest) -> None:
+        is_for_all = request.ranks is None
+        waits = self._may_be_apart and request.needs_group is not False
+        for must_be_guarded, part in guarded(text, self._top, is_for_all=is_for_all):
+            if not must_be_guarded:
+                self._parts.append(part)
+                continue
+            has_code = bool(ast.parse(part).body)
+            if request.ranks is not None and has_code:
+                part = f"if _RANK in {tuple(request.ranks)!r}:\n{indented(part)}"
+            if waits and has_code:
+                part, waits = f"_wait_for_all()\n{part}", False
+            self._put(part)
+
+    def _put(self, text: str) -> None:
+        """Add what runs in the script's own process alone."""
+        if not ast.parse(text).body:
+            self._parts.append(text)
+        elif self._parts and self._parts[-1].startswith(GUARD):
+            self._parts[-1] += f"\n{indented(text)}"
+        else:
+            self._parts.append(f"{GUARD}\n{indented(text)}")
+
+    def _with_futures(self, text: str) -> str:
+        """Take out ``from __future__ import ...``, which must stand first in a file."""
+        edits = []
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                self._future[ast.unparse(node)] = None
+                edits.append((*span(text, node), ""))
+        return edited(text, edits)
+
+    def _add_pulled(self, item: PulledValue) -> None:
+        value = item.expression.strip()
+        names = {*undefined_names(value)} - self._bound
+        if reason := self._missing(value) or ", ".join(sorted(names & OF_IPYTHON)):
+            self._omit(f"%ddp pull {value}", reason)
+            return
+        text = f"_show({_argument_of_show(value)}, {item.expression!r})"
+        if item.rank is not None:
+            text = f"if _RANK == {item.rank}:\n    {text}"
+        self._parts.append("# %% pulled")
+        self._put(text)
+
+    # ---- values
+
+    def _add_values(self, pushed: PushedValues) -> None:
+        lines = []
+        for name, value in pushed.values.items():
+            if _names_port(value, self._given.ports):
+                self._omit(name, "the store is in the notebook's process", names=[name])
+                continue
+            is_first = name not in self._bound and pushed.ranks is None
+            self._bound.add(name)
+            self._gone.pop(name, None)
+            if is_first and is_argument(name, value):
+                self._arguments[name] = value
+                lines.append(f"{name} = _args.{name}")
+            elif text := literal(value):
+                lines.append(f"{name} = {text}")
+            else:
+                key = f"{len(self._beside)} {name}"
+                self._beside[key] = value
+                lines.append(f"{name} = _pushed[{key!r}]")
+        if lines:
+            text = "\n".join(lines)
+            if pushed.ranks is not None:
+                text = f"if _RANK in {pushed.ranks!r}:\n{indented(text)}"
+            self._parts.append("# %% pushed by the notebook")
+            self._put(text)
+
+    # ---- the whole
+
+    def finish(self) -> ExportedScript:
+        """Put it together, and look it through."""
+        text = self._assemble()
+        try:
+            unknown = undefined_names(text)
+        except SyntaxError as error:
+            raise RequestError(f"the script does not compile: {error}") from None
+        if unknown:
+            mine = [each for each in unknown if each in OF_IPYTHON]
+            others = [each for each in unknown if each not in OF_IPYTHON]
+            is_unsure = re.search(r"import \*|exec\(", text)
+            may_be = ", unless `import *` or `exec` does" if is_unsure else ""
+            if mine:
+                self._remarks.insert(0, f"{', '.join(mine)}: IPython has it, a script has not")
+            if others:
+                self._remarks.insert(0, f"{', '.join(others)}: nothing in it defines that{may_be}")
+            text = self._assemble()
+        return ExportedScript(
+            text=text,
+            pickled=dumps(self._beside) if self._beside else b"",
+            command=self._command(shlex.join(TORCHRUN), str(self._path)),
+            remarks=tuple(self._remarks),
+        )
+
+    def _command(self, launcher: str, path: str) -> str:
+        nproc, file = self._given.nproc, shlex.quote(path)
+        return f"{launcher} --standalone --nnodes=1 --nproc-per-node={nproc} {file}"
+
+    def _assemble(self) -> str:
+        body = "\n\n".join(self._parts)
+        command = self._command("torchrun", self._path.name)
+        command = command.replace("\\", "\\\\").replace('"', '\\"')
+        notes = [f"# - {each}".replace("\n", "\n#   ") for each in self._remarks]
+        about = "\n".join(["# What the notebook did and this script does not, or needs:", *notes])
+        wants_display = "display" in body and "display" not in self._bound
+        form = FORM_AGAIN if self._groups > 1 else FORM
+        backend = BACKEND if self._given.backend == "auto" else repr(self._given.backend)
+        timeout = f", timeout=datetime.timedelta(seconds={self._given.timeout})"
+        pieces = [
+            f'"""Exported by nbddp from the cells of a notebook.\n\n    {command}\n"""',
+            about if notes else "",
+            self._imports(body),
+            '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
+            DEVICE,
+            form.format(backend=backend, timeout=timeout if self._given.timeout else ""),
+            LEAVE if self._groups > 1 else "",
+            MEET if "_wait_for_all()" in body else "",
+            SHOW if "_show(" in body else "",
+            DISPLAY if wants_display else "",
+            f"{GUARD}\n{self._begin()}",
+        ]
+        end = f"# %%\n{GUARD}\n{END}"
+        return "\n\n\n".join(each for each in pieces if each) + f"\n\n\n{body}\n\n{end}\n"
+
+    def _imports(self, body: str) -> str:
+        plain = {
+            "argparse": bool(self._arguments),
+            "datetime": bool(self._given.timeout),
+            "os": True,
+            "pathlib": bool(self._beside)
+            or any(isinstance(each, PurePath) for each in self._arguments.values()),
+            "pickle": bool(self._beside),
+        }
+        lines = [*self._future, *(f"import {name}" for name, is_used in plain.items() if is_used)]
+        lines += ["", "import torch", "import torch.distributed as dist"]
+        return "\n".join([*lines, *(["", "import nbddp"] if re.search(r"\bnbddp\b", body) else [])])
+
+    def _begin(self) -> str:
+        lines = [BEGIN.format(threads=self._given.threads)]
+        if self._arguments:
+            lines.append("    _parser = argparse.ArgumentParser()")
+            lines += [f"    _parser.{argument(*each)}" for each in self._arguments.items()]
+            lines.append("    _args = _parser.parse_args()")
+        if self._beside:
+            file = 'pathlib.Path(__file__).with_suffix(".pushed.pkl").read_bytes()'
+            lines.append(f"    _pushed = pickle.loads({file})")
+        return "\n".join(lines)
+
+
+def _shown(plain: PlainCell, name: str) -> str:
+    """Return the cell with its last value shown, as the notebook shows it."""
+    body = ast.parse(plain.text).body
+    last = body[-1] if body else None
+    if plain.is_silent or not isinstance(last, ast.Expr):
+        return plain.text
+    begin, end = span(plain.text, last)
+    data = plain.text.encode()
+    value, rest = data[begin:end].decode(), data[end:].decode().lstrip(" \t")
+    if rest.startswith(";") or _is_print(last.value):
+        return plain.text
+    more = f", {name!r}" if name else ""
+    shown = f"_show({_argument_of_show(value)}{more})"
+    return edited(plain.text, [(begin, end, shown)])
+
+
+def _is_print(value: ast.expr) -> bool:
+    """Whether it is a call or a constant whose value is None."""
+    is_call = isinstance(value, ast.Call) and ast.unparse(value.func) == "print"
+    return is_call or (isinstance(value, ast.Constant) and value.value is None)
+
+
+def _argument_of_show(expression: str) -> str:
+    """Return an expression as one argument: in parentheses if it could be several.
+
+    >>> _argument_of_show("x + 1"), _argument_of_show("x, y")
+    ('x + 1', '(x, y)')
+    """
+    value: Any = ast.parse(f"({expression}\n)", mode="eval").body
+    is_plain = not isinstance(value, ast.Tuple | ast.GeneratorExp | ast.NamedExpr | ast.Yield)
+    return expression if is_plain else f"({expression})"
+
+
+def _without_globals(text: str) -> str:
+    """Leave out ``global`` outside of functions: all cells are one module now."""
+    edits = []
+    left: list[ast.stmt] = [*ast.parse(text).body]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Global):
+            edits.append((*span(text, node), "pass"))
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            left += [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
+    return edited(text, edits)
+
+
+def _names_bound_by(text: str) -> set[str]:
+    """Return the names that a cell with ``await`` outside of functions binds."""
+    tree = compile(text, "cell", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    return {
+        each.id
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+
+
+def _names_port(value: Any, ports: Collection[int]) -> bool:
+    """Return whether it is the port of a store in the notebook's process, or its address."""
+    if type(value) is int:
+        return value in ports
+    return isinstance(value, str) and any(re.search(rf":{port}(?!\d)", value) for port in ports)
+
+
+def is_argument(name: str, value: Any) -> bool:
+    """Return whether the script takes a pushed value as an option."""
+    is_number = type(value) is int or (type(value) is float and math.isfinite(value))
+    is_kind = is_number or type(value) is str or isinstance(value, PurePath)
+    return is_kind and name != "help"  # argparse has one
+
+
+def argument(name: str, value: Any) -> str:
+    """Return the call that tells the script's parser of an option.
+
+    >>> argument("lr_max", 0.1)
+    "add_argument('--lr-max', dest='lr_max', type=float, default=0.1)"
+    """
+    kind, default = type(value).__name__, value
+    if isinstance(value, PurePath):
+        kind, default = "pathlib.Path", str(value)
+    flag = "--" + name.replace("_", "-")
+    return f"add_argument({flag!r}, dest={name!r}, type={kind}, default={default!r})"
+
+
+def literal(value: Any) -> str:
+    """Return Python that makes a value again; empty if it is not that simple.
+
+    >>> literal({"a": (1, None)}), literal(float("nan")), literal(print)
+    ("{'a': (1, None)}", '', '')
+    """
+    text = repr(value)
+    try:
+        same = len(text) <= MAX_LITERAL and ast.literal_eval(text)
+        is_same = type(same) is type(value) and same == value
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return ""
+    return text if is_same else ""

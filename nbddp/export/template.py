@@ -1,0 +1,85 @@
+"""What an exported script has around the cells.
+
+The functions import what they use themselves: a cell may call anything ``os`` or ``dist``.
+"""
+
+from __future__ import annotations
+
+SHOW = '''def _show(value, name="Out"):
+    """Print what the notebook showed."""
+    if value is not None:
+        print(f"[rank {_RANK}] {name} {value!r}\\n", end="", flush=True)'''
+
+DISPLAY = '''def display(*values, **_options):
+    """Print what the notebook displayed."""
+    for value in values:
+        print(repr(value), flush=True)'''
+
+FORM = """def _init_process_group():
+    import torch.distributed as dist
+
+    dist.init_process_group({backend}{timeout})
+    dist.barrier()  # a rank that waits for no other would be gone before that one has come"""
+
+# under torchrun a second init_process_group() of torch 2.13 finds the addresses of the first, and
+# fails: tried with gloo and 4 ranks
+FORM_AGAIN = '''def _init_process_group(number=1):
+    """Meet under keys that were not used before: the first group's addresses are gone."""
+    import os
+
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False)
+    place = {{"rank": _RANK, "world_size": int(os.environ["WORLD_SIZE"])}}
+    fresh = dist.PrefixStore(f"group {{number}}", store)
+    dist.init_process_group({backend}, store=fresh, **place{timeout})
+    dist.barrier()  # a rank that waits for no other would be gone before that one has come'''
+
+LEAVE = '''def _leave_process_group():
+    """The next cell makes a group of its own."""
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def _restore_process_group(number):
+    """Make the group again if the cell has destroyed it."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        _init_process_group(number)'''
+
+BACKEND = '"nccl" if _device().type == "cuda" else "gloo"'
+
+DEVICE = """def _device():
+    import os
+
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus)"""
+
+MEET = '''def _wait_for_all():
+    """In the notebook a cell begins when all ranks have ended the one before."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.barrier()'''
+
+BEGIN = """    device = _device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    _init_process_group()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.set_num_threads({threads})  # as in the notebook"""
+
+END = """    import torch.distributed as _dist
+
+    if _dist.is_initialized():
+        _dist.destroy_process_group()"""
