@@ -13,14 +13,19 @@ from nbddp.launch.forkserver import _Server
 
 @pytest.mark.parametrize("name", ["short", "x" * 100])
 def test_the_folder_is_where_a_sockets_address_is_not_too_long_and_is_removed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    temporary = tmp_path / name
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        temporary = Path(base, name)
+        temporary.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        assert_folder(temporary, is_short=name == "short")
+
+
+def assert_folder(temporary: Path, *, is_short: bool) -> None:
     server = _Server()
     folder = Path(server.ensure_folder())
-    assert (folder.parent == temporary) is (name == "short")
+    assert (folder.parent == temporary) is is_short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "listener-12345678"))
     assert server.ensure_folder() == str(folder)
