@@ -89,6 +89,18 @@ def test_the_result_of_a_cell_that_failed_raises_its_first_cause() -> None:
         result.raise_for_failure()
 
 
+def test_the_record_of_a_run_says_what_came_of_a_cell() -> None:
+    assert finished(well()).facts() == {"number": 7, "outcome": "ok"}
+    result = finished(well(), badly())
+    assert result.verdict is not None
+    failed = {"outcome": "rank 1: ValueError: no", "report": result.verdict.report()}
+    assert result.facts() == {"number": 7, **failed}
+    stopped = CellEnded(
+        cell=7, seconds=0.1, in_group=True, failure=badly().failure, is_interrupted=True
+    )
+    assert finished(stopped).facts()["interrupted"] is True
+
+
 def test_a_rank_that_died_is_among_the_exits_unless_it_had_failed_before() -> None:
     handle = handle_for(0, 1, 2, 3)
     handle.note_exit(3, -9)

@@ -92,6 +92,13 @@ def test_evaluation_gives_every_sample_to_one_rank_and_sizes_differ_by_one(
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+def test_a_loader_says_whether_it_is_for_evaluation() -> None:
+    assert [loader(range(3), 2, evaluation=each).is_evaluation for each in (False, True)] == [
+        False,
+        True,
+    ]
+
+
 def test_samples_that_can_be_had_together_are_asked_for_together() -> None:
     asked = []
 

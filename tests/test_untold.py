@@ -63,6 +63,13 @@ def test_reasons_that_are_too_many_are_counted_together() -> None:
     assert more[""] == 3000 - MOST - REASONS
 
 
+def test_the_first_line_says_who_was_healed_from_whom_and_how_long_all_of_it_took() -> None:
+    done = healed({}, {})
+    assert done.seconds == done.fork + done.carry + done.meet
+    [line] = done.lines()
+    assert line.startswith("rank 1 healed with the names of rank 0 in 0.30 s (3 names, ")
+
+
 def test_the_lines_of_what_was_not_carried(snapshot: SnapshotAssertion) -> None:
     told, more = few_of({f"t[{number}].lock": LOCK for number in range(3000)} | {"file": "open"})
     assert healed(told, more).lines()[1:] == snapshot(name="one reason")

@@ -1,0 +1,114 @@
+"""Each thing that a user can ask for has a test: ``behaviours.ini`` says which one."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from argparse import ArgumentParser
+from configparser import ConfigParser
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import nbddp
+from nbddp.checks import registry
+from nbddp.checks.book import BOOK
+from nbddp.magics.cell import CellMagics
+from nbddp.magics.line import LineMagics
+from nbddp.train.faults import KINDS
+
+TESTS = Path(__file__).parent
+TABLE = ConfigParser(delimiters=("=",), interpolation=None)
+TABLE.optionxform = str  # type: ignore[assignment, method-assign]
+TABLE.read(TESTS / "behaviours.ini")
+WRITTEN = ("failures", "panel")  # sections that no list of the package has
+
+# files that a file of tests reads, with the ids that its tests go through
+DATA = {
+    "test_checks.py": [TESTS / "rank_facts.py", Path(registry.__file__).with_name("rules.md")],
+}
+# what the test of a name says in its place: a magic, or the function that returns the object
+INSTEAD = {
+    "--auto": ["%ddp auto on"],
+    "Digits": ["digits"],
+    "Healed": ["heal"],
+    "Track": ["track"],
+    "load_ipython_extension": ["%load_ext nbddp"],
+    "unload_ipython_extension": ["%unload_ext nbddp"],
+}
+
+
+def options(parser: ArgumentParser) -> dict[str, list[str]]:
+    """The arguments of a command by their longest names, each with its names."""
+    actions = [each for each in parser._actions if each.dest != "help"]
+    return {
+        max(each.option_strings, key=len, default=each.dest): each.option_strings
+        for each in actions
+    }
+
+
+def public_names() -> dict[str, list[str]]:
+    """The public names, and the public methods and attributes of public classes.
+
+    The fields of a dataclass have no rows: who makes one, or is given one, reads them.
+    """
+    names: dict[str, list[str]] = {}
+    for name in nbddp.__all__:
+        thing, members = getattr(nbddp, name), []
+        if inspect.isclass(thing) and not issubclass(thing, Exception):
+            known = {each.name for each in fields(thing)} if is_dataclass(thing) else set()
+            members = [each for each in vars(thing) if each[0] != "_" and each not in known]
+        elif inspect.ismodule(thing):
+            members = thing.__all__
+        names |= {name: [name]} | {f"{name}.{each}": [each] for each in members}
+    return names
+
+
+def behaviours() -> dict[str, dict[str, list[str]]]:
+    """All that the package offers by section and row, and what the file of a test has of each."""
+    cell: Any = CellMagics.ddp
+    parsers = {"%%ddp": cell.parser}
+    for name, parser in LineMagics(Mock(shell=None)).parsers().items():
+        parsers[f"%ddp {name}"] = parser
+    found = {}
+    for magic, parser in parsers.items():
+        word = magic.rpartition(" ")[2]  # an argument without dashes has no name in a line
+        rows = {name: names or [word] for name, names in options(parser).items()}
+        found[magic] = rows | {"runs": [word]}
+    found |= {"rules": {each: [each] for each in BOOK}, "faults": {each: [each] for each in KINDS}}
+    return found | {"names": public_names()}
+
+
+def functions_in(name: str) -> set[str]:
+    """The tests in a file."""
+    nodes = ast.walk(ast.parse((TESTS / name).read_text()))
+    functions = [each.name for each in nodes if isinstance(each, ast.FunctionDef)]
+    return {f"{name}::{each}" for each in functions if each.startswith("test_")}
+
+
+def test_everything_that_the_package_offers_has_a_row_and_nothing_else() -> None:
+    rows = {name: set(TABLE[name]) for name in TABLE.sections() if name not in WRITTEN}
+    assert rows == {name: set(each) for name, each in behaviours().items()}
+
+
+def test_the_tests_in_the_table_exist() -> None:
+    named = {test for rows in TABLE.values() for test in rows.values()}
+    files = {name.partition("::")[0] for name in named}
+    assert named - set().union(*map(functions_in, files)) == set()
+
+
+def test_the_file_of_a_test_names_what_it_tests() -> None:
+    texts: dict[str, str] = {}
+    unnamed = []
+    for section, rows in behaviours().items():
+        for row, names in rows.items():
+            file = TABLE[section][row].partition("::")[0]
+            if file not in texts:
+                paths = [TESTS / file, *DATA.get(file, [])]
+                texts[file] = "\n".join(path.read_text() for path in paths)
+            words = "|".join(map(re.escape, INSTEAD.get(row, names)))
+            if not re.search(rf"(?<![\w-])({words})(?![\w-])", texts[file]):
+                unnamed.append(f"{section}: {row} in {file}")
+    assert unnamed == []

@@ -1,0 +1,228 @@
+"""What `%ddp` and `%%ddp` make of their options: how ranks start, and what is run on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from fakes import FakeLauncher, FakeLink, make_willing, with_threads
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
+from nbddp.group.nodes import NodesSpec
+from nbddp.group.recovery import Recovery
+from nbddp.lifecycle.comeback import Retries
+from nbddp.magics import publish
+from nbddp.magics.cell import CellMagics
+from nbddp.magics.desk import Desk
+from nbddp.magics.line import LineMagics
+from nbddp.publish.kinds import Target
+from nbddp.record.cell import CellRequest, CellResult
+from nbddp.wire.messages import Push
+from nbddp.wire.trace_messages import Steps
+
+start = Session.start
+WENT_WELL = CellResult(
+    number=1, ranks=(0,), reports={}, exits={}, seconds=0.0, verdict=None, fetch=lambda _: None
+)
+
+
+class Typed:
+    """A notebook's magics, without ranks; what would start them or run on them is noted.
+
+    Attributes:
+        started: how ranks were to start, each time.
+        asked: each cell or script that was to run, and how often again.
+    """
+
+    def __init__(self, shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launcher, self.link = FakeLauncher(), FakeLink()
+        make_willing(self.launcher, self.link)
+        self.desk = Desk(shell)
+        session = Session(self.launcher, make_means=lambda: with_threads(self.link))
+        self.desk.group.session = session
+        self.started: list[GroupSpec] = []
+        self.asked: list[tuple[CellRequest, Retries | None]] = []
+        monkeypatch.setattr(Session, "start", lambda _session, spec: self.started.append(spec))
+        monkeypatch.setattr(Recovery, "run", lambda _recovery, *asked: self._run(*asked))
+        Path("train.py").write_text("x = 1\n")
+
+    def _run(self, request: CellRequest, retries: Retries | None = None) -> CellResult:
+        self.asked.append((request, retries))
+        return WENT_WELL
+
+    def line(self, line: str) -> None:
+        """Type a `%ddp`."""
+        LineMagics(self.desk).ddp(line)
+
+    def cell(self, line: str) -> None:
+        """Run a `%%ddp` cell."""
+        CellMagics(self.desk).ddp(line, "x = 1")
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[InteractiveShell]:
+    """A shell without a history; ``__main__`` is given back."""
+    main = sys.modules["__main__"]
+    yield InteractiveShell(config=Config(HistoryManager={"enabled": False}))
+    sys.modules["__main__"] = main
+
+
+@pytest.fixture
+def typed(
+    shell: InteractiveShell,
+    folder: Path,  # noqa: ARG001 - of the script and the runs
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Typed]:
+    typed = Typed(shell, monkeypatch)
+    yield typed
+    typed.desk.group.close()
+
+
+RUNS: dict[str, Callable[[Typed, str], object]] = {
+    "%%ddp": Typed.cell,
+    "%ddp run": lambda typed, options: typed.line(f"run {options} train.py"),
+}
+BEGINS = RUNS | {
+    "%ddp start": lambda typed, options: typed.line(f"start {options}"),
+    "%ddp restart": lambda typed, options: typed.line(f"restart {options}"),
+}
+HOW: dict[str, tuple[str, Any]] = {
+    "--nproc-per-node 3": ("nproc", 3),
+    "--backend gloo": ("backend", "gloo"),
+    "--gpus 0,2": ("gpus", (0, 2)),
+    "--name mine": ("name", "mine"),
+    "--timeout 9": ("timeout", 9.0),
+    "--env A=1": ("env", {"A": "1"}),
+    "--grace 3": ("grace", 3.0),
+    "--threads 4": ("threads", 4),
+}
+
+
+@pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
+def test_ranks_start_as_the_options_say(
+    typed: Typed, begin: Callable[[Typed, str], object]
+) -> None:
+    begin(typed, " ".join(HOW))
+    [spec] = typed.started
+    assert {name: getattr(spec, name) for name, _ in HOW.values()} == dict(HOW.values())
+    assert [name for name, value in HOW.values() if getattr(GroupSpec(), name) == value] == []
+
+
+@pytest.fixture
+def with_ranks(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Ranks can be started, and have no process."""
+    monkeypatch.setattr(Session, "start", start)
+    return typed
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_fresh_ranks_are_started_where_a_cell_asks_for_them(
+    with_ranks: Typed, run: Callable[[Typed, str], object]
+) -> None:
+    keep = "--keep" if run is not Typed.cell else ""  # on the ranks of cells
+    for options, attempt in (("", 1), ("", 1), ("--fresh", 2)):
+        run(with_ranks, f"{keep} {options}")
+        assert with_ranks.desk.group.life.attempt == attempt
+
+
+def test_ranks_are_started_killed_restarted_and_stopped(with_ranks: Typed) -> None:
+    group, launcher = with_ranks.desk.group, with_ranks.launcher
+    with_ranks.line("start --nproc 3")
+    assert len(launcher.living()) == 3
+    with_ranks.line("kill 1")
+    assert group.alive == [0, 2]
+    assert launcher.handles[1, 1].exitcode == -9
+    with_ranks.line("restart")
+    assert (group.alive, group.life.attempt) == ([0, 1, 2], 2)
+    with_ranks.line("stop")
+    assert (group.alive, launcher.living()) == ([], [])
+
+
+def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -> None:
+    with_ranks.desk.shell.user_ns |= {"one": 1, "other": 2}
+    with_ranks.line("start --nproc 3")
+    for options, ranks in (("", [0, 1, 2]), ("--ranks 0,2", [0, 2])):
+        with_ranks.link.sent.clear()
+        with_ranks.line(f"push one other {options}")
+        sent = [rank for rank, command in with_ranks.link.sent if isinstance(command, Push)]
+        assert sorted(sent) == ranks
+
+
+def test_a_fault_is_armed_on_its_rank_as_the_options_say(typed: Typed) -> None:
+    typed.line("fault slow --rank 1 --step 7 --factor 3")
+    request, *_ = typed.asked.pop()
+    assert request.ranks == (1,)
+    calls: list[dict[str, Any]] = []
+    exec(request.source, {"nbddp": Mock(**{"faults.at": lambda **how: calls.append(how)})})
+    assert calls == [{"kind": "slow", "rank": 1, "step": 7, "factor": 3.0, "again": True}]
+
+
+WHAT: dict[str, tuple[str, Any]] = {
+    "--ranks 1": ("ranks", (1,)),
+    "--break-ranks 1": ("break_ranks", (1,)),
+    "--trace 2:4": ("trace", Steps(first=2, last=4)),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_a_cell_or_a_script_is_run_as_the_options_say(
+    typed: Typed, run: Callable[[Typed, str], object]
+) -> None:
+    run(typed, "")
+    plain, _ = typed.asked.pop()
+    for options, (name, value) in WHAT.items():
+        run(typed, options)
+        request, retries = typed.asked.pop()
+        assert getattr(request, name) == value != getattr(plain, name), options
+        assert retries == Retries()
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_what_follows_a_failure_is_what_the_options_say(
+    typed: Typed, run: Callable[[Typed, str], object]
+) -> None:
+    for options in ("", "--max-restarts 2", "--heal 3", "--elastic"):
+        run(typed, options)
+    retries = [Retries(), Retries(restarts=2), Retries(heals=3), Retries(is_elastic=True)]
+    assert [each for _, each in typed.asked] == retries
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_the_run_of_a_cell_or_a_script_is_published_where_the_option_says(
+    typed: Typed, run: Callable[[Typed, str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "require", lambda _kind: None)
+    follow = Mock()
+    monkeypatch.setattr(typed.desk.publishing, "follow", follow)
+    run(typed, "--publish wandb:digits")
+    assert follow.call_args.args[-1] == [Target("wandb", "digits")]
+
+
+def test_a_scripts_names_are_kept_and_made_again_only_if_asked(typed: Typed) -> None:
+    for options, keeps in (("", False), ("--keep", True)):
+        typed.line(f"run {options} train.py --lr 3")
+        request, _ = typed.asked.pop()
+        assert request.script is not None
+        assert (request.script.keeps, request.once) == (keeps, not keeps)
+        assert list(request.script.arguments) == ["--lr", "3"]
+
+
+def test_a_door_for_nodes_is_opened_as_the_options_say(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Mock()
+    monkeypatch.setattr(typed.desk.group, "open_nodes", opened)
+    options = "--nnodes 2:4 --nproc-per-node 8 --host 10.0.0.7 --port 5555 --orphan-timeout 9"
+    typed.line(f"nodes {options}")
+    asked = {"least": 2, "most": 4, "nproc_per_node": 8, "host": "10.0.0.7", "port": 5555}
+    opened.assert_called_once_with(NodesSpec(**asked, orphan_timeout=9.0))
+    for option in options.split("--")[1:]:  # each of them alone opens one
+        typed.line(f"nodes --{option}")
+    assert opened.call_count == 6
