@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record import logs as room
-from nbddp.record.logs import Logged, LogReader, tail
+from nbddp.record import log_reader as room
+from nbddp.record.log_reader import Logged, LogReader, tail
 from nbddp.wire.messages import Output
 
 

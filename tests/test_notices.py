@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 from traced import keeps_less_than
 
-from nbddp.record import logs
+from nbddp.record import log_reader
 from nbddp.record import notices as room
-from nbddp.record.logs import Logged
+from nbddp.record.log_reader import Logged
 from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
 from nbddp.wire.messages import Display
 
@@ -151,7 +151,7 @@ def sections(notices: list[Notice]) -> list[tuple[str, str, str]]:
 def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "SHOWN_END", 100)
+    monkeypatch.setattr(log_reader, "SHOWN_END", 100)
     notices = Notices(max_text=0)
     for number in range(100):
         notices.feed(log.write(f"line {number}\n"))

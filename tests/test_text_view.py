@@ -15,9 +15,9 @@ from processes import wait_until
 from screens import KeptScreen
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record import logs
+from nbddp.record import log_reader
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.record.logs import Logged
+from nbddp.record.log_reader import Logged
 from nbddp.record.notices import Displayed, Notice, Notices, Said, Wrote
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text import view as room
@@ -263,8 +263,8 @@ def test_a_screen_that_cannot_follow_gets_the_end_of_a_flood_and_its_cell_ends_a
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(room, "BURST", 5000.0)
-    monkeypatch.setattr(logs, "MAX_SHOWN", 5000)
-    monkeypatch.setattr(logs, "SHOWN_END", 500)
+    monkeypatch.setattr(log_reader, "MAX_SHOWN", 5000)
+    monkeypatch.setattr(log_reader, "SHOWN_END", 500)
     log = tmp_path / "rank0.log"
     text = "".join(f"line {number}\n" for number in range(10_000))
     log.write_text(text)

@@ -19,7 +19,7 @@ from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
 from nbddp.nodes.door import RemoteHandle
 from nbddp.record.cell import CellHandle
-from nbddp.record.logs import Logged, LogReader
+from nbddp.record.log_reader import Logged, LogReader
 from nbddp.record.notices import Wrote
 from nbddp.wire.messages import Command, Interrupt, Leave, Output, Regroup
 from nbddp.wire.start import RankStart

@@ -42,7 +42,7 @@ from nbddp.magics.syntax import unquoted
 from nbddp.magics.trace import steer_trace, trace_options
 from nbddp.magics.views import SHOWN_STEPS, ViewChoice
 from nbddp.record.cell import CellRequest
-from nbddp.record.logs import tail
+from nbddp.record.log_reader import tail
 from nbddp.train.kinds import KINDS
 
 HELP = ("--help", "-h")  # as the first word: a script has options of its own

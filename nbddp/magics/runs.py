@@ -24,7 +24,7 @@ from nbddp.errors import RequestError
 from nbddp.magics.arguments import with_arguments
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import positive_int
-from nbddp.record import logs
+from nbddp.record import log_reader
 from nbddp.record.runs import apart, find_run, named
 from nbddp.ui.text.runs import SHOWN
 
@@ -114,7 +114,7 @@ def _limit(current: Path | None, words: list[str], args: Namespace) -> str:
 
 def _say_limit(limit: int) -> str:
     return (
-        f"beyond {logs.say_bytes(limit)} the oldest runs go when another starts, "
+        f"beyond {log_reader.say_bytes(limit)} the oldest runs go when another starts, "
         "but for those that are kept"
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nbddp.record.cell import CellHandle
-from nbddp.record.logs import Logged
+from nbddp.record.log_reader import Logged
 from nbddp.record.notices import Notice, Notices, Question, Said
 
 MAX_KEPT = 64 << 10  # characters of output kept from between two cells

@@ -14,7 +14,7 @@ from nbddp.lifecycle.states import GroupState
 from nbddp.record.curves import Curves
 from nbddp.record.folder import read_facts
 from nbddp.record.lines import log_name
-from nbddp.record.logs import tail
+from nbddp.record.log_reader import tail
 from nbddp.record.rows import Rows
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening, with_failures_once
@@ -118,7 +118,7 @@ class RecordedRun:
     def tail(self, rank: int, lines: int, cell: RecordedCell | None = None) -> str:
         """The last lines of a rank's log, or of a cell's part of it.
 
-        See :func:`nbddp.record.logs.tail`.
+        See :func:`nbddp.record.log_reader.tail`.
         """
         begin, end = cell.logs.get(rank, (0, None)) if cell else (0, None)
         try:

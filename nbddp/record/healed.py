@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import say_ranks
-from nbddp.record.logs import say_bytes
+from nbddp.record.log_reader import say_bytes
 from nbddp.wire.heal_messages import MADE_BY_ALL
 
 SHOWN_PLACES = 20  # of those that got another number

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from nbddp.record.logs import Logged, say_bytes
+from nbddp.record.log_reader import Logged, say_bytes
 from nbddp.wire.messages import Asked, Display, Withdrawn
 
 MAX_TEXT = 2 << 20  # characters of output that wait in memory; the rest waits in the logs

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbddp.errors import say_place, say_ranks
 from nbddp.lifecycle.comeback import say_comeback
-from nbddp.record import logs
+from nbddp.record import log_reader
 from nbddp.record.lags import Lag
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
@@ -257,7 +257,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "healed": lambda facts: (
         f"{say_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
-        f"in {facts['fork']:.2f} s, {logs.say_bytes(facts['bytes'])} packed in "
+        f"in {facts['fork']:.2f} s, {log_reader.say_bytes(facts['bytes'])} packed in "
         f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s" + _say_not_carried(facts)
     ),
     "taken back": lambda facts: (

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbddp.archive.listing import Listing, say_left_out
 from nbddp.archive.summary import Pairs, Summary
-from nbddp.record import logs
+from nbddp.record import log_reader
 from nbddp.record.series import HUGE
 from nbddp.ui.words import aligned, say_number_of, say_rate, say_seconds
 
@@ -74,8 +74,9 @@ def _say_total(listing: Listing, limit: int | None) -> str:
     if not listing.total:
         return "there is no run here yet: a `%%ddp` cell makes one"
     few = f"{len(listing.runs)} of " if len(listing.runs) < listing.total else ""
-    allowed = "" if limit is None else f", of {logs.say_bytes(limit)} that they may take"
-    return f"{few}{say_number_of(listing.total, 'run')}, {logs.say_bytes(listing.size)}{allowed}"
+    allowed = "" if limit is None else f", of {log_reader.say_bytes(limit)} that they may take"
+    size = log_reader.say_bytes(listing.size)
+    return f"{few}{say_number_of(listing.total, 'run')}, {size}{allowed}"
 
 
 def _say_more(listing: Listing, most: int) -> str:
