@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.record.lines import MAX_KEPT_LINE, LineAssembler
+from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler
 from nbddp.ui.tails import Line, Tails
 
 PIECES = st.lists(st.tuples(st.integers(0, 2), st.text(alphabet="ab \r\n", max_size=12)))

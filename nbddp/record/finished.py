@@ -13,8 +13,7 @@ from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.curves import Curves
 from nbddp.record.folder import read_facts
-from nbddp.record.lines import log_name
-from nbddp.record.log_reader import tail
+from nbddp.record.log_reader import log_name, tail
 from nbddp.record.rows import Rows
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening, with_failures_once

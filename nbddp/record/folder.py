@@ -17,8 +17,7 @@ from typing import Any
 
 from nbddp.errors import StartError
 from nbddp.record.description import Description
-from nbddp.record.lines import log_name
-from nbddp.record.log_reader import end_of
+from nbddp.record.log_reader import end_of, log_name
 
 LAST_WORDS = 2000  # characters
 MAX_NAME = 60  # characters of a name

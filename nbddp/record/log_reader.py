@@ -1,18 +1,24 @@
-"""Every byte of a rank's log reaches the cell once: by mail while it lives, from the file after."""
+"""The log of a rank: each byte of it is shown once, as lines.
+
+Output arrives by mail while the rank lives, and is read from the log file after that.
+"""
 
 from __future__ import annotations
 
 import codecs
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from nbddp.record.lines import LineAssembler
 from nbddp.wire.messages import Output
+
+MAX_LINE = 100_000  # characters that are shown of a line
+MAX_KEPT_LINE = 4096  # of a line in a panel, which draws hundreds of them again and again
+MAX_HELD = 16  # rows that the cursor can go up, one for each of the nested progress bars
 
 CHUNK_BYTES = 1 << 20
 MAX_SHOWN = 4 << 20  # bytes of one part of a log; of a longer one only the end is shown
@@ -24,6 +30,147 @@ MAX_BYTES = 64 << 20  # of it
 FATAL = "Fatal Python error: "  # what faulthandler begins with; stacks follow, innermost first
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _SHELL = "IPython/core/interactiveshell.py"
+
+_UP = re.compile(r"\x1b\[(\d{0,3})A")  # how tqdm and rich go back to the bars above
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_CUT_UP = re.compile(r"\x1b(\[\d{0,3})?\Z")
+_CUT_ESCAPE = re.compile(r"\x1b(\[[0-9;:?]*)?\Z")
+
+
+def log_name(rank: int) -> str:
+    """Return the name of a rank's log, in the folder of its run.
+
+    >>> log_name(3)
+    'rank3.log'
+    """
+    return f"rank{rank}.log"
+
+
+class LineAssembler:
+    r"""Assembles the output of one rank to lines, in bounded memory.
+
+    Text after a carriage return replaces its line. Rows that the cursor has gone back to, such as
+    the progress bars of nested loops, become lines once it has left the lowest of them.
+
+    >>> lines = LineAssembler()
+    >>> lines.add("ready\nstep 1\rstep 2\rstep 3")
+    ['ready']
+    >>> lines.add(" of 9\n"), lines.flush()
+    (['step 3 of 9'], [])
+    >>> lines.add("outer 1\ninner 1\x1b[A\ninner 2\x1b[A\router 2")
+    ['outer 1']
+    >>> lines.flush()
+    ['outer 2', 'inner 2']
+
+    Args:
+        log: the name of the log, for the remark at the end of a line that is cut.
+        max_line: how many characters of a line are kept.
+    """
+
+    def __init__(self, log: str = "the log", *, max_line: int = MAX_LINE) -> None:
+        self._log = log
+        self._max_line = max_line
+        self._above: list[_Row] = []
+        self._row = _Row()
+        self._below: list[_Row] = []  # the nearest is the last
+        self._cut = ""  # the start of an escape sequence whose end has not arrived
+
+    @property
+    def partial(self) -> str:
+        """The unfinished line as it looks now; several lines for nested bars, "" for a blank."""
+        return "\n".join(self._unfinished())
+
+    def add(self, text: str) -> list[str]:
+        """Add output. Return the lines that are finished now."""
+        text = self._cut + text
+        cut = _CUT_UP.search(text)
+        self._cut = cut.group() if cut else ""
+        first, *others = text.removesuffix(self._cut).split("\n")
+        self._write(first)
+        if not others:
+            return []
+        lines = self._end_row()
+        *whole, last = others
+        is_simple = not (self._above or self._below or _UP.search(text))
+        for line in whole:
+            if is_simple and len(line) <= self._max_line and "\r" not in line:
+                lines.append(line)  # the usual case, and there may be many
+            else:
+                self._write(line)
+                lines += self._end_row()
+        self._write(last)
+        return lines
+
+    def flush(self) -> list[str]:
+        """Return the unfinished lines, as no more output will arrive."""
+        self._write(self._cut)
+        lines = self._unfinished()
+        self._above, self._row, self._below, self._cut = [], _Row(), [], ""
+        return lines
+
+    def _unfinished(self) -> list[str]:
+        return self._visible([*self._above, self._row, *reversed(self._below)])
+
+    def _visible(self, rows: Iterable[_Row]) -> list[str]:
+        """Return rows as lines, without the bars that have been wiped."""
+        return [self._format(row) for row in rows if _SEQUENCE.sub("", row.text).strip()]
+
+    def _write(self, text: str) -> None:
+        """Write text that has no newline."""
+        before, *moves = _UP.split(text)
+        self._row.write(before, self._max_line)
+        for count, after in zip(moves[::2], moves[1::2], strict=True):
+            for _ in range(min(int(count or "1"), MAX_HELD - len(self._below))):
+                self._below.append(self._row)
+                # a finished row cannot be rewritten: an empty row takes its place
+                self._row = self._above.pop() if self._above else _Row()
+            self._row.is_returned = True
+            self._row.write(after, self._max_line)
+
+    def _end_row(self) -> list[str]:
+        """Go down one row. Return the rows that are finished because none is held below."""
+        if self._below:
+            self._above.append(self._row)
+            self._row = self._below.pop()
+            self._row.is_returned = True
+            return []
+        lines = [*self._visible(self._above), self._format(self._row)]
+        self._above, self._row = [], _Row()
+        return lines
+
+    def _format(self, row: _Row) -> str:
+        left = row.length - len(row.text)
+        if not left:
+            return row.text
+        text = row.text
+        if "\x1b" in text:  # the sequence that ends the colours is cut off
+            text = _CUT_ESCAPE.sub("", text) + "\x1b[0m"
+        return f"{text} … {left:,} more characters in {self._log}"
+
+
+@dataclass(slots=True)
+class _Row:
+    """A line that is being written.
+
+    Attributes:
+        text: its first characters.
+        length: how many characters it has in all.
+        is_returned: whether the next text replaces it.
+    """
+
+    text: str = ""
+    length: int = 0
+    is_returned: bool = False
+
+    def write(self, text: str, max_kept: int) -> None:
+        """Add text; the part after the last carriage return replaces what is there."""
+        written = text.rstrip("\r")
+        _, is_back, new = written.rpartition("\r")
+        if is_back or (new and self.is_returned):
+            self.text, self.length, self.is_returned = "", 0, False
+        self.text += new[: max_kept - len(self.text)]
+        self.length += len(new)
+        self.is_returned = self.is_returned or written != text
 
 
 @dataclass(slots=True)

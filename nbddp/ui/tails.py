@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from nbddp.record.lines import MAX_KEPT_LINE, LineAssembler, log_name
+from nbddp.record.log_reader import MAX_KEPT_LINE, LineAssembler, log_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ class Tails:
         """Make a line of what has no end yet, of one rank or of all: no more of it will come."""
         for each in sorted(self._ranks) if rank is None else [rank]:
             if each in self._ranks:
-                left = self._ranks[each].assembler.flush()
-                self._keep(each, [line for line in left if line.strip()])
+                self._keep(each, self._ranks[each].assembler.flush())
         self.version += 1
 
     def merged(self) -> list[Line]:
@@ -112,7 +111,7 @@ class Tails:
 
     def _partial(self, rank: int) -> list[Line]:
         partial = self._ranks[rank].assembler.partial
-        return [Line((rank,), partial)] if partial.strip() else []  # a wiped bar is blanks
+        return [Line((rank,), partial)] if partial else []
 
 
 class _Tail:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import ipywidgets as widgets
 
-from nbddp.record.lines import log_name
+from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.loghtml import aside, block, html_rows

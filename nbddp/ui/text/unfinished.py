@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nbddp.record.lines import MAX_KEPT_LINE
+from nbddp.record.log_reader import MAX_KEPT_LINE
 
 DELAY = 0.15  # seconds after which an unfinished line is shown; most are finished before
 

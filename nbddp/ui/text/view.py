@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.record.lines import LineAssembler, log_name
+from nbddp.record.log_reader import LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.ui.agreement import agreeing
 from nbddp.ui.questions import Questions
