@@ -27,10 +27,7 @@ CLASSES = re.compile(
     r"|default-inverse-[fb]g"
     r"|(black|red|green|yellow|blue|magenta|cyan|white)(-intense)?-[fb]g)"
 )
-STYLES = re.compile(
-    r"opacity: 0\.6|font-style: italic|text-decoration: (underline )?line-through"
-    r"|(background-)?color: rgb\(\d{1,3},\d{1,3},\d{1,3}\)"
-)
+STYLES = re.compile(r"font-style: italic|(background-)?color: rgb\(\d{1,3},\d{1,3},\d{1,3}\)")
 
 
 def span(attributes: str, text: str = "x") -> str:
@@ -43,7 +40,6 @@ def drawn(order: str) -> str:
 
 
 @given(HOSTILE)
-@example("\x1b[38;1:2mx")
 @example("\x1b[" + "9" * 5000 + "mx")
 @example("\x1b[" + "1;" * 5000 + "mx")
 def test_the_page_has_the_plain_text_and_our_own_tags_only(text: str) -> None:
@@ -74,8 +70,8 @@ def test_text_without_sequences_is_left_as_it_is(text: str) -> None:
 
 DRAWN = """
 30 36 41 97 100 33;44 38;5;1 48;5;12 38;5;16 38;5;208 38;5;231 38;5;232 48;5;255 38;5; 38;2;1;20;255
-38:2::1:20:255 38:2:1:20:255 48:2:7:1:20:255:0:1 38:5:208;1 38;2;1;2;3;48;5;9 31;38;5;999
-1 4 4:3 21 2 3 9 4;9 01;031 58;5;3;1 58:2::1:2:3;1 7 7;31 31;47;7 7;38;2;1;2;3;44
+38;2;1;2;3;48;5;9 31;38;5;999 1 4 3 01;031 58;5;3;1 58;2;1;2;3;4 7 7;31 31;47;7
+7;38;2;1;2;3;44
 """
 
 
@@ -86,10 +82,10 @@ def test_colours_and_styles_are_drawn(snapshot: SnapshotAssertion) -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        *("", "0", "31;0", "31;", "31;39", "41;49", "1;22", "2;22", "3;23", "4;24", "21;24"),
-        *("4;4:0", "7;27", "9;29", "38;5;99;39", "5", "8", "53", "73", "110", "999", "10000"),
-        *("38", "38;", "38;5", "38;5;256", "38;2;1;2", "38;2;1;2;256", "38;7;1", "38;1:2", "38:9"),
-        *("38:5:256", "38:2::1:2:999", "48;2;;;;49"),
+        *("", "0", "31;0", "31;", "31;39", "41;49", "1;22", "3;23", "4;24", "7;27", "38;5;99;39"),
+        *("2", "5", "8", "9", "21", "53", "73", "98", "108", "110", "999", "10000"),
+        *("4:3", "38:5:1", "1;38:2::1:2:3", "38;5;1000;49", "48;2;;;;49"),
+        *("38", "38;", "38;5", "38;5;256", "38;2;1;2", "38;2;1;2;256", "38;7;1"),
     ],
 )
 def test_what_is_reset_or_unknown_is_drawn_like_the_page(order: str) -> None:
