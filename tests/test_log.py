@@ -10,7 +10,7 @@ from pages import Page
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.ui.panel import pages as pages_module
-from nbddp.ui.panel.log import MAX_BATCH, LogWidgets
+from nbddp.ui.panel.log_area import MAX_BATCH, LogWidgets
 from nbddp.ui.panel.pages import BOOK_PAGES, MAX_PAGES, MAX_ROWS, PAGE_ROWS, Pages
 from nbddp.ui.tails import Tails
 

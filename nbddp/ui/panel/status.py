@@ -8,7 +8,7 @@ from nbddp.controller.session import Session
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.charts import Charts
-from nbddp.ui.panel.log import log_path
+from nbddp.ui.panel.log_area import log_path
 from nbddp.ui.panel.record import Record, record_html
 from nbddp.ui.panel.view import SHOWN, PanelView
 from nbddp.ui.tails import Line

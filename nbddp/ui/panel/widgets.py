@@ -13,7 +13,7 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.panel.charthtml import Drawn
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, late, state_line, time_line
-from nbddp.ui.panel.log import LogWidgets
+from nbddp.ui.panel.log_area import LogWidgets
 from nbddp.ui.panel.pieces import Plain, box, bundle, close, html
 from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.shots import Choose, Shots
