@@ -9,9 +9,16 @@ import pytest
 from pages import Page
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.ui.panel import pages as pages_module
-from nbddp.ui.panel.log_area import MAX_BATCH, LogWidgets
-from nbddp.ui.panel.pages import BOOK_PAGES, MAX_PAGES, MAX_ROWS, PAGE_ROWS, Pages
+from nbddp.ui.panel import log_area
+from nbddp.ui.panel.log_area import (
+    MAX_BATCH,
+    MAX_PAGE_ROWS,
+    MAX_PAGES,
+    MAX_ROWS,
+    PAGE_ROWS,
+    LogPages,
+    LogWidgets,
+)
 from nbddp.ui.tails import Tails
 
 
@@ -19,12 +26,8 @@ from nbddp.ui.tails import Tails
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, for pages to go by."""
     now = [0.0]
-    monkeypatch.setattr(pages_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(log_area.time, "monotonic", lambda: now[0])
     return now
-
-
-def leaves(box: widgets.Box) -> list[widgets.HTML]:
-    return [page for book in box.children for page in book.children]
 
 
 class Log(LogWidgets):
@@ -43,7 +46,7 @@ class Log(LogWidgets):
         """Draw it: the lines that a page shows, without their times."""
         self.draw(self.tails, folder)
         earlier, pages, now = self.scroll.children[0].children
-        values = [earlier.value, *(page.value for page in leaves(pages)), now.value]
+        values = [earlier.value, *(page.value for page in pages.children), now.value]
         drawn = [re.sub("<span class=.nbddp-time.>[^<]*</span>", "", each) for each in values]
         return [line for line in Page("\n".join(drawn)).text.split("\n") if line]
 
@@ -53,8 +56,8 @@ class Log(LogWidgets):
 
 def test_a_page_is_one_widget_without_those_for_its_looks() -> None:
     new: list[widgets.Widget] = []
-    Pages(new.append).add(["a"], 1)
-    _, page = new
+    LogPages(new.append).add(["a"], 1)
+    [page] = new
     assert not [name for name in page.keys if isinstance(getattr(page, name), widgets.Widget)]
     assert {"layout", "style"}.isdisjoint(page.get_state())
     assert page.get_state()["_view_name"] == "HTMLView"
@@ -63,53 +66,53 @@ def test_a_page_is_one_widget_without_those_for_its_looks() -> None:
 def test_rows_that_come_within_a_second_share_a_page_and_a_full_page_is_left_alone(
     clock: list[float],
 ) -> None:
-    pages = Pages(lambda _: None)
+    pages = LogPages(lambda _: None)
     pages.add(["a"], 1)
     clock[0] += 0.1
     pages.add(["b"] * PAGE_ROWS, PAGE_ROWS)
-    [first] = leaves(pages.root)
+    [first] = pages.root.children
     assert first.value.count("b") > first.value.count("a")
     before = first.value
     pages.add(["c"], 1)
-    assert [page is first for page in leaves(pages.root)] == [True, False]
+    assert [page is first for page in pages.root.children] == [True, False]
     assert first.value is before
     clock[0] += 1.1
     pages.add(["d"], 1)
-    assert len(leaves(pages.root)) == 3
+    assert len(pages.root.children) == 3
 
 
-def test_the_oldest_rows_go_a_book_at_a_time_and_no_other_child_moves(clock: list[float]) -> None:
-    pages = Pages(lambda _: None)
-    for _ in range(MAX_PAGES + 2 * BOOK_PAGES):
+def test_the_oldest_pages_are_removed_a_hundred_at_a_time(clock: list[float]) -> None:
+    new: list[widgets.Widget] = []
+    pages, removals = LogPages(new.append), 0
+    for _ in range(3 * MAX_PAGES):
         clock[0] += 2
         before = pages.root.children
         pages.add(["a"], 1)
-        assert pages.root.children[: len(before)] == before, "what follows a change is drawn anew"
-    assert MAX_PAGES <= len(leaves(pages.root)) <= MAX_PAGES + BOOK_PAGES
-    assert pages.lines == len(leaves(pages.root))
-    assert pages.root.children[0].children == ()
+        is_longer = pages.root.children[:-1] == before
+        removals += not is_longer
+        assert is_longer or pages.root.children[:-1] == before[MAX_PAGES // 2 :]
+        assert pages.lines == len(pages.root.children) <= MAX_PAGES
+    assert removals == 4
+    assert [each for each in new if each.comm is not None] == [*pages.root.children]
 
 
-def test_long_pages_are_dropped_by_their_rows() -> None:
-    pages = Pages(lambda _: None)
+def test_of_long_pages_fewer_are_kept() -> None:
+    pages = LogPages(lambda _: None)
     for _ in range(100):
-        pages.add(["a"] * 200, 200)
-    assert MAX_ROWS <= pages.lines <= MAX_ROWS + 200 * BOOK_PAGES
+        pages.add(["a"] * MAX_BATCH, MAX_BATCH)
+        assert pages.lines <= MAX_PAGE_ROWS
+    assert pages.lines >= MAX_ROWS
 
 
-def test_empty_books_do_not_become_too_many_and_all_is_closed(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, limit in {"BOOK_PAGES": 1, "MAX_PAGES": 2, "MAX_EMPTY": 20}.items():
-        monkeypatch.setattr(pages_module, name, limit)
+def test_all_pages_are_closed_and_a_page_after_the_marker_is_a_new_one() -> None:
     new: list[widgets.Widget] = []
-    pages = Pages(new.append)
-    for _ in range(40):
-        clock[0] += 2
-        pages.add(["a"], 1)
-    assert len(pages.root.children) <= 20 + 3
-    assert sum(each.comm is not None for each in new) <= 20 + 6
+    pages = LogPages(new.append)
+    pages.add(["a"], 1)
+    marker = pages.append_marker()
+    pages.add(["b"], 1)
+    assert (new[1], marker.value, len(new)) == (marker, "", 3)
     pages.clear()
+    assert pages.root.children == ()
     assert [each for each in new if each.comm is not None] == []
 
 
@@ -120,7 +123,7 @@ def test_lines_are_appended_and_told_to_who_answers_for_new_widgets() -> None:
     log = Log("a", "b")
     log.shows()
     assert log.shows() == ["[rank 0] a", "[rank 1] b"]
-    assert len(log.new) == 2  # a book and its page
+    assert len(log.new) == 1
     log.tails.write(0, "c\n\r10%")
     assert log.shows() == ["[rank 0] a", "[rank 1] b", "[rank 0] c", "[rank 0] 10%"]
     log.tails.write(0, "\r20%")
@@ -196,7 +199,7 @@ def test_the_last_page_is_waited_for_only_where_lines_came_just_now(clock: list[
 def test_times_are_in_the_page_and_shown_when_they_are_asked_for() -> None:
     log = Log("a")
     log.shows()
-    [page] = leaves(log.scroll.children[0].children[1])
+    [page] = log.scroll.children[0].children[1].children
     assert re.search(r'<span class="nbddp-time">\d\d:\d\d:\d\d\.\d </span>', page.value)
     before = page.value
     for is_timed in (True, False):

@@ -1,9 +1,10 @@
-"""The panel's log: lines are appended as they come; one looks at a rank, or for a word, in it."""
+"""The log of the panel: lines are appended; you can choose a rank, or search for a word."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import ipywidgets as widgets
 
@@ -11,14 +12,19 @@ from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.loghtml import aside, block, html_rows
-from nbddp.ui.panel.pages import MAX_ROWS, Pages
-from nbddp.ui.panel.pieces import box, html
+from nbddp.ui.panel.pieces import Plain, box, close, html
 from nbddp.ui.tails import Line, Tails
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged
 MAX_BATCH = 500  # lines that are put on the page at a time; of more the newest
 FIRST = 500  # lines that are shown of what was there before
+MAX_ROWS = 2000  # lines of a cell that are kept in memory, to be looked at again or searched
+
+PAGE_ROWS = 100  # a page with so many rows is full
+PAGE_SECONDS = 1.0  # and one that is so old: text that somebody reads is not drawn again
+MAX_PAGES = 200  # beyond so many pages the older half is removed
+MAX_PAGE_ROWS = 10_000  # and beyond so many rows, as the pages of a flood are long
 
 
 class LogWidgets:
@@ -42,7 +48,7 @@ class LogWidgets:
         )
         self._found, self._earlier, self._now = (html() for _ in range(3))
         self._path = html()
-        self._pages = Pages(self._note_new)
+        self._pages = LogPages(self._note_new)
         self._on_new = on_new
         self._look: tuple[int, str] | None = None
         self._seen: tuple[object, ...] = ()
@@ -86,7 +92,7 @@ class LogWidgets:
 
     def begin_end(self) -> widgets.DOMWidget | None:
         """What a page has drawn last, if it may not have drawn all yet."""
-        return self._pages.last() if time.monotonic() - self._grew_at < 1.0 else None
+        return self._pages.append_marker() if time.monotonic() - self._grew_at < 1.0 else None
 
     @property
     def _rank(self) -> int | None:
@@ -128,7 +134,7 @@ class LogWidgets:
         self._found.value = _muted(f"{self._matched:,} of {self._read:,} lines") * bool(self._word)
         earlier = self._taken - (self._read if self._word else self._pages.lines)
         said = say_earlier(earlier, path, was_searched=not self._word)
-        self._earlier.value = f'<div class="nbddp">{block([aside(said)])}</div>' if said else ""
+        self._earlier.value = _in_panel(block([aside(said)])) if said else ""
         self._path.value = _muted(path)
 
     def _show_times(self) -> None:
@@ -138,6 +144,78 @@ class LogWidgets:
     def _note_new(self, widget: widgets.Widget) -> None:
         self._grew_at = time.monotonic()
         self._on_new(widget)
+
+
+class LogPages:
+    """Rows of HTML that grow at the end, in pages: only the newest page is sent again.
+
+    A front end draws all children after a removed one anew, and with them a selection of text is
+    lost. So many pages are removed at once, and seldom.
+
+    Args:
+        on_new: is called with every page that is made.
+    """
+
+    def __init__(self, on_new: Callable[[widgets.Widget], None]) -> None:
+        self._on_new = on_new
+        # A layout of its own: a page that is loaded again makes the newest widgets first. A widget
+        # with the layout of an older one cannot be made there, and takes the panel with it.
+        layout = widgets.Layout(margin="0", overflow="visible", flex="0 0 auto")
+        self.root = widgets.VBox((), layout=layout)
+        self._pages: list[_Page] = []
+        self._rows: list[str] = []  # of the newest page
+        self._full_at = 0.0
+
+    @property
+    def lines(self) -> int:
+        """How many lines the pages account for."""
+        return sum(page.lines for page in self._pages)
+
+    def add(self, rows: Sequence[str], lines: int) -> None:
+        """Append rows that account for so many lines."""
+        if not rows:
+            return
+        now = time.monotonic()
+        if not self._pages or len(self._rows) >= PAGE_ROWS or now > self._full_at:
+            self._append(html(_in_panel(block(rows))))
+            self._rows, self._full_at = [*rows], now + PAGE_SECONDS
+        else:
+            self._rows += rows
+            self._pages[-1].html.value = _in_panel(block(self._rows))
+        self._pages[-1].rows += len(rows)
+        self._pages[-1].lines += lines
+        if len(self._pages) > MAX_PAGES or sum(page.rows for page in self._pages) > MAX_PAGE_ROWS:
+            self._remove(len(self._pages) // 2)
+
+    def clear(self) -> None:
+        """Remove all rows."""
+        self._remove(len(self._pages))
+
+    def append_marker(self) -> Plain:
+        """Append an empty page. Once a front end has drawn it, it has drawn all pages."""
+        marker = html(_view_count=0)
+        self._append(marker)
+        self._full_at = 0.0
+        return marker
+
+    def _append(self, page: Plain) -> None:
+        self._pages.append(_Page(page))
+        self.root.children = (*self.root.children, page)
+        self._on_new(page)
+
+    def _remove(self, count: int) -> None:
+        """Remove the oldest pages."""
+        removed, self._pages = self._pages[:count], self._pages[count:]
+        self.root.children = self.root.children[count:]
+        for page in removed:
+            close(page.html)
+
+
+@dataclass(slots=True)
+class _Page:
+    html: Plain
+    rows: int = 0
+    lines: int = 0
 
 
 def log_path(folder: str, rank: int | None) -> str:
@@ -170,3 +248,7 @@ def _choice(ranks: Sequence[int]) -> widgets.ToggleButtons | widgets.Dropdown:
 
 def _muted(text: str) -> str:
     return f'<div class="nbddp nbddp-muted">{escape(text)}</div>' if text else ""
+
+
+def _in_panel(inner: str) -> str:
+    return f'<div class="nbddp">{inner}</div>'

@@ -23,8 +23,7 @@ from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.controls import Press
 from nbddp.ui.panel.fallback import Fallback, late_html, way_to_record
 from nbddp.ui.panel.html import note
-from nbddp.ui.panel.log_area import log_path, say_earlier
-from nbddp.ui.panel.pages import MAX_ROWS
+from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
 from nbddp.ui.panel.place import Place
 from nbddp.ui.panel.record import Record, going_on_html, record_html, record_text
 from nbddp.ui.panel.rhythm import Rhythm
