@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -13,15 +12,6 @@ from nbddp.ui.tails import Line
 from nbddp.ui.words import say_tag
 
 HEIGHT = 260  # pixels at most, of the panel's log and of the record's: nothing below it jumps
-
-# what a line must say to be tinted; a rank's log is one file, which does not tell its streams apart
-_ERROR = re.compile(
-    r"Traceback \(most recent call last\)|^\S*(?:Error|Exception)(?::|$)"
-    r"|\b(?:ERROR|CRITICAL|FATAL)\b|^(?:\[rank\d+\]:)?\[[EF]\d{4} "
-)
-_WARNING = re.compile(r"Warning:|\bWARN(?:ING)?\b|^(?:\[rank\d+\]:)?\[W\d{4} ")
-_SIGNS = ("rror", "Exception", "arning", "WARN", "ERROR", "CRITICAL", "FATAL", "Traceback", "[")
-_TINTS = {"error": "#d8343426", "warning": "#d9822b26"}  # translucent: for light and dark pages
 
 # inline, as a page that does not trust the notebook drops the style sheet; the end is in view
 _SCROLLS = (
@@ -76,19 +66,6 @@ def log_text(lines: Sequence[Line], *, earlier: str = "") -> str:
     return "\n".join(rows)
 
 
-def tint(text: str) -> str:
-    """What a line says of itself.
-
-    >>> tint("a.py:3: UserWarning: slow"), tint("ValueError: no"), tint("no errors, no warnings")
-    ('warning', 'error', '')
-    """
-    if not any(map(text.__contains__, _SIGNS)):  # of most lines, and ten times faster
-        return ""
-    if _ERROR.search(text):
-        return "error"
-    return "warning" if _WARNING.search(text) else ""
-
-
 def _rows(lines: Sequence[Line]) -> Iterator[tuple[tuple[int, ...], str, str, float]]:
     """Ranks, mark, text and time of every row: a value's text may have several."""
     for line in lines:
@@ -97,9 +74,7 @@ def _rows(lines: Sequence[Line]) -> Iterator[tuple[tuple[int, ...], str, str, fl
 
 
 def _row(ranks: tuple[int, ...], tag: str, text: str, clock: str) -> str:
-    row = f"{clock}{tag} {to_html(text)}" if ranks else clock + _span("said", f"nbddp: {text}")
-    kind = tint(text) if ranks else ""
-    return f'<span style="background:{_TINTS[kind]}">{row}</span>' if kind else row
+    return clock + (f"{tag} {to_html(text)}" if ranks else _span("said", f"nbddp: {text}"))
 
 
 def _clock(at: float) -> str:
