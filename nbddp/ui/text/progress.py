@@ -18,8 +18,7 @@ from nbddp.ui.words import say_awaited, say_bar, say_more_metrics, say_seconds, 
 
 logger = logging.getLogger(__name__)
 
-FIRST_TIMES = (10.0, 30.0)  # seconds after the cell began; then once a minute
-PERIOD = 60.0
+PERIOD = 30.0  # seconds between two lines
 TERMINAL_PERIOD = 1.0  # where a line takes the place of the one before
 SHOWN_METRICS = 4  # in a line
 MAX_CHARTS = 12
@@ -31,8 +30,7 @@ class Progress:
 
     Args:
         session: whose cell it is.
-        is_terminal: whether a line can take the place of the one before; else lines come at
-            growing intervals, so that they do not flood a file.
+        is_terminal: whether a line can take the place of the one before.
         has_pictures: whether charts can be shown.
     """
 
@@ -40,7 +38,8 @@ class Progress:
         self._session = session
         self._is_terminal = is_terminal
         self._has_pictures = has_pictures
-        self._next = TERMINAL_PERIOD if is_terminal else FIRST_TIMES[0]
+        self._period = TERMINAL_PERIOD if is_terminal else PERIOD
+        self._next = self._period
         self._said = ""
         self._is_on_line = False
 
@@ -57,7 +56,7 @@ class Progress:
         seconds = time.time() - handle.began_at
         if seconds < self._next:
             return
-        self._next = self._after(seconds)
+        self._next = (seconds // self._period + 1) * self._period
         said = self._say(handle)
         if not said or (said == self._said and not self._is_terminal):
             return
@@ -82,12 +81,6 @@ class Progress:
         self.make_room(screen)
         if self._has_pictures:
             show_charts(screen, self._session)
-
-    def _after(self, seconds: float) -> float:
-        if self._is_terminal:
-            return seconds + TERMINAL_PERIOD
-        later = [at for at in FIRST_TIMES if at > seconds]
-        return later[0] if later else (seconds // PERIOD + 1) * PERIOD
 
     def _say(self, handle: CellHandle) -> str:
         snapshot = self._session.snapshot(handle)
