@@ -74,7 +74,7 @@ def say_more_metrics(count: int, *, is_at_least: bool) -> str:
     >>> say_more_metrics(1, is_at_least=False), say_more_metrics(10_052, is_at_least=True)
     ('1 more metric', 'at least 10,052 more metrics')
     """
-    return f"{'at least ' * is_at_least}{count:,} more metric{'' if count == 1 else 's'}"
+    return f"{'at least ' * is_at_least}{say_number_of(count, 'more metric')}"
 
 
 def say_left_out(named: Sequence[str], count: int, *, is_at_least: bool, does: str) -> str:
@@ -207,8 +207,8 @@ def say_facts(snapshot: Snapshot) -> list[str]:
     """What kind of group it is: ranks, backend, devices, attempt."""
     count = len(snapshot.ranks)
     nodes = len({each.node for each in snapshot.ranks if each.node})
-    on = f" on {nodes} node{'s' if nodes > 1 else ''}" if nodes else ""
-    ranks = f"{count} rank{'s' if count != 1 else ''}{on}"
+    on = f" on {say_number_of(nodes, 'node')}" if nodes else ""
+    ranks = f"{say_number_of(count, 'rank')}{on}"
     facts = [ranks, snapshot.backend, say_devices(snapshot)]
     return [*filter(None, facts), f"attempt {snapshot.attempt}"]
 

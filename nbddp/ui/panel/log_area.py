@@ -14,6 +14,7 @@ from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.loghtml import aside, block, html_rows
 from nbddp.ui.panel.pieces import Plain, box, close, html
 from nbddp.ui.tails import Line, Tails
+from nbddp.ui.words import say_number_of
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged
@@ -236,7 +237,7 @@ def say_earlier(count: int, path: str, *, was_searched: bool = True) -> str:
     """
     if not count:
         return ""
-    lines = f"{count:,} earlier line{'s' * (count > 1)}"
+    lines = say_number_of(count, "earlier line")
     return f"{lines} in {path}" if was_searched else f"{lines} not searched, in {path}"
 
 

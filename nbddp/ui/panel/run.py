@@ -21,7 +21,7 @@ from nbddp.ui.text.run import (
     first_line,
     run_title,
 )
-from nbddp.ui.words import shorten
+from nbddp.ui.words import say_number_of, shorten
 
 TAIL = 50  # lines of each rank
 OPEN_TAILS = 4  # of so many ranks they are shown at once
@@ -121,5 +121,5 @@ def _source(cell: RecordedCell) -> str:
 def _unreadable(run: RecordedRun) -> str:
     if not run.unreadable:
         return ""
-    lines = "1 line" if run.unreadable == 1 else f"{run.unreadable} lines"
+    lines = say_number_of(run.unreadable, "line")
     return f"{lines} of the record could not be read: a full disk or a killed process tore them"

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from nbddp.checks.registry import Finding
+from nbddp.ui.words import say_number_of
 
 MAX_SHOWN = 3  # under a cell: more would be a wall that nobody reads
 WIDTH = 92
@@ -18,9 +19,7 @@ def findings_title(findings: Sequence[Finding]) -> str:
     'nothing to find fault with'
     """
     wrong = sum(not each.is_fact for each in findings)
-    if not wrong:
-        return "nothing to find fault with"
-    return f"{wrong} thing{'' if wrong == 1 else 's'} to look at"
+    return f"{say_number_of(wrong, 'thing')} to look at" if wrong else "nothing to find fault with"
 
 
 def findings_text(findings: Sequence[Finding], *, what: str = "", shown: int = MAX_SHOWN) -> str:

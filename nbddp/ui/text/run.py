@@ -6,7 +6,15 @@ from collections.abc import Collection, Iterator, Sequence
 
 from nbddp.errors import say_ranks
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.ui.words import say_event, say_facts, say_left_out, say_seconds, say_tag, shorten
+from nbddp.ui.words import (
+    say_event,
+    say_facts,
+    say_left_out,
+    say_number_of,
+    say_seconds,
+    say_tag,
+    shorten,
+)
 
 SHOWN_CELLS = 20  # the newest
 SHOWN_REPORTS = 3  # of the cells that failed last
@@ -39,8 +47,8 @@ def run_text(
 
 def run_title(run: RecordedRun, ending: str) -> str:
     """What kind of run it was, and how it ended, in one line."""
-    cells = f"{len(run.cells)} cell{'' if len(run.cells) == 1 else 's'}"
     snapshot = run.snapshot()
+    cells = say_number_of(len(run.cells), "cell")
     facts = [cells, *say_facts(snapshot), say_seconds(snapshot.seconds), ending]
     return " · ".join([f"run {run.name}", *filter(None, facts)])
 
