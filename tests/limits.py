@@ -15,7 +15,7 @@ from nbddp.group import agents
 from nbddp.lifecycle import transitions
 from nbddp.magics import complete, hints
 from nbddp.nodes import door, entrance, keeper
-from nbddp.record import hangs, pushes
+from nbddp.record import hangs
 from nbddp.ui.panel import view
 from nbddp.worker import interrupt
 
@@ -31,7 +31,6 @@ LIMITS = {
     "keeper_greeting": (keeper, "GREETING"),
     "door_greeting": (entrance, "GREETING"),
     "agents_ending": (agents, "ENDING"),
-    "bytes_pushed": (pushes, "MAX_KEPT"),
     "panel_opens_after": (view, "OPENING"),
     "completion_waits": (complete, "PATIENCE"),
     "hint_waits": (hints, "PATIENCE"),

@@ -217,10 +217,6 @@ class Ranks(SteeredGroup):
         """Return the rank that the others wait for, if one is named."""
         return self.session.whereabouts.awaited()
 
-    def read_waits(self) -> Any:
-        """Return what is known of the waits in this cell."""
-        return self.session.whereabouts.waiting.read()
-
     def snapshot(self, handle: CellHandle | None = None) -> Snapshot:
         """Return what the panel draws now."""
         return self.session.snapshot(handle)
