@@ -1,86 +1,66 @@
-"""A push is kept as it was sent, whole or not at all, and in no one's memory."""
+"""A push is stored as it was sent, whole or not at all, and takes no memory."""
 
 from __future__ import annotations
 
 import errno
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import RequestError
-from nbddp.record import pushes as room
-from nbddp.record.pushes import Pushed, Pushes
+from nbddp.record.push_store import PushRecord, PushStore
 
 
 @pytest.fixture
-def pushes() -> Iterator[Pushes]:
-    pushes = Pushes()
-    yield pushes
-    pushes.close()
+def store() -> PushStore:
+    return PushStore()
 
 
-def size_of(pushes: Pushes) -> int:
-    assert pushes._file is not None
-    return os.fstat(pushes._file.fileno()).st_size
+def open_files() -> int:
+    """Return how many descriptors this process has."""
+    gc.collect()
+    return len([*Path("/proc/self/fd").iterdir()])
 
 
-def test_what_was_kept_comes_out_as_it_was_sent(pushes: Pushes, tmp_path: Path) -> None:
-    kept = [
-        pushes.keep(["x"], None, bytes([number]) * number, tmp_path) for number in range(1, 100)
-    ]
-    assert [each.data() for each in kept] == [bytes([n]) * n for n in range(1, 100)]
-    assert kept[0] == Pushed(("x",), None, kept[0].kept)
-    assert pushes.keep("ab", [1, 0], b"data", tmp_path).ranks == (1, 0)
-    assert {each.remark for each in kept} == {""}
+def test_stored_values_are_read_as_they_were_sent(store: PushStore, tmp_path: Path) -> None:
+    stored = [store.add(["x"], None, bytes([n]) * n, tmp_path) for n in range(1, 100)]
+    assert [each.data() for each in stored] == [bytes([n]) * n for n in range(1, 100)]
+    assert stored[0] == PushRecord(("x",), None, stored[0].stored)
+    assert store.add("ab", [1, 0], b"data", tmp_path).ranks == (1, 0)
+    assert {each.remark for each in stored} == {""}
 
 
-def test_no_file_is_seen_in_the_folder_and_the_folder_may_go(
-    pushes: Pushes, tmp_path: Path
-) -> None:
+def test_the_folder_shows_no_file_and_may_be_removed(store: PushStore, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    kept = pushes.keep(["x"], None, b"data", folder)
+    stored = store.add(["x"], None, b"data", folder)
     assert list(folder.iterdir()) == []
     folder.rmdir()
-    assert kept.data() == b"data"
+    assert stored.data() == b"data"
 
 
-def test_the_space_of_what_nobody_holds_any_more_is_used_again(
-    pushes: Pushes, tmp_path: Path
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux lists descriptors")
+def test_pushes_share_one_file_that_is_freed_with_the_last(
+    store: PushStore, tmp_path: Path
 ) -> None:
-    for _ in range(5):
-        kept = pushes.keep(["x"], None, b"x" * 1000, tmp_path)
-        del kept
-        gc.collect()
-    assert size_of(pushes) == 1000
-    first = pushes.keep(["x"], None, b"x" * 10, tmp_path)
-    second = pushes.keep(["x"], None, b"y" * 10, tmp_path)
-    assert size_of(pushes) == 20
+    before = open_files()
+    first, second = (store.add(["x"], None, data, tmp_path) for data in (b"1", b"2"))
+    assert open_files() == before + 1
     del first
-    assert second.data() == b"y" * 10
+    assert second.data() == b"2"
+    assert open_files() == before + 1
+    del second
+    assert open_files() == before
+    assert store.add(["x"], None, b"3", tmp_path).data() == b"3"
 
 
-def test_what_is_too_much_is_not_kept_and_that_is_said_at_once_and_in_a_replay(
-    pushes: Pushes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+def test_a_full_disk_stores_nothing_of_a_push_and_loses_none_before(
+    store: PushStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
 ) -> None:
-    monkeypatch.setattr(room, "MAX_KEPT", 100)
-    small = pushes.keep(["a"], None, b"x" * 60, tmp_path)
-    large = pushes.keep(["b", "c"], None, b"y" * 60, tmp_path)
-    assert large.remark == snapshot(name="remark")
-    with pytest.raises(RequestError) as caught:
-        large.data()
-    assert str(caught.value) == snapshot(name="replay")
-    assert small.data() == b"x" * 60
-
-
-def test_a_full_disk_keeps_nothing_of_a_push_and_all_of_those_before(
-    pushes: Pushes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = pushes.keep(["a"], None, b"a" * 10, tmp_path)
+    before = store.add(["a"], None, b"a" * 10, tmp_path)
     written = os.pwrite
 
     def write(fd: int, data: bytes, at: int) -> int:
@@ -90,22 +70,16 @@ def test_a_full_disk_keeps_nothing_of_a_push_and_all_of_those_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", write)
-        lost = pushes.keep(["b"], None, b"b" * 10, tmp_path)
-    assert lost.remark.endswith("No space left on device")
-    assert size_of(pushes) == 10
-    after = pushes.keep(["c"], None, b"c" * 10, tmp_path)
-    assert [before.data(), after.data()] == [b"a" * 10, b"c" * 10]
+        lost = store.add(["b", "c"], None, b"b" * 10, tmp_path)
+    assert before.stored is not None
+    assert os.fstat(before.stored._file.fd).st_size == 10
+    after = store.add(["d"], None, b"d" * 10, tmp_path)
+    assert [before.data(), after.data()] == [b"a" * 10, b"d" * 10]
+    with pytest.raises(RequestError) as caught:
+        lost.data()
+    assert {"remark": lost.remark, "replay": str(caught.value)} == snapshot
 
 
-def test_a_folder_that_is_not_there_is_said(pushes: Pushes, tmp_path: Path) -> None:
-    lost = pushes.keep(["x"], None, b"data", tmp_path / "none")
+def test_a_missing_folder_is_reported(store: PushStore, tmp_path: Path) -> None:
+    lost = store.add(["x"], None, b"data", tmp_path / "none")
     assert lost.remark.endswith("No such file or directory")
-
-
-def test_after_the_end_nothing_can_be_had(pushes: Pushes, tmp_path: Path) -> None:
-    kept = pushes.keep(["x"], None, b"data", tmp_path)
-    pushes.close()
-    with pytest.raises(RequestError, match="closed"):
-        kept.data()
-    again = pushes.keep(["x"], None, b"other", tmp_path)
-    assert again.data() == b"other"

@@ -27,7 +27,7 @@ from nbddp.magics.options import parse
 from nbddp.magics.syntax import set_unread
 from nbddp.magics.trial_options import check_trials, swept
 from nbddp.record.cell import CellRequest
-from nbddp.record.pushes import Pushed
+from nbddp.record.push_store import PushRecord
 from nbddp.ui.panel.sweep import SHOWN, sweep_html
 from nbddp.ui.text.sweep import say_before, say_end, say_head, say_row, say_troubles
 
@@ -165,10 +165,10 @@ def test_another_cell_or_another_one_before_it_is_another_sweep() -> None:
 
 
 def test_other_values_that_were_pushed_are_another_sweep() -> None:
-    def pushed(data: bytes) -> Pushed:
+    def pushed(data: bytes) -> PushRecord:
         kept = Mock()
         kept.read.return_value = data
-        return Pushed(("x",), None, kept)
+        return PushRecord(("x",), None, kept)
 
     def key(value: Any) -> str:
         return key_of("", [pushed(pickle.dumps({"x": value}))])
@@ -177,7 +177,7 @@ def test_other_values_that_were_pushed_are_another_sweep() -> None:
     assert key(torch.ones(3)) == key(torch.ones(3)) != key(torch.zeros(3))
     assert key_of("", [pushed(b"1")]) == key_of("", [pushed(b"1")])  # it cannot be opened
     assert key_of("", [pushed(b"1")]) != key_of("", [pushed(b"2")])
-    assert key_of("", [Pushed(("x",), None, None, "gone")])  # it cannot be read any more
+    assert key_of("", [PushRecord(("x",), None, None, "gone")])  # it cannot be read any more
 
 
 def test_only_runs_of_the_same_sweep_that_came_to_their_end_are_done(folder: Path) -> None:

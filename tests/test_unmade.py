@@ -9,7 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record.cell import CellRequest
 from nbddp.record.deeds import Deeds
-from nbddp.record.pushes import Pushed
+from nbddp.record.push_store import PushRecord
 from nbddp.record.unmade import Unmade, say_unmade, unmade_by
 from nbddp.record.verdict import Trouble, Verdict
 from nbddp.wire.messages import Failure
@@ -60,12 +60,12 @@ def test_a_cell_that_has_done_nothing_does_not_count(
         (Unmade(cell("!ls\n1 / 0")), cell("fit()", 4), False),
         (Unmade(cell("w = 1")), cell("w = 1", 4, ranks=(0,)), False),
         (Unmade(cell("w = 1", ranks=(0,))), cell("w = 1", 4, ranks=(0, 1)), True),
-        (Unmade(cell("w = 1")), Pushed(("w",), None, None), False),
+        (Unmade(cell("w = 1")), PushRecord(("w",), None, None), False),
         (Unmade(), cell("w = 1"), False),
     ],
 )
 def test_the_next_cell_makes_up_for_one(
-    unmade: Unmade, deed: CellRequest | Pushed, *, is_made: bool
+    unmade: Unmade, deed: CellRequest | PushRecord, *, is_made: bool
 ) -> None:
     assert unmade.is_made_by(deed) is is_made
     deeds = Deeds()

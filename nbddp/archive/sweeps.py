@@ -15,7 +15,7 @@ from nbddp.archive.sameness import digest, digest_of
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.cell import Deed
 from nbddp.record.folder import read_facts
-from nbddp.record.pushes import Pushed
+from nbddp.record.push_store import PushRecord
 from nbddp.record.runs import runs_below
 
 SEED = "seed"
@@ -142,7 +142,7 @@ def key_of(source: str, deeds: Sequence[Deed], *options: object) -> str:
 
 
 def _said(deed: Deed) -> str:
-    if not isinstance(deed, Pushed):
+    if not isinstance(deed, PushRecord):
         return repr((deed.source, deed.ranks))
     try:
         data = deed.data()

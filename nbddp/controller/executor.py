@@ -25,7 +25,7 @@ from nbddp.record.audience import Audience
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.deeds import Deeds
 from nbddp.record.notices import notice_of
-from nbddp.record.pushes import Pushed
+from nbddp.record.push_store import PushRecord
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import LOOK_PERIOD, Whereabouts
 from nbddp.wire import messages as msg
@@ -365,7 +365,7 @@ class Executor:
         self._audience.say(text)
         self.time_line.record("node", what=text)
 
-    def note_push(self, pushed: Pushed) -> None:
+    def note_push(self, pushed: PushRecord) -> None:
         """Values were sent to ranks."""
         self.deeds.note(pushed)
         self._audience.say(pushed.remark)

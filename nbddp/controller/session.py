@@ -35,7 +35,7 @@ from nbddp.nodes.returning import Returned
 from nbddp.promise import Promise, kept
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.curves import MetricsSnapshot
-from nbddp.record.pushes import Pushed, Pushes
+from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.unmade import Unmade
@@ -70,7 +70,7 @@ class Session:
         self._collectors: list[threading.Thread] = []
         self._opening = threading.Lock()
         self.times_ended = 0
-        self._pushes = Pushes()
+        self._push_store = PushStore()
         self._gpus = GpuWatch()
 
     @property
@@ -165,12 +165,14 @@ class Session:
         """The next cell takes the failed one up, or is another."""
         self.call(self.whereabouts.end_recovery, is_taken_up=is_taken_up)
 
-    def keep_push(self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes) -> Pushed:
-        """Keep values that are sent, as they are sent."""
+    def store_push(
+        self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes
+    ) -> PushRecord:
+        """Store values for a replay, as they are sent."""
         folder = self.time_line.folder
-        return self._pushes.keep(names, ranks, data, folder.path if folder else None)
+        return self._push_store.add(names, ranks, data, folder.path if folder else None)
 
-    def note_push(self, pushed: Pushed) -> None:
+    def note_push(self, pushed: PushRecord) -> None:
         """Remember values that were sent, for a replay."""
         self.call(self._do.note_push, pushed)
 
@@ -334,7 +336,6 @@ class Session:
             means = self._do.means
             if means is not None:
                 self.stop()
-            self._pushes.close()
             try:
                 self.launcher.close()  # frees whoever waits for a helper that still imports
             finally:

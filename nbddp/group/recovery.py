@@ -22,7 +22,7 @@ from nbddp.lifecycle.comeback import (
 from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed, Typed
 from nbddp.record.deeds import say_deeds
 from nbddp.record.notices import Question
-from nbddp.record.pushes import Pushed
+from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict
 from nbddp.wire.messages import DEBUGGER, Answered
 
@@ -50,7 +50,7 @@ class Recovery:
         session: Session,
         *,
         show: Callable[[CellHandle], CellResult],
-        push: Callable[[Pushed], None],
+        push: Callable[[PushRecord], None],
         say: Callable[[str], None],
         note: Callable[[str], None] | None = None,
     ) -> None:
@@ -314,7 +314,7 @@ class Recovery:
             self._done = number
             if self._is_ended:
                 raise _ended(number, len(deeds))
-            if isinstance(deed, Pushed):
+            if isinstance(deed, PushRecord):
                 self._push(deed)
                 continue
             result = self._run_unseen(replace(deed, is_again=True, wants_value=False))

@@ -23,7 +23,7 @@ from nbddp.group.timelines import timeline_of
 from nbddp.lifecycle.comeback import Retries
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.healed import Healed
-from nbddp.record.pushes import Pushed, pickled
+from nbddp.record.push_store import PushRecord, pickled
 from nbddp.record.spent import Timeline
 from nbddp.ui.questions import ConsoleBox, Questions
 from nbddp.ui.screen import StreamScreen, View
@@ -347,13 +347,13 @@ class WorkerGroup:
         self._asking.check_idle()
         chosen = self._asking.chosen(ranks)  # who dies from now on is missed
         data = pickled(values, prompt_numbers())
-        self._send_pushed(self._session.keep_push(tuple(values), ranks, data), data, chosen)
+        self._send_pushed(self._session.store_push(tuple(values), ranks, data), data, chosen)
 
-    def _push_again(self, pushed: Pushed) -> None:
+    def _push_again(self, pushed: PushRecord) -> None:
         """Send what was sent then, whatever became of it here."""
         self._send_pushed(pushed, pushed.data(), self._asking.chosen(pushed.ranks))
 
-    def _send_pushed(self, pushed: Pushed, data: bytes, ranks: Sequence[int]) -> None:
+    def _send_pushed(self, pushed: PushRecord, data: bytes, ranks: Sequence[int]) -> None:
         link = self._session.require_link()
         parcel = link.put(data)
         what = ", ".join(pushed.names)

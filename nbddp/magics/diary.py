@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nbddp.errors import RequestError
 from nbddp.export import Item, Omitted, PulledValue, PushedValues
 from nbddp.record.cell import CellRequest, Deed
-from nbddp.record.pushes import Pushed
+from nbddp.record.push_store import PushRecord
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
@@ -77,7 +77,7 @@ class Diary:
             yield self._omitted(asked) or Omitted(f"cell [{asked.execution_count}]", why)
 
     def _item(self, deed: Deed) -> Item:
-        if isinstance(deed, Pushed):
+        if isinstance(deed, PushRecord):
             return _pushed(deed)
         return self._omitted(deed) or deed
 
@@ -90,7 +90,7 @@ class Diary:
         return None
 
 
-def _pushed(deed: Pushed) -> PushedValues | Omitted:
+def _pushed(deed: PushRecord) -> PushedValues | Omitted:
     what = f"the push of {', '.join(deed.names)}"
     try:
         values = pickle.loads(deed.data())  # made in this very process

@@ -19,7 +19,7 @@ from nbddp.magics.syntax import set_unread
 from nbddp.magics.trials import Trials, Tried, run_rows
 from nbddp.record.cell import CellRequest
 from nbddp.record.folder import folder_name
-from nbddp.record.pushes import naming_culprit
+from nbddp.record.push_store import naming_unpicklable
 from nbddp.ui.text.sweep import say_before, say_head, say_row, say_troubles
 from nbddp.ui.words import say_number_of
 
@@ -55,7 +55,7 @@ class Sweep:
         self._trials = Trials(desk, spec, replays=not args.fresh)
         self._rows = [Row(trial) for trial in grid(args.sweep or (), args.repeat or 0)]
         self._check_unset()
-        with naming_culprit(values):
+        with naming_unpicklable(values):
             pushed = digest_or_bytes_of(dict(values))
         self._key = key_of(
             *(request.source, self._trials.deeds),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nbddp.errors import RequestError
 from nbddp.promise import HEARING
 from nbddp.record.notices import Notice, Notices, Question
-from nbddp.record.pushes import Pushed
+from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import DEBUGGER, Answered, CellEnded, JsonDict, RunCell
 from nbddp.wire.script import Script
@@ -61,7 +61,7 @@ class CellRequest:
     trace: Steps | None = None
 
 
-Deed = CellRequest | Pushed  # what makes the ranks' namespaces what they are
+Deed = CellRequest | PushRecord  # what makes the ranks' namespaces what they are
 
 
 @dataclass(frozen=True, kw_only=True)

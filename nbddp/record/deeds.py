@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nbddp.errors import fold
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.names import bound_names
-from nbddp.record.pushes import Pushed
+from nbddp.record.push_store import PushRecord
 from nbddp.record.unmade import Unmade, unmade_by
 from nbddp.record.verdict import Verdict
 
@@ -90,13 +90,13 @@ def say_deeds(deeds: Sequence[Deed]) -> str:
     """Name some deeds in a few words: cells by the numbers of their prompts.
 
     >>> cells = [CellRequest(source="", execution_count=number) for number in (2, 3, 5)]
-    >>> say_deeds([*cells, Pushed(("x", "y"), None, None)])
+    >>> say_deeds([*cells, PushRecord(("x", "y"), None, None)])
     'cells 2-3,5, the push of x, y'
     >>> say_deeds([CellRequest(source="") for _ in range(3)]), say_deeds([])
     ('3 cells', 'nothing')
     """
     numbers = [deed.execution_count for deed in deeds if isinstance(deed, CellRequest)]
-    names = [name for deed in deeds if isinstance(deed, Pushed) for name in deed.names]
+    names = [name for deed in deeds if isinstance(deed, PushRecord) for name in deed.names]
     words = []
     if len(numbers) > len(set(numbers)):  # a script's cells have no numbers of their own
         words.append(f"{len(numbers)} cells")

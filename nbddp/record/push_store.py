@@ -1,0 +1,166 @@
+"""Pushed values, stored as they were sent, so that a replay can send them again.
+
+The pickles are in one anonymous file in the run's folder: they take no memory in the notebook, no
+other process can open them, and they are gone with the kernel even if it is killed. They share a
+file because 1,019 files would use up the descriptors of a kernel. A push that cannot be written is
+not stored: the user is told at once, and a replay says what to push again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbddp.errors import RequestError
+
+
+class _PickleFile:
+    """An anonymous file, closed when no stored pickle refers to it any more."""
+
+    def __init__(self, folder: Path | None) -> None:
+        file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see finalize
+        self.fd = file.fileno()
+        self.end = 0
+        weakref.finalize(self, file.close)
+
+    def append(self, data: bytes) -> StoredPickle:
+        rest, at = memoryview(data), self.end
+        try:
+            while rest:
+                written = os.pwrite(self.fd, rest, at)
+                rest, at = rest[written:], at + written
+        except OSError:
+            os.ftruncate(self.fd, self.end)  # free what did fit
+            raise
+        stored = StoredPickle(self, self.end, len(data))
+        self.end = at
+        return stored
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPickle:
+    """A part of a file."""
+
+    _file: _PickleFile
+    _begin: int
+    _size: int
+
+    def read(self) -> bytes:
+        """Return the bytes that were stored.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        data = bytearray()
+        while len(data) < self._size:  # one call reads 2 GiB at most
+            part = os.pread(self._file.fd, self._size - len(data), self._begin + len(data))
+            if not part:
+                raise OSError(errno.EIO, "the file is too short")
+            data += part
+        return bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class PushRecord:
+    """Values that were sent to ranks.
+
+    Attributes:
+        names: their names in the ranks.
+        ranks: the ranks; None for all.
+        stored: the pickle; None if it could not be stored, for a ``reason``.
+    """
+
+    names: tuple[str, ...]
+    ranks: tuple[int, ...] | None
+    stored: StoredPickle | None
+    reason: str = ""
+
+    @property
+    def remark(self) -> str:
+        """What to tell the user at once; empty if the values are stored."""
+        if self.stored is not None:
+            return ""
+        return f"{', '.join(self.names)}: not kept for a replay: {self.reason}"
+
+    def data(self) -> bytes:
+        """Return the pickled values, as they were sent.
+
+        Raises:
+            RequestError: they are not stored.
+        """
+        reason = self.reason
+        if self.stored is not None:
+            try:
+                return self.stored.read()
+            except OSError as error:
+                reason = str(error.strerror)
+        raise RequestError(
+            f"the replay ends here: {', '.join(self.names)} was pushed and is not kept "
+            f"({reason}); push it and run the later cells again"
+        )
+
+
+class PushStore:
+    """Stores pushes. A new file begins when nothing refers to the last one. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: weakref.WeakSet[_PickleFile] = weakref.WeakSet()  # one, or none
+
+    def add(
+        self, names: Sequence[str], ranks: Sequence[int] | None, data: bytes, folder: Path | None
+    ) -> PushRecord:
+        """Store what is sent now; a new file is made in ``folder``."""
+        whom = None if ranks is None else tuple(ranks)
+        try:
+            with self._lock:
+                file = next(iter(self._files), None) or _PickleFile(folder)
+                self._files.add(file)
+                return PushRecord(tuple(names), whom, file.append(data))
+        except OSError as error:
+            return PushRecord(tuple(names), whom, None, str(error.strerror))
+
+
+def pickled(values: Mapping[str, Any], numbers: Mapping[str, int]) -> bytes:
+    """Pickle values to be sent; ``numbers`` are the prompt numbers of cells, by file name.
+
+    Raises:
+        RequestError: one cannot be pickled.
+    """
+    from nbddp.wire.sources import dumps_with_sources
+
+    with naming_unpicklable(values):
+        return dumps_with_sources(dict(values), numbers)
+
+
+@contextmanager
+def naming_unpicklable(values: Mapping[str, Any]) -> Iterator[None]:
+    """Name the value that cannot be pickled if pickling fails in this context.
+
+    Raises:
+        RequestError: one cannot be pickled.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever a value's own pickling raises
+        raise RequestError(f"cannot push {_unpicklable(values)}: {error}") from error
+
+
+def _unpicklable(values: Mapping[str, Any]) -> str:
+    """Return the first name that cannot be pickled alone; all names if each can."""
+    import cloudpickle
+
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001 - this is the question
+            return repr(name)
+    return ", ".join(repr(name) for name in values)
