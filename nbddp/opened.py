@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.ending import say_ending
+from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.summary import DAMAGE
 from nbddp.errors import RequestError
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.record.runs import find_run, runs_below
 from nbddp.record.table import as_table
 from nbddp.ui.words import say_number_of
 
@@ -28,15 +28,16 @@ class Run:
     that is all up to the last line; of a run that goes on, what is there at that moment.
 
     Args:
-        path: its folder, or its name, or a part of that, among the runs of the working folder.
+        path: its folder, or its name, or a part of that, among the runs of the working folder; the
+            newest that fits.
 
     Raises:
-        RequestError: there is none, several fit, or what lies there is no run.
+        RequestError: there is none, or what lies there is no run.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "") -> None:
         is_folder = isinstance(path, Path) and _is_folder(path)
-        self.path = Path(path) if is_folder else find_run(os.fspath(path), Path.cwd())
+        self.path = Path(path) if is_folder else find_run(os.fspath(path) or None, Path.cwd())
         self._recorded = _open(self.path)
 
     def __repr__(self) -> str:

@@ -63,7 +63,6 @@ def facts_of(
             name: row[name] for name in row if name not in ("time", "rank", "attempt", "step")
         }
         tally.add(row["rank"], row["time"], row.get("step"), values)
-    numbered = enumerate(cells, start=1)
     facts: dict[str, Any] = {
         "format": 2,
         "started": STARTED,
@@ -77,7 +76,6 @@ def facts_of(
         "host": "elsewhere",
         "pid": 1,
         "outcome": cells[-1][1] if cells else "",
-        "cells": [{"number": n, "source": text, "outcome": how} for n, (text, how) in numbered],
         "config": {},
         "restarts": 0,
         "heals": 0,

@@ -11,14 +11,10 @@ import pytest
 
 from nbddp.checks.facts import RankFacts
 from nbddp.controller.describing import samples_per_step
-from nbddp.record.description import FORMAT, MAX_CELLS, MAX_SOURCE, MAX_SOURCES, Description
+from nbddp.record.description import FORMAT, Description
 from nbddp.record.folder import RunFolder, read_facts
 from nbddp.record.timeline import TimeLine
 from nbddp.wire.messages import CellEnded
-
-
-def cell(number: int, source: str = "x = 1", **more: Any) -> dict[str, Any]:
-    return {"number": number, "ranks": (0, 1), "source": source, **more}
 
 
 def facts_of(*events: tuple[str, dict[str, Any]]) -> dict[str, Any]:
@@ -28,37 +24,13 @@ def facts_of(*events: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     return description.facts()
 
 
-def test_the_cells_are_there_in_their_order_with_what_came_of_them() -> None:
-    facts = facts_of(
-        ("cell", cell(1)),
-        ("cell ended", {"number": 1, "outcome": "ok"}),
-        ("cell", cell(2, "1/0", again=True)),
-        ("cell ended", {"number": 2, "outcome": "rank 0: no", "report": "in full"}),
-        ("cell", cell(3)),
-    )
-    assert facts["cells"] == [
-        {"number": 1, "ranks": [0, 1], "source": "x = 1", "outcome": "ok"},
-        {"number": 2, "ranks": [0, 1], "source": "1/0", "again": True, "outcome": "rank 0: no"},
-        {"number": 3, "ranks": [0, 1], "source": "x = 1", "outcome": ""},
-    ]
-    assert (facts["outcome"], facts["failures"]) == ("rank 0: no", 1)
-
-
 def test_a_cell_that_was_stopped_has_not_failed() -> None:
     stopped = {"number": 1, "outcome": "ranks 0-1 interrupted", "interrupted": True}
-    facts = facts_of(("cell", cell(1)), ("cell ended", stopped))
+    facts = facts_of(("cell ended", stopped))
     assert (facts["outcome"], facts["failures"]) == ("ranks 0-1 interrupted", 0)
     assert facts["interrupted"]
     facts = facts_of(("cell ended", stopped), ("cell ended", {"number": 2, "outcome": "oh"}))
     assert (facts["interrupted"], facts["failures"]) == (False, 1)
-
-
-def test_long_cells_and_many_of_them_are_cut_and_it_says_so() -> None:
-    facts = facts_of(*(("cell", cell(number, "x" * 20_000)) for number in range(1100)))
-    lengths = [len(each["source"]) for each in facts["cells"]]
-    assert (lengths[0], sum(lengths)) == (MAX_SOURCE, MAX_SOURCES)
-    assert all(each["is_cut"] for each in facts["cells"])
-    assert (len(facts["cells"]), facts["more_cells"]) == (MAX_CELLS, 100)
 
 
 def test_restarts_heals_and_the_time_that_was_lost_are_counted() -> None:
@@ -121,18 +93,17 @@ def test_what_happens_is_in_the_file_when_it_is_written_next_also_of_a_run_that_
 ) -> None:
     with closing(RunFolder(tmp_path)) as folder:
         folder.describe(nproc=2, pid=1)
-        folder.event("cell", **cell(1))
         folder.event("cell ended", number=1, outcome="ok")
         folder.describe(devices=["cpu", "cpu"])
         facts = read_facts(folder.path)
     assert (facts["format"], facts["nproc"], facts["outcome"]) == (FORMAT, 2, "ok")
     assert facts["devices"] == ["cpu", "cpu"]
     with closing(RunFolder(folder.path, is_there=True)) as again:
-        again.event("cell", **cell(2))
+        again.event("cell ended", number=2, outcome="rank 0: no")
         again.describe()
     facts = read_facts(folder.path)
     assert (facts["nproc"], facts["pid"]) == (2, 1)
-    assert [each["number"] for each in facts["cells"]] == [1, 2]
+    assert (facts["outcome"], facts["failures"]) == ("rank 0: no", 1)
 
 
 def test_where_it_cannot_be_written_the_old_one_stays(

@@ -92,13 +92,12 @@ def test_a_run_has_a_folder_of_its_own_under_the_one_that_it_was_started_in(
         ("n" * 61, f"-{'n' * 60}"),
     ],
 )
-def test_a_name_can_neither_leave_the_folder_nor_mean_anything_and_the_other_one_is_said(
+def test_a_name_can_neither_leave_the_folder_nor_mean_anything(
     base: Path, name: str, safe: str, begin: Begin
 ) -> None:
     folder = begin(base, name)
     assert folder.path == base / ".nbddp" / "runs" / f"20250102-030405{safe}"
-    assert repr(name) in folder.remark
-    assert folder.remark.endswith(folder.path.name)
+    assert folder.path.is_dir()
 
 
 def test_folder_and_files_are_for_their_owner_only_whatever_the_umask(
@@ -133,7 +132,6 @@ def test_where_the_folder_cannot_be_written_the_run_goes_elsewhere_and_says_so(
         assert folder.path.is_dir()
         said = folder.remark.replace(str(folder.path), "TEMPORARY").replace(str(base), "BASE")
         assert said == snapshot
-    assert begin(base.parent, "a/b").remark == snapshot
 
 
 def test_git_is_told_to_look_away_unless_the_user_said_otherwise(base: Path, begin: Begin) -> None:

@@ -9,7 +9,6 @@ import platform
 import re
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -19,12 +18,10 @@ from hypothesis import strategies as st
 from pages import Page, readable
 from runs_on_disk import BEGAN, lines, make_run, rows_of
 
-from nbddp.archive.keeping import limit_of, make_room, make_room_aside, mark, set_limit
-from nbddp.archive.listing import Listing, list_runs
+from nbddp.archive.comparing import compare
+from nbddp.archive.run_list import Listing, list_runs, write_note
 from nbddp.archive.summary import Summary, summarize
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.magics.desk import Desk
 from nbddp.ui.panel.runs import runs_html, small_curve
 from nbddp.ui.text.runs import SHOWN, bars, runs_text, say_outcome
 
@@ -114,12 +111,34 @@ def test_a_run_without_an_end_says_whether_its_kernel_lives(folder: Path) -> Non
     path = killed(folder, host=platform.node(), pid=os.getpid())
     events = [{"time": began, "kind": "start", "attempt": 1, "world_size": 3}]
     assert summarize(path).outcome == "running"
+    change_facts(path, "outcome")
     (path / "events.jsonl").write_text(lines(events))
-    assert (summarize(path).outcome, summarize(path).ranks) == ("running", 3)
+    run = summarize(path)
+    assert (run.outcome, run.ranks, run.is_live) == ("empty", 3, True)
     (path / "events.jsonl").write_text(lines([{**events[0], "time": began - 1000}]))
-    assert summarize(path).outcome == "killed"
-    assert summarize(path, current=path).outcome == "running"
+    assert (summarize(path).outcome, summarize(path).is_live) == ("killed", False)
+    assert summarize(path, current=path).is_live
     assert summarize(killed(folder, "20270115-09", host="elsewhere")).outcome == "not recorded"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        (["ok"], "ok · not stopped"),
+        (["rank 1 was killed by SIGSEGV"], "failed: rank 1 was killed by SIGSEGV · not stopped"),
+        (["rank 1 was killed by SIGSEGV", ""], "running"),
+    ],
+)
+def test_a_run_that_goes_on_says_what_its_last_cell_came_to(
+    folder: Path, outcomes: list[str], said: str
+) -> None:
+    cells = [("train()", outcome) for outcome in outcomes]
+    path = make_run(folder, cells=cells, is_stopped=False, outcome=outcomes[0])
+    change_facts(path, "ended")
+    assert say_outcome(summarize(path, current=path)) == said
+    other = make_run(folder, "20270115-090000-other")
+    [row] = [row for row in compare([path, other], current=path).runs if row.name == path.name]
+    assert say_outcome(row.summary) == said
 
 
 @pytest.mark.parametrize("first", [0, 1, 1000])
@@ -164,11 +183,7 @@ def test_runs_are_found_by_what_they_are_the_newest_first(folder: Path) -> None:
         (["ranks>2"], ""),
         (["steps/s>15"], "32"),
         (["lr<x"], ""),
-        (["lr", "<", "1"], "21"),
-        (["lr<", "1"], "21"),
-        (["lr", "<1", "digits2"], "2"),
         (["lr < 1"], "21"),
-        (["digits", "lr", ">=", "0.1", "loss", "<", "1"], "1"),
     ):
         listing = list_runs(folder, asked)
         assert (names(listing), listing.total) == (found, 3), asked
@@ -181,7 +196,7 @@ def test_runs_are_sorted_and_those_without_a_number_come_last(folder: Path) -> N
     make_run(folder, "20270115-080009-other5", rows=[], config={})
     for sort, is_down, order in (
         ("lr", False, "21345"),
-        ("lr", True, "31245"),
+        ("lr", True, "43125"),
         ("loss", False, "213"),
         ("loss", True, "312"),
     ):
@@ -211,7 +226,7 @@ def test_what_is_no_run_is_named_and_left_out(folder: Path) -> None:
 def test_of_thousands_of_metrics_some_are_named_beside_the_columns(folder: Path) -> None:
     row = {f"layer{number}/grad": 1.0 for number in range(3000)}
     make_run(folder, rows=[{"time": BEGAN, "rank": 0, "attempt": 1, "step": 0, **row}])
-    with pytest.raises(ArgumentError, match=r"layer0/grad, .*layer11/grad, \.\.\., began, is_kept"):
+    with pytest.raises(ArgumentError, match=r"layer0/grad, .*layer11/grad, \.\.\., began, name"):
         list_runs(folder, sort="lose")
 
 
@@ -220,8 +235,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=5,
 )
-SUMS = ["steps", "steps_per_second", "samples_per_step", "seconds_lost", "world_size", "pid"]
-OTHERS = ["format", "ended", "config", "last", "curves", "started", "outcome", "host", "cells"]
+SUMS = ["steps", "steps_per_second", "samples_per_step", "seconds_lost", "world_size"]
+OTHERS = ["format", "ended", "config", "last", "curves", "started", "outcome", "host", "pid"]
 FIELDS = st.sampled_from([*SUMS, *OTHERS])
 
 
@@ -264,7 +279,7 @@ def test_the_list_as_text_and_on_the_page(folder: Path, snapshot: Any) -> None:
 
 def test_filters_and_sorting_come_from_the_line(folder: Path) -> None:
     three(folder)
-    _, first, *said = ddp("runs lr < 1 --sort loss --down -n 1").splitlines()
+    _, first, *said = ddp("runs lr<1 --sort loss --down -n 1").splitlines()
     assert "digits1" in first
     assert said[0].startswith("2 of 3 runs, ")
     assert "`%ddp runs -n 2`" in said[1]
@@ -290,7 +305,7 @@ def test_what_is_refused_and_why(folder: Path, snapshot: Any) -> None:
     asked = ["seed=1", "--sort lose", "lr<", "rm", "note", "rm digits", "rm none", "rm ''"]
     asked += ["note digits2 ''", "note digits2 better --off"]
     assert {line: refused(f"runs {line}") for line in asked} == snapshot
-    for odd in ("lr <", "< 5", "lr << 5", "lr =< 5", "lr <>5", "=", "lr=="):
+    for odd in ("lr < 5", "lr<", "<5", "lr<<5", "lr=<5", "lr<>5", "=", "lr==", "'lr< '"):
         assert "=, ==, !=, <, >, <=, >=" in refused(f"runs {odd}"), odd
 
 
@@ -314,21 +329,6 @@ def test_nothing_else_is_taken_away(folder: Path) -> None:
     assert names(list_runs(folder)) == "321"
 
 
-@pytest.mark.until_cut
-def test_a_run_that_is_kept_stays_until_it_is_forced(folder: Path) -> None:
-    three(folder)
-    assert "`%ddp runs keep NAME`" in refused("runs keep")
-    assert "'digits' fits 3 runs" in refused("runs keep digits")
-    assert "20270115-080001-digits1: kept" in ddp("runs keep digits1")
-    assert "ok · kept" in ddp("runs digits1")
-    assert "--force" in refused("runs rm digits1")
-    ddp("runs keep digits1 --off")
-    ddp("runs keep digits2")
-    ddp("runs rm digits1")
-    ddp("runs rm digits2 --force")
-    assert names(list_runs(folder)) == "3"
-
-
 def test_a_run_that_goes_on_cannot_be_taken_away(folder: Path) -> None:
     path = killed(folder, host=platform.node(), pid=os.getpid())
     for current in (path, None):
@@ -348,12 +348,7 @@ def test_a_note_is_shown_and_found(folder: Path) -> None:
     assert "best" not in ddp("runs note digits2")
 
 
-KEEP = pytest.param("runs keep", marks=pytest.mark.until_cut)
-
-
-@pytest.mark.parametrize(
-    "act", ["runs rm", "runs rm digits1", KEEP, "runs note", "compare", "show"]
-)
+@pytest.mark.parametrize("act", ["runs rm", "runs rm digits1", "runs note", "compare", "show"])
 def test_an_empty_name_is_not_the_newest_run(act: str, folder: Path) -> None:
     three(folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / ".nbddp").rglob("*")}
@@ -363,48 +358,9 @@ def test_an_empty_name_is_not_the_newest_run(act: str, folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in (folder / ".nbddp").rglob("*")} == before
 
 
-@pytest.mark.until_cut
-def test_without_a_limit_nothing_goes(folder: Path, snapshot: Any) -> None:
-    three(folder)
-    assert limit_of(folder) is None
-    assert make_room(folder) == []
-    make_room_aside(folder, current=None)
-    assert ddp("runs limit") == snapshot
-
-
-def test_a_group_starts_where_the_folder_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone() -> Path:
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr(Path, "cwd", gone)
-    desk = Mock()
-    desk.group.is_live = False
-    Desk.make_ready(desk, GroupSpec(), fresh=False)
-    desk.group.start.assert_called_once_with()
-
-
-@pytest.mark.until_cut
-def test_beyond_the_limit_the_oldest_go_but_not_what_is_kept_or_goes_on(folder: Path) -> None:
-    three(folder)
-    killed(folder, "20270114-080000-goes-on4", host=platform.node(), pid=os.getpid())
-    ddp("runs keep digits1")
-    size = list_runs(folder).size
-    said = ddp(f"runs limit {(size - 1) / 1e6:.6f}MB")
-    assert "1 run taken away: 20270115-080002-digits2" in said
-    assert names(list_runs(folder)) == "314"
-    set_limit(folder, 1)
-    assert make_room(folder) == []  # the newest, the kept one and the one that goes on
-    ddp("runs limit --off")
-    assert limit_of(folder) is None
-
-
-@pytest.mark.until_cut
-def test_a_limit_that_is_no_amount_is_refused(folder: Path) -> None:
-    assert "got 'much'" in refused("runs limit much")
-    assert limit_of(folder) is None
-
-
-def test_a_run_that_cannot_be_marked_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_that_cannot_be_written_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_run(folder)
 
     def fail(*_: object, **__: object) -> None:
@@ -412,8 +368,5 @@ def test_a_run_that_cannot_be_marked_says_so(folder: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(RequestError, match=r"marks\.json .*No space left"):
-        mark(path, note="x")
+        write_note(path, "x")
     assert summarize(path).note == ""
-    monkeypatch.setattr(Path, "unlink", fail)
-    with pytest.raises(RequestError, match=r"limit\.json .*No space left"):
-        set_limit(folder, None)

@@ -24,6 +24,7 @@ from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run
 import nbddp
 from nbddp.archive.comparing import MOST_CHARTS, Over, compare
 from nbddp.archive.ending import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
+from nbddp.archive.find import find_run, runs_below
 from nbddp.errors import RequestError
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.complete import Completer
@@ -31,7 +32,6 @@ from nbddp.magics.line import LineMagics
 from nbddp.record.curves import MAX_DROPPED, MAX_NAMES, Curves
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
-from nbddp.record.runs import find_run, runs_below
 from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.run import run_html
 from nbddp.ui.text.run import SHOWN_METRICS, run_text
@@ -43,45 +43,43 @@ def test_the_newest_run_is_meant_where_none_is_named(tmp_path: Path) -> None:
     for name in (STAMP, "20260301-000000-new", "20260201-000000"):
         failed_run(tmp_path, name)
     assert runs_below(tmp_path)[0].name == "20260301-000000-new"
-    assert find_run("", tmp_path).name == "20260301-000000-new"
+    assert find_run(None, tmp_path).name == "20260301-000000-new"
     current = tmp_path / "elsewhere"
-    assert find_run("", tmp_path, current=current) == current, "that of this kernel is the newest"
+    assert find_run(None, tmp_path, current=current) == current, "that of this kernel is the newest"
 
 
-def test_a_run_is_found_by_its_name_a_unique_part_of_it_or_its_path(tmp_path: Path) -> None:
-    others = ["20270101-000000-aaa2", "20270101-000000-aaa-1"]  # the name of its own is aaa-1
-    paths = {name: failed_run(tmp_path, name) for name in (STAMP, f"{STAMP}-aaa", *others)}
+def test_a_run_is_found_by_its_path_its_whole_name_or_else_a_part_of_it(tmp_path: Path) -> None:
+    names = [STAMP, f"{STAMP}-aaa", "20270101-000000-aaa2", "20270101-000000-aaa2b"]
+    paths = {name: failed_run(tmp_path, name) for name in names}
     for asked, name in (
         (STAMP, STAMP),  # the whole name of one, a part of another
         ("aaa", f"{STAMP}-aaa"),
         (f"{STAMP}-aaa", f"{STAMP}-aaa"),
-        ("aa2", "20270101-000000-aaa2"),
-        ("aaa-1", "20270101-000000-aaa-1"),
+        ("aaa2", "20270101-000000-aaa2"),
+        ("aa2", "20270101-000000-aaa2b"),  # the newest of two
     ):
         assert find_run(asked, tmp_path) == paths[name], asked
     assert find_run(str(paths[STAMP]), tmp_path / "nowhere") == paths[STAMP]
 
 
-def test_of_several_of_one_name_the_newest_is_meant_unless_it_is_to_go(tmp_path: Path) -> None:
-    for name in (f"{STAMP}-aaa", f"{STAMP}-aaa-1"):  # of the same second
-        failed_run(tmp_path, name)
-    with pytest.raises(RequestError, match=rf"'aaa' fits 2 runs: {STAMP}-aaa.*, {STAMP}-aaa"):
-        find_run("aaa", tmp_path, takes_newest=False)
-    assert find_run("aaa", tmp_path).name in (f"{STAMP}-aaa", f"{STAMP}-aaa-1")
-    newest = failed_run(tmp_path, "20270101-000000-aaa")
+def test_of_several_of_one_name_the_newest_is_found_unless_one_is_to_go(tmp_path: Path) -> None:
+    failed_run(tmp_path, f"{STAMP}-aaa")
+    failed_run(tmp_path, "20270101-000000-aaa")
+    newest = failed_run(tmp_path, "20270101-000000-aaa-1")  # of the same second
     failed_run(tmp_path, "20270101-000001-aaab")
     assert find_run("aaa", tmp_path) == newest
-    with pytest.raises(RequestError, match=r"'aaa' fits 3 runs: 20270101-000000-aaa"):
-        find_run("aaa", tmp_path, takes_newest=False)
+    assert find_run("20270101-000000-aaa", tmp_path, is_unique=True).name.endswith("aaa")
+    assert find_run("aaab", tmp_path, is_unique=True).name.endswith("aaab")
+    for asked, count in (("aaa", 3), ("aa", 4)):
+        with pytest.raises(RequestError, match=f"'{asked}' fits {count} runs: 2027"):
+            find_run(asked, tmp_path, is_unique=True)
 
 
-def test_what_is_no_run_fits_several_or_has_no_such_cell_is_refused(
-    folder: Path, snapshot: Any
-) -> None:
+def test_what_is_no_run_or_has_no_such_cell_is_refused(folder: Path, snapshot: Any) -> None:
     said = {"there is none": refused("show").replace(str(folder), "FOLDER")}
     for number in range(10):
         failed_run(folder, f"20260102-03040{number}")
-    said |= {asked: refused(f"show {asked}") for asked in ("030", "x", "--cell 3")}
+    said |= {asked: refused(f"show {asked}") for asked in ("x", "--cell 3")}
     said |= {"a long name": refused(f"show {'x' * 5000}")}
     assert said == snapshot
 

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from nbddp.archive.find import short_names
 from nbddp.archive.numbers import Numbers
 from nbddp.archive.summary import DAMAGE, Pairs, Summary, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.record.runs import short_names
 from nbddp.record.series import Curve
 
 MOST = 8  # runs: there are so many colours that can be told apart

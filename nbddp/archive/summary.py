@@ -17,7 +17,7 @@ from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.record.glance import glance, last_numbers
 
-MARKS = "marks.json"  # what the user has said of a run: a note, and whether to keep it
+MARKS = "marks.json"  # the user's note
 DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of files that are not as ours
 
 Pairs = Sequence[Sequence[float]]
@@ -30,12 +30,13 @@ class Summary:
     Attributes:
         began: in ``time.time()``, 0 if it is not known.
         ranks: the world size of its last attempt, 0 if it is not known.
-        outcome: ``ok``, ``failed``, ``interrupted``, ``running``, ``killed``, or that its end is
-            not known.
+        outcome: of the last cell ``ok``, ``failed``, ``interrupted`` or ``running``; ``empty``
+            without a cell; ``killed`` or ``not recorded`` where the record has no end.
         why: for a failure what it was, for an interrupt where it struck.
         last: of each metric the mean of the last values.
         curves: of each the lowest and highest value along the run.
-        note, is_kept: what the user has said of it.
+        is_live: whether its ranks are there, as far as this machine knows.
+        note: the user's.
         size: of its folder, in bytes.
     """
 
@@ -43,6 +44,7 @@ class Summary:
     began: float = 0.0
     ranks: int = 0
     outcome: str = ""
+    is_live: bool = False
     why: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     last: Mapping[str, float] = field(default_factory=dict)
@@ -52,18 +54,12 @@ class Summary:
     samples_per_second: float | None = None
     seconds_lost: float = 0.0
     note: str = ""
-    is_kept: bool = False
     size: int = 0
 
     @property
     def name(self) -> str:
         """The folder's."""
         return self.path.name
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it goes on, as far as is known."""
-        return self.outcome == "running"
 
 
 def summarize(path: Path, *, current: Path | None = None) -> Summary:
@@ -86,14 +82,14 @@ def _summarize(path: Path, current: Path | None) -> Summary:
     facts = read_facts(path)
     if facts.get("format") != 2 or "ended" not in facts:
         facts = {**facts, **_looked_up(path, facts)}
-    outcome, why = _outcome(path, facts, current)
+    is_live, outcome, why = _outcome(path, facts, current)
     pace, batch = facts.get("steps_per_second"), facts.get("samples_per_step")
-    marks = read_marks(path)
     return Summary(
         path=path,
         began=_began(facts),
         ranks=int(facts.get("world_size") or facts.get("nproc") or 0),
         outcome=outcome,
+        is_live=is_live,
         why=why,
         config=dict(facts.get("config", {})),
         last={name: float(each["mean"]) for name, each in facts.get("last", {}).items()},
@@ -102,8 +98,7 @@ def _summarize(path: Path, current: Path | None) -> Summary:
         steps_per_second=None if pace is None else float(pace),
         samples_per_second=float(pace * batch) if pace and batch else None,
         seconds_lost=float(facts.get("seconds_lost", 0.0)),
-        note=str(marks.get("note", "")),
-        is_kept=marks.get("is_kept") is True,
+        note=read_note(path),
         size=size_of(path),
     )
 
@@ -117,6 +112,7 @@ def _looked_up(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     done = [each for each in run.cells if each.is_over]
     if done:
         found |= {"outcome": done[-1].outcome, "interrupted": done[-1].is_interrupted}
+    found["is_busy"] = bool(run.cells) and not run.cells[-1].is_over
     if run.was_stopped:
         found["ended"] = True
     for event in run.events:
@@ -138,16 +134,21 @@ def _numbers(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[str, str]:
-    said = str(facts.get("outcome", ""))
+def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[bool, str, str]:
+    """Return whether the run goes on, its outcome, and why."""
+    said, is_live = str(facts.get("outcome", "")), False
     if "ended" not in facts:
         is_ours = current is not None and path.resolve() == current.resolve()
         ending = RUNNING if is_ours else say_unended(facts, began=_began(facts))
-        named = {RUNNING: "running", KILLED: "killed"}
-        return named.get(ending, "not recorded"), "" if said == "ok" else said
+        is_live = ending == RUNNING
+        if not is_live:
+            outcome = "killed" if ending == KILLED else "not recorded"
+            return False, outcome, "" if said == "ok" else said
+        if facts.get("is_busy"):
+            return True, "running", ""
     if said in ("", "ok"):
-        return said or "empty", ""
-    return "interrupted" if facts.get("interrupted") else "failed", said
+        return is_live, said or "empty", ""
+    return is_live, "interrupted" if facts.get("interrupted") else "failed", said
 
 
 def _began(facts: Mapping[str, Any]) -> float:
@@ -163,13 +164,12 @@ def _pair(pair: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def read_marks(path: Path) -> dict[str, Any]:
-    """What the user has said of a run."""
+def read_note(path: Path) -> str:
+    """Return the user's note of a run; empty if there is none."""
     try:
-        marks = json.loads((path / MARKS).read_text())
-    except (OSError, ValueError):
-        return {}
-    return marks if isinstance(marks, dict) else {}
+        return str(json.loads((path / MARKS).read_text())["note"])
+    except DAMAGE:
+        return ""
 
 
 def size_of(path: Path) -> int:
@@ -199,7 +199,7 @@ def number_of(summary: Summary, name: str) -> Any:
 
 COLUMNS = frozenset(
     {"name", "began", "ranks", "outcome", "steps", "steps_per_second", "samples_per_second"}
-    | {"seconds_lost", "size", "note", "is_kept"}
+    | {"seconds_lost", "size", "note"}
 )
 
 

@@ -11,12 +11,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from nbddp.archive.find import runs_below
 from nbddp.archive.sameness import digest, digest_of
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.cell import Deed
 from nbddp.record.folder import read_facts
 from nbddp.record.push_store import PushRecord
-from nbddp.record.runs import runs_below
 
 SEED = "seed"
 MOST = 1000  # combinations: a typing error must not fill a night

@@ -10,11 +10,11 @@ from typing import Any
 from IPython.core.magic_arguments import argument
 
 from nbddp.archive.comparing import Comparison, Over, compare
+from nbddp.archive.find import apart, find_run
 from nbddp.errors import RequestError
 from nbddp.imports import import_aside
 from nbddp.magics.arguments import with_arguments
 from nbddp.magics.desk import Desk
-from nbddp.record.runs import apart, find_run, named
 from nbddp.ui.words import say_number_of
 
 KINDS = (".pdf", ".png", ".svg")
@@ -60,7 +60,7 @@ def compare_runs(desk: Desk, args: Namespace) -> None:
         RequestError: there is no such run or metric, or the file cannot be written.
     """
     current, base = desk.current_run, Path.cwd()
-    paths = apart(find_run(named(name), base, current=current) for name in args.run)
+    paths = apart(find_run(name, base, current=current) for name in args.run)
     if len(paths) < 2 <= len(args.run):
         raise RequestError(f"these are the same run, {paths[0].name}: compare needs two or more")
     comparison = compare(paths, args.metrics, current=current)

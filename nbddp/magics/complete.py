@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core import completer as completers
 
+from nbddp.archive.find import find_run, runs_below
 from nbddp.errors import RequestError
 from nbddp.magics.suggest import Live, Suggestion, explain, suggestions
 from nbddp.record.finished import RecordedRun
-from nbddp.record.runs import find_run, runs_below
 
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult

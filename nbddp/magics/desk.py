@@ -12,7 +12,6 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.archive.keeping import make_room_aside
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.export import Omitted, PulledValue
@@ -115,7 +114,6 @@ class Desk:
                 self.group.restart()
             else:
                 self.group.start()
-                make_room_aside(spec.cwd(), current=self.current_run)
         except (RequestError, KeyboardInterrupt):
             started = self.group.session.spec if self.group.is_live else None
             self.group.spec = started or before

@@ -324,7 +324,7 @@ class LineMagics(Magics):
     @magic_arguments("ddp runs")
     @runs_options
     def runs(self, line: str) -> None:
-        """List the runs of this folder, the newest first; take some away, keep or note them."""
+        """List the runs of this folder, the newest first; take some away, or note one."""
         steer_runs(self._desk, parse(self.runs, line))
 
     @magic_arguments("ddp compare")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import argument
 
+from nbddp.archive.find import find_run
 from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
 from nbddp.magics.arguments import with_arguments
 from nbddp.publish.kinds import KINDS, Target, require, target
 from nbddp.publish.noted import name_there
 from nbddp.publish.publication import Publication
-from nbddp.record.runs import run_asked_for
 
 if TYPE_CHECKING:
     from nbddp.controller.session import Session
@@ -61,11 +61,11 @@ def publish_run(desk: Desk, args: Namespace) -> None:
         RequestError: there is no such run, it is published already, or the tracker refuses it.
     """
     current = desk.current_run
-    path = run_asked_for(args.run, Path.cwd(), current=current)
+    path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
         desk.publishing.begin(args.tracker, is_again=args.again)
         return
-    if summarize(path).is_running:
+    if summarize(path).is_live:
         raise RequestError(
             f"run {path.name} goes on in another kernel: publish it from there, or when it is over"
         )

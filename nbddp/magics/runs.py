@@ -1,4 +1,4 @@
-"""``%ddp runs``: which runs there are, which of them stay, and what the user says of them."""
+"""``%ddp runs``: list runs, remove some, and note something of one."""
 
 from __future__ import annotations
 
@@ -9,28 +9,18 @@ from typing import Any
 
 from IPython.core.magic_arguments import argument
 
-from nbddp.archive.keeping import (
-    bytes_of,
-    limit_of,
-    make_room,
-    mark,
-    remove,
-    say_gone,
-    set_limit,
-)
-from nbddp.archive.listing import list_runs
-from nbddp.archive.summary import read_marks, summarize
+from nbddp.archive.find import apart, find_run
+from nbddp.archive.run_list import list_runs, remove, write_note
+from nbddp.archive.summary import read_note
 from nbddp.errors import RequestError
 from nbddp.magics.arguments import with_arguments
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import positive_int
-from nbddp.record import log_reader
-from nbddp.record.runs import apart, find_run, named
 from nbddp.ui.text.runs import SHOWN
 
 
 def runs_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What may be written behind ``%ddp runs``."""
+    """Declare the options of ``%ddp runs``."""
     return with_arguments(function, _ARGUMENTS)
 
 
@@ -39,105 +29,63 @@ _ARGUMENTS = (
         "run",
         nargs="*",
         metavar="WORD",
-        help="lr=0.1, loss<0.5, or a part of a name; or rm, keep, note or limit, and to what",
+        help="lr=0.1, loss<0.5, or a part of a name; or rm, or note, and a name",
     ),
     argument("--sort", default="", metavar="NAME", help="by a setting, a metric or a column"),
     argument("--down", action="store_true", help="from the highest to the lowest"),
     argument("-n", "--number", type=positive_int, default=SHOWN, help="how many (default: 50)"),
-    argument("--force", action="store_true", help="rm: those that are to be kept, too"),
-    argument("--off", action="store_true", help="keep, note, limit: no longer"),
+    argument("--off", action="store_true", help="note: take it away"),
 )
 
 
 def steer_runs(desk: Desk, args: Namespace) -> None:
-    """List the runs, or do to some of them what the first word says.
+    """List the runs, or remove or note what the first word says.
 
     Raises:
-        RequestError: what is asked for is not there, or cannot be done.
+        RequestError: there is no such run, or it cannot be removed or noted.
     """
     word, *rest = args.run or [""]
-    act = _ACTS.get(word)
-    if act is not None:
-        desk.views.say(f"nbddp: {act(desk.current_run, rest, args)}")
-        return
-    base = Path.cwd()
-    listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=desk.current_run)
-    desk.views.show_runs(listing, most=args.number, limit=limit_of(base))
+    current, base = desk.current_run, Path.cwd()
+    if word == "rm":
+        paths = apart(_named("rm", rest, current))
+        for path in paths:
+            remove(path, current=current)
+        names = ", ".join(path.name for path in paths)
+        count = f"{len(paths)} run{'' if len(paths) == 1 else 's'}"
+        desk.views.say(f"nbddp: {count} taken away: {names}")
+    elif word == "note":
+        [path] = _named("note", rest[:1], current)
+        desk.views.say(f"nbddp: {path.name}: {_note(path, rest[1:], args) or 'no note'}")
+    else:
+        listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=current)
+        desk.views.show_runs(listing, most=args.number)
 
 
-Act = Callable[[Path | None, list[str], Namespace], str]
-
-
-def _remove(current: Path | None, names: list[str], args: Namespace) -> str:
-    paths = _named("rm", names, current)
-    for path in paths:
-        try:
-            is_running = summarize(path, current=current).is_running
-        except RequestError:  # a damaged one goes like any other
-            is_running = False
-        remove(path, current=current, is_running=is_running, is_forced=args.force)
-    return say_gone([path.name for path in paths])
-
-
-def _keep(current: Path | None, names: list[str], args: Namespace) -> str:
-    paths = _named("keep", names, current)
-    for path in paths:
-        mark(path, is_kept=not args.off)
-    what = "may go again" if args.off else "kept"
-    return f"{', '.join(path.name for path in paths)}: {what}"
-
-
-def _note(current: Path | None, words: list[str], args: Namespace) -> str:
-    [path] = _named("note", words[:1], current)
-    note = " ".join(words[1:]).strip()
-    if words[1:] and bool(note) == args.off:
+def _note(path: Path, words: list[str], args: Namespace) -> str:
+    """Write a note if one was given; return the note of the run."""
+    note = " ".join(words).strip()
+    if words and bool(note) == args.off:
         raise RequestError("note needs a text, or --off alone, which takes the note away")
     if note or args.off:
-        mark(path, note=note)
-    else:
-        said = read_marks(path).get("note")
-        note = said if isinstance(said, str) else ""
-    return f"{path.name}: {note or 'no note'}"
-
-
-def _limit(current: Path | None, words: list[str], args: Namespace) -> str:
-    base = Path.cwd()
-    if not words and not args.off:
-        limit = limit_of(base)
-        return "runs may take what they like" if limit is None else _say_limit(limit)
-    set_limit(base, None if args.off else bytes_of(" ".join(words)))
-    gone = make_room(base, current=current)
-    limit = limit_of(base)
-    said = "runs may take what they like" if limit is None else _say_limit(limit)
-    return f"{said}; {say_gone(gone)}" if gone else said
-
-
-def _say_limit(limit: int) -> str:
-    return (
-        f"beyond {log_reader.say_bytes(limit)} the oldest runs go when another starts, "
-        "but for those that are kept"
-    )
+        write_note(path, note)
+    return read_note(path)
 
 
 def _named(act: str, names: list[str], current: Path | None) -> list[Path]:
     if not names:
         raise RequestError(f"which run? `%ddp runs {act} NAME`; `%ddp runs` lists them")
     base = Path.cwd()
-    asked = [named(name) for name in names]
-    return apart(
-        _damaged(name, base) or find_run(name, base, current=current, takes_newest=False)
-        for name in asked
-    )
+    return [
+        _damaged(name, base) or find_run(name, base, current=current, is_unique=True)
+        for name in names
+    ]
 
 
 def _damaged(name: str, base: Path) -> Path | None:
-    """A folder of this very name, be it a run or not: it can be taken away."""
+    """Return the folder of exactly this name, even if no run can be read in it."""
     path = base / ".nbddp" / "runs" / name
     try:
         is_one = name == path.name and not name.startswith(".") and path.is_dir()
     except OSError:  # no folder can have such a name
         return None
     return path if is_one else None
-
-
-_ACTS: dict[str, Act] = {"rm": _remove, "keep": _keep, "note": _note, "limit": _limit}

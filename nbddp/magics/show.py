@@ -7,9 +7,9 @@ from pathlib import Path
 
 from nbddp.archive.comparing import Pattern, chosen_metrics
 from nbddp.archive.ending import say_ending
+from nbddp.archive.find import find_run
 from nbddp.magics.desk import Desk
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.record.runs import run_asked_for
 
 
 def show_run(desk: Desk, args: Namespace) -> None:
@@ -19,7 +19,7 @@ def show_run(desk: Desk, args: Namespace) -> None:
         RequestError: there is none, or no such cell or metric.
     """
     current = desk.current_run
-    run = RecordedRun(run_asked_for(args.run, Path.cwd(), current=current))
+    run = RecordedRun(find_run(args.run, Path.cwd(), current=current))
     cell = None if args.cell is None else run.cell(args.cell)
     metrics = _chosen(run, cell, args.metrics) if args.metrics else None
     ending = say_ending(run, current=current)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.archive.comparing import MOST, Over, compare
-from nbddp.archive.listing import Listing
+from nbddp.archive.run_list import Listing
 from nbddp.archive.sameness import digest_or_bytes_of
 from nbddp.archive.summary import Summary, summarize
 from nbddp.archive.sweeps import Row, State, done_before, facts_of, grid, key_of
@@ -18,7 +18,6 @@ from nbddp.magics.desk import Desk
 from nbddp.magics.syntax import set_unread
 from nbddp.magics.trials import Trials, Tried, run_rows
 from nbddp.record.cell import CellRequest
-from nbddp.record.folder import folder_name
 from nbddp.record.push_store import naming_unpicklable
 from nbddp.ui.text.sweep import say_before, say_head, say_row, say_troubles
 from nbddp.ui.words import say_number_of
@@ -113,9 +112,7 @@ class Sweep:
         said = say_head(self._rows, row)
         if not args.quiet:
             self._desk.views.show_sweep(self._rows, row)
-        own = self._spec.name
-        name = "-".join(filter(None, (own, trial.name)))
-        name = folder_name(name) if folder_name(own) == own else name  # else the user is told of it
+        name = "-".join(filter(None, (self._spec.name, trial.name)))
         count = len(self._rows)
         tried = self._trials.run(
             self._request,
@@ -140,7 +137,7 @@ class Sweep:
         views.show_sweep(self._rows)
         if runs:
             listing = Listing(tuple(runs), total=len(runs), size=sum(run.size for run in runs))
-            views.show_runs(listing, most=len(runs), limit=None)
+            views.show_runs(listing, most=len(runs))
         paths = [row.path for row in self._rows if row.state.is_done and row.path is not None]
         known = {run.path for run in runs}
         paths = [path for path in paths if path in known]

@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
 from nbddp.archive.comparing import Comparison, Over
-from nbddp.archive.listing import Listing
+from nbddp.archive.run_list import Listing
 from nbddp.archive.scaling import Scaling
 from nbddp.archive.sweeps import Row
 from nbddp.checks.registry import Finding
@@ -237,15 +237,15 @@ class Views:
         html = run_html(run, cell, ending=ending, metrics=metrics)
         publish_display_data({"text/html": html, "text/plain": text})
 
-    def show_runs(self, listing: Listing, *, most: int, limit: int | None) -> None:
+    def show_runs(self, listing: Listing, *, most: int) -> None:
         """Show which runs there are."""
-        text = runs_text(listing, most=most, limit=limit)
+        text = runs_text(listing, most=most)
         if not self.shows_panels:
             self.say(text)
             return
         from nbddp.ui.panel.runs import runs_html
 
-        html = runs_html(listing, most=most, limit=limit)
+        html = runs_html(listing, most=most)
         publish_display_data({"text/html": html, "text/plain": text})
         self._parts.tell(html)
 

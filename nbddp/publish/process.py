@@ -125,7 +125,7 @@ def _publish(args: argparse.Namespace, reports: Reports) -> None:
         _follow(publisher, args, reports)
         outcome = publisher.finish()
     what = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
-    note(args.folder, kind, name=args.name, is_whole=outcome.outcome != "running", **what)
+    note(args.folder, kind, name=args.name, is_whole=not outcome.is_live, **what)
     reports.say(**what, is_over=True)
 
 

@@ -195,6 +195,7 @@ class Publisher:
         return Outcome(
             outcome=summary.outcome,
             why=summary.why,
+            is_live=summary.is_live,
             ended=float(ended),
             sums=numbers,
             record=tuple(self._record),

@@ -84,7 +84,7 @@ class ToMlflow:
         for name, its in tags.items():
             self._client.set_tag(self._id, name, its)
         self._client.log_text(self._id, record_text(outcome.record), "nbddp/record.md")
-        status = _STATUS.get(outcome.outcome, "RUNNING")
+        status = "RUNNING" if outcome.is_live else _STATUS.get(outcome.outcome, "RUNNING")
         if status != "RUNNING":
             self._client.set_terminated(self._id, status, _milliseconds(outcome.ended))
 

@@ -37,6 +37,7 @@ class Outcome:
     Attributes:
         outcome: ``ok``, ``failed``, ``interrupted``, ``killed``, ``running``, ...; ``why`` is in a
             line.
+        is_live: whether the run goes on.
         ended: in ``time.time()``.
         sums: steps, restarts, heals, failures, seconds lost.
         record: what happened, line by line, each with when it was, in ``time.time()``.
@@ -44,6 +45,7 @@ class Outcome:
 
     outcome: str
     why: str
+    is_live: bool
     ended: float
     sums: Mapping[str, float]
     record: Sequence[tuple[float, str]]

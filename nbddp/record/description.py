@@ -10,9 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 FORMAT = 2  # 1 had only what was known at the start, and no such number
-MAX_CELLS = 1000
-MAX_SOURCE = 16 << 10  # characters of a cell's; ``events.jsonl`` has all of it
-MAX_SOURCES = 256 << 10  # of all cells together
 
 Facts = Mapping[str, Any]
 
@@ -25,10 +22,9 @@ class Description:
     """
 
     def __init__(self, known: Facts | None = None) -> None:
-        self._facts: dict[str, Any] = {"format": FORMAT, "outcome": "", "cells": [], "config": {}}
+        self._facts: dict[str, Any] = {"format": FORMAT, "outcome": "", "config": {}}
         self._facts |= dict.fromkeys(("restarts", "heals", "failures"), 0) | {"seconds_lost": 0.0}
         self._facts |= dict(known or {}) | {"format": FORMAT}
-        self._sources = sum(len(each.get("source", "")) for each in self._facts["cells"])
 
     def add(self, facts: Facts) -> None:
         """More is known; what was known before is known better."""
@@ -58,27 +54,10 @@ class Description:
         self._facts["world_size"] = facts.get("world_size", 0)
         self._facts.pop("ended", None)
 
-    def _cell(self, facts: Facts) -> None:
-        cells = self._facts["cells"]
-        if len(cells) >= MAX_CELLS:
-            self._facts["more_cells"] = self._facts.get("more_cells", 0) + 1
-            return
-        whole = facts.get("source", "")
-        source = whole[: min(MAX_SOURCE, max(0, MAX_SOURCES - self._sources))]
-        self._sources += len(source)
-        ranks = list(facts.get("ranks", ()))
-        cell = {"number": facts.get("number"), "ranks": ranks, "source": source}
-        cell |= {"is_cut": True} if len(source) < len(whole) else {}
-        cells.append(cell | ({"again": True} if facts.get("again") else {}) | {"outcome": ""})
-
     def _cell_ended(self, facts: Facts) -> None:
         outcome, is_interrupted = facts.get("outcome", ""), facts.get("interrupted", False)
         self._facts |= {"outcome": outcome, "interrupted": is_interrupted}
         self._facts["failures"] += outcome != "ok" and not is_interrupted
-        for cell in reversed(self._facts["cells"]):
-            if cell["number"] == facts.get("number"):
-                cell["outcome"] = outcome
-                return
 
     def _healed(self, _facts: Facts) -> None:
         self._facts["heals"] += 1
@@ -102,7 +81,6 @@ class Description:
 _ACTS: dict[str, Callable[[Description, Facts], None]] = {
     "start": Description._started,
     "start failed": Description._not_started,
-    "cell": Description._cell,
     "cell ended": Description._cell_ended,
     "healed": Description._healed,
     "resumed": Description._resumed,

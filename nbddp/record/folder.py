@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-import shutil
+import secrets
 import tempfile
 import time
 from contextlib import suppress
@@ -47,7 +47,6 @@ class RunFolder:
             self.path, self._events = base, _open_private(base / "events.jsonl", os.O_APPEND)
         else:
             self.path, self._events = self._make(base, folder_name(name))
-            self.remark = "; ".join(filter(None, (self.remark, _say_renamed(name, self.path))))
         known = read_facts(self.path) if is_there else _facts_of_start()
         self.description = Description(known)
 
@@ -109,12 +108,14 @@ class RunFolder:
             return ""
 
     def _make(self, base: Path, name: str) -> tuple[Path, int]:
+        """Make the folder of the run below ``base``, or else in a temporary folder."""
         try:
             return _begin(base / ".nbddp" / "runs", name)
         except OSError as error:
             refused = error.strerror
         try:
-            path, events = _begin_elsewhere(name)
+            elsewhere = Path(tempfile.gettempdir()) / f"nbddp-runs-{secrets.token_hex(8)}"
+            path, events = _begin(elsewhere, name)
         except OSError as error:
             raise StartError(
                 f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
@@ -149,22 +150,6 @@ def _facts_of_start() -> dict[str, Any]:
     }
 
 
-def _begin_elsewhere(name: str) -> tuple[Path, int]:
-    """In a temporary folder, of which nothing stays if that cannot be."""
-    runs = Path(tempfile.mkdtemp(prefix="nbddp-runs-"))
-    try:
-        return _begin(runs, name)
-    except OSError:
-        shutil.rmtree(runs, ignore_errors=True)
-        raise
-
-
-def _begin(runs: Path, name: str) -> tuple[Path, int]:
-    """A new folder, and the descriptor of its ``events.jsonl``."""
-    path = _make_private(runs, name)
-    return path, _open_private(path / "events.jsonl", os.O_APPEND)
-
-
 def write_whole(path: Path, text: str) -> None:
     """Write a file that only its owner reads: the old one is there, or this one.
 
@@ -186,7 +171,8 @@ def _open_private(path: Path, flag: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
 
 
-def _make_private(runs: Path, name: str) -> Path:
+def _begin(runs: Path, name: str) -> tuple[Path, int]:
+    """Make a new folder; return it with the descriptor of its ``events.jsonl``."""
     runs.mkdir(mode=0o700, parents=True, exist_ok=True)
     if runs.parent.name == ".nbddp":
         with suppress(FileExistsError), (runs.parent / ".gitignore").open("x") as ignore:
@@ -196,7 +182,7 @@ def _make_private(runs: Path, name: str) -> Path:
         path = runs / "-".join(filter(None, (stamp, name, str(count) if count else "")))
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-            return path
+            return path, _open_private(path / "events.jsonl", os.O_APPEND)
     raise FileExistsError(17, f"1000 runs began in the second {stamp}")
 
 
@@ -207,18 +193,6 @@ def folder_name(name: str) -> str:
     ('lr-0.1', 'lr0.1')
     """
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:MAX_NAME]
-
-
-def _say_renamed(name: str, path: Path) -> str:
-    """That the run is not called as it was to be, if so.
-
-    >>> _say_renamed("lr 0.1", Path("20270115-080000-lr-0.1"))
-    "a folder gets no name like 'lr 0.1': this run is 20270115-080000-lr-0.1"
-    """
-    if folder_name(name) == name:
-        return ""
-    shown = name if len(name) <= 2 * MAX_NAME else f"{name[: 2 * MAX_NAME]} ..."
-    return f"a folder gets no name like {shown!r}: this run is {path.name}"
 
 
 def _version(package: str) -> str:

@@ -70,13 +70,6 @@ def test_runs_are_sorted_counted_noted_and_removed(notebook: Notebook, runs: Pat
     assert_ranks_work(notebook)
 
 
-@pytest.mark.until_cut  # it is for runs that are to be kept
-def test_a_run_is_removed_by_force(notebook: Notebook, runs: Path) -> None:
-    assert notebook.run("%ddp runs rm slow --force").status == "ok"
-    assert run_folders(runs, "slow") == []
-    assert_ranks_work(notebook)
-
-
 def compared(notebook: Notebook, options: str = "") -> dict[str, Any]:
     """Return the comparison of the two runs as text and as a picture."""
     reply = notebook.run(f"%ddp compare slow fast {options}")

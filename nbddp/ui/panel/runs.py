@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.archive.listing import Listing
+from nbddp.archive.find import short_names
+from nbddp.archive.run_list import Listing
 from nbddp.archive.summary import Pairs, Summary
-from nbddp.record.runs import short_names
 from nbddp.ui.panel.bare import dot
 from nbddp.ui.panel.html import escape, svg_source
 from nbddp.ui.panel.style import SHEET
@@ -18,12 +18,12 @@ LOST = "#dd4444"  # where numbers were not finite
 DOTS = {"ok": "nbddp-ok", "failed": "nbddp-bad", "running": "", "empty": "nbddp-off"}
 
 
-def runs_html(listing: Listing, *, most: int = SHOWN, limit: int | None = None) -> str:
+def runs_html(listing: Listing, *, most: int = SHOWN) -> str:
     """The list, and below it what has to be said of it."""
     shown = listing.runs[:most]
     said = "".join(
         f'<div class="nbddp-muted">{escape(each)}</div>'
-        for each in notes(listing, most=most, limit=limit, is_page=True)
+        for each in notes(listing, most=most, is_page=True)
     )
     return f'{SHEET}<div class="nbddp">{_table(listing, shown) if shown else ""}{said}</div>'
 

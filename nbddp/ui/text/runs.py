@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nbddp.archive.listing import Listing, say_left_out
+from nbddp.archive.run_list import Listing, say_left_out
 from nbddp.archive.summary import Pairs, Summary
 from nbddp.record import log_reader
 from nbddp.record.series import HUGE
@@ -19,11 +19,11 @@ POINTS = 16  # of a curve in letters
 LONGEST = 28  # characters of a name, a setting or a note
 
 
-def runs_text(listing: Listing, *, most: int = SHOWN, limit: int | None = None) -> str:
+def runs_text(listing: Listing, *, most: int = SHOWN) -> str:
     """The list, or what there is instead of one."""
     shown = listing.runs[:most]
     lines = aligned([[*head_of(listing), "curve"], *(_row(listing, run) for run in shown)])
-    return "\n".join([*(lines if shown else []), *notes(listing, most=most, limit=limit)])
+    return "\n".join([*(lines if shown else []), *notes(listing, most=most)])
 
 
 def head_of(listing: Listing) -> list[str]:
@@ -59,10 +59,10 @@ def curve_of(listing: Listing, run: Summary) -> Pairs:
     return run.curves.get(listing.metrics[0], ()) if listing.metrics else ()
 
 
-def notes(listing: Listing, *, most: int, limit: int | None, is_page: bool = False) -> list[str]:
+def notes(listing: Listing, *, most: int, is_page: bool = False) -> list[str]:
     """What has to be said below the list; on a page the curve has a title."""
     curve = "" if is_page else _curve(listing)
-    said = [_say_total(listing, limit), _say_more(listing, most), curve]
+    said = [_say_total(listing), _say_more(listing, most), curve]
     return [*filter(None, [*said, say_left_out(listing.left_out)])]
 
 
@@ -70,13 +70,11 @@ def _curve(listing: Listing) -> str:
     return f"the curve is of {listing.metrics[0]}" if listing.metrics else ""
 
 
-def _say_total(listing: Listing, limit: int | None) -> str:
+def _say_total(listing: Listing) -> str:
     if not listing.total:
         return "there is no run here yet: a `%%ddp` cell makes one"
     few = f"{len(listing.runs)} of " if len(listing.runs) < listing.total else ""
-    allowed = "" if limit is None else f", of {log_reader.say_bytes(limit)} that they may take"
-    size = log_reader.say_bytes(listing.size)
-    return f"{few}{say_number_of(listing.total, 'run')}, {size}{allowed}"
+    return f"{few}{say_number_of(listing.total, 'run')}, {log_reader.say_bytes(listing.size)}"
 
 
 def _say_more(listing: Listing, most: int) -> str:
@@ -114,7 +112,8 @@ def say_outcome(run: Summary) -> str:
     said_by_why = run.outcome == "interrupted"  # "ranks 0-1 interrupted, line 3"
     how = run.why if said_by_why else ": ".join(filter(None, [run.outcome, run.why]))
     lost = f"{say_seconds(run.seconds_lost)} lost to failures" if run.seconds_lost else ""
-    said = [how[:90], lost, "kept" if run.is_kept else "", run.note]
+    is_idle = run.is_live and run.outcome != "running"
+    said = [how[:90], lost, "not stopped" if is_idle else "", run.note]
     return " · ".join(filter(None, said))
 
 

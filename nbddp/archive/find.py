@@ -1,0 +1,103 @@
+"""Find a run on disk by its path or name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nbddp.errors import RequestError
+
+SHOWN = 8  # names in a message
+LONGEST = 80  # characters of the name that was asked for, in a message
+_NUMBER = re.compile(r"-\d{1,3}$")
+_STAMP = re.compile(r"\d{8}-\d{6}-")
+
+
+def runs_below(base: Path) -> list[Path]:
+    """Return the folders of the runs that were started in a folder, the newest first."""
+    found = [path.parent for path in (base / ".nbddp" / "runs").glob("*/events.jsonl")]
+    return sorted(found, key=_age, reverse=True)
+
+
+def find_run(
+    asked: str | None, base: Path, *, current: Path | None = None, is_unique: bool = False
+) -> Path:
+    """Find a run by its path, its whole name (with or without its time), or a part of its name.
+
+    If several fit, the newest is found: a notebook that is run again starts runs of the same names.
+
+    Args:
+        asked: the path or name; None for the newest run.
+        base: the folder that the runs were started in.
+        current: the run of this kernel that goes on, in any folder: it is the newest.
+        is_unique: refuse a name that fits several runs.
+
+    Raises:
+        RequestError: no run fits, or several where one is wanted, or the name is empty.
+    """
+    if asked is not None and not asked.strip():
+        raise RequestError("an empty name names no run; `%ddp runs` lists them")
+    if asked is not None and _is_run(Path(asked)):
+        return Path(asked)
+    runs = [each for each in runs_below(base) if each != current]
+    if current is not None:
+        runs.insert(0, current)
+    if not runs:
+        raise RequestError(f"there is no run below {base}: a `%%ddp` cell makes one")
+    if asked is None:
+        return runs[0]
+    fitting = _called(asked, runs) or [each for each in runs if asked in each.name]
+    if not fitting:
+        short = asked if len(asked) <= LONGEST else f"{asked[:LONGEST]}..."
+        raise RequestError(f"there is no run {short!r}; the newest are: {_names(runs)}")
+    if is_unique and len(fitting) > 1:
+        raise RequestError(f"{asked!r} fits {len(fitting)} runs: {_names(fitting)}")
+    return fitting[0]
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without their times, where that still tells them apart.
+
+    >>> short_names(["20260102-030405-a", "20260102-030406-b", "20260102-030407-b"])
+    ['a', '20260102-030406-b', '20260102-030407-b']
+    """
+    shorts = [*map(_without_stamp, names)]
+    counts = Counter(shorts)
+    return [
+        short if counts[short] == 1 else name for name, short in zip(names, shorts, strict=True)
+    ]
+
+
+def apart(paths: Iterable[Path]) -> list[Path]:
+    """Return each folder once, even if it was named in several ways."""
+    return list({path.resolve(): path for path in paths}.values())
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / "events.jsonl").is_file()
+    except OSError:  # no folder can have such a name, or it cannot be read
+        return False
+
+
+def _called(asked: str, runs: list[Path]) -> list[Path]:
+    """Return the runs of exactly this name, with its time or without."""
+    names = {each.name for each in runs if asked in (each.name, _without_stamp(each.name))}
+    if asked not in names:  # of several that began in one second, all but the first have a number
+        names |= {each.name for each in runs if _NUMBER.sub("", each.name) in names}
+    return [each for each in runs if each.name in names]
+
+
+def _without_stamp(name: str) -> str:
+    return name[found.end() :] if (found := _STAMP.match(name)) else name
+
+
+def _names(runs: list[Path]) -> str:
+    return ", ".join(each.name for each in runs[:SHOWN]) + (", ..." if len(runs) > SHOWN else "")
+
+
+def _age(run: Path) -> tuple[str, int]:
+    """By the second in the name; in the same second, by the last change."""
+    return run.name[: len("20260101-000000")], (run / "events.jsonl").stat().st_mtime_ns

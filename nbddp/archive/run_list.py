@@ -1,0 +1,230 @@
+"""List runs by conditions; remove runs, and write notes of them."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from nbddp.archive.find import SHOWN
+from nbddp.archive.summary import COLUMNS, MARKS, Summary, is_number, number_of, summarize
+from nbddp.errors import ArgumentError, RequestError
+from nbddp.record.folder import write_whole
+
+SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    ">=": operator.ge,
+}
+_CONDITION = re.compile(r"([^=<>!]+)(<=|>=|!=|==?|<|>)(\s*[^\s=<>!].*)", re.DOTALL)
+MAX_SETTINGS = 6  # columns of settings
+MAX_METRICS = 3  # columns of metrics
+MAX_NAMED = 12  # settings and metrics in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The runs of a folder.
+
+    Attributes:
+        runs: the runs that were asked for, in the order that was asked for.
+        left_out: damaged and half-written folders by name, and what is wrong with each.
+        total: the number of all runs; ``size`` is the bytes that they take.
+    """
+
+    runs: tuple[Summary, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    total: int = 0
+    size: int = 0
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings of ``nbddp.config`` in which the listed runs differ; the first few."""
+        names = dict.fromkeys(name for run in self.runs for name in run.config)
+        differing = [name for name in names if _differ(run.config.get(name) for run in self.runs)]
+        return differing[:MAX_SETTINGS]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that most of the listed runs have; the first few."""
+        counts = Counter(name for run in self.runs for name in run.last)
+        return [name for name, _ in counts.most_common(MAX_METRICS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A word of ``%ddp runs``: a comparison, or without a ``sign`` a part of a name or note.
+
+    >>> run = Summary(path=Path("digits"), config={"lr": 0.1, "model": "resnet18"})
+    >>> words = ("lr=1e-1", "lr<0.1", "model=res*", "seed!=3", "digi", "odd")
+    >>> [Condition.parse(word).fits(run) for word in words]
+    [True, False, True, True, True, False]
+    """
+
+    name: str
+    sign: str = ""
+    value: str = ""
+
+    @classmethod
+    def parse(cls, word: str) -> Condition:
+        """Read a word.
+
+        Raises:
+            ArgumentError: a sign has nothing before or after it, or is unknown.
+        """
+        if not re.search(r"[=<>!]", word):
+            return cls(word)
+        found = _CONDITION.fullmatch(word)
+        if found is None:
+            allowed = ", ".join(SIGNS)
+            raise ArgumentError(
+                f"expected a condition in one word, like loss<5 (with {allowed}), got {word!r}"
+            )
+        return cls(found[1].strip(), found[2], found[3].strip())
+
+    def fits(self, run: Summary) -> bool:
+        """Whether a run meets the condition."""
+        if not self.sign:
+            return self.name in run.name or self.name in run.note
+        there, sign, number = number_of(run, self.name), SIGNS[self.sign], _number(self.value)
+        if is_number(there) and number is not None and not isinstance(there, bool):
+            return sign(there, number)
+        if sign is operator.eq:
+            return there is not None and fnmatchcase(str(there), self.value)
+        if sign is operator.ne:
+            return there is None or not fnmatchcase(str(there), self.value)
+        return isinstance(there, str) and sign(there, self.value)
+
+
+def list_runs(
+    base: Path,
+    asked: Sequence[str] = (),
+    *,
+    sort: str = "",
+    is_down: bool = False,
+    current: Path | None = None,
+) -> Listing:
+    """List the runs that were started in a folder, the newest first.
+
+    Args:
+        base: the folder.
+        asked: conditions that a run must meet: ``lr=0.1``, ``loss<0.5``, ``outcome=ok``, or a part
+            of its name or note.
+        sort: a setting, a metric or a column to sort by. Runs without it come last.
+        is_down: sort from the highest to the lowest.
+        current: the run of this kernel that goes on.
+
+    Raises:
+        ArgumentError: no run has a setting or metric of that name, or a word is no condition.
+    """
+    conditions = [*map(Condition.parse, asked)]
+    known, left_out = _all(base, current)
+    for name in filter(None, [*(each.name for each in conditions if each.sign), sort]):
+        _check(name, known)
+    runs = [run for run in known if all(each.fits(run) for each in conditions)]
+    if sort:
+        runs = _sorted(runs, sort, is_down=is_down)
+    return Listing(tuple(runs), left_out, len(known), sum(run.size for run in known))
+
+
+def write_note(path: Path, note: str) -> None:
+    """Write the user's note of a run; an empty one removes it.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    try:
+        write_whole(path / MARKS, json.dumps({"note": note}) + "\n")
+    except OSError as error:
+        raise RequestError(f"{path / MARKS} cannot be written: {error.strerror}") from None
+
+
+def remove(path: Path, *, current: Path | None) -> None:
+    """Remove the folder of a run, also of a damaged one.
+
+    Raises:
+        RequestError: the run goes on, or the folder cannot be removed.
+    """
+    is_live = current is not None and path.resolve() == current.resolve()
+    with suppress(RequestError):  # a damaged run does not go on
+        is_live = is_live or summarize(path).is_live
+    if is_live:
+        raise RequestError(f"run {path.name} goes on: `%ddp stop` ends it")
+    gone = path.with_name(f".{path.name}.gone")  # a folder that is half removed is no run
+    try:
+        path.rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        raise RequestError(f"run {path.name} cannot be taken away: {error.strerror}") from None
+
+
+def _all(base: Path, current: Path | None) -> tuple[list[Summary], dict[str, str]]:
+    folder, runs, left_out = base / ".nbddp" / "runs", list[Summary](), dict[str, str]()
+    inside = folder.iterdir() if folder.is_dir() else ()
+    paths = [each for each in inside if each.is_dir() and not each.name.startswith(".")]
+    known = {each.resolve() for each in paths}
+    if current is not None and current.resolve() not in known:
+        paths.append(current)  # where the folder could not be written, or the user removed it
+    for path in paths:
+        try:
+            runs.append(summarize(path, current=current))
+        except RequestError as error:
+            left_out[path.name] = str(error)
+    runs.sort(key=lambda run: (run.name[:15], run.began, run.name), reverse=True)
+    return runs, dict(sorted(left_out.items()))
+
+
+def _differ(values: Iterable[Any]) -> bool:
+    return len(set(map(repr, values))) > 1
+
+
+def _sorted(runs: Sequence[Summary], name: str, *, is_down: bool) -> list[Summary]:
+    """Sort numbers before text; runs with neither come last in both directions."""
+    known, rest = list[tuple[bool, Any, Summary]](), list[Summary]()
+    for run in runs:
+        value = number_of(run, name)
+        is_text = isinstance(value, str)
+        if is_text or is_number(value):
+            known.append((is_text, value, run))
+        else:
+            rest.append(run)
+    known.sort(key=lambda each: each[:2], reverse=is_down)
+    return [*(run for _, _, run in known), *rest]
+
+
+def _check(name: str, runs: Sequence[Summary]) -> None:
+    known = dict.fromkeys(name for run in runs for name in (*run.config, *run.last))
+    if runs and name not in known and name not in (*COLUMNS, "when", "steps/s", "disk"):
+        shown = [*[*known][:MAX_NAMED], *(["..."] if len(known) > MAX_NAMED else [])]
+        there = ", ".join([*shown, *sorted(COLUMNS)])
+        raise ArgumentError(f"no run has {name!r}; there is: {there}")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def say_left_out(left_out: Mapping[str, str]) -> str:
+    """Which folders are not listed, and why; empty if there are none.
+
+    >>> say_left_out({"x": "it has no events.jsonl"})
+    'left out: x (it has no events.jsonl)'
+    """
+    shown = [f"{name} ({why})" for name, why in [*left_out.items()][:SHOWN]]
+    more = [f"{len(left_out) - SHOWN} more"] if len(left_out) > SHOWN else []
+    return f"left out: {', '.join([*shown, *more])}" if left_out else ""
