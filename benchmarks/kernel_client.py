@@ -133,10 +133,13 @@ class Kernel:
 
     # ---- processes
 
+    def process(self) -> psutil.Process:
+        """The kernel's own."""
+        return psutil.Process(self._manager.provisioner.pid)
+
     def children(self) -> list[psutil.Process]:
         """All that the kernel started, and what those started."""
-        kernel = psutil.Process(self._manager.provisioner.pid)
-        return kernel.children(recursive=True)
+        return self.process().children(recursive=True)
 
     def memory(self) -> float:
         """PSS of all children together, in MiB."""

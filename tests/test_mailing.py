@@ -248,11 +248,20 @@ def test_a_poke_is_enough_for_a_source_to_be_mailed(
         assert wait_until(lambda count=count: len(mail.posted) == count)
 
 
-def test_what_a_source_got_without_a_poke_is_found_soon(mail: Mail) -> None:
+def test_what_a_source_got_without_a_poke_is_found_soon_in_a_cell_and_later_between_cells(
+    mail: Mail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "IDLE_POLL", 1000.0)
     pile = Pile()
-    mail.start(pile)
-    pile.pieces.append(wrote("from C"))
-    assert wait_until(lambda: mail.posted == [wrote("from C")])
+    mailer = mail.start(pile)
+    for cell in (1, 2):
+        mailer.begin_cell()
+        pile.pieces.append(wrote("from C"))
+        assert wait_until(lambda: mail.posted[-1:] == [wrote("from C")])
+        mailer.post(report(cell))
+        assert wait_until(lambda cell=cell: mail.posted[-1:] == [report(cell)])
+    looks = pile.looks
+    assert not wait_until(lambda: pile.looks > looks + 1, timeout=4 * room.POLL)
 
 
 @pytest.mark.usefixtures("seldom")
@@ -396,19 +405,21 @@ def test_all_ranks_mail_on_one_beat_many_of_them_less_often_and_a_first_line_wai
     few, many, crowd = (mail.make(ranks=ranks) for ranks in (1, room.CROWD, 64))
     assert few._period == many._period == room.PERIOD
     assert crowd._period == pytest.approx(64 / room.CROWD * room.PERIOD)
+    assert crowd._due_after(0.0, 1) == crowd._due_after(0.0, 100)
     now = 1000.013
     monkeypatch.setattr(room.time, "monotonic", lambda: now)
-    one, other = mail.make(), mail.make()
-    due = one._due_after(0.0)
-    assert due <= now
-    while due <= now:  # which is soon
-        due = one._due_after(due)
-    assert due <= now + room.PERIOD
+    one, other = mail.make(ranks=4), mail.make(ranks=4)
+    for mailed, period in ((1, 0.4 * room.PERIOD), (room.FEW + 1, room.PERIOD)):
+        due = one._due_after(0.0, mailed)
+        assert due <= now
+        while due <= now:  # which is soon
+            due = one._due_after(due, mailed)
+        assert due <= now + period
     later = now + 0.017  # the other one began then
     for _ in range(100):
         now += 0.01
-        due = one._due_after(due) if now >= due else due
-        later = other._due_after(later) if now >= later else later
+        due = one._due_after(due, 100) if now >= due else due
+        later = other._due_after(later, 100) if now >= later else later
     assert due == pytest.approx(later, abs=1e-6)
     assert now < due <= now + room.PERIOD
 
@@ -489,5 +500,4 @@ def test_a_stop_anywhere_in_what_a_cell_does_leaves_the_mail_at_work(mail: Mail,
         mail.posted.clear()
         mailer.post(Happened(kind="after", facts={"place": places}))
         assert wait_until(lambda: any(isinstance(each, Happened) for each in mail.posted))
-        assert not mailer._is_asked
     assert places > 5

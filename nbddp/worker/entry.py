@@ -343,6 +343,7 @@ class Rank:
         report.begin_cell()
         forget_epochs()
         faults.begin_cell(is_again=command.is_again)
+        self._mailer.begin_cell()
         may_begin = self._interrupter.begin_cell(command.cell)
         if may_begin:
             self._pulse.begin_cell(command.cell)

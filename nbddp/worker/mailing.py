@@ -16,18 +16,20 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import floor
 from typing import Protocol
 
-from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Report
+from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Metrics, Output, Report
 from nbddp.wire.queues import QueueWriter
-from nbddp.worker.beats import last_beat
 from nbddp.worker.remarks import remark
 
 logger = logging.getLogger(__name__)
 
-POLL = 0.05  # seconds between two looks for what C code wrote, which nobody tells us
+POLL = 0.05  # seconds between two looks for output of C code and child processes, in a cell
+IDLE_POLL = 1.0  # and between cells
 PERIOD = 0.1  # seconds between batches, on average; a line after a pause goes at once
 CROWD = 10  # ranks; more of them send fewer batches each, for one process reads all
+FEW = 2  # lines or rows of numbers: after a batch of no more, the next one may follow sooner
 SLACK = 0.1  # seconds of batches not sent that may be made up for at once
 FLUSH_PATIENCE = 2.0  # seconds
 MAX_PIECES = 1000  # of one source in one batch: one that never ends holds up nobody
@@ -63,8 +65,9 @@ class Mailer:
         self._urgent_writer = urgent
         self._sources = sources
         self._period = PERIOD * max(1.0, ranks / CROWD)
+        self._short_period = PERIOD * (ranks / CROWD)
         self._failed: set[Source] = set()
-        self._reports: deque[tuple[Report, list[int]]] = deque()
+        self._reports: deque[tuple[Report | None, list[int]]] = deque()
         self._urgent: deque[Report] = deque()
         self._held = 0
         # Taken as the C lock that it is: an interrupt cannot strike between its taking and the
@@ -72,9 +75,9 @@ class Mailer:
         self._lock = threading.RLock()  # of a signal's handler too, which may print
         self._wake = threading.Condition(self._lock)
         self._has_output = False
+        self._is_in_cell = False
         self._is_closing = False
-        self._is_asked = False
-        self._rounds = 0
+        self._taken = self._sent = 0  # reports
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._mail_in_turn, name="nbddp-mailer", daemon=True)
 
@@ -89,6 +92,12 @@ class Mailer:
                 self._has_output = True
                 self._wake.notify_all()
 
+    def begin_cell(self) -> None:
+        """Look often for output of C code and child processes, until the cell's end is posted."""
+        with self._lock:
+            self._is_in_cell = self._has_output = True  # which ends the long wait
+            self._wake.notify_all()
+
     def post(self, report: Report) -> None:
         """Mail a report: at once if it is urgent, else after all output that precedes it.
 
@@ -102,9 +111,18 @@ class Mailer:
             else:
                 if isinstance(report, Display):
                     self._wake.wait_for(self._has_room)
-                self._reports.append((report, [_mark(source) for source in self._sources]))
+                if isinstance(report, CellEnded):
+                    self._is_in_cell = False
+                self._put(report)
                 self._held += _size(report)
             self._wake.notify_all()
+
+    def _put(self, report: Report | None) -> int:
+        """Queue a report behind the output that precedes it. Return its number."""
+        self._reports.append((report, [_mark(source) for source in self._sources]))
+        self._taken += 1
+        self._wake.notify_all()
+        return self._taken
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a process that a cell forked: it has no mail.
@@ -130,11 +148,8 @@ class Mailer:
             return
         until = time.monotonic() + FLUSH_PATIENCE
         with self._lock:
-            enough = self._rounds + 2  # the one under way may have read its sources already
-            try:
-                self._wake.wait_for(lambda: self._nudge(enough), FLUSH_PATIENCE)
-            finally:
-                self._is_asked = False
+            number = self._put(None)
+            self._wake.wait_for(lambda: self._sent >= number, FLUSH_PATIENCE)
         while time.monotonic() < until and not self._is_read():
             time.sleep(PERIOD / 50)
 
@@ -143,11 +158,6 @@ class Mailer:
             return self._writer.is_read()
         except RuntimeError:  # torch's: there is no store any more
             return True
-
-    def _nudge(self, enough: int) -> bool:
-        self._is_asked = self._rounds < enough
-        self._wake.notify_all()
-        return not self._is_asked
 
     def close(self) -> None:
         """Mail what is left, then end the thread."""
@@ -165,19 +175,26 @@ class Mailer:
             self._await_work(next_batch)
             self._post_urgent()
             if self._is_pressing() or time.monotonic() >= next_batch:
-                has_mailed, is_last = self._mail_batch()
-                if has_mailed:
-                    next_batch = self._due_after(next_batch)
+                mailed, is_last = self._mail_batch()
+                if mailed:
+                    next_batch = self._due_after(next_batch, mailed)
 
-    def _due_after(self, batch: float) -> float:
-        """When the next batch is due after the one that was due then: on the ranks' beat."""
-        due = max(batch, time.monotonic() - SLACK) + self._period
-        return last_beat(due, self._period)
+    def _due_after(self, batch: float, mailed: int) -> float:
+        """When the next batch is due after the one that was due then and had so many lines.
+
+        On a beat that all ranks of a machine share. Most of what a letter costs its reader is to
+        get threads out of their sleep, with cold caches: for 64 letters that come together it
+        does so once.
+        """
+        period = self._short_period if mailed <= FEW else self._period
+        due = max(batch, time.monotonic() - SLACK) + period
+        return floor(due / period + 1e-6) * period
 
     def _await_work(self, next_batch: float) -> None:
         with self._lock:
             # a timeout, because C code writes to the file without telling us
-            self._wake.wait_for(lambda: self._has_output or self._has_news(), POLL)
+            poll = POLL if self._is_in_cell else IDLE_POLL
+            self._wake.wait_for(lambda: self._has_output or self._has_news(), poll)
             self._wake.wait_for(self._has_news, max(0.0, next_batch - time.monotonic()))
 
     def _has_news(self) -> bool:
@@ -185,40 +202,39 @@ class Mailer:
 
     def _is_pressing(self) -> bool:
         """Whether the next batch should not wait for its time."""
-        return bool(self._reports) or self._is_closing or self._is_asked
+        return bool(self._reports) or self._is_closing
 
-    def _mail_batch(self) -> tuple[bool, bool]:
-        """Mail all that there is; whether a source had any, and whether it was the last time."""
+    def _mail_batch(self) -> tuple[int, bool]:
+        """Mail all that there is; how many lines there were, and whether it was the last time."""
         with self._lock:
             self._has_output = False
             reports, is_last = list(self._reports), self._is_closing
             now = [_mark(source) for source in self._sources]  # before any report to come
             self._reports.clear()
-        has_mailed = False
+        mailed = 0
         for number, (report, marks) in enumerate(reports):
-            has_mailed = self._mail_sources(marks) or has_mailed
+            mailed += self._mail_sources(marks)
             if number:
                 self._await_room()
-            self._post(self._writer, report)
+            if report is not None:
+                self._post(self._writer, report)
             with self._lock:
                 self._held -= _size(report)
+                self._sent += 1
                 self._wake.notify_all()
-        has_mailed = self._mail_sources(now) or has_mailed
+        mailed += self._mail_sources(now)
         self._post_urgent()
-        with self._lock:
-            self._rounds += 1
-            self._wake.notify_all()
-        return has_mailed, is_last
+        return mailed, is_last
 
-    def _mail_sources(self, marks: Sequence[int]) -> bool:
-        """Mail what the sources hold up to these marks; whether there was anything."""
-        has_mailed = False
+    def _mail_sources(self, marks: Sequence[int]) -> int:
+        """Mail what the sources hold up to these marks; how many lines or rows that were."""
+        mailed = 0
         for pieces in _put_together(self._pieces(marks)):
-            if has_mailed:
+            if mailed:
                 self._await_room()
             self._post_together(pieces)
-            has_mailed = True
-        return has_mailed
+            mailed += max(map(_lines, pieces))
+        return mailed
 
     def _pieces(self, marks: Sequence[int]) -> Iterator[Report]:
         for source, mark in zip(self._sources, marks, strict=True):
@@ -314,7 +330,17 @@ def _mark(source: Source) -> int:
         return sys.maxsize  # to read it fails as well, which is said
 
 
-def _size(report: Report) -> int:
+def _lines(report: Report) -> int:
+    """How many lines or rows it holds, at least one."""
+    match report:
+        case Output(text=text):
+            return max(1, text.count("\n"))
+        case Metrics(rows=rows):
+            return max(1, len(rows))
+    return 1
+
+
+def _size(report: Report | None) -> int:
     if not isinstance(report, Display):
         return 0
     return sum(len(value) for value in report.data.values() if isinstance(value, str))

@@ -82,6 +82,10 @@ class TextView:
         self._shown = 0
         self._paid_until = 0.0  # when the pieces shown so far are made up for
         self._next_flush = 0.0
+        self._moment = 0.0  # when ranks began to write, after a pause,
+        self._writers: set[int] = set()  # and which have written since
+        self._ranks: set[int] = set()  # that wrote what is held
+        self._spoke_together = False  # several of them the last time
 
     def take_over(self, before: View) -> None:
         """Go on below what the earlier attempt printed."""
@@ -163,6 +167,16 @@ class TextView:
         self._paid_until = max(self._paid_until, now - SLACK) + pause
         self._next_flush = max(self._paid_until, now + TOGETHER)
 
+    def _await_others(self, rank: int) -> None:
+        """Show what ranks print at the same moment in one piece, if they did so the last time."""
+        now = time.monotonic()
+        if now - self._moment > 2 * TOGETHER:
+            if len(self._writers) > 1:
+                self._next_flush = max(self._next_flush, now + TOGETHER)
+            self._moment = now
+            self._writers.clear()
+        self._writers.add(rank)
+
     def _hold(self, text: str) -> None:
         self._go_on(self._unfinished.leave() + text)
 
@@ -201,6 +215,7 @@ class TextView:
             case Said(text=text):
                 self._hold(f"nbddp: {text}\n")
             case Wrote(rank=rank, text=text) if not self._is_quiet:
+                self._await_others(rank)
                 lines = self._lines_of(rank)
                 self._write_lines([rank], lines.add(text))
                 self._go_on(self._unfinished.note(rank, text, lines.partial, time.monotonic()))
