@@ -25,7 +25,7 @@ SETUP = (
     CALIBRATE
     + """
 from nbddp.worker.arriving import Arriving
-parts = {name: getattr(Arriving, name) for name in ("tell", "read", "_sample")}
+parts = {name: getattr(Arriving, name) for name in ("tell", "sample")}
 spent = [0.0]
 
 def counted(part):

@@ -1,8 +1,8 @@
 """When this rank comes to its collectives, from where, and how long it waits for data.
 
 The flight recorder is read once a second, and more often where so many collectives are begun that
-it would forget some; two of these reads never see the same entry. Twenty times a second somebody
-looks where the main thread is. What this costs, ``benchmarks/timeline.py`` measures.
+it would forget some; two of these reads never see the same entry. What this costs,
+``benchmarks/timeline.py`` measures.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from random import Random
 from typing import Any
 
 import torch.distributed as dist
@@ -21,20 +19,16 @@ from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker.arrival import RECORDED
 from nbddp.worker.flight_recorder import (
     NCCLS,
-    Collective,
     Entry,
     gpu_microseconds,
     group_of,
     meets,
-    newest_of,
     recorded,
     shape_of,
 )
 from nbddp.worker.loaders import Loads
 from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_state
 
-SAMPLE_PERIOD = 0.05  # seconds between two looks at the main thread, on average
-READ_PERIOD = 1.0  # seconds between two reads, or until half of what is recorded is new
 MOST_A_SECOND = 20_000  # rows of all ranks together: beyond that each rank leaves some out,
 FEWEST = 100  # but tells at least so many
 BLOCK = 32  # collectives with consecutive numbers that are told or left out together
@@ -66,13 +60,16 @@ class Arriving:
         self._seen = -1  # the newest record that was read,
         self._read_at = 0.0  # when,
         self._per_second = 0.0  # and how fast they came then
-        self._has_met = threading.Event()
         self._begin(0, 0.0)
 
     def start(self) -> None:
-        """Begin to look, and to note waits for data."""
+        """Begin to note waits for data."""
         self._loads.listen()
-        threading.Thread(target=self._sample_on, name="nbddp-arrivals", daemon=True).start()
+
+    @property
+    def has_met(self) -> bool:
+        """Whether the cell had a collective, so that it is worth sampling."""
+        return self._cell > 0 and not self._is_first
 
     # ---- what the rank says
 
@@ -108,16 +105,8 @@ class Arriving:
         had_none = bool(self._all_begun) and _sequences() == self._all_begun
         if self._cell and not (is_short and had_none):
             self.tell(is_over=True)
-        self._has_met.clear()
         with self._lock:
             self._begin(0, 0.0)
-
-    def read(self) -> Collective | None:
-        """Take in what is new; the newest collective of all."""
-        with self._lock:
-            entries = recorded()
-            self._take(entries)
-            return newest_of(entries)
 
     def tell(self, *, is_over: bool = False) -> Sequence[Entry]:
         """Read the flight recorder and send new arrivals. Return all recorded entries."""
@@ -148,8 +137,6 @@ class Arriving:
             for each in mine:
                 self._add(each)
         self._measure(entries)
-        if self._rows:
-            self._has_met.set()
 
     def _missing(self, mine: Sequence[Entry], new: Sequence[Entry], before: int) -> int:
         """How many the recorder has forgotten since the last read, or since the cell began."""
@@ -218,29 +205,18 @@ class Arriving:
             is_over=is_over,
         )
 
-    # ---- the thread
+    # ---- between two looks
 
-    def _sample_on(self) -> None:
-        chance = Random()  # the module's own numbers are the user's, and may be seeded
-        while True:
-            self._has_met.wait()
-            time.sleep(SAMPLE_PERIOD * chance.uniform(0.5, 1.5))  # in step with nothing
-            with suppress(MemoryError):
-                self._sample()
-                if self._is_due():
-                    self.read()
-
-    def _is_due(self) -> bool:
-        return (time.monotonic() - self._read_at) * self._per_second > RECORDED / 2
-
-    def _sample(self) -> None:
-        at = (time.time_ns() - self._base) // 1000
-        line, filename = self._line()
+    def sample(self) -> None:
+        """Note where the main thread is; read the recorder if it would soon forget some."""
         with self._lock:
             self._wakes.look()
+            at, (line, filename) = (time.time_ns() - self._base) // 1000, self._line()
             if line:
                 where = (line, self._name_of(filename))
                 self._samples += [at, self._places.setdefault(where, len(self._places))]
+            if (time.monotonic() - self._read_at) * self._per_second > RECORDED / 2:
+                self._take(recorded())
 
     def _line(self) -> tuple[int, str]:
         """The line of the cell that the main thread is on, and its file; 0 if on none."""

@@ -1,4 +1,7 @@
-"""Where the rank is: a thread that looks at the main thread once a second and says so."""
+"""Where the rank is: a thread that looks at the main thread once a second and says so.
+
+In a cell that has collectives it also notes 20 times a second on which line the main thread is.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import linecache
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from random import Random
 from types import FrameType
 
 from nbddp.errors import say_place
 from nbddp.wire.messages import Pulse
 from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker.arriving import Arriving
-from nbddp.worker.beats import until_next_beat
 from nbddp.worker.flight_recorder import Collective, newest_of
 from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_status
 from nbddp.worker.notebook_lines import as_typed
@@ -22,6 +26,7 @@ from nbddp.worker.waits import functions_in, mark_of_call, waited_in, waiting_th
 
 PERIOD = 1.0  # seconds between two looks
 FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
+SAMPLE_PERIOD = 0.05  # seconds between two samples, on average
 HEARTBEAT = 3  # beats after which it is looked though no cell runs
 AT_LEAST = 5  # heartbeats of which one is sent though nothing has changed
 MUCH = 2.0  # percent of a core, or of the memory: less is no news between cells
@@ -91,18 +96,41 @@ class PulseThread:
         self._cell = 0
 
     def _sample(self) -> None:
-        """All ranks of a machine look at the same moments: their reader is woken for once."""
+        chance = Random()  # the module's own numbers are the user's, and may be seeded
         while True:
-            if self._begun.wait(until_next_beat(time.monotonic(), PERIOD)):
+            with suppress(MemoryError):  # a cell has taken it all, and may free it
+                self._await_beat(chance)
+                self._look_once()
+
+    def _await_beat(self, chance: Random) -> None:
+        """Wait until it is time to look, and take samples meanwhile.
+
+        All ranks of a machine look at the same moments: their reader is woken for once. Samples
+        are in step with nothing.
+        """
+        period = PERIOD if self._cell else PERIOD * HEARTBEAT
+        now = time.monotonic()
+        due = now - now % period + period
+        has_begun = False
+        while (left := due - time.monotonic()) > 0:
+            is_sampling = self._arriving.has_met
+            if is_sampling:
+                left = min(left, SAMPLE_PERIOD * chance.uniform(0.5, 1.5))
+            if self._begun.wait(left):
                 self._begun.clear()
-                time.sleep(FIRST_LOOK)
-            cell = self._cell
-            self._has_looked = self._has_looked or bool(cell)
-            beat = round(time.monotonic() / PERIOD)
-            if cell:
-                self._tell(self.look(cell))
-            elif beat % HEARTBEAT == 0:
-                self._tell_news(self.look(), is_due=beat % (HEARTBEAT * AT_LEAST) == 0)
+                due = due if has_begun else time.monotonic() + FIRST_LOOK
+                has_begun = True
+            elif is_sampling:
+                self._arriving.sample()
+
+    def _look_once(self) -> None:
+        cell = self._cell
+        self._has_looked = self._has_looked or bool(cell)
+        beat = round(time.monotonic() / PERIOD)
+        if cell:
+            self._tell(self.look(cell))
+        elif beat % HEARTBEAT == 0:
+            self._tell_news(self.look(), is_due=beat % (HEARTBEAT * AT_LEAST) == 0)
 
     def _tell(self, pulse: Pulse) -> None:
         self._told = pulse
