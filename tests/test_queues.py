@@ -6,7 +6,6 @@ import hmac
 import logging
 import random
 import struct
-from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +16,7 @@ from strategies import any_message
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ReplayError, SignatureError, WireError
+from nbddp.wire import parcels
 from nbddp.wire import queues as room
 from nbddp.wire.letters import CONTROLLER, Letter, seal, unseal
 from nbddp.wire.messages import Leave, Message, Noticed, Output, Report, encode
@@ -41,9 +41,10 @@ class Queue:
     def push(self, data: bytes) -> None:
         self.store.queue_push(QUEUE, data)
 
-    def beside(self) -> list[deque[bytes]]:
-        """What lies in queues of pieces."""
-        return [found for key, found in self.store.queues.items() if "/pieces/" in key and found]
+    @property
+    def pieces(self) -> dict[str, bytes]:
+        """The pieces of large messages, by their keys."""
+        return self.store.keys
 
     def is_refused(self) -> bool:
         """Whether all that was sent so far is refused, and takes no room."""
@@ -230,7 +231,7 @@ PIECE = 100
 @pytest.fixture
 def cut(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
     """A queue in which messages travel in small pieces."""
-    monkeypatch.setattr(room, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(parcels, "PIECE_BYTES", PIECE)
     return queue
 
 
@@ -238,31 +239,27 @@ def large(size: int = 1000) -> Output:
     return Output(start=0, end=size, text="x" * size)
 
 
-def test_a_piece_is_smaller_than_what_the_stores_server_refuses() -> None:
-    assert room.PIECE_BYTES < 8 << 20
-
-
 def test_a_large_message_travels_in_pieces_and_comes_out_whole_and_in_order(cut: Queue) -> None:
     messages: list[Message] = [Leave(), large(), large(2000), Leave()]
     for message in messages:
         cut.box.post(message)
-    sizes = [len(piece) for found in cut.beside() for piece in found]
+    sizes = [len(piece) for piece in cut.pieces.values()]
     assert max(sizes) <= PIECE
     assert sum(sizes) > 3000
     assert max(map(len, cut.store.queues[QUEUE])) < 2 * PIECE + 150
     assert cut.box.is_full()
     assert [cut.reader.collect().message for _ in messages] == messages
     assert not cut.box.is_full()
-    assert cut.beside() == []
+    assert cut.pieces == {}
 
 
 @pytest.mark.parametrize("surplus", [-1, 0, 1])
 def test_a_message_that_just_fits_comes_out_whole(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, surplus: int
 ) -> None:
-    monkeypatch.setattr(room, "PIECE_BYTES", len(encode(large())) + surplus)
+    monkeypatch.setattr(parcels, "PIECE_BYTES", len(encode(large())) + surplus)
     queue.box.post(large())
-    assert bool(queue.beside()) == (surplus < 0)
+    assert bool(queue.pieces) == (surplus < 0)
     assert queue.reader.collect().message == large()
 
 
@@ -280,32 +277,15 @@ def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
     cut: Queue, change: Callable[[list[bytes]], list[bytes]]
 ) -> None:
     cut.box.post(large())
-    [pieces] = cut.beside()
-    found = change(list(pieces))
-    pieces.clear()
-    pieces.extend(found)
+    found = change(list(cut.pieces.values()))
+    cut.store.keys = dict(zip(cut.pieces, found, strict=False))
     assert cut.is_refused()
 
 
-def test_a_message_that_could_not_be_sent_to_its_end_fills_no_queue(
-    cut: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(room, "InPieces", lambda **_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            cut.box.post(large())
-    assert cut.beside() == []
-    assert not cut.box.is_full()
-    cut.box.post(large())
-    assert cut.reader.collect().message == large()
-
-
-def test_a_large_message_that_comes_twice_fills_no_queue(cut: Queue) -> None:
+def test_a_large_message_that_comes_twice_is_refused(cut: Queue) -> None:
     cut.box.post(large())
     data = cut.store.queues[QUEUE][0]
-    [pieces] = cut.beside()
     cut.reader.collect()
-    pieces.append(b"again")
     cut.push(data)
     assert cut.is_refused()
 
@@ -316,29 +296,32 @@ def test_what_a_sender_left_unfinished_or_nobody_will_read_is_swept_away(cut: Qu
     cut.box.post(large())
     cut.store.queues[QUEUE].clear()  # it died before the letter itself was in
     cut.reader.sweep(cut.store, 7, 1)  # type: ignore[arg-type]  # never heard of
-    assert cut.beside()
+    assert cut.pieces
     cut.reader.sweep(cut.store, 0, 1)  # type: ignore[arg-type]
-    assert cut.beside() == []
+    assert cut.pieces == {}
     cut.box.post(large())
     cut.box.post(large(2000))
     cut.box.sweep()
-    assert cut.beside() == []
+    assert cut.pieces == {}
 
 
 def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twice(
     cut: Queue,
 ) -> None:
     class LostStore(MemoryStore):
-        pushed = 0
+        set_keys = 0
+
+        def set(self, key: str, value: bytes) -> None:
+            self.set_keys += 1
+            if self.set_keys > 3:
+                raise RuntimeError("Broken pipe")
+            cut.store.set(key, value)
+
+        def delete_key(self, key: str) -> bool:  # noqa: ARG002 - as the real one
+            raise RuntimeError("Broken pipe")
 
         def queue_push(self, key: str, value: bytes) -> None:
-            self.pushed += 1
-            if self.pushed > 3:
-                raise RuntimeError("Broken pipe")
             cut.store.queue_push(key, value)
-
-        def queue_len(self, key: str) -> int:
-            return cut.store.queue_len(key)
 
         def clone(self) -> MemoryStore:
             return cut.store
@@ -349,4 +332,4 @@ def test_a_connection_that_is_lost_is_made_anew_and_nothing_is_lost_or_comes_twi
         box.post(message)
     assert [cut.reader.collect().message for _ in messages] == messages
     assert cut.reader.refused == 0
-    assert cut.beside() == []
+    assert cut.pieces == {}

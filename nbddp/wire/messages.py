@@ -338,13 +338,12 @@ URGENT = (Ready, StartFailed, Pulse, Noticed, Answer)  # reports that do not wai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InPieces:
-    """In the place of a message too large for the store: it lies in so many pieces beside it.
+    """In the place of a message that is too large for the store: what ``parcels.put`` returned.
 
-    ``digest`` is the SHA-256 of the whole. Made and taken away by the queue's two ends.
+    Made and taken away by the queue's two ends.
     """
 
-    pieces: int
-    digest: str
+    parcel: JsonDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,5 +111,17 @@ def discard(store: Store, parcel: JsonDict) -> None:
         store.delete_key(key)
 
 
+def sweep(store: Store, key: str) -> None:
+    """Free the memory of a value whose sender died before it could tell of it."""
+    index = 0
+    while store.delete_key(f"{key}/{index}"):
+        index += 1
+
+
+def is_there(store: Store, parcel: JsonDict) -> bool:
+    """Return whether a value was not discarded yet."""
+    return bool(store.check(_piece_keys(parcel)[:1]))
+
+
 def _piece_keys(parcel: JsonDict) -> list[str]:
     return [f"{parcel['key']}/{index}" for index in range(parcel["pieces"])]

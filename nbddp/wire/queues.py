@@ -1,23 +1,21 @@
 """Queues of signed letters over a TCPStore: what goes in comes out whole, once and in order.
 
 The store's server ends the connection of whoever sends it more than 8 MiB at once. A larger message
-lies in pieces in a queue of its own, and the letter says how many there are and what their digest
-is: so nothing is read that was not signed for. Reading takes the pieces out of the store's memory.
+travels as values do, in pieces; the letter holds its digest, so nothing is read that was not signed
+for. Reading takes the pieces out of the store's memory.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nbddp.errors import ReplayError, SignatureError, WireError
+from nbddp.errors import ReplayError, RequestError, WireError
+from nbddp.wire import parcels
 from nbddp.wire.letters import HEADER, Letter, signed, unseal
 from nbddp.wire.loopback import clone, names_from_files
 from nbddp.wire.messages import Batch, InPieces, Message, Report, decode, encode
@@ -25,11 +23,12 @@ from nbddp.wire.messages import Batch, InPieces, Message, Report, decode, encode
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from nbddp.wire.messages import JsonDict
+
 logger = logging.getLogger(__name__)
 
 
 Lived = tuple[int, int]  # a process: its rank's attempt and incarnation
-PIECE_BYTES = 4 << 20  # the store's libuv server refuses payloads above 8 MiB
 MAX_BACKLOG = 128  # letters nobody has read: who has more to say should wait
 
 
@@ -53,7 +52,7 @@ class QueueWriter:
         self._life = attempt, incarnation
         self._sequence = itertools.count(1)
         self._lock = threading.Lock()
-        self._cut: list[str] = []  # the queues of messages in pieces
+        self._large: list[JsonDict] = []  # messages in pieces that nobody has read yet
 
     def post_together(self, reports: Sequence[Report]) -> None:
         """Put what is told at one moment into the queue, as one letter."""
@@ -83,33 +82,21 @@ class QueueWriter:
             self._store = clone(self._store)
 
     def _put(self, sequence: int, body: bytes) -> None:
-        beside = _beside(self._queue, self._sender, self._life, sequence)
-        try:
-            if len(body) > PIECE_BYTES:
-                body = encode(self._put_pieces(beside, body))
-            head = HEADER.pack(self._sender, *self._life, sequence)
-            self._store.queue_push(self._queue, signed(head + body, self._queue, self._secret))
-        except BaseException:
-            if beside in self._cut:  # nobody will know of them
-                self._cut.remove(beside)
-                _sweep(self._store, beside)
-            raise
-
-    def _put_pieces(self, beside: str, body: bytes) -> InPieces:
-        self._cut = [queue for queue in self._cut if self._store.queue_len(queue)] + [beside]
-        _sweep(self._store, beside)  # those of a first try
-        begins = range(0, len(body), PIECE_BYTES)
-        for begin in begins:
-            self._store.queue_push(beside, body[begin : begin + PIECE_BYTES])
-        return InPieces(pieces=len(begins), digest=hashlib.sha256(body).hexdigest())
+        if len(body) > parcels.PIECE_BYTES:
+            key = _key(self._queue, self._sender, self._life, sequence)
+            parcel = parcels.put(self._store, key, body)
+            self._large = [*self._unread(), parcel]
+            body = encode(InPieces(parcel=parcel))
+        head = HEADER.pack(self._sender, *self._life, sequence)
+        self._store.queue_push(self._queue, signed(head + body, self._queue, self._secret))
 
     def is_full(self) -> bool:
         """Whether too much of it lies in the store unread, so that more should wait."""
         with self._lock:
-            if any(self._store.queue_len(queue) for queue in self._cut):
-                return True
-            self._cut.clear()
-            return self._store.queue_len(self._queue) > MAX_BACKLOG
+            return bool(self._unread()) or self._store.queue_len(self._queue) > MAX_BACKLOG
+
+    def _unread(self) -> list[JsonDict]:
+        return [parcel for parcel in self._large if parcels.is_there(self._store, parcel)]
 
     def is_read(self) -> bool:
         """Return whether the reader has taken all letters of all writers of this queue."""
@@ -119,9 +106,9 @@ class QueueWriter:
     def sweep(self) -> None:
         """Nobody will read any more: free the memory that messages in pieces take."""
         with self._lock:
-            for queue in self._cut:
-                _sweep(self._store, queue)
-            self._cut.clear()
+            for parcel in self._large:
+                parcels.discard(self._store, parcel)
+            self._large.clear()
 
 
 class QueueReader:
@@ -180,29 +167,21 @@ class QueueReader:
         letter = unseal(data, queue=self._queue, secret=self._secret)
         stream = letter.sender, (letter.attempt, letter.incarnation)
         if letter.sequence <= self._last.get(stream, 0):
-            self._forget_pieces(letter)
             raise ReplayError(f"message {letter.sequence} of rank {letter.sender} came twice")
         self._last[stream] = letter.sequence
         if isinstance(letter.message, InPieces):
-            return replace(letter, message=decode(self._take_pieces(letter, letter.message)))
+            return replace(letter, message=self._take(letter.message.parcel))
         return letter
 
-    def _take_pieces(self, letter: Letter, said: InPieces) -> bytes:
-        beside = _of(letter, self._queue)
-        try:  # never waits: whoever can reach the store can take things out of it
-            body = b"".join(self._store.queue_pop(beside, block=False) for _ in range(said.pieces))
-        except RuntimeError as error:  # torch's QueueEmptyError
-            self._forget_pieces(letter)
+    def _take(self, parcel: JsonDict) -> Message:
+        try:
+            try:
+                body = parcels.take(self._store, parcel)
+            finally:  # else its sender would wait until it is read
+                parcels.discard(self._store, parcel)
+        except (RequestError, RuntimeError) as error:  # torch's: the connection is gone
             raise WireError(f"a piece of a message in queue {self._queue!r} is gone") from error
-        if not hmac.compare_digest(hashlib.sha256(body).hexdigest(), said.digest):
-            self._forget_pieces(letter)
-            raise SignatureError(f"a message in queue {self._queue!r} was changed on its way")
-        return body
-
-    def _forget_pieces(self, letter: Letter) -> None:
-        """Else their sender would wait until they are read."""
-        if isinstance(letter.message, InPieces):
-            _sweep(self._store, _of(letter, self._queue))
+        return decode(body)
 
     def sweep(self, store: Store, sender: int, attempt: int, incarnation: int = 0) -> None:
         """Free the memory of a message that a sender was in the middle of when it ended.
@@ -215,21 +194,10 @@ class QueueReader:
         """
         lived = attempt, incarnation
         sequence = self._last.get((sender, lived), 0) + 1
-        _sweep(store, _beside(self._queue, sender, lived, sequence))
+        parcels.sweep(store, _key(self._queue, sender, lived, sequence))
 
 
-def _beside(queue: str, sender: int, lived: Lived, sequence: int) -> str:
-    """The queue that the pieces of one message lie in."""
+def _key(queue: str, sender: int, lived: Lived, sequence: int) -> str:
+    """Where the pieces of one message are."""
     attempt, incarnation = lived
     return f"{queue}/pieces/{attempt}.{incarnation}/{sender}/{sequence}"
-
-
-def _of(letter: Letter, queue: str) -> str:
-    lived = letter.attempt, letter.incarnation
-    return _beside(queue, letter.sender, lived, letter.sequence)
-
-
-def _sweep(store: Store, queue: str) -> None:
-    with suppress(RuntimeError):  # torch's QueueEmptyError: it was just read after all
-        while store.queue_len(queue):
-            store.queue_pop(queue, block=False)
