@@ -249,6 +249,27 @@ def test_what_ranks_print_at_the_same_moment_is_shown_at_once(
     assert came
 
 
+def test_ranks_that_printed_at_the_same_moment_are_shown_in_one_piece_the_next_time(
+    screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "TOGETHER", 0.3)
+    handle = begun(4)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(TextView(screen).follow, handle)
+        for step in range(2):
+            time.sleep(2.2 * step * room.TOGETHER)
+            before = screen.flushes
+            for rank in range(4):
+                handle.feed(Wrote(rank, f"step {step}\n"))
+                time.sleep(room.TOGETHER / 30)
+            came = wait_until(lambda step=step: screen.text.count(f"step {step}") == 4)
+        pieces = screen.flushes - before
+        handle.finish()
+        following.result(30)
+    assert came
+    assert pieces == 1
+
+
 def test_a_flood_is_shown_in_few_pieces_and_none_is_lost(
     screen: KeptScreen, monkeypatch: pytest.MonkeyPatch
 ) -> None:

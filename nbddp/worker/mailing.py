@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import floor
 from typing import Protocol
@@ -109,8 +110,8 @@ class Mailer:
             if isinstance(report, URGENT):
                 self._urgent.append(report)
             else:
-                if isinstance(report, Display):
-                    self._wake.wait_for(self._has_room)
+                if isinstance(report, Display) and threading.current_thread() is not self._thread:
+                    self._wake.wait_for(lambda: self._held < MAX_HELD)
                 if isinstance(report, CellEnded):
                     self._is_in_cell = False
                 self._put(report)
@@ -121,7 +122,6 @@ class Mailer:
         """Queue a report behind the output that precedes it. Return its number."""
         self._reports.append((report, [_mark(source) for source in self._sources]))
         self._taken += 1
-        self._wake.notify_all()
         return self._taken
 
     def _is_elsewhere(self) -> bool:
@@ -130,9 +130,6 @@ class Mailer:
         Nor may it touch the lock: if the mail's thread held it just then, nobody gives it back.
         """
         return os.getpid() != self._pid
-
-    def _has_room(self) -> bool:
-        return self._held < MAX_HELD or threading.current_thread() is self._thread
 
     def renew(self) -> None:
         """Another reader is there, at another store."""
@@ -149,15 +146,11 @@ class Mailer:
         until = time.monotonic() + FLUSH_PATIENCE
         with self._lock:
             number = self._put(None)
+            self._wake.notify_all()
             self._wake.wait_for(lambda: self._sent >= number, FLUSH_PATIENCE)
-        while time.monotonic() < until and not self._is_read():
-            time.sleep(PERIOD / 50)
-
-    def _is_read(self) -> bool:
-        try:
-            return self._writer.is_read()
-        except RuntimeError:  # torch's: there is no store any more
-            return True
+        with suppress(RuntimeError):  # torch's: there is no store any more
+            while time.monotonic() < until and not self._writer.is_read():
+                time.sleep(PERIOD / 50)
 
     def close(self) -> None:
         """Mail what is left, then end the thread."""
@@ -172,7 +165,11 @@ class Mailer:
         next_batch = 0.0
         is_last = False
         while not is_last:
-            self._await_work(next_batch)
+            with self._lock:
+                # a timeout, because C code writes to the file without telling us
+                poll = POLL if self._is_in_cell else IDLE_POLL
+                self._wake.wait_for(lambda: self._has_output or self._has_news(), poll)
+                self._wake.wait_for(self._has_news, max(0.0, next_batch - time.monotonic()))
             self._post_urgent()
             if self._is_pressing() or time.monotonic() >= next_batch:
                 mailed, is_last = self._mail_batch()
@@ -189,13 +186,6 @@ class Mailer:
         period = self._short_period if mailed <= FEW else self._period
         due = max(batch, time.monotonic() - SLACK) + period
         return floor(due / period + 1e-6) * period
-
-    def _await_work(self, next_batch: float) -> None:
-        with self._lock:
-            # a timeout, because C code writes to the file without telling us
-            poll = POLL if self._is_in_cell else IDLE_POLL
-            self._wake.wait_for(lambda: self._has_output or self._has_news(), poll)
-            self._wake.wait_for(self._has_news, max(0.0, next_batch - time.monotonic()))
 
     def _has_news(self) -> bool:
         return bool(self._urgent) or self._is_pressing()
@@ -239,34 +229,26 @@ class Mailer:
     def _pieces(self, marks: Sequence[int]) -> Iterator[Report]:
         for source, mark in zip(self._sources, marks, strict=True):
             for _ in range(MAX_PIECES):
-                piece = self._read(source, mark)
+                try:
+                    piece = source.read(mark)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the mail goes on
+                    if source not in self._failed:
+                        self._failed.add(source)
+                        what = "what this rank writes cannot be read back to be shown"
+                        self._try(self._writer, remark(f"{what}: {error!r}"))
+                    break
+                self._failed.discard(source)
                 if piece is None:
                     break
                 yield piece
 
-    def _read(self, source: Source, upto: int) -> Report | None:
-        try:
-            piece = source.read(upto)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the mail goes on
-            if source not in self._failed:
-                self._failed.add(source)
-                self._say(f"what this rank writes cannot be read back to be shown: {error!r}")
-            return None
-        self._failed.discard(source)
-        return piece
-
     def _await_room(self) -> None:
         self._post_urgent()
-        while self._is_full():
-            with self._lock:
-                self._wake.wait_for(lambda: self._urgent, PERIOD / 4)
-            self._post_urgent()
-
-    def _is_full(self) -> bool:
-        try:
-            return self._writer.is_full()
-        except RuntimeError:  # torch's: posting connects anew
-            return False
+        with suppress(RuntimeError):  # torch's: posting connects anew
+            while self._writer.is_full():
+                with self._lock:
+                    self._wake.wait_for(lambda: self._urgent, PERIOD / 4)
+                self._post_urgent()
 
     def _post_urgent(self) -> None:
         while self._urgent:
@@ -284,31 +266,25 @@ class Mailer:
         try:
             writer.post(report)
         except Exception as error:  # noqa: BLE001 - whatever it is, the mail goes on
-            self._say(f"a {type(report).__name__} could not be sent: {error}")
+            what = f"a {type(report).__name__} could not be sent: {error}"
+            self._try(self._writer, remark(what))
             if isinstance(report, CellEnded | Answer):
-                self._post_bare(writer, report, error)
-
-    def _post_bare(self, writer: QueueWriter, report: CellEnded | Answer, error: Exception) -> None:
-        """Post the end without what made it impossible to send: somebody waits for it."""
-        reason = f"it could not be sent: {error}"
-        if isinstance(report, Answer):
-            self._try(writer, Answer(request=report.request, error=reason))
-            return
-        failure = report.failure and {
-            "name": str(report.failure.get("name", "")),
-            "text": reason,
-            "traceback": reason,
-        }
-        self._try(writer, replace(report, failure=failure, result={}))
-
-    def _say(self, text: str) -> None:
-        self._try(self._writer, remark(text))
+                self._try(writer, _bare(report, f"it could not be sent: {error}"))
 
     def _try(self, writer: QueueWriter, message: Report) -> None:
         try:
             writer.post(message)
         except Exception:  # the store is gone, and with it whoever would read this
             logger.exception("nbddp could not mail")
+
+
+def _bare(report: CellEnded | Answer, reason: str) -> CellEnded | Answer:
+    """The end without what made it impossible to send: somebody waits for it."""
+    if isinstance(report, Answer):
+        return Answer(request=report.request, error=reason)
+    name = str(report.failure.get("name", ""))
+    failure = report.failure and {"name": name, "text": reason, "traceback": reason}
+    return replace(report, failure=failure, result={})
 
 
 def _put_together(pieces: Iterable[Report]) -> Iterator[list[Report]]:
