@@ -211,17 +211,13 @@ class Arriving:
         """Note where the main thread is; read the recorder if it would soon forget some."""
         with self._lock:
             self._wakes.look()
-            at, (line, filename) = (time.time_ns() - self._base) // 1000, self._line()
-            if line:
-                where = (line, self._name_of(filename))
+            at = (time.time_ns() - self._base) // 1000
+            frame, _ = innermost_in_cell(main_frame(), self._is_cell_file)
+            if frame is not None:
+                where = (frame.f_lineno, self._name_of(frame.f_code.co_filename))
                 self._samples += [at, self._places.setdefault(where, len(self._places))]
             if (time.monotonic() - self._read_at) * self._per_second > RECORDED / 2:
                 self._take(recorded())
-
-    def _line(self) -> tuple[int, str]:
-        """The line of the cell that the main thread is on, and its file; 0 if on none."""
-        frame, _ = innermost_in_cell(main_frame(), self._is_cell_file)
-        return (frame.f_lineno, frame.f_code.co_filename) if frame is not None else (0, "")
 
 
 class Wakes:
