@@ -282,12 +282,14 @@ def test_pieces_that_are_not_those_that_were_signed_for_are_refused(
     assert cut.is_refused()
 
 
-def test_a_large_message_that_comes_twice_is_refused(cut: Queue) -> None:
+def test_a_large_message_that_comes_twice_is_refused_and_takes_no_room(cut: Queue) -> None:
     cut.box.post(large())
-    data = cut.store.queues[QUEUE][0]
+    data, pieces = cut.store.queues[QUEUE][0], dict(cut.pieces)
     cut.reader.collect()
+    cut.store.keys |= pieces
     cut.push(data)
     assert cut.is_refused()
+    assert cut.pieces == {}
 
 
 def test_what_a_sender_left_unfinished_or_nobody_will_read_is_swept_away(cut: Queue) -> None:

@@ -18,12 +18,10 @@ from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import parcels
 from nbddp.wire.letters import HEADER, Letter, signed, unseal
 from nbddp.wire.loopback import clone, names_from_files
-from nbddp.wire.messages import Batch, InPieces, Message, Report, decode, encode
+from nbddp.wire.messages import Batch, InPieces, JsonDict, Message, Report, decode, encode
 
 if TYPE_CHECKING:
     from torch.distributed import Store
-
-    from nbddp.wire.messages import JsonDict
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +83,8 @@ class QueueWriter:
         if len(body) > parcels.PIECE_BYTES:
             key = _key(self._queue, self._sender, self._life, sequence)
             parcel = parcels.put(self._store, key, body)
-            self._large = [*self._unread(), parcel]
+            self._forget_read()
+            self._large.append(parcel)
             body = encode(InPieces(parcel=parcel))
         head = HEADER.pack(self._sender, *self._life, sequence)
         self._store.queue_push(self._queue, signed(head + body, self._queue, self._secret))
@@ -93,10 +92,11 @@ class QueueWriter:
     def is_full(self) -> bool:
         """Whether too much of it lies in the store unread, so that more should wait."""
         with self._lock:
-            return bool(self._unread()) or self._store.queue_len(self._queue) > MAX_BACKLOG
+            self._forget_read()
+            return bool(self._large) or self._store.queue_len(self._queue) > MAX_BACKLOG
 
-    def _unread(self) -> list[JsonDict]:
-        return [parcel for parcel in self._large if parcels.is_there(self._store, parcel)]
+    def _forget_read(self) -> None:
+        self._large = [each for each in self._large if parcels.is_there(self._store, each)]
 
     def is_read(self) -> bool:
         """Return whether the reader has taken all letters of all writers of this queue."""
@@ -167,6 +167,8 @@ class QueueReader:
         letter = unseal(data, queue=self._queue, secret=self._secret)
         stream = letter.sender, (letter.attempt, letter.incarnation)
         if letter.sequence <= self._last.get(stream, 0):
+            if isinstance(letter.message, InPieces):  # sent anew after a lost connection
+                parcels.discard(self._store, letter.message.parcel)
             raise ReplayError(f"message {letter.sequence} of rank {letter.sender} came twice")
         self._last[stream] = letter.sequence
         if isinstance(letter.message, InPieces):

@@ -84,8 +84,6 @@ class TextView:
         self._next_flush = 0.0
         self._moment = 0.0  # when ranks began to write, after a pause,
         self._writers: set[int] = set()  # and which have written since
-        self._ranks: set[int] = set()  # that wrote what is held
-        self._spoke_together = False  # several of them the last time
 
     def take_over(self, before: View) -> None:
         """Go on below what the earlier attempt printed."""
