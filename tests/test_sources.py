@@ -6,7 +6,6 @@ import linecache
 import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -16,7 +15,6 @@ import pytest
 from nbddp.wire import sources
 from nbddp.wire.sources import dumps_with_sources, loads_with_sources
 from nbddp.worker import carry, values
-from nbddp.worker.spawning import _ByValue
 
 Define = Callable[[str, str], dict[str, Any]]
 
@@ -76,12 +74,6 @@ def _carried(function: FunctionType, *, as_of_a_cell: bool) -> Any:
     return opened["f"]
 
 
-def _spawned(function: FunctionType) -> Any:
-    written = BytesIO()
-    _ByValue(written).dump(function)
-    return pickle.loads(written.getvalue())
-
-
 @pytest.mark.parametrize(
     "travel",
     [
@@ -90,9 +82,8 @@ def _spawned(function: FunctionType) -> Any:
         lambda function: pickle.loads(values.dumps(function, name="f")[0]),
         partial(_carried, as_of_a_cell=False),
         partial(_carried, as_of_a_cell=True),
-        _spawned,
     ],
-    ids=["pushed", "sent", "pulled", "carried", "carried as a cell's", "spawned"],
+    ids=["pushed", "sent", "pulled", "carried", "carried as a cell's"],
 )
 def test_a_function_has_the_file_of_its_cell_however_it_travels(
     define: Define, travel: Callable[[FunctionType], Any]

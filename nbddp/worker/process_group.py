@@ -24,9 +24,8 @@ from nbddp.worker.meeting_store import MeetingStore
 from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.registry import Registry
-from nbddp.worker.rendezvous import Rendezvous
+from nbddp.worker.rendezvous import Rendezvous, let_cell_choose_start_method, refuse_launchers
 from nbddp.worker.sockets import have_room_for
-from nbddp.worker.spawning import let_cell_choose_start_method, let_cells_spawn
 from nbddp.worker.waits import functions_in
 
 HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
@@ -83,7 +82,7 @@ class ProcessGroup:
         self.stuck_in: Collective | None = None
         self._rendezvous = Rendezvous(topology, attempt, self._store.one_more)
         self._rendezvous.serve()
-        let_cells_spawn(self._rendezvous.family)
+        refuse_launchers()
 
     def current(self) -> object:
         """The default process group, None without one."""

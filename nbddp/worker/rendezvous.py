@@ -1,34 +1,46 @@
-"""Where ``init_process_group()`` of a cell meets, as torchrun has it.
+"""``init_process_group()`` of a cell, and functions that start processes for a process group.
 
-A rank that asks for its own rank and world size meets the others in nbddp's store, unless a store
-is served at the address that it asks for. No port and no file is needed, and a cell may be run
-again. All others, such as processes that a cell started, meet where torch would have them meet.
+As with torchrun, a rank that asks for its own rank and world size meets the others in nbddp's
+store, unless another store is served at the address that it asks for. So a cell needs no port and
+no file, and can run again. All other calls go to torch's own handler.
+
+A cell starts no processes for a process group: the ranks are running. A script may.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
+import linecache
 import os
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import context
+from types import FrameType
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
 import torch.distributed as dist
+import torch.multiprocessing
 from torch.distributed.distributed_c10d import default_pg_timeout
 
 from nbddp.topology import Topology
-from nbddp.worker.families import guarded
+from nbddp.worker.import_hooks import change_when_imported
 
-PATIENCE = 1.0  # seconds for a connection on this machine
+TIMEOUT = 1.0  # seconds to connect to a store on this machine
 TWICE = (
     "trying to initialize the default process group twice! The ranks have one already: leave this "
     "line out, or run the cell with --no-init"
 )
+_SPAWN = "torch.multiprocessing.spawn"
+_LAUNCHER = "torch.distributed.launcher.api"  # of torchrun and accelerate.notebook_launcher
+_LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +82,7 @@ class Asked:
     def is_served(self) -> bool:
         """Whether somebody listens there already."""
         try:
-            with socket.create_connection((self.address, self.port), timeout=PATIENCE):
+            with socket.create_connection((self.address, self.port), timeout=TIMEOUT):
                 return True
         except OSError:
             return False
@@ -95,13 +107,6 @@ class Rendezvous:
         self._cell = "start"
         self._running = topology.world_size
         self._count: Counter[tuple[int, bool]] = Counter()
-        self._group_of = self._pid
-        self._inherited: list[object] = []
-
-    @property
-    def family(self) -> str:
-        """Whose processes meet on a port that a script names."""
-        return f"{self._topology.rank} {self._pid}"
 
     def begin_cell(self, cell: int, *, running: int) -> None:
         """From here on ranks meet under this cell's prefix; ``running`` of them run it."""
@@ -113,13 +118,12 @@ class Rendezvous:
         """Take torch's place in this process."""
         # the package's attribute of this name is the function
         handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
-        for scheme in ("env", "tcp"):
-            handlers[scheme] = self._meet(guarded(handlers[scheme], lambda: self.family))
         # An interrupt cannot end the wait in a FileStore, and a file of an earlier run misleads the
         # next one: torch removes it only when the last rank has freed its process group.
-        handlers["file"] = self._meet(handlers["file"])
+        for scheme in ("env", "tcp", "file"):
+            handlers[scheme] = self._meet(handlers[scheme])
         module: Any = dist.distributed_c10d
-        dist.init_process_group = module.init_process_group = self._init(module.init_process_group)
+        dist.init_process_group = module.init_process_group = _once(module.init_process_group)
 
     def _meet(self, elsewhere: Callable[..., Any]) -> Callable[..., Any]:
         def meet(
@@ -166,37 +170,96 @@ class Rendezvous:
         store.set_timeout(timeout)
         return dist.PrefixStore(prefix, store)
 
-    def _init(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def init_process_group(*args: Any, **options: Any) -> None:
-            __tracebackhide__ = True
-            if dist.is_initialized() and self._group_of != os.getpid():
-                self._forget_inherited()
-            if dist.is_initialized():
-                raise ValueError(TWICE)
-            original(*args, **options)
-            self._group_of = os.getpid()
 
-        return init_process_group
+def _once(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **options: Any) -> None:
+        __tracebackhide__ = True
+        if dist.is_initialized():
+            raise ValueError(TWICE)
+        original(*args, **options)
 
-    def _forget_inherited(self) -> None:
-        """In a forked process: the parent's groups stay the parent's, and stay open.
+    return init_process_group
 
-        They are kept, for torch would wait for their threads, which were not forked.
-        """
-        module: Any = dist.distributed_c10d
-        world = module._world
-        self._inherited += [world.default_pg, dict(world.pg_map)]
-        module._update_default_pg(None)
-        for held in (
-            world.pg_map,
-            world.pg_names,
-            world.pg_group_ranks,
-            world.pg_backend_config,
-            world.pg_to_tag,
-            world.tags_to_pg,
-            world.pg_coalesce_state,
-        ):
-            held.clear()
-        module._unregister_all_process_groups()
-        world.group_count = 0
+
+# ---- processes that a cell starts
+
+
+def let_cell_choose_start_method() -> None:
+    """Let ``set_start_method`` be called once in this cell too. The chosen method stays."""
+    default: Any = context._default_context
+    if default._actual_context is not None:
+        default._default_context, default._actual_context = default._actual_context, None
+
+
+def refuse_launchers() -> None:
+    """Have functions that start processes for a process group say what a cell does instead."""
+    spawn: Any = importlib.import_module(_SPAWN)
+    package: Any = torch.multiprocessing
+    package.start_processes = spawn.start_processes = _only_in_scripts(
+        spawn.start_processes, _instead_of_spawn
+    )
+
+    def refuse(launcher: Any) -> None:
+        launcher.launch_agent = _only_in_scripts(launcher.launch_agent, _instead_of_launch)
+
+    change_when_imported(_LAUNCHER, refuse)
+
+
+def _only_in_scripts(original: Callable[..., Any], say: Callable[..., str]) -> Callable[..., Any]:
+    """Refuse a call of a cell. A started process can import a script, but not a cell."""
+
+    @functools.wraps(original)
+    def start(*args: Any, **options: Any) -> Any:
+        if getattr(sys.modules["__main__"], "__file__", None) is None:
+            raise RuntimeError(say(*args, **options))
+        return original(*args, **options)
+
+    return start
+
+
+def _instead_of_launch(_config: Any, entrypoint: Any, *_args: Any, **_options: Any) -> str:
+    name = getattr(entrypoint, "__name__", "train")
+    return (
+        "the ranks are already running, and this launcher would start more processes on each of "
+        f"them. Call {name}() directly, without the launcher"
+    )
+
+
+def _instead_of_spawn(fn: Any, *_args: Any, **_options: Any) -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals["__name__"] in (__name__, _SPAWN):
+        frame = frame.f_back
+    caller = "" if frame is None else str(frame.f_globals["__name__"])
+    if caller.partition(".")[0] in _LIGHTNING:
+        return (
+            "this Lightning strategy starts its own processes, but the ranks are already running: "
+            'use strategy="ddp" with devices=world_size'
+        )
+    call = _call_of_rank(frame) or f"{getattr(fn, '__name__', 'main')}(rank, ...)"
+    return f"the ranks are here already: call `{call}`"
+
+
+def _call_of_rank(frame: FrameType | None) -> str:
+    """Return the call in a rank that replaces the ``mp.spawn(main, args=(x,))`` of a frame's line.
+
+    It is empty if the source of that line is not known.
+    """
+    if frame is None:
+        return ""
+    with suppress(SyntaxError):
+        lines = linecache.getlines(frame.f_code.co_filename)
+        for call in ast.walk(ast.parse("".join(lines))):
+            if isinstance(call, ast.Call) and _starts(call, frame.f_lineno):
+                given = dict(zip(("fn", "args"), call.args, strict=False))
+                given |= {each.arg: each.value for each in call.keywords if each.arg}
+                more = given.get("args", ast.Tuple([]))
+                rest = more.elts if isinstance(more, ast.Tuple | ast.List) else [ast.Starred(more)]
+                return f"{ast.unparse(given['fn'])}({', '.join(['rank', *map(ast.unparse, rest)])})"
+    return ""
+
+
+def _starts(call: ast.Call, line: int) -> bool:
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    is_here = call.lineno <= line <= (call.end_lineno or call.lineno)
+    return is_here and name in ("spawn", "start_processes")

@@ -74,8 +74,7 @@ def test_a_loader_that_keeps_its_workers_works_after_a_stop_as_an_epoch_began(
     )
 
 
-@pytest.mark.parametrize("way", ["fork", pytest.param("spawn", marks=pytest.mark.until_cut)])
-def test_workers_send_back_what_a_cell_has_defined(group: Ranks, way: str) -> None:
+def test_workers_send_back_what_a_cell_has_defined(group: Ranks) -> None:
     group.run(
         "from enum import Enum\nfrom torch.utils.data import DataLoader, Dataset\n"
         "class Kind(Enum):\n    ODD = 1\n"
@@ -86,8 +85,7 @@ def test_workers_send_back_what_a_cell_has_defined(group: Ranks, way: str) -> No
         "    def __getitem__(self, at): return at\n"
     )
     group.run(  # a batch that cannot be sent would never come
-        f"loader = DataLoader(Rows(), 2, num_workers=1, collate_fn=collate, timeout=30,\n"
-        f"    multiprocessing_context={way!r})\n"
+        "loader = DataLoader(Rows(), 2, num_workers=1, collate_fn=collate, timeout=30)\n"
         "[batch] = loader\n*rows, kind, function, part = batch.items\n"
         "assert type(batch) is Batch and type(part) is Batch.Part and kind is Kind.ODD\n"
         "assert rows == [0, 1] and function() == 'name'"

@@ -328,116 +328,35 @@ def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks)
     group.run("assert alive\ndist.barrier()")
 
 
-# ---- in processes that a rank starts
+# ---- in processes that a cell would start
 
 
-@pytest.mark.until_cut
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
-@pytest.mark.gate_runs("tcp")
-@pytest.mark.parametrize("how", ["tcp://localhost:{port}", "env", ""])
-def test_processes_that_one_rank_starts_form_a_group_of_their_own(
-    group: Ranks, capsys: pytest.CaptureFixture[str], start_method: str, how: str
+SPAWNS = {
+    "spawn(main, args=(args,), nprocs=4)": "main(rank, args)",
+    "mp.spawn(main,\n    (args, 1 + 2),\n    nprocs=4)": "main(rank, args, 1 + 2)",
+    "mp.start_processes(main, args=args, nprocs=4, start_method='fork')": "main(rank, *args)",
+    "start = mp.start_processes\nstart(main)": "main(rank, ...)",
+}
+
+
+@pytest.mark.parametrize("source", SPAWNS)
+def test_a_cell_that_starts_processes_is_told_the_call_to_write(
+    own_group: Ranks, source: str
 ) -> None:
-    port = free_port()
-    source = GROUP.format(how="" if how == "env" else how.format(port=port))
-    if how == "env":
-        source += f"import os\nos.environ.update(MASTER_ADDR='localhost', MASTER_PORT='{port}')\n"
-    source += (
-        "import torch.multiprocessing as mp\n"
-        f"mp.start_processes(work, args=(2,), nprocs=2, start_method='{start_method}')"
+    error = own_group.failure_of(
+        "import torch.multiprocessing as mp\nfrom torch.multiprocessing import spawn\n"
+        f"def main(index, *args): pass\nargs = [7]\n{source}"
     )
-    rounds = 2 if start_method == "fork" else 1
-    for _ in range(rounds):
-        group.run(source, ranks=[0])
-    assert printed(capsys) == sorted([f"[rank 0] {line}" for line in LINES] * rounds)
-    group.assert_works()
+    assert f"call `{SPAWNS[source]}`" in str(error)
+    own_group.run_cell("main(rank, args)")
 
 
-@pytest.mark.until_cut
-def test_a_tutorial_that_launches_itself_runs_in_one_rank(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    group.run(f"{TUTORIAL.format(port=free_port())}\nrun_demo(demo_basic, 2)", ranks=[0])
-    assert printed(capsys) == ["[rank 0] process 0 of 2: 1.0", "[rank 0] process 1 of 2: 1.0"]
-
-
-@pytest.mark.until_cut
-@pytest.mark.full
-def test_in_every_rank_it_says_what_to_change(group: Ranks) -> None:
-    port = free_port()
-    failure = str(group.failure_of(f"{TUTORIAL.format(port=port)}\nrun_demo(demo_basic, 2)"))
-    for words in (f"RuntimeError: port {port} ", "--ranks 0"):
-        assert words in failure
-
-
-@pytest.mark.until_cut
-@pytest.mark.full
-def test_processes_started_by_hand_meet_too(
-    own_group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = (
-        GROUP.format(how=f"tcp://127.0.0.1:{free_port()}")
-        + "import multiprocessing as mp\nmp.set_start_method('spawn')\nprocesses = []\n"
-        "for index in range(2):\n"
-        "    p = mp.Process(target=work, args=(index, 2))\n    p.start()\n    processes.append(p)\n"
-        "for p in processes:\n    p.join()\nassert not any(p.exitcode for p in processes)"
+def test_a_file_that_a_cell_runs_may_start_processes(own_group: Ranks, folder: Path) -> None:
+    (folder / "starts.py").write_text(
+        "import torch.multiprocessing as mp\ndef main(index): print(f'index {index}')\n"
+        "if __name__ == '__main__': mp.spawn(main, nprocs=1)"
     )
-    own_group.run("import multiprocessing as mp\nmp.set_start_method('fork')", ranks=[0])
-    own_group.run(source, ranks=[0])
-    assert len(printed(capsys)) == 2
-    own_group.run("assert mp.get_start_method() == 'spawn'", ranks=[0])
-
-
-@pytest.mark.until_cut
-def test_forked_children_leave_the_ranks_group_alone(
-    group: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = (
-        GROUP.format(how=f"tcp://127.0.0.1:{free_port()}") + "import os\npids = []\n"
-        "for index in range(2):\n    pid = os.fork()\n    if pid == 0:\n"
-        "        work(index, 2)\n        os._exit(0)\n    pids.append(pid)\n"
-        "assert not any(os.waitpid(pid, 0)[1] for pid in pids)"
-    )
-    group.run(source, ranks=[1])
-    assert len(printed(capsys)) == 2
-    group.assert_works()
-
-
-@pytest.mark.until_cut
-def test_an_interrupt_ends_what_was_started(group: Ranks) -> None:
-    with pytest.raises(CellFailedError, match="rank 1: ValueError: on purpose"):
-        group.run(
-            "import multiprocessing, time, torch.multiprocessing as mp\n"
-            "if rank == 1: raise ValueError('on purpose')\n"
-            "def work(index): time.sleep(300)\n"
-            "mp.start_processes(work, nprocs=2, start_method='fork')"
-        )
-    group.run("assert not multiprocessing.active_children()", ranks=[0])
-
-
-@pytest.mark.until_cut
-def test_what_cannot_be_sent_says_so_at_once(group: Ranks) -> None:
-    failure = group.failure_of(
-        "import threading, torch.multiprocessing as mp\nlock = threading.Lock()\n"
-        "def work(index): print(lock)\nmp.spawn(work, nprocs=2)",
-        ranks=[0],
-    )
-    assert re.search(r"\brank\b.*\bindex, line 4$", str(failure))
-
-
-@pytest.mark.until_cut
-def test_shared_tensors_and_queues_reach_what_a_cell_spawns(group: Ranks) -> None:
-    group.run(
-        "import torch.multiprocessing as mp\n"
-        "class Told:\n    pass\n"
-        "def work(index, shared, queue, told):\n"
-        "    shared[index] = told.number\n    queue.put(index)\n"
-        "shared, told = torch.zeros(2).share_memory_(), Told()\ntold.number = 7\n"
-        "queue = mp.get_context('spawn').SimpleQueue()\n"
-        "mp.spawn(work, args=(shared, queue, told), nprocs=2)\n"
-        "assert shared.tolist() == [7, 7] and {queue.get(), queue.get()} == {0, 1}",
-        ranks=[0],
-    )
+    own_group.run("%run starts.py", ranks=[0])
 
 
 @pytest.mark.full

@@ -93,7 +93,6 @@ WALKS = {
         "dist.destroy_process_group(dist.new_group(Ranks([0, 1])))"
     ),
     "a group that is there": "dist.init_process_group('gloo')",
-    "a process": "torch.multiprocessing.spawn(print, (Number(),), nprocs=1)",
     "a prepared model": "nbddp.prepare(Probed(2, 2))(torch.ones(1, 2));",
     "a loader of the kit": "for each in nbddp.loader(Samples(), batch_size=1): pass",
     "a checkpoint": (
