@@ -135,6 +135,9 @@ class FakeLauncher(ThisMachine):
         if self.sweep_fails is not None:
             raise self.sweep_fails
 
+    def share(self) -> FakeLauncher:
+        return FakeLauncher(obeys=self.obeys)
+
     def close(self) -> None:
         self.gate.set()
 
@@ -155,6 +158,7 @@ class FakeLink:
 
     secret = b"secret"
     port = 4242
+    prefix = ""
     free_port = 4243
     refused = 0
 
@@ -168,6 +172,9 @@ class FakeLink:
         self.urgent: SimpleQueue[Letter | None] = SimpleQueue()
         self._values: dict[str, Any] = {}
         self._sequence = itertools.count(1)
+
+    def second(self) -> FakeLink:
+        return FakeLink()
 
     def open_attempt(self, attempt: int, world_size: int) -> None:  # noqa: ARG002 - as the real one
         self.attempt = attempt

@@ -100,6 +100,23 @@ def test_a_group_that_was_closed_can_be_started_again(
     assert run(session)
 
 
+def test_a_second_session_shares_the_launcher_and_the_store_and_closes_neither(
+    session: Session, launcher: FakeLauncher, link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_launcher, other_link = launcher.share(), link.second()
+    make_willing(other_launcher, other_link)
+    monkeypatch.setattr(launcher, "share", lambda: other_launcher)
+    monkeypatch.setattr(link, "second", lambda: other_link)
+    second = session.second()
+    second.start(GroupSpec(nproc=3))
+    assert run(second)
+    assert second.time_line.path != session.time_line.path
+    second.close()
+    assert not other_launcher.living()
+    assert len(launcher.living()) == 2
+    assert run(session)
+
+
 # ---- threads that wait, and threads that end
 
 

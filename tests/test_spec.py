@@ -16,11 +16,11 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller import spec as room
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import RequestError
+from nbddp.errors import ArgumentError, RequestError
 from nbddp.launch.launcher import ThisMachine
 from nbddp.wire.start import RankStart
 
-LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, free_port=29501)
+LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", free_port=29501)
 
 
 @pytest.mark.parametrize("nproc", [1, 2, 128])
@@ -161,5 +161,14 @@ def test_a_rank_that_is_printed_shows_neither_secret_nor_environment(tmp_path: P
 
 
 def test_the_lifecycle_is_told_what_it_must_know() -> None:
-    event = GroupSpec(nproc=3, joins_group=False, grace=2.0).start_event()
+    spec = GroupSpec(nproc=3, joins_group=False, grace=2.0, ranks=(0, 2))
+    event = spec.start_event()
     assert (event.world_size, event.joins_group, event.grace) == (3, False, 2.0)
+    assert event.ranks == (0, 2)
+    assert "ranks" not in spec.facts()
+
+
+@pytest.mark.parametrize(("ranks", "words"), [((), "at least one"), ((0, 3), "no rank 3")])
+def test_ranks_that_there_are_not_cannot_be_started(ranks: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        GroupSpec(nproc=3, ranks=ranks)

@@ -77,6 +77,8 @@ FOUR = after(OFF, StartAsked(world_size=4))
 FOUR_RUN = after(FOUR, *map(ready, range(4)), run(0, 1, 2, 3))
 PATIENT = after(OFF, StartAsked(world_size=2, grace=20.0), ready(0), ready(1), run())
 LOST = after(RUNNING, ended(0), ended(1, in_group=False))  # no process group on rank 1
+SOME = after(OFF, StartAsked(world_size=3, joins_group=False, ranks=(0, 2)), ready(0))
+SOME_RUN = after(SOME, ready(2), run(0, 2, needs_group=False), ended(0))
 PEER_FREED = after(RUNNING, failed(1), rang(Alarm.PEERS))
 SIGSTOP = {"stopped": ((1, 4321),)}  # rank 1 got one, its process id is 4321
 ALL_COMPUTE = rang(Alarm.GRACE, working=(0, 1))
@@ -107,6 +109,7 @@ STARTS = {
     ),
     "the first rank is ready": ((STARTING, ready(1)), (State.STARTING,)),
     "the last rank is ready": ((after(STARTING, ready(1)), ready(0)), (State.IDLE, Started())),
+    "the last of some ranks is ready": ((SOME, ready(2)), (State.IDLE, Started())),
     "a rank is unable": (
         (after(STARTING, ready(0)), unable(1)),
         (State.STOPPING, NotStarted, kill(0, 1)),
@@ -139,6 +142,7 @@ CELLS = {
     "a cell on survivors": ((BROKEN, run(0)), (State.RUNNING, send(0))),
     "the first rank ends": ((RUNNING, ended(1)), (State.RUNNING,)),
     "the last rank ends": ((after(RUNNING, ended(1)), ended(0)), (State.IDLE, DONE)),
+    "the last of some ranks ends": ((SOME_RUN, ended(2)), (State.IDLE, DONE)),
     "the only rank of the cell ends": ((after(IDLE, run(1)), ended(1)), (State.IDLE, DONE)),
     "a survivor ends": ((after(BROKEN, run(0)), ended(0)), (State.BROKEN, DONE)),
     "no group for a cell that needs none": (
@@ -311,6 +315,7 @@ TABLE = (
     }
 )
 REFUSED = {
+    "a cell on a rank that was not started": (after(SOME, ready(2)), run(1)),
     "a start while starting": (STARTING, START),
     "a start while idle": (IDLE, START),
     "a start while running": (RUNNING, START),
@@ -448,6 +453,7 @@ def test_what_is_known_of_the_ranks() -> None:
     assert after(IDLE, died(1, 3)).ranks[1].exitcode == 3
     assert after(RUNNING, died(1), ended(1)).alive == [0]
     assert after(STOPPING, died(0), died(1)).ranks == ()
+    assert (SOME.alive, SOME.gone, SOME.ranks[1].state) == ([0, 2], (), RankState.ABSENT)
 
 
 def test_a_restarted_group_begins_with_nothing_of_the_old_one() -> None:

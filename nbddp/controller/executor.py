@@ -66,7 +66,7 @@ class Executor:
             lambda rank: self._ranks is not None and self._ranks.is_working(rank),
         )
         self.launcher = launcher
-        self._colors = colors
+        self.colors = colors
         self._ranks: Ranks | None = None
         self.returned: Returned | None = None  # what another notebook has left
         self._newest_cell = 0
@@ -324,9 +324,9 @@ class Executor:
         self._audience.forget_ranks()
         self._ranks = Ranks(action.attempt, self.means_now, self.launcher, self)
         self.launcher.settle(action.world_size)
-        starts = self._starts()
+        starts = [each for each in self._starts() if self.life.lives(each.topology.rank)]
         self.time_line.record("start", attempt=action.attempt, world_size=action.world_size)
-        self._ranks.launch(starts)
+        self._ranks.launch(starts, action.world_size)
 
     def _take_back(self, returned: Returned) -> None:
         self._start_error = None
@@ -355,7 +355,7 @@ class Executor:
             self.means_now.link,
             attempt=self.life.attempt,
             folder=self._open_folder(),
-            colors=self._colors,
+            colors=self.colors,
             launcher=self.launcher,
             struck=self.struck,
         )

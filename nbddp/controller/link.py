@@ -28,14 +28,22 @@ class StoreLink:
 
     Each thread that may wait has a client of its own: a blocking call on a client holds every
     other call on it.
+
+    Args:
+        server: the store; None to serve one.
+        prefix: what the keys of these ranks begin with in a store that serves others too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, server: dist.TCPStore | None = None, prefix: str = "") -> None:
         self.secret = secrets.token_bytes(32)
+        self.prefix = prefix
+        self._seconds = itertools.count(1)
         with names_from_files():
-            self._server = _serve_on_loopback()
+            self._server = server or _serve_on_loopback()
             self._reserved = _reserve_port()
             clients = [clone(self._server) for _ in range(4)]
+        if prefix:
+            clients = [dist.PrefixStore(prefix, each) for each in clients]
         self._sender, self._parcels, inbox, urgent = clients
         self._parcels.set_timeout(PATIENCE)
         self._parcel_lock = threading.Lock()
@@ -48,6 +56,10 @@ class StoreLink:
         self._controls: dict[int, QueueWriter] = {}
         self._reborn: dict[tuple[int, int], int] = {}  # incarnations of ranks that were healed
         self._ended: deque[tuple[int, int]] = deque()  # attempts, the last of which may live
+
+    def second(self) -> StoreLink:
+        """Return a link to other ranks over the same store, with a secret of its own."""
+        return StoreLink(self._server, f"s{next(self._seconds)}")
 
     @property
     def port(self) -> int:

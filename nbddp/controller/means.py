@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,13 @@ class Link(Protocol):
     @property
     def port(self) -> int:
         """Where the ranks find it, on 127.0.0.1."""
+
+    @property
+    def prefix(self) -> str:
+        """What the ranks' keys begin with there."""
+
+    def second(self) -> Link:
+        """Return a link to other ranks over the same store."""
 
     @property
     def free_port(self) -> int:
@@ -80,8 +88,10 @@ class Means:
     watcher: ExitWatcher
 
 
-def open_means() -> Means:
-    """A store on this machine, and the threads."""
-    from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
+def open_means(make_link: Callable[[], Link] | None = None) -> Means:
+    """Return a link, by default one that serves a store on this machine, and the threads."""
+    if make_link is None:
+        from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
 
-    return Means(StoreLink(), Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())
+        make_link = StoreLink
+    return Means(make_link(), Actor("nbddp-session"), Actor("nbddp-launch"), ExitWatcher())

@@ -74,9 +74,9 @@ class Ranks:
 
     # ---- how they begin
 
-    def launch(self, starts: Sequence[RankStart]) -> None:
+    def launch(self, starts: Sequence[RankStart], world_size: int) -> None:
         """Start a process for each, on the launching thread: a helper may keep it waiting."""
-        self._means.link.open_attempt(self.attempt, len(starts))
+        self._means.link.open_attempt(self.attempt, world_size)
         for start in starts:
             rank = start.topology.rank
             self._logs[rank] = LogReader(Path(start.log_path), rank)

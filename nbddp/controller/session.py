@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -98,6 +98,20 @@ class Session:
         """What happened."""
         return self._do.time_line
 
+    def second(self) -> Session:
+        """Return a session for other ranks next to these: of a script, or one run of several.
+
+        It shares launcher and store with this one. Its close ends its own ranks and threads, and
+        leaves the launcher, the store and these ranks alone. Close it before this one.
+        """
+        self._open()
+        link = self.require_link()
+        return Session(
+            self.launcher.share(),
+            colors=self._do.colors,
+            make_means=partial(open_means, link.second),
+        )
+
     def use(self, launcher: Launcher) -> None:
         """Start ranks elsewhere from the next start on; there must be none now."""
         self._do.launcher = launcher
@@ -183,6 +197,15 @@ class Session:
     def _note_expected(self, comeback: Comeback) -> None:
         self._do.comeback = comeback
         self.time_line.record("recovery", attempt=self.life.attempt, **comeback.facts())
+
+    @property
+    def struck(self) -> Set[str]:
+        """The faults that struck since the last start that was no recovery."""
+        return self._do.struck
+
+    def note_struck(self, faults: Set[str]) -> None:
+        """Faults struck elsewhere: a recovery or a replay does not arm them again."""
+        self.call(self._do.struck.update, faults)
 
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.launch.launcher import cores_here
 from nbddp.lifecycle.events import StartAsked
+from nbddp.lifecycle.reasons import unknown_rank
 from nbddp.topology import Topology
-from nbddp.wire.start import RankStart
+from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.means import Link
@@ -43,6 +44,7 @@ class GroupSpec:
         name: part of the run folder's name.
         grace: seconds that a rank gets to obey before it is killed.
         joins_group: whether ranks form a process group at the start.
+        ranks: start these ranks only; None for all.
 
     Raises:
         ArgumentError: when a value makes no sense.
@@ -51,12 +53,13 @@ class GroupSpec:
     nproc: int = 2
     backend: str = "auto"
     gpus: tuple[int | str, ...] | None = None
-    timeout: float = 1800.0
+    timeout: float = DEFAULT_TIMEOUT
     env: Mapping[str, str] = field(default_factory=dict)
     threads: int = 0
     name: str = ""
     grace: float = 5.0
     joins_group: bool = True
+    ranks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.nproc <= MAX_NPROC:
@@ -73,10 +76,23 @@ class GroupSpec:
         for name in self.env:
             if not _ENV_NAME.fullmatch(name):
                 raise ArgumentError(f"{name!r} is no name for an environment variable")
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        if self.ranks is not None and not self.ranks:
+            raise ArgumentError("at least one rank must be started")
+        for rank in self.ranks or ():
+            if not 0 <= rank < self.nproc:
+                raise ArgumentError(unknown_rank(rank, self.nproc))
 
     def start_event(self) -> StartAsked:
         """What the lifecycle must know of it."""
-        return StartAsked(world_size=self.nproc, joins_group=self.joins_group, grace=self.grace)
+        return StartAsked(
+            world_size=self.nproc,
+            joins_group=self.joins_group,
+            grace=self.grace,
+            ranks=self.ranks,
+        )
 
     def check_gpus(self) -> None:
         """Refuse NCCL without a GPU for every rank; asks the driver, creates no CUDA context.
@@ -118,6 +134,7 @@ class GroupSpec:
     def facts(self) -> dict[str, Any]:
         """What the record of a run says of it; of ``env`` the names, as values may be secret."""
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
+        del facts["ranks"]  # each cell of the record has them
         facts |= {"env": sorted(self.env), "threads": self.threads_per_rank()}
         return facts | {"cwd": str(self.cwd())}
 
@@ -140,6 +157,7 @@ class GroupSpec:
         common = RankStart(
             topology=Topology.local(1)[0],
             store_port=link.port,
+            store_prefix=link.prefix,
             attempt=attempt,
             secret=link.secret,
             log_path="",

@@ -120,6 +120,9 @@ class Launcher(Places, Protocol):
     def sweep(self, handle: RankHandle) -> None:
         """End what a rank that died left behind."""
 
+    def share(self) -> Launcher:
+        """Return a launcher for a second worker group; its close leaves this one as it is."""
+
     def close(self) -> None:
         """Give back whatever starting needed; no rank runs any more."""
 
@@ -221,10 +224,24 @@ class LocalLauncher(ThisMachine):
     def _orphans(self) -> list[psutil.Process]:
         return [] if self.forkserver is None else self.forkserver.orphans()
 
+    def share(self) -> Launcher:
+        """Return a launcher that forks from the same helper, and leaves it to this one."""
+        return SharedLauncher(self)
+
     def close(self) -> None:
         """End the helper."""
         if self.forkserver is not None:
             self.forkserver.close()
+
+
+class SharedLauncher(LocalLauncher):
+    """Starts ranks by the helper of another launcher."""
+
+    def __init__(self, owner: LocalLauncher) -> None:
+        self.method, self.forkserver = owner.method, owner.forkserver
+
+    def close(self) -> None:
+        """Leave the helper to its owner."""
 
 
 def cores_here() -> int:

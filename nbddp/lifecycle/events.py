@@ -29,11 +29,15 @@ class Alarm(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAsked:
-    """Start this many ranks; without ``joins_group`` they form no process group."""
+    """Start this many ranks, or those of ``ranks`` alone.
+
+    Without ``joins_group`` they form no process group.
+    """
 
     world_size: int
     joins_group: bool = True
     grace: float = GRACE
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from nbddp.errors import describe_exit, say_ranks
 from nbddp.lifecycle.events import Rang
-from nbddp.lifecycle.states import GroupState, Life
+from nbddp.lifecycle.states import GroupState, Life, RankState
 
 NO_GROUP = "there is no worker group; `%ddp start` or a `%%ddp` cell starts one"
 BUSY = "a cell is still running; `%ddp wait` waits for it, `%ddp interrupt` ends it"
@@ -58,6 +58,8 @@ def no_such_rank(life: Life, rank: int) -> str:
         return NO_GROUP
     if not 0 <= rank < len(life.ranks):
         return unknown_rank(rank, len(life.ranks))
+    if life.ranks[rank].state is RankState.ABSENT:
+        return f"rank {rank} was not started: `--ranks` leaves it out"
     return f"rank {rank} {describe_exit(life.ranks[rank].exitcode)}; {way_on(life)}"
 
 

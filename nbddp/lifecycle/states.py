@@ -48,6 +48,7 @@ class RankState(Enum):
     IDLE = "ready"
     RUNNING = "running"
     GONE = "gone"
+    ABSENT = "not started"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class RankLife:
     @property
     def is_alive(self) -> bool:
         """Whether its process is there."""
-        return self.state is not RankState.GONE
+        return self.state not in (RankState.GONE, RankState.ABSENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class Life:
     @property
     def gone(self) -> tuple[int, ...]:
         """Ranks whose process has ended."""
-        return tuple(each.rank for each in self.ranks if not each.is_alive)
+        return tuple(each.rank for each in self.ranks if each.state is RankState.GONE)
 
     @property
     def everybody(self) -> tuple[int, ...]:

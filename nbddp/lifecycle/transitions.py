@@ -80,7 +80,12 @@ def _start(life: Life, event: StartAsked) -> Step:
         state=GroupState.STARTING,
         attempt=attempt,
         has_group=event.joins_group,
-        ranks=tuple(RankLife(rank) for rank in range(event.world_size)),
+        ranks=tuple(
+            RankLife(rank)
+            if event.ranks is None or rank in event.ranks
+            else RankLife(rank, RankState.ABSENT)
+            for rank in range(event.world_size)
+        ),
         grace=event.grace,
     )
     spawn = Spawn(attempt=attempt, world_size=event.world_size, joins_group=event.joins_group)
@@ -229,8 +234,7 @@ def _why_not_run(life: Life, event: RunAsked) -> str:
 
 
 def _with_right_group(life: Life, *, needs_group: bool | None) -> Step:
-    is_whole = len(life.alive) == len(life.ranks)
-    if needs_group is None or (needs_group and (life.has_group or not is_whole)):
+    if needs_group is None or (needs_group and (life.has_group or life.gone)):
         return life, []  # with a rank missing, the ranks cannot form a group of all
     # A cell that failed may leave a group on some ranks although ``has_group`` is false. A rank
     # without a group ignores the message.
@@ -281,10 +285,9 @@ def _finish(life: Life, cell: CellLife) -> Step:
     if life.state is GroupState.STOPPING:
         return life, []  # told when the processes are gone
     is_torn = cell.has_failed and len(cell.sequences) > 1  # they left at different collectives
-    is_whole = len(life.alive) == len(life.ranks)
     over = replace(
         life,
-        state=GroupState.IDLE if is_whole else GroupState.BROKEN,
+        state=GroupState.BROKEN if life.gone else GroupState.IDLE,
         cell=None,
         has_group=not (cell.lost_group or is_torn),
     )

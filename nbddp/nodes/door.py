@@ -245,6 +245,8 @@ class Door:
         keep = {}
         for each in living:
             number, start = int(each["number"]), each["start"]
+            if start["store_prefix"]:
+                continue  # a rank of a script ends with the notebook that started it
             folder = folder_of(start)
             handle = RemoteHandle(self, node, number, folder)
             handle.pid = each["pid"]

@@ -48,6 +48,7 @@ class NodesLauncher:
         self.slots: list[Slot] = []
         self._room = 0  # for ranks when they were shared out
         self._on_room: Callable[[], None] | None = None
+        self._shared = [self]  # the launchers of all worker groups on these nodes
 
     @property
     def base_env(self) -> Mapping[str, str]:
@@ -96,12 +97,13 @@ class NodesLauncher:
     @property
     def is_watched(self) -> bool:
         """Whether somebody is told."""
-        return self._on_room is not None
+        return any(each._on_room is not None for each in self._shared)
 
     def note_coming(self) -> None:
         """A node has come."""
-        if self._on_room is not None and self.has_room():
-            self._on_room()
+        for each in [*self._shared]:
+            if each._on_room is not None and each.has_room():
+                each._on_room()
 
     def settle(self, world_size: int) -> None:
         """Give each node its ranks, for a new attempt.
@@ -253,8 +255,17 @@ class NodesLauncher:
     def sweep(self, handle: RankHandle) -> None:
         """A node does that itself."""
 
+    def share(self) -> NodesLauncher:
+        """Return a launcher for a second worker group on the same nodes, with slots of its own."""
+        other = NodesLauncher(self.door, least=self.least, most=self.most, way=self._way)
+        other._shared = self._shared
+        self._shared.append(other)
+        return other
+
     def close(self) -> None:
         """Nodes stay, for a start to come; closing the door sends them home."""
+        if self in self._shared[1:]:
+            self._shared.remove(self)
 
     @property
     def lost(self) -> Sequence[Slot]:

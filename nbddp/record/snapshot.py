@@ -281,9 +281,9 @@ def _asked(life: Life, cell: CellHandle | None, whereabouts: Whereabouts) -> str
 
 
 def _state(each: RankLife, cell: CellHandle | None) -> _State:
-    if not each.is_alive and cell is not None and cell.was_ended(each.rank):
+    if each.state is RankState.GONE and cell is not None and cell.was_ended(each.rank):
         return f"ended by the {cell.ended_by}", False, False
-    if not each.is_alive:
+    if each.state is RankState.GONE:
         is_well = each.exitcode == 0
         return describe_exit(each.exitcode), is_well, not is_well
     if cell is None or each.rank not in cell.ranks or not cell.has_ended(each.rank):

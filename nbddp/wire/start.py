@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from nbddp.topology import Topology
 
+DEFAULT_TIMEOUT = 1800.0  # seconds for a collective: torch's own
 UP = "up"  # the one queue that all ranks report into
 NEWS = "news"  # and the one for what does not wait behind output
 
@@ -21,6 +22,8 @@ class RankStart:
     Attributes:
         topology: its place in the world.
         store_port: the port of the store that messages go through, on this machine.
+        store_prefix: what the keys of this worker group begin with there; empty for the group that
+            serves the store.
         attempt: which start of the group this is, from 1.
         incarnation: which process of this rank in it, from 0: one that heals it is the next.
         secret: what messages are signed with.
@@ -50,7 +53,7 @@ class RankStart:
     sys_path: list[str]
     cwd: str
     backend: str = "auto"
-    timeout: float = 1800.0
+    timeout: float = DEFAULT_TIMEOUT
     threads: int = 1
     joins_group: bool = True
     run_id: str = "nbddp"
@@ -58,6 +61,7 @@ class RankStart:
     incarnation: int = 0
     interface: str = ""
     may_return: bool = False
+    store_prefix: str = ""
 
 
 def command_queue(attempt: int, rank: int, incarnation: int = 0) -> str:

@@ -54,18 +54,25 @@ class Clients:
     connections: Connections
 
     @classmethod
-    def connect(cls, port: int) -> Clients:
-        """Connect them all, before any code of the user runs; ``port`` is of this machine."""
+    def connect(cls, port: int, prefix: str = "") -> Clients:
+        """Connect them all, before any code of the user runs.
+
+        Args:
+            port: of the store, on this machine.
+            prefix: what all keys begin with.
+        """
         connections = Connections()
         with names_from_files():
             with connections.keeping():
-                first = dist.TCPStore(
+                first: dist.Store = dist.TCPStore(
                     "127.0.0.1",
                     port,
                     is_master=False,
                     timeout=FOREVER,
                     wait_for_workers=False,
                 )
+                if prefix:
+                    first = dist.PrefixStore(prefix, first)
                 control, reports, parcels = (clone(first) for _ in range(3))
             with connections.noting():
                 groups = clone(first)
