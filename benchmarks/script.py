@@ -3,7 +3,7 @@
     python benchmarks/script.py [--repeats 10] [--ranks 2]
 
 Everything is measured by a client of a real kernel, from its request to its receipt; the two take
-turns. The ranks are warm: one script ran in them before.
+turns. The helper is warm: one script ran before.
 """
 
 from __future__ import annotations

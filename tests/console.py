@@ -18,7 +18,14 @@ def ddp(line: str, **desk: Any) -> str:
     said: list[str] = []
     views = Views(Mock(spec=[]), Mock())
     views.say = said.append  # type: ignore[method-assign]
-    known = {"views": views, "current_run": None, "shell": None, "group": Mock(), **desk}
+    known = {
+        "views": views,
+        "current_run": None,
+        "last_run": None,
+        "shell": None,
+        "group": Mock(),
+        **desk,
+    }
     LineMagics(SimpleNamespace(**known)).ddp(line)  # type: ignore[arg-type]
     return "\n".join(said)
 

@@ -25,6 +25,7 @@ from nbddp.errors import ArgumentError
 from nbddp.train import checkpoint as checkpoint_module
 from nbddp.train import faults, models, place, report, strikes
 from nbddp.train.faults import KINDS, Fault, FaultError, armed, at, clear
+from nbddp.train.kinds import HANDED_OVER
 from nbddp.train.report import LoggerSink, log, reached, set_sink
 
 
@@ -210,6 +211,20 @@ def test_a_child_such_as_a_loaders_worker_is_not_struck(monkeypatch: pytest.Monk
     arm(1)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     log(step=1)
+
+
+def test_faults_are_handed_over_and_disarmed_by_their_spelling(
+    sink: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["kill@rank=1,step=3", "slow@rank=1,step=5,factor=3", "kill@rank=0,step=1"]
+    monkeypatch.setenv(HANDED_OVER, ";".join([*texts, "kill@rank=99,step=1"]))
+    monkeypatch.setenv("NBDDP_STRUCK", "")
+    faults.arm_handed_over()
+    assert sink.told == []
+    assert HANDED_OVER not in os.environ  # the script does not see it
+    assert [str(fault) for fault in armed()] == texts[:2]  # of this rank
+    faults.disarm(texts[:1])
+    assert [str(fault) for fault in armed()] == texts[1:2]
 
 
 # ---- not again after a restart

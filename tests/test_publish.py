@@ -371,7 +371,8 @@ def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(
 def test_the_run_that_goes_on_is_followed(folder: Path) -> None:
     line, desk = line_magics(make_run(folder, is_stopped=False))
     line.ddp("publish wandb")
-    desk.publishing.begin.assert_called_once_with(Target("wandb"), is_again=False)
+    session = desk.group.scripts.active
+    desk.publishing.begin.assert_called_once_with(session, Target("wandb"), is_again=False)
 
 
 @pytest.mark.usefixtures("installed")
@@ -396,10 +397,10 @@ def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
     said: list[str] = []
     session = Mock(time_line=line, call=lambda act, *words: act(*words))
     line.tell = said.append
-    publishing = Publishing(lambda: session, said.append)
+    publishing = Publishing(said.append)
     for _ in range(3):
-        publishing.follow([Target("wandb")])
-    under_way = refusal(RequestError, publishing.begin, Target("wandb"), is_again=True)
+        publishing.follow(session, [Target("wandb")])
+    under_way = refusal(RequestError, publishing.begin, session, Target("wandb"), is_again=True)
     line.folder = None  # it was stopped
     [publication] = publishing._begun.values()
     assert publication.follower is not None
@@ -408,6 +409,8 @@ def test_what_several_cells_ask_for_is_published_once_while_the_run_goes_on(
     assert publication.is_over
     assert "finished" in (path / "publish-wandb.log").read_text()
     line.folder = Mock(path=path)
-    publishing.follow([Target("wandb")])
+    publishing.follow(session, [Target("wandb")])
     assert len(said) == 1
-    assert "--again" in refusal(RequestError, publishing.begin, Target("wandb"), is_again=False)
+    assert "--again" in refusal(
+        RequestError, publishing.begin, session, Target("wandb"), is_again=False
+    )

@@ -259,9 +259,8 @@ def test_what_cannot_be_read_is_told_in_its_place(folder: Path) -> None:
 
 
 def test_a_log_whose_run_was_removed_is_told_in_a_line(folder: Path) -> None:
-    path, group = make_run(folder), Mock()
-    group.session.time_line.folder.log = lambda rank: path / f"rank{rank}.log"
-    group.life.ranks = [0, 1]
-    assert ddp("logs 0", group=group) == "hello"
+    path = make_run(folder)
+    assert ddp("logs 0", last_run=path) == "hello"
+    assert "no log of rank 7" in refused("logs 7", last_run=path)
     shutil.rmtree(path)
-    assert "rank0.log cannot be read: No such file" in refused("logs 0", group=group)
+    assert "rank0.log cannot be read: No such file" in refused("logs 0", last_run=path)

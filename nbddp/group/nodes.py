@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from nbddp.nodes.leftovers import Held, tidy
 from nbddp.nodes.returning import Returned
 from nbddp.topology import TORCHRUN
 from nbddp.ui.words import aligned, say_seconds
+from nbddp.ui.words import say_number_of as _count
 
 LOOPBACK = "127.0.0.1"
 _HEAD = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
@@ -73,18 +74,27 @@ class Nodes:
         session: of a worker group that is not started.
         spec: how many are wanted, and where they come in.
         join: of a door that another notebook has left open.
+        remark: tells whoever reads the cell or script that runs, or the next one.
 
     Raises:
         RequestError: there is a group on this machine, or nobody can listen there.
     """
 
-    def __init__(self, session: Session, spec: NodesSpec, join: Join | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        spec: NodesSpec,
+        join: Join | None = None,
+        *,
+        remark: Callable[[str], None] | None = None,
+    ) -> None:
         if session.life.state.is_live:
             raise RequestError(
                 "the worker group runs on this machine: `%ddp stop` ends it, then open the door"
             )
         self.spec = spec
         self._session = session
+        self._remark = remark or session.remark
         self._is_open = False  # nodes of a door that was there before may come in at once
         self._changes: SimpleQueue[Change] = SimpleQueue()  # no lock that a stop could leave taken
         self.door = Door(
@@ -125,17 +135,17 @@ class Nodes:
             return
         if change.has_come:
             self._agents.note(node)
-            self._session.remark(
+            self._remark(
                 f"node {node.name} has come with {_count(node.nproc, 'rank')}{self._say_room()}"
             )
             self.launcher.note_coming()
             return
         ranks = self.launcher.ranks_of(node)
         lost = f": {say_ranks(ranks)} {_are(len(ranks))} gone" if ranks else ""
-        self._session.remark(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
+        self._remark(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
 
     def _note_lost(self, folder: Path, error: OSError) -> None:
-        self._session.remark(
+        self._remark(
             f"the logs in {folder} are not whole: {error.strerror}; "
             "each node has those of its ranks"
         )
@@ -385,10 +395,6 @@ class Nodes:
             self.join_file.unlink()
         self._held.close()
         self._agents.close()
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _are(number: int) -> str:

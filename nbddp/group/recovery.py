@@ -144,13 +144,15 @@ class Recovery:
                 result = self._run_shown(replace(request, is_again=True))
                 continue
             setbacks.append(self._setback(verdict))
-            way, reason = self._way_on(setbacks, retries)
+            heals = not request.has_own_ranks  # else there are no names to keep
+            way, reason = self._way_on(setbacks, retries, heals=heals)
             if way is None:
                 if retries != NO_RETRIES:
                     self._say(f"not started again: {reason}")
                 return result
-            setbacks[-1] = setback = replace(setbacks[-1], way=way)
-            failed = self._come_back(setback) if way is Way.RESTART else None
+            setbacks[-1] = replace(setbacks[-1], way=way)
+            restarts = way is Way.RESTART or not heals
+            failed = self._come_back(setbacks[-1]) if restarts else None
             if failed is not None:
                 return failed
             result = self._run_shown(replace(request, is_again=True))
@@ -200,15 +202,20 @@ class Recovery:
             is_death=bool(life.gone),
         )
 
-    def _way_on(self, setbacks: Sequence[Setback], retries: Retries) -> tuple[Way | None, str]:
-        """How to go on, with the group healed if that is the way; or why not."""
+    def _way_on(
+        self, setbacks: Sequence[Setback], retries: Retries, *, heals: bool = True
+    ) -> tuple[Way | None, str]:
+        """How to go on, with the group healed if that is the way; or why not.
+
+        Without ``heals`` it is left as it is, to be started anew.
+        """
         reason = ENDED if self._is_ended else why_stop(setbacks, retries)
         way = None if reason else next_way(setbacks, retries)
         if way is None:
             return None, reason
         count = sum(each.way is way for each in setbacks[:-1]) + 1
         self._note(f"{setbacks[-1].what}; {way.value} {count} of {retries.of(way)}")
-        if way is Way.RESTART:
+        if way is Way.RESTART or not heals:
             return way, ""
         try:
             self._heal(setbacks[-1])
@@ -245,7 +252,7 @@ class Recovery:
             self._session.end_recovery(is_taken_up=False)
             return failed
         comeback = Comeback(
-            setback=setback,
+            setback=replace(setback, way=Way.RESTART),
             detected=detected,
             restarted=ready - began,
             replayed=time.monotonic() - ready,

@@ -41,7 +41,6 @@ def find_script(
         path=path,
         arguments=tuple(arguments),
         folder=str(folder),
-        cwd=str(cwd),
         keeps=keeps,
     )
 

@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from nbddp.errors import RequestError
 from nbddp.group.colors import default_colors
 from nbddp.group.prompts import prompt_numbers
 from nbddp.group.recovery import Recovery
+from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.scripts import find_script
 from nbddp.group.timelines import timeline_of
 from nbddp.lifecycle.comeback import Retries
@@ -87,6 +89,7 @@ class WorkerGroup:
         )
         self._pid = os.getpid()
         self._session = Session(colors=default_colors())
+        self._scripts = ScriptRanks(lambda: self._session, self.pull)
         self._start_lock = threading.Lock()
 
     # ---- life
@@ -127,7 +130,7 @@ class WorkerGroup:
     @property
     def folder(self) -> Path | None:
         """Where the logs, numbers and events of the run are; None while there is no run."""
-        folder = self._session.time_line.folder
+        folder = self._scripts.active.time_line.folder
         return None if folder is None else folder.path
 
     def _close_at_exit(self) -> None:
@@ -159,16 +162,19 @@ class WorkerGroup:
             StartError: a rank could not start.
         """
         self._close_at_exit()
+        self._scripts.close()
         self._session.restart(self._spec)
 
     def stop(self) -> None:
         """End all ranks; the next start is still quick."""
+        self._scripts.close()
         self._session.stop()
 
     def close(self) -> None:
         """End all ranks and everything that was started for them."""
         session = self._session
         atexit.unregister(self._close_if_ours)
+        self._scripts.close()
         session.close()
 
     # ---- cells
@@ -224,16 +230,20 @@ class WorkerGroup:
         quiet: bool = False,
         max_restarts: int = 0,
     ) -> CellResult:
-        """Run a script on the ranks as torchrun would, print what they print, wait for the end.
+        """Run a script as torchrun would, print what its ranks print, wait for the end.
+
+        It gets as many ranks as this group has, in processes of their own. They begin with the
+        environment and the working folder of this process, and end with the script; after a failure
+        they stay until the next cell or script.
 
         Args:
             name: a Python file; with ``is_module`` a module's name, as behind ``python -m``.
             arguments: the script's own.
             is_module: see ``name``.
-            keeps: afterwards cells find the script's names.
-            ranks: where; None for all.
+            keeps: run it in the ranks of the cells, which then find its names.
+            ranks: start these alone; None for all.
             quiet: print nothing.
-            max_restarts: after a failure, restart the ranks so many times and run it again.
+            max_restarts: after a failure, start its ranks again so many times.
 
         Returns:
             What came of it.
@@ -253,24 +263,41 @@ class WorkerGroup:
             once=not keeps,
             script=script,
         )
-        return self._run(request, Retries(restarts=max_restarts), quiet=quiet)
+        retries = Retries(restarts=max_restarts)
+        if keeps:
+            return self._run(request, retries, quiet=quiet)
+        self._close_at_exit()
+        session = self._scripts.open()
+        self._scripts.start(replace(self._spec, ranks=request.ranks))
+        result = self._run_on(session, request, retries, quiet=quiet)
+        self._scripts.end(session, result)
+        result.raise_for_failure()
+        return result
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
         self._check_started()
         self._asking.check_ranks(request.ranks)
-        screen = StreamScreen()
-        recovery = self._recovery(
-            lambda: TextView(
-                screen, is_quiet=quiet, questions=Questions(ConsoleBox(), self._session.answer)
-            ),
-            say=lambda text: screen.write(f"nbddp: {text}\n"),
-        )
-        result = recovery.run(request, retries)
+        self._scripts.make_way()
+        result = self._run_on(self._session, request, retries, quiet=quiet)
         result.raise_for_failure()
         return result
 
+    def _run_on(
+        self, session: Session, request: CellRequest, retries: Retries, *, quiet: bool
+    ) -> CellResult:
+        screen = StreamScreen()
+        recovery = self._recovery(
+            session,
+            lambda: TextView(
+                screen, is_quiet=quiet, questions=Questions(ConsoleBox(), session.answer)
+            ),
+            say=lambda text: screen.write(f"nbddp: {text}\n"),
+        )
+        return recovery.run(request, retries)
+
     def _recovery(
         self,
+        session: Session,
         make_view: Callable[[], View],
         *,
         say: Callable[[str], None],
@@ -279,26 +306,18 @@ class WorkerGroup:
         """What runs a cell again after a failure, in views that follow each other."""
         views: list[View] = []
 
-        def show(handle: CellHandle) -> CellResult:
+        def show_anew(handle: CellHandle) -> CellResult:
             view = make_view()
             if views and handle.request.is_again:
                 view.take_over(views[-1])
             views[:] = [view]
-            return self._show(handle, view)
+            return show(session, handle, view)
 
-        return Recovery(self._session, show=show, push=self._push_again, say=say, note=note)
-
-    def _show(self, handle: CellHandle, view: View) -> CellResult:
-        """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
-        try:
-            with self._session.taking_interrupts():
-                return view.show(handle)
-        finally:
-            handle.abandon()
+        return Recovery(session, show=show_anew, push=self._push_again, say=say, note=note)
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
-        self._session.interrupt()
+        self._scripts.active.interrupt()
 
     def kill(self, rank: int) -> None:
         """Kill one rank, as if it had run out of memory; a cell that runs fails on it.
@@ -307,9 +326,11 @@ class WorkerGroup:
             ArgumentError: there is no such rank.
             RequestError: it is gone already, or there is no group.
         """
-        self._check_started()
-        self._asking.check_ranks([rank])
-        self._session.kill(rank)
+        session = self._scripts.active
+        if not session.life.state.is_live:
+            raise RequestError(self._not_started)
+        Asking(session).check_ranks([rank])
+        session.kill(rank)
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
         """Replace ranks that are gone by new ones with a donor's names (the lowest that lives).
@@ -322,7 +343,7 @@ class WorkerGroup:
 
     def timeline(self, last: int | None = None) -> Timeline:
         """Who waited for whom in the last cell, or in its last so many steps."""
-        return timeline_of(self._session, last)
+        return timeline_of(self._scripts.recent, last)
 
     def _check_started(self) -> None:
         if not self.is_live:
@@ -390,3 +411,12 @@ class WorkerGroup:
             for parcel in left:  # one of them could not be opened
                 link.discard(parcel)
         return values if rank is None else values[0]
+
+
+def show(session: Session, handle: CellHandle, view: View) -> CellResult:
+    """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
+    try:
+        with session.taking_interrupts():
+            return view.show(handle)
+    finally:
+        handle.abandon()

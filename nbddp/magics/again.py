@@ -11,6 +11,7 @@ from nbddp.lifecycle.comeback import Retries
 from nbddp.record.cell import CellRequest, CellResult
 
 if TYPE_CHECKING:
+    from nbddp.controller.session import Session
     from nbddp.magics.desk import Desk
 
 
@@ -19,6 +20,7 @@ class Again:
 
     Args:
         desk: of the notebook.
+        session: whose ranks ran the cell.
         recovery: ran the cell, and knows its views.
         request: the cell.
         retries: as the cell was asked to run.
@@ -28,6 +30,7 @@ class Again:
     def __init__(
         self,
         desk: Desk,
+        session: Session,
         recovery: Recovery,
         request: CellRequest,
         retries: Retries,
@@ -35,10 +38,16 @@ class Again:
         conclude: Callable[[CellResult], None],
     ) -> None:
         self._desk = desk
+        self._session = session
         self._recovery = recovery
         self._request = request
         self._retries = retries
         self._conclude = conclude
+
+    @property
+    def is_of_script(self) -> bool:
+        """Whether it is a script, whose ranks hold nothing that a heal or a restart gives back."""
+        return self._request.has_own_ranks
 
     def heal(self) -> str:
         """Put new ranks in the places of those that died; what to say of it."""
@@ -53,13 +62,15 @@ class Again:
         return self._is_anew()
 
     def _is_anew(self) -> str:
-        return f"the ranks were restarted: attempt {self._desk.group.life.attempt}"
+        return f"the ranks were restarted: attempt {self._session.life.attempt}"
 
     def run_again(self) -> str:
         """Start them anew, replay, and run the cell once more."""
         return self._try(self._run_again)
 
     def _run_again(self) -> str:
+        if self.is_of_script:
+            self._desk.group.scripts.open(self._session)
         self._desk.views.start_over()
         result = self._recovery.run_again(self._request, self._retries)
         self._conclude(result)

@@ -40,7 +40,7 @@ def _look(desk: Desk, script: str | None) -> tuple[list[Finding], str]:
     number = desk.last_request.execution_count
     findings = check_cell(
         desk.last_request,
-        desk.group.survey(),
+        {} if desk.last_request.has_own_ranks else desk.group.survey(),
         world_size=len(desk.group.life.ranks),
         is_ok=desk.went_well,
         is_asked=True,

@@ -12,6 +12,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.export import Omitted, PulledValue
@@ -36,6 +37,7 @@ from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import begins_anew
+from nbddp.ui.words import say_number_of
 from nbddp.wire.trace_messages import Steps
 
 
@@ -48,7 +50,7 @@ class Desk:
         self.group = SteeredGroup(colors=str(shell.colors), comes_back=lambda: begins_anew(shell))
         self.checks = QuietChecks(lambda: len(self.group.life.ranks))
         self.views = Views(shell, self.checks)
-        self.publishing = Publishing(lambda: self.group.session, self.views.say)
+        self.publishing = Publishing(self.views.say)
         self.diary = Diary()
         self.last_request: CellRequest | None = None
         self.went_well = False
@@ -56,13 +58,22 @@ class Desk:
         self._traced: Trace | None = None  # of the cell in the background
         self._background: Background | None = None
         self._failed: Verdict | None = None
-        self._failed_in = 0  # which attempt
+        self._failed_in: tuple[Session, int] | None = None  # whose ranks, in which attempt
 
     @property
     def current_run(self) -> Path | None:
         """The folder of the run that goes on, if one does."""
-        folder = self.group.session.time_line.folder
-        return folder.path if folder and self.group.is_live else None
+        session = self.group.scripts.active
+        folder = session.time_line.folder
+        return folder.path if folder and session.life.state.is_live else None
+
+    @property
+    def last_run(self) -> Path | None:
+        """The folder of the last script if no cell ran since, else of the run that goes on."""
+        session = self.group.scripts.recent
+        path = session.time_line.path
+        is_of_script = session is not self.group.session and path is not None and path.exists()
+        return path if is_of_script else self.current_run
 
     @property
     def prompt_number(self) -> int:
@@ -96,6 +107,7 @@ class Desk:
 
         Fresh ranks go on with the run as its next attempt, or, with ``begins_run``, begin another.
         """
+        self.group.scripts.make_way(by_force=fresh)
         if not fresh:
             self.group.session.settle()
         if self.group.is_live and not fresh:
@@ -125,15 +137,31 @@ class Desk:
 
         What else has to be done before the cell runs is done within.
         """
-        is_live, number = self.group.is_live, spec.nproc
-        ranks = f"{number} rank{'' if number == 1 else 's'}"
-        text = f"{'restarting' if is_live else 'starting'} {ranks} ..."
+        is_live = self.group.is_live
         with ExitStack() as stack:
             if args.fresh or not is_live:
+                what = "restarting" if is_live else "starting"
+                text = f"{what} {say_number_of(spec.nproc, 'rank')} ..."
                 session = self.group.session
                 stack.enter_context(self.views.announcing(text, session, quiet=args.quiet))
             self.make_ready(spec, fresh=args.fresh, begins_run=args.name is not None)
             yield
+
+    def run_script(self, request: CellRequest, args: Namespace) -> None:
+        """Run a script in ranks of its own. What is asked of them is remembered if no others run.
+
+        Raises:
+            RequestError: a cell or another script runs, or the ranks cannot be had.
+        """
+        spec = self.asked_spec(args)
+        session = self.group.scripts.open()
+        if not self.group.is_live:
+            self.group.spec = replace(spec, name=self.group.spec.name)
+        number = spec.nproc if args.ranks is None else len(args.ranks)
+        text = f"starting {say_number_of(number, 'rank')} ..."
+        with self.views.announcing(text, session, quiet=args.quiet):
+            self.group.scripts.start(replace(spec, ranks=args.ranks, name=args.name or ""))
+            self.run(request, args, session)
 
     def check_ranks(self, args: Namespace) -> None:
         """See to it that there are the ranks that something is to run on.
@@ -146,30 +174,42 @@ class Desk:
             if rank >= known:
                 raise RequestError(unknown_rank(rank, known))
 
-    def run(self, request: CellRequest, args: Namespace) -> CellResult | None:
-        """Run a cell, or a script, as the options say; None if it runs in the background."""
-        request, retries = self._as_asked(request, args)
+    def run(
+        self, request: CellRequest, args: Namespace, session: Session | None = None
+    ) -> CellResult | None:
+        """Run a cell, or a script, as the options say; None if it runs in the background.
+
+        Args:
+            request: the cell or script.
+            args: its options.
+            session: whose ranks run it; None for those of the cells.
+        """
+        session = session or self.group.session
+        request, retries = self._as_asked(request, args, session)
         self.note(request, out=getattr(args, "out", None) or "")
         if not args.no_wait:
-            return self._run_in_foreground(request, retries, quiet=args.quiet)
-        self._run_in_background(request, retries, quiet=args.quiet)
+            return self._run_in_foreground(session, request, retries, quiet=args.quiet)
+        self._run_in_background(session, request, retries, quiet=args.quiet)
         return None
 
     def run_one_of_several(self, request: CellRequest, args: Namespace) -> CellResult:
         """Run a cell and show it; whatever comes of it, others follow."""
-        request, retries = self._as_asked(request, args)
-        result = self._recovery(quiet=args.quiet).run(request, retries)
+        session = self.group.session
+        request, retries = self._as_asked(request, args, session)
+        result = self._recovery(session, quiet=args.quiet).run(request, retries)
         self.went_well = result.is_ok
         if result.verdict is not None and not self.views.has_record:
             self.views.say(result.verdict.report())
         return result
 
-    def _as_asked(self, request: CellRequest, args: Namespace) -> tuple[CellRequest, Retries]:
-        stopped = self.group.life.everybody if args.break_ranks == ALL else args.break_ranks
+    def _as_asked(
+        self, request: CellRequest, args: Namespace, session: Session
+    ) -> tuple[CellRequest, Retries]:
+        stopped = session.life.everybody if args.break_ranks == ALL else args.break_ranks
         traced = args.trace or self.next_trace
         request = replace(request, break_ranks=tuple(stopped or ()), trace=traced)
         self.last_request, self.went_well = request, False
-        self.publishing.follow(args.publish or ())
+        self.publishing.follow(session, args.publish or ())
         retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
         return request, retries
 
@@ -181,43 +221,50 @@ class Desk:
         self.diary.note(asked, attempt=attempt, position=done, fault=fault, out=out)
 
     def _run_in_foreground(
-        self, request: CellRequest, retries: Retries, *, quiet: bool
+        self, session: Session, request: CellRequest, retries: Retries, *, quiet: bool
     ) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
-        recovery = self._recovery(quiet=quiet)
+        recovery = self._recovery(session, quiet=quiet)
         result = recovery.run(request, retries)
         self.next_trace = None
         self.went_well = result.is_ok
-        self._offer_again(result, recovery, request, retries)
+        self._conclude(session, result, recovery, request, retries)
         self._raise_for_failure(result)
         return result
 
-    def _offer_again(
-        self, result: CellResult, recovery: Recovery, request: CellRequest, retries: Retries
+    def _conclude(
+        self,
+        session: Session,
+        result: CellResult,
+        recovery: Recovery,
+        request: CellRequest,
+        retries: Retries,
     ) -> Trace | None:
         """Show what was traced, if that was asked for; after a failure, what can be done."""
         traced = None
         if request.trace is not None:
-            traced = trace_of(self.group.session, result, request.trace)
+            traced = trace_of(session, result, request.trace)
             self.views.show_trace(traced)
 
         def conclude(result: CellResult) -> None:
-            self._offer_again(result, recovery, request, retries)
+            self._conclude(session, result, recovery, request, retries)
             if not self.views.has_record:
                 self._raise_for_failure(result)
 
-        verdict = result.verdict
+        verdict, life = result.verdict, session.life
         if verdict is not None and not verdict.first.is_quit:
-            self._failed, self._failed_in = verdict, self.group.life.attempt
+            self._failed, self._failed_in = verdict, (session, life.attempt)
         if verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
-            again = Again(self, recovery, request, retries, conclude=conclude)
-            life = self.group.life
+            again = Again(self, session, recovery, request, retries, conclude=conclude)
             self.views.offer(again, can_heal=bool(life.gone and life.alive))
+        if request.has_own_ranks:
+            self.group.scripts.end(session, result)
         return traced
 
-    def _recovery(self, *, quiet: bool) -> Recovery:
+    def _recovery(self, session: Session, *, quiet: bool) -> Recovery:
         return self.group.recovery(
-            lambda: self.views.view(self.group.session, quiet=quiet),
+            session,
+            lambda: self.views.view(session, quiet=quiet),
             say=self._remark,
             note=None if quiet or not self.views.shows_panels else self.views.note,
         )
@@ -231,7 +278,8 @@ class Desk:
         Raises:
             RequestError: there is none.
         """
-        failed = self._failed if self._failed_in == self.group.life.attempt else None
+        session = self.group.scripts.active
+        failed = self._failed if self._failed_in == (session, session.life.attempt) else None
         if rank is None and failed is None:
             raise RequestError("no cell of these ranks has failed: there is nothing to look into")
         chosen = failed.first.rank if rank is None and failed else rank
@@ -243,7 +291,7 @@ class Desk:
             once=True,
             answers=tuple(commands),
         )
-        recovery = self._recovery(quiet=False)
+        recovery = self._recovery(session, quiet=False)
         self._raise_for_failure(recovery.run(request))
 
     def _raise_for_failure(self, result: CellResult) -> None:
@@ -253,20 +301,22 @@ class Desk:
             error.is_shown = self.views.has_record
             raise
 
-    def _run_in_background(self, request: CellRequest, retries: Retries, *, quiet: bool) -> None:
+    def _run_in_background(
+        self, session: Session, request: CellRequest, retries: Retries, *, quiet: bool
+    ) -> None:
         """Run a cell; show it on a thread whose output stays in this notebook cell.
 
         Raises:
             RequestError: it cannot run now.
         """
-        recovery = self._recovery(quiet=quiet)
+        recovery = self._recovery(session, quiet=quiet)
         begun: list[CellHandle] = []
 
         def follow() -> CellResult:
             [handle] = begun
             result = recovery.follow(handle, retries)
             self.went_well = result.is_ok
-            self._traced = self._offer_again(result, recovery, request, retries)
+            self._traced = self._conclude(session, result, recovery, request, retries)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
             return result
@@ -280,7 +330,7 @@ class Desk:
         """Wait for the cell in the background, show its trace; raises what it raised."""
         if self._background is None:
             return
-        with self.group.session.taking_interrupts():
+        with self.group.scripts.active.taking_interrupts():
             self._background.wait()
         background, self._background = self._background, None
         traced, self._traced = self._traced, None
@@ -305,7 +355,7 @@ class Desk:
             execution_count=self.prompt_number,
         )
         self.note(request, fault=f"%ddp fault {kind} --rank {rank} --step {step}")
-        self._raise_for_failure(self._recovery(quiet=True).run(request))
+        self._raise_for_failure(self._recovery(self.group.session, quiet=True).run(request))
 
     def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""

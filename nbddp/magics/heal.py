@@ -8,6 +8,9 @@ from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
 
 MAGIC = "%ddp heal"
+OF_SCRIPT = (
+    "no rank of the cells is gone: the dead ranks ran a script, which gets new ones each time"
+)
 
 
 def heal(desk: Desk, args: Namespace) -> None:
@@ -16,6 +19,9 @@ def heal(desk: Desk, args: Namespace) -> None:
     Raises:
         RequestError: it cannot be done.
     """
+    if desk.group.scripts.lost and not desk.group.life.gone:
+        desk.views.say_outcome(MAGIC, OF_SCRIPT)
+        return
     try:
         healed = desk.heal(args.rank or (), donor=args.donor)
     except RequestError as error:

@@ -42,10 +42,14 @@ from nbddp.magics.syntax import unquoted
 from nbddp.magics.trace import steer_trace, trace_options
 from nbddp.magics.views import SHOWN_STEPS, ViewChoice
 from nbddp.record.cell import CellRequest
-from nbddp.record.log_reader import tail
+from nbddp.record.log_reader import log_name, tail
 from nbddp.train.kinds import KINDS
 
 HELP = ("--help", "-h")  # as the first word: a script has options of its own
+KEPT = (
+    "nbddp: these are the ranks of the script that failed; `%ddp debug` looks into them until the "
+    "next cell or script"
+)
 
 
 @magics_class
@@ -117,7 +121,10 @@ class LineMagics(Magics):
     def status(self, line: str) -> None:
         """Show what the group and every rank are doing."""
         parse(self.status, line)
-        self._desk.views.show_status(self._desk.group.session)
+        scripts = self._desk.group.scripts
+        self._desk.views.show_status(scripts.active)
+        if scripts.are_kept:
+            self._desk.views.say(KEPT)
 
     @magic_arguments("ddp start")
     @start_options
@@ -147,24 +154,28 @@ class LineMagics(Magics):
     @start_options
     @run_options
     @argument("-m", "--module", action="store_true", help="the script is a module's name")
-    @argument("--keep", action="store_true", help="afterwards cells find the script's names")
+    @argument(
+        "--keep", action="store_true", help="run it in the ranks of the cells, which find its names"
+    )
     @argument("script", help="a Python file, as for torchrun")
     @argument("script_args", nargs=REMAINDER, help="all that follows is the script's")
     def run(self, line: str) -> None:
-        """Run a script on the ranks as torchrun would: panel, interrupt, and who failed where."""
+        """Run a script as torchrun would: panel, interrupt, and who failed where."""
         args, desk = parse(self.run, line), self._desk
         desk.check_ranks(args)
         script = find_script(args.script, args.script_args, is_module=args.module, keeps=args.keep)
-        spec = replace(desk.asked_spec(args), joins_group=False)
-        with desk.ready_for_cell(spec, args):
-            request = CellRequest(
-                source=f"%ddp run {line.strip()}",
-                ranks=args.ranks,
-                execution_count=desk.prompt_number,
-                needs_group=False,
-                once=not args.keep,
-                script=script,
-            )
+        request = CellRequest(
+            source=f"%ddp run {line.strip()}",
+            ranks=args.ranks,
+            execution_count=desk.prompt_number,
+            needs_group=False,
+            once=not args.keep,
+            script=script,
+        )
+        if not args.keep:
+            desk.run_script(request, args)
+            return
+        with desk.ready_for_cell(replace(desk.asked_spec(args), joins_group=False), args):
             desk.run(request, args)
 
     @magic_arguments("ddp export")
@@ -185,7 +196,7 @@ class LineMagics(Magics):
     def interrupt(self, line: str) -> None:
         """End the cell that runs (started with --no-wait); every name is kept."""
         parse(self.interrupt, line)
-        if not self._desk.group.life.state.is_at_work:
+        if not self._desk.group.scripts.active.life.state.is_at_work:
             raise RequestError("no cell is running")
         self._desk.group.interrupt()
 
@@ -303,10 +314,10 @@ class LineMagics(Magics):
     def logs(self, line: str) -> None:
         """Show the end of what a rank wrote, C code and child processes included."""
         args = parse(self.logs, line)
-        folder = self._desk.group.session.time_line.folder
-        if folder is None or args.rank >= len(self._desk.group.life.ranks):
+        folder, name = self._desk.last_run, log_name(args.rank)
+        if folder is None or (folder.exists() and not (folder / name).exists()):
             raise RequestError(f"there is no log of rank {args.rank}")
-        path = folder.log(args.rank)
+        path = folder / name
         try:
             said = tail(path, args.lines)
         except OSError as error:

@@ -63,7 +63,7 @@ def publish_run(desk: Desk, args: Namespace) -> None:
     current = desk.current_run
     path = find_run(args.run, Path.cwd(), current=current)
     if current is not None and path.resolve() == current.resolve():
-        desk.publishing.begin(args.tracker, is_again=args.again)
+        desk.publishing.begin(desk.group.scripts.active, args.tracker, is_again=args.again)
         return
     if summarize(path).is_live:
         raise RequestError(
@@ -80,36 +80,34 @@ class Publishing:
     """What this notebook publishes while it goes on: each run once to each tracker.
 
     Args:
-        session: gives the one that acts on the ranks.
         say: tells the user something between two cells.
     """
 
-    def __init__(self, session: Callable[[], Session], say: Callable[[str], None]) -> None:
-        self._session = session
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._begun: dict[tuple[Path, str], Publication] = {}
 
-    def follow(self, targets: Iterable[Target]) -> None:
+    def follow(self, session: Session, targets: Iterable[Target]) -> None:
         """Publish the run that goes on from its beginning to its end; what is asked twice, once.
 
         A tracker that cannot be had is said: the cell runs.
         """
         for each in targets:
-            folder = self._folder()
+            folder = _folder(session)
             if folder is None or (folder, each.kind) in self._begun:
                 continue
             try:
-                self.begin(each, is_again=False)
+                self.begin(session, each, is_again=False)
             except RequestError as error:
                 self._say(f"nbddp: {error}")
 
-    def begin(self, to: Target, *, is_again: bool) -> None:
+    def begin(self, session: Session, to: Target, *, is_again: bool) -> None:
         """Begin to publish the run that goes on.
 
         Raises:
             RequestError: it is published already, or nothing can be started.
         """
-        folder = self._folder()
+        folder = _folder(session)
         if folder is None:
             raise RequestError("no run goes on")
         before = self._begun.get((folder, to.kind))
@@ -118,16 +116,18 @@ class Publishing:
         name = name_there(folder, to.kind, is_again=is_again)
         publication = Publication(to, folder, name, is_live=True)
         self._begun[folder, to.kind] = publication
-        publication.follow(self._tell, lambda: self._folder() == folder)
+        publication.follow(
+            lambda text: self._tell(session, text), lambda: _folder(session) == folder
+        )
 
-    def _folder(self) -> Path | None:
-        folder = self._session().time_line.folder
-        return None if folder is None else folder.path
-
-    def _tell(self, text: str) -> None:
+    def _tell(self, session: Session, text: str) -> None:
         """In the cell that runs, or the next one; without ranks, here and now."""
-        session = self._session()
         with suppress(RequestError):
             session.call(session.time_line.tell, text)
             return
         self._say(f"nbddp: {text}")
+
+
+def _folder(session: Session) -> Path | None:
+    folder = session.time_line.folder
+    return None if folder is None else folder.path

@@ -19,7 +19,7 @@ def show_run(desk: Desk, args: Namespace) -> None:
         RequestError: there is none, or no such cell or metric.
     """
     current = desk.current_run
-    run = RecordedRun(find_run(args.run, Path.cwd(), current=current))
+    run = RecordedRun(find_run(args.run, Path.cwd(), current=desk.last_run))
     cell = None if args.cell is None else run.cell(args.cell)
     metrics = _chosen(run, cell, args.metrics) if args.metrics else None
     ending = say_ending(run, current=current)

@@ -15,6 +15,8 @@ from nbddp.errors import RequestError
 from nbddp.group import WorkerGroup, default_colors
 from nbddp.group.nodes import Nodes, NodesSpec
 from nbddp.group.recovery import Recovery
+from nbddp.group.script_ranks import ScriptRanks
+from nbddp.group.worker_group import show
 from nbddp.interrupts import OneInterrupt, begin, interrupt_held_back
 from nbddp.launch.launcher import Launcher
 from nbddp.lifecycle.reasons import NO_GROUP
@@ -62,6 +64,11 @@ class SteeredGroup(WorkerGroup):
     @session.setter
     def session(self, session: Session) -> None:
         self._session = session
+
+    @property
+    def scripts(self) -> ScriptRanks:
+        """The ranks of the last script."""
+        return self._scripts
 
     @property
     def spec(self) -> GroupSpec:
@@ -123,7 +130,9 @@ class SteeredGroup(WorkerGroup):
             )
         self._close_at_exit()
         with interrupt_held_back():  # a door that nobody knows of could not be closed
-            self.nodes = Nodes(self._session, spec, join)
+            self.nodes = Nodes(
+                self._session, spec, join, remark=lambda text: self._scripts.active.remark(text)
+            )
         return self.nodes
 
     def take_back(self, spec: NodesSpec, join: Join, seconds: float) -> Returned | None:
@@ -195,10 +204,11 @@ class SteeredGroup(WorkerGroup):
             handle: the cell, as :meth:`submit` returned it.
             view: where it is shown.
         """
-        return self._show(handle, view)
+        return show(self._session, handle, view)
 
     def recovery(
         self,
+        session: Session,
         make_view: Callable[[], View],
         *,
         say: Callable[[str], None],
@@ -207,11 +217,12 @@ class SteeredGroup(WorkerGroup):
         """What runs a cell again after a failure, each time in a view of its own.
 
         Args:
+            session: whose ranks run the cell.
             make_view: makes the view of one attempt.
             say: tells the user what happens between two attempts.
             note: the same where the next view shows it; None: ``say`` does.
         """
-        return self._recovery(make_view, say=say, note=note)
+        return self._recovery(session, make_view, say=say, note=note)
 
     def replay(
         self,
@@ -231,7 +242,9 @@ class SteeredGroup(WorkerGroup):
             CellFailedError: a cell failed this time.
             CellInterruptedError: it was interrupted; what was done again until then stays.
         """
-        quiet = self._recovery(lambda: TextView(StreamScreen(), is_quiet=True), say=say)
+        quiet = self._recovery(
+            self._session, lambda: TextView(StreamScreen(), is_quiet=True), say=say
+        )
         failed = quiet.replay(deeds, restart=restart)
         if failed is not None:
             failed.raise_for_failure()

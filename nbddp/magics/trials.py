@@ -104,6 +104,7 @@ class Trials:
         Raises:
             RequestError: they hold such a thing, or a cell runs; with ``--fresh`` it may go.
         """
+        self._desk.group.scripts.make_way(by_force=not self._replays)
         if not self._replays:
             return
         if self._session.life.state.is_busy:

@@ -118,6 +118,8 @@ class Views:
             self._take_back_offer()
             offers = {HEAL: again.heal} if can_heal else {}
             offers |= {RESTART: again.restart, RUN_AGAIN: again.run_again}
+            if again.is_of_script:
+                offers = {RUN_AGAIN: again.run_again}
             self._aftermath = Aftermath(self._shell.kernel, offers)
             self._aftermath.publish()
 
@@ -217,7 +219,8 @@ class Views:
         from nbddp.ui.panel.view import PanelView
 
         last = self._last if isinstance(self._last, PanelView) else None
-        display_status(session, snapshot, last, text=text)
+        is_its = last is not None and last.is_of(session)
+        display_status(session, snapshot, last if is_its else None, text=text)
 
     def show_run(
         self,

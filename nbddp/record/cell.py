@@ -60,6 +60,11 @@ class CellRequest:
     typed: tuple[Typed, ...] = field(default=(), repr=False)
     trace: Steps | None = None
 
+    @property
+    def has_own_ranks(self) -> bool:
+        """Whether it is a script that runs in other ranks than the cells."""
+        return self.script is not None and not self.script.keeps
+
 
 Deed = CellRequest | PushRecord  # what makes the ranks' namespaces what they are
 
@@ -241,6 +246,7 @@ class CellHandle:
                 self._exits,
                 ended_by=self.ended_by,
                 ended_at=self._ended_at,
+                is_of_script=self.request.has_own_ranks,
             ),
             fetch=self._fetch,
         )

@@ -67,6 +67,7 @@ class TimeLine:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.folder: RunFolder | None = None
+        self.path: Path | None = None  # of the run, or of the one that ended last
         self._say = say
         # by kind: many checkpoints do not push out the start, which the time line is cut by
         self._events: dict[str, deque[tuple[int, Happening]]] = {}
@@ -81,6 +82,7 @@ class TimeLine:
             self.close()
         if self.folder is None:
             self.folder = RunFolder(base, name)
+            self.path = self.folder.path
             for remark in (self.folder.remark, self.folder.describe(**facts)):
                 self.tell(remark)
         return self.folder
@@ -89,7 +91,7 @@ class TimeLine:
         """Go on in the folder of another notebook's run; if it is gone, in a new one."""
         if path.is_dir():
             self.close()
-            self.folder = RunFolder(path, is_there=True)
+            self.folder, self.path = RunFolder(path, is_there=True), path
         return self.folder or begin()
 
     def close(self) -> None:

@@ -193,6 +193,7 @@ class Verdict:
     is_interrupt: bool
     has_survivors: bool = True
     ended_by: str = ""
+    is_of_script: bool = False
 
     def of(self, rank: int) -> Trouble | None:
         """What a rank's trouble was, or that of others with the same news; None if it was well."""
@@ -243,6 +244,8 @@ class Verdict:
         return any(map(_lasting, [self.first, *(each for _, each in self.others)]))
 
     def _way_out(self) -> str:
+        if self.is_of_script:
+            return self._way_out_of_script()
         if self.ended_by:
             return "All names are gone with the ranks; the next cell finds, or starts, new ones."
         if not self.lost:
@@ -254,6 +257,14 @@ class Verdict:
             f"{who.capitalize()} lost all names, the other ranks keep theirs. `%ddp heal` replaces "
             f"{who} and copies the names, `%ddp restart` restarts all ranks."
         )
+
+    def _way_out_of_script(self) -> str:
+        """What to do after a script, whose ranks hold no names of cells."""
+        if self.ended_by or not self.has_survivors:
+            return "The ranks of the script are gone. Cells keep their names."
+        if self.lost:
+            return "Cells keep their names: no `%ddp heal` is needed, `%ddp run` starts new ranks."
+        return "Cells keep their names. `%ddp debug` works until the next cell or script."
 
 
 def _lasting(trouble: Trouble) -> bool:
@@ -267,11 +278,13 @@ def judge(
     *,
     ended_by: str = "",
     ended_at: float = 0.0,
+    is_of_script: bool = False,
 ) -> Verdict | None:
     """Find the first cause among what the ranks said; None when all went well.
 
     ``ended_by`` says that the user ended the ranks, by a "restart" or a "stop", at ``ended_at``:
-    then that is the cause, unless a rank had failed or died before.
+    then that is the cause, unless a rank had failed or died before. ``is_of_script`` says that the
+    ranks ran a script alone.
 
     First cause, not first exit: a rank that dies is noticed later than its peers notice that its
     connection closed, and a rank that was freed by an interrupt failed for somebody else's reason.
@@ -295,6 +308,7 @@ def judge(
         is_interrupt=first.is_interrupted or is_asked,
         has_survivors=set(exits) < set(ranks),
         ended_by=ended_by if is_asked else "",
+        is_of_script=is_of_script,
     )
 
 

@@ -6,7 +6,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from nbddp.errors import ArgumentError
 from nbddp.train import place, report
-from nbddp.train.kinds import KINDS
+from nbddp.train.kinds import HANDED_OVER, KINDS
 from nbddp.train.strikes import FaultError, Strike, aim
 
 __all__ = ["KINDS", "Fault", "FaultError", "armed", "at", "begin_cell", "clear"]
@@ -155,6 +155,19 @@ def at(*, step: int, rank: int, kind: str, factor: float = FACTOR, again: bool =
 def armed() -> list[Fault]:
     """The faults that have yet to strike this rank, the next one first."""
     return list(_drill.armed)
+
+
+def arm_handed_over() -> None:
+    """Arm what nbddp has handed to the ranks of a script: faults of the cells' ranks."""
+    texts = os.environ.pop(HANDED_OVER, "").split(";")
+    for fault in [Fault.parse(text) for text in texts if text]:
+        if fault.rank < _place()[1]:
+            at(step=fault.step, rank=fault.rank, kind=fault.kind, factor=fault.factor)
+
+
+def disarm(texts: Sequence[str]) -> None:
+    """Disarm faults that struck a script, written as ``str()`` writes them."""
+    _drill.armed = [each for each in _drill.armed if str(each) not in texts]
 
 
 def clear() -> None:

@@ -17,3 +17,4 @@ MEANINGS = {
 }
 
 KINDS = tuple(MEANINGS)
+HANDED_OVER = "NBDDP_FAULTS"  # the variable by which the ranks of a script get armed faults

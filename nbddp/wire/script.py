@@ -15,7 +15,6 @@ class Script:
         path: the file, absolute; empty for a module, which each rank finds for itself.
         arguments: what stands behind it.
         folder: what stands first on ``sys.path``: the file's, or for a module the working folder.
-        cwd: where it runs.
         keeps: whether its names stay in the namespace of the cells.
     """
 
@@ -23,7 +22,6 @@ class Script:
     path: str
     arguments: tuple[str, ...]
     folder: str
-    cwd: str
     keeps: bool = False
 
     def facts(self) -> dict[str, Any]:
@@ -34,7 +32,7 @@ class Script:
     def read(cls, facts: dict[str, Any]) -> Script:
         """Back from JSON.
 
-        >>> script = Script(name="a.py", path="/b/a.py", arguments=("-x",), folder="/b", cwd="/")
+        >>> script = Script(name="a.py", path="/b/a.py", arguments=("-x",), folder="/b")
         >>> Script.read(script.facts()) == script
         True
         """

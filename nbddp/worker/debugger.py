@@ -263,17 +263,17 @@ def without_ours(traceback: TracebackType, is_users: Callable[[str], bool]) -> T
     How a rank waits in ``input()``, or stops in a debugger, is nobody's line. What is left of a
     traceback that has none of the user's lines is all of it.
     """
-    steps = [*_steps(traceback)]
-    files = [step.tb_frame.f_code.co_filename for step in steps]
+    all_steps = [*steps(traceback)]
+    files = [step.tb_frame.f_code.co_filename for step in all_steps]
     users = [place for place, name in enumerate(files) if is_users(name)]
     if not users:
         return traceback
-    past = range(users[-1] + 1, len(steps))
-    end = next((place for place in past if _is_stop(files[place])), len(steps))
+    past = range(users[-1] + 1, len(files))
+    end = next((place for place in past if _is_stop(files[place])), len(files))
     while end > users[-1] + 1 and Path(files[end - 1]).is_relative_to(OURS):
         end -= 1
     rest: TracebackType | None = None
-    for step in reversed(steps[users[0] : end]):
+    for step in reversed(all_steps[users[0] : end]):
         rest = TracebackType(rest, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return rest or traceback
 
@@ -283,7 +283,8 @@ def _is_stop(name: str) -> bool:
     return name in DEBUGGERS or Path(name).is_relative_to(OURS / "worker")
 
 
-def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
+def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    """Yield the steps of a traceback, from the outermost one."""
     while traceback is not None:
         yield traceback
         traceback = traceback.tb_next

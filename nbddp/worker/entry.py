@@ -84,7 +84,7 @@ def live(start: RankStart) -> None:
     watch_kernel(start.kernel_pid)
     settle(start)
     log = RankLog(Path(start.log_path))
-    clients = Clients.connect(start.store_port)
+    clients = Clients.connect(start.store_port, start.store_prefix)
     sender, attempt = start.topology.rank, start.attempt
     writer, urgent = (
         QueueWriter(
@@ -130,6 +130,7 @@ class Rank:
         self._log = log
         self._meters = meters
         report.set_sink(meters)
+        faults.arm_handed_over()
         self._group = ProcessGroup(
             clients.groups,
             clients.connections,

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from nbddp.topology import Topology
 from nbddp.train import place
 from nbddp.wire.messages import RunCell
+from nbddp.wire.start import DEFAULT_TIMEOUT
 from nbddp.worker.afterlife import Afterlife
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
@@ -228,6 +229,9 @@ class ProcessGroup:
         """A cell may make groups and processes of its own, or ask the user something."""
         self.stuck_in = None
         self._hold_timeouts(may_ask=may_ask)
+        if command.script and self._timeout.total_seconds() != DEFAULT_TIMEOUT:
+            module: Any = dist.distributed_c10d
+            module.default_pg_timeout = module.default_pg_nccl_timeout = self._timeout
         self._rendezvous.begin_cell(command.cell, running=len(command.ranks))
         let_cell_choose_start_method()
         self._afterlife.begin_cell()

@@ -1,4 +1,4 @@
-"""Runs a script in a rank as ``torchrun`` would in a process of its own, and leaves no trace of it.
+"""Runs a script as ``torchrun`` does, in a rank that runs nothing else.
 
 What is said of ``python FILE`` and ``-m`` follows Python's own documentation of its command line
 and of ``runpy``.
@@ -7,27 +7,29 @@ and of ``runpy``.
 from __future__ import annotations
 
 import builtins
-import gc
 import importlib.util
+import itertools
 import linecache
-import os
+import multiprocessing.process
+import random
 import sys
 import tokenize
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-import torch.distributed as dist
+import numpy as np
+import torch
 
 from nbddp.wire.script import Script
-from nbddp.worker.endings import Leftovers, ending_as_a_program
+from nbddp.worker.endings import ending_as_a_program
 from nbddp.worker.folding import library_of
-from nbddp.worker.traces import MAINS, leaving_no_trace
 
 _MAIN = "__main__"
+_MAINS = (_MAIN, "__mp_main__")  # what a spawned process sends back may be of the second
+_IPYTHONS = ("__IPYTHON__", "display")  # names of builtins: code recognizes a notebook by them
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -67,66 +69,84 @@ def _shown(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
 
 
-def run(
-    script: Script,
-    files: OwnFiles,
-    *,
-    keep: Callable[[Mapping[str, Any]], None],
-    say: Callable[[str], None],
-) -> None:
-    """Run it to its end, and put everything back as it was.
+def run(script: Script, files: OwnFiles) -> None:
+    """Run a script to the end of the program, in a process that runs nothing else.
 
     Args:
         script: what to run.
         files: learns which are its own.
-        keep: is handed its names when it is over, if they are to stay.
-        say: is told in a line what it left behind and nobody can take away.
 
     Raises:
         BaseException: whatever ended it; SystemExit as well.
     """
     __tracebackhide__ = True
     files.begin(script)
-    main, leftovers = ModuleType(_MAIN), Leftovers()
-    with ExitStack() as stack:  # from here on the last goes first
-        stack.callback(leftovers.tell, script.name, say)
-        stack.callback(_forget, main, keep if script.keeps else None)
-        stack.enter_context(leaving_no_trace(script, files.__contains__))
-        stack.callback(_leave_groups, os.getpid())
-        stack.enter_context(ending_as_a_program(leftovers))
-        code = _load(main, script)
-        sys.modules.update(dict.fromkeys(MAINS, main))
-        _execute(code, main)
+    _become_a_program()
+    with ending_as_a_program():
+        sys.path[:] = [script.folder, *filter(None, sys.path)]  # "" is the working folder
+        main = ModuleType(_MAIN)
+        code, names = _load(script)
+        vars(main).update(names)
+        sys.modules.update(dict.fromkeys(_MAINS, main))
+        _execute(code, vars(main))
 
 
-def _execute(code: CodeType, main: ModuleType) -> None:
+def run_in(namespace: dict[str, Any], script: Script, files: OwnFiles) -> None:
+    """Run a script in the cells' namespace, without isolation, as IPython's ``%run -i`` does."""
+    __tracebackhide__ = True
+    files.begin(script)
+    arguments = [*sys.argv]
+    sys.path.insert(0, script.folder)
+    try:
+        code, names = _load(script)
+        namespace["__file__"] = names["__file__"]
+        _execute(code, namespace)
+    finally:
+        namespace.pop("__file__", None)
+        with suppress(ValueError):  # the script took it away
+            sys.path.remove(script.folder)
+        sys.argv[:] = arguments
+
+
+def _become_a_program() -> None:
+    """Undo what a forked rank has unlike a new process."""
+    for name in _IPYTHONS:
+        vars(builtins).pop(name, None)
+    # the next edit may come within the second that the time of a .pyc is exact to
+    sys.dont_write_bytecode = True
+    known: Any = multiprocessing.process
+    vars(known._current_process).update(_name="MainProcess", _identity=(), _parent_pid=None)
+    known._parent_process, known._children = None, set()
+    known._process_counter = itertools.count(1)
+    for seed in (torch.default_generator.seed, random.seed, np.random.seed):
+        seed()  # ranks are forked with the same state
+
+
+def _execute(code: CodeType, namespace: dict[str, Any]) -> None:
     __tracebackhide__ = "__ipython_bottom__"  # IPython's word for: and all that is above
-    exec(code, main.__dict__)
+    exec(code, namespace)
 
 
-def _load(main: ModuleType, script: Script) -> CodeType:
-    """Prepare the module ``__main__``, and ``sys.argv``, as Python's command line does."""
+def _load(script: Script) -> tuple[CodeType, dict[str, Any]]:
+    """Set ``sys.argv``, and return the code of ``__main__`` and its names, as Python's CLI does."""
     importlib.invalidate_caches()
     linecache.checkcache()
-    names = vars(main)
-    names["__builtins__"] = builtins
-    names["__cached__"] = None
+    names: dict[str, Any] = {"__builtins__": builtins, "__cached__": None}
     if sys.version_info < (3, 14):
         names["__annotations__"] = {}
     if script.path:
-        main.__file__ = script.path
-        main.__loader__ = SourceFileLoader(_MAIN, script.path)
+        names |= {"__file__": script.path, "__loader__": SourceFileLoader(_MAIN, script.path)}
         sys.argv[:] = [script.name, *script.arguments]
         with tokenize.open(script.path) as file:
-            return compile(file.read(), script.path, "exec", dont_inherit=True)
+            return compile(file.read(), script.path, "exec", dont_inherit=True), names
     spec = _find_module(script.name)
-    main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
-    main.__file__ = spec.origin
+    names |= {"__spec__": spec, "__loader__": spec.loader, "__package__": spec.parent}
+    names["__file__"] = spec.origin
     sys.argv[:] = [str(spec.origin), *script.arguments]
     code: CodeType | None = spec.loader.get_code(spec.name)
     if code is None:
         raise ImportError(f"no code object available for {script.name}")
-    return code
+    return code, names
 
 
 def _find_module(name: str) -> Any:
@@ -137,18 +157,3 @@ def _find_module(name: str) -> Any:
     if spec is None:
         raise ModuleNotFoundError(f"No module named {name}", name=name)
     return spec
-
-
-def _leave_groups(pid: int) -> None:
-    """Its process groups end with it, but not with a process that it forked."""
-    if os.getpid() == pid and dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def _forget(main: ModuleType, keep: Callable[[Mapping[str, Any]], None] | None) -> None:
-    """Free what it had: models, files, loaders with their workers; or hand it on."""
-    if keep is not None:
-        keep({name: value for name, value in vars(main).items() if not name.startswith("__")})
-    else:
-        main.__dict__.clear()
-    gc.collect()

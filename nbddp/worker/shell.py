@@ -24,7 +24,7 @@ from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
 from nbddp.worker import commands, scripts
 from nbddp.worker.backend_errors import is_backends
-from nbddp.worker.debugger import RankPdb, forget, post_mortem, rank_pdb
+from nbddp.worker.debugger import RankPdb, forget, post_mortem, rank_pdb, steps
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format
 from nbddp.worker.folding import folded
@@ -192,7 +192,10 @@ class RankShell(InteractiveShell):
         self.events.trigger("pre_execute")
         try:
             with self.handlers_acting():
-                scripts.run(script, self._script_files, keep=self.push, say=_say)
+                if script.keeps:
+                    scripts.run_in(self.user_ns, script, self._script_files)
+                else:
+                    scripts.run(script, self._script_files)
         except BaseException as error:  # noqa: BLE001 - it ends the script, and not the rank
             result.error_in_exec = error
             self._show_end_of_script(error)
@@ -292,10 +295,10 @@ class RankShell(InteractiveShell):
             super().showtraceback(exc_tuple, *args, **options)
 
     def _from_cell(self, error: BaseException) -> TracebackType | None:
-        step = error.__traceback__
-        while step is not None and not self.is_cell_file(step.tb_frame.f_code.co_filename):
-            step = step.tb_next
-        return step or error.__traceback__
+        for step in steps(error.__traceback__):
+            if self.is_cell_file(step.tb_frame.f_code.co_filename):
+                return step
+        return error.__traceback__
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
         if self._is_asked:
@@ -371,10 +374,6 @@ def _only_in_the_notebook(*_: str) -> NoReturn:
         "`%ddp`, `%%ddp` and `%%local` work only in the notebook, and this code runs on a rank. "
         "Move the command to a separate cell"
     )
-
-
-def _say(text: str) -> None:
-    print(f"nbddp: {text}")  # noqa: T201 - for the user, and whose it is
 
 
 def _has_error(exc_tuple: Any) -> bool:

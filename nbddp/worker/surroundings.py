@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from nbddp.worker.traces import torch_settings
+Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 class Surroundings:
@@ -30,7 +31,7 @@ class Surroundings:
             "path": [*sys.path],
             "folder": _folder(),
             "environ": {name: to for name, to in changed.items() if to != before.get(name)},
-            "torch": [read() for read, _ in torch_settings()],
+            "torch": [read() for read, _ in _torch_settings()],
             "accelerate": _accelerates_state(),
         }
 
@@ -44,7 +45,7 @@ class Surroundings:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        for (read, write), value in zip(torch_settings(), told["torch"], strict=True):
+        for (read, write), value in zip(_torch_settings(), told["torch"], strict=True):
             if read() != value:
                 write(value)
         _take_accelerates_state(told["accelerate"])
@@ -78,3 +79,31 @@ def _take_accelerates_state(told: dict[str, Any]) -> None:
         own["device"] = torch.device("cuda", torch.cuda.current_device())
     state: Any = importlib.import_module("accelerate.state")
     state.PartialState._shared_state.update(told | own)
+
+
+def _torch_settings() -> list[Pair]:
+    """How each setting of torch is read, and written."""
+    cudnn: Any = torch.backends.cudnn
+    return [
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (_default_device, torch.set_default_device),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
+        *(
+            (
+                lambda name=name: getattr(cudnn, name),
+                lambda value, name=name: setattr(cudnn, name, value),
+            )
+            for name in ("benchmark", "deterministic", "enabled")
+        ),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    ]
+
+
+def _default_device() -> Any:
+    """None where none was set, which torch's own getter does not tell from the CPU."""
+    context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    return None if context is None else context.device

@@ -12,6 +12,7 @@ import pytest
 from nbddp import CellFailedError
 from nbddp.group.scripts import find_script
 from nbddp.group.tracing import trace_of
+from nbddp.group.worker_group import show
 from nbddp.launch.launcher import LocalLauncher
 from nbddp.launch.memory import MemoryWatch
 from nbddp.magics.steered import SteeredGroup
@@ -108,11 +109,19 @@ class Ranks(SteeredGroup):
 
     def begin_script(self, path: str) -> CellHandle:
         """Start a script, as ``%ddp run`` does, and return."""
-        return self.begin(path, needs_group=False, script=find_script(path, []))
+        session = self.scripts.open()
+        self.scripts.start(self.spec)
+        return session.submit(
+            CellRequest(source=path, needs_group=False, script=find_script(path, []))
+        )
 
     def finish(self, handle: CellHandle) -> CellResult:
-        """Print what a cell prints until it ends."""
-        return self.show(handle, TextView(StreamScreen()))
+        """Print what a cell, or a script, prints until it ends."""
+        session = self.scripts.recent
+        result = show(session, handle, TextView(StreamScreen()))
+        if handle.request.has_own_ranks:
+            self.scripts.end(session, result)
+        return result
 
     def run_cell(self, source: str, **request: Any) -> CellResult:
         """Run a cell with options that :meth:`run` does not have; raise what came of it."""

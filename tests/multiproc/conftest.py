@@ -61,13 +61,14 @@ def lasting_group(
 
 
 @pytest.fixture
-def shared_group(lasting_group: Ranks) -> Ranks:
+def shared_group(lasting_group: Ranks) -> Iterator[Ranks]:
     """The file's two ranks, without the names that other tests have given them.
 
     It is for tests in which no rank dies, and which leave nothing in its process.
     """
     lasting_group.run("%reset -f", quiet=True)
-    return lasting_group
+    yield lasting_group
+    lasting_group.scripts.close()  # its ranks stay after a failure
 
 
 @pytest.fixture

@@ -67,6 +67,23 @@ def test_a_run_is_published_to_its_stop_and_later_cells_with_it(
     assert "finished 0" in log
 
 
+def test_a_script_is_a_run_there_and_the_run_of_the_cells_goes_on(
+    notebook: Notebook, with_tracker: Callable[[str], Path]
+) -> None:
+    base = with_tracker("well")
+    notebook.run(PUBLISH)
+    cells = run_folder(base)
+    begin = "import nbddp, torch.distributed as dist\ndist.init_process_group()\n"
+    (base / "train.py").write_text(f"{begin}rank = dist.get_rank()\n{TRAINING}")
+    assert notebook.run("%ddp run --publish wandb train.py").status == "ok"
+    [script] = {*cells.parent.iterdir()} - {cells}
+    assert wait_until(lambda: bool(read_note(script, "wandb").get("is_whole")), timeout=120)
+    assert read_note(script, "wandb")["steps"] == 30
+    assert not read_note(cells, "wandb").get("is_whole")
+    notebook.run("%ddp stop")
+    assert wait_until(lambda: bool(read_note(cells, "wandb").get("is_whole")), timeout=120)
+
+
 @pytest.mark.full
 def test_each_run_of_a_sweep_is_a_run_there_with_its_settings(
     notebook: Notebook, with_tracker: Callable[[str], Path]

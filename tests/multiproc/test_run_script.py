@@ -1,14 +1,16 @@
-"""Scripts that warm ranks run: as under torchrun, and without a trace."""
+"""Scripts run as under torchrun; ``test_script_processes.py`` has what becomes of their ranks."""
 
 from __future__ import annotations
 
-import os
+import gc
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from drivers.ranks import Ranks
 from notebook import Notebook
@@ -129,56 +131,6 @@ def test_it_may_meet_by_address_and_leave_its_group_behind(
     group.assert_works()
 
 
-LITTER = """
-import atexit, builtins, logging, os, random, signal, sys, threading, warnings
-import numpy, torch, own, torch.multiprocessing as mp
-sys.argv.append("more"); sys.path.insert(0, "/nowhere"); os.chdir("/"); os.environ["LITTER"] = "1"
-os.environ.pop("RANK"); os.umask(0o077); sys.setrecursionlimit(4321)
-torch.set_default_dtype(torch.float64); torch.set_default_device("meta")
-torch.set_grad_enabled(False); torch.manual_seed(1); random.seed(1); numpy.random.seed(1)
-torch.backends.cudnn.benchmark = True; torch.use_deterministic_algorithms(True)
-builtins.print = lambda *_: None; builtins.mine = 1
-signal.signal(signal.SIGTERM, lambda *_: None); signal.alarm(100)
-logging.basicConfig(level=logging.DEBUG); logging.disable(logging.CRITICAL)
-logging.getLogger("torch").setLevel(logging.DEBUG)
-warnings.simplefilter("error"); sys.excepthook = print; threading.excepthook = print
-mp.set_start_method("spawn", force=True)
-rank = "a script's"; litter = 1
-"""
-LOOK = """
-import builtins, logging, multiprocessing, os, random, signal, sys, threading, warnings, numpy
-def look():
-    umask = os.umask(0); os.umask(umask)
-    logger = logging.getLogger("torch")
-    return [
-        list(sys.argv), list(sys.path), sys.modules["__main__"], os.getcwd(), dict(os.environ),
-        umask,
-        sys.getrecursionlimit(), torch.get_default_dtype(), torch.ones(1).device,
-        torch.is_grad_enabled(), torch.get_rng_state().sum(), random.getstate(),
-        numpy.random.get_state()[1].sum(), torch.backends.cudnn.benchmark,
-        torch.are_deterministic_algorithms_enabled(), builtins.print, hasattr(builtins, "mine"),
-        signal.getsignal(signal.SIGTERM), signal.alarm(0), list(logging.root.handlers),
-        logging.root.level, logging.root.manager.disable, logger.level, list(logger.handlers),
-        list(warnings.filters), sys.excepthook, threading.excepthook, "own" in sys.modules,
-        multiprocessing.get_start_method(), rank, "litter" in globals(), threading.active_count(),
-        dist.is_initialized(), sys.dont_write_bytecode,
-    ]
-"""
-
-
-def test_afterwards_all_is_as_it_was(group: Ranks, write: Write) -> None:
-    write(LITTER)
-    write("value = 1", "work/own.py")
-    group.run(LOOK)
-    group.run("before = look()")
-    group.run_script("work/script.py")
-    group.run(
-        "after = look()\n"
-        "assert len(before) == len(after) == 34\n"
-        "assert [(a, b) for a, b in zip(before, after) if a != b] == []"
-    )
-
-
 def test_what_it_imports_of_its_own_is_as_it_is_now(
     group: Ranks, write: Write, capsys: Capture
 ) -> None:
@@ -190,18 +142,6 @@ def test_what_it_imports_of_its_own_is_as_it_is_now(
         write(f"value = {value}", "work/package/part.py")
         group.run_script("work/script.py")
     assert lines(capsys) == ["1 1", "2 2", "3 3"]
-
-
-def test_a_module_that_a_cell_has_stays_the_cells(
-    group: Ranks, write: Write, capsys: Capture
-) -> None:
-    write("import own\nown.value = 'changed'\nprint(own.value)")
-    path = write("value = 'first'", "work/own.py")
-    group.run(f"import sys\nsys.path.insert(0, {str(path.parent)!r})\nimport own")
-    group.run_script("work/script.py")
-    group.run("import own as again\nassert own is again and own.value == 'first'")
-    group.run("del sys.path[0], sys.modules['own']")
-    assert lines(capsys) == ["changed"]
 
 
 REDIRECT = """
@@ -220,36 +160,6 @@ def test_where_it_sends_its_output_is_its_own(
     group.run_script("work/script.py", ranks=[0])
     assert lines(capsys) == []
     assert (folder / "all.txt").read_text() == "to the file\nfrom a child\n"
-    group.run("import os\nprint('here')\nos.system('echo and here')", ranks=[0])
-    assert lines(capsys) == ["here", "and here"]
-
-
-COMPILES = """
-import torch
-from torch._dynamo.utils import counters
-model = torch.compile(torch.nn.Linear(2, 1), backend="eager")
-for size in (3, 3, 4):
-    model(torch.ones(size, 2))
-print({name: dict(each) for name, each in counters.items() if name in ("frames", "stats")})
-"""
-
-
-@pytest.mark.full
-def test_what_one_has_compiled_the_next_does_not_find(
-    group: Ranks, write: Write, capsys: Capture
-) -> None:
-    compiled = "twice = torch.compile(lambda x: 2 * x, backend='eager')\ntwice(torch.ones(1))"
-    group.run(f"{compiled}\nfrom torch._dynamo.utils import counters\nhad = str(counters)")
-    script = write(COMPILES)
-    printed = []
-    for _ in range(2):
-        capsys.readouterr()
-        group.run_script(str(script))
-        printed.append(sorted(capsys.readouterr().out.splitlines()))
-    assert "unique_graphs" in printed[0][0]
-    assert printed[1] == printed[0]
-    assert group.pull("had == str(counters)") == [True, True]
-    assert group.pull("twice(torch.ones(1)).item()") == [2.0, 2.0]
 
 
 # ---- how it ends
@@ -322,7 +232,6 @@ def test_what_python_does_at_the_end_of_a_program_is_done(
     assert "ValueError: at exit" in said
     assert "child" in said
     assert not [line for line in said if line.startswith("nbddp")]
-    group.run("import multiprocessing\nassert not multiprocessing.active_children()")
 
 
 FORKS = """
@@ -367,19 +276,6 @@ def test_its_forkserver_ends_with_it(group: Ranks, write: Write, capsys: Capture
         assert lines(capsys) == ["0"]
 
 
-def test_what_stays_is_named(group: Ranks, write: Write, capsys: Capture) -> None:
-    write(
-        "import subprocess, threading, time\n"
-        "threading.Thread(target=time.sleep, args=(600,), name='prefetch', daemon=True).start()\n"
-        "print(subprocess.Popen(['sleep', '600']).pid)"
-    )
-    group.run_script("work/script.py", ranks=[0])
-    pid, note = lines(capsys)
-    for words in ("work/script.py", "'prefetch'", f"process {pid}"):
-        assert words in note
-    os.kill(int(pid), 9)
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -402,24 +298,6 @@ def test_an_interrupt_ends_it_and_keeps_the_names_of_cells(
     group.run("assert kept == 1\ndist.barrier()")
 
 
-@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "failed"])
-def test_it_runs_after_a_cell_that_left_a_group_behind(
-    group: Ranks, write: Write, folder: Path, is_stopped: bool
-) -> None:
-    write("import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()")
-    source = "import time\nx = torch.ones(1)\nopen(f'begun{rank}', 'w').close()\n"
-    if is_stopped:
-        handle = group.begin(f"{source}while True: dist.all_reduce(x)")
-        assert wait_until(lambda: (folder / "begun0").exists() and (folder / "begun1").exists())
-        group.interrupt()
-        list(handle.notices())
-    else:
-        with pytest.raises(CellFailedError, match="rank 1: ValueError: no"):
-            group.run(f"{source}if rank == 1: raise ValueError('no')\ndist.all_reduce(x)")
-    group.run_script("work/script.py")
-    group.run("dist.barrier()")
-
-
 # ---- what it finds
 
 
@@ -437,10 +315,6 @@ files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
 print(torch.tensor([1.23456]), np.array([1.23456]), decimal.getcontext().prec, files)
 print(np.geterr()["divide"], torch.get_float32_matmul_precision(), torch.backends.cudnn.enabled)
 print(torch.distributed.is_initialized())
-torch.set_printoptions(precision=1); np.set_printoptions(precision=1); np.seterr(all="raise")
-decimal.getcontext().prec = 3; torch.set_float32_matmul_precision("high")
-torch.backends.cudnn.enabled = False
-resource.setrlimit(resource.RLIMIT_NOFILE, (files - 1, most))
 torch.set_num_interop_threads(2)  # a process may say it once, and each run is one
 try:
     torch.set_num_interop_threads(2)
@@ -451,36 +325,13 @@ except RuntimeError:
 
 def test_it_finds_what_a_program_finds(group: Ranks, write: Write, capsys: Capture) -> None:
     write(FOUND)
-    group.run("dist.barrier()\ntorch.set_printoptions(precision=2)")
     alone = subprocess.run(
         [sys.executable, "work/script.py"], check=True, capture_output=True, text=True
     )
     for _ in range(2):
         group.run_script("work/script.py")
         assert lines(capsys) == alone.stdout.splitlines()
-    group.run("assert display and __IPYTHON__\nprint(torch.tensor([1.23456]))")
-    assert lines(capsys) == ["tensor([1.23])"]
-    group.run("torch.set_printoptions(profile='default')")
-
-
-def test_what_a_cell_started_is_none_of_its_own(group: Ranks, write: Write) -> None:
-    write("import multiprocessing\nassert not multiprocessing.active_children()")
-    group.run(
-        "import multiprocessing, time\n"
-        "me = multiprocessing.current_process()\n"
-        "started = {multiprocessing.Process(target=time.sleep, args=(600,), daemon=is_daemon)"
-        " for is_daemon in (True, False)}\n"
-        "for each in started: each.start()"
-    )
-    try:
-        group.run_script("work/script.py")  # waits for none and ends none
-        group.run(
-            "assert all(each.is_alive() for each in started)\n"
-            "assert set(multiprocessing.active_children()) == started\n"
-            "assert multiprocessing.current_process() is me"
-        )
-    finally:
-        group.run("for each in started: each.kill(); each.join()")
+    group.run("assert display and __IPYTHON__")
 
 
 def test_its_arguments_are_its_own_and_a_module_is_found(
@@ -513,10 +364,10 @@ def test_the_processes_that_it_starts_know_its_classes(group: Ranks, write: Writ
         group.run_script("work/script.py")
 
 
-def test_a_value_that_needs_the_group_is_for_a_cell(group: Ranks, write: Write) -> None:
+def test_a_value_that_needs_the_group_is_for_a_cell(group: Ranks) -> None:
     size = "dist.get_world_size()"
     assert group.pull(size) == [2, 2]
-    group.run_script(write("import torch.distributed as dist\ndist.init_process_group()"))
+    group.run_cell("pass", needs_group=False)
     with pytest.raises(RequestError, match=r"^rank 0: .*process group"):
         group.pull(size)
     with pytest.raises(RequestError, match=r"ValueError: mine$"):
@@ -538,21 +389,23 @@ def test_its_names_stay_when_asked(group: Ranks, write: Write, capsys: Capture) 
 
 
 @pytest.mark.full
-def test_ten_runs_leave_nothing_in_a_rank(group: Ranks, write: Write) -> None:
+def test_ten_runs_leave_nothing_in_the_process_that_asks_for_them(
+    group: Ranks, write: Write
+) -> None:
     write(TRAIN.replace("INIT", "").replace("ENDING", "pass"))
-    measure = (
-        "import gc, os, psutil, threading\ngc.collect()\nmine = psutil.Process()\n"
-        "found = (mine.memory_full_info().uss, threading.active_count(), mine.num_fds(),"
-        " len(mine.children()))"
-    )
+    me = psutil.Process()
+
+    def measure() -> list[int]:
+        gc.collect()
+        processes = len(me.children(recursive=True))
+        return [me.memory_full_info().uss, threading.active_count(), me.num_fds(), processes]
+
     for _ in range(3):  # what is imported and cached once
         group.run_script("work/script.py", quiet=True)
-    group.run(measure)
-    before = group.pull("found", rank=0)
+    before = measure()
     for _ in range(10):
         group.run_script("work/script.py", quiet=True)
-    group.run(measure)
-    after = group.pull("found", rank=0)
+    after = measure()
     assert after[0] - before[0] < 5 << 20
     assert after[1:] == before[1:]
 

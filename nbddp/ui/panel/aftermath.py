@@ -39,7 +39,7 @@ class Aftermath:
     Args:
         kernel: in which the cell ran.
         offers: what each button does, by its label; it returns what to say of it. It may show the
-            cell again, which takes this row away. ``RESTART`` is among them, and asks first.
+            cell again, which takes this row away. ``RESTART`` asks first.
     """
 
     def __init__(self, kernel: Any, offers: Mapping[str, Deed]) -> None:

@@ -94,6 +94,10 @@ class PanelView:
         self._rhythm = Rhythm()
         self._next_draw = 0.0
 
+    def is_of(self, session: Session) -> bool:
+        """Whether it shows a cell of this session."""
+        return self._session is session
+
     def take_over(self, before: View) -> None:
         """Go on in the place of an earlier attempt's panel, which then is a part of this one."""
         if isinstance(before, PanelView) and before._shown is not None:

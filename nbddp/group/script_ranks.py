@@ -1,0 +1,121 @@
+"""The ranks of a script, next to those of the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from nbddp.controller.session import Session
+from nbddp.controller.spec import GroupSpec
+from nbddp.errors import RequestError
+from nbddp.lifecycle.reasons import BUSY
+from nbddp.record.cell import CellResult
+from nbddp.train.kinds import HANDED_OVER
+
+ARMED = "[str(each) for each in __import__('nbddp').faults.armed()]"
+DISARM = "__import__('nbddp').faults.disarm({!r})"
+
+
+class ScriptRanks:
+    """The session of the last script, which shares the launcher with that of the cells.
+
+    A script that went well leaves no rank. After a failure its ranks stay for a debugger until the
+    next cell or script begins.
+
+    Args:
+        cells: returns the session of the cells.
+        pull: returns the value of an expression in each of the cells' ranks.
+    """
+
+    def __init__(self, cells: Callable[[], Session], pull: Callable[[str], list[Any]]) -> None:
+        self._cells = cells
+        self._pull = pull
+        self._session: Session | None = None
+
+    @property
+    def recent(self) -> Session:
+        """The session that ran last: of the last script until a cell runs, else of the cells."""
+        cells = self._cells()
+        return self._session or cells
+
+    @property
+    def active(self) -> Session:
+        """The same, but that of the cells once the script's ranks have ended."""
+        return self.recent if self.recent.life.state.is_live else self._cells()
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether ranks of a script that failed are there."""
+        return self._session is not None and self._session.life.state.is_ready
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks that died in the last script."""
+        return () if self._session is None else self._session.life.gone
+
+    def open(self, session: Session | None = None) -> Session:
+        """Return a session for the ranks of a script: a new one, or that of a script to run again.
+
+        Raises:
+            RequestError: a cell or another script runs.
+        """
+        if session is None or session is not self._session:
+            self.make_way()
+        if self._cells().life.state.is_busy:
+            raise RequestError(BUSY)
+        self._session = session or self._cells().second()
+        return self._session
+
+    def start(self, spec: GroupSpec) -> None:
+        """Start the ranks, and arm the faults in them that are armed in the cells' ranks.
+
+        Raises:
+            RequestError: the ranks cannot be had.
+            StartError: a rank could not start.
+        """
+        try:
+            env = dict(spec.env)
+            if armed := [text for texts in self._ask_cells(ARMED) for text in texts]:
+                env[HANDED_OVER] = ";".join(armed)
+            self.recent.start(replace(spec, env=env, joins_group=False))
+        except BaseException:
+            self.close()
+            raise
+
+    def end(self, session: Session, result: CellResult) -> None:
+        """End the ranks of a script that is over, unless a debugger may look into them."""
+        if session is not self._session:
+            return  # the user has ended it
+        if struck := session.struck:
+            self._cells().note_struck(struck)
+            self._ask_cells(DISARM.format(sorted(struck)))
+        can_debug = result.verdict is not None and not result.verdict.ended_by
+        if not (can_debug and session.life.alive):
+            session.close()
+
+    def make_way(self, *, by_force: bool = False) -> None:
+        """End what is left of the last script, as a cell or another script begins.
+
+        Raises:
+            RequestError: the script runs; with ``by_force`` it is ended.
+        """
+        runs = self.active is self._session and not self.are_kept
+        if runs and not by_force:
+            raise RequestError(BUSY)
+        self.close()
+
+    def close(self) -> None:
+        """End all ranks, and forget them."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _ask_cells(self, expression: str) -> list[Any]:
+        """Return what each of the cells' ranks says; nothing where they cannot say it."""
+        life = self._cells().life
+        if life.state.is_ready and life.alive:
+            with suppress(RequestError):
+                return self._pull(expression)
+        return []

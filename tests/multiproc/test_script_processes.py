@@ -1,0 +1,459 @@
+"""Scripts run in processes of their own: a run finds and leaves what a program finds and leaves."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from drivers.ranks import Ranks
+from notebook import Notebook
+from processes import free_port, wait_until
+
+from nbddp import ArgumentError, CellFailedError, CellInterruptedError, RequestError
+from nbddp.controller.spec import GroupSpec
+from nbddp.record.cell import CellRequest
+
+pytestmark = pytest.mark.multiproc
+SHARES_KERNEL = True
+
+Capture = pytest.CaptureFixture[str]
+Write = Callable[..., str]
+
+
+@pytest.fixture
+def write(folder: Path) -> Write:
+    """Write a file, by default the script. Return its path."""
+
+    def write(source: str, name: str = "script.py") -> str:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+        return str(path)
+
+    return write
+
+
+def lines(capsys: Capture, rank: int = 0) -> list[str]:
+    """Return what a rank has printed since the last call."""
+    mark = f"[rank {rank}] "
+    said = capsys.readouterr().out.splitlines()
+    return [line.removeprefix(mark) for line in said if line.startswith(mark)]
+
+
+def run_until_stopped(group: Ranks, script: str) -> None:
+    """Stop a script when it says by a file that it has begun."""
+    handle = group.begin_script(script)
+    assert wait_until(Path("begun").exists)
+    group.interrupt()
+    with pytest.raises(CellInterruptedError):
+        group.finish(handle).raise_for_failure()
+
+
+# ---- what a run leaves
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "concurrent.futures.ProcessPoolExecutor(2)\npool.submit(work, 1).result()",
+        "multiprocessing.Pool(2)\npool.map(work, [1])",
+    ],
+    ids=["executor", "pool"],
+)
+def test_a_pool_that_stays_open_ends_with_its_script(
+    group: Ranks, write: Write, capsys: Capture, pool: str
+) -> None:
+    script = write(
+        "import concurrent.futures, multiprocessing\ndef work(x):\n    return x\n"
+        "if __name__ == '__main__':\n" + textwrap.indent(f"pool = {pool}\nprint('end')", "    ")
+    )
+    for _ in range(2):
+        group.run_script(script, ranks=[0])
+    assert lines(capsys) == ["end", "end"]
+
+
+def test_a_library_begins_again_in_each_run(
+    group: Ranks, write: Write, capsys: Capture, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As W&B does: it keeps what it has begun, ends it at exit, and has a logger of its own."""
+    write(
+        "import atexit, logging, sys\nlogger = logging.getLogger('tracker')\n"
+        "logger.setLevel(logging.INFO)\nlogger.addHandler(logging.StreamHandler(sys.stdout))\n"
+        "runs = []\n@atexit.register\ndef finish():\n    logger.info('finished %s', runs)\n"
+        "def init():\n    runs.append(len(runs))\n    logger.info('began %s', runs)\n",
+        "site-packages/tracker/__init__.py",
+    )
+    monkeypatch.syspath_prepend(str(folder / "site-packages"))
+    script = write("import tracker\ntracker.init()")
+    for _ in range(2):
+        group.run_script(script, ranks=[0])
+        assert lines(capsys) == ["began [0]", "finished [0]"]
+
+
+HOLDS = """
+import fcntl, os, pathlib, socket, time
+def main():
+    lock = open("lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    served = socket.create_server(("127.0.0.1", PORT))
+    pathlib.Path("begun").touch()
+    ENDING
+if os.environ["RANK"] == "0":
+    main()
+"""
+
+
+@pytest.mark.parametrize("ending", ["time.sleep(600)", "1 / 0"], ids=["stopped", "failed"])
+def test_what_a_run_held_is_free_in_the_next_one_and_in_a_cell(
+    group: Ranks, write: Write, ending: str
+) -> None:
+    source = HOLDS.replace("PORT", str(free_port()))
+    script = write(source.replace("ENDING", ending))
+    for _ in range(2):
+        Path("begun").unlink(missing_ok=True)
+        if ending == "1 / 0":
+            with pytest.raises(CellFailedError, match="ZeroDivisionError"):
+                group.run_script(script)
+        else:
+            run_until_stopped(group, script)
+    group.run(source.replace("ENDING", "pass"))
+
+
+def test_a_path_that_a_script_binds_anew_is_its_own(
+    group: Ranks, write: Write, capsys: Capture
+) -> None:
+    script = write("import sys\nprint('/mine' in sys.path)\nsys.path = ['/mine', *sys.path]")
+    group.run_script(script, ranks=[0])
+    group.run("import sys\nprint('/mine' in sys.path)", ranks=[0])
+    group.run_script(script, ranks=[0])
+    assert lines(capsys) == ["False"] * 3
+
+
+def test_a_cell_after_a_failed_script_says_nothing_of_its_model(
+    group: Ranks, write: Write, capsys: Capture
+) -> None:
+    script = write(
+        "import torch, torch.distributed as dist\n"
+        "def main():\n    dist.init_process_group('gloo')\n"
+        "    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    if dist.get_rank() == 1: raise ValueError('no')\n    dist.barrier()\nmain()"
+    )
+    with pytest.raises(CellFailedError, match="rank 1: ValueError: no"):
+        group.run_script(script)
+    capsys.readouterr()
+    group.run("print(rank)")
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
+
+
+@pytest.mark.parametrize("ending", ["pass", "1 / 0"], ids=["well", "failed"])
+def test_a_timer_that_a_script_sets_ends_no_rank_after_it(
+    group: Ranks, write: Write, ending: str
+) -> None:
+    script = write(
+        f"import faulthandler\nfaulthandler.dump_traceback_later(1, exit=True)\n{ending}"
+    )
+    if ending == "pass":
+        group.run_script(script)
+    else:
+        with pytest.raises(CellFailedError, match="ZeroDivisionError"):
+            group.run_script(script)
+    time.sleep(1.5)  # the timer's
+    group.run("assert world_size == 2\ndist.barrier()")
+
+
+def test_a_process_that_a_script_leaves_running_is_ended(
+    group: Ranks, write: Write, capsys: Capture
+) -> None:
+    script = write("import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)")
+    group.run_script(script, ranks=[0])
+    pid = int(lines(capsys)[0])
+    assert wait_until(lambda: not psutil.pid_exists(pid))
+
+
+# ---- what a run finds
+
+
+def test_a_script_finds_the_environment_and_the_folder_of_the_moment(
+    notebook: Notebook, write: Write, folder: Path
+) -> None:
+    script = write("import os\nprint(os.environ.get('FOO'), os.getcwd())")
+    other = folder / "other"
+    other.mkdir()
+    notebook.run(f"%cd -q {folder}\n%env FOO=0")
+    look = "%%ddp\nimport os\nprint(os.environ.get('FOO'), os.getcwd())"
+    assert notebook.run(look).lines(1) == [f"0 {folder}"]
+    notebook.run(f"%cd -q {other}\n%env FOO=1")
+    assert notebook.run(f"%ddp run {script}").lines(1) == [f"1 {other}"]
+    assert notebook.run(look).lines(1) == [f"0 {folder}"]
+    notebook.run("%env FOO=")
+
+
+def test_the_timeout_is_for_the_groups_of_a_script_too(
+    make_group: Callable[..., Ranks], write: Write
+) -> None:
+    group = make_group(2, timeout=2.0)
+    script = write(
+        "import time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0: dist.all_reduce(torch.ones(1))\nelse: time.sleep(30)"
+    )
+    began = time.monotonic()
+    with pytest.raises(CellFailedError, match="Timed out waiting 2000ms"):
+        group.run_script(script)
+    assert time.monotonic() - began < 20
+
+
+def test_a_script_after_a_stop_was_not_restarted(notebook: Notebook, write: Write) -> None:
+    script = write("import os\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'])")
+    for _ in range(2):
+        assert notebook.run(f"%ddp run {script}").lines(0) == ["0"]
+        notebook.run("%ddp stop")
+
+
+# ---- its ranks
+
+
+def test_the_cells_keep_their_ranks_and_names(group: Ranks, write: Write, capsys: Capture) -> None:
+    script = write(
+        "import os, torch.distributed as dist\ndist.init_process_group()\ndist.barrier()\n"
+        "print('kept' in globals(), os.getpid())\nif os.environ['RANK'] == '1': os._exit(3)\n"
+        "dist.barrier()"
+    )
+    group.run("kept = rank * 10")
+    before = group.pids
+    with pytest.raises(CellFailedError, match="rank 1 exited with code 3") as error:
+        group.run_script(script)
+    assert "no `%ddp heal` is needed" in error.value.report
+    for rank in range(2):
+        own_names, pid = lines(capsys, rank)[0].split() if rank == 0 else ("False", "0")
+        assert own_names == "False"
+        assert int(pid) not in before.values()
+    assert group.pids == before
+    assert group.pull("kept") == [0, 10]
+    group.assert_works()
+
+
+def test_only_chosen_ranks_are_started_with_their_own_environment(
+    make_group: Callable[..., Ranks], write: Write, capsys: Capture
+) -> None:
+    group = make_group(3)
+    script = write("import os\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n1 / 0")
+    with pytest.raises(CellFailedError, match="ranks 0,2: ZeroDivisionError"):
+        group.run_script(script, ranks=[0, 2])
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said) == ["[rank 0] 0 3", "[rank 2] 2 3"]
+    states = [each.state for each in group.scripts.active.snapshot().ranks]
+    assert states[1] == "not started"
+    assert len(group.scripts.active.process_ids()) == 2
+    with pytest.raises(RequestError, match="rank 1 was not started"):
+        group.kill(1)
+    with pytest.raises(ArgumentError, match="there is no rank 3"):
+        group.run_script(script, ranks=[3])
+
+
+def test_a_restart_begins_the_script_again_and_no_cell(
+    group: Ranks, write: Write, capsys: Capture, folder: Path
+) -> None:
+    script = write(
+        "import os, pathlib\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "if not pathlib.Path('again').exists():\n"
+        "    if os.environ['RANK'] == '0': pathlib.Path('again').touch(); os._exit(3)\n"
+    )
+    group.run("open(f'ran{rank}', 'a').write('x')")
+    before = group.pids
+    group.run_script(script, max_restarts=1)
+    assert lines(capsys) == ["0", "1"]
+    assert group.pids == before
+    assert (folder / "ran0").read_text() == "x"
+
+
+STEPS = """
+import nbddp
+for step in range(6):
+    nbddp.log(step=step, loss=1.0)
+"""
+
+
+def test_faults_are_handed_to_a_script_and_strike_once(group: Ranks, write: Write) -> None:
+    script = write(STEPS)
+    for step in (3, 90):
+        group.run(f"nbddp.faults.at(step={step}, rank=1, kind='raise')")
+    with pytest.raises(CellFailedError, match=r"rank 1: FaultError.*step=3"):
+        group.run_script(script)
+    group.run_script(script)  # it has struck
+    group.run(STEPS)
+    assert group.pull("[each.step for each in nbddp.faults.armed()]") == [[], [90]]
+    group.run("nbddp.faults.at(step=2, rank=0, kind='kill')")
+    group.run_script(script, max_restarts=1)
+    assert group.pull("len(nbddp.faults.armed())") == [0, 1]
+
+
+def test_a_second_session_leaves_the_launcher_and_the_first_one_alone(group: Ranks) -> None:
+    other = group.session.second()
+    other.start(GroupSpec(nproc=3))
+    handle = other.submit(CellRequest(source="x = torch.ones(1); dist.all_reduce(x); print(x)"))
+    assert group.finish(handle).is_ok
+    group.assert_works()
+    assert other.time_line.path != group.run_folder
+    other.close()
+    group.restart()
+    group.assert_works()
+
+
+# ---- in a notebook
+
+WAITS = """
+import os, pathlib, time
+secret = 40 + int(os.environ["RANK"])
+pathlib.Path("begun" + os.environ["RANK"]).touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.01)
+assert os.environ["RANK"] == "0", "one"
+"""
+
+
+@pytest.fixture
+def waits(notebook: Notebook, write: Write, folder: Path) -> Notebook:
+    """A notebook whose ranks have a name, while a script runs in other ranks."""
+    write(WAITS, "waits.py")
+    notebook.run(f"%cd -q {folder}")
+    assert notebook.run("%%ddp --nproc 2\nkept = rank * 10").status == "ok"
+    assert notebook.run("%ddp run --no-wait waits.py").status == "ok"
+    assert wait_until(lambda: all((folder / f"begun{rank}").exists() for rank in range(2)))
+    return notebook
+
+
+def assert_kept(notebook: Notebook) -> None:
+    """Check that the cells' ranks have their names and meet."""
+    reply = notebook.run("%%ddp\nx = torch.ones(1)\ndist.all_reduce(x)\nprint(int(x), kept)")
+    assert [reply.lines(rank) for rank in range(2)] == [["2 0"], ["2 10"]], reply.traceback
+
+
+def test_commands_are_for_the_script_while_it_runs(waits: Notebook) -> None:
+    assert wait_until(lambda: "waits.py:" in waits.run("%ddp status").text)
+    for magic in ("%%ddp\npass", "%ddp run waits.py"):
+        assert "`%ddp wait` waits for it" in waits.run(magic).text
+    assert waits.run("%ddp kill 1").status == "ok"
+    assert waits.run("%ddp wait").error == "CellFailedError: rank 1 was killed by SIGKILL"
+    assert "no rank of the cells is gone" in waits.run("%ddp heal").text
+    assert_kept(waits)
+
+
+def test_an_interrupt_is_for_the_script_while_it_runs(waits: Notebook) -> None:
+    assert waits.run("%ddp interrupt").status == "ok"
+    assert waits.run("%ddp wait").error.startswith("CellInterruptedError: ranks 0-1 interrupted")
+    assert "no cell is running" in waits.run("%ddp interrupt").text
+    assert_kept(waits)
+
+
+def test_a_debugger_looks_into_a_script_until_the_next_cell(waits: Notebook, folder: Path) -> None:
+    (folder / "go").touch()
+    assert (
+        waits.run("%ddp wait").error
+        == "CellFailedError: rank 1: AssertionError: one, waits.py line 7"
+    )
+    status = waits.run("%ddp status").text
+    assert "`%ddp debug` looks into them" in status
+    look = waits.run("%ddp debug -c 'p secret' -c q")
+    assert "41" in look.text.split(), look.text
+    assert "waits.py" in waits.run("%ddp show").text
+    assert_kept(waits)
+    assert "`%ddp debug` looks" not in waits.run("%ddp status").text
+    assert "nothing to look into" in waits.run("%ddp debug").text
+
+
+def test_a_stop_ends_the_script_too(waits: Notebook) -> None:
+    assert waits.run("%ddp stop").status == "ok"
+    assert "the cell was ended by a stop" in waits.run("%ddp wait").error
+
+
+def test_a_script_needs_no_ranks_of_cells_and_has_a_run_of_its_own(
+    notebook: Notebook, write: Write, folder: Path
+) -> None:
+    write("print('here')")
+    notebook.run(f"%cd -q {folder}")
+    assert notebook.run("%ddp run --nproc 3 --name tried script.py").lines(2) == ["here"]
+    assert "there is no worker group" in notebook.run("%ddp status").text
+    assert notebook.run("%ddp logs 2").text == "here\n"
+    assert "script.py" in notebook.run("%ddp show").text
+    assert notebook.run("%ddp run script.py").lines(2) == ["here"]
+    assert len(list((folder / ".nbddp" / "runs").glob("*-tried"))) == 1
+    assert len(list((folder / ".nbddp" / "runs").glob("*"))) == 2
+
+
+def test_a_script_that_is_kept_runs_in_the_ranks_of_the_cells(
+    notebook: Notebook, write: Write, folder: Path
+) -> None:
+    write("import own, sys\nkept = kept + own.value\nprint(__name__, sys.argv)")
+    write("value = 1", "own.py")
+    notebook.run(f"%cd -q {folder}")
+    notebook.run("%%ddp --nproc 2\nkept = rank * 10")
+    reply = notebook.run("%ddp run --keep script.py --lr 1")
+    assert reply.lines(1) == ["__main__ ['script.py', '--lr', '1']"], reply.traceback
+    look = "%%ddp\nimport sys\nprint(kept, '__file__' in globals(), len(sys.argv))"
+    assert notebook.run(look).lines(1)[0].startswith("11 False")
+
+
+def test_nothing_of_a_script_outlives_the_kernel(
+    fresh_notebook: Notebook, write: Write, folder: Path
+) -> None:
+    write(WAITS, "waits.py")
+    fresh_notebook.run("%ddp run --nproc 2 --no-wait waits.py")
+    assert wait_until(lambda: all((folder / f"begun{rank}").exists() for rank in range(2)))
+    processes = psutil.Process(fresh_notebook.pid).children(recursive=True)
+    assert len(processes) >= 4  # tracker, forkserver, 2 ranks
+    psutil.Process(fresh_notebook.pid).kill()
+    assert not psutil.wait_procs(processes, timeout=40)[1]
+
+
+# ---- on nodes
+
+
+@pytest.mark.full
+def test_it_runs_on_nodes_beside_the_ranks_of_the_cells(
+    on_nodes: Ranks, write: Write, capsys: Capture
+) -> None:
+    script = write(
+        "import os, torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "x = torch.ones(1)\ndist.all_reduce(x)\nprint(int(x), os.environ['GROUP_RANK'])\n"
+        "if os.environ['RANK'] == FAILS: raise ValueError('here')\ndist.barrier()"
+    )
+    source = Path(script).read_text()
+    on_nodes.run("kept = rank * 10")
+    before = on_nodes.pids
+    write(source.replace("FAILS", "''"))
+    for _ in range(2):
+        on_nodes.run_script(script)
+        said = capsys.readouterr().out
+        assert [said.count(f"[rank {rank}] 2 {rank}\n") for rank in range(2)] == [1, 1]
+    write(source.replace("FAILS", "'1'"))
+    with pytest.raises(CellFailedError, match="rank 1: ValueError: here"):
+        on_nodes.run_script(script)
+    assert on_nodes.scripts.are_kept
+    on_nodes.run("dist.barrier()")
+    assert not on_nodes.scripts.are_kept
+    assert on_nodes.pids == before
+    assert on_nodes.pull("kept") == [0, 10]
+
+
+@pytest.mark.full
+def test_it_begins_again_with_the_ranks_of_a_node_that_comes(
+    fresh_notebook: Notebook, write: Write, folder: Path
+) -> None:
+    write(
+        "import os, pathlib, time\nsize = os.environ['WORLD_SIZE']\n"
+        "pathlib.Path(f'of{size}').touch()\nprint(size)\nwhile size == '1': time.sleep(0.01)"
+    )
+    fresh_notebook.run(f"import os; os.environ['HOME'] = {str(folder)!r}")
+    fresh_notebook.run("%ddp nodes --nnodes 1:2 --local 1 --wait 60")
+    fresh_notebook.run("%ddp run --elastic --no-wait script.py")
+    assert wait_until((folder / "of1").exists)
+    fresh_notebook.run("%ddp nodes --local 1 --wait 60")
+    assert fresh_notebook.run("%ddp wait").status == "ok"
+    assert (folder / "of2").exists()
+    fresh_notebook.run("%ddp stop")
