@@ -67,6 +67,11 @@ class Recovery:
         self._has_room = False  # a node has come, and the cell was ended for it
         self._done: int | None = None  # by the replay that goes on, or was the last
 
+    @property
+    def session(self) -> Session:
+        """Whose ranks they are."""
+        return self._session
+
     def run(self, request: CellRequest, retries: Retries = NO_RETRIES) -> CellResult:
         """Run a cell; after a failure heal the group, or restart it and replay, and run it again.
 

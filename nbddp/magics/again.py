@@ -11,7 +11,6 @@ from nbddp.lifecycle.comeback import Retries
 from nbddp.record.cell import CellRequest, CellResult
 
 if TYPE_CHECKING:
-    from nbddp.controller.session import Session
     from nbddp.magics.desk import Desk
 
 
@@ -20,7 +19,6 @@ class Again:
 
     Args:
         desk: of the notebook.
-        session: whose ranks ran the cell.
         recovery: ran the cell, and knows its views.
         request: the cell.
         retries: as the cell was asked to run.
@@ -30,7 +28,6 @@ class Again:
     def __init__(
         self,
         desk: Desk,
-        session: Session,
         recovery: Recovery,
         request: CellRequest,
         retries: Retries,
@@ -38,7 +35,6 @@ class Again:
         conclude: Callable[[CellResult], None],
     ) -> None:
         self._desk = desk
-        self._session = session
         self._recovery = recovery
         self._request = request
         self._retries = retries
@@ -62,7 +58,7 @@ class Again:
         return self._is_anew()
 
     def _is_anew(self) -> str:
-        return f"the ranks were restarted: attempt {self._session.life.attempt}"
+        return f"the ranks were restarted: attempt {self._recovery.session.life.attempt}"
 
     def run_again(self) -> str:
         """Start them anew, replay, and run the cell once more."""
@@ -70,7 +66,7 @@ class Again:
 
     def _run_again(self) -> str:
         if self.is_of_script:
-            self._desk.group.scripts.open(self._session)
+            self._desk.group.scripts.open(self._recovery.session)
         self._desk.views.start_over()
         result = self._recovery.run_again(self._request, self._retries)
         self._conclude(result)

@@ -184,12 +184,12 @@ class Desk:
             args: its options.
             session: whose ranks run it; None for those of the cells.
         """
-        session = session or self.group.session
-        request, retries = self._as_asked(request, args, session)
+        recovery = self._recovery(session or self.group.session, quiet=args.quiet)
+        request, retries = self._as_asked(request, args, recovery.session)
         self.note(request, out=getattr(args, "out", None) or "")
         if not args.no_wait:
-            return self._run_in_foreground(session, request, retries, quiet=args.quiet)
-        self._run_in_background(session, request, retries, quiet=args.quiet)
+            return self._run_in_foreground(recovery, request, retries)
+        self._run_in_background(recovery, request, retries)
         return None
 
     def run_one_of_several(self, request: CellRequest, args: Namespace) -> CellResult:
@@ -221,33 +221,27 @@ class Desk:
         self.diary.note(asked, attempt=attempt, position=done, fault=fault, out=out)
 
     def _run_in_foreground(
-        self, session: Session, request: CellRequest, retries: Retries, *, quiet: bool
+        self, recovery: Recovery, request: CellRequest, retries: Retries
     ) -> CellResult:
         """Run a cell, show it, and raise what it raised."""
-        recovery = self._recovery(session, quiet=quiet)
         result = recovery.run(request, retries)
         self.next_trace = None
         self.went_well = result.is_ok
-        self._conclude(session, result, recovery, request, retries)
+        self._conclude(result, recovery, request, retries)
         self._raise_for_failure(result)
         return result
 
     def _conclude(
-        self,
-        session: Session,
-        result: CellResult,
-        recovery: Recovery,
-        request: CellRequest,
-        retries: Retries,
+        self, result: CellResult, recovery: Recovery, request: CellRequest, retries: Retries
     ) -> Trace | None:
         """Show what was traced, if that was asked for; after a failure, what can be done."""
-        traced = None
+        traced, session = None, recovery.session
         if request.trace is not None:
             traced = trace_of(session, result, request.trace)
             self.views.show_trace(traced)
 
         def conclude(result: CellResult) -> None:
-            self._conclude(session, result, recovery, request, retries)
+            self._conclude(result, recovery, request, retries)
             if not self.views.has_record:
                 self._raise_for_failure(result)
 
@@ -255,7 +249,7 @@ class Desk:
         if verdict is not None and not verdict.first.is_quit:
             self._failed, self._failed_in = verdict, (session, life.attempt)
         if verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
-            again = Again(self, session, recovery, request, retries, conclude=conclude)
+            again = Again(self, recovery, request, retries, conclude=conclude)
             self.views.offer(again, can_heal=bool(life.gone and life.alive))
         if request.has_own_ranks:
             self.group.scripts.end(session, result)
@@ -302,21 +296,20 @@ class Desk:
             raise
 
     def _run_in_background(
-        self, session: Session, request: CellRequest, retries: Retries, *, quiet: bool
+        self, recovery: Recovery, request: CellRequest, retries: Retries
     ) -> None:
         """Run a cell; show it on a thread whose output stays in this notebook cell.
 
         Raises:
             RequestError: it cannot run now.
         """
-        recovery = self._recovery(session, quiet=quiet)
         begun: list[CellHandle] = []
 
         def follow() -> CellResult:
             [handle] = begun
             result = recovery.follow(handle, retries)
             self.went_well = result.is_ok
-            self._traced = self._conclude(session, result, recovery, request, retries)
+            self._traced = self._conclude(result, recovery, request, retries)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
             return result
