@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ class Executor:
         spec, cell: how the group was started last; the cell that runs, or ran last.
         ready: what each rank said of itself when it was ready.
         deeds, comeback: what this attempt has done; what it came back from, until it works again.
+        struck, armed: faults that struck; those that each rank has in mind.
+        handed_over: faults to arm in the ranks as they start.
     """
 
     def __init__(self, launcher: Launcher, *, colors: str) -> None:
@@ -59,6 +62,8 @@ class Executor:
         self.deeds = Deeds()
         self.comeback: Comeback | None = None
         self.struck: set[str] = set()
+        self.armed: dict[int, list[str]] = {}
+        self.handed_over: tuple[str, ...] = ()
         self._audience = Audience(lambda: self.cell)
         self.time_line = TimeLine(self._audience.say)
         self.whereabouts = Whereabouts(
@@ -142,6 +147,7 @@ class Executor:
                 self.promises.answered(answer)
             case msg.Ready() as ready:
                 self.ready[rank] = ready
+                self.armed.pop(rank, None)
                 self._newest_cell = max(self._newest_cell, ready.cell)
                 self.step(ev.RankReady(attempt=attempt, rank=rank))
             case msg.StartFailed(reason=reason, traceback=traceback):
@@ -170,6 +176,7 @@ class Executor:
             self.time_line.record("resumed", **comeback.resumed(step, time.time()))
 
     def _read_report(self, rank: int, attempt: int, report: msg.CellEnded) -> None:
+        self.armed[rank] = report.armed
         try:
             if self.cell is not None and self.cell.number == report.cell:
                 self.cell.note_report(rank, report)
@@ -358,12 +365,19 @@ class Executor:
             colors=self.colors,
             launcher=self.launcher,
             struck=self.struck,
+            handed_over=self.handed_over,
         )
 
     def remark(self, text: str) -> None:
         """A node has come, or is gone."""
         self._audience.say(text)
         self.time_line.record("node", what=text)
+
+    def note_struck(self, faults: Set[str]) -> None:
+        """Faults struck other ranks, those of a script: they do not strike these."""
+        self.struck |= faults
+        for rank, armed in self.armed.items():
+            self.armed[rank] = [each for each in armed if each not in faults]
 
     def note_push(self, pushed: PushRecord) -> None:
         """Values were sent to ranks."""

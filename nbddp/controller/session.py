@@ -203,9 +203,18 @@ class Session:
         """The faults that struck since the last start that was no recovery."""
         return self._do.struck
 
+    @property
+    def armed(self) -> Sequence[str]:
+        """The faults that its ranks have in mind."""
+        return [each for armed in tuple(self._do.armed.values()) for each in armed]
+
+    def hand_over(self, faults: Sequence[str]) -> None:
+        """Arm these faults in the ranks of the next starts."""
+        self._do.handed_over = tuple(faults)
+
     def note_struck(self, faults: Set[str]) -> None:
-        """Faults struck elsewhere: a recovery or a replay does not arm them again."""
-        self.call(self._do.struck.update, faults)
+        """Faults struck the ranks of a script: a recovery or a replay does not arm them again."""
+        self.call(self._do.note_struck, faults)
 
     def process_ids(self) -> dict[int, int]:
         """The process id of every rank that lives."""

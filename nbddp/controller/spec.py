@@ -16,6 +16,7 @@ from nbddp.launch.launcher import cores_here
 from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.reasons import unknown_rank
 from nbddp.topology import Topology
+from nbddp.train.kinds import HANDED_OVER
 from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
 
 if TYPE_CHECKING:
@@ -151,8 +152,12 @@ class GroupSpec:
         colors: str,
         launcher: Places,
         struck: Iterable[str] = (),
+        handed_over: Iterable[str] = (),
     ) -> list[RankStart]:
-        """What each rank must be told; ``struck`` are faults that shall not strike again."""
+        """What each rank must be told.
+
+        ``handed_over`` are faults to arm at once; ``struck`` are those that shall not strike again.
+        """
         base = launcher.base_env
         common = RankStart(
             topology=Topology.local(1)[0],
@@ -173,6 +178,8 @@ class GroupSpec:
             colors=colors,
         )
         known = {"NBDDP_STRUCK": ";".join(sorted(struck))}
+        if faults := ";".join(handed_over):
+            known[HANDED_OVER] = faults
         return [
             replace(
                 common,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import logging
+from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,9 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.lifecycle.reasons import BUSY
 from nbddp.record.cell import CellResult
-from nbddp.train.kinds import HANDED_OVER
 
-ARMED = "[str(each) for each in __import__('nbddp').faults.armed()]"
+logger = logging.getLogger(__name__)
+
 DISARM = "__import__('nbddp').faults.disarm({!r})"
 
 
@@ -75,11 +75,10 @@ class ScriptRanks:
             RequestError: the ranks cannot be had.
             StartError: a rank could not start.
         """
+        session = self.recent
+        session.hand_over(self._cells().armed)
         try:
-            env = dict(spec.env)
-            if armed := [text for texts in self._ask_cells(ARMED) for text in texts]:
-                env[HANDED_OVER] = ";".join(armed)
-            self.recent.start(replace(spec, env=env, joins_group=False))
+            session.start(replace(spec, joins_group=False))
         except BaseException:
             self.close()
             raise
@@ -89,8 +88,7 @@ class ScriptRanks:
         if session is not self._session:
             return  # the user has ended it
         if struck := session.struck:
-            self._cells().note_struck(struck)
-            self._ask_cells(DISARM.format(sorted(struck)))
+            self._disarm(struck)
         can_debug = result.verdict is not None and not result.verdict.ended_by
         if not (can_debug and session.life.alive):
             session.close()
@@ -112,10 +110,12 @@ class ScriptRanks:
         if session is not None:
             session.close()
 
-    def _ask_cells(self, expression: str) -> list[Any]:
-        """Return what each of the cells' ranks says; nothing where they cannot say it."""
-        life = self._cells().life
-        if life.state.is_ready and life.alive:
-            with suppress(RequestError):
-                return self._pull(expression)
-        return []
+    def _disarm(self, struck: Set[str]) -> None:
+        """Disarm in the cells' ranks what struck a script: a fault strikes once."""
+        cells = self._cells()
+        cells.note_struck(struck)
+        if cells.life.state.is_ready and cells.life.alive:
+            try:
+                self._pull(DISARM.format(sorted(struck)))
+            except RequestError as error:
+                logger.warning("%s may strike again in a cell: %s", ", ".join(struck), error)

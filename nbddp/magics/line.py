@@ -47,8 +47,8 @@ from nbddp.train.kinds import KINDS
 
 HELP = ("--help", "-h")  # as the first word: a script has options of its own
 KEPT = (
-    "nbddp: these are the ranks of the script that failed; `%ddp debug` looks into them until the "
-    "next cell or script"
+    "nbddp: these are the ranks of the last script; `%ddp debug` looks into them until the next "
+    "cell or script"
 )
 
 

@@ -249,6 +249,7 @@ class CellEnded:
     ``values``: the marks that are ``new`` since the last report, and the paths that are ``gone``;
     ``late``: those of the new ones that an earlier cell may have set; ``is_all`` tells that earlier
     reports do not count.
+    ``armed``: the faults that have yet to strike this rank, as ``str()`` writes them.
     """
 
     cell: int
@@ -263,6 +264,7 @@ class CellEnded:
     parcel: JsonDict = field(default_factory=dict)
     facts: JsonDict = field(default_factory=dict)
     values: JsonDict = field(default_factory=dict)
+    armed: list[str] = field(default_factory=list)
 
     @property
     def is_ok(self) -> bool:

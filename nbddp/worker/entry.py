@@ -375,6 +375,7 @@ class Rank:
                 parcel=parcel,
                 facts=survey(self._shell.user_ns, command.source, failure=failure).json(),
                 values=self._shell.plain_values.changes(),
+                armed=[str(each) for each in faults.armed()],
             )
         )
 
