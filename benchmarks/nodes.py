@@ -2,8 +2,8 @@
 
     python benchmarks/nodes.py [--nodes 16] [--ranks 8] [--seconds 20]
 
-The nodes are all on this machine, each as on one of its own: a keeper, a helper, one encrypted
-connection to the notebook. Ranks form no process group in the silent and in the logging part, so
+The nodes are all on this machine, each as on one of its own: a keeper, a helper, encrypted
+connections to the notebook. Ranks form no process group in the silent and in the logging part, so
 that what is measured is the notebook's process alone: silent, then with each rank logging ten
 numbers a second. The round trip is that of an empty cell, of all ranks.
 """
@@ -49,14 +49,13 @@ def bring(
     """
     door = group.open_nodes(NodesSpec(least=nodes, most=most or nodes, nproc_per_node=ranks))
     command = [sys.executable, "-m", "nbddp.worker", "--join", str(door.join_file)]
-    command += ["--nproc-per-node", str(ranks)]
+    command += ["--ranks", str(ranks)]
     keepers = []
     for number in range(nodes):
-        # each is its own session: the abstract socket of a node's processes has its parent's name
         scratch = tempfile.mkdtemp(prefix=f"node{number}-")
         keepers.append(
             subprocess.Popen(
-                ["sh", "-c", 'exec "$@" & wait', "sh", *command, "--folder", scratch],
+                [*command, "--folder", scratch],
                 start_new_session=True,
                 stderr=subprocess.DEVNULL,
             )

@@ -96,7 +96,7 @@ def report_joins(group: SteeredGroup, joins: int) -> None:
         began = time.monotonic()
         command = [sys.executable, "-m", "nbddp.worker", "--join", str(nodes.join_file)]
         keeper = subprocess.Popen(
-            [*command, "--nproc-per-node", "1", "--folder", scratch],
+            [*command, "--folder", scratch],
             start_new_session=True,
             stderr=subprocess.DEVNULL,
         )

@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nbddp.nodes.frames import Kind, Wire
 from nbddp.nodes.keys import at_a_node
+from nbddp.nodes.node_connection import ENDED, FrameConnection, FrameType
 
 AT_ONCE = 200
 ANSWER = 60.0  # seconds until the door has ended the connection
@@ -49,18 +49,13 @@ class Forgers:
 
     async def prove(self, context: ssl.SSLContext) -> None:
         """Dial as a node does, with what is no proof."""
-        lost = asyncio.Event()
-
-        def note(_wire: Wire, _kind: Kind, _number: int, _data: bytes) -> None:
+        with suppress(*ENDED):
+            streams = await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
+            connection = FrameConnection(*streams)
+            # TLS 1.3: the refusal comes after the client's end
+            connection.send(FrameType.HELLO, 0, HELLO)
+            await asyncio.wait_for(connection.read(), ANSWER)
             self.heard += 1
-
-        with suppress(OSError):
-            _, wire = await asyncio.get_running_loop().create_connection(
-                lambda: Wire(note, lambda *_: lost.set()), "127.0.0.1", self._port, ssl=context
-            )
-            wire.send(Kind.HELLO, 0, HELLO)  # TLS 1.3: the refusal comes after the client's end
-            await asyncio.wait_for(lost.wait(), ANSWER)
-            wire.abort()
 
     async def another_key(self) -> None:
         await self.prove(self._wrong)
@@ -84,7 +79,7 @@ class Forgers:
 
     async def bare_frame(self) -> None:
         """A frame that claims to be long, without any proof before it."""
-        head = bytes([Kind.HELLO]) + bytes(4) + b"\xff" * 8
+        head = bytes([FrameType.HELLO]) + bytes(4) + b"\xff" * 8
         await self.say(head + HELLO, and_end=True)
 
     async def silent(self) -> None:

@@ -5,57 +5,60 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
+from contextlib import suppress
 from typing import Any
 
 from processes import wait_until
 
 from nbddp.nodes.door import Door
-from nbddp.nodes.frames import Kind, Wire
 from nbddp.nodes.keeper import about_this_node
 from nbddp.nodes.keys import at_a_node
+from nbddp.nodes.node_connection import ENDED, FrameConnection, FrameType
 
 
 class Guest:
     """Who comes to a door, on a thread of its own."""
 
     def __init__(self, door: Door, secret: bytes | None = None) -> None:
-        self.frames: list[tuple[Kind, bytes]] = []
+        self.frames: list[tuple[FrameType, bytes]] = []
         self.is_lost = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         context = at_a_node(door.join.secret if secret is None else secret)
         try:
-            self.wire: Wire = self._call(self._dial(door.join.port, context))
+            self._connection: FrameConnection = self._call(self._dial(door.join.port, context))
         except ssl.SSLError:
             self.close()
             raise
+        self._reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
 
-    async def _dial(self, port: int, context: ssl.SSLContext) -> Wire:
-        def note(_wire: Wire, kind: Kind, _number: int, data: bytes) -> None:
-            self.frames.append((kind, data))
+    async def _dial(self, port: int, context: ssl.SSLContext) -> FrameConnection:
+        return FrameConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
 
-        _, wire = await self._loop.create_connection(
-            lambda: Wire(note, lambda *_: self.is_lost.set()), "127.0.0.1", port, ssl=context
-        )
-        return wire
+    async def _read(self) -> None:
+        with suppress(*ENDED):
+            while True:
+                kind, _, data = await self._connection.read()
+                self.frames.append((kind, data))
+        self.is_lost.set()
 
     def _call(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
-    def tell(self, kind: Kind, number: int = 0, **facts: Any) -> None:
-        self._loop.call_soon_threadsafe(lambda: self.wire.tell(kind, number, **facts))
+    def tell(self, kind: FrameType, number: int = 0, **facts: Any) -> None:
+        self._loop.call_soon_threadsafe(lambda: self._connection.tell(kind, number, **facts))
 
-    def send(self, kind: Kind, number: int, data: bytes) -> None:
-        self._loop.call_soon_threadsafe(self.wire.send, kind, number, data)
+    def send(self, kind: FrameType, number: int, data: bytes) -> None:
+        self._loop.call_soon_threadsafe(self._connection.send, kind, number, data)
 
     def leave(self) -> None:
-        self._loop.call_soon_threadsafe(self.wire.abort)
+        self._loop.call_soon_threadsafe(self._connection.abort)
 
     def close(self) -> None:
-        if hasattr(self, "wire"):
+        if hasattr(self, "_connection"):
             self.leave()
-            wait_until(lambda: not self.wire.is_open)
+            self._reading.result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
         self._loop.close()
@@ -75,7 +78,7 @@ class Guests:
     def bring(self, nproc: int = 4, **facts: Any) -> Guest:
         """Have a node come in, or be refused."""
         seen, guest = self._seen, self.come()
-        guest.tell(Kind.HELLO, **about_this_node(nproc) | facts)
+        guest.tell(FrameType.HELLO, **about_this_node(nproc) | facts)
         assert wait_until(lambda: self._seen > seen)
         return guest
 

@@ -14,7 +14,7 @@ from nbddp.controller import executor, healing
 from nbddp.group import agents
 from nbddp.lifecycle import transitions
 from nbddp.magics import complete, hints
-from nbddp.nodes import door, entrance, keeper
+from nbddp.nodes import door, handshake, keeper
 from nbddp.record import hangs
 from nbddp.ui.panel import view
 from nbddp.worker import interrupt
@@ -29,7 +29,7 @@ LIMITS = {
     "node_silent_after": (door, "SILENT_AFTER"),
     "notebook_silent_after": (keeper, "SILENT_AFTER"),
     "keeper_greeting": (keeper, "GREETING"),
-    "door_greeting": (entrance, "GREETING"),
+    "door_greeting": (handshake, "GREETING"),
     "agents_ending": (agents, "ENDING"),
     "panel_opens_after": (view, "OPENING"),
     "completion_waits": (complete, "PATIENCE"),

@@ -114,18 +114,11 @@ class OnNodes:
         number = len(self.keepers)
         folder = Path.home() / f"keeper{number}"
         file = replace(join, port=port or join.port).save(folder)
-        ranks = f"--nproc-per-node={nproc}"
-        agent = ["-m", "torch.distributed.run", "--master-addr=127.0.0.1", "--master-port=0", ranks]
+        agent = ["-m", "torch.distributed.run", "--master-addr=127.0.0.1", "--master-port=0"]
         command = [sys.executable, *(agent if with_agent else ()), "-m", "nbddp.worker"]
-        command += ["--join", str(file), "--folder", str(folder / "logs")]
-        command += [] if with_agent else [ranks]
+        command += ["--join", str(file), "--ranks", str(nproc), "--folder", str(folder / "logs")]
         command += ["--orphan-timeout", str(ALONE), *options]
-        # a shell of its own: where the processes of a node meet has their parent's number
-        keeper = subprocess.Popen(
-            [*prefix, "sh", "-c", '"$@" & wait $!', "sh", *command],
-            start_new_session=True,
-            env=env,
-        )
+        keeper = subprocess.Popen([*prefix, *command], start_new_session=True, env=env)
         self.keepers.append(keeper)
         self.await_nodes(enough)
         return keeper

@@ -10,7 +10,7 @@ import socket
 import ssl
 import stat
 from argparse import ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,16 @@ from nbddp.nodes import mirror
 from nbddp.nodes.agent import main
 from nbddp.nodes.clocks import Clock
 from nbddp.nodes.door import Change, Door, RemoteHandle
-from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keeper import about_this_node
 from nbddp.nodes.mirror import Inlet, Outlet
-from nbddp.nodes.tunnel import WINDOW, Tunnel
+from nbddp.nodes.node_connection import (
+    FrameConnection,
+    FrameType,
+    StoreForwarder,
+    facts_of,
+    forward,
+)
 
 JOIN = Join.new("127.0.0.1", 29400)
 
@@ -88,7 +93,13 @@ class AtTheDoor(Guests):
 
     def __init__(self) -> None:
         self.changes: list[Change] = []
-        super().__init__(Door("127.0.0.1", on_change=self.changes.append))
+        self.lost: list[Path] = []  # folders
+        door = Door(
+            "127.0.0.1",
+            on_change=self.changes.append,
+            on_lost=lambda folder, _: self.lost.append(folder),
+        )
+        super().__init__(door)
 
     def has_refused(self, count: int = 1) -> bool:
         return wait_until(lambda: self.door.refused == count) and not self.door.nodes
@@ -107,7 +118,7 @@ def test_who_says_what_he_has_comes_in(at_the_door: AtTheDoor) -> None:
     at_the_door.bring()
     host = socket.gethostname()
     assert [(node.name, node.nproc) for node in door.nodes] == [(host, 3), (f"{host}#2", 4)]
-    assert wait_until(lambda: (Kind.WELCOME, b'{"keep": {}}') in guest.frames)
+    assert wait_until(lambda: (FrameType.WELCOME, b'{"keep": {}}') in guest.frames)
     assert door.refused == 0
 
 
@@ -139,23 +150,27 @@ def test_another_version_is_refused_with_the_reason(at_the_door: AtTheDoor) -> N
     guest = at_the_door.bring(python="3.8.1", host="old")
     assert wait_until(guest.is_lost.is_set)
     [(kind, data)] = guest.frames
-    assert kind is Kind.REFUSED
+    assert kind is FrameType.REFUSED
     assert re.search(r"Python .*3\.8\.1 .*\bold\b.* 3\.", facts_of(data)["reason"])
     assert at_the_door.has_refused()
     assert at_the_door.door.why_refused == facts_of(data)["reason"]
 
 
-@pytest.mark.parametrize("kind", [Kind.DATA, Kind.STARTED, Kind.LEAVE])
-def test_who_does_not_say_first_who_he_is_is_sent_away(at_the_door: AtTheDoor, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [FrameType.DATA, FrameType.STARTED, FrameType.LEAVE])
+def test_who_does_not_say_first_who_he_is_is_sent_away(
+    at_the_door: AtTheDoor, kind: FrameType
+) -> None:
     guest = at_the_door.come()
     guest.tell(kind)
     assert wait_until(guest.is_lost.is_set)
     assert at_the_door.has_refused()
 
 
-@pytest.mark.parametrize("kind", [None, Kind.HELLO, Kind.START, Kind.WELCOME, Kind.LOG])
+@pytest.mark.parametrize(
+    "kind", [None, FrameType.HELLO, FrameType.START, FrameType.WELCOME, FrameType.LOG]
+)
 def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
-    at_the_door: AtTheDoor, kind: Kind | None
+    at_the_door: AtTheDoor, kind: FrameType | None
 ) -> None:
     guest = at_the_door.bring()
     if kind is None:
@@ -171,7 +186,7 @@ def test_a_node_that_leaves_or_says_what_no_node_says_is_gone(
 
 def test_a_silent_node_is_gone(monkeypatch: pytest.MonkeyPatch, at_the_door: AtTheDoor) -> None:
     monkeypatch.setattr(door_module, "SILENT_AFTER", 1.0)
-    at_the_door.come().tell(Kind.HELLO, **about_this_node(1))  # and no sign of life after that
+    at_the_door.come().tell(FrameType.HELLO, **about_this_node(1))  # and no sign of life after that
     assert wait_until(lambda: len(at_the_door.changes) == 2)
     assert at_the_door.changes[1].node.why_gone.endswith(" 1 s")
 
@@ -186,123 +201,152 @@ def test_where_a_door_cannot_listen_is_named(at_the_door: AtTheDoor) -> None:
             Door(address, wanted)
 
 
-# ---- what is carried
+# ---- what is forwarded
 
 
-class Ends(asyncio.Protocol):
-    """A store that counts what comes, and says it again."""
+class OneNode:
+    """Both sides of a node's connections, without TLS, in one event loop."""
 
     def __init__(self) -> None:
-        self.came = bytearray()
-        self.is_lost = False
+        self.order: list[str] = []  # what the notebook's side handled
+        self.has_log = True  # whether a rank has always written something
+        self._far: list[FrameConnection] = []
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
+    async def open(self) -> None:
+        self._store = await asyncio.start_server(self._echo, "127.0.0.1", 0)
+        self._door = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.control = await self._dial()
+        self.forwarder = StoreForwarder(self.control, 7, self._dial, self._before)
+        await self.forwarder.serve(self._listener)
 
-    def data_received(self, data: bytes) -> None:
-        self.came += data
-        assert isinstance(self.transport, asyncio.Transport)
-        self.transport.write(data)
+    async def _dial(self) -> FrameConnection:
+        return FrameConnection(*await asyncio.open_connection(*port_of(self._door)))
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
-        self.is_lost = True
+    async def _accept(self, *streams: Any) -> None:
+        """The control connection first, then those to the store."""
+        self._far.append(FrameConnection(*streams))
+        if len(self._far) == 1:
+            await self._handle(self._far[0])
+            return
+        assert (await self._far[-1].read())[:2] == (FrameType.STORE, 7)
+        store = await asyncio.open_connection(*port_of(self._store))
+        await forward(store, self._far[-1], self._far[0])
 
+    async def _handle(self, control: FrameConnection) -> None:
+        with suppress(EOFError):
+            while True:
+                _, _, data = await control.read()
+                await asyncio.sleep(0.05)  # this connection is the slower one
+                self.order.append(data.decode())
+        control.close()
 
-async def carried(size: int) -> tuple[bytes, bytes, bytes]:
-    """Send so much through a tunnel to a store and back; that, what came there, what came here."""
-    loop = asyncio.get_running_loop()
-    store, tunnels = Ends(), dict[str, Tunnel]()
-    dialling: list[asyncio.Task[Any]] = []
+    async def _echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.order.append("connected")
+        while data := await reader.read(1 << 20):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
 
-    def at_the_door(_wire: Wire, kind: Kind, number: int, data: bytes) -> None:
-        if kind is Kind.OPEN:
-            half = tunnels["door"].add(number)
-            dial = loop.create_connection(lambda: half, *port_of(server))
-            dialling.append(loop.create_task(dial))
-        else:
-            tunnels["door"].take(kind, number, data)
+    def _before(self) -> None:
+        if self.has_log:
+            self.control.send(FrameType.LOG, 0, b"log")
 
-    def at_the_node(_wire: Wire, kind: Kind, number: int, data: bytes) -> None:
-        tunnels["node"].take(kind, number, data)
+    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """What a rank does."""
+        return await asyncio.open_connection(*self._listener.getsockname())
 
-    def greet() -> Wire:
-        wire = Wire(at_the_door, lambda *_: None)
-        tunnels["door"] = Tunnel(wire)
-        return wire
-
-    server = await loop.create_server(lambda: store, "127.0.0.1", 0)
-    door = await loop.create_server(greet, "127.0.0.1", 0)
-    _, wire = await loop.create_connection(
-        lambda: Wire(at_the_node, lambda *_: None), *port_of(door)
-    )
-    tunnels["node"] = Tunnel(wire)
-    keeper = await loop.create_server(tunnels["node"].new, "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*port_of(keeper))
-    data = bytes(range(256)) * (size // 256)
-    writer.write(data)
-    back = await reader.readexactly(len(data))
-    writer.close()
-    await writer.wait_closed()
-    while not store.is_lost:
-        await asyncio.sleep(0.01)
-    for each in (server, door, keeper):
-        each.close()
-    wire.close()
-    return data, bytes(store.came), back
+    async def close(self) -> None:
+        self.control.close()
+        self.forwarder.close()
+        for server in (self._store, self._door, self._listener):
+            server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others)
+        await asyncio.sleep(0)  # what was closed last
 
 
 def port_of(server: asyncio.Server) -> Any:
     return server.sockets[0].getsockname()
 
 
-@pytest.mark.parametrize("size", [256, WINDOW, 20 * WINDOW])
+def on_one_node(use: Callable[[OneNode], Awaitable[None]]) -> None:
+    async def run() -> None:
+        node = OneNode()
+        await node.open()
+        await use(node)
+        await node.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("size", [256, 20 << 20])
 def test_what_a_rank_sends_to_the_store_comes_whole_and_so_does_the_answer(size: int) -> None:
-    data, there, back = asyncio.run(asyncio.wait_for(carried(size), 50))
-    assert len(data) == size
-    assert data == there == back
+    async def use(node: OneNode) -> None:
+        node.has_log = False
+        reader, writer = await node.dial()
+        data = bytes(range(256)) * (size // 256)
+        writer.write(data)
+        assert await reader.readexactly(size) == data
+        writer.close()
+
+    on_one_node(use)
 
 
-def test_a_connection_that_came_when_the_wire_had_gone_ends_at_once() -> None:
-    class Half(asyncio.Transport):
-        is_closed = False
+def test_what_a_rank_sends_arrives_after_the_log_that_was_sent_before() -> None:
+    async def use(node: OneNode) -> None:
+        reader, writer = await node.dial()
+        for count in (1, 2):
+            writer.write(b"x")
+            await reader.readexactly(1)
+            assert node.order == ["connected", *["log"] * count]
+        writer.close()
 
-        def close(self) -> None:
-            self.is_closed = True
+    on_one_node(use)
 
-    wire = Wire(lambda *_: None, lambda *_: None)
-    tunnel = Tunnel(wire)
-    early, late = Half(), Half()
-    tunnel.new().connection_made(early)
-    tunnel.close()
-    tunnel.new().connection_made(late)  # whoever dialed would wait for an answer for ever
-    assert (early.is_closed, late.is_closed) == (True, True)
-    assert not tunnel
+
+def test_connections_end_with_the_control_connection_also_one_that_was_just_accepted() -> None:
+    async def use(node: OneNode) -> None:
+        early, writer = await node.dial()
+        writer.write(b"x")
+        await early.readexactly(1)
+        late, other = await node.dial()
+        node.forwarder.close()
+        for reader in (early, late):
+            assert await reader.read() == b""
+        for each in (writer, other):
+            each.close()
+
+    on_one_node(use)
 
 
 # ---- logs
 
 
 def test_a_log_grows_here_as_it_grows_there(tmp_path: Path) -> None:
-    original, copy = tmp_path / "rank0.log", tmp_path / "copy.log"
-    inlet = Inlet()
-    outlet = Outlet(lambda _number, _name, data: inlet.append(copy, data))
+    original, run = tmp_path / "rank0.log", tmp_path / "run"
+    run.mkdir()
+    lost: list[OSError] = []
+    inlet = Inlet(run, lambda _folder, error: lost.append(error))
+    outlet = Outlet(lambda _number, name, data: inlet.append(name, data))
     outlet.follow(1, original)
     outlet.send_news()
     for text in ("a line\n", "half", " and half\n", "x" * 3_000_000):
         with original.open("a") as file:
             file.write(text)
         outlet.send_news()
-        assert copy.read_bytes() == original.read_bytes()
+        assert (run / "rank0.log").read_bytes() == original.read_bytes()
     inlet.close()
+    assert not lost
 
 
-def test_a_disk_that_is_full_here_costs_a_hole_in_the_copy(
+def test_a_copy_that_cannot_be_written_is_given_up_and_the_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy, lost = tmp_path / "rank0.log", []
-    inlet = Inlet(lambda path, error: lost.append((path, error.errno)))
-    inlet.append(copy, b"before ")
+    lost: list[tuple[Path, int | None]] = []
+    inlet = Inlet(tmp_path, lambda folder, error: lost.append((folder, error.errno)))
+    inlet.append("rank0.log", b"before ")
 
     def full(file: int, data: memoryview) -> int:
         if len(data) < 5:
@@ -312,10 +356,11 @@ def test_a_disk_that_is_full_here_costs_a_hole_in_the_copy(
     write = os.write
     with monkeypatch.context() as patch:
         patch.setattr(mirror.os, "write", full)
-        for _ in range(2):
-            inlet.append(copy, b"1234 6789")
-    inlet.append(copy, b" after")
-    assert copy.read_bytes() == b"before 1234 678\0" + b"1234 678\0" + b" after"
+        inlet.append("rank0.log", b"1234 6789")
+    inlet.append("rank0.log", b" after")
+    inlet.append("rank1.log", b"another")
+    assert (tmp_path / "rank0.log").read_bytes() == b"before 1234 678"
+    assert (tmp_path / "rank1.log").read_bytes() == b"another"
     assert lost == [(tmp_path, errno.ENOSPC)]
     inlet.close()
 
@@ -324,10 +369,12 @@ def test_a_run_folder_that_is_gone_costs_no_node(tmp_path: Path, at_the_door: At
     guest, door = at_the_door.bring(), at_the_door.door
     [node] = door.nodes
     handle = node.handles[1] = RemoteHandle(door, node, 1, tmp_path / "gone")
-    guest.send(Kind.LOG, 1, b"rank0.log\0a line\n")
-    guest.tell(Kind.STARTED, 1, pid=7)
+    for name in (b"rank0.log", b"metrics.jsonl"):
+        guest.send(FrameType.LOG, 1, name + b"\0a line\n")
+    guest.tell(FrameType.STARTED, 1, pid=7)
     assert wait_until(lambda: handle.pid == 7)
     assert [each.has_come for each in at_the_door.changes] == [True]
+    assert at_the_door.lost == [tmp_path / "gone"]
     guest.leave()
     handle.join()
 

@@ -18,9 +18,15 @@ from nbddp.interrupts import interrupt_held_back
 from nbddp.nodes.door import Node
 from nbddp.topology import TORCHRUN
 
-# The options of an agent that meets no other agent, at any free port. If an option is missing,
-# torchrun reads it from a variable PET_...; Kubeflow sets such variables in each pod.
-ALONE = ("--nnodes=1", "--node-rank=0", "--rdzv-backend=static", "--rdzv-endpoint=127.0.0.1:0")
+# The options of an agent that meets no other agent, at any free port, and starts one process. If an
+# option is missing, torchrun reads it from a variable PET_...; Kubeflow sets them in each pod.
+ALONE = (
+    "--nnodes=1",
+    "--node-rank=0",
+    "--rdzv-backend=static",
+    "--rdzv-endpoint=127.0.0.1:0",
+    "--nproc-per-node=1",
+)
 ENDING = 15.0  # seconds that agents get to end
 _OURS = "nbddp: "  # what the lines of a log begin with that are not torchrun's
 

@@ -17,10 +17,10 @@ from nbddp.group.agents import ALONE, LocalAgents
 from nbddp.launch.launcher import Launcher
 from nbddp.nodes.agent import ORPHAN_TIMEOUT
 from nbddp.nodes.door import Change, Door, Node
-from nbddp.nodes.frames import Kind
 from nbddp.nodes.joining import Join
 from nbddp.nodes.launching import NodesLauncher
 from nbddp.nodes.leftovers import Held, tidy
+from nbddp.nodes.node_connection import FrameType
 from nbddp.nodes.returning import Returned
 from nbddp.topology import TORCHRUN
 from nbddp.ui.words import aligned, say_seconds
@@ -40,7 +40,7 @@ class NodesSpec:
         port: there; 0 for any that is free.
         least: nodes without which no cell begins.
         most: nodes of which cells make use; more wait as spares.
-        nproc_per_node: ranks on each, as the line for torchrun says it.
+        nproc_per_node: ranks on each.
         orphan_timeout: seconds for which nodes and ranks wait for a notebook that is gone.
 
     Raises:
@@ -123,7 +123,7 @@ class Nodes:
 
     def _new_agents(self) -> LocalAgents:
         return LocalAgents(
-            [*self._torchrun(), *self._module(str(self.join_file))],
+            self._command(str(self.join_file)),
             self.join_file.parent.parent / "agents" / self.door.join.run,
         )
 
@@ -163,7 +163,7 @@ class Nodes:
     @property
     def command(self) -> str:
         """The line that the user types on each machine."""
-        return " ".join([shlex.join(TORCHRUN), *self._torchrun(), *self._module(self._file)])
+        return " ".join([shlex.join(TORCHRUN), *self._command(self._file)])
 
     @property
     def _file(self) -> str:
@@ -171,14 +171,12 @@ class Nodes:
             return f"~/{self.join_file.relative_to(Path.home())}"
         return str(self.join_file)
 
-    def _torchrun(self) -> Sequence[str]:
-        return (*ALONE, f"--nproc-per-node={self.spec.nproc_per_node}")
-
-    def _module(self, join_file: str) -> Sequence[str]:
-        """What torchrun starts."""
+    def _command(self, join_file: str) -> Sequence[str]:
+        """What follows ``torchrun`` on the command line."""
         seconds = self.spec.orphan_timeout
         own = () if seconds == ORPHAN_TIMEOUT else (f"--orphan-timeout={seconds:g}",)
-        return ("-m", "nbddp.worker", "--join", join_file, *own)
+        ranks = f"--ranks={self.spec.nproc_per_node}"
+        return (*ALONE, "-m", "nbddp.worker", "--join", join_file, ranks, *own)
 
     def opened(self) -> str:
         """What to do now."""
@@ -370,7 +368,7 @@ class Nodes:
             if node.name == name:
                 ranks = self.launcher.ranks_of(node)
                 node.is_leaving = True  # a start that comes at once does not count on it
-                self.door.tell(node, Kind.LEAVE, reason="")
+                self.door.tell(node, FrameType.LEAVE, reason="")
                 return f"node {name} is sent home" + (f", and {say_ranks(ranks)}" if ranks else "")
         known = ", ".join(node.name for node in self.door.nodes) or "none"
         raise RequestError(f"no node {name!r} is here; those that are: {known}")

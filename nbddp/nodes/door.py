@@ -13,23 +13,31 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nbddp.errors import WireError
 from nbddp.interrupts import begin
 from nbddp.launch.launcher import RankHandle
 from nbddp.nodes.clocks import Clock
-from nbddp.nodes.entrance import Entrance
-from nbddp.nodes.frames import Kind, Wire, facts_of
+from nbddp.nodes.handshake import Handshake
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keys import at_the_door
 from nbddp.nodes.mirror import Inlet
+from nbddp.nodes.node_connection import (
+    BROKEN,
+    Frame,
+    FrameConnection,
+    FrameType,
+    facts_of,
+    forward,
+)
 from nbddp.nodes.returning import Living, folder_of
 from nbddp.nodes.starts import packed
-from nbddp.nodes.tunnel import Carried, Tunnel
 from nbddp.promise import kept, promised_by
 from nbddp.wire.start import RankStart
 
@@ -48,6 +56,7 @@ class Node:
         name: its host's, with a number if several nodes have the same.
         address: its own, as seen from the door.
         nproc: ranks that it is to have.
+        number: what its store connections name.
         since: when it came, in seconds of ``time.time()``.
         clock: how its clock differs from this machine's.
         is_leaving: whether it was sent home, and may still be there.
@@ -59,14 +68,14 @@ class Node:
     address: str
     nproc: int
     facts: dict[str, Any]
-    wire: Wire
-    tunnel: Tunnel
+    number: int = 0
     since: float = field(default_factory=time.time)
     clock: Clock = field(default_factory=Clock)
     is_leaving: bool = False
     why_gone: str = ""
     handles: dict[int, RemoteHandle] = field(default_factory=dict)
     living: list[Living] = field(default_factory=list)
+    forwarding: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
@@ -81,14 +90,11 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
 
 def lost_node(nproc: int) -> Node:
     """One that had so many ranks and of which nothing else is known."""
-    wire = Wire(lambda *_: None, lambda *_: None)
     return Node(
         name="?",
         address="?",
         nproc=nproc,
         facts={"gpus": 0, "cores": 1},
-        wire=wire,
-        tunnel=Tunnel(wire),
         why_gone="it has not come back",
     )
 
@@ -100,11 +106,11 @@ class RemoteHandle:
         self._door = door
         self._number = number
         self.node = node
-        self.folder = folder
         self.pid: int | None = None
         self.exitcode: int | None = None
         self.why = ""  # why it has ended, where no exit code tells
         self.cpu_time = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
+        self.files = Inlet(folder, door.note_lost)
         self.sentinel, self._writer = os.pipe()
         self._has_ended = threading.Event()
 
@@ -117,21 +123,22 @@ class RemoteHandle:
 
     def interrupt(self) -> None:
         """Send SIGINT."""
-        self._door.tell(self.node, Kind.INTERRUPT, self._number)
+        self._door.tell(self.node, FrameType.INTERRUPT, self._number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
-        self._door.tell(self.node, Kind.TERMINATE, self._number)
+        self._door.tell(self.node, FrameType.TERMINATE, self._number)
 
     def kill(self) -> None:
         """Send SIGKILL; a node that cannot be reached ends its ranks itself."""
-        self._door.tell(self.node, Kind.KILL, self._number)
+        self._door.tell(self.node, FrameType.KILL, self._number)
 
     def note_end(self, exitcode: int | None, why: str = "") -> None:
         """It has ended, or nobody will hear of it any more."""
         if not self._has_ended.is_set():
             self.exitcode, self.why = exitcode, why
             self._has_ended.set()
+            self.files.close()
             os.close(self._writer)
 
 
@@ -156,7 +163,7 @@ class Door:
         join: of a door that was there before. Ranks that its nodes have are taken back then, as
             long as ``takes_back`` says so; else they are ended.
         on_change: told on the door's thread when a node has come or gone.
-        on_lost: told there of a folder where copies of nodes' files cannot be written.
+        on_lost: told there, once, of a folder where copies of nodes' files cannot be written.
 
     Raises:
         RequestError: that address is not this machine's, or the port is taken.
@@ -172,18 +179,20 @@ class Door:
         on_lost: Callable[[Path, OSError], None] = lambda *_: None,
     ) -> None:
         self._on_change = on_change
+        self._on_lost = on_lost
+        self._torn: set[Path] = set()  # folders where a copy could not be written
         self._numbers = itertools.count(1)
-        self._inlet = Inlet(on_lost)
         self._store_port = 0
         self._serves = asyncio.Event()  # whether there is a store
-        self.nodes: list[Node] = []
+        self._connections: dict[Node, FrameConnection] = {}  # never changed, but replaced
+        self._serving: set[asyncio.Task[None]] = set()
         self.why_refused = ""  # the last of those that proved it, and do not fit
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="nbddp-nodes")
         self._thread.daemon = True
         self.takes_back = join is not None
         self.join = join or Join.new(host, port)
-        self._entrance = Entrance(at_the_door(self.join.secret), self._on_hello)
+        self._handshake = Handshake(at_the_door(self.join.secret), self._admit)
         begin(self._thread)
         try:
             self._call(self._listen(host, port))
@@ -194,7 +203,12 @@ class Door:
     @property
     def refused(self) -> int:
         """Connections of those that could not prove who they are, or were no node."""
-        return self._entrance.refused
+        return self._handshake.refused
+
+    @property
+    def nodes(self) -> list[Node]:
+        """Those that are here."""
+        return list(self._connections)
 
     @property
     def staying(self) -> list[Node]:
@@ -202,7 +216,7 @@ class Door:
         return [node for node in self.nodes if not node.is_leaving]
 
     async def _listen(self, host: str, port: int) -> None:
-        address, number = await self._entrance.listen(host, port)
+        address, number = await self._handshake.listen(host, port)
         self.join = replace(self.join, address=address, port=number)
         self._loop.call_later(BEAT, self._look, self._loop.time())
 
@@ -211,32 +225,66 @@ class Door:
 
     # ---- nodes that come and go
 
-    def _on_hello(self, wire: Wire, data: bytes) -> bool:
-        """A node says who it is; whether it can come in."""
-        facts = facts_of(data)
+    def _admit(self, connection: FrameConnection, frame: Frame) -> None:
+        """Take a connection that has proved the secret, by its first frame."""
+        kind, number, data = frame
+        match kind:
+            case FrameType.HELLO:
+                self._admit_node(connection, facts_of(data))
+            case FrameType.STORE:
+                self._admit_store(connection, number)
+            case _:
+                raise WireError(f"a connection does not begin with {kind.name}")
+
+    def _admit_node(self, connection: FrameConnection, facts: dict[str, Any]) -> None:
         reason = why_not(facts)
         if reason:
-            wire.tell(Kind.REFUSED, reason=reason)
-            wire.close()
+            connection.tell(FrameType.REFUSED, reason=reason)
             self.why_refused = reason
-            return False
-        address = str(facts.get("address") or wire.peer)
+            raise WireError(reason)
         node = Node(
             name=self._name(str(facts["host"])),
-            address=address,
+            address=str(facts.get("address") or connection.peer),
             nproc=int(facts["nproc"]),
             facts=facts,
-            wire=wire,
-            tunnel=Tunnel(wire),
+            number=next(self._numbers),
         )
-        wire.follow(
-            lambda _wire, kind, number, data: self._on_frame(node, kind, number, data),
-            lambda _wire, error: self._lose(node, _say_lost(error)),
-        )
-        wire.tell(Kind.WELCOME, keep=self._take_back(node, facts.pop("living", [])))
-        self.nodes = [*self.nodes, node]
+        keep = self._take_back(node, facts.pop("living", []))
+        connection.tell(FrameType.WELCOME, node.number, keep=keep)
+        self._connections = {**self._connections, node: connection}
+        self._start(self._serving, self._serve(node, connection))
         self._on_change(Change(node, has_come=True))
-        return True
+
+    def _admit_store(self, connection: FrameConnection, number: int) -> None:
+        node = next((each for each in self.nodes if each.number == number), None)
+        if node is None:  # it was lost a moment ago
+            connection.abort()
+            return
+        self._start(node.forwarding, self._forward(node, connection))
+
+    def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _serve(self, node: Node, connection: FrameConnection) -> None:
+        try:
+            while True:
+                self._on_frame(node, *await connection.read())
+        except BROKEN as error:
+            self._lose(node, _say_lost(error))
+        finally:
+            connection.abort()
+
+    async def _forward(self, node: Node, connection: FrameConnection) -> None:
+        """Connect a rank of this node to the store, once there is one."""
+        try:
+            await self._serves.wait()
+            with suppress(OSError):  # the store is gone, and so is this connection
+                store = await asyncio.open_connection("127.0.0.1", self._store_port)
+                await forward(store, connection, self._connections[node])
+        finally:
+            connection.close()
 
     def _take_back(self, node: Node, living: list[dict[str, Any]]) -> dict[int, dict[str, int]]:
         """The processes that are wanted back, and how much of their logs is here."""
@@ -266,65 +314,62 @@ class Door:
         """Once a second: say that this side lives, and see who does not."""
         now = self._loop.time()
         was_held_up = now - last > 2 * BEAT  # this process stood still: nobody could be heard
-        for node in self.nodes:
+        for node, connection in self._connections.items():
             if was_held_up:
-                node.wire.heard_at = now
-            elif now - node.wire.heard_at > SILENT_AFTER:
+                connection.heard_at = now
+            elif now - connection.heard_at > SILENT_AFTER:
                 self._lose(node, f"no sign of life for {SILENT_AFTER:.0f} s")
-                node.wire.abort()
+                connection.abort()
                 continue
-            node.wire.tell(Kind.BEAT, at=time.time())
+            connection.tell(FrameType.BEAT, at=time.time())
         self._loop.call_later(BEAT, self._look, now)
 
     def _lose(self, node: Node, why: str) -> None:
         if node.why_gone:
             return
         node.why_gone = why
-        self.nodes = [each for each in self.nodes if each is not node]
-        node.tunnel.close()
+        self._connections = {
+            each: connection for each, connection in self._connections.items() if each is not node
+        }
+        for task in node.forwarding:
+            task.cancel()
         for handle in node.handles.values():
             handle.note_end(None, f"node {node.name}: {why}")
         self._on_change(Change(node, has_come=False))
 
     # ---- what nodes say
 
-    def _on_frame(self, node: Node, kind: Kind, number: int, data: bytes) -> None:  # noqa: C901
+    def _on_frame(  # noqa: C901
+        self, node: Node, kind: FrameType, number: int, data: bytes
+    ) -> None:
         match kind:
-            case Kind.DATA | Kind.CREDIT | Kind.CLOSE:
-                node.tunnel.take(kind, number, data)
-            case Kind.OPEN:
-                carried = node.tunnel.add(number)  # at once: what it carries comes with it
-                self._loop.create_task(self._connect(node, number, carried))
-            case Kind.LOG:
+            case FrameType.LOG:
                 name, _, text = data.partition(b"\0")
-                folder = node.handles[number].folder
-                self._inlet.append(folder / Path(name.decode()).name, text)
-            case Kind.STARTED:
+                node.handles[number].files.append(Path(name.decode()).name, text)
+            case FrameType.STARTED:
                 node.handles[number].pid = int(facts_of(data)["pid"])
-            case Kind.FAILED:
+            case FrameType.FAILED:
                 node.handles[number].note_end(None, str(facts_of(data)["reason"]))
-            case Kind.EXITED:
+            case FrameType.EXITED:
                 node.handles.pop(number).note_end(facts_of(data)["exitcode"])
-            case Kind.BEAT:
+            case FrameType.BEAT:
                 facts = facts_of(data)
                 for started, seconds in facts.get("cpu", {}).items():
                     if handle := node.handles.get(int(started)):
                         handle.cpu_time = float(facts["at"]), float(seconds)
-            case Kind.ECHO:
+            case FrameType.ECHO:
                 facts = facts_of(data)
                 node.clock.note(float(facts["sent"]), float(facts["at"]), time.time())
-            case Kind.LEAVE:
+            case FrameType.LEAVE:
                 self._lose(node, str(facts_of(data)["reason"]) or "it has left")
             case _:
                 raise ValueError(f"a node does not say {kind.name}")
 
-    async def _connect(self, node: Node, number: int, carried: Carried) -> None:
-        """A rank of this node dials the store; one that has come back may be here before it."""
-        await self._serves.wait()
-        try:
-            await self._loop.create_connection(lambda: carried, "127.0.0.1", self._store_port)
-        except OSError:
-            node.tunnel.refuse(number)
+    def note_lost(self, folder: Path, error: OSError) -> None:
+        """A copy of a file could not be written there; the user is told once."""
+        if folder not in self._torn:
+            self._torn.add(folder)
+            self._on_lost(folder, error)
 
     # ---- what the notebook asks, from any thread
 
@@ -345,14 +390,18 @@ class Door:
             node.handles[handle._number] = handle
             if node.why_gone:
                 handle.note_end(None, f"node {node.name}: {node.why_gone}")
-            node.wire.tell(Kind.START, handle._number, **facts)
+            self._tell(node, FrameType.START, handle._number, facts)
 
         self._loop.call_soon_threadsafe(begin)
         return handle
 
-    def tell(self, node: Node, kind: Kind, number: int = 0, **facts: Any) -> None:
+    def tell(self, node: Node, kind: FrameType, number: int = 0, **facts: Any) -> None:
         """Send something to a node; to one that is gone, nothing."""
-        self._loop.call_soon_threadsafe(lambda: node.wire.tell(kind, number, **facts))
+        self._loop.call_soon_threadsafe(self._tell, node, kind, number, facts)
+
+    def _tell(self, node: Node, kind: FrameType, number: int, facts: dict[str, Any]) -> None:
+        if connection := self._connections.get(node):
+            connection.tell(kind, number, **facts)
 
     def close(self, *, sends_home: bool = True) -> None:
         """End the thread, and send all nodes home; else they wait for somebody else."""
@@ -360,19 +409,18 @@ class Door:
         self._stop_loop()
 
     async def _close(self, *, sends_home: bool) -> None:
-        await self._entrance.close()
-        wires = [node.wire for node in self.nodes]
-        for node in self.nodes:
+        await self._handshake.close()
+        for node, connection in self._connections.items():
             if sends_home:
-                node.wire.tell(Kind.LEAVE, reason="")
+                connection.tell(FrameType.LEAVE, reason="")
             self._lose(node, "the door was closed")
-            node.wire.close()
-        deadline = self._loop.time() + PATIENCE
-        while any(wire.is_open for wire in wires) and self._loop.time() < deadline:
-            await asyncio.sleep(0.01)
-        for wire in wires:
-            wire.abort()
-        self._inlet.close()
+            connection.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        _, late = await asyncio.wait(others, timeout=PATIENCE)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
 
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -393,7 +441,7 @@ def why_not(facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def _say_lost(error: Exception | None) -> str:
+def _say_lost(error: Exception) -> str:
     """Describe the end of a connection. A killed process resets it if it had unread bytes."""
-    is_end = error is None or isinstance(error, ConnectionResetError)
+    is_end = isinstance(error, (EOFError, ConnectionResetError))
     return "the connection was closed" if is_end else f"the connection was lost ({error})"

@@ -1,8 +1,7 @@
 """A node's side: comes in at the door, forks ranks, carries what they say, and sees them end.
 
-torchrun starts it, one for each local rank; the one with local rank 0 keeps all of them, the others
-only wait (:mod:`nbddp.nodes.agent`). It loads no torch itself: ranks are forked from a warm helper,
-so that a restart costs nobody an import, and their ends are seen as they were.
+torchrun starts it (:mod:`nbddp.nodes.agent`). It loads no torch itself: ranks are forked from a
+warm helper, so that a restart costs no import, and their exit codes are seen as they are.
 """
 
 from __future__ import annotations
@@ -25,13 +24,19 @@ import psutil
 
 from nbddp.descendants import cpu_time
 from nbddp.launch.launcher import LocalLauncher, RankHandle, cores_here
-from nbddp.nodes.frames import Kind, Wire, facts_of
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keys import at_a_node
 from nbddp.nodes.leftovers import Held, tidy_folder
 from nbddp.nodes.mirror import Outlet
+from nbddp.nodes.node_connection import (
+    BROKEN,
+    BUFFER,
+    FrameConnection,
+    FrameType,
+    StoreForwarder,
+    facts_of,
+)
 from nbddp.nodes.starts import Here, interface_of
-from nbddp.nodes.tunnel import Tunnel
 from nbddp.wire.start import RankStart
 
 BEAT = 1.0  # seconds between two signs of life
@@ -68,15 +73,13 @@ class Keeper:
         self._forking = ThreadPoolExecutor(1, "nbddp-fork")
         self._handles: dict[int, RankHandle] = {}
         self._outlet = Outlet(self._send_log)
-        self._wire: Wire | None = None
-        self._is_welcome = False  # whether the door has said what has arrived there
-        self._tunnel: Tunnel | None = None
+        self._control: FrameConnection | None = None
+        self._next: FrameConnection | None = None  # takes the place of one that is silent
+        self._forwarder: StoreForwarder | None = None  # once the door has said what it has of logs
         self._here: Here | None = None
         self._starts: dict[int, dict[str, Any]] = {}  # what the door said of those that live
         self._unwanted: set[int] = set()  # of those that live: the door does not know them
         self._listener: socket.socket | None = None
-        self._server: asyncio.Server | None = None
-        self._coming: asyncio.Task[None] | None = None
         self._trying: asyncio.Task[None] | None = None
         self._over: asyncio.Future[str] | None = None
 
@@ -91,12 +94,14 @@ class Keeper:
         agent = self._watch_agent(loop)
         try:
             await self._await_warmth(loop)
-            if not await self._come_in(loop):
-                return f"no way in at {self._join.address}:{self._join.port}"
             for repeat, period in ((self._beat, BEAT), (self._send_news, LOOK)):
                 self._every(loop, period, repeat)
-            loop.run_in_executor(None, self._launcher.warm_up_more)
-            return await self._over
+            serving = loop.create_task(self._serve(loop))
+            first: set[asyncio.Future[Any]] = {serving, self._over}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            return self._over.result()
         finally:
             if agent is not None:
                 loop.remove_reader(agent)
@@ -112,56 +117,71 @@ class Keeper:
         first: set[asyncio.Future[Any]] = {warm, self._over}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _come_in(self, loop: asyncio.AbstractEventLoop) -> bool:
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve the notebook, and the one that comes after it, until there is none."""
+        why = f"no way in at {self._join.address}:{self._join.port}"
+        while (control := await self._come_in()) is not None:
+            self._control = control
+            try:
+                await self._introduce(loop, control)
+                while True:
+                    self._on_frame(control, *await control.read())
+            except BROKEN as error:
+                how = "" if isinstance(error, EOFError) else f" ({error})"
+                why = self._say_gone(f"the notebook is gone{how}")
+            finally:
+                self._stand_alone()
+        self._end(why)
+
+    async def _come_in(self) -> FrameConnection | None:
+        """Dial until the door answers. Return None when it is time to end."""
         deadline = time.monotonic() + self._orphan_timeout
         while self._over is not None and not self._over.done():
-            wire = await self._dial(loop)
-            if wire is not None:
-                self._wire = wire
-                await self._introduce(loop, wire)
-                return True
+            control, self._next = self._next or await self._dial(), None
+            if control is not None:
+                return control
             if time.monotonic() > deadline:
-                return False
+                return None
             await asyncio.sleep(DIALING)
-        return True
+        return None
 
-    async def _dial(self, loop: asyncio.AbstractEventLoop) -> Wire | None:
+    async def _dial(self) -> FrameConnection | None:
         """Once; None: nobody is there yet, or has another secret."""
-        dialing = loop.create_connection(
-            lambda: Wire(self._on_frame, self._on_lost),
-            self._join.address,
-            self._join.port,
-            ssl=self._context,
-        )
+        address, port = self._join.address, self._join.port
+        dialing = asyncio.open_connection(address, port, ssl=self._context, limit=BUFFER)
         try:
-            _, wire = await asyncio.wait_for(dialing, GREETING)
+            return FrameConnection(*await asyncio.wait_for(dialing, GREETING))
         except (OSError, asyncio.TimeoutError):
             return None
-        return wire
 
-    async def _introduce(self, loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
-        self._tunnel = Tunnel(wire, before=self._send_news)
-        address = wire.own_address
-        if self._here is None:
+    async def _introduce(self, loop: asyncio.AbstractEventLoop, control: FrameConnection) -> None:
+        """Describe this node, and forward its ranks' connections if the door accepts it.
+
+        The socket that ranks dial stays while no notebook is there: they wait in its backlog.
+        """
+        address = control.own_address
+        if self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
             interface = interface_of(address) if not address.startswith("127.") else ""
             port = self._listener.getsockname()[1]
             self._here = Here(store_port=port, folder=self._folder, interface=interface)
-        await self._serve(loop, self._tunnel)
+            loop.run_in_executor(None, self._launcher.warm_up_more)
         about = about_this_node(self._nproc)
         living = [
             {"number": number, "pid": handle.pid, "start": self._starts[number]}
             for number, handle in self._handles.items()
         ]
-        wire.tell(Kind.HELLO, **about, address=address, agent=self._agent_pid, living=living)
-
-    async def _serve(self, loop: asyncio.AbstractEventLoop, tunnel: Tunnel) -> None:
-        """Take ranks' connections to the store.
-
-        On a socket that stays when nobody does: who dials then waits until somebody does again.
-        """
-        assert self._listener is not None
-        self._server = await loop.create_server(tunnel.new, sock=self._listener.dup())
+        control.tell(
+            FrameType.HELLO, **about, address=address, agent=self._agent_pid, living=living
+        )
+        kind, number, data = await control.read()
+        facts = facts_of(data)
+        if kind is not FrameType.WELCOME:
+            self._end(str(facts["reason"]))
+            return
+        self._keep_only(facts["keep"])
+        self._forwarder = StoreForwarder(control, number, self._dial, self._send_news)
+        await self._forwarder.serve(self._listener)
 
     def _every(
         self, loop: asyncio.AbstractEventLoop, period: float, act: Callable[[], None]
@@ -172,15 +192,15 @@ class Keeper:
 
     def _beat(self) -> None:
         self._held.touch()
-        if self._wire is None:
+        if self._control is None:
             return
-        self._wire.tell(Kind.BEAT, at=time.time(), cpu=self._cpu_times())
+        self._control.tell(FrameType.BEAT, at=time.time(), cpu=self._cpu_times())
         loop = asyncio.get_running_loop()
-        silence = loop.time() - self._wire.heard_at
+        silence = loop.time() - self._control.heard_at
         if silence > SILENT_AFTER + self._orphan_timeout:
             self._end(self._say_gone("the notebook is gone"))
         elif silence > SILENT_AFTER and (self._trying is None or self._trying.done()):
-            self._trying = loop.create_task(self._try_another(loop, self._wire))
+            self._trying = loop.create_task(self._try_another(loop, self._control))
 
     def _cpu_times(self) -> dict[int, float]:
         """Return the CPU seconds of each rank: one that holds Python's lock cannot report them."""
@@ -190,67 +210,52 @@ class Keeper:
                 found[number] = cpu_time(handle.pid or 0)
         return found
 
-    async def _try_another(self, loop: asyncio.AbstractEventLoop, silent: Wire) -> None:
+    async def _try_another(self, loop: asyncio.AbstractEventLoop, silent: FrameConnection) -> None:
         """Dial while the door is silent: is this node cut off, or does its process stand still?
 
         If somebody answers, the door has given this node up. If nobody does, there may be no way to
         it, or it will go on with this node as soon as it can: a cell that holds Python's lock for
         ten seconds, a computer that was asleep.
         """
-        wire = await self._dial(loop)
-        if wire is None:
+        control = await self._dial()
+        if control is None:
             return
-        if self._wire is not silent or loop.time() - silent.heard_at < SILENT_AFTER:
-            wire.abort()
+        if self._control is not silent or loop.time() - silent.heard_at < SILENT_AFTER:
+            control.abort()
             return
-        self._stand_alone()
-        silent.abort()
-        self._wire = wire
-        await self._introduce(loop, wire)
+        self._next = control
+        silent.abort()  # its reader goes on with the next one
 
     def _send_news(self) -> None:
-        if self._is_welcome:
+        if self._forwarder is not None:
             self._outlet.send_news()
 
     # ---- what the door says
 
-    def _on_frame(self, wire: Wire, kind: Kind, number: int, data: bytes) -> None:
+    def _on_frame(
+        self, control: FrameConnection, kind: FrameType, number: int, data: bytes
+    ) -> None:
         match kind:
-            case Kind.DATA | Kind.CREDIT | Kind.CLOSE if self._tunnel is not None:
-                self._tunnel.take(kind, number, data)
-            case Kind.START:
+            case FrameType.START:
                 loop = asyncio.get_running_loop()
                 facts = facts_of(data)
                 loop.run_in_executor(self._forking, self._fork, loop, number, facts)
-            case Kind.INTERRUPT | Kind.TERMINATE | Kind.KILL:
+            case FrameType.INTERRUPT | FrameType.TERMINATE | FrameType.KILL:
                 self._signal(number, kind)
-            case Kind.WELCOME:
-                self._is_welcome = True
-                self._keep_only(facts_of(data)["keep"])
-            case Kind.BEAT:
-                wire.tell(Kind.ECHO, sent=facts_of(data)["at"], at=time.time())
-            case Kind.REFUSED | Kind.LEAVE:
-                self._end(str(facts_of(data).get("reason", "")))
-
-    def _on_lost(self, wire: Wire, error: Exception | None) -> None:
-        if wire is not self._wire or self._over is None or self._over.done():
-            return
-        self._stand_alone()
-        why = f"the notebook is gone{f' ({error})' if error else ''}"
-        self._coming = asyncio.get_running_loop().create_task(self._come_back(why))
+            case FrameType.BEAT:
+                control.tell(FrameType.ECHO, sent=facts_of(data)["at"], at=time.time())
+            case FrameType.LEAVE:
+                self._end(str(facts_of(data)["reason"]))
+            case _:
+                raise ValueError(f"the notebook does not say {kind.name}")
 
     def _stand_alone(self) -> None:
         """The notebook, or another one, may come back."""
-        self._wire, self._is_welcome = None, False
-        if self._server is not None:
-            self._server.close()
-        if self._tunnel is not None:
-            self._tunnel.close()
-        self._server = self._tunnel = None
-
-    async def _come_back(self, why: str) -> None:
-        if not await self._come_in(asyncio.get_running_loop()):
-            self._end(self._say_gone(why))
+        if self._control is not None:
+            self._control.abort()
+        if self._forwarder is not None:
+            self._forwarder.close()
+        self._control = self._forwarder = None
 
     def _say_gone(self, why: str) -> str:
         return f"{why}, for {self._orphan_timeout:g} s"
@@ -278,7 +283,7 @@ class Keeper:
             handle = self._launcher.launch(start)
         except Exception as error:  # noqa: BLE001 - whatever it is, the door waits for this rank
             reason = f"{type(error).__name__}: {error}"
-            loop.call_soon_threadsafe(self._tell, Kind.FAILED, number, {"reason": reason})
+            loop.call_soon_threadsafe(self._tell, FrameType.FAILED, number, {"reason": reason})
         else:
             loop.call_soon_threadsafe(self._adopt, number, facts, start, handle)
 
@@ -291,16 +296,16 @@ class Keeper:
         self._outlet.follow(number, log)
         self._outlet.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
         asyncio.get_running_loop().add_reader(handle.sentinel, self._on_exit, number)
-        self._tell(Kind.STARTED, number, {"pid": handle.pid})
+        self._tell(FrameType.STARTED, number, {"pid": handle.pid})
 
-    def _signal(self, number: int, kind: Kind) -> None:
+    def _signal(self, number: int, kind: FrameType) -> None:
         handle = self._handles.get(number)
         if handle is None:
             return
         match kind:
-            case Kind.INTERRUPT:
+            case FrameType.INTERRUPT:
                 handle.interrupt()
-            case Kind.TERMINATE:
+            case FrameType.TERMINATE:
                 handle.terminate()
             case _:
                 handle.kill()
@@ -313,16 +318,16 @@ class Keeper:
         if number not in self._unwanted:
             self._send_news()
             self._outlet.forget(number)
-            self._tell(Kind.EXITED, number, {"exitcode": handle.exitcode})
+            self._tell(FrameType.EXITED, number, {"exitcode": handle.exitcode})
         self._forking.submit(self._launcher.sweep, handle)
 
-    def _tell(self, kind: Kind, number: int, facts: dict[str, Any]) -> None:
-        if self._wire is not None:
-            self._wire.tell(kind, number, **facts)
+    def _tell(self, kind: FrameType, number: int, facts: dict[str, Any]) -> None:
+        if self._control is not None:
+            self._control.tell(kind, number, **facts)
 
     def _send_log(self, number: int, name: str, data: bytes) -> None:
-        if self._wire is not None:
-            self._wire.send(Kind.LOG, number, name.encode() + b"\0" + data)
+        if self._control is not None:
+            self._control.send(FrameType.LOG, number, name.encode() + b"\0" + data)
 
     # ---- the end
 
@@ -347,15 +352,12 @@ class Keeper:
 
         Said first: else the ranks' ends would be news of their own.
         """
-        if self._wire is not None:
+        if self._control is not None:
             reason = self._over.result() if self._over is not None and self._over.done() else ""
-            self._wire.tell(Kind.LEAVE, reason=reason)
-        for task in (self._coming, self._trying):
-            if task is not None:
-                task.cancel()
+            self._control.tell(FrameType.LEAVE, reason=reason)
         await self._end_ranks()
         self._send_news()
-        for each in (self._wire, self._server, self._listener):
+        for each in (self._control, self._forwarder, self._listener):
             if each is not None:
                 each.close()
         await loop.run_in_executor(self._forking, self._launcher.close)

@@ -82,44 +82,37 @@ class Outlet:
 
 
 class Inlet:
-    """The copies, in the run folder of the notebook.
+    """Copies of the files that one process writes on a node, in the notebook's run folder.
 
     Args:
-        on_lost: told once of a folder where a copy cannot be written, and why.
+        folder: the run's.
+        on_lost: told of each copy that cannot be written, and why. It stays as it is then: the
+            node has the whole file.
     """
 
-    def __init__(self, on_lost: Callable[[Path, OSError], None] = lambda *_: None) -> None:
+    def __init__(self, folder: Path, on_lost: Callable[[Path, OSError], None]) -> None:
+        self.folder = folder
         self._on_lost = on_lost
-        self._open: dict[Path, int] = {}
-        self._torn: set[Path] = set()
+        self._open: dict[str, int] = {}
+        self._given_up: set[str] = set()
 
-    def append(self, path: Path, data: bytes) -> None:
-        """Add to a copy what its original has more.
-
-        Where the disk is full, or somebody took the folder away, it is lost here, and no node is
-        worse off for it. What comes later stands in its place then, behind a hole.
-        """
+    def append(self, name: str, data: bytes) -> None:
+        """Add what is new in the original to a copy."""
+        if name in self._given_up:
+            return
         try:
-            if path not in self._open:
-                self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            self._write(self._open[path], data)
-        except OSError as error:
-            if path.parent not in self._torn:
-                self._torn.add(path.parent)
-                self._on_lost(path.parent, error)
-
-    def _write(self, file: int, data: bytes) -> None:
-        end = os.fstat(file).st_size + len(data)
-        view = memoryview(data)
-        try:
+            if name not in self._open:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                self._open[name] = os.open(self.folder / name, flags, 0o600)
+            view = memoryview(data)
             while view:
-                view = view[os.write(file, view) :]
-        except OSError:
-            os.ftruncate(file, end)
-            raise
+                view = view[os.write(self._open[name], view) :]
+        except OSError as error:
+            self._given_up.add(name)
+            self._on_lost(self.folder, error)
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the copies."""
         for file in self._open.values():
             os.close(file)
         self._open.clear()

@@ -1,4 +1,4 @@
-"""``torchrun ... -m nbddp.worker --join FILE``; see :mod:`nbddp.nodes.agent`."""
+"""``torchrun ... -m nbddp.worker --join FILE --ranks N``; see :mod:`nbddp.nodes.agent`."""
 
 import importlib
 import sys

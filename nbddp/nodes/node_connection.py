@@ -1,0 +1,253 @@
+"""TLS connections between a node and the notebook.
+
+A node has one control connection. Each connection of its ranks to the store is forwarded over a TLS
+connection of its own, so ranks need no route to the notebook's machine, and the store listens on
+the notebook's loopback address alone.
+
+All of them carry frames: a type, a number and bytes. What controls processes and nodes is JSON;
+nothing that arrives is unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from enum import IntEnum
+from typing import Any
+
+from nbddp.errors import WireError
+
+BUFFER = 1 << 20  # bytes that a stream reads ahead
+MAX_BYTES = 16 << 20  # of one frame
+PIECE = 64 << 10  # bytes read at once
+PAUSE = 0.2  # seconds until the next attempt to dial for a rank
+DIALS = 8  # connections that one node dials at the same time; see handshake.MOST_OF_ADDRESS
+ENDED = (OSError, EOFError, ValueError, WireError)  # what FrameConnection.read raises
+BROKEN = (*ENDED, KeyError, TypeError)  # with what a frame causes that is not one of ours
+
+_HEAD = struct.Struct("!BIQ")  # type, number, bytes that follow
+
+
+class FrameType(IntEnum):
+    """What a frame says."""
+
+    HELLO = 1  # a node: describes itself, on its control connection
+    WELCOME = 2  # the notebook: the node is accepted
+    REFUSED = 3  # the notebook: the node is not accepted, and why
+    BEAT = 4  # both: a sign of life, with the sender's clock
+    ECHO = 5  # both: the answer to it, with both clocks
+    LEAVE = 6  # both: the node's work is over, and why
+    START = 7  # the notebook: start a rank; the number is that of its process
+    STARTED = 8  # a node: the rank has this process id
+    FAILED = 9  # a node: the rank could not be started
+    EXITED = 10  # a node: the rank has ended; its last output was sent before
+    TERMINATE = 11  # the notebook: send SIGTERM
+    KILL = 12  # the notebook: send SIGKILL
+    LOG = 13  # a node: what a rank wrote into a file
+    STORE = 14  # a node: this connection is one to the store, of the node with this number
+    DATA = 15  # both: what it forwards, once so many control frames have been handled
+    INTERRUPT = 16  # the notebook: send SIGINT
+
+
+Frame = tuple[FrameType, int, bytes]
+
+
+class FrameConnection:
+    """One end of a connection, in an event loop.
+
+    Attributes:
+        sent: frames that were sent.
+        heard_at: when something last arrived, in the loop's time.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._received = 0
+        self._handled = 0
+        self._progress = asyncio.Condition()
+        self.sent = 0
+        self.heard_at = asyncio.get_running_loop().time()
+
+    @property
+    def peer(self) -> str:
+        """The other side's address."""
+        return str(self._writer.get_extra_info("peername")[0])
+
+    @property
+    def own_address(self) -> str:
+        """This side's address."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    def send(self, kind: FrameType, number: int = 0, data: bytes = b"") -> None:
+        """Send a frame. It is dropped if the connection has ended."""
+        self.sent += 1
+        if not self._writer.is_closing():
+            self._writer.write(_HEAD.pack(kind, number, len(data)) + data)
+
+    def tell(self, kind: FrameType, number: int = 0, **facts: Any) -> None:
+        """Send a frame of JSON."""
+        self.send(kind, number, json.dumps(facts).encode())
+
+    async def drain(self) -> None:
+        """Wait until the other side keeps up."""
+        await self._writer.drain()
+
+    async def read(self) -> Frame:
+        """Return the next frame. The frame before it counts as handled.
+
+        Raises:
+            OSError, EOFError: the connection has ended.
+            ValueError, WireError: the other side sent no frame.
+        """
+        async with self._progress:
+            self._handled = self._received
+            self._progress.notify_all()
+        kind, number, size = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+        self.heard_at = asyncio.get_running_loop().time()
+        if size > MAX_BYTES:
+            raise WireError(f"a frame of {size} bytes")
+        data = bytearray()
+        while len(data) < size:  # each piece is a sign of life: a slow network takes long
+            data += await self._reader.readexactly(min(PIECE, size - len(data)))
+            self.heard_at = asyncio.get_running_loop().time()
+        self._received += 1
+        return FrameType(kind), number, bytes(data)
+
+    async def await_handled(self, count: int) -> None:
+        """Wait until this side has handled so many frames."""
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._handled >= count)
+
+    def close(self) -> None:
+        """End the connection after what was sent."""
+        self._writer.close()
+
+    def abort(self) -> None:
+        """End the connection now."""
+        self._writer.transport.abort()
+
+
+def facts_of(data: bytes) -> dict[str, Any]:
+    """Read a frame of JSON.
+
+    Raises:
+        ValueError: it is not a JSON object.
+    """
+    facts = json.loads(data)
+    if not isinstance(facts, dict):
+        raise ValueError("a frame that is no object")
+    return facts
+
+
+async def forward(
+    near: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    far: FrameConnection,
+    control: FrameConnection,
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """Copy both ways between a connection on this machine and ``far`` until either ends.
+
+    Each piece arrives after the control frames that were sent before it: a log before the message
+    that names a position in it, a signal before the command that follows it.
+
+    Args:
+        near: the connection on this machine.
+        far: the connection to the other machine.
+        control: the control connection to the other machine.
+        before: called before a piece is sent.
+    """
+    reader, writer = near
+
+    async def send() -> None:
+        with suppress(OSError):
+            while data := await reader.read(PIECE):
+                before()
+                far.send(FrameType.DATA, control.sent, data)
+                await far.drain()
+
+    async def receive() -> None:
+        with suppress(*ENDED):
+            while True:
+                _, count, data = await far.read()
+                control.heard_at = far.heard_at
+                await control.await_handled(count)
+                writer.write(data)
+                await writer.drain()
+
+    copying = [asyncio.ensure_future(send()), asyncio.ensure_future(receive())]
+    try:
+        await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        far.abort()
+        raise
+    finally:
+        for each in copying:
+            each.cancel()
+        writer.close()
+        far.close()
+
+
+class StoreForwarder:
+    """Forwards the store connections of a node's ranks, as long as its control connection lasts.
+
+    Args:
+        control: the control connection.
+        number: the notebook's number of this node.
+        dial: opens another connection to the notebook; returns None if that failed.
+        before: called before data of a rank is forwarded.
+    """
+
+    def __init__(
+        self,
+        control: FrameConnection,
+        number: int,
+        dial: Callable[[], Awaitable[FrameConnection | None]],
+        before: Callable[[], None],
+    ) -> None:
+        self._control = control
+        self._number = number
+        self._dial = dial
+        self._before = before
+        self._dials = asyncio.Semaphore(DIALS)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._is_closed = False
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept ranks at a copy of this socket."""
+        self._server = await asyncio.start_server(self._accept, sock=listener.dup())
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_closed:
+            writer.close()
+            return
+        task = asyncio.ensure_future(self._forward(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far = await self._dial_store()
+            await forward((reader, writer), far, self._control, self._before)
+        finally:
+            writer.close()
+
+    async def _dial_store(self) -> FrameConnection:
+        async with self._dials:
+            while (far := await self._dial()) is None:
+                await asyncio.sleep(PAUSE)
+        far.send(FrameType.STORE, self._number)
+        return far
+
+    def close(self) -> None:
+        """End all connections, also those that are being accepted."""
+        self._is_closed = True
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
