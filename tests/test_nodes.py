@@ -81,6 +81,16 @@ def test_a_node_without_a_place_for_logs_says_so(
     assert "--folder" in said
 
 
+def test_a_line_that_starts_several_processes_says_what_to_write(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert main(["--join", "any"]) == 2
+    said = capsys.readouterr().err
+    assert "--nproc-per-node=1" in said
+    assert "--ranks=8" in said
+
+
 def test_a_join_that_is_printed_does_not_show_its_secret() -> None:
     assert "secret" not in repr(JOIN)
 

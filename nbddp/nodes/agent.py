@@ -69,9 +69,11 @@ def _keep(asked: argparse.Namespace) -> str:
     """Serve until there is no more to do. Return why it ended, empty if it ended well."""
     from nbddp.nodes.keeper import Keeper
 
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
+    started = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if started > 1:
         raise RequestError(
-            f"torchrun starts one process of nbddp: --nproc-per-node=1 and --ranks={asked.ranks}"
+            f"torchrun started {started} processes, and nbddp needs one on each machine: write "
+            f"--nproc-per-node=1 before -m nbddp.worker, and --ranks={started} after it"
         )
     path = Path(asked.join).expanduser()
     join = Join.read_token(_ask()) if asked.join == "-" else Join.load(path)
