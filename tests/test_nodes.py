@@ -24,7 +24,7 @@ from nbddp.errors import ArgumentError, RequestError
 from nbddp.group.nodes import NodesSpec
 from nbddp.magics.nodes import node_range
 from nbddp.nodes import door as door_module
-from nbddp.nodes import mirror
+from nbddp.nodes import handshake, mirror
 from nbddp.nodes.agent import main
 from nbddp.nodes.clocks import Clock
 from nbddp.nodes.door import Change, Door, RemoteHandle
@@ -201,6 +201,21 @@ def test_a_silent_node_is_gone(monkeypatch: pytest.MonkeyPatch, at_the_door: AtT
     assert at_the_door.changes[1].node.why_gone.endswith(" 1 s")
 
 
+def test_of_many_that_say_nothing_one_too_many_is_sent_away_at_once(
+    at_the_door: AtTheDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "MOST_OF_ADDRESS", 2)
+    address = ("127.0.0.1", at_the_door.door.join.port)
+    with socket.create_connection(address) as first, socket.create_connection(address):
+        with socket.create_connection(address) as third, suppress(ConnectionError):
+            assert third.recv(1) == b""
+        assert at_the_door.has_refused(1)
+        first.close()
+        assert at_the_door.has_refused(2)
+        at_the_door.bring()
+    assert wait_until(lambda: at_the_door.door.refused == 3)
+
+
 def test_where_a_door_cannot_listen_is_named(at_the_door: AtTheDoor) -> None:
     port = at_the_door.door.join.port
     for address, wanted, named in (
@@ -220,17 +235,23 @@ class OneNode:
     def __init__(self) -> None:
         self.order: list[str] = []  # what the notebook's side handled
         self.has_log = True  # whether a rank has always written something
+        self.refusals = 0  # of the next connections
         self._far: list[FrameConnection] = []
 
     async def open(self) -> None:
         self._store = await asyncio.start_server(self._echo, "127.0.0.1", 0)
         self._door = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.control = await self._dial()
+        control = await self._dial()
+        assert control is not None
+        self.control = control
         self.forwarder = StoreForwarder(self.control, 7, self._dial, self._before)
         await self.forwarder.serve(self._listener)
 
-    async def _dial(self) -> FrameConnection:
+    async def _dial(self) -> FrameConnection | None:
+        self.refusals -= 1
+        if self.refusals > 0:
+            return None
         return FrameConnection(*await asyncio.open_connection(*port_of(self._door)))
 
     async def _accept(self, *streams: Any) -> None:
@@ -294,7 +315,7 @@ def on_one_node(use: Callable[[OneNode], Awaitable[None]]) -> None:
 @pytest.mark.parametrize("size", [256, 20 << 20])
 def test_what_a_rank_sends_to_the_store_comes_whole_and_so_does_the_answer(size: int) -> None:
     async def use(node: OneNode) -> None:
-        node.has_log = False
+        node.has_log, node.refusals = False, 2
         reader, writer = await node.dial()
         data = bytes(range(256)) * (size // 256)
         writer.write(data)

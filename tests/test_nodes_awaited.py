@@ -52,11 +52,13 @@ def said_by(at_the_door: AtTheDoor, seconds: float) -> str:
 
 def test_who_waits_is_told_at_once_who_has_come(at_the_door: AtTheDoor) -> None:
     at_the_door.bring()
-    threading.Timer(0.3, at_the_door.bring).start()
+    coming = threading.Timer(0.3, at_the_door.bring)
+    coming.start()
     began = time.monotonic()
     said = at_the_door.nodes.wait(50)
     assert f"{HOST} (4 ranks), {HOST}#2 (4 ranks)" in said
     assert time.monotonic() - began < 10
+    coming.join()
     at_the_door.nodes.wait(50)  # all have come
     assert at_the_door.nodes.wait(0.001).endswith(" ms")
 

@@ -84,11 +84,15 @@ def _keep(asked: argparse.Namespace) -> str:
         raise RequestError(
             f"no folder for logs at {folder}: {error.strerror}; --folder names another place"
         ) from error
-    keeper = Keeper(
-        join,
-        nproc=asked.ranks,
-        folder=folder,
-        agent_pid=os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
-        orphan_timeout=asked.orphan_timeout,
-    )
-    return asyncio.run(keeper.keep())
+
+    async def keep() -> str:
+        keeper = Keeper(
+            join,
+            nproc=asked.ranks,
+            folder=folder,
+            agent_pid=os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0,
+            orphan_timeout=asked.orphan_timeout,
+        )
+        return await keeper.keep()
+
+    return asyncio.run(keep())

@@ -409,7 +409,7 @@ class Door:
         self._stop_loop()
 
     async def _close(self, *, sends_home: bool) -> None:
-        await self._handshake.close()
+        self._handshake.close()
         for node, connection in self._connections.items():
             if sends_home:
                 connection.tell(FrameType.LEAVE, reason="")

@@ -113,7 +113,7 @@ class Handshake:
             connection.abort()
             raise
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop to listen, and end the connections that are not admitted."""
         if self._accepting is not None:
             self._accepting.cancel()

@@ -49,7 +49,7 @@ BACKLOG = 512  # connections of ranks that wait while the notebook is gone
 
 
 class Keeper:
-    """All ranks of one node, in an event loop.
+    """All ranks of one node, in the event loop that runs.
 
     Args:
         join: where to come in.
@@ -81,22 +81,22 @@ class Keeper:
         self._unwanted: set[int] = set()  # of those that live: the door does not know them
         self._listener: socket.socket | None = None
         self._trying: asyncio.Task[None] | None = None
-        self._over: asyncio.Future[str] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[str] = self._loop.create_future()
 
     async def keep(self) -> str:
         """Come in and serve until there is no more to do; why it ended, empty if it ended well."""
-        loop = asyncio.get_running_loop()
-        self._over = loop.create_future()
+        loop = self._loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, "")
         self._launcher.warm_up()
         loop.run_in_executor(None, tidy_folder, self._folder.parent)
-        agent = self._watch_agent(loop)
+        agent = self._watch_agent()
         try:
-            await self._await_warmth(loop)
+            await self._await_warmth()
             for repeat, period in ((self._beat, BEAT), (self._send_news, LOOK)):
-                self._every(loop, period, repeat)
-            serving = loop.create_task(self._serve(loop))
+                self._every(period, repeat)
+            serving = loop.create_task(self._serve())
             first: set[asyncio.Future[Any]] = {serving, self._over}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
@@ -106,24 +106,23 @@ class Keeper:
             if agent is not None:
                 loop.remove_reader(agent)
                 os.close(agent)
-            await self._leave(loop)
+            await self._leave()
 
     # ---- coming in
 
-    async def _await_warmth(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _await_warmth(self) -> None:
         """Who is here can run a cell at once: torch takes seconds to import, on NFS a minute."""
-        assert self._over is not None
-        warm = loop.run_in_executor(None, self._launcher.await_warmth)
+        warm = self._loop.run_in_executor(None, self._launcher.await_warmth)
         first: set[asyncio.Future[Any]] = {warm, self._over}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _serve(self) -> None:
         """Serve the notebook, and the one that comes after it, until there is none."""
         why = f"no way in at {self._join.address}:{self._join.port}"
         while (control := await self._come_in()) is not None:
             self._control = control
             try:
-                await self._introduce(loop, control)
+                await self._introduce(control)
                 while True:
                     self._on_frame(control, *await control.read())
             except BROKEN as error:
@@ -136,7 +135,7 @@ class Keeper:
     async def _come_in(self) -> FrameConnection | None:
         """Dial until the door answers. Return None when it is time to end."""
         deadline = time.monotonic() + self._orphan_timeout
-        while self._over is not None and not self._over.done():
+        while not self._over.done():
             control, self._next = self._next or await self._dial(), None
             if control is not None:
                 return control
@@ -154,7 +153,7 @@ class Keeper:
         except (OSError, asyncio.TimeoutError):
             return None
 
-    async def _introduce(self, loop: asyncio.AbstractEventLoop, control: FrameConnection) -> None:
+    async def _introduce(self, control: FrameConnection) -> None:
         """Describe this node, and forward its ranks' connections if the door accepts it.
 
         The socket that ranks dial stays while no notebook is there: they wait in its backlog.
@@ -165,7 +164,7 @@ class Keeper:
             interface = interface_of(address) if not address.startswith("127.") else ""
             port = self._listener.getsockname()[1]
             self._here = Here(store_port=port, folder=self._folder, interface=interface)
-            loop.run_in_executor(None, self._launcher.warm_up_more)
+            self._loop.run_in_executor(None, self._launcher.warm_up_more)
         about = about_this_node(self._nproc)
         living = [
             {"number": number, "pid": handle.pid, "start": self._starts[number]}
@@ -183,24 +182,21 @@ class Keeper:
         self._forwarder = StoreForwarder(control, number, self._dial, self._send_news)
         await self._forwarder.serve(self._listener)
 
-    def _every(
-        self, loop: asyncio.AbstractEventLoop, period: float, act: Callable[[], None]
-    ) -> None:
-        if self._over is not None and not self._over.done():
+    def _every(self, period: float, act: Callable[[], None]) -> None:
+        if not self._over.done():
             act()
-            loop.call_later(period, self._every, loop, period, act)
+            self._loop.call_later(period, self._every, period, act)
 
     def _beat(self) -> None:
         self._held.touch()
         if self._control is None:
             return
         self._control.tell(FrameType.BEAT, at=time.time(), cpu=self._cpu_times())
-        loop = asyncio.get_running_loop()
-        silence = loop.time() - self._control.heard_at
+        silence = self._loop.time() - self._control.heard_at
         if silence > SILENT_AFTER + self._orphan_timeout:
             self._end(self._say_gone("the notebook is gone"))
         elif silence > SILENT_AFTER and (self._trying is None or self._trying.done()):
-            self._trying = loop.create_task(self._try_another(loop, self._control))
+            self._trying = self._loop.create_task(self._try_another(self._control))
 
     def _cpu_times(self) -> dict[int, float]:
         """Return the CPU seconds of each rank: one that holds Python's lock cannot report them."""
@@ -210,7 +206,7 @@ class Keeper:
                 found[number] = cpu_time(handle.pid or 0)
         return found
 
-    async def _try_another(self, loop: asyncio.AbstractEventLoop, silent: FrameConnection) -> None:
+    async def _try_another(self, silent: FrameConnection) -> None:
         """Dial while the door is silent: is this node cut off, or does its process stand still?
 
         If somebody answers, the door has given this node up. If nobody does, there may be no way to
@@ -220,7 +216,7 @@ class Keeper:
         control = await self._dial()
         if control is None:
             return
-        if self._control is not silent or loop.time() - silent.heard_at < SILENT_AFTER:
+        if self._control is not silent or self._loop.time() - silent.heard_at < SILENT_AFTER:
             control.abort()
             return
         self._next = control
@@ -237,9 +233,7 @@ class Keeper:
     ) -> None:
         match kind:
             case FrameType.START:
-                loop = asyncio.get_running_loop()
-                facts = facts_of(data)
-                loop.run_in_executor(self._forking, self._fork, loop, number, facts)
+                self._loop.run_in_executor(self._forking, self._fork, number, facts_of(data))
             case FrameType.INTERRUPT | FrameType.TERMINATE | FrameType.KILL:
                 self._signal(number, kind)
             case FrameType.BEAT:
@@ -275,7 +269,7 @@ class Keeper:
             else:
                 self._outlet.rewind(number, sizes)
 
-    def _fork(self, loop: asyncio.AbstractEventLoop, number: int, facts: dict[str, Any]) -> None:
+    def _fork(self, number: int, facts: dict[str, Any]) -> None:
         """On the forking thread: a helper that still imports keeps it waiting."""
         try:
             assert self._here is not None
@@ -283,9 +277,10 @@ class Keeper:
             handle = self._launcher.launch(start)
         except Exception as error:  # noqa: BLE001 - whatever it is, the door waits for this rank
             reason = f"{type(error).__name__}: {error}"
-            loop.call_soon_threadsafe(self._tell, FrameType.FAILED, number, {"reason": reason})
+            news = FrameType.FAILED, number, {"reason": reason}
+            self._loop.call_soon_threadsafe(self._tell, *news)
         else:
-            loop.call_soon_threadsafe(self._adopt, number, facts, start, handle)
+            self._loop.call_soon_threadsafe(self._adopt, number, facts, start, handle)
 
     def _adopt(
         self, number: int, facts: dict[str, Any], start: RankStart, handle: RankHandle
@@ -295,7 +290,7 @@ class Keeper:
         self._handles[number] = handle
         self._outlet.follow(number, log)
         self._outlet.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
-        asyncio.get_running_loop().add_reader(handle.sentinel, self._on_exit, number)
+        self._loop.add_reader(handle.sentinel, self._on_exit, number)
         self._tell(FrameType.STARTED, number, {"pid": handle.pid})
 
     def _signal(self, number: int, kind: FrameType) -> None:
@@ -313,7 +308,7 @@ class Keeper:
     def _on_exit(self, number: int) -> None:
         handle = self._handles.pop(number)
         del self._starts[number]
-        asyncio.get_running_loop().remove_reader(handle.sentinel)
+        self._loop.remove_reader(handle.sentinel)
         handle.join()
         if number not in self._unwanted:
             self._send_news()
@@ -331,7 +326,7 @@ class Keeper:
 
     # ---- the end
 
-    def _watch_agent(self, loop: asyncio.AbstractEventLoop) -> int | None:
+    def _watch_agent(self) -> int | None:
         """Torchrun's agent, when it is killed, leaves those that it started running."""
         if not self._agent_pid or not hasattr(os, "pidfd_open"):
             return None
@@ -340,27 +335,27 @@ class Keeper:
         except ProcessLookupError:
             self._end("torchrun's agent is gone")
             return None
-        loop.add_reader(agent, self._end, "torchrun's agent is gone")
+        self._loop.add_reader(agent, self._end, "torchrun's agent is gone")
         return agent
 
     def _end(self, reason: str) -> None:
-        if self._over is not None and not self._over.done():
+        if not self._over.done():
             self._over.set_result(reason)
 
-    async def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _leave(self) -> None:
         """Say why, then end all ranks, and then the helper.
 
         Said first: else the ranks' ends would be news of their own.
         """
         if self._control is not None:
-            reason = self._over.result() if self._over is not None and self._over.done() else ""
+            reason = self._over.result() if self._over.done() else ""
             self._control.tell(FrameType.LEAVE, reason=reason)
         await self._end_ranks()
         self._send_news()
         for each in (self._control, self._forwarder, self._listener):
             if each is not None:
                 each.close()
-        await loop.run_in_executor(self._forking, self._launcher.close)
+        await self._loop.run_in_executor(self._forking, self._launcher.close)
         self._forking.shutdown()
 
     async def _end_ranks(self) -> None:
