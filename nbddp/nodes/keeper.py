@@ -231,17 +231,20 @@ class Keeper:
     def _on_frame(
         self, control: FrameConnection, kind: FrameType, number: int, data: bytes
     ) -> None:
+        handle = self._handles.get(number)
         match kind:
             case FrameType.START:
                 self._loop.run_in_executor(self._forking, self._fork, number, facts_of(data))
-            case FrameType.INTERRUPT | FrameType.TERMINATE | FrameType.KILL:
-                self._signal(number, kind)
+            case FrameType.INTERRUPT if handle is not None:
+                handle.interrupt()
+            case FrameType.TERMINATE if handle is not None:
+                handle.terminate()
+            case FrameType.KILL if handle is not None:
+                handle.kill()
             case FrameType.BEAT:
                 control.tell(FrameType.ECHO, sent=facts_of(data)["at"], at=time.time())
             case FrameType.LEAVE:
                 self._end(str(facts_of(data)["reason"]))
-            case _:
-                raise ValueError(f"the notebook does not say {kind.name}")
 
     def _stand_alone(self) -> None:
         """The notebook, or another one, may come back."""
@@ -292,18 +295,6 @@ class Keeper:
         self._outlet.follow(number, log.with_name("metrics.jsonl"), whole_lines=True)
         self._loop.add_reader(handle.sentinel, self._on_exit, number)
         self._tell(FrameType.STARTED, number, {"pid": handle.pid})
-
-    def _signal(self, number: int, kind: FrameType) -> None:
-        handle = self._handles.get(number)
-        if handle is None:
-            return
-        match kind:
-            case FrameType.INTERRUPT:
-                handle.interrupt()
-            case FrameType.TERMINATE:
-                handle.terminate()
-            case _:
-                handle.kill()
 
     def _on_exit(self, number: int) -> None:
         handle = self._handles.pop(number)
