@@ -13,7 +13,8 @@ from torch import nn
 from torch._dynamo import OptimizedModule
 
 from nbddp.worker.in_common import pair
-from nbddp.worker.registry import Roll, names_of, sharded_modules
+from nbddp.worker.registry import Roll, sharded_modules
+from nbddp.worker.watch.namespace import names_of
 
 
 class Thing:

@@ -34,7 +34,7 @@ from nbddp.wire.heal_messages import MADE_BY_ALL
 from nbddp.wire.sources import Pickler
 from nbddp.worker.missing import NotCarried, said_by, why_missing
 from nbddp.worker.rebind import OF_THE_GROUP
-from nbddp.worker.registry import names_of
+from nbddp.worker.watch.namespace import names_of
 
 _NAMES = "the namespace"
 APART = 4096  # bytes of an array that are not in the pickle

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import torch
+from torch import nn
+
+from nbddp.worker.watch.namespace import Part, walk
 
 SHOWN = 5  # tensors, the largest
 _GPU = re.compile(r"\bGPU (\d+)")
-DEEP = 3  # levels of containers that are looked into
-WIDE = 10_000  # items of each
 LOOSE = 0.2  # of what torch has reserved and no tensor holds: then it is in pieces
 
 Names = Mapping[str, Any]
@@ -73,42 +73,28 @@ def _gib(count: int) -> str:
 
 
 def largest_tensors(scopes: Iterable[Names], device: torch.device | None = None) -> list[Named]:
-    """The largest tensors on a device that have a name; what shares memory is told once."""
-    seen: set[int] = set()
-    found: list[Named] = []
-    for scope in scopes:
-        for name, value in list(scope.items()):
-            if name.startswith("_"):
-                continue
-            for path, tensor in _within(name, value, DEEP):
-                place = tensor.untyped_storage().data_ptr()
-                is_here = device is None or tensor.device == device
-                if is_here and place and place not in seen:
-                    seen.add(place)
-                    found.append((path, tensor))
+    """Return the largest tensors on a device, and their paths; of those that share memory one."""
+    found = [named for scope in scopes for part in walk(scope) for named in _tensors(part)]
     found.sort(key=lambda each: -each[1].nbytes)
-    return found[:SHOWN]
+    largest: dict[int, Named] = {}
+    for path, tensor in found:
+        address = tensor.untyped_storage().data_ptr()
+        if address and (device is None or tensor.device == device):
+            largest.setdefault(address, (path, tensor))
+    return [*largest.values()][:SHOWN]
 
 
-def _within(name: str, value: Any, depth: int) -> Iterator[Named]:
-    """The tensors that a name leads to, each under a name that a user can type."""
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        yield name, value
+def _tensors(part: Part) -> Iterator[Named]:
+    """Yield the tensors of one object, each with an expression that a user can type."""
+    path, value = part.path, part.value
+    if type(value) in (torch.Tensor, nn.Parameter):
+        yield path, value
         if value.is_leaf and value.grad is not None:
-            yield f"{name}.grad", value.grad
-    elif isinstance(value, torch.nn.Module):
-        for path, each in (*value.named_parameters(), *value.named_buffers()):
-            yield from _within(f"{name}.{path}", each, 0)
-    elif depth > 0:
-        for path, each in _items(name, value):
-            yield from _within(path, each, depth - 1)
-
-
-def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, torch.optim.Optimizer):
-        states = enumerate(value.state.values())
-        yield from ((f"{name}.state[{number}]", state) for number, state in states)
-    elif type(value) is dict:
-        yield from ((f"{name}[{key!r}]", each) for key, each in islice(value.items(), WIDE))
-    elif type(value) in (list, tuple):
-        yield from ((f"{name}[{number}]", each) for number, each in enumerate(value[:WIDE]))
+            yield f"{path}.grad", value.grad
+    elif isinstance(value, nn.Module) and not isinstance(part.holder, nn.Module):
+        for name, each in (*value.named_parameters(), *value.named_buffers()):
+            yield from _tensors(Part(f"{path}.{name}", value, name, each))
+    elif isinstance(value, torch.optim.Optimizer):
+        for number, state in enumerate(value.state.values()):
+            for key, each in state.items():
+                yield from _tensors(Part(f"{path}.state[{number}][{key!r}]", state, key, each))

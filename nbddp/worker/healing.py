@@ -22,7 +22,7 @@ from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.messages import Answer, JsonDict, Regroup
 from nbddp.worker.carry import NotOpenedError, open_names, pack_names
 from nbddp.worker.exchange import await_message, batches, exchange
-from nbddp.worker.places import own_places, take_places, take_samplers
+from nbddp.worker.heal.rank_attributes import own_attributes, set_attributes, set_samplers
 from nbddp.worker.plain_values import HISTORY
 from nbddp.worker.registry import is_sharded, sharded_modules
 from nbddp.worker.surroundings import Surroundings
@@ -146,13 +146,13 @@ class Healing:
     def _take_places(self, command: Meet) -> None:
         """Where all that live keep their own rank, the new ones keep theirs."""
         is_new = dist.get_rank() in command.newcomers
-        mine = None if is_new else own_places(self._namespace, self._own)
+        mine = None if is_new else own_attributes(self._namespace, self._own)
         told = [each for each in exchange(mine, self._group.device) if each is not None]
         if is_new:
             self._taken = self._values.take(command.own, self._own)
             agreed = {*told[0]}.intersection(*told[1:]) - command.own.keys()
-            self._places = take_places(self._namespace, self._own, agreed)
-            if take_samplers(command.donor):
+            self._places = set_attributes(self._namespace, self._own, agreed)
+            if set_samplers(command.donor):
                 self._places.append("a DistributedSampler")
             self._unlike = self._values.unlike(command.own)
 

@@ -26,7 +26,8 @@ from nbddp.worker.optimizer_state import (
     take_values,
     unsendable,
 )
-from nbddp.worker.registry import Registry, is_sharded, loaders, names_of, sharded_modules
+from nbddp.worker.registry import Registry, is_sharded, loaders, sharded_modules
+from nbddp.worker.watch.namespace import names_of
 
 OF_THE_GROUP = ("process_group", "reducer", "logger")
 _ANEW = "make it again"

@@ -9,24 +9,15 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-
-MAX_DEPTH = 4  # of ``trainer.models["a"].inner``; deeper ones go without a name
-MAX_VISITS = 20_000  # objects that are looked at to find a name
-MAX_PARTS = 200  # parts of one object; with a list of 30 million numbers the search took 45 s
-PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # they hold nothing
-T = TypeVar("T")
 
 
 class Roll:
@@ -133,60 +124,3 @@ def sharded_modules() -> list[nn.Module]:
     found = instances(kinds)
     inner = {id(part) for each in found for part in each.modules() if part is not each}
     return [each for each in found if id(each) not in inner]
-
-
-def names_of(targets: Iterable[Any], namespace: Mapping[str, Any]) -> dict[int, str]:
-    """What the user calls these objects: ``model``, ``trainer.model``, ``models['a']``.
-
-    Returns:
-        The shortest way to each object, by its id; what nobody can reach by name is left out.
-
-    >>> model = [1]
-    >>> names_of([model], {"kept": {"a": model}})[id(model)]
-    "kept['a']"
-    """
-    wanted = {id(each) for each in targets}
-    found: dict[int, str] = {}
-    seen: set[int] = set()
-    layer = [(name, value) for name, value in sorted(namespace.items()) if name[:1] != "_"]
-    for _ in range(MAX_DEPTH):
-        if len(found) == len(wanted):
-            break
-        inner: list[tuple[str, Any]] = []
-        for name, value in layer:
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if id(value) in wanted:
-                found[id(value)] = name
-            elif len(seen) < MAX_VISITS:
-                inner += _parts(name, value)
-        layer = inner
-    return found
-
-
-def _parts(name: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the first parts of an object that are not plain, with their names."""
-    if isinstance(value, dict):
-        parts = _few(value.items())
-        return [(f"{name}[{key!r}]", part) for key, part in parts if _is_short(key)]
-    if isinstance(value, (list, tuple)):
-        return [(f"{name}[{index}]", part) for index, part in _few(enumerate(value))]
-    if isinstance(value, (ModuleType, type, torch.Tensor)) or not hasattr(value, "__dict__"):
-        return []
-    held = [(f"{name}.{key}", part) for key, part in _few(vars(value).items()) if key[:1] != "_"]
-    if isinstance(value, nn.Module):  # what torch.compile wraps is the same to the user
-        held += [
-            (name if key == "_orig_mod" else f"{name}.{key}", part)
-            for key, part in _few(value._modules.items())
-        ]
-    return held
-
-
-def _few(parts: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return those of the first parts that may hold something."""
-    return [each for each in islice(parts, MAX_PARTS) if type(each[1]) not in PLAIN]
-
-
-def _is_short(key: object) -> bool:
-    return isinstance(key, (str, int)) and len(str(key)) < 40

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -14,17 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nbddp.errors import RequestError
 from nbddp.wire import parcels
 from nbddp.wire.messages import JsonDict
 from nbddp.wire.sources import Pickler
 from nbddp.worker.headline import text_of
-from nbddp.worker.registry import PLAIN
 
 T = TypeVar("T")
-
-DEPTH = 5  # how far into a value to look for what cannot be pickled
-MAX_TRIED = 10_000  # parts of one object that are pickled alone; 300,000 would take seconds
 
 
 class ValuePickler(Pickler):
@@ -86,72 +80,31 @@ def pack(
 ) -> JsonDict:
     """Put a value into the store and return what a signed message must say about it.
 
-    Its ``note``, if it has one, is for the user to read. What ``check`` raises, which is asked
-    again and again meanwhile, ends this.
+    Its ``note``, if it has one, is for the user to read. ``check`` is called before each piece is
+    stored; an error that it raises ends this.
 
     Raises:
-        pickle.PicklingError: it cannot be pickled; says which part, and the way out.
+        pickle.PicklingError: the value cannot be pickled; the text says why, and the way out.
     """
-    data, note = dumps(value, name=name, check=check)
+    data, note = dumps(value, name=name)
     parcel = parcels.put(store, key, data, check=check)
     return {**parcel, "note": note} if note else parcel
 
 
-class _Buffer(io.BytesIO):
-    """Bytes in memory; before more of them come, somebody is asked whether they are wanted."""
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        super().__init__()
-        self._check = check
-
-    def write(self, data: Any, /) -> int:
-        self._check()
-        return super().write(data)
-
-
-def dumps(value: Any, *, name: str, check: Callable[[], None] = lambda: None) -> tuple[bytes, str]:
+def dumps(value: Any, *, name: str) -> tuple[bytes, str]:
     """Pickle a value, and say what was left out of it, if anything was.
 
     Raises:
-        pickle.PicklingError: it cannot be pickled; says which part, and the way out.
+        pickle.PicklingError: the value cannot be pickled; the text says why, and the way out.
     """
-    buffer = _Buffer(check)
-    pickler = ValuePickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+    written = io.BytesIO()
+    pickler = ValuePickler(written, protocol=pickle.HIGHEST_PROTOCOL)
     try:
         pickler.dump(value)
-    except RequestError:  # of the check
-        raise
     except Exception as error:  # noqa: BLE001 - whatever a value's own pickling raises
-        raise pickle.PicklingError(_way_out(*_culprit(name, value, DEPTH), error)) from None
+        raise pickle.PicklingError(_way_out(name, value, error)) from None
     note = f"{name}: without its DistributedDataParallel, which stays with the ranks"
-    return buffer.getvalue(), note if pickler.has_unwrapped else ""
-
-
-def _can_be_pickled(value: Any) -> bool:
-    try:
-        ValuePickler(io.BytesIO(), protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    except Exception:  # noqa: BLE001 - this is the question
-        return False
-    return True
-
-
-def _culprit(name: str, value: Any, depth: int) -> tuple[str, Any]:
-    """The innermost part that cannot be pickled, under the name that leads there."""
-    parts = ((part, inner) for part, inner in _parts(value) if type(inner) not in PLAIN)
-    for part, inner in islice(parts, MAX_TRIED) if depth else ():
-        if not _can_be_pickled(inner):
-            return _culprit(f"{name}{part}", inner, depth - 1)
-    return name, value
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", each) for key, each in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{index}]", each) for index, each in enumerate(value))
-    elif not isinstance(value, (nn.Module, type)):
-        attributes = getattr(value, "__dict__", {})
-        yield from ((f".{key}", each) for key, each in attributes.items())
+    return written.getvalue(), note if pickler.has_unwrapped else ""
 
 
 def _way_out(name: str, value: Any, error: Exception) -> str:

@@ -236,7 +236,7 @@ def test_optimizers_that_wrap_another_are_carried_whole(
     first, *others = group.run(TRAIN_AGAIN, wants_value=True).values()
     assert others == [first] * 2
     told = capsys.readouterr().out
-    assert re.findall("nbddp: (.*):", told) == ["model, a SGD, sharp, loader"]  # that all is right
+    assert re.findall("nbddp: (.*):", told) == ["model, sharp.inner, sharp, loader"]  # all
 
 
 SHARING = "class Shared:\n    state = {}\n    def __init__(self): self.__dict__ = self.state\n"

@@ -76,7 +76,7 @@ def test_a_last_value_that_cannot_be_sent_fails_the_cell_without_a_line_of_ours(
     notebook: Notebook,
 ) -> None:
     reply = notebook.run("%%ddp --nproc 1 --out kept\n{'a': (each for each in ())}")
-    assert re.match(r"CellFailedError: rank 0: PicklingError: .*\['a'\] .*generator", reply.error)
+    assert re.match(r"CellFailedError: rank 0: PicklingError: .*generator", reply.error)
     assert "nbddp/" not in reply.traceback
 
 

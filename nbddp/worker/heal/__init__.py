@@ -1,0 +1,1 @@
+"""What a rank does when a dead one is replaced."""

@@ -1,0 +1,74 @@
+"""Set the attributes and items that hold a rank number, in objects that came from another rank.
+
+Most code asks for its rank once and keeps it, as ``DistributedSampler`` does. With the donor's
+number a new rank would train on the donor's share of the data, and no error would tell.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from nbddp.worker.registry import instances
+from nbddp.worker.watch.namespace import Part, walk
+
+NAMES = {
+    "rank": "RANK",
+    "global_rank": "RANK",
+    "process_index": "RANK",
+    "local_rank": "LOCAL_RANK",
+    "local_process_index": "LOCAL_RANK",
+}
+
+
+def own_attributes(namespace: Mapping[str, Any], own: set[str]) -> list[str]:
+    """Return the paths of attributes and items that hold this rank's number.
+
+    Args:
+        namespace: the user's names.
+        own: names that each rank sets for itself.
+    """
+    return [each.path for each in _attributes(namespace, own) if _holds(each)]
+
+
+def set_attributes(namespace: Mapping[str, Any], own: set[str], paths: set[str]) -> list[str]:
+    """Set these attributes and items to this rank's number. Return the paths that changed."""
+    changed = [
+        each for each in _attributes(namespace, own) if each.path in paths and not _holds(each)
+    ]
+    for each in changed:
+        held = each.holder if isinstance(each.holder, dict) else vars(each.holder)
+        held[each.key] = _number(each.key)  # also where a class forbids to set attributes
+    return [each.path for each in changed]
+
+
+def set_samplers(donor: int) -> int:
+    """Let samplers of the donor's share give this rank's share. Return how many there were."""
+    data = sys.modules["torch.utils.data"]
+    mine, size = dist.get_rank(), dist.get_world_size()
+    samplers = instances([data.DistributedSampler])
+    wrong = [each for each in samplers if (each.rank, each.num_replicas) == (donor, size)]
+    for each in wrong:
+        each.rank = mine
+    return len(wrong)
+
+
+def _attributes(namespace: Mapping[str, Any], own: set[str]) -> Iterator[Part]:
+    """Yield what could hold a rank number. A module's ``rank`` is most often that of a matrix."""
+    names = {name: value for name, value in namespace.items() if name not in own}
+    for part in walk(names):
+        if part.key in NAMES and not isinstance(part.holder, nn.Module):
+            yield part._replace(holder=namespace) if part.holder is names else part
+
+
+def _holds(part: Part) -> bool:
+    return type(part.value) is int and part.value == _number(part.key)
+
+
+def _number(key: str) -> int:
+    return int(os.environ[NAMES[key]])
