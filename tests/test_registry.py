@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from nbddp.worker.in_common import pair
+from nbddp.worker.migration import pair
 from nbddp.worker.registry import Roll, sharded_modules
 from nbddp.worker.watch.namespace import names_of
 

@@ -251,6 +251,10 @@ class Precision:
             )
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
+        """Drop a running accumulation, whose gradients are gone."""
         self.micro_step, self._models, self._is_final = 0, (), False
         self._optimizer = None
 

@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader
 
 from nbddp.wire.heal_messages import MADE_BY_ALL
 from nbddp.wire.sources import Pickler
+from nbddp.worker.migration import OF_THE_GROUP
 from nbddp.worker.missing import NotCarried, said_by, why_missing
-from nbddp.worker.rebind import OF_THE_GROUP
 from nbddp.worker.watch.namespace import names_of
 
 _NAMES = "the namespace"

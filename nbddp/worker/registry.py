@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 from weakref import WeakValueDictionary
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -49,36 +50,35 @@ def _wraps(optimizer: Optimizer) -> bool:
 
 
 class Registry:
-    """Every DDP model, optimizer and learning-rate schedule of this process."""
+    """Every DDP model, optimizer, learning-rate schedule and gradient scaler of this process."""
 
     def __init__(self) -> None:
         self.models = Roll()
         self.optimizers = _Optimizers()
         self.schedules = Roll()
-
-    def listen(self) -> None:
-        """From here on, whatever is made, unpickled or copied is noted."""
-        kinds: list[tuple[type, Roll]] = [
+        self.scalers = Roll()
+        self._kinds: list[tuple[type, Roll]] = [
             (DistributedDataParallel, self.models),
             (Optimizer, self.optimizers),
             (LRScheduler, self.schedules),
-            (ReduceLROnPlateau, self.schedules),
+            (ReduceLROnPlateau, self.schedules),  # which does not call LRScheduler.__init__
+            (torch.amp.GradScaler, self.scalers),
         ]
-        for kind, roll in kinds:
+
+    def listen(self) -> None:
+        """From here on, whatever is made, unpickled or copied is noted."""
+        for kind, roll in self._kinds:
             _note_after(kind, "__init__", roll)
             if hasattr(kind, "__setstate__"):
                 _note_after(kind, "__setstate__", roll)
 
     def find(self) -> None:
         """Note what is there and was not seen being made: it was opened without its own code."""
-        kinds: list[tuple[Any, Roll]] = [
-            ((DistributedDataParallel,), self.models),
-            ((Optimizer,), self.optimizers),
-            ((LRScheduler, ReduceLROnPlateau), self.schedules),
-        ]
-        for kind, roll in kinds:
-            for each in instances(kind):
-                roll.note(each)
+        found = instances([kind for kind, _ in self._kinds])
+        for kind, roll in self._kinds:
+            for each in found:
+                if issubclass(type(each), kind):
+                    roll.note(each)
 
 
 def _note_after(kind: type, method: str, roll: Roll) -> None:
@@ -107,6 +107,13 @@ def loaders() -> list[Any]:
     data = sys.modules.get("nbddp.train.data")
     found = [] if data is None else instances([data.Loader])
     return sorted((each for each in found if not each.is_evaluation), key=attrgetter("number"))
+
+
+def accumulations(optimizers: Iterable[Optimizer]) -> list[Any]:
+    """Return each ``nbddp.precision`` that is in the middle of a step of these optimizers."""
+    module = sys.modules.get("nbddp.train.precision")
+    found = [] if module is None else instances([module.Precision])
+    return [each for each in found if any(each._optimizer is one for one in optimizers)]
 
 
 def is_sharded(optimizer: Any) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.failure import plain
+from nbddp.worker.migration import Migration, unbind
 from nbddp.worker.process_group import NoDescriptorsError, ProcessGroup
-from nbddp.worker.rebind import Rebinding, unbind
 
 
 class Regrouper:
@@ -94,13 +94,13 @@ class Regrouper:
         """
         tries, self._tries = self._tries, True
         try:
-            lines = Rebinding(
+            lines = Migration(
                 self._registry,
                 self._namespace,
                 self._group.device,
                 source=source,
                 is_heal=is_heal,
-            ).rebind(tries=tries)
+            ).run(tries=tries)
         except Exception as error:
             self._tries = self._group.is_broken or comes_from_backend(error)
             raise

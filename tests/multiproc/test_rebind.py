@@ -8,7 +8,7 @@ from drivers.ranks import MakeRanks, Ranks
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp import CellFailedError
-from nbddp.worker import rebind
+from nbddp.worker import migration
 from nbddp.worker.exchange import exchange, take_over
 
 pytestmark = pytest.mark.multiproc
@@ -201,9 +201,9 @@ def test_a_failure_on_the_way_is_told_once_and_the_next_cell_does_without(
     group: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     group.run(
-        f"{DDP}model = DDP(torch.nn.Linear(4, 4))\n{imported(rebind)}"
+        f"{DDP}model = DDP(torch.nn.Linear(4, 4))\n{imported(migration)}"
         "def broken(*_): raise MemoryError('no room')\n"
-        "if rank == 1: rebind._send_model = broken"
+        "if rank == 1: migration.take_over = broken"
     )
     lose_the_group(group)
     with pytest.raises(CellFailedError, match=r"^rank 1: MemoryError: no room"):

@@ -1,0 +1,117 @@
+"""The states of optimizers, schedules, gradient scalers and loaders, as JSON and tensors.
+
+The ranks may have stopped on either side of a step, also of the first one: then some have a state
+and others have none. What one rank tells the others is JSON, because the connections of a process
+group have no authentication: no rank unpickles what comes over them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+PLAIN = (type(None), bool, int, float, str)
+
+
+def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """Return the parameters that an optimizer updates, in the order of its groups."""
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def state_of(one: Any) -> Any:
+    """Return the state of an object, with its own tensors."""
+    if not isinstance(one, Optimizer):
+        return one.state_dict()
+    groups = [{key: group[key] for key in group if key != "params"} for group in one.param_groups]
+    parameters = enumerate(parameters_of(one))
+    state = {index: one.state[each] for index, each in parameters if each in one.state}
+    return {"groups": groups, "state": state}
+
+
+def load_state(one: Any, state: Any) -> None:
+    """Put a state into an object.
+
+    An optimizer keeps its groups and its dict of states: wrappers share them, and torch's own
+    load_state_dict() makes new ones and casts the tensors to the type of the parameters.
+    """
+    if not isinstance(one, Optimizer):
+        one.load_state_dict(state)
+        return
+    for group, told in zip(one.param_groups, state["groups"], strict=True):
+        group.update(told)
+    for index, parameter in enumerate(parameters_of(one)):
+        one.state.pop(parameter, None)
+        if index in state["state"]:
+            one.state[parameter] = state["state"][index]
+
+
+def described(one: Any) -> str:
+    """Describe the state of an object in JSON: numbers as they are, of tensors type and shape."""
+    return json.dumps(_describe(state_of(one)))
+
+
+def _describe(value: Any) -> list[Any]:
+    if _is_sendable(value):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return ["tensor", dtype, [*value.shape], value.device.type == "cpu"]
+    if type(value) is dict and all(isinstance(key, PLAIN) for key in value):
+        return ["dict", [[key, _describe(each)] for key, each in value.items()]]
+    if type(value) in (list, tuple):
+        return [type(value).__name__, [*map(_describe, value)]]
+    return ["plain", value] if isinstance(value, PLAIN) else ["other", type(value).__name__]
+
+
+def _is_sendable(value: Any) -> bool:
+    is_tensor = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return is_tensor and value.layout is torch.strided
+
+
+def state_like(one: Any, told: str, device: torch.device) -> Any:
+    """Return a state with the numbers of another rank, and room for its tensors.
+
+    What is as on the other rank stays, with its tensors, and so does what is neither a number nor
+    a tensor.
+
+    Args:
+        one: the object.
+        told: what :func:`described` returned on the other rank.
+        device: where tensors belong that are not on the CPU.
+
+    Raises:
+        TypeError: this rank lacks a value that cannot be sent.
+    """
+    return _like(json.loads(told), state_of(one), device)
+
+
+def _like(told: list[Any], own: Any, device: torch.device) -> Any:
+    if _describe(own) == told:
+        return own
+    match told:
+        case ["plain", value]:
+            return value
+        case ["dict", items]:
+            held = own if type(own) is dict else {}
+            return {key: _like(each, held.get(key), device) for key, each in items}
+        case ["list" | "tuple" as kind, items]:
+            own = own if type(own) in (list, tuple) else ()
+            pairs = zip_longest(items, own[: len(items)])
+            made = [_like(each, mine, device) for each, mine in pairs]
+            return tuple(made) if kind == "tuple" else made
+        case ["tensor", dtype, sizes, is_on_cpu]:
+            place = "cpu" if is_on_cpu else device
+            return torch.zeros(sizes, dtype=getattr(torch, dtype), device=place)
+    raise TypeError(f"the ranks' states differ, and a {told[1]} in it cannot be sent")
+
+
+def tensors_in(state: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a state, in the same order on all ranks."""
+    if _is_sendable(state):
+        yield state
+    elif type(state) in (dict, list, tuple):
+        for each in state.values() if type(state) is dict else state:
+            yield from tensors_in(each)
