@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import say_ranks
@@ -22,7 +22,7 @@ class Healed:
         donor: the one whose names they have.
         names: how many.
         left: why not, for each name that could not be carried; of very many for some.
-        more: how many others could not, by why not; under ``""`` for yet other reasons.
+        more: how many others could not be carried, under ``""``.
         places: where a new rank put its own number in the place of the donor's.
         own: values that new ranks have from the dead ranks, not from the donor.
         unknown: values that they have from the donor although those of the dead ranks differ or
@@ -75,17 +75,11 @@ class Healed:
                 f"copied from rank {self.donor}, although {say_ranks(self.ranks)} had or may have "
                 f"had other values: {unknown}; set them {self._where('')} if they must differ"
             )
-        by_reason: dict[str, list[str]] = {why: [] for why in (*self.left.values(), *self.more)}
         for name, why in self.left.items():
-            by_reason[why].append(f"not carried: {name} ({why}){self._way_out(name, why)}")
-        for why, said in by_reason.items():
-            lines += [*said, *self._say_more(why)]
+            lines.append(f"not carried: {name} ({why}){self._way_out(name, why)}")
+        if more := sum(self.more.values()):
+            lines.append(f"... and {more:,} more; make them again, {self._where('')}")
         return lines
-
-    def _say_more(self, why: str) -> Iterator[str]:
-        if count := self.more.get(why, 0):
-            said = f"like it ({why})" if why else "for other reasons"
-            yield f"... and {count:,} more {said}; make them again, {self._where(why)}"
 
     def _where(self, why: str) -> str:
         if why == MADE_BY_ALL:

@@ -19,8 +19,8 @@ import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, ModuleType
-from typing import Any
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, ModuleType
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,11 +32,12 @@ from torch.utils.data import DataLoader
 
 from nbddp.wire.heal_messages import MADE_BY_ALL
 from nbddp.wire.sources import Pickler
+from nbddp.worker.headline import text_of
 from nbddp.worker.migration import OF_THE_GROUP
-from nbddp.worker.missing import NotCarried, said_by, why_missing
 from nbddp.worker.watch.namespace import names_of
 
 _NAMES = "the namespace"
+PROTOCOL = 5  # of pickle
 APART = 4096  # bytes of an array that are not in the pickle
 _CACHED = type(functools.lru_cache(print))
 Slot = tuple[bool, Any]  # whether a closure's cell is filled, and with what
@@ -77,7 +78,7 @@ class _Packer(Pickler):
     """Pickles what lives in a namespace for the same namespace in another process."""
 
     def __init__(self, file: Any, namespace: dict[str, Any]) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._keep_apart)
+        super().__init__(file, protocol=PROTOCOL, buffer_callback=self._keep_apart)
         self.file = file
         self._namespace = namespace
         self._places: dict[int, int] = {}  # of a storage, by its address in C++
@@ -129,7 +130,7 @@ class _Packer(Pickler):
         reduced = super().reducer_override(obj)
         is_by_name = isinstance(obj, (type, FunctionType))  # that of a module, here
         if reduced is NotImplemented and self._may_lack_parts and not is_by_name:
-            why = why_missing(obj, self.dispatch_table)
+            why = _why_missing(obj, self.dispatch_table)
             return self._lack(obj, why) if why else reduced
         return reduced
 
@@ -208,18 +209,7 @@ def pack_names(
         if why:
             raise pickle.PicklingError(why)
     data = packer.file.getvalue()
-    left |= _handlers(names)
     return Carried(data, packer.storages, packer.buffers, tuple(names), left)
-
-
-def _handlers(names: Mapping[str, Any]) -> dict[str, str]:
-    """Those of loggers, which are pickled by name alone."""
-    return {
-        f"{name}.handlers[{number}]": f"{_a(handler)} belongs to its process"
-        for name, value in names.items()
-        if isinstance(value, logging.Logger)
-        for number, handler in enumerate(value.handlers)
-    }
 
 
 def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
@@ -301,7 +291,63 @@ def _a(value: Any) -> str:
 
 
 def _why(error: BaseException) -> str:
-    return said_by(error).partition("\n")[0] or type(error).__name__
+    return _said_by(error).partition("\n")[0] or type(error).__name__
+
+
+# ---- what cannot be carried
+
+
+class NotCarried:
+    """Says so, whatever is done with it: a lock that lets everybody in would be worse."""
+
+    def __init__(self, what: str) -> None:
+        vars(self)["_what"] = what
+
+    def __repr__(self) -> str:
+        """What it stands for."""
+        return f"<{self._say()}>"
+
+    def _say(self) -> str:
+        what = vars(self).get("_what", "an object")
+        return f"{what} of another rank, which could not be carried here: make it again"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        """It has nothing; what Python itself asks for, it has as little as any object."""
+        raise AttributeError(name if name[:2] == "__" else self._say())
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(self._say())
+
+    __call__ = __enter__ = __iter__ = __next__ = __len__ = __bool__ = _refuse
+    __getitem__ = __setitem__ = __contains__ = __setattr__ = _refuse
+
+    def __exit__(self, *_: object) -> None:
+        """Only that Python goes as far as to enter it."""
+
+
+def _why_missing(part: Any, reducers: Any) -> str:
+    """Why a part of an object cannot be pickled; nothing if it says it can."""
+    if isinstance(part, BuiltinMethodType):
+        owner = part.__self__
+        return "" if isinstance(owner, (ModuleType, type)) else _why_missing(owner, reducers)
+    reduce = reducers.get(type(part))
+    try:
+        reduce(part) if reduce else part.__reduce_ex__(PROTOCOL)
+    except Exception as error:  # noqa: BLE001 - whatever an object's own code says; it is told
+        return _said_by(error) or type(error).__name__
+    return ""
+
+
+def _said_by(error: BaseException) -> str:
+    """What an exception says, also where it was given its words and what goes into them apart.
+
+    >>> _said_by(NotImplementedError("{} cannot be pickled", "_Iter"))
+    '_Iter cannot be pickled'
+    """
+    words, *values = error.args or ("",)
+    if values and isinstance(words, str) and words.count("{}") == len(values):
+        return words.format(*values)
+    return text_of(error)
 
 
 # ---- functions of cells

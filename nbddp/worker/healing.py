@@ -26,7 +26,6 @@ from nbddp.worker.heal.rank_attributes import own_attributes, set_attributes, se
 from nbddp.worker.plain_values import HISTORY
 from nbddp.worker.registry import is_sharded, sharded_modules
 from nbddp.worker.surroundings import Surroundings
-from nbddp.worker.untold import few_of
 
 if TYPE_CHECKING:
     from nbddp.worker.process_group import ProcessGroup
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from nbddp.worker.shell import RankShell
 
 AT_ONCE = 8  # messages on their way to newcomers
+NAMED = 20  # names and parts that are not carried: the others are counted
+LONGEST = 300  # characters of the reason
 
 Asked = Give | Meet
 T = TypeVar("T")
@@ -91,12 +92,13 @@ class Healing:
         carried = pack_names(self._namespace, leave=leave, beside=beside)
         self._storages = [*carried.storages, *carried.buffers]
         parcel = parcels.put(self._store, self._key(f"names{command.request}"), carried.data)
-        left, more = few_of(carried.left)
+        # names first: each of them is lost as a whole
+        left = sorted(carried.left.items(), key=lambda each: not each[0].isidentifier())
         payload: JsonDict = {
             "names": list(carried.names),
             "bytes": len(carried.data),
-            "left": left,
-            "more": more,
+            "left": {name: why[:LONGEST] for name, why in left[:NAMED]},
+            "more": {"": len(left) - NAMED} if len(left) > NAMED else {},
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
             "buffers": len(carried.buffers),
         }
@@ -256,23 +258,21 @@ def _receive(
 
 
 def _in_flight(begun: Iterable[tuple[Any, T]], wait: Callable[[Any], None]) -> Iterator[T]:
-    """Have several messages on their way at once; what belongs to each, when it has come.
+    """Keep several messages on their way; yield what belongs to each when it has come.
 
-    One after the other takes twice as long: each is announced, and waited for, before it is sent.
+    One after the other takes twice as long, as Gloo announces each before it sends it: 0.13 s
+    instead of 0.07 s for 64 tensors of 1.2 MB.
     """
     under_way: deque[tuple[Any, T]] = deque()
-    for each in begun:
-        under_way.append(each)
+    for message in begun:
+        under_way.append(message)
         if len(under_way) > AT_ONCE:
-            yield _first(under_way, wait)
-    while under_way:
-        yield _first(under_way, wait)
-
-
-def _first(under_way: deque[tuple[Any, T]], wait: Callable[[Any], None]) -> T:
-    work, belongs = under_way.popleft()
-    wait(work)
-    return belongs
+            work, belongs = under_way.popleft()
+            wait(work)
+            yield belongs
+    for work, belongs in under_way:
+        wait(work)
+        yield belongs
 
 
 def _share_out(came: torch.Tensor, storages: Sequence[UntypedStorage]) -> None:

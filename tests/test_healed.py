@@ -1,0 +1,62 @@
+"""The report of a heal: what was not carried, and which numbers are the new rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from nbddp.record.healed import Healed
+from nbddp.record.timeline import Happening
+from nbddp.ui.words import say_event
+
+LOCK = "cannot pickle '_thread.lock' object"
+
+
+def healed(left: Mapping[str, str], more: Mapping[str, int], places: int = 0) -> Healed:
+    return Healed(
+        ranks=(1,),
+        donor=0,
+        names=3,
+        left=left,
+        more=more,
+        places=tuple(f"t[{number}].rank" for number in range(places)),
+        cells={},
+        size=10,
+        fork=0.1,
+        carry=0.1,
+        meet=0.1,
+    )
+
+
+def test_the_first_line_says_who_was_healed_from_whom_and_how_long_all_of_it_took() -> None:
+    done = healed({}, {})
+    assert done.seconds == done.fork + done.carry + done.meet
+    [line] = done.lines()
+    assert line.startswith("rank 1 healed with the names of rank 0 in 0.30 s (3 names, ")
+
+
+def test_the_lines_of_what_was_not_carried(snapshot: SnapshotAssertion) -> None:
+    assert healed({"file": "open", "t.lock": LOCK}, {"": 2980}).lines()[1:] == snapshot
+
+
+@pytest.mark.parametrize(("count", "end"), [(20, "t[19].rank"), (3000, "t[19].rank, 2,980 more")])
+def test_places_are_told_to_a_bound(count: int, end: str) -> None:
+    [_, line] = healed({}, {}, places=count).lines()
+    assert ": t[0].rank, " in line
+    assert line.endswith(end)
+
+
+def test_in_the_list_of_events_it_is_one_short_line() -> None:
+    facts = {"ranks": [1], "donor": 0, "fork": 0.1, "bytes": 10, "carry": 0.1, "meet": 0.1}
+    left = {f"t[{number}]": LOCK for number in range(9)}
+    several, one, none = (
+        say_event(Happening(0.0, "healed", {**facts, "left": left, "more": more}))
+        for left, more in ((left, {"": 2991}), ({"a": LOCK}, {}), ({}, {}))
+    )
+    assert several.endswith(
+        ": " + ", ".join(f"t[{number}]" for number in range(8)) + ", 2,992 more"
+    )
+    assert one.endswith(": a")
+    assert several.startswith(none)
