@@ -87,6 +87,7 @@ def test_functions_see_the_names_of_where_they_are(there: dict[str, Any]) -> Non
     assert there["half"]() == 2.5
     assert there["fact"](5) == 120
     assert there["times"].__globals__ is there
+    assert there["__builtins__"] is __builtins__
 
 
 def test_closures_keep_what_they_hold_and_how_they_look(there: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinMethodType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -40,7 +40,6 @@ _NAMES = "the namespace"
 PROTOCOL = 5  # of pickle
 APART = 4096  # bytes of an array that are not in the pickle
 _CACHED = type(functools.lru_cache(print))
-Slot = tuple[bool, Any]  # whether a closure's cell is filled, and with what
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +80,7 @@ class _Packer(Pickler):
         super().__init__(file, protocol=PROTOCOL, buffer_callback=self._keep_apart)
         self.file = file
         self._namespace = namespace
+        self.globals_ref[id(namespace)] = namespace  # what cloudpickle has for globals of functions
         self._places: dict[int, int] = {}  # of a storage, by its address in C++
         self.storages: list[UntypedStorage] = []
         self.buffers: list[UntypedStorage] = []
@@ -118,7 +118,8 @@ class _Packer(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Functions of cells see the other rank's names; models wait for their process group."""
         if isinstance(obj, FunctionType) and obj.__globals__ is self._namespace:
-            return _reduced(obj)
+            make, arguments, (attributes, looks), *more = self._dynamic_function_reduce(obj)
+            return make, arguments, (attributes, looks | {"__globals__": {}}), *more
         if isinstance(obj, _CACHED):  # which says of itself only what it is called
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if reduced := _reduced_otherwise(obj):
@@ -249,6 +250,8 @@ def open_names(
             namespace.clear()
             namespace.update(before)
             raise NotOpenedError(name, error) from error
+    if "__builtins__" in before:  # cloudpickle sets it, to a dict, for each function that it makes
+        namespace["__builtins__"] = before["__builtins__"]
 
 
 def _try(
@@ -348,45 +351,6 @@ def _said_by(error: BaseException) -> str:
     if values and isinstance(words, str) and words.count("{}") == len(values):
         return words.format(*values)
     return text_of(error)
-
-
-# ---- functions of cells
-
-
-def _reduced(function: FunctionType) -> tuple[Any, ...]:
-    """A function with the other side's names, whose closures are filled when it is there."""
-    cells = [_slot(cell) for cell in function.__closure__ or ()]
-    looks = {
-        "__module__": function.__module__,
-        "__qualname__": function.__qualname__,
-        "__doc__": function.__doc__,
-        "__kwdefaults__": function.__kwdefaults__,
-        "__annotations__": function.__annotations__,
-        "__defaults__": function.__defaults__,
-    }
-    made = (function.__code__, function.__globals__, function.__name__, len(cells))
-    return _function, made, (vars(function), looks, cells), None, None, _fill
-
-
-def _slot(cell: CellType) -> Slot:
-    try:
-        return True, cell.cell_contents
-    except ValueError:  # nothing in it yet
-        return False, None
-
-
-def _function(code: CodeType, names: dict[str, Any], name: str, closures: int) -> FunctionType:
-    return FunctionType(code, names, name, None, tuple(CellType() for _ in range(closures)))
-
-
-def _fill(function: FunctionType, told: tuple[dict[str, Any], dict[str, Any], list[Slot]]) -> None:
-    attributes, looks, cells = told
-    vars(function).update(attributes)
-    for name, value in looks.items():
-        setattr(function, name, value)
-    for cell, (is_filled, value) in zip(function.__closure__ or (), cells, strict=True):
-        if is_filled:
-            cell.cell_contents = value
 
 
 def _cached(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
