@@ -236,7 +236,19 @@ def test_optimizers_that_wrap_another_are_carried_whole(
     first, *others = group.run(TRAIN_AGAIN, wants_value=True).values()
     assert others == [first] * 2
     told = capsys.readouterr().out
-    assert re.findall("nbddp: (.*):", told) == ["model, sharp.inner, sharp, loader"]  # all
+    assert re.findall("nbddp: (.*):", told) == ["model, sharp.inner, sharp, loader"]
+
+
+def test_a_loader_that_cannot_go_on_as_the_donors_is_named(
+    group: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run("own = nbddp.loader(range(40 - 8 * (rank == 2)), 4)", quiet=True)
+    kill(group, 1)
+    group.heal()
+    group.run("pass")
+    [line] = re.findall("not on the new process group: own: (.*)", capsys.readouterr().out)
+    assert "ArgumentError" in line
+    assert line.endswith("(rank 2)")
 
 
 SHARING = "class Shared:\n    state = {}\n    def __init__(self): self.__dict__ = self.state\n"

@@ -153,6 +153,30 @@ def test_a_first_step_that_one_rank_alone_took_is_taken_over_by_all(
     assert group.pull("type(optimizer.param_groups[0]['betas']).__name__") == ["tuple"] * 2
 
 
+def test_an_accumulation_begins_again_and_a_scaler_is_as_rank_0_has_it(
+    group: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The gradients of its micro-steps are gone, and the ranks had done differently many."""
+    group.run(
+        f"{DDP}model = DDP(torch.nn.Linear(4, 4))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)\n"
+        "amp = nbddp.precision('bf16', accumulate=4)\n"
+        "scaler = torch.amp.GradScaler('cpu', init_scale=8.0)\n"
+        "def micro_step():\n    with amp.autocast(model):\n"
+        "        loss = model(torch.randn(8, 4)).square().mean()\n"
+        "    return amp.step(loss, optimizer)\n"
+        "for _ in range(1 + rank): micro_step()\n"
+        "if rank == 1:\n    scaler.scale(torch.ones(1))\n    scaler.update(2.0)\n"
+        "    scaler.unscale_(optimizer)"
+    )
+    lose_the_group(group)
+    group.run("stepped = [micro_step() for _ in range(4)]")
+    assert taken_along(capsys) == ["model, optimizer, scaler"]
+    assert group.pull("stepped, scaler.get_scale()") == [([False] * 3 + [True], 8.0)] * 2
+    group.run("scaler.scale(torch.ones(1))\nscaler.unscale_(optimizer)")
+    assert agree(group, "[p.tolist() for p in model.parameters()]")
+
+
 def test_communication_hooks_go_on_too(group: Ranks) -> None:
     group.run(
         f"{DDP}from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
