@@ -251,9 +251,9 @@ class Precision:
             )
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-        self.forget_gradients()
+        self._forget_gradients()
 
-    def forget_gradients(self) -> None:
+    def _forget_gradients(self) -> None:
         """Drop a running accumulation, whose gradients are gone."""
         self.micro_step, self._models, self._is_final = 0, (), False
         self._optimizer = None
