@@ -301,13 +301,16 @@ def _why(error: BaseException) -> str:
 
 
 class NotCarried:
-    """Says so, whatever is done with it: a lock that lets everybody in would be worse."""
+    """Takes the place of an object that was not carried. Every use raises an error that says so.
+
+    With a lock that never blocks, or an empty queue, the user's code would fail without a reason.
+    """
 
     def __init__(self, what: str) -> None:
         vars(self)["_what"] = what
 
     def __repr__(self) -> str:
-        """What it stands for."""
+        """Return what it stands for."""
         return f"<{self._say()}>"
 
     def _say(self) -> str:
@@ -315,7 +318,7 @@ class NotCarried:
         return f"{what} of another rank, which could not be carried here: make it again"
 
     def __getattr__(self, name: str) -> NoReturn:
-        """It has nothing; what Python itself asks for, it has as little as any object."""
+        """Raise the error. Lookups of Python itself, such as ``__len__``, get the usual text."""
         raise AttributeError(name if name[:2] == "__" else self._say())
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -325,11 +328,11 @@ class NotCarried:
     __getitem__ = __setitem__ = __contains__ = __setattr__ = _refuse
 
     def __exit__(self, *_: object) -> None:
-        """Only that Python goes as far as to enter it."""
+        """Let ``with`` come to ``__enter__``: without this method it raises another error."""
 
 
 def _why_missing(part: Any, reducers: Any) -> str:
-    """Why a part of an object cannot be pickled; nothing if it says it can."""
+    """Return why a part of an object cannot be pickled; empty if its class does not refuse."""
     if isinstance(part, BuiltinMethodType):
         owner = part.__self__
         return "" if isinstance(owner, (ModuleType, type)) else _why_missing(owner, reducers)
@@ -342,7 +345,7 @@ def _why_missing(part: Any, reducers: Any) -> str:
 
 
 def _said_by(error: BaseException) -> str:
-    """What an exception says, also where it was given its words and what goes into them apart.
+    """Return the text of an exception, also of one whose text is a format with its arguments.
 
     >>> _said_by(NotImplementedError("{} cannot be pickled", "_Iter"))
     '_Iter cannot be pickled'

@@ -41,7 +41,7 @@ _ANEW = "make it again"
 _TAKEN_ALONG = "on the new process group, as rank {} has them"
 _ALL_ELSE = "; all else (an EMA copy, a counter) is as each rank left it"
 _DIFFER = ("the ranks do not have the same", "make it again in a cell that all ranks run")
-_UNWANTED = "-"  # as the reason of an object whose model is not moved: no line tells of it
+_UNWANTED = "-"  # instead of why an object fails: its model is not moved
 
 Objects = dict[str, list[Any]]  # by kind, in the order in which they were made
 Left = tuple[Any, str, str]  # an object that is not moved, why, and the way out
@@ -212,18 +212,17 @@ class Migration:
     ) -> None:
         """Give all ranks what the source has: parameters, buffers, and the states of objects.
 
-        What is ``wanted`` on one rank only is not sent, and is not worth a line.
+        What is not ``wanted`` on every rank is not sent, and no line tells of it.
         """
         mine = [_attempt(described, each) for each in objects]
         told = self._tell(mine if dist.get_rank() == self._source else [])[self._source]
-        states: dict[int, Any] = {}
-        failures = []
-        for one, (text, why), is_wanted in zip(objects, told, wanted, strict=True):
-            state, failed = (
-                _attempt(state_like, one, text, self._device) if not why else (None, why)
-            )
-            states[id(one)] = state
-            failures.append(failed if is_wanted else _UNWANTED)
+        tried = [
+            (None, why) if why else _attempt(state_like, one, text, self._device)
+            for one, (text, why) in zip(objects, told, strict=True)
+        ]
+        states = {id(one): state for one, (state, _) in zip(objects, tried, strict=True)}
+        whys = [why for _, why in tried]
+        failures = [why if is_ok else _UNWANTED for why, is_ok in zip(whys, wanted, strict=True)]
         well = self._well(objects, failures)
         tensors = [each for model in models for each in _sent_tensors(model)]
         tensors += [each for one in well for each in tensors_in(states[id(one)])]

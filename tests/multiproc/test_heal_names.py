@@ -12,6 +12,8 @@ from trained import STATE, TRAINED, kill
 
 pytestmark = pytest.mark.multiproc
 
+LOCK = "cannot pickle '_thread.lock' object"
+
 
 @pytest.fixture
 def group(make_group: MakeRanks) -> Ranks:
@@ -25,12 +27,14 @@ def test_a_name_that_a_new_rank_cannot_make_is_left_and_the_rest_is_healed(group
     group.run(
         "class Here:\n    def __reduce__(self): return made, ()\n"
         "def made():\n    if rank == 1: raise OSError('not on this rank')\n    return 7\n"
-        "one, two = Here(), [Here()]",
+        "one, two = Here(), [Here()]\nlocks = [threading.Lock() for _ in range(30)]",
         quiet=True,
     )
     kill(group, 1)
-    left = group.heal().left
+    healed = group.heal()
+    left = healed.left
     assert [left["one"], left["two"]] == ["not on this rank"] * 2
+    assert (left["gate"], "locks[18]" in left, healed.more) == (LOCK, True, {"": 11})
     states = group.evaluate(STATE)
     assert [each["at"] for each in states] == [True, False, True]
     assert states[0]["weights"] == states[1]["weights"] == states[2]["weights"]
