@@ -87,7 +87,7 @@ def test_a_death_is_the_first_cause_and_its_fault_is_told_before_it_however_late
     collect = StoreLink.collect
 
     def collect_late(link: StoreLink) -> Any:
-        time.sleep(0.3)
+        time.sleep(0.1)  # a rank that is about to die waits for its reader, for 2 s in all
         return collect(link)
 
     monkeypatch.setattr(StoreLink, "collect", collect_late)

@@ -14,7 +14,6 @@ from nbddp.publish.noted import read_note
 
 # a tracker's process gets what others leave of the machine
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(200)]
-SHARES_KERNEL = True
 
 TRAINING = "for step in range(30):\n    dist.barrier()\n    nbddp.log(step=step, loss=rank + 1.0)\n"
 PUBLISH = f"%%ddp --nproc 2 --publish wandb\n{TRAINING}"
