@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from checked_code import assert_alone, assert_found
+from pages import readable
 from rank_facts import EXAMPLES
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
@@ -32,8 +33,8 @@ from nbddp.checks.registry import Finding, Rule
 from nbddp.checks.source import Source
 from nbddp.errors import RequestError
 from nbddp.group.checking import check_script
-from nbddp.ui.panel.checks import check_html, findings_html
-from nbddp.ui.text.checks import findings_text
+from nbddp.ui.report.findings import findings_below_cell, findings_report, findings_text
+from nbddp.ui.report.render import html_of, render_html, render_text
 
 ROOT = Path(__file__).parents[1]
 RULES = list(BOOK.values())
@@ -146,17 +147,19 @@ def found(*rules: str) -> list[Finding]:
 
 def test_findings_are_a_few_with_their_remedies(snapshot: SnapshotAssertion) -> None:
     many = found("ND101", "ND102", "ND103", "ND104")
-    assert findings_text([]) == findings_html([]) == ""
-    assert findings_text([], what="cell [3]") == snapshot(name="no text")
+    html = html_of(findings_below_cell(many))
+    assert (findings_text([]), findings_below_cell([])) == ("", [])
+    assert render_text(findings_report([], "cell [3]")) == "nothing to find fault with in cell [3]"
     assert findings_text(found("ND101")) == snapshot(name="one, as text")
     assert findings_text(many) == snapshot(name="many, as text")
-    assert findings_html(many) == snapshot(name="many, as html")
-    for text in (findings_text(many), findings_html(many)):
+    assert readable(html) == snapshot(name="many, as html")
+    for text in (findings_text(many), html):
         assert "ND103" in text
         assert "ND104" not in text
-    assert "<b>" not in findings_html(many)
-    assert "a.py" in check_html([], "a.py")
-    assert '<details class="nbddp-checks" open>' in check_html(found("ND101"), "a.py")
+    assert "<b>" not in html
+    asked = render_html(findings_report(many, "a.py"))
+    assert "in a.py" in asked
+    assert "ND104" in asked
 
 
 # ---- scripts

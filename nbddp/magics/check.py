@@ -10,7 +10,8 @@ from nbddp.checks.registry import Finding
 from nbddp.errors import FindingsError, RequestError
 from nbddp.group.checking import check_cell, check_script
 from nbddp.magics.desk import Desk
-from nbddp.ui.text.checks import findings_text, findings_title
+from nbddp.ui.report.findings import findings_report, findings_title
+from nbddp.ui.report.render import render_text
 
 NOTHING = "no cell has run yet: `%ddp check FILE` looks at a script, `--explain` has the checklist"
 
@@ -28,8 +29,9 @@ def check(desk: Desk, args: Namespace) -> None:
     findings, what = _look(desk, args.script)
     wrong = [each for each in findings if not each.is_fact]
     if args.strict and wrong:
-        raise FindingsError(_told(wrong, what), report=_text(wrong, what))
-    desk.views.show_findings(findings, what)
+        report = render_text(findings_report(wrong, what))
+        raise FindingsError(_told(wrong, what), report=f"nbddp: {report}")
+    desk.views.show(findings_report(findings, what))
 
 
 def _look(desk: Desk, script: str | None) -> tuple[list[Finding], str]:
@@ -50,7 +52,3 @@ def _look(desk: Desk, script: str | None) -> tuple[list[Finding], str]:
 
 def _told(findings: Sequence[Finding], what: str) -> str:
     return f"{findings_title(findings)} in {what}: {findings[0].headline}"
-
-
-def _text(findings: Sequence[Finding], what: str) -> str:
-    return findings_text(findings, what=what, shown=len(findings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -17,7 +18,6 @@ from nbddp.archive.comparing import Comparison, Over
 from nbddp.archive.run_list import Listing
 from nbddp.archive.scaling import Scaling
 from nbddp.archive.sweeps import Row
-from nbddp.checks.registry import Finding
 from nbddp.controller.session import Session
 from nbddp.imports import import_aside
 from nbddp.magics.parts import Parts
@@ -27,8 +27,9 @@ from nbddp.record.spent import Timeline
 from nbddp.record.trace import Trace
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
+from nbddp.ui.report.blocks import Report
+from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.screen import PAGE_PACE, Check, IPythonScreen, View, no_check, shows_color
-from nbddp.ui.text.checks import findings_text
 from nbddp.ui.text.compare import compare_text
 from nbddp.ui.text.progress import Progress
 from nbddp.ui.text.run import run_text
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from nbddp.ui.panel.view import PanelView
 
 
+MATPLOTLIB = "matplotlib.backends.backend_agg"  # takes a second to import
 SHOWN_STEPS = 20  # of a time line, unless others are asked for
 
 
@@ -208,6 +210,23 @@ class Views:
             return shows_widgets(self._shell)
         return self.choice is ViewChoice.PANEL and hasattr(self._shell, "kernel")
 
+    def show(self, report: Report) -> None:
+        """Show a report as HTML, as a picture or as text, as the front end allows."""
+        text, picture = render_text(report), report.picture
+        if self.shows_panels:
+            if picture is not None and picture.html is None:
+                import_aside(MATPLOTLIB)
+            html = render_html(report)
+            publish_display_data({"text/html": html, "text/plain": text})
+            self._parts.tell(html)
+        elif picture is not None and hasattr(self._shell, "kernel"):
+            import_aside(MATPLOTLIB)
+            png, width = picture.draw()
+            data = {"image/png": b64encode(png).decode(), "text/plain": text}
+            publish_display_data(data, {"image/png": {"width": width}})
+        else:
+            self.say(text)
+
     def show_status(self, session: Session) -> None:
         """Show the group and the output of the last cell as they are right now."""
         snapshot = session.snapshot()
@@ -301,16 +320,6 @@ class Views:
         data, metadata = scaling_bundle(scaling, has_page=self.shows_panels)
         publish_display_data(data, metadata)
         self._parts.tell(data.get("text/html", ""))
-
-    def show_findings(self, findings: Sequence[Finding], what: str) -> None:
-        """Show all that checks have found there."""
-        text = findings_text(findings, what=what, shown=len(findings))
-        if not self.shows_panels:
-            self.say(text)
-            return
-        from nbddp.ui.panel.checks import check_html
-
-        publish_display_data({"text/html": check_html(findings, what), "text/plain": text})
 
     def show_timeline(self, line: Timeline) -> None:
         """Show who waited for whom; a console, which has no pictures, gets letters."""

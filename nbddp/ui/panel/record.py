@@ -13,13 +13,13 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.charthtml import Drawn, charts_html
-from nbddp.ui.panel.checks import findings_html
 from nbddp.ui.panel.html import Cell, alarm, card, escape, late, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
 from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.style import SHEET
+from nbddp.ui.report.findings import findings_below_cell, findings_text
+from nbddp.ui.report.render import html_of
 from nbddp.ui.tails import Line
-from nbddp.ui.text.checks import findings_text
 from nbddp.ui.words import say_facts, say_seconds
 
 
@@ -72,7 +72,7 @@ def record_html(record: Record) -> str:
         "</details>",
         late(record.snapshot),
         *record.attempts,
-        findings_html(record.findings),
+        html_of(findings_below_cell(record.findings)),
         charts_html(record.charts),
         *(f'<div class="nbddp-muted">{escape(note)}</div>' for note in record.notes),
         _log(record),

@@ -11,6 +11,7 @@ from nbddp.record.log_reader import LineAssembler, log_name
 from nbddp.record.notices import Displayed, Notice, Question, Said, TakenBack, Wrote
 from nbddp.ui.agreement import agreeing
 from nbddp.ui.questions import Questions
+from nbddp.ui.report.findings import findings_text
 from nbddp.ui.screen import (
     TOGETHER,
     Check,
@@ -22,7 +23,6 @@ from nbddp.ui.screen import (
     show_rich_value,
     tagged,
 )
-from nbddp.ui.text.checks import findings_text
 from nbddp.ui.text.progress import Progress
 from nbddp.ui.text.unfinished import UnfinishedLines
 from nbddp.wire.messages import Display, JsonDict

@@ -1,0 +1,153 @@
+"""The text renderer and the HTML renderer of reports."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+
+from nbddp.ui.ansi import to_html
+from nbddp.ui.palette import rank_class, rank_color
+from nbddp.ui.panel.bare import STRONG, dot, ink
+from nbddp.ui.panel.html import card, escape
+from nbddp.ui.panel.style import SHEET
+from nbddp.ui.report.blocks import (
+    Block,
+    Card,
+    Cell,
+    Code,
+    Details,
+    Markup,
+    Mood,
+    Picture,
+    Report,
+    Table,
+    Text,
+)
+from nbddp.ui.words import aligned
+
+WIDTH = 92  # characters of a paragraph under a folded title
+_CLASSES = {Mood.MUTED: "nbddp-muted", Mood.WARN: "nbddp-waits", Mood.BAD: "nbddp-wrong"}
+_STYLES = {Mood.STRONG: STRONG, Mood.WARN: ink("warn"), Mood.BAD: ink("bad")}
+
+
+# ---- text
+
+
+def render_text(report: Report) -> str:
+    """Render a report for a terminal."""
+    return "\n".join([str(report.title), *text_lines(report.blocks)])
+
+
+def text_lines(blocks: Sequence[Block], *, width: int = 0) -> Iterator[str]:
+    """Render blocks as lines; paragraphs are wrapped to ``width`` unless it is 0."""
+    for number, block in enumerate(blocks):
+        lines = _lines(block, width)
+        if lines and number and isinstance(block, (Table, Card, Code, Picture)):
+            yield ""
+        yield from lines
+
+
+def _lines(block: Block, width: int) -> list[str]:
+    match block:
+        case Table(head=head, rows=rows):
+            return aligned([head, *([str(cell) for cell in row] for row in rows)])
+        case Text(text=text):
+            return textwrap.wrap(text, width) if width else [text]
+        case Details(title=title, blocks=blocks):
+            body = "\n".join(text_lines(blocks, width=width or WIDTH))
+            return [str(title), *textwrap.indent(body, "  ").splitlines()]
+        case _:
+            return block.text.splitlines()
+
+
+# ---- HTML
+
+
+def render_html(report: Report) -> str:
+    """Render a report for a page; its styles are part of it."""
+    title = f"<div>{_title(report.title)}</div>" if str(report.title) else ""
+    return f'{SHEET}<div class="nbddp">{title}{html_of(report.blocks)}</div>'
+
+
+def html_of(blocks: Iterable[Block]) -> str:
+    """Render blocks as HTML."""
+    return "".join(map(_html, blocks))
+
+
+def _html(block: Block) -> str:
+    match block:
+        case Table():
+            return _table(block)
+        case Text(text=text, mood=mood):
+            return f"<div{_looks(mood)}>{_prose(text)}</div>" if text else ""
+        case Code():
+            return f'<div class="jp-RenderedText"><pre>{_code(block)}</pre></div>'
+        case Card(text=text, is_error=is_error):
+            return card(to_html(text), is_error=is_error)
+        case Picture():
+            return block.html() if block.html else _png(block)
+        case Markup(html=html):
+            return html()
+        case Details(title=title, blocks=blocks, is_open=is_open):
+            opening = f"<details{' open' if is_open else ''}><summary>{_title(title)}</summary>"
+            return f"{opening}{html_of(blocks)}</details>"
+
+
+def _looks(mood: Mood) -> str:
+    kind, style = _CLASSES.get(mood, ""), _STYLES.get(mood, "")
+    return (f' class="{kind}"' if kind else "") + (f' style="{style}"' if style else "")
+
+
+def _title(title: str | Cell) -> str:
+    cell = Cell(title) if isinstance(title, str) else title
+    first, _, rest = cell.text.partition(" · ")
+    mark = dot(f"nbddp-{cell.dot.value}") if cell.dot else ""
+    muted = f' <span class="nbddp-muted">· {_prose(rest)}</span>' if rest else ""
+    return f'{mark}<span class="nbddp-state" style="{STRONG}">{_prose(first)}</span>{muted}'
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in table.head)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
+    return (
+        f'<table class="nbddp-ranks" aria-label="{escape(table.label)}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _cell(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return f"<td>{escape(cell)}</td>"
+    shown = cell.html or escape(cell.text)
+    if cell.rank is not None:
+        color = f"color:{rank_color(cell.rank)}"
+        shown = f'<span class="nbddp-chip {rank_class(cell.rank)}" style="{color}">{shown}</span>'
+    if cell.mood is not Mood.PLAIN:
+        shown = f"<span{_looks(cell.mood)}>{shown}</span>"
+    mark = dot(f"nbddp-{cell.dot.value}") if cell.dot else ""
+    title = f' title="{escape(cell.title)}"' if cell.title else ""
+    return f"<td{title}>{mark}{shown}</td>"
+
+
+def _prose(text: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _code(code: Code) -> str:
+    if not code.is_diff:
+        return escape(code.text)
+    kinds = {"+": "nbddp-add", "-": "nbddp-del"}
+    return "\n".join(
+        f'<span class="{kinds.get(line[:1], "nbddp-muted")}">{escape(line)}</span>'
+        for line in code.text.splitlines()
+    )
+
+
+def _png(picture: Picture) -> str:
+    png, width = picture.draw()
+    return (
+        f'<div class="nbddp-charts"><img src="data:image/png;base64,{b64encode(png).decode()}"'
+        f' style="max-width:100%;width:{width}px" alt="{escape(picture.alt)}"></div>'
+    )

@@ -1,0 +1,109 @@
+"""Reports: the same content as text and as HTML, and nothing in it is taken for markup."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from hypothesis import given
+from pages import TEXT, Page, readable
+
+from nbddp.magics import views as views_module
+from nbddp.magics.views import ViewChoice, Views
+from nbddp.ui.report.blocks import (
+    Card,
+    Cell,
+    Code,
+    Details,
+    Dot,
+    Markup,
+    Mood,
+    Picture,
+    Report,
+    Table,
+    Text,
+    note,
+)
+from nbddp.ui.report.render import render_html, render_text
+
+
+def drawn() -> tuple[bytes, int]:
+    return b"PNG", 300
+
+
+def report(text: str = "a <b>") -> Report:
+    """Every kind of block."""
+    rows = [[Cell("0", rank=0), Cell(text, Mood.BAD, Dot.WARN)], ["1", Cell("", html="<i></i>")]]
+    return Report(
+        Cell(f"{text} · 2 ranks", dot=Dot.OK),
+        [
+            Text(text, Mood.WARN),
+            Table(["rank", "state"], rows, text),
+            Picture(drawn, text, text="####"),
+            Picture(drawn, text, html=lambda: "<svg></svg>"),
+            Card(text),
+            Code(f"-{text}\n+new", is_diff=True),
+            Markup(lambda: "<ul></ul>", "a list"),
+            Details(text, [note(f"{text} " * 40), Code(text)]),
+            note("`%ddp show` has more"),
+        ],
+    )
+
+
+def test_every_block_as_text_and_as_html(snapshot: Any) -> None:
+    assert render_text(report()) == snapshot(name="text")
+    assert readable(render_html(report())) == snapshot(name="html")
+
+
+@given(TEXT)
+def test_whatever_a_text_has_in_it_is_escaped(text: str) -> None:
+    html = render_html(report(text)).replace("data:image/png", "data:image/svg+xml")
+    page = Page(html)
+    assert page.by_tag["table"]
+    assert len(page.by_tag["td"]) == 4
+
+
+def test_columns_without_any_text_can_be_left_out() -> None:
+    table = Table(["a", "b", "c"], [["1", "", Cell("")], ["", "", Cell("x")]], "x")
+    assert list(table.without_empty_columns().head) == ["a", "c"]
+    assert [list(map(str, row)) for row in table.without_empty_columns().rows] == [
+        ["1", ""],
+        ["", "x"],
+    ]
+
+
+# ---- where a report is shown
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    known = Mock()
+    monkeypatch.setattr(views_module, "publish_display_data", known)
+    return known
+
+
+def views(choice: ViewChoice, *, has_kernel: bool) -> Views:
+    made = Views(Mock(spec=["kernel", "execution_count"] if has_kernel else []), Mock())
+    made.say = Mock()  # type: ignore[method-assign]
+    made.choice = choice
+    return made
+
+
+def test_a_page_gets_html_a_kernel_without_a_page_the_picture_and_a_console_text(
+    published: Mock,
+) -> None:
+    text = render_text(report())
+    views(ViewChoice.PANEL, has_kernel=True).show(report())
+    [data] = published.call_args.args
+    assert data == {"text/html": render_html(report()), "text/plain": text}
+    views(ViewChoice.TEXT, has_kernel=True).show(report())
+    data, metadata = published.call_args.args
+    assert data == {"image/png": "UE5H", "text/plain": text}
+    assert metadata == {"image/png": {"width": 300}}
+    assert published.call_count == 2
+    for has_kernel, shown in ((False, report()), (True, Report("no picture"))):
+        console = views(ViewChoice.TEXT, has_kernel=has_kernel)
+        console.show(shown)
+        console.say.assert_called_once_with(render_text(shown))  # type: ignore[attr-defined]
+    assert published.call_count == 2
