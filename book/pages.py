@@ -17,7 +17,7 @@ from pygments.formatters import HtmlFormatter
 from traitlets.config import Config
 
 from book.docstrings import reference
-from nbddp.ui.palette import DARK, LIGHT, rank_color
+from nbddp.charts.palette import DARK, LIGHT, rank_color
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"

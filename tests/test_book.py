@@ -16,7 +16,7 @@ from book.__main__ import main
 from book.docstrings import as_markdown, reference
 from book.links import dead_links
 from book.pages import NOTEBOOKS, lessons, write_site
-from nbddp.ui.palette import DARK, LIGHT
+from nbddp.charts.palette import DARK, LIGHT
 
 pytestmark = pytest.mark.timeout(180)  # the first test makes twenty pages
 OUTPUT = '<div class="nbddp"><span class="nbddp-rank">two ranks</span></div>'

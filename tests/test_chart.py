@@ -20,15 +20,15 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from numpy.typing import NDArray
 
+from nbddp.charts import palette
+from nbddp.charts.palette import rank_color
 from nbddp.record import curves
 from nbddp.record.curves import Curves
 from nbddp.record.series import Curve
-from nbddp.ui import palette
 from nbddp.ui.charts import scale
 from nbddp.ui.charts.drawing import ALERT, INK, RESTART, Chart
 from nbddp.ui.charts.frame import HEIGHT, WIDTH
 from nbddp.ui.charts.paper import HEAD, SCALE, draw_png, readable
-from nbddp.ui.palette import rank_color
 
 Picture = NDArray[np.float64]
 Marks = NDArray[np.bool_]

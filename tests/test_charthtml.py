@@ -13,12 +13,12 @@ from xml.etree import ElementTree
 import pytest
 from pages import Page
 
+from nbddp.charts.palette import rank_color
 from nbddp.record.curves import Curves
 from nbddp.record.series import Curve
 from nbddp.ui.charts.drawing import Chart
 from nbddp.ui.charts.frame import WIDTH, Scale
 from nbddp.ui.charts.tips import MAX_TIPS, tips
-from nbddp.ui.palette import rank_color
 from nbddp.ui.panel.charthtml import charts_html, kept_chart, live_chart
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import Page
 
+from nbddp.charts.palette import rank_color
 from nbddp.ui.ansi import strip
-from nbddp.ui.palette import rank_color
 from nbddp.ui.panel.loghtml import log_html, log_text
 from nbddp.ui.tails import Line
 

@@ -10,9 +10,9 @@ from typing import Protocol
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
+from nbddp.charts.palette import terminal_color
 from nbddp.checks.registry import Finding
 from nbddp.record.cell import CellHandle, CellResult
-from nbddp.ui.palette import terminal_color
 from nbddp.ui.words import say_tag
 from nbddp.wire.messages import Display, JsonDict
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, expect
 from browser.conftest import IN_BROWSER, START, Picture, write_notebook
 from browser.desk import Desk
 from browser.lab import LabNotebook
-from nbddp.ui.palette import LIGHT, rank_color
+from nbddp.charts.palette import LIGHT, rank_color
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 

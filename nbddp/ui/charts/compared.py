@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nbddp.archive.comparing import Compared, Comparison, Mark, Over
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.record.series import MAX_BUCKETS
 from nbddp.ui.charts.drawing import COARSE, RESTART, Sheet, draw_axes, draw_band, draw_lost
 from nbddp.ui.charts.frame import Frame, Scale
 from nbddp.ui.charts.lines import Line, lines_of, mean, newest, spread
 from nbddp.ui.charts.scale import say_number
-from nbddp.ui.palette import rank_class, rank_color
 
 HEAL = "#2e9e44"
 LETTERS = "ABCDEFGH"

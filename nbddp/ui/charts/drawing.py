@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.errors import say_ranks
 from nbddp.record.series import Curve
 from nbddp.ui.charts.frame import DIGIT, SMALL, WIDTH, Frame, Scale
 from nbddp.ui.charts.lines import Line, lines_of, mean, newest, runs, spread
 from nbddp.ui.charts.outliers import outliers
 from nbddp.ui.charts.scale import say_number
-from nbddp.ui.palette import rank_class, rank_color
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from matplotlib.figure import Figure
 
 from nbddp.archive.comparing import Comparison, Over
+from nbddp.charts.palette import rank_color
 from nbddp.errors import RequestError
 from nbddp.record.finished import RecordedRun
 from nbddp.ui.charts.compared import LETTERS, ComparedChart, draw_compared, say_last
@@ -25,7 +26,6 @@ from nbddp.ui.charts.paper import (
     readable,
     whiten,
 )
-from nbddp.ui.palette import rank_color
 
 MOST = 12  # charts, unless others are asked for
 LINE = 15  # CSS pixels of a line of the legend

@@ -24,10 +24,10 @@ from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
 from PIL import Image
 
+from nbddp.charts.palette import rank_color
 from nbddp.record.series import Curve
 from nbddp.ui.charts.drawing import ALERT, INK, MANY_RANKS, Chart, draw
 from nbddp.ui.charts.frame import HEIGHT, SMALL, WIDTH
-from nbddp.ui.palette import rank_color
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

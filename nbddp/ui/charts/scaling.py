@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nbddp.archive.scaling import Scaling, Size
+from nbddp.charts.palette import rank_color
 from nbddp.ui.charts.drawing import INK
 from nbddp.ui.charts.paper import BOLD, Paper
 from nbddp.ui.charts.spans import COMPUTE, DATA, WAIT
-from nbddp.ui.palette import rank_color
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

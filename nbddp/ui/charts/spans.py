@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nbddp.charts.palette import rank_color
 from nbddp.record.spent import Timeline
 from nbddp.ui.charts.drawing import ALERT, INK
 from nbddp.ui.charts.paper import BOLD, Paper
 from nbddp.ui.charts.scale import say_number
-from nbddp.ui.palette import rank_color
 from nbddp.ui.rows import shown_ranks
 
 WIDE = 860  # CSS pixels

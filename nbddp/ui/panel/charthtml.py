@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from math import isfinite
 
 from nbddp.archive.comparing import say_last
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.record.series import Curve
 from nbddp.ui.charts.drawing import ALERT, MANY_RANKS, VERY_MANY, Chart, draw
 from nbddp.ui.charts.frame import HEIGHT, WIDTH, Scale
 from nbddp.ui.charts.svg import Label, SvgSheet
 from nbddp.ui.charts.tips import Tip, tips
-from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.html import escape, svg_source
 
 INLINE = (

@@ -6,12 +6,12 @@ from base64 import b64encode
 from collections.abc import Sequence
 
 from nbddp.archive.comparing import Comparison, Over
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.ui.charts.compared import LETTERS, ComparedChart, RunLine, draw_compared, say_last
 from nbddp.ui.charts.drawing import ALERT
 from nbddp.ui.charts.frame import Scale
 from nbddp.ui.charts.svg import SvgSheet
 from nbddp.ui.charts.tips import tips_by_name
-from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.charthtml import INLINE, highlighting, image_of, tick, tip
 from nbddp.ui.panel.charthtml import SHEET as CHART_SHEET
 from nbddp.ui.panel.html import escape

@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape as escape_tags
 
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.errors import say_place
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
@@ -14,7 +15,6 @@ from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import strip
 from nbddp.ui.gpus import say_gpu, say_whole_gpu
-from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.bare import STRONG, card_style, dot, ink
 from nbddp.ui.words import (
     say_awaited,

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.ui.ansi import strip, to_html
-from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_tag
 

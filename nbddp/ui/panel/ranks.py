@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.by_node import NodeOfRanks, by_node
-from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.html import Cell, escape, rank_table
 from nbddp.ui.panel.nodes import node_table
 from nbddp.ui.words import say_bytes, say_lag, say_seconds, say_step

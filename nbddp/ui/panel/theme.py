@@ -6,7 +6,7 @@ a set of its own. Any other has colours in the middle, which stand inline too.
 
 from __future__ import annotations
 
-from nbddp.ui.palette import DARK, LIGHT, rank_class
+from nbddp.charts.palette import DARK, LIGHT, rank_class
 
 _WORDS = ("ok", "bad", "warn", "busy")
 LIGHT_WORDS = ("#1e7a30", "#c62828", "#9a5200", "#1565c0")

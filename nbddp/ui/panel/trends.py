@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.html import Cell, escape, svg_source
 from nbddp.ui.words import say_bytes, say_seconds
 

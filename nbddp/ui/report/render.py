@@ -7,8 +7,8 @@ import textwrap
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 
+from nbddp.charts.palette import rank_class, rank_color
 from nbddp.ui.ansi import to_html
-from nbddp.ui.palette import rank_class, rank_color
 from nbddp.ui.panel.bare import STRONG, dot, ink
 from nbddp.ui.panel.html import card, escape
 from nbddp.ui.panel.style import SHEET
