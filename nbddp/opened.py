@@ -14,9 +14,9 @@ from nbddp.archive.ending import say_ending
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.summary import DAMAGE
 from nbddp.errors import RequestError
+from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.table import as_table
-from nbddp.ui.words import say_number_of
 
 logger = logging.getLogger("nbddp")
 
@@ -41,7 +41,7 @@ class Run:
         self._recorded = _open(self.path)
 
     def __repr__(self) -> str:
-        cells = say_number_of(len(self.cells), "cell")
+        cells = plural(len(self.cells), "cell")
         return f"nbddp.Run({self.name!r}: {cells}, {self.outcome or self.ending})"
 
     @property

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pages import BARS, EVENTS
 
 import nbddp
+from nbddp.formatting import format_bytes
 from nbddp.lifecycle.comeback import Comeback, Setback, Way
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
@@ -20,7 +21,6 @@ from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.words import (
     say_bar,
-    say_bytes,
     say_event,
     say_facts,
     say_rate,
@@ -127,9 +127,10 @@ def test_a_time_in_words() -> None:
 
 
 def test_an_amount_of_memory_in_words() -> None:
-    said = {0: "", 2**20: "1 MiB", 2**30 - 2**20: "1023 MiB", 2**30: "1.0 GiB"}
-    said |= {141 * 2**30: "141.0 GiB"}
-    assert {count: say_bytes(count) for count in said} == said
+    said = {0: "0 bytes", 1: "1 byte", 36: "36 bytes", 1023: "1,023 bytes", 1024: "1.0 KiB"}
+    said |= {2**20 - 1024: "1023 KiB", 2**20: "1.0 MiB", 10 * 2**20: "10 MiB"}
+    said |= {2**30 - 2**20: "1023 MiB", 2**30: "1.0 GiB", 141 * 2**30: "141.0 GiB"}
+    assert {count: format_bytes(count) for count in said} == said
 
 
 def test_a_rate_and_a_step_in_words() -> None:

@@ -11,6 +11,7 @@ from nbddp.checks.facts import Facts, Loader, Model, Optimizer
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.training import backwards
 from nbddp.errors import say_ranks
+from nbddp.formatting import plural
 
 SAME = 1e-6  # of a number: more than rounding
 
@@ -89,8 +90,8 @@ def _wrong_shares(facts: Facts) -> Iterator[Hit]:
             wrong = next(each for each in counts.values() if each != facts.world_size)
             yield Hit(
                 facts.line(name),
-                f"the sampler of {name} splits the data among {wrong} rank"
-                f"{'' if wrong == 1 else 's'}, but {facts.world_size} ranks train with it.",
+                f"the sampler of {name} splits the data among {plural(wrong, 'rank')}, "
+                f"but {facts.world_size} ranks train with it.",
             )
         elif max(places.values()) > 1:
             twice = [rank for rank, each in its.items() if places[each.place] > 1]

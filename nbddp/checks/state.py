@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from nbddp.checks.facts import Facts, Loader, Model, Optimizer
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.training import backwards
+from nbddp.formatting import plural
 
 SHOWN = 4  # parameters by name
 
@@ -78,7 +79,7 @@ def _unused(facts: Facts) -> Iterator[Hit]:
         more = f" and {count - SHOWN} more" if count > SHOWN and shown else ""
         yield Hit(
             facts.line(name),
-            f"{count} parameter{'' if count == 1 else 's'} of {name} got no gradient from the loss"
+            f"{plural(count, 'parameter')} of {name} got no gradient from the loss"
             f"{': ' if shown else ''}{shown}{more}.",
         )
 

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError, say_ranks
+from nbddp.formatting import plural
 from nbddp.group.agents import ALONE, LocalAgents
 from nbddp.launch.launcher import Launcher
 from nbddp.nodes.agent import ORPHAN_TIMEOUT
@@ -24,7 +25,6 @@ from nbddp.nodes.node_connection import FrameType
 from nbddp.nodes.returning import Returned
 from nbddp.topology import TORCHRUN
 from nbddp.ui.words import aligned, say_seconds
-from nbddp.ui.words import say_number_of as _count
 
 LOOPBACK = "127.0.0.1"
 _HEAD = ("node", "address", "ranks", "GPUs", "cores", "here for", "clock")
@@ -136,7 +136,7 @@ class Nodes:
         if change.has_come:
             self._agents.note(node)
             self._remark(
-                f"node {node.name} has come with {_count(node.nproc, 'rank')}{self._say_room()}"
+                f"node {node.name} has come with {plural(node.nproc, 'rank')}{self._say_room()}"
             )
             self.launcher.note_coming()
             return
@@ -214,7 +214,7 @@ class Nodes:
             return "A %%ddp cell runs on all of them."
         count = self._agents.awaited
         coming = f", and {count} {_are(count)} starting on this machine" if count else ""
-        when = f"A %%ddp cell runs when {_count(least, 'node')} {_are(least)} here"
+        when = f"A %%ddp cell runs when {plural(least, 'node')} {_are(least)} here"
         return f"{when}; now {here}{coming}."
 
     def table(self) -> str:
@@ -222,9 +222,9 @@ class Nodes:
         nodes = self.launcher.chosen()
         nodes += [node for node in self.door.nodes if node not in nodes]
         join = self.door.join
-        head = f"{_count(len(nodes), 'node')} at {join.address}:{join.port}"
+        head = f"{plural(len(nodes), 'node')} at {join.address}:{join.port}"
         if self.door.refused:
-            head += f" · {_count(self.door.refused, 'connection')} refused"
+            head += f" · {plural(self.door.refused, 'connection')} refused"
         rows: list[tuple[str, ...]] = [_HEAD, *map(self._row, nodes)]
         lines = aligned(rows)
         gone = [
@@ -297,14 +297,14 @@ class Nodes:
 
     def _here(self) -> str:
         nodes = self.door.nodes
-        names = ", ".join(f"{node.name} ({_count(node.nproc, 'rank')})" for node in nodes)
-        return f"{_count(len(nodes), 'node')} {_are(len(nodes))} here{': ' if nodes else ''}{names}"
+        names = ", ".join(f"{node.name} ({plural(node.nproc, 'rank')})" for node in nodes)
+        return f"{plural(len(nodes), 'node')} {_are(len(nodes))} here{': ' if nodes else ''}{names}"
 
     def _say_missing(self, seconds: float) -> str:
         missing = self._missing
         refused = self.door.why_refused
         return (
-            f"{_count(missing, 'node')} {_are(missing)} missing after {say_seconds(seconds)}; "
+            f"{plural(missing, 'node')} {_are(missing)} missing after {say_seconds(seconds)}; "
             f"{self._here()}"
             + (f"; the last one that was refused: {refused}" if refused else "")
             + f"; on each machine: `{self.command}`"

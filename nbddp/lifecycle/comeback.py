@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from nbddp.formatting import plural
+
 
 class Way(Enum):
     """How a cell is begun again: what is tried first stands first."""
@@ -112,10 +114,9 @@ def say_comeback(facts: Mapping[str, Any]) -> str:
     noticed = f"noticed after {facts['detected']:.2f} s"
     if "healed" in facts:
         return f"{noticed}, healed in {facts['healed']:.2f} s"
-    cells = f"{facts['cells']} cell{'' if facts['cells'] == 1 else 's'}"
     return (
         f"{noticed}, restarted in {facts['restarted']:.2f} s, "
-        f"{cells} replayed in {facts['replayed']:.2f} s"
+        f"{plural(facts['cells'], 'cell')} replayed in {facts['replayed']:.2f} s"
     )
 
 
@@ -132,7 +133,7 @@ def say_comebacks(ways: Sequence[Way], seconds: float) -> str:
 
 
 def _say_counts(counts: Sequence[tuple[int, str]]) -> str:
-    return " and ".join(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts)
+    return " and ".join(f"{plural(count, what)}" for count, what in counts)
 
 
 def next_way(setbacks: Sequence[Setback], retries: Retries) -> Way | None:

@@ -12,10 +12,10 @@ from IPython.core.magic_arguments import argument
 from nbddp.archive.comparing import Comparison, Over, compare
 from nbddp.archive.find import apart, find_run
 from nbddp.errors import RequestError
+from nbddp.formatting import plural
 from nbddp.imports import import_aside
 from nbddp.magics.arguments import with_arguments
 from nbddp.magics.desk import Desk
-from nbddp.ui.words import say_number_of
 
 KINDS = (".pdf", ".png", ".svg")
 
@@ -71,7 +71,7 @@ def compare_runs(desk: Desk, args: Namespace) -> None:
         desk.views.show_comparison(comparison, **how)
         return
     _save(comparison, args.save, how)
-    desk.views.say(f"nbddp: {say_number_of(len(comparison.drawn), 'chart')} in {args.save}")
+    desk.views.say(f"nbddp: {plural(len(comparison.drawn), 'chart')} in {args.save}")
 
 
 def _save(comparison: Comparison, path: Path, how: dict[str, Any]) -> None:

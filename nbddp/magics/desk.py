@@ -16,6 +16,7 @@ from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.export import Omitted, PulledValue
+from nbddp.formatting import plural
 from nbddp.group.checking import QuietChecks
 from nbddp.group.recovery import Recovery
 from nbddp.group.tracing import trace_of
@@ -37,7 +38,6 @@ from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import begins_anew
-from nbddp.ui.words import say_number_of
 from nbddp.wire.trace_messages import Steps
 
 
@@ -141,7 +141,7 @@ class Desk:
         with ExitStack() as stack:
             if args.fresh or not is_live:
                 what = "restarting" if is_live else "starting"
-                text = f"{what} {say_number_of(spec.nproc, 'rank')} ..."
+                text = f"{what} {plural(spec.nproc, 'rank')} ..."
                 session = self.group.session
                 stack.enter_context(self.views.announcing(text, session, quiet=args.quiet))
             self.make_ready(spec, fresh=args.fresh, begins_run=args.name is not None)
@@ -158,7 +158,7 @@ class Desk:
         if not self.group.is_live:
             self.group.spec = replace(spec, name=self.group.spec.name)
         number = spec.nproc if args.ranks is None else len(args.ranks)
-        text = f"starting {say_number_of(number, 'rank')} ..."
+        text = f"starting {plural(number, 'rank')} ..."
         with self.views.announcing(text, session, quiet=args.quiet):
             self.group.scripts.start(replace(spec, ranks=args.ranks, name=args.name or ""))
             self.run(request, args, session)

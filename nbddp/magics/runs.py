@@ -13,6 +13,7 @@ from nbddp.archive.find import apart, find_run
 from nbddp.archive.run_list import list_runs, remove, write_note
 from nbddp.archive.summary import read_note
 from nbddp.errors import RequestError
+from nbddp.formatting import plural
 from nbddp.magics.arguments import with_arguments
 from nbddp.magics.desk import Desk
 from nbddp.magics.options import positive_int
@@ -51,8 +52,7 @@ def steer_runs(desk: Desk, args: Namespace) -> None:
         for path in paths:
             remove(path, current=current)
         names = ", ".join(path.name for path in paths)
-        count = f"{len(paths)} run{'' if len(paths) == 1 else 's'}"
-        desk.views.say(f"nbddp: {count} taken away: {names}")
+        desk.views.say(f"nbddp: {plural(len(paths), 'run')} taken away: {names}")
     elif word == "note":
         [path] = _named("note", rest[:1], current)
         desk.views.say(f"nbddp: {path.name}: {_note(path, rest[1:], args) or 'no note'}")

@@ -13,6 +13,7 @@ from nbddp.archive.scaling import Round, Scaling, Size, facts_of, shares, steady
 from nbddp.archive.sweeps import Row, Trial
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.formatting import plural
 from nbddp.launch.launcher import cores_here
 from nbddp.magics.desk import Desk
 from nbddp.magics.trial_options import LEAST
@@ -22,7 +23,6 @@ from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.text.sweep import say_head, say_troubles
-from nbddp.ui.words import say_number_of
 
 logger = logging.getLogger("nbddp")
 
@@ -86,7 +86,7 @@ class Scale:
             spec.check_gpus()
         self._trials.check_nothing_is_lost()
         before, count = self._trials.said_before(), len(self._rows)
-        self._say(f"{say_number_of(count, 'run')}, each with {before}")
+        self._say(f"{plural(count, 'run')}, each with {before}")
         is_ended = run_rows(self._trials, self._rows, self._run_one, self._tell)
         said = self._trials.finish(is_ended=is_ended)
         self._desk.views.show_sweep(self._rows, what=WHAT)
@@ -113,12 +113,12 @@ class Scale:
         said = say_head(self._rows, row, what=WHAT)
         if not self._args.quiet:
             self._desk.views.show_sweep(self._rows, row, what=WHAT)
-        name = f"scale-{say_number_of(ranks, 'rank').replace(' ', '')}-round{number}"
+        name = f"scale-{plural(ranks, 'rank').replace(' ', '')}-round{number}"
         tried = self._trials.run(
             self._request,
             self._args,
             replace(spec, name="-".join(filter(None, (spec.name, name)))),
-            announced=f"{said}: starting {say_number_of(ranks, 'rank')} ...",
+            announced=f"{said}: starting {plural(ranks, 'rank')} ...",
             values=self._values,
             config={},
             facts=facts_of(ranks, number, self._count, is_weak=self._args.weak),

@@ -14,13 +14,13 @@ from nbddp.archive.summary import Summary, summarize
 from nbddp.archive.sweeps import Row, State, done_before, facts_of, grid, key_of
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.formatting import plural
 from nbddp.magics.desk import Desk
 from nbddp.magics.syntax import set_unread
 from nbddp.magics.trials import Trials, Tried, run_rows
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import naming_unpicklable
 from nbddp.ui.text.sweep import say_before, say_head, say_row, say_troubles
-from nbddp.ui.words import say_number_of
 
 
 class Sweep:
@@ -89,7 +89,7 @@ class Sweep:
         self._say(say_before(self._rows))
         is_ended = False
         if left:
-            self._say(f"{say_number_of(len(left), 'run')}, each with {self._trials.said_before()}")
+            self._say(f"{plural(len(left), 'run')}, each with {self._trials.said_before()}")
             is_ended = run_rows(self._trials, left, self._run_one, self._tell)
             said = self._trials.finish(is_ended=is_ended)
         self._show(said if left else "nothing was left to run; the ranks are as they were")
@@ -118,7 +118,7 @@ class Sweep:
             self._request,
             args,
             replace(self._spec, name=name),
-            announced=f"{said}: starting {say_number_of(self._spec.nproc, 'rank')} ...",
+            announced=f"{said}: starting {plural(self._spec.nproc, 'rank')} ...",
             values={**self._values, **trial.settings},
             config=trial.config,
             facts=facts_of(self._key, trial, count, is_done=False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.errors import fold
+from nbddp.formatting import plural
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.names import bound_names
 from nbddp.record.push_store import PushRecord
@@ -99,7 +100,7 @@ def say_deeds(deeds: Sequence[Deed]) -> str:
     names = [name for deed in deeds if isinstance(deed, PushRecord) for name in deed.names]
     words = []
     if len(numbers) > len(set(numbers)):  # a script's cells have no numbers of their own
-        words.append(f"{len(numbers)} cells")
+        words.append(plural(len(numbers), "cell"))
     elif numbers:
         words.append(f"cell{'s' if len(numbers) > 1 else ''} {fold(numbers)}")
     if names:

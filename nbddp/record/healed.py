@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import say_ranks
-from nbddp.record.log_reader import say_bytes
+from nbddp.formatting import format_bytes
 from nbddp.wire.heal_messages import MADE_BY_ALL
 
 SHOWN_PLACES = 20  # of those that got another number
@@ -61,7 +61,7 @@ class Healed:
         """What was done, and then each name that did not come."""
         lines = [
             f"{say_ranks(self.ranks)} healed with the names of rank {self.donor} in "
-            f"{self.seconds:.2f} s ({self.names} names, {say_bytes(self.size)})"
+            f"{self.seconds:.2f} s ({self.names} names, {format_bytes(self.size)})"
         ]
         if self.places:
             lines.append(f"set to the new rank's own number: {_say_few(self.places)}")

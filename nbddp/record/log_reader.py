@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from nbddp.formatting import format_bytes
 from nbddp.wire.messages import Output
 
 MAX_LINE = 100_000  # characters that are shown of a line
@@ -201,7 +202,7 @@ class Logged:
             with self.path.open("rb") as file:
                 yield from self._read(file)
         except OSError as error:
-            yield f"… {say_bytes(self.size)} not shown, {self.path.name}: {error.strerror}\n"
+            yield f"… {format_bytes(self.size)} not shown, {self.path.name}: {error.strerror}\n"
 
     def _read(self, file: BinaryIO) -> Iterator[str]:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -211,25 +212,13 @@ class Logged:
             is_in_line = self.start > 0 and file.read(1) != b"\n"
             file.seek(self.end - SHOWN_END)
             begin = file.tell() + len(file.readline(SHOWN_END))
-            said = f"… {say_bytes(begin - self.start)} not shown, all in {self.path.name}\n"
+            said = f"… {format_bytes(begin - self.start)} not shown, all in {self.path.name}\n"
             yield "\n" * is_in_line + said
         file.seek(begin)
         while data := file.read(min(CHUNK_BYTES, self.end - file.tell())):
             yield decode(data)
         if last := decode(b"", final=True):
             yield last
-
-
-def say_bytes(count: int) -> str:
-    """A number of bytes, to be read.
-
-    >>> say_bytes(1), say_bytes(1500), say_bytes(123456789)
-    ('1 bytes', '1.5 kB', '123.5 MB')
-    """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
 
 
 class LogReader:

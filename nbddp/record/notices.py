@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from nbddp.record.log_reader import Logged, say_bytes
+from nbddp.formatting import format_bytes
+from nbddp.record.log_reader import Logged
 from nbddp.wire.messages import Asked, Display, Withdrawn
 
 MAX_TEXT = 2 << 20  # characters of output that wait in memory; the rest waits in the logs
@@ -239,7 +240,7 @@ class Notices:
             self._text = self._rich = 0
         for notice in [*waiting, *said]:
             if isinstance(notice, Logged) and notice.size > self._max_text:
-                what = f"rank {notice.rank} wrote {say_bytes(notice.size)} between the cells"
+                what = f"rank {notice.rank} wrote {format_bytes(notice.size)} between the cells"
                 notice = Said(f"{what}; it is in {notice.path.name}")
             other.feed(notice)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbddp.errors import say_ranks
+from nbddp.formatting import format_bytes
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui.words import say_bytes
 
 _MAKERS = ("NVIDIA ", "Tesla ", "GeForce ")  # of whom nobody needs to be told in a table
 
@@ -19,23 +19,23 @@ def say_gpu(each: RankSnapshot) -> Iterator[str]:
     if use.load >= 0:
         yield f"{use.load:.0f} %"
     if each.gpu_memory:
-        yield say_bytes(each.gpu_memory)
+        yield format_bytes(each.gpu_memory)
     if each.gpu_ranks:
         yield f"shared with {say_ranks(each.gpu_ranks)}"
     if use.others > 0:
-        yield f"others {say_bytes(use.others)}"
+        yield f"others {format_bytes(use.others)}"
     yield short_gpu(each.gpu)
 
 
 def say_whole_gpu(each: RankSnapshot) -> str:
     """All that is known of it, in a few lines."""
     use = each.gpu_use
-    tensors, reserved = say_bytes(each.gpu_memory) or "0 B", say_bytes(each.gpu_reserved) or "0 B"
+    tensors, reserved = format_bytes(each.gpu_memory), format_bytes(each.gpu_reserved)
     lines = [each.gpu, f"rank {each.rank}: {tensors} in tensors, {reserved} reserved by torch"]
     if use.others >= 0:
-        lines.append(f"processes that are no ranks: {say_bytes(use.others) or '0 B'}")
+        lines.append(f"processes that are no ranks: {format_bytes(use.others)}")
     if use.total:
-        lines.append(f"in use: {say_bytes(use.used) or '0 B'} of {say_bytes(use.total)}")
+        lines.append(f"in use: {format_bytes(use.used)} of {format_bytes(use.total)}")
     if use.load >= 0:
         lines.append(f"busy: {use.load:.0f} % of the last second")
     if each.gpu_ranks:

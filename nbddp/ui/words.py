@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import say_place, say_ranks
+from nbddp.formatting import format_bytes, plural
 from nbddp.lifecycle.comeback import say_comeback
-from nbddp.record import log_reader
 from nbddp.record.lags import Lag
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
@@ -35,17 +35,6 @@ def say_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def say_bytes(count: float) -> str:
-    """An amount of memory.
-
-    >>> say_bytes(3 * 2**20), say_bytes(2.5 * 2**30), say_bytes(0)
-    ('3 MiB', '2.5 GiB', '')
-    """
-    if not count:
-        return ""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
 def say_rate(per_second: float) -> str:
     """How fast something goes; empty where that is not known.
 
@@ -59,22 +48,13 @@ def say_rate(per_second: float) -> str:
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
 
 
-def say_number_of(count: int, what: str) -> str:
-    """How many there are of something.
-
-    >>> say_number_of(1, "step"), say_number_of(1200, "step")
-    ('1 step', '1,200 steps')
-    """
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def say_more_metrics(count: int, *, is_at_least: bool) -> str:
     """How many metrics are not shown; beyond a bound they are not counted.
 
     >>> say_more_metrics(1, is_at_least=False), say_more_metrics(10_052, is_at_least=True)
     ('1 more metric', 'at least 10,052 more metrics')
     """
-    return f"{'at least ' * is_at_least}{say_number_of(count, 'more metric')}"
+    return f"{'at least ' * is_at_least}{plural(count, 'more metric')}"
 
 
 def say_left_out(named: Sequence[str], count: int, *, is_at_least: bool, does: str) -> str:
@@ -207,8 +187,8 @@ def say_facts(snapshot: Snapshot) -> list[str]:
     """What kind of group it is: ranks, backend, devices, attempt."""
     count = len(snapshot.ranks)
     nodes = len({each.node for each in snapshot.ranks if each.node})
-    on = f" on {say_number_of(nodes, 'node')}" if nodes else ""
-    ranks = f"{say_number_of(count, 'rank')}{on}"
+    on = f" on {plural(nodes, 'node')}" if nodes else ""
+    ranks = f"{plural(count, 'rank')}{on}"
     facts = [ranks, snapshot.backend, say_devices(snapshot)]
     return [*filter(None, facts), f"attempt {snapshot.attempt}"]
 
@@ -257,7 +237,7 @@ _SAID: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "healed": lambda facts: (
         f"{say_ranks(facts['ranks'])} healed with the names of rank {facts['donor']}: forked "
-        f"in {facts['fork']:.2f} s, {log_reader.say_bytes(facts['bytes'])} packed in "
+        f"in {facts['fork']:.2f} s, {format_bytes(facts['bytes'])} packed in "
         f"{facts['carry']:.2f} s, met in {facts['meet']:.2f} s" + _say_not_carried(facts)
     ),
     "taken back": lambda facts: (

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from nbddp.formatting import plural
+
 _ROOTS = (
     Path(torch.__file__).parent.parent,
     Path(__file__).parents[2],
@@ -61,8 +63,7 @@ def folded(text: str) -> str:
 
 def _say(group: list[_Piece]) -> str:
     names = list(dict.fromkeys(each.library for each in group))
-    count = len(group)
-    return f"... {count} frame{'' if count == 1 else 's'} in {', '.join(names)}"
+    return f"... {plural(len(group), 'frame')} in {', '.join(names)}"
 
 
 def _pieces(lines: list[str]) -> Iterator[_Piece]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nbddp.formatting import format_bytes
 from nbddp.worker.watch.namespace import Part, walk
 
 SHOWN = 5  # tensors, the largest
@@ -41,9 +42,11 @@ def _card(device: torch.device, largest: list[Named]) -> Iterator[str]:
     free, total = torch.cuda.mem_get_info(device)
     held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     others = max(0, total - free - reserved)
-    yield f"  {device}, {torch.cuda.get_device_name(device)}, has {_gib(total)}; {_gib(free)} free"
-    yield f"    this rank: {_gib(held)} in tensors, {_gib(reserved - held)} reserved beside them"
-    yield f"    all else (CUDA itself, other ranks, other processes): {_gib(others)}"
+    has = f"has {format_bytes(total)}; {format_bytes(free)} free"
+    yield f"  {device}, {torch.cuda.get_device_name(device)}, {has}"
+    unused = format_bytes(reserved - held)
+    yield f"    this rank: {format_bytes(held)} in tensors, {unused} reserved beside them"
+    yield f"    all else (CUDA itself, other ranks, other processes): {format_bytes(others)}"
     if largest:
         yield f"    largest tensors: {', '.join(_say(*each) for each in largest)}"
     yield f"    {_way_out(held, reserved, others, total)}"
@@ -65,11 +68,7 @@ def _way_out(held: int, reserved: int, others: int, total: int) -> str:
 
 def _say(name: str, tensor: torch.Tensor) -> str:
     kind = str(tensor.dtype).removeprefix("torch.")
-    return f"{name} {_gib(tensor.nbytes)} ({kind} {list(tensor.shape)})"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.0f} MiB"
+    return f"{name} {format_bytes(tensor.nbytes)} ({kind} {list(tensor.shape)})"
 
 
 def largest_tensors(scopes: Iterable[Names], device: torch.device | None = None) -> list[Named]:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.errors import say_ranks
+from nbddp.formatting import plural
 from nbddp.worker.exchange import equal_on_all, exchange, take_over
 from nbddp.worker.object_state import (
     described,
@@ -152,7 +153,7 @@ class Migration:
             return not _lives(group)
         if not _lives(group):
             size, kind = group.size(), "optimizer" if isinstance(one, Optimizer) else "model"
-            why = f"it was on a group of {size} rank{'' if size == 1 else 's'}"
+            why = f"it was on a group of {plural(size, 'rank')}"
             self._left.append((one, why, f"make that group and the {kind} again"))
         return False
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from nbddp.archive.comparing import Compared, Comparison, Mark, Over
 from nbddp.charts.palette import rank_class, rank_color
+from nbddp.formatting import plural
 from nbddp.record.series import MAX_BUCKETS
 from nbddp.ui.charts.drawing import COARSE, RESTART, Sheet, draw_axes, draw_band, draw_lost
 from nbddp.ui.charts.frame import Frame, Scale
@@ -74,7 +75,7 @@ class ComparedChart:
         """What has to be said of the picture: its scale, and what is not in it."""
         lost = self.frame.lost
         who = [run.letter for run in self.runs if any(line.lost.any() for line in run.ranks)]
-        counted = f"{lost} value{'' if lost == 1 else 's'}"
+        counted = plural(lost, "value")
         said = f"{counted} not finite ({', '.join(who)})" if lost else ""
         return [*filter(None, ["log scale" if self.frame.is_log else "", said])]
 

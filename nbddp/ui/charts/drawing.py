@@ -14,6 +14,7 @@ import numpy as np
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.errors import say_ranks
+from nbddp.formatting import plural
 from nbddp.record.series import Curve
 from nbddp.ui.charts.frame import DIGIT, SMALL, WIDTH, Frame, Scale
 from nbddp.ui.charts.lines import Line, lines_of, mean, newest, runs, spread
@@ -105,7 +106,7 @@ class Chart:
     def facts(self) -> list[str]:
         """What has to be said of the picture: its scale, and what is not in it."""
         lost = self.frame.lost
-        said = f"{lost} value{'' if lost == 1 else 's'} not finite" if lost else ""
+        said = f"{plural(lost, 'value')} not finite" if lost else ""
         return [*filter(None, ["log scale" if self.frame.is_log else "", said])]
 
 

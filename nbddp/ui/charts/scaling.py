@@ -9,6 +9,7 @@ import numpy as np
 
 from nbddp.archive.scaling import Scaling, Size
 from nbddp.charts.palette import rank_color
+from nbddp.formatting import plural
 from nbddp.ui.charts.drawing import INK
 from nbddp.ui.charts.paper import BOLD, Paper
 from nbddp.ui.charts.spans import COMPUTE, DATA, WAIT
@@ -55,7 +56,7 @@ def _draw_speed_up(paper: Paper, scaling: Scaling) -> None:
     for x, size in zip(xs, sizes, strict=True):
         low, high = up([scaling.speed_up(size) * end for end in _ends(size)])
         paper.line(np.array([x, x]), np.array([low, high]), color=color, width=3.0, alpha=0.5)
-        paper.text(x, 9, f"{size.ranks} rank{'' if size.ranks == 1 else 's'}", align="center")
+        paper.text(x, 9, plural(size.ranks, "rank"), align="center")
     ys = up([scaling.speed_up(size) for size in sizes])
     paper.line(xs, ys, color=color, width=1.8)
     paper.dots(xs, ys, color=color)

@@ -9,6 +9,7 @@ from html import escape as escape_tags
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.errors import say_place
+from nbddp.formatting import format_bytes
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
@@ -19,7 +20,6 @@ from nbddp.ui.panel.bare import STRONG, card_style, dot, ink
 from nbddp.ui.words import (
     say_awaited,
     say_bar,
-    say_bytes,
     say_cpu,
     say_event,
     say_facts,
@@ -214,7 +214,7 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("step", lambda each: escape(say_step(each))),
     ("progress", _progress),
     ("CPU", say_cpu),
-    ("memory", lambda each: say_bytes(each.memory)),
+    ("memory", lambda each: format_bytes(each.memory) if each.memory else ""),
     ("GPU", _gpu),
 )
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import ipywidgets as widgets
 
+from nbddp.formatting import plural
 from nbddp.record.log_reader import log_name
 from nbddp.ui.ansi import strip
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.loghtml import aside, block, html_rows
 from nbddp.ui.panel.pieces import Plain, box, close, html
 from nbddp.ui.tails import Line, Tails
-from nbddp.ui.words import say_number_of
 
 MAX_TABS = 8  # ranks with a tab each; beyond that they are in a list
 ALL = -1  # instead of a rank: the logs of all, merged
@@ -237,7 +237,7 @@ def say_earlier(count: int, path: str, *, was_searched: bool = True) -> str:
     """
     if not count:
         return ""
-    lines = say_number_of(count, "earlier line")
+    lines = plural(count, "earlier line")
     return f"{lines} in {path}" if was_searched else f"{lines} not searched, in {path}"
 
 

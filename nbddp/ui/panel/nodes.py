@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nbddp.errors import say_ranks
+from nbddp.formatting import format_bytes
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.by_node import NodeOfRanks
 from nbddp.ui.gpus import short_gpu
 from nbddp.ui.panel.bare import ink
 from nbddp.ui.panel.html import COLUMNS, escape
-from nbddp.ui.words import say_bytes
 
 MAX_NODES = 32  # with a row each; of more those that matter
 MAX_OTHERS = 16  # ranks with a row each
@@ -82,7 +82,7 @@ def _of_node(node: NodeOfRanks) -> _Cells:
         "collective": escape(node.collective),
         "step": escape(node.step),
         "CPU": _together(node.cpu),
-        "memory": _together(say_bytes(node.memory)),
+        "memory": _together(format_bytes(node.memory)) if node.memory else "",
         "GPU": escape(_gpus(node)),
     }
 
@@ -106,6 +106,7 @@ def _together(said: str) -> str:
 
 def _gpus(node: NodeOfRanks) -> str:
     names = Counter(short_gpu(each.gpu) for each in node.ranks if each.gpu)
-    held = say_bytes(sum(each.gpu_memory for each in node.ranks))
+    bytes_held = sum(each.gpu_memory for each in node.ranks)
+    held = format_bytes(bytes_held) if bytes_held else ""
     said = [f"{count} {name}" for name, count in names.items()]
     return " · ".join(filter(None, [held, *said])) if names else ""

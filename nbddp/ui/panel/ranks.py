@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from nbddp.charts.palette import rank_class, rank_color
+from nbddp.formatting import format_bytes
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.by_node import NodeOfRanks, by_node
 from nbddp.ui.panel.html import Cell, escape, rank_table
 from nbddp.ui.panel.nodes import node_table
-from nbddp.ui.words import say_bytes, say_lag, say_seconds, say_step
+from nbddp.ui.words import say_lag, say_seconds, say_step
 
 FEW = 8  # ranks with a row each; more are in a grid
 
@@ -78,7 +79,7 @@ def _field(each: RankSnapshot) -> str:
     kind = "nbddp-wrong" if each.is_cause else "nbddp-waits" if is_odd else ""
     known = [bar for bar in each.bars if bar.total]
     share = min(1.0, known[0].done / known[0].total) if known else 0.0
-    step, memory = say_step(each), say_bytes(each.memory)
+    step, memory = say_step(each), format_bytes(each.memory) if each.memory else ""
     where = f" on {each.node}" if each.node else ""
     said = [f"rank {each.rank}{where}: {each.state}", f"step {step}" if step else "", memory]
     title = escape(" · ".join(filter(None, [*said, say_lag(each.lag) if each.lag else ""])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.ui.ansi import to_html
 from nbddp.ui.panel.bare import STRONG, dot
@@ -21,7 +22,7 @@ from nbddp.ui.text.run import (
     first_line,
     run_title,
 )
-from nbddp.ui.words import say_number_of, shorten
+from nbddp.ui.words import shorten
 
 TAIL = 50  # lines of each rank
 OPEN_TAILS = 4  # of so many ranks they are shown at once
@@ -121,5 +122,5 @@ def _source(cell: RecordedCell) -> str:
 def _unreadable(run: RecordedRun) -> str:
     if not run.unreadable:
         return ""
-    lines = say_number_of(run.unreadable, "line")
+    lines = plural(run.unreadable, "line")
     return f"{lines} of the record could not be read: a full disk or a killed process tore them"

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from nbddp.charts.palette import rank_class, rank_color
+from nbddp.formatting import format_bytes
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.panel.html import Cell, escape, svg_source
-from nbddp.ui.words import say_bytes, say_seconds
+from nbddp.ui.words import say_seconds
 
 POINTS = 40  # of a small curve
 PERIOD = 1.0  # seconds between two of them
@@ -125,7 +126,7 @@ class Trends:
         values = whole.points
         if len(values) < 2:
             return ""
-        said = _say(name, say_bytes(values[-1]), say_bytes(max(values)), whole.seconds)
+        said = _say(name, format_bytes(values[-1]), format_bytes(max(values)), whole.seconds)
         return _curve(rank, values, said, is_kept=is_kept)
 
 

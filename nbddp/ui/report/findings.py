@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.checks.registry import Finding
+from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Details, Dot, Report, Text, note
 from nbddp.ui.report.render import text_lines
-from nbddp.ui.words import say_number_of
 
 MAX_SHOWN = 3  # below a cell
 
@@ -19,7 +19,7 @@ def findings_title(findings: Sequence[Finding]) -> str:
     'nothing to find fault with'
     """
     wrong = sum(not each.is_fact for each in findings)
-    return f"{say_number_of(wrong, 'thing')} to look at" if wrong else "nothing to find fault with"
+    return f"{plural(wrong, 'thing')} to look at" if wrong else "nothing to find fault with"
 
 
 def findings_report(findings: Sequence[Finding], what: str, *, shown: int | None = None) -> Report:

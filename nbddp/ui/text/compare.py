@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nbddp.archive.comparing import Compared, Comparison
+from nbddp.formatting import plural
 from nbddp.ui.text.runs import bars, say_outcome, say_pace
-from nbddp.ui.words import aligned, say_number_of, say_seconds
+from nbddp.ui.words import aligned, say_seconds
 
 LETTERS = "ABCDEFGH"
 DIFF_LINES = 40  # of each run, as text
@@ -59,7 +60,7 @@ def code_titles(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
         added = sum(line.startswith("+") for line in diff[2:])
         removed = sum(line.startswith("-") for line in diff[2:])
         if diff:
-            counts = f"{say_number_of(added, 'line')} added, {removed} removed"
+            counts = f"{plural(added, 'line')} added, {removed} removed"
             yield f"code from A to {LETTERS[index]}: {counts}", diff
 
 
@@ -77,7 +78,7 @@ def notes(comparison: Comparison) -> list[str]:
         said.append("marks in a chart: orange is a restart, green a heal")
     if comparison.left_out:
         said.append(
-            f"{say_number_of(comparison.left_out, 'metric')} more: --metrics NAME,... chooses them"
+            f"{plural(comparison.left_out, 'metric')} more: --metrics NAME,... chooses them"
         )
     torn = [run.name for run in comparison.runs if run.run.unreadable]
     return [*said, *(f"not all lines of {name} could be read" for name in torn)]

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from nbddp.errors import say_ranks
+from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.ui.words import (
-    say_event,
-    say_facts,
-    say_left_out,
-    say_number_of,
-    say_seconds,
-    say_tag,
-    shorten,
-)
+from nbddp.ui.words import say_event, say_facts, say_left_out, say_seconds, say_tag, shorten
 
 SHOWN_CELLS = 20  # the newest
 SHOWN_REPORTS = 3  # of the cells that failed last
@@ -48,7 +41,7 @@ def run_text(
 def run_title(run: RecordedRun, ending: str) -> str:
     """What kind of run it was, and how it ended, in one line."""
     snapshot = run.snapshot()
-    cells = say_number_of(len(run.cells), "cell")
+    cells = plural(len(run.cells), "cell")
     facts = [cells, *say_facts(snapshot), say_seconds(snapshot.seconds), ending]
     return " · ".join([f"run {run.name}", *filter(None, facts)])
 

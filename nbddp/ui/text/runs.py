@@ -9,9 +9,9 @@ from typing import Any
 
 from nbddp.archive.run_list import Listing, say_left_out
 from nbddp.archive.summary import Pairs, Summary
-from nbddp.record import log_reader
+from nbddp.formatting import format_bytes, plural
 from nbddp.record.series import HUGE
-from nbddp.ui.words import aligned, say_number_of, say_rate, say_seconds
+from nbddp.ui.words import aligned, say_rate, say_seconds
 
 SHOWN = 50  # runs, unless more are asked for
 BARS = "▁▂▃▄▅▆▇█"
@@ -74,7 +74,7 @@ def _say_total(listing: Listing) -> str:
     if not listing.total:
         return "there is no run here yet: a `%%ddp` cell makes one"
     few = f"{len(listing.runs)} of " if len(listing.runs) < listing.total else ""
-    return f"{few}{say_number_of(listing.total, 'run')}, {log_reader.say_bytes(listing.size)}"
+    return f"{few}{plural(listing.total, 'run')}, {format_bytes(listing.size)}"
 
 
 def _say_more(listing: Listing, most: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nbddp.archive.scaling import NOISY, Scaling, Size
+from nbddp.formatting import format_bytes, plural
 from nbddp.ui.text.runs import BARS
-from nbddp.ui.words import aligned, say_bytes, say_number_of, say_rate, say_seconds
+from nbddp.ui.words import aligned, say_rate, say_seconds
 
 STRONG = (
     "strong scaling: the same work is shared out, so that N ranks should do as many times the "
@@ -85,9 +86,9 @@ def _sending(size: Size) -> str:
 
 
 def _memory(size: Size) -> str:
-    gpu = say_bytes(size.share("gpu_memory") or 0)
-    here = say_bytes(size.share("memory") or 0)
-    return f"{here}, GPU {gpu}" if gpu else here
+    here, gpu = size.share("memory") or 0, size.share("gpu_memory") or 0
+    parts = [format_bytes(here) if here else "", f"GPU {format_bytes(gpu)}" if gpu else ""]
+    return ", ".join(filter(None, parts))
 
 
 def notes(scaling: Scaling) -> list[str]:
@@ -103,7 +104,7 @@ def notes(scaling: Scaling) -> list[str]:
 
 def _crowded(scaling: Scaling) -> list[str]:
     return [
-        f"{ranks} ranks on {say_number_of(there, what)}: not a scaling of your model"
+        f"{ranks} ranks on {plural(there, what)}: not a scaling of your model"
         for ranks, there, what in scaling.crowded
     ]
 
@@ -124,7 +125,7 @@ def _noise(scaling: Scaling) -> list[str]:
 
 
 def _ranks(count: int) -> str:
-    return say_number_of(count, "rank")
+    return plural(count, "rank")
 
 
 def _kinds(scaling: Scaling) -> list[str]:

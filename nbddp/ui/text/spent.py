@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nbddp.errors import say_ranks
+from nbddp.formatting import plural
 from nbddp.record.spent import Timeline
 from nbddp.ui.rows import said_rows, shown_ranks
-from nbddp.ui.words import aligned, say_awaited, say_number_of, say_seconds, say_unmet
+from nbddp.ui.words import aligned, say_awaited, say_seconds, say_unmet
 
 SHOWN_LINES = 5
 MAX_OVERLAPS = 16  # rows of DDP's measurements
@@ -60,8 +61,8 @@ def spent_title(line: Timeline) -> str:
     steps = steps or len(line.steps)
     facts = [
         f"collectives of cell {line.cell}" + ("" if line.is_over else " so far"),
-        say_number_of(steps, "step") if steps else "",
-        say_number_of(len(line.meetings), "collective"),
+        plural(steps, "step") if steps else "",
+        plural(len(line.meetings), "collective"),
         say_seconds(line.seconds),
     ]
     return " · ".join(filter(None, facts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nbddp.errors import say_ranks
+from nbddp.formatting import format_bytes
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.ui.by_node import NodeOfRanks, by_node
@@ -12,7 +13,6 @@ from nbddp.ui.words import (
     aligned,
     say_awaited,
     say_bar,
-    say_bytes,
     say_cpu,
     say_event,
     say_facts,
@@ -57,7 +57,7 @@ def _row_of_node(node: NodeOfRanks) -> tuple[str, ...]:
         node.collective,
         node.step,
         node.cpu,
-        say_bytes(node.memory),
+        format_bytes(node.memory) if node.memory else "",
         "",
     )
 
@@ -95,9 +95,9 @@ def say_line(each: RankSnapshot) -> str:
 
 def say_memory(each: RankSnapshot) -> str:
     """A rank's memory, and that of its GPU."""
-    parts = [say_bytes(each.memory)]
+    parts = [format_bytes(each.memory) if each.memory else ""]
     if each.gpu_memory:
-        parts.append(f"GPU {say_bytes(each.gpu_memory)}")
+        parts.append(f"GPU {format_bytes(each.gpu_memory)}")
     return ", ".join(filter(None, parts))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.archive.sweeps import Row, State, count_of
-from nbddp.ui.words import say_number_of, say_seconds
+from nbddp.formatting import plural
+from nbddp.ui.words import say_seconds
 
 
 def say_head(rows: Sequence[Row], row: Row, *, what: str = "sweep") -> str:
@@ -51,7 +52,7 @@ def say_before(rows: Sequence[Row]) -> str:
         return ""
     which = "; ".join(str(row.trial) for row in done[:6]) + ("; ..." if len(done) > 6 else "")
     return (
-        f"{say_number_of(len(done), 'combination')} of {len(rows)} done before and not run again "
+        f"{plural(len(done), 'combination')} of {len(rows)} done before and not run again "
         f"({which}); --start-over runs them, too"
     )
 

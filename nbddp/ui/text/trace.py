@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nbddp.errors import say_ranks
+from nbddp.formatting import plural
 from nbddp.record.trace import REST, Row, Trace, is_different, rows, why_nothing
-from nbddp.ui.words import aligned, say_number_of
+from nbddp.ui.words import aligned
 from nbddp.wire.trace_messages import say_steps
 
 SHOWN_ROWS = 8
@@ -45,8 +46,8 @@ def trace_title(trace: Trace) -> str:
     facts = [
         f"trace of cell {trace.cell}",
         say_steps(*trace.steps),
-        say_number_of(len(trace.ranks), "rank"),
-        say_number_of(trace.events, "event"),
+        plural(len(trace.ranks), "rank"),
+        plural(trace.events, "event"),
         say_size(trace.size),
     ]
     return " · ".join(facts)
@@ -115,7 +116,7 @@ def notes(trace: Trace) -> Iterator[str]:
     if left:
         under = max(each.under for each in trace.ranks.values())
         yield (
-            f"{say_number_of(left, 'event')} left out of the merged file, the shortest: none took "
+            f"{plural(left, 'event')} left out of the merged file, the shortest: none took "
             f"{max(0.1, under):.1f} µs; the ranks' own files have all"
         )
     if trace.error:

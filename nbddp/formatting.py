@@ -1,0 +1,25 @@
+"""Numbers and units in text."""
+
+from __future__ import annotations
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> plural(1, "step"), plural(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_bytes(count: float) -> str:
+    """Return an amount of memory.
+
+    >>> [format_bytes(each) for each in (0, 36, 20_480, 1_050_624, 300 << 20, 5 << 29)]
+    ['0 bytes', '36 bytes', '20 KiB', '1.0 MiB', '300 MiB', '2.5 GiB']
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            digits = 1 if count < 10 * size or unit == "GiB" else 0
+            return f"{count / size:.{digits}f} {unit}"
+    return plural(round(count), "byte")
