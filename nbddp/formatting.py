@@ -23,3 +23,12 @@ def format_bytes(count: float) -> str:
             digits = 1 if count < 10 * size or unit == "GiB" else 0
             return f"{count / size:.{digits}f} {unit}"
     return plural(round(count), "byte")
+
+
+def with_article(noun: str) -> str:
+    """Put "a" or "an" before a noun.
+
+    >>> with_article("Answer"), with_article("CellEnded")
+    ('an Answer', 'a CellEnded')
+    """
+    return f"an {noun}" if noun[:1] in "AEIOUaeiou" else f"a {noun}"

@@ -170,8 +170,18 @@ def test_saving_under_a_guard_of_any_kind_is_one_ranks() -> None:
         "with open(path, 'wb') as f:\n    torch.save(model, f)\n",
         kinds=IS_DDP,
     )
-    assert_found("ND141", "torch.save(1, 'x.pt')\n", "net.save_pretrained('out')\n")
+    fit = "def fit():\n    torch.save(1, 'x.pt')\nfit()\n"
+    assert_found(
+        "ND141",
+        "torch.save(1, 'x.pt')\n",
+        "net.save_pretrained('out')\n",
+        "net.save_pretrained('local-folder')\n",  # a name that all ranks write alike
+        "torch.save(model.state_dict(), 'rank.pt')\n",
+        "import accelerate\ntorch.save(1, 'x.pt')\n",  # no library has a part in this line
+    )
     assert_alone(
+        f"import accelerate\n{fit}",  # which may be called on one rank
+        "torch.save(1, '/dev/null')\n",
         "net.save_pretrained(f'out{rank}')\n",
         "net.save_pretrained('out', is_main_process=rank == 0)\n",
         "if rank == 0:\n    net.save_pretrained('out')\n",

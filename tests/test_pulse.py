@@ -29,11 +29,14 @@ class Pulses(PulseThread):
         self.posted: list[Pulse | Arrivals] = []
         self.usage = FakeUsage()
         super().__init__(self.posted.append, lambda _file: False, self.usage)
+        self.news()  # the first look between cells has no CPU
+        self.posted.clear()
+        self.tell_anew()
 
     def news(self, *, is_due: bool = False, **change: float) -> int:
         """Look once more between cells; how much was posted by then."""
         self.usage.now = replace(self.usage.now, **change)
-        self._tell_news(self.look(), is_due=is_due)
+        self.look_between_cells(is_due=is_due)
         return len(self.posted)
 
 
@@ -63,6 +66,16 @@ def test_what_has_changed_is_told_at_the_next_look(
     pulses: Pulses, change: dict[str, float]
 ) -> None:
     assert [pulses.news(), pulses.news(**change)] == [1, 2]
+
+
+def test_a_look_that_spans_a_short_cell_tells_no_cpu(pulses: Pulses) -> None:
+    pulses.news(cpu=45.0)
+    pulses.begin_cell(3)
+    pulses.end_cell()
+    for _ in range(2):
+        pulses.look_between_cells(is_due=True)
+    shown = [each.cpu for each in pulses.posted if isinstance(each, Pulse)]
+    assert shown == [45.0, -1.0, 45.0]
 
 
 def test_what_was_told_before_or_in_a_cell_is_old_after_it(pulses: Pulses) -> None:

@@ -247,6 +247,22 @@ def test_steps_and_bars_are_those_that_the_rank_reported_in_a_cell_of_this_group
 # ---- the group
 
 
+def test_the_step_of_a_row_is_of_the_same_moment_as_its_collective(group: Group) -> None:
+    group.note(0, rows(0, 10, 20, 30, 40))
+    group.note(0, replace(PULSE, steps={"loss": 31}))
+    assert group.shows("step", "collective", rank=0) == (31, PULSE.last)
+    group.note(0, replace(PULSE, cell=0, last_cell=6, steps={"loss": 31}))
+    assert group.shows("step", "collective", rank=0) == (40, "")
+
+
+def test_a_rank_that_has_ended_its_cell_shows_no_cpu_of_it(group: Group) -> None:
+    group.note(1, PULSE)
+    group.cell.note_report(1, WELL)
+    assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu < 0
+    group.note(1, replace(PULSE, cell=0, cpu=0.5))
+    assert group.look(with_rank_1(RUNNING, IS_IDLE), group.cell).ranks[1].cpu == 0.5
+
+
 def test_backends_and_devices_are_those_of_the_ranks_in_order(group: Group) -> None:
     ready = {
         1: Ready(pid=2, device="cuda:1", backend="nccl", host="here"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import os
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +15,7 @@ from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import Source
 from nbddp.checks.syntax import argument, names_in
 
-_OWN = re.compile(r"(?i)rank|local|uuid|getpid|tempfile|buffer|bytesio|/dev/null")
+_OWN = re.compile(r"(?i)rank|local|uuid|getpid|tempfile|buffer|bytesio")
 
 
 def _saves(source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
@@ -30,9 +31,12 @@ def _saves(source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 @rule("ND141")
 def _one_file(source: Source) -> Iterator[Hit]:
-    if not (source.is_cell or source.is_distributed or _meets(source)) or _has_helper(source):
+    if not (source.is_cell or source.is_distributed or _meets(source)):
         return
+    is_arranged = _has_helper(source)
     for call, path in _saves(source):
+        if is_arranged and not (source.is_cell and source.function(call) is source.tree):
+            continue
         if not is_called_guarded(source, call) and not _is_own(source, path):
             yield Hit(
                 source.line(call), f"every rank writes {ast.unparse(path)}, all at the same time."
@@ -53,6 +57,8 @@ def _has_helper(source: Source) -> bool:
 
 def _is_own(source: Source, path: ast.expr, depth: int = 3) -> bool:
     """Whether the rank, or something else of its own, is in the path."""
+    if isinstance(path, ast.Constant):  # all ranks write it alike
+        return path.value == os.devnull
     if depends_on_rank(path) or _OWN.search(ast.unparse(path)):
         return True
     if source.is_cell and not _is_known(source, path):
@@ -83,9 +89,3 @@ def _is_known(source: Source, path: ast.AST) -> bool:
         name in source.aliases or name in vars(builtins) or name in source.assigned
         for name in names
     )
-
-
-def _is_first(node: ast.AST) -> bool:
-    if isinstance(node, ast.IfExp):
-        return _is_first(node.body)
-    return isinstance(node, ast.Constant) and node.value == "cuda:0"

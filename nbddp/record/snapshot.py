@@ -235,6 +235,8 @@ def _rank(
     age = now - sign.at if sign else 0.0
     is_inside = each.state is RankState.RUNNING and cell is not None and pulse.cell == cell.number
     pace = whereabouts.curves.pace(each.rank) if cell else None
+    is_of_cell = cell is not None and pulse.last_cell == cell.number
+    steps = pulse.steps if is_of_cell else {}  # of the same moment as the collective
     words, is_well, is_cause = state
     return RankSnapshot(
         rank=each.rank,
@@ -246,10 +248,10 @@ def _rank(
         file=pulse.file if is_inside else "",
         code=pulse.code if is_inside else "",
         seconds=pulse.seconds + age if is_inside and pulse.seconds else 0.0,
-        collective=pulse.last if cell is not None and pulse.last_cell == cell.number else "",
-        step=pace.step if pace else None,
+        collective=pulse.last if is_of_cell else "",
+        step=steps.get(pace.loop, pace.step) if pace else None,
         steps_per_second=pace.per_second if pace else 0.0,
-        cpu=pulse.cpu,
+        cpu=pulse.cpu if is_inside or not pulse.cell else -1.0,  # not that of a cell that ended
         memory=pulse.memory,
         gpu=pulse.gpu_name if each.is_alive else "",
         gpu_memory=pulse.gpu_memory,

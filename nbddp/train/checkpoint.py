@@ -341,7 +341,7 @@ def _logged(write: Callable[[], None]) -> None:
 def _warn_of_damage(path: Path | None, damaged: dict[Path, str]) -> None:
     instead = path.name if path else "no other"
     for each, fault in damaged.items():
-        warn(f"{each} is damaged: it {fault}; taking {instead} instead")
+        warn(f"{each} is damaged: {fault}; taking {instead} instead")
 
 
 def _warn(held: Held, left: list[str]) -> None:

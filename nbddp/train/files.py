@@ -114,10 +114,10 @@ def damage(path: Path) -> str:
             digest = sha256(file, max(size, 0))
             trailer = file.read()
     except OSError as error:
-        return f"cannot be read: {error}"
+        return f"it cannot be read: {error}"
     if not trailer.startswith(_MARK):
-        return "has no checksum at its end"
-    return "" if trailer == _MARK + digest.encode() else "does not match its checksum"
+        return "it has no checksum at its end"
+    return "" if trailer == _MARK + digest.encode() else "it does not match its checksum"
 
 
 def sha256(file: BinaryIO, size: int) -> str:

@@ -151,7 +151,7 @@ def damage(folder: Path) -> str:
     """What is wrong with a folder; empty if it is whole."""
     rest = folder / REST
     if fault := files.damage(rest):
-        return f"{REST} {fault}"
+        return REST + fault.removeprefix("it")
     for name, expected in files.read_whole(rest)["files"].items():
         try:
             found = _sha256(folder / name)

@@ -153,7 +153,8 @@ class Pulse:
     ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
     percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
     GPU that the cells have touched, empty without one; ``gpu_memory`` is what tensors hold there,
-    ``gpu_reserved`` what torch has taken for them.
+    ``gpu_reserved`` what torch has taken for them. ``steps`` has the last reported step of each
+    loop, by the first name that the loop reports.
     """
 
     cell: int
@@ -174,6 +175,7 @@ class Pulse:
     gpu_memory: int = 0
     gpu_reserved: int = 0
     asks: str = ""
+    steps: JsonDict = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.storage import TypedStorage
 from torch.utils.data import DataLoader
 
+from nbddp.formatting import with_article
 from nbddp.wire.heal_messages import MADE_BY_ALL
 from nbddp.wire.sources import Pickler
 from nbddp.worker.headline import text_of
@@ -289,8 +290,7 @@ def _turn(value: Any) -> int:
 
 
 def _a(value: Any) -> str:
-    kind = type(value).__name__.strip("_")
-    return f"an {kind}" if kind[:1] in "AEIOUaeiou" else f"a {kind}"
+    return with_article(type(value).__name__.strip("_"))
 
 
 def _why(error: BaseException) -> str:

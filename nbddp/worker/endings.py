@@ -10,17 +10,18 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import io
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from multiprocessing import util
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -44,9 +45,19 @@ def ending_as_a_program() -> Iterator[None]:
                 print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
             raise
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                _interrupt_children()
             with redirect_stderr(io.StringIO()):  # the failure's report has the traceback
                 sys.excepthook(type(error), error, _without_ours(error))  # W&B's, maybe
             raise
+
+
+def _interrupt_children() -> None:
+    """Interrupt the processes that the script started, as a terminal does: Python joins them."""
+    children: Any = multiprocessing.active_children()
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGINT)
 
 
 def _disarm_timers() -> None:

@@ -155,6 +155,7 @@ class Rank:
             self._said,
             self._shell.name_of_file,
             lambda: self._keyboard.asks,
+            lambda: dict(meters.steps),
         )
         self._interrupter = Interrupter(
             is_cell_file=self._may_be_interrupted,

@@ -20,6 +20,7 @@ from dataclasses import replace
 from math import floor
 from typing import Protocol
 
+from nbddp.formatting import with_article
 from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Metrics, Output, Report
 from nbddp.wire.queues import QueueWriter
 from nbddp.worker.remarks import remark
@@ -266,7 +267,7 @@ class Mailer:
         try:
             writer.post(report)
         except Exception as error:  # noqa: BLE001 - whatever it is, the mail goes on
-            what = f"a {type(report).__name__} could not be sent: {error}"
+            what = f"{with_article(type(report).__name__)} could not be sent: {error}"
             self._try(self._writer, remark(what))
             if isinstance(report, CellEnded | Answer):
                 self._try(writer, _bare(report, f"it could not be sent: {error}"))

@@ -26,6 +26,7 @@ class Meters:
     """The sink of a rank: what the main thread reports, the mailer's thread mails.
 
     ``reports`` counts what was reported: a step, a bar that moved, something that happened.
+    ``steps`` has the last step of each loop, by the first name that the loop reports.
     """
 
     def __init__(self, path: Path, *, rank: int, attempt: int) -> None:
@@ -45,6 +46,7 @@ class Meters:
         self._has_lost = False
         self._is_torn = False
         self.reports = 0
+        self.steps: dict[str, int] = {}
 
     def capture(
         self,
@@ -75,8 +77,10 @@ class Meters:
         self._write(f"{line}\n".encode())
         if self._is_elsewhere():
             return
+        loop = next(iter(values), "")
         with self._lock:
             self.reports += 1
+            self.steps[loop] = self.steps.get(loop, -1) + 1 if step is None else step
             self._rows.append([at, step, values])
             if len(self._rows) > MAX_WAITING:
                 self._rows.popleft()
@@ -145,6 +149,7 @@ class Meters:
     def begin_cell(self) -> None:
         """What an earlier cell was in the middle of is over."""
         with self._lock:
+            self.steps = {}
             self._bars = []
             self._has_moved = False
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from nbddp.errors import say_ranks
-from nbddp.formatting import plural
+from nbddp.formatting import plural, with_article
 from nbddp.worker.exchange import equal_on_all, exchange, take_over
 from nbddp.worker.object_state import (
     described,
@@ -275,8 +275,7 @@ def _name(value: Any, names: Mapping[int, str]) -> str:
         return names[id(value)]
     if isinstance(value, DistributedDataParallel):
         return f"a DDP model ({type(value.module).__name__})"
-    kind = type(value).__name__
-    return f"an {kind}" if kind[:1] in "AEIOU" else f"a {kind}"
+    return with_article(type(value).__name__)
 
 
 def _attempt(act: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:

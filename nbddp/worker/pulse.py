@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from types import FrameType
 
@@ -43,6 +44,7 @@ class PulseThread:
         said: how often the cell reported or printed something, and how many bytes are written.
         name_of: what a script's file is called, or another cell; empty for the cell that runs.
         asks: what waits for the user's answer.
+        steps: the last reported step of each loop.
     """
 
     def __init__(
@@ -53,17 +55,20 @@ class PulseThread:
         said: Callable[[], tuple[int, int]] = lambda: (0, 0),
         name_of: Callable[[str], str] = lambda _filename: "",
         asks: Callable[[], str] = lambda: "",
+        steps: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._post = post
         self._said = said
         self._name_of = name_of
         self._asks = asks
+        self._steps = steps
         self._is_cell_file = is_cell_file
         self._usage = usage
         self._stillness = Stillness()
         self._cell = 0
         self._began_at = 0.0
         self._has_looked = False
+        self._spans_cell = True
         self._last_cell = 0
         self._told: Pulse | None = None
         self._call: object = None  # the mark of the library call that the main thread waits in
@@ -92,6 +97,7 @@ class PulseThread:
         """It is over; if it took long enough to be looked at, say where it ended."""
         if self._has_looked:
             self._tell(self.look(self._cell))
+        self._spans_cell = not self._has_looked
         self._arriving.end_cell(is_short=not self._has_looked)
         self._cell = 0
 
@@ -130,14 +136,17 @@ class PulseThread:
         if cell:
             self._tell(self.look(cell))
         elif beat % HEARTBEAT == 0:
-            self._tell_news(self.look(), is_due=beat % (HEARTBEAT * AT_LEAST) == 0)
+            self.look_between_cells(is_due=beat % (HEARTBEAT * AT_LEAST) == 0)
 
     def _tell(self, pulse: Pulse) -> None:
         self._told = pulse
         self._post(pulse)
 
-    def _tell_news(self, pulse: Pulse, *, is_due: bool) -> None:
-        """Between cells most looks see what the one before has seen: it is not worth a letter."""
+    def look_between_cells(self, *, is_due: bool) -> None:
+        """Look, and tell what is new: most looks between cells see what the one before has seen."""
+        pulse = self.look()
+        if self._spans_cell:  # so its CPU is not that of a rank that does nothing
+            self._spans_cell, pulse = False, replace(pulse, cpu=-1.0)
         if is_due or self._told is None or _is_news(pulse, self._told):
             self._tell(pulse)
 
@@ -175,6 +184,7 @@ class PulseThread:
             gpu_memory=use.gpu_memory,
             gpu_reserved=use.gpu_reserved,
             asks=self._asks(),
+            steps=self._steps(),
         )
 
     def _wait(self, cell: int, frame: FrameType, newest: Collective | None) -> tuple[Wait, str]:

@@ -134,6 +134,38 @@ def test_a_path_that_a_script_binds_anew_is_its_own(
     assert lines(capsys) == ["False"] * 3
 
 
+SETTINGS = """
+import logging, os, time
+import torch
+print(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), time.tzname[0],
+      torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+      logging.root.manager.disable, torch.initial_seed() == 3)
+"""
+CHANGES = """
+torch.set_default_dtype(torch.float64)
+torch.set_grad_enabled(False)
+torch.set_num_threads(torch.get_num_threads() + 1)
+torch.use_deterministic_algorithms(True)
+torch.set_float32_matmul_precision("medium")
+torch.manual_seed(3)
+logging.disable(logging.ERROR)
+os.environ["TZ"] = "XYZ-3"
+time.tzset()
+"""
+
+
+def test_settings_of_a_script_are_not_those_of_the_next_one_or_of_a_cell(
+    group: Ranks, write: Write, capsys: Capture
+) -> None:
+    group.run(SETTINGS, ranks=[0])
+    before = lines(capsys)
+    script = write(SETTINGS + CHANGES)
+    for _ in range(2):
+        group.run_script(script, ranks=[0])
+    group.run(SETTINGS, ranks=[0])
+    assert lines(capsys) == before * 3
+
+
 def test_a_cell_after_a_failed_script_says_nothing_of_its_model(
     group: Ranks, write: Write, capsys: Capture
 ) -> None:
@@ -174,6 +206,20 @@ def test_a_process_that_a_script_leaves_running_is_ended(
     group.run_script(script, ranks=[0])
     pid = int(lines(capsys)[0])
     assert wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_stop_ends_the_processes_that_a_script_has_spawned(group: Ranks, write: Write) -> None:
+    script = write(
+        "import os, pathlib, time\nimport torch.multiprocessing as mp\n"
+        "def work(place):\n    pathlib.Path(f'pid{place}').write_text(str(os.getpid()))\n"
+        "    if place == 0: pathlib.Path('begun').touch()\n    time.sleep(600)\n"
+        "if __name__ == '__main__' and os.environ['RANK'] == '0':\n    mp.spawn(work, nprocs=2)"
+    )
+    run_until_stopped(group, script)
+    group.run("pass")  # until then the processes of a script that failed stay for a debugger
+    pids = [int(each.read_text()) for each in Path().glob("pid?") if each.read_text()]
+    assert pids
+    assert wait_until(lambda: not any(map(psutil.pid_exists, pids)))
 
 
 # ---- what a run finds

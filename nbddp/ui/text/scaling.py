@@ -9,11 +9,11 @@ from nbddp.ui.words import aligned, say_rate, say_seconds
 
 STRONG = (
     "strong scaling: the same work is shared out, so that N ranks should do as many times the "
-    "steps, or samples, a second (in the cell: batch_size=256 // world_size)"
+    "steps, or samples, a second (in the cell, divide the batch size by world_size)"
 )
 WEAK = (
     "weak scaling: each rank has the same work, so that N ranks should do N times as much in the "
-    "same time (in the cell: batch_size=64)"
+    "same time (in the cell, leave the batch size as it is)"
 )
 WIDE = 24  # letters of a bar for linear
 
