@@ -1,0 +1,61 @@
+"""Runs that earlier versions recorded are listed, shown, compared and opened.
+
+The folders are as these versions wrote them, but for the host, the user, paths and logs.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from console import ddp
+
+import nbddp
+from nbddp.record.finished import RecordedRun
+
+HERE = Path(__file__).parent
+RECORDED = (HERE / "recorded_runs", HERE / "golden" / "recorded")
+NAMES = ("loops", "resumed", "killed", "lr0.1", "slow", "fast")
+
+
+@pytest.fixture
+def recorded(folder: Path) -> Path:
+    """A folder in which these runs were started."""
+    for each in RECORDED:
+        shutil.copytree(each, folder / ".nbddp" / "runs", dirs_exist_ok=True)
+    return folder
+
+
+def numbers_of(name: str) -> dict[str, Any]:
+    """What the numbers of a run are, as rows and as curves."""
+    path = nbddp.Run(name).path
+    metrics = RecordedRun(path).metrics()
+    rows = nbddp.Run(name).metrics()
+    return {
+        "rows": len(rows),
+        "columns": list(rows),
+        "last": {each: metrics.last(each) for each in metrics.names()},
+        "points": {
+            each: {rank: len(curve.steps) for rank, curve in metrics.curves(each).items()}
+            for each in metrics.names()
+        },
+    }
+
+
+def said(line: str) -> str:
+    """What a command says, without local times."""
+    return re.sub(r"\b\d\d-\d\d \d\d:\d\d\b|\b\d\d:\d\d:\d\d\b", "TIME", ddp(line))
+
+
+@pytest.mark.usefixtures("recorded")
+def test_recorded_runs_are_read_as_by_the_version_that_wrote_them(snapshot: Any) -> None:
+    assert said("runs") == snapshot(name="list")
+    for names in ("loops resumed killed lr0.1", "slow fast"):
+        values, _, _ = said(f"compare {names}").partition("\n\ndiffers")
+        assert values == snapshot(name=f"comparison of {names}")
+    for name in NAMES:
+        assert numbers_of(name) == snapshot(name=f"numbers of {name}")
+        assert " at last (ranks 0-1)\n" in said(f"show {name}")
