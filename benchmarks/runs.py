@@ -4,9 +4,8 @@
 
 Each round is a process of its own that has IPython and nbddp's magics, as a kernel has after
 ``%load_ext``, and nothing else; the time goes from the magic's line to what is published. The
-list is measured three times: of runs that have all their facts, of runs whose kernel was killed,
-and of runs from an older nbddp, which are looked up in their other files. Before each round the
-system forgets what it has read of the files, so that they come from the disk.
+list is measured twice: of runs that have all their facts, and of runs whose kernel was killed.
+Before each round the system forgets what it has read of the files, so that they come from the disk.
 """
 
 from __future__ import annotations
@@ -84,11 +83,6 @@ def kill(path: Path) -> None:
     (path / "events.jsonl").write_text("\n".join(lines[:3]) + "\n")
 
 
-def age(path: Path) -> None:
-    """As if an nbddp had written it that did not know more of a run than its start."""
-    (path / "run.json").write_text('{"nproc": 2, "host": "elsewhere", "pid": 1}')
-
-
 def main() -> None:
     """Make the runs, then measure."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -109,11 +103,10 @@ def main() -> None:
         measure(folder, "runs lr<100 --sort loss", args.rounds)
         four = " ".join(path.name for path in paths[:4])
         measure(folder, f"compare {four}", args.rounds)
-        for what, change in (("killed", kill), ("from an older nbddp", age)):
-            for path in paths:
-                change(path)
-            print(f"the same runs, {what}:")
-            measure(folder, "runs", args.rounds)
+        for path in paths:
+            kill(path)
+        print("the same runs, killed:")
+        measure(folder, "runs", args.rounds)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
+import math
 import os
 from collections.abc import Collection, Iterator
 from functools import cached_property
@@ -16,9 +19,10 @@ from nbddp.archive.summary import DAMAGE
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.record.table import as_table
 
 logger = logging.getLogger("nbddp")
+
+FIRST_COLUMNS = ("time", "rank", "attempt", "step")
 
 
 class Run:
@@ -89,12 +93,15 @@ class Run:
         """All numbers that its ranks reported, a row for each report, in the order of the file.
 
         Returns:
-            A ``pandas.DataFrame`` where pandas is installed, else a plain table: ``table["loss"]``,
-            ``table.columns``, ``table.rows()``. Its columns are ``time`` (seconds, as
-            ``time.time()``), ``rank``, ``attempt``, ``step`` and the metrics, NaN where a row has
-            none.
+            A ``pandas.DataFrame`` where pandas is installed, else a dict of lists: both have a
+            column as ``metrics["loss"]``. The columns are ``time`` (seconds, as ``time.time()``),
+            ``rank``, ``attempt``, ``step`` and the metrics, NaN where a row has none.
         """
-        return as_table(self._rows)
+        names = dict.fromkeys((*FIRST_COLUMNS, *chain.from_iterable(self._rows)))
+        columns = {name: [row.get(name, math.nan) for row in self._rows] for name in names}
+        if importlib.util.find_spec("pandas") is None:
+            return columns
+        return importlib.import_module("pandas").DataFrame(columns)
 
     def figure(self, metrics: Collection[str] | None = None) -> Any:
         """The charts of its metrics, mean and ranks over steps, as a ``matplotlib`` figure.

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pages import Page
-from runs_on_disk import FAILED, LOG, REPORT, UNENDED, WHAT, failed_run, lines, reported
+from runs_on_disk import FAILED, LOG, REPORT, UNENDED, WHAT, failed_run, reported
 
 from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.finished import RecordedRun
-from nbddp.record.rows import AT_ONCE, Rows
 from nbddp.ui.panel.record import Record, record_html
 
 
@@ -100,49 +96,3 @@ def test_what_could_not_be_written_is_missing_and_nothing_else(tmp_path: Path) -
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=f"{tmp_path}: No such file or directory"):
         RecordedRun(tmp_path)
-
-
-# ---- its lines, which are read many at a time, and each as if it were alone
-
-GOOD = st.fixed_dictionaries(
-    {"time": st.floats(allow_nan=False) | st.integers()},
-    optional={"rank": st.integers(), "odd": st.text() | st.none() | st.lists(st.booleans())},
-)
-TORN = ["{", "7", "[]", "null", "{}", '"x"', "1", "2", '{"ti', "[1", "2]", '"', '"a']
-TWO = ['{"time": 1.0} {"time": 2.0}', '{"time": 1.0}, {"time": 2.0}', '{"time": "x"}', "\x00"]
-BAD = st.sampled_from([*TORN, *TWO])
-LINES = st.lists(GOOD.map(json.dumps) | BAD, max_size=30)
-
-
-def one_by_one(texts: list[str], needed: tuple[str, ...]) -> tuple[list[Any], int]:
-    found, bad = [], 0
-    for line in filter(str.strip, texts):
-        try:
-            row = json.loads(line)
-            assert isinstance(row["time"], float | int)
-            assert {*needed} <= row.keys()
-            found.append(row)
-        except (ValueError, TypeError, KeyError, AssertionError):
-            bad += 1
-    return found, bad
-
-
-@given(texts=LINES, needed=st.sampled_from([(), ("rank",), ("odd", "rank")]))
-def test_lines_read_together_are_what_each_is_alone(
-    texts: list[str], needed: tuple[str, ...], tmp_path_factory: Any
-) -> None:
-    path: Path = tmp_path_factory.mktemp("rows") / "metrics.jsonl"
-    path.write_text("\n".join(texts), encoding="utf-8")
-    read = Rows(path, *needed)
-    assert (list(read), read.unreadable) == one_by_one(texts, needed)
-
-
-def test_a_torn_line_and_bytes_that_are_no_text_cost_none_of_their_neighbours(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "events.jsonl"
-    whole = [{"time": float(number), "kind": "x"} for number in range(3 * AT_ONCE)]
-    path.write_bytes(b"\xff\xfe\x00\n" + lines(whole).encode() + b'{"time": 9.0, "ki')
-    read = Rows(path, "kind")
-    assert list(read) == whole
-    assert read.unreadable == 2

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nbddp.publish.points import KEPT, PATIENCE, Point, Points
-from nbddp.publish.tail import Tail
 
 Row = dict[str, Any]
 
@@ -162,23 +160,3 @@ def test_what_is_remembered_of_a_long_run_is_bounded() -> None:
         points.ready()
     assert len(points._done) <= KEPT
     assert not points._open
-
-
-# ---- files that grow
-
-
-def test_lines_are_read_when_they_are_whole(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    tail = Tail(path, "rank")
-    assert tail.read() == []
-    with path.open("a") as file:
-        file.write('{"time": 1.0, "rank": 0, "lo')
-        file.flush()
-        assert tail.read() == []
-        file.write(
-            'ss": 2.0}\n{"time": 2.0}\n[1]\nodd\n{"time": "x", "rank": 0}\n{"time": 3, "rank": 1}'
-        )
-    assert tail.read() == [{"time": 1.0, "rank": 0, "loss": 2.0}]
-    assert tail.read() == []
-    assert tail.read(is_over=True) == [{"time": 3, "rank": 1}]
-    assert tail.read(is_over=True) == []

@@ -35,7 +35,7 @@ def numbers_of(name: str) -> dict[str, Any]:
     metrics = RecordedRun(path).metrics()
     rows = nbddp.Run(name).metrics()
     return {
-        "rows": len(rows),
+        "rows": len(rows["time"]),
         "columns": list(rows),
         "last": {each: metrics.last(each) for each in metrics.names()},
         "points": {

@@ -15,7 +15,6 @@ from nbddp.archive.ending import KILLED, RUNNING, say_unended
 from nbddp.errors import RequestError
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
-from nbddp.record.glance import glance, last_numbers
 
 MARKS = "marks.json"  # the user's note
 DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of files that are not as ours
@@ -80,8 +79,8 @@ def summarize(path: Path, *, current: Path | None = None) -> Summary:
 def _summarize(path: Path, current: Path | None) -> Summary:
     (path / "events.jsonl").stat()
     facts = read_facts(path)
-    if facts.get("format") != 2 or "ended" not in facts:
-        facts = {**facts, **_looked_up(path, facts)}
+    if "ended" not in facts:
+        facts = {**facts, **_facts_of_events(path)}
     is_live, outcome, why = _outcome(path, facts, current)
     pace, batch = facts.get("steps_per_second"), facts.get("samples_per_step")
     return Summary(
@@ -103,8 +102,8 @@ def _summarize(path: Path, current: Path | None) -> Summary:
     )
 
 
-def _looked_up(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``run.json`` does not say, of a run that has no end or is from an older nbddp."""
+def _facts_of_events(path: Path) -> dict[str, Any]:
+    """Return what the events of a run say that has no end: they are newer than ``run.json``."""
     run = RecordedRun(path)
     found: dict[str, Any] = {"began": run.events[0].at if run.events else 0.0}
     if run.ranks:
@@ -118,20 +117,7 @@ def _looked_up(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
     for event in run.events:
         if event.kind == "config":
             found["config"] = {**found.get("config", {}), **event.facts["values"]}
-    with suppress(FileNotFoundError):
-        found |= _numbers(path / "metrics.jsonl", facts)
     return found
-
-
-def _numbers(path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What its cell said now and then is known; what it said last is at the end of its file."""
-    if not facts.get("curves"):
-        return glance(path)
-    newest = last_numbers(path)
-    return {
-        "last": {**facts.get("last", {}), **newest["last"]},
-        "steps": max(newest["steps"], facts.get("steps") or 0),
-    }
 
 
 def _outcome(path: Path, facts: Mapping[str, Any], current: Path | None) -> tuple[bool, str, str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from nbddp.archive.summary import DAMAGE, summarize
 from nbddp.publish.points import Point, Points
-from nbddp.publish.tail import Tail
 from nbddp.publish.tracker import Identity, Outcome, PublishError, Tracker
 from nbddp.record.folder import read_facts
+from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.timeline import CONFIG, Happening
 from nbddp.ui.words import say_event
 
@@ -57,8 +57,8 @@ class Publisher:
         self._name, self._place = name, place
         self._begins = begins
         self._is_live = is_live
-        self._rows = Tail(folder / "metrics.jsonl", "rank", "attempt")
-        self._events = Tail(folder / "events.jsonl", "kind")
+        self._rows = JsonLinesReader(folder / "metrics.jsonl", "rank", "attempt")
+        self._events = JsonLinesReader(folder / "events.jsonl", "kind")
         self._points = Points()
         self._config: dict[str, Any] = {}
         self._settled: dict[str, Any] = {}
@@ -86,8 +86,10 @@ class Publisher:
             Exception: whatever the tracker raises.
         """
         is_flush_due = self._is_flush_due or is_over
-        rows = self._rows.read(is_over=is_over)
-        events = self._events.read(is_over=is_over)  # later: rows know the cell that they are of
+        rows = _new_rows(self._rows, is_over=is_over)
+        events = _new_rows(
+            self._events, is_over=is_over
+        )  # later: rows know the cell that they are of
         for event in events:
             self._take(event)
         for row in rows:
@@ -212,6 +214,13 @@ class Publisher:
             raise PublishError(text) from error
         finally:
             self._begins("")
+
+
+def _new_rows(reader: JsonLinesReader, *, is_over: bool) -> list[Row]:
+    try:
+        return reader.read(is_over=is_over)
+    except FileNotFoundError:  # nothing was reported yet
+        return []
 
 
 def _parts(points: Sequence[Point]) -> Iterator[list[Point]]:

@@ -13,8 +13,8 @@ from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.curves import Curves
 from nbddp.record.folder import read_facts
+from nbddp.record.json_lines import JsonLinesReader
 from nbddp.record.log_reader import log_name, tail
-from nbddp.record.rows import Rows
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening, with_failures_once
 
@@ -232,9 +232,9 @@ class RecordedRun:
 
     def _rows(self, name: str, *needed: str) -> Iterator[dict[str, Any]]:
         """Each line with a time and what else is ``needed``; others are counted."""
-        rows = Rows(self.path / name, *needed)
-        yield from rows
-        self._unreadable[name] = rows.unreadable
+        reader = JsonLinesReader(self.path / name, *needed)
+        yield from reader
+        self._unreadable[name] = reader.unreadable
 
 
 def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:

@@ -1,0 +1,94 @@
+"""Read files of JSON objects, one in each line; a file may grow and have torn lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+CHUNK = 1 << 20  # bytes that are read at once
+
+Row = dict[str, Any]
+
+
+class JsonLinesReader:
+    """Reads the rows of a file in order, from where the last read stopped.
+
+    Args:
+        path: the file.
+        needed: the keys that a row must have next to ``time``; other lines are left out.
+
+    Attributes:
+        unreadable: the number of lines that were left out.
+    """
+
+    def __init__(self, path: Path, *needed: str) -> None:
+        self.unreadable = 0
+        self._path = path
+        self._needed = {"time", *needed}
+        self._offset = 0
+        self._is_at_end = False
+        self._unfinished = b""  # a line without its newline
+
+    def __iter__(self) -> Iterator[Row]:
+        """Iterate over the rows up to the end of the file.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        self._is_at_end = False
+        while not self._is_at_end:
+            yield from self.read(is_over=True)
+
+    def read(self, *, is_over: bool = False) -> list[Row]:
+        """Return the next rows, those of one chunk at most.
+
+        Args:
+            is_over: nothing more will be appended: the last line counts even without a newline.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read(CHUNK)
+        self._offset += len(data)
+        self._is_at_end = len(data) < CHUNK
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        if is_over and self._is_at_end:
+            lines, self._unfinished = [*lines, self._unfinished], b""
+        texts = b"\n".join(lines).decode(errors="replace").split("\n")
+        return [*filter(self._is_whole, _parse([text for text in texts if text.strip()]))]
+
+    def _is_whole(self, row: Any) -> bool:
+        is_whole = (
+            isinstance(row, dict)
+            and row.keys() >= self._needed
+            and isinstance(row["time"], float | int)
+        )
+        self.unreadable += not is_whole
+        return is_whole
+
+
+def _parse(lines: Sequence[str]) -> Iterator[Any]:
+    """Parse all lines in one call: this takes a third of the time of a call for each line."""
+    try:
+        found = json.loads(f"[{','.join(lines)}]")
+    except (ValueError, RecursionError):
+        found = None
+    # a line may have two rows, and two lines may be one
+    is_each = found is not None and len(found) == len(lines) and all(map(_is_object, lines))
+    yield from found if is_each else map(_parse_one, lines)
+
+
+def _is_object(line: str) -> bool:
+    """Return whether a line begins and ends like an object."""
+    return line[0] == "{" and line.rstrip()[-1:] == "}"
+
+
+def _parse_one(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
