@@ -29,8 +29,8 @@ import sys, time
 from unittest.mock import Mock
 from IPython.core.interactiveshell import InteractiveShell
 import nbddp.magics.views as views
-import nbddp.magics.line
-from nbddp.magics.line import LineMagics
+import nbddp.magics.line_magic
+from nbddp.magics.line_magic import LineMagics
 published = []
 views.publish_display_data = lambda data, *more: published.append(data)
 shown = views.Views(Mock(), Mock())

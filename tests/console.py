@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from IPython.core.error import UsageError
 
-from nbddp.magics.line import LineMagics
+from nbddp.magics.line_magic import LineMagics
 from nbddp.magics.views import Views
 
 

@@ -13,7 +13,7 @@ from drivers.inside import imported
 from nbddp.controller import executor, healing
 from nbddp.group import agents
 from nbddp.lifecycle import transitions
-from nbddp.magics import complete, hints
+from nbddp.magics import completion
 from nbddp.nodes import door, handshake, keeper
 from nbddp.record import hangs
 from nbddp.ui.panel import view
@@ -32,8 +32,8 @@ LIMITS = {
     "door_greeting": (handshake, "GREETING"),
     "agents_ending": (agents, "ENDING"),
     "panel_opens_after": (view, "OPENING"),
-    "completion_waits": (complete, "PATIENCE"),
-    "hint_waits": (hints, "PATIENCE"),
+    "completion_waits": (completion, "TAB_TIMEOUT"),
+    "hint_waits": (completion, "HELP_TIMEOUT"),
     "interrupted_import": (interrupt, "IMPORTING"),
 }
 

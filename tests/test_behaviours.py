@@ -9,14 +9,11 @@ from argparse import ArgumentParser
 from configparser import ConfigParser
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import nbddp
 from nbddp.checks import registry
 from nbddp.checks.book import BOOK
-from nbddp.magics.cell import CellMagics
-from nbddp.magics.line import LineMagics
+from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.train.faults import KINDS
 
 TESTS = Path(__file__).parent
@@ -68,10 +65,7 @@ def public_names() -> dict[str, list[str]]:
 
 def behaviours() -> dict[str, dict[str, list[str]]]:
     """All that the package offers by section and row, and what the file of a test has of each."""
-    cell: Any = CellMagics.ddp
-    parsers = {"%%ddp": cell.parser}
-    for name, parser in LineMagics(Mock(shell=None)).parsers().items():
-        parsers[f"%ddp {name}"] = parser
+    parsers = {"%%ddp": CELL} | {f"%ddp {name}": parser for name, parser in COMMANDS.items()}
     found = {}
     for magic, parser in parsers.items():
         word = magic.rpartition(" ")[2]  # an argument without dashes has no name in a line

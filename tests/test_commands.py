@@ -21,7 +21,7 @@ from nbddp.lifecycle.comeback import Retries
 from nbddp.magics import publish
 from nbddp.magics.cell import CellMagics
 from nbddp.magics.desk import Desk
-from nbddp.magics.line import LineMagics
+from nbddp.magics.line_magic import LineMagics
 from nbddp.publish.kinds import Target
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.wire.messages import Push
@@ -143,6 +143,16 @@ def test_ranks_are_started_killed_restarted_and_stopped(with_ranks: Typed) -> No
     assert (group.alive, group.life.attempt) == ([0, 1, 2], 2)
     with_ranks.line("stop")
     assert (group.alive, launcher.living()) == ([], [])
+
+
+def test_a_name_that_is_given_while_ranks_run_is_that_of_the_next_run(with_ranks: Typed) -> None:
+    group = with_ranks.desk.group
+    with_ranks.line("start --name first")
+    with_ranks.cell("--name second")
+    assert (group.session.spec.name, group.life.attempt) == ("first", 1)
+    with_ranks.line("stop")
+    with_ranks.line("start")
+    assert group.session.spec.name == "second"
 
 
 def test_values_are_sent_to_the_ranks_that_the_option_names(with_ranks: Typed) -> None:

@@ -8,15 +8,13 @@ import re
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 from PIL import Image
 
 import nbddp
-from nbddp.magics.cell import CellMagics
-from nbddp.magics.line import LineMagics
+from nbddp.magics.parser import CELL, COMMANDS
 from nbddp.train.faults import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -30,10 +28,7 @@ FOR_USERS = "\n".join(path.read_text() for path in PAGES if path.stem != "CONTRI
 
 def parsers() -> dict[str, ArgumentParser]:
     """Every magic's parser, by what one types."""
-    line = LineMagics(Mock(shell=None))
-    found = {f"%ddp {name}": parser for name, parser in line.parsers().items()}
-    cell: Any = CellMagics.ddp
-    return found | {"%%ddp": cell.parser}
+    return {"%%ddp": CELL, **{f"%ddp {name}": parser for name, parser in COMMANDS.items()}}
 
 
 def options(parser: ArgumentParser) -> set[str]:

@@ -15,25 +15,24 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.magics.cell import CellMagics
-from nbddp.magics.line import LineMagics
-from nbddp.magics.options import (
+from nbddp.magics.desk import asked_spec, check_unchanged
+from nbddp.magics.line_magic import HANDLERS
+from nbddp.magics.option_values import (
     YEAR,
-    asked_spec,
-    check_unchanged,
+    count,
     names,
     numbers,
-    parse,
     positive_int,
-    rank_number,
     seconds,
+    step_range,
     variable,
 )
+from nbddp.magics.parser import CELL, COMMANDS, command, help_text, parse
 from nbddp.wire.trace_messages import Steps
 
 
 def cell(line: str) -> Namespace:
-    return parse(CellMagics.ddp, line)
+    return parse(CELL, line)
 
 
 def accepted(line: str) -> dict[str, Any]:
@@ -89,39 +88,39 @@ def test_an_option_of_a_cell_is_understood_and_changes_nothing_else() -> None:
         assert accepted(line) == {name: value}, line
 
 
-COMMANDS: tuple[tuple[Any, str, dict[str, object]], ...] = (
-    (LineMagics.kill, "1", {"rank": 1}),
-    (LineMagics.logs, "1", {"rank": 1, "lines": 50}),
-    (LineMagics.logs, "1 -n 5", {"rank": 1, "lines": 5}),
-    (LineMagics.logs, "1 --lines 5", {"rank": 1, "lines": 5}),
-    (LineMagics.push, "a b", {"names": ["a", "b"], "ranks": None}),
-    (LineMagics.push, "a --ranks 0-1", {"names": ["a"], "ranks": (0, 1)}),
-    (LineMagics.pull, "x", {"expression": "x", "rank": None}),
-    (LineMagics.pull, "'x + 1' --rank 1", {"expression": "x + 1", "rank": 1}),
-    (LineMagics.auto, "on", {"switch": "on"}),
-    (LineMagics.auto, "off", {"switch": "off"}),
-    (LineMagics.trace, "", {"steps": None, "memory": False, "off": False}),
-    (LineMagics.stop, "", {}),
-    (LineMagics.wait, "", {}),
-    (LineMagics.interrupt, "", {}),
-    (LineMagics.status, "", {}),
+READ: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("kill", "1", {"rank": 1}),
+    ("logs", "1", {"rank": 1, "lines": 50}),
+    ("logs", "1 -n 5", {"rank": 1, "lines": 5}),
+    ("logs", "1 --lines 5", {"rank": 1, "lines": 5}),
+    ("push", "a b", {"names": ["a", "b"], "ranks": None}),
+    ("push", "a --ranks 0-1", {"names": ["a"], "ranks": (0, 1)}),
+    ("pull", "x", {"expression": "x", "rank": None}),
+    ("pull", "'x + 1' --rank 1", {"expression": "x + 1", "rank": 1}),
+    ("auto", "on", {"switch": "on"}),
+    ("auto", "off", {"switch": "off"}),
+    ("trace", "", {"steps": None, "memory": False, "off": False}),
+    ("stop", "", {}),
+    ("wait", "", {}),
+    ("interrupt", "", {}),
+    ("status", "", {}),
 )
 
 
 def test_a_command_is_understood() -> None:
-    for command, line, found in COMMANDS:
-        assert vars(parse(command, line)) == found, f"{command.__name__} {line}"
+    for name, line, found in READ:
+        assert vars(parse(COMMANDS[name], line)) == found, f"{name} {line}"
 
 
 def test_what_is_a_scripts_own_is_left_as_it_is() -> None:
-    args = parse(LineMagics.run, "--name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
+    args = parse(COMMANDS["run"], "--name -1 --quiet train.py --lr -1 --trace -1:3 -- -2")
     assert (args.name, args.script, args.trace) == ("-1", "train.py", None)
     assert args.script_args == ["--lr", "-1", "--trace", "-1:3", "--", "-2"]
 
 
-@pytest.mark.parametrize("command", [LineMagics.start, LineMagics.restart])
-def test_a_start_takes_the_options_that_say_how(command: Callable[..., Any]) -> None:
-    args = vars(parse(command, "--nproc 3 --backend gloo --env A=1 --grace 1"))
+@pytest.mark.parametrize("name", ["start", "restart"])
+def test_a_start_takes_the_options_that_say_how(name: str) -> None:
+    args = vars(parse(COMMANDS[name], "--nproc 3 --backend gloo --env A=1 --grace 1"))
     assert (args["nproc"], args["backend"], args["env"], args["grace"]) == (
         3,
         "gloo",
@@ -144,19 +143,23 @@ REFUSED = (
     *("--trace :", "--trace 4:", "--trace 1:1000000000000"),
 )
 REFUSED_COMMANDS = (
-    (LineMagics.kill, ("", "one")),
-    (LineMagics.logs, ("0 -n 0",)),
-    (LineMagics.pull, ("", "x --rank -1")),
-    (LineMagics.push, ("", "a --to 1")),
-    (LineMagics.stop, ("now",)),
+    ("kill", ("", "one")),
+    ("logs", ("0 -n 0",)),
+    ("pull", ("", "x --rank -1")),
+    ("push", ("", "a --to 1")),
+    ("stop", ("now",)),
+    ("view", ("",)),
+    ("auto", ("",)),
+    ("fault", ("",)),
+    ("run", ("--kep train.py",)),
 )
 
 
 def test_a_wrong_option_is_one_line_that_says_what_is_allowed(snapshot: SnapshotAssertion) -> None:
     said = {f"%%ddp {line}": refusal(UsageError, cell, line) for line in REFUSED}
-    for command, lines in REFUSED_COMMANDS:
+    for name, lines in REFUSED_COMMANDS:
         said |= {
-            f"%ddp {command.__name__} {line}": refusal(UsageError, parse, command, line)
+            f"%ddp {name} {line}": refusal(UsageError, parse, COMMANDS[name], line)
             for line in lines
         }
     assert said == snapshot
@@ -165,10 +168,31 @@ def test_a_wrong_option_is_one_line_that_says_what_is_allowed(snapshot: Snapshot
 
 @pytest.mark.parametrize("unknown", ["--nosuch 3", "surplus"])
 def test_an_unknown_option_is_refused_with_those_that_there_are(unknown: str) -> None:
-    said, _, listed = refusal(UsageError, cell, unknown).partition("; the options are: ")
+    said, _, listed = refusal(UsageError, cell, unknown).partition("the options are: ")
     known = {f"--{name.replace('_', '-')}" for name in vars(cell(""))} - {"--auto"}
-    assert said.endswith(f": {unknown}")
+    assert said.startswith(f"unrecognized arguments: {unknown}; ")
     assert set(listed.split(", ")) == known
+
+
+def test_a_command_that_does_not_exist_is_refused_with_the_one_that_was_meant(
+    snapshot: SnapshotAssertion,
+) -> None:
+    words = ("hepl", "checks", "sweep", "--nproc", "nonsense")
+    assert {word: refusal(UsageError, command, word) for word in words} == snapshot
+
+
+def test_every_command_has_a_handler_and_a_line_in_the_help() -> None:
+    assert list(HANDLERS) == list(COMMANDS)
+    for name in COMMANDS:
+        assert f"\n    {name} " in help_text(None)
+
+
+def test_help_shows_a_command_or_an_option_of_a_cell() -> None:
+    assert help_text("kill") == COMMANDS["kill"].format_help()
+    for name in ("sweep", "--sweep"):
+        assert help_text(name).startswith("an option of %%ddp:\n  --sweep lr=0.1,0.01 ")
+        assert "--scale" not in help_text(name)
+    assert "did you mean `%ddp kill`" in refusal(UsageError, help_text, "kil")
 
 
 def test_a_backend_that_does_not_exist_is_refused_with_those_that_do() -> None:
@@ -210,7 +234,9 @@ def test_numbers_are_some_numbers_or_refused(text: str) -> None:
         assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("kind", [numbers, positive_int, rank_number, seconds, names, variable])
+@pytest.mark.parametrize(
+    "kind", [numbers, positive_int, count, seconds, step_range, names, variable]
+)
 @given(text=st.text(max_size=6) | st.sampled_from(["\u00b2", "-1", "1e999", "nan", "a,b", "A=1"]))
 def test_every_type_takes_a_text_or_refuses_it_by_name(
     kind: Callable[[str], Any], text: str
@@ -221,7 +247,7 @@ def test_every_type_takes_a_text_or_refuses_it_by_name(
 
 @given(st.integers(1, YEAR))
 def test_a_whole_number_above_nought_is_taken(number: int) -> None:
-    assert positive_int(str(number)) == rank_number(str(number)) == number
+    assert positive_int(str(number)) == count(str(number)) == number
     assert seconds(str(number)) == number
 
 
@@ -257,13 +283,17 @@ def test_options_that_the_group_has_already_pass() -> None:
     check_unchanged(asked_spec(cell("--nproc 4 --env A=1"), current), current)
 
 
+def test_a_name_may_change_while_ranks_run() -> None:
+    check_unchanged(GroupSpec(name="second"), GroupSpec(name="first"))
+
+
 def test_whether_ranks_join_a_group_may_change_from_cell_to_cell() -> None:
     check_unchanged(GroupSpec(joins_group=False), GroupSpec(joins_group=True))
 
 
 CHANGES = (
     *("--nproc 8", "--backend nccl", "--gpus 0,2", "--threads 2", "--timeout 60", "--grace 2.5"),
-    *("--name 'two words'", "--env 'A=x y' --env B=2", "--nproc 8 --gpus 0,1"),
+    *("--env 'A=x y' --env B=2", "--nproc 8 --gpus 0,1"),
 )
 
 
@@ -276,5 +306,5 @@ def test_an_option_that_needs_a_new_start_is_refused_with_the_command_that_does_
         asked = asked_spec(cell(line), current)
         said[line] = refusal(RequestError, check_unchanged, asked, current)
         offered = said[line].split("`%ddp restart ")[1].split("`")[0]
-        assert asked_spec(parse(LineMagics.restart, offered), current) == asked
+        assert asked_spec(parse(COMMANDS["restart"], offered), current) == asked
     assert said == snapshot

@@ -28,9 +28,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.magics import publish as publish_module
-from nbddp.magics.cell import CellMagics
-from nbddp.magics.line import LineMagics
-from nbddp.magics.options import parse
+from nbddp.magics.line_magic import LineMagics
+from nbddp.magics.parser import CELL, COMMANDS, parse
 from nbddp.magics.publish import Publishing
 from nbddp.publish.kinds import KINDS, Target, require, target
 from nbddp.publish.noted import name_there, note, read_note
@@ -342,22 +341,22 @@ def line_magics(current: Path | None = None) -> tuple[LineMagics, Mock]:
 
 @pytest.mark.usefixtures("installed")
 def test_a_cell_and_a_line_take_a_tracker_that_is_there() -> None:
-    args = parse(CellMagics.ddp, "--publish wandb --publish tensorboard:logs")
+    args = parse(CELL, "--publish wandb --publish tensorboard:logs")
     assert args.publish == [Target("wandb"), Target("tensorboard", "logs")]
     for line in ("mlflow:a digits --again", "mlflow:a --again digits", "--again mlflow:a digits"):
-        args = parse(LineMagics.publish, line)
+        args = parse(COMMANDS["publish"], line)
         assert (args.tracker, args.run, args.again) == (Target("mlflow", "a"), "digits", True)
-    args = parse(LineMagics.run, "--publish trackio a.py --publish x")
+    args = parse(COMMANDS["run"], "--publish trackio a.py --publish x")
     assert args.publish == [Target("trackio")]
 
 
 @pytest.mark.parametrize(
     ("function", "line", "what"),
     [
-        (CellMagics.ddp, "--publish comet", "argument --publish: "),
-        (LineMagics.publish, "comet", "argument TRACKER: "),
-        (LineMagics.publish, "", "TRACKER"),
-        (CellMagics.ddp, "--publish wandb", "`pip install 'nbddp[wandb]'`"),
+        (CELL, "--publish comet", "argument --publish: "),
+        (COMMANDS["publish"], "comet", "argument TRACKER: "),
+        (COMMANDS["publish"], "", "TRACKER"),
+        (CELL, "--publish wandb", "`pip install 'nbddp[wandb]'`"),
     ],
 )
 def test_a_tracker_that_is_not_there_is_refused_before_anything_starts(

@@ -16,8 +16,7 @@ from PIL import Image
 
 from nbddp.archive.scaling import Round, Scaling, Size, facts_of, shares, steady_pace
 from nbddp.errors import RequestError
-from nbddp.magics.cell import CellMagics
-from nbddp.magics.options import parse
+from nbddp.magics.parser import CELL, parse
 from nbddp.magics.trial_options import check_trials
 from nbddp.record.overlap import Overlap
 from nbddp.record.spent import Timeline
@@ -28,7 +27,7 @@ from nbddp.ui.text.scaling import scaling_text
 
 
 def cell(line: str) -> Namespace:
-    return parse(CellMagics.ddp, line)
+    return parse(CELL, line)
 
 
 def size(ranks: int, *paces: float, **facts: Any) -> Size:

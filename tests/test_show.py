@@ -25,9 +25,6 @@ from nbddp.archive.comparing import MOST_CHARTS, Over, compare
 from nbddp.archive.ending import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.archive.find import find_run, runs_below
 from nbddp.errors import RequestError
-from nbddp.magics.auto import AutoMode
-from nbddp.magics.complete import Completer
-from nbddp.magics.line import LineMagics
 from nbddp.record.curves import MAX_DROPPED, MAX_NAMES, Curves
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
@@ -143,23 +140,6 @@ def test_a_cell_without_an_end_says_so(tmp_path: Path) -> None:
     text = run_text(run, run.cell(7))
     assert "not recorded" in text
     assert "ranks 0-1" in text
-
-
-# ---- Tab
-
-
-def test_tab_completes_the_names_of_runs(folder: Path) -> None:
-    failed_run(folder, STAMP)
-    failed_run(folder, "20250102-030405")
-    parsers = {"show": LineMagics.__dict__["show"].parser}
-    completer = Completer(object(), AutoMode(), parsers)  # type: ignore[arg-type]
-
-    def fitting(line: str) -> list[str]:
-        token = line.rpartition(" ")[2]
-        return [each.text for each in completer.fits(line, 0, len(line), token)[0]]
-
-    assert fitting("%ddp show ") == [STAMP, "20250102-030405"]
-    assert fitting("%ddp show 2026") == [STAMP]
 
 
 # ---- more metrics than are kept by themselves, and what is damaged

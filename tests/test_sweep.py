@@ -22,8 +22,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.archive.sweeps import MOST, Row, State, count_of, done_before, facts_of, grid, key_of
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.magics.cell import CellMagics
-from nbddp.magics.options import parse
+from nbddp.magics.parser import CELL, parse
 from nbddp.magics.syntax import set_unread
 from nbddp.magics.trial_options import check_trials, swept
 from nbddp.record.cell import CellRequest
@@ -33,7 +32,7 @@ from nbddp.ui.text.sweep import say_before, say_end, say_head, say_row, say_trou
 
 
 def cell(line: str) -> Namespace:
-    return parse(CellMagics.ddp, line)
+    return parse(CELL, line)
 
 
 def rows_of(*states: State) -> list[Row]:
@@ -61,9 +60,8 @@ READ: dict[str, tuple[str, tuple[object, ...]]] = {
     "seed=0,4294967295": ("seed", (0, 4294967295)),
 }
 QUOTED: dict[str, tuple[object, ...]] = {
-    "opt='adam, fused','sgd'": ("adam, fused", "sgd"),
-    "opt={'a':1},{'a':'b c'}": ({"a": 1}, {"a": "b c"}),
-    "opt=[1,'x'],None": ([1, "x"], None),
+    "\"opt='adam, fused','sgd'\"": ("adam, fused", "sgd"),
+    "\"opt={'a':1},{'a':'b c'}\"": ({"a": 1}, {"a": "b c"}),
     "opt='a','b' --nproc 2": ("a", "b"),
     'opt="0.1, 0.2"': (0.1, 0.2),
     "opt='a b'": ("a b",),
@@ -78,7 +76,7 @@ def test_values_are_read_as_python_or_as_text() -> None:
 
 
 @pytest.mark.parametrize("begin", ["--sweep ", "--sweep=", "--fresh --sweep  "])
-def test_quotes_in_values_are_pythons_and_around_all_a_shells(begin: str) -> None:
+def test_quotes_are_those_of_a_shell(begin: str) -> None:
     for line, values in QUOTED.items():
         assert cell(begin + line).sweep == [("opt", values)], line
 

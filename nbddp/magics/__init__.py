@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from IPython.core.error import UsageError
 
 from nbddp.magics.cell import CellMagics
-from nbddp.magics.complete import Completer
+from nbddp.magics.completion import Completion
 from nbddp.magics.desk import Desk
 from nbddp.magics.extension import ATTRIBUTE
-from nbddp.magics.hints import Hints
-from nbddp.magics.line import LineMagics
+from nbddp.magics.line_magic import LineMagics
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -25,19 +24,15 @@ class _Extension:
     def __init__(self, shell: InteractiveShell) -> None:
         self.desk = Desk(shell)
         self._events = shell.events
-        cells, lines = CellMagics(self.desk), LineMagics(self.desk)
-        shell.register_magics(cells, lines)
+        shell.register_magics(CellMagics(self.desk), LineMagics(self.desk))
         for name in ("%ddp", "%local"):  # IPython calls these for `%%ddp` below the first line
             shell.magics_manager.register_function(_not_in_the_first_line, "line", name)
         shell.events.register("post_run_cell", _explain_names_of_ranks)
         self._load_ext = shell.magics_manager.magics["line"]["load_ext"]
         shell.magics_manager.register_function(self._load_ext_again, "line", "load_ext")
         self.desk.auto.install(shell)
-        parsers = {"%%ddp": cells.ddp.parser, **lines.parsers()}
-        self.completer = Completer(self.desk.group, self.desk.auto, parsers)
-        self.completer.install(shell)
-        self.hints = Hints(self.desk.group, self.completer)
-        self.hints.install(shell)
+        self.completion = Completion(self.desk.group, self.desk.auto)
+        self.completion.install(shell)
 
     def _load_ext_again(self, name: str) -> None:
         """Run ``%load_ext``; do nothing for nbddp, which is loaded: *Run All* repeats the line."""
@@ -98,8 +93,7 @@ def unload(shell: InteractiveShell) -> None:
         return
     setattr(shell, ATTRIBUTE, None)
     extension.desk.auto.remove(shell)
-    extension.completer.remove(shell)
-    extension.hints.remove(shell)
+    extension.completion.remove(shell)
     extension.restore(shell)
     for kind, names in (("line", ("ddp", "%ddp", "%local")), ("cell", ("ddp", "local"))):
         for name in names:

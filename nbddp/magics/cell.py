@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from argparse import SUPPRESS, Namespace
+from argparse import Namespace
 from dataclasses import replace
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, magics_class
-from IPython.core.magic_arguments import argument, magic_arguments
 
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.magics.desk import Desk
-from nbddp.magics.options import names, parse, run_options, start_options
+from nbddp.magics.parser import CELL, parse
 from nbddp.magics.scale import Scale
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.sweep import Sweep
 from nbddp.magics.syntax import check_syntax
-from nbddp.magics.trial_options import check_trials, trial_options
+from nbddp.magics.trial_options import check_trials
 from nbddp.magics.views import SHOWN_STEPS
 from nbddp.record.cell import CellRequest, CellResult
 
@@ -29,54 +28,19 @@ class CellMagics(Magics):
         super().__init__(desk.shell)
         self._desk = desk
 
-    @magic_arguments("%ddp")
-    @start_options
-    @run_options
-    @argument("--push", type=names, metavar="a,b", help="send these names of the notebook first")
-    @argument(
-        "--out",
-        metavar="NAME",
-        help="keep the last expression's value of every rank, as a list of this name",
-    )
-    @argument(
-        "--no-init",
-        action="store_true",
-        help="no process group: the cell calls init_process_group() itself",
-    )
-    @argument("--once", action="store_true", help="leave this cell out of any replay")
-    @argument("--timeline", action="store_true", help="then show who waited for whom")
-    @trial_options
-    @argument("--auto", action="store_true", help=SUPPRESS)  # written by the auto mode
     @cell_magic
     def ddp(self, line: str, cell: str) -> None:
-        """Run the cell on every rank of the worker group.
-
-        The first such cell starts the ranks: processes that stay, each an IPython of its own.
-        Later cells run on the same ranks and find the same names. In a cell there are `rank`,
-        `local_rank`, `world_size`, `device`, `torch`, `dist` (torch.distributed) and `nbddp`; the
-        process group is ready. `%ddp help` shows how to steer the group.
-
-        Examples::
-
-            %%ddp --nproc 4
-            x = torch.ones(1, device=device) * rank
-            dist.all_reduce(x)
-            x
-
-            %%ddp --ranks 0 --push config --out report
-
-            %%ddp --sweep lr=0.1,0.01 --sweep batch=16,64
-
-            %%ddp --scale 1,2,4
-        """
+        """Run the cell on every rank of the worker group."""
         before = self._desk.group.life
         try:
-            args = parse(self.ddp, line)
+            args = parse(CELL, line)
             self._run_cell(args, cell, first_line=1 if args.auto else 2)
         except RequestError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
             raise interrupted("%%ddp", before, self._desk.group.life) from None
+
+    ddp.__doc__ = CELL.format_help()  # `%%ddp?` shows it
 
     def _run_cell(self, args: Namespace, cell: str, first_line: int) -> None:
         desk = self._desk

@@ -2,55 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
-
-from IPython.core.magic_arguments import argument
 
 from nbddp.archive.comparing import Comparison, Over, compare
 from nbddp.archive.find import apart, find_run
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.imports import import_aside
-from nbddp.magics.arguments import with_arguments
 from nbddp.magics.desk import Desk
-
-KINDS = (".pdf", ".png", ".svg")
-
-
-def picture_file(text: str) -> Path:
-    """Where to save a figure, or what was wrong with it."""
-    path = Path(text).expanduser()
-    if path.suffix.lower() not in KINDS:
-        raise ArgumentTypeError(f"expected a file like figure.pdf, .png or .svg, got {text!r}")
-    return path
-
-
-def compare_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What may be written behind ``%ddp compare``."""
-    return with_arguments(function, _ARGUMENTS)
-
-
-_ARGUMENTS = (
-    argument("run", nargs="+", metavar="RUN", help="names, parts of names, or paths; 2 to 8"),
-    argument("--metrics", default="", metavar="NAME,...", help="only these, or val/* and such"),
-    argument(
-        "--over",
-        choices=[each.value for each in Over],
-        default="step",
-        help="what curves are drawn over (default: step); a page can switch",
-    ),
-    argument("--smooth", action="store_true", help="smooth lines before the faint raw ones"),
-    argument(
-        "--scale",
-        choices=("auto", "linear", "log"),
-        default="auto",
-        help="of the values (default: auto, log where they are of many magnitudes)",
-    ),
-    argument("--save", type=picture_file, metavar="FILE", help="the charts as .pdf, .png or .svg"),
-)
 
 
 def compare_runs(desk: Desk, args: Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import CellFailedError, RequestError
+from nbddp.errors import CellFailedError, RequestError, say_ranks
 from nbddp.export import Omitted, PulledValue
 from nbddp.formatting import plural
 from nbddp.group.checking import QuietChecks
@@ -28,7 +29,7 @@ from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
 from nbddp.magics.diary import Diary
-from nbddp.magics.options import ALL, asked_spec, check_unchanged
+from nbddp.magics.option_values import ALL
 from nbddp.magics.publish import Publishing
 from nbddp.magics.steered import SteeredGroup
 from nbddp.magics.views import Views
@@ -39,6 +40,8 @@ from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import begins_anew
 from nbddp.wire.trace_messages import Steps
+
+_START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
 
 
 class Desk:
@@ -113,6 +116,7 @@ class Desk:
         if self.group.is_live and not fresh:
             gone = [each.rank for each in self.group.life.ranks if not each.is_alive]
             check_unchanged(spec, self.group.spec, gone=gone)
+            self._name_next_run(spec.name)
             return
         if fresh and not is_recovery and self.group.session.undone:
             self.group.session.leave_undone(())
@@ -130,6 +134,12 @@ class Desk:
             started = self.group.session.spec if self.group.is_live else None
             self.group.spec = started or before
             raise
+
+    def _name_next_run(self, name: str) -> None:
+        """Keep a name that was given while a run goes on: its folder has a name already."""
+        if name != self.group.spec.name:
+            self.group.spec = replace(self.group.spec, name=name)
+            self._remark(f"the run that goes on keeps its name; the next run will be named {name}")
 
     @contextmanager
     def ready_for_cell(self, spec: GroupSpec, args: Namespace) -> Iterator[None]:
@@ -388,3 +398,40 @@ class Desk:
     def close(self) -> None:
         """End the group."""
         self.group.close()
+
+
+def asked_spec(args: Namespace, base: GroupSpec) -> GroupSpec:
+    """Return ``base`` with the options of the line."""
+    changes = {name: value for name in _START_OPTIONS if (value := getattr(args, name)) is not None}
+    if "env" in changes:
+        changes["env"] = dict(base.env) | dict(changes["env"])
+    return replace(base, **changes)
+
+
+def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int] = ()) -> None:
+    """Refuse options that take effect only when ranks start; name the ranks that are gone.
+
+    Raises:
+        RequestError: which options differ, and how to restart.
+    """
+    changed = {
+        name: (_shown(before), _shown(value))
+        for name in _START_OPTIONS
+        if (value := getattr(asked, name)) != (before := getattr(current, name)) and name != "name"
+    }
+    if changed:
+        said = ", ".join(f"{name} {before}" for name, (before, _) in changed.items())
+        flags = " ".join(f"--{name} {value}" for name, (_, value) in changed.items())
+        first = f"{say_ranks(gone)} of the group died; " if gone else ""
+        raise RequestError(
+            f"{first}the worker group runs with {said}; `%ddp restart {flags}` restarts it with "
+            "the new options (its names are lost), and so does --fresh in the cell"
+        )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return " --env ".join(shlex.quote(f"{key}={text}") for key, text in value.items()) or "none"
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return shlex.quote(str(value)) if value not in (None, "") else "none"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,24 +10,11 @@ from nbddp.errors import RequestError
 from nbddp.export.slurm import nodes_job
 from nbddp.group.nodes import LOOPBACK, Nodes, NodesSpec
 from nbddp.magics.desk import Desk
-from nbddp.magics.options import positive_int
 from nbddp.nodes.agent import ORPHAN_TIMEOUT
 from nbddp.nodes.leftovers import left_open
 
 JOB = Path("nbddp-nodes.sbatch")
 COMING_BACK = 10.0  # seconds: nodes look twice a second for a notebook that is gone
-
-
-def node_range(text: str) -> tuple[int, int]:
-    """``2`` or ``2:4``, as torchrun has it."""
-    least, colon, most = text.partition(":")
-    try:
-        found = positive_int(least), positive_int(most if colon else least)
-    except ArgumentTypeError:
-        raise ArgumentTypeError(f"expected N or MIN:MAX, got {text!r}") from None
-    if found[0] > found[1]:
-        raise ArgumentTypeError(f"expected MIN:MAX with MIN up to MAX, got {text!r}")
-    return found
 
 
 def steer_nodes(desk: Desk, args: Namespace) -> str:

@@ -6,15 +6,12 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from IPython.core.magic_arguments import argument
+from typing import TYPE_CHECKING
 
 from nbddp.archive.find import find_run
 from nbddp.archive.summary import summarize
 from nbddp.errors import RequestError
-from nbddp.magics.arguments import with_arguments
-from nbddp.publish.kinds import KINDS, Target, require, target
+from nbddp.publish.kinds import Target, require, target
 from nbddp.publish.noted import name_there
 from nbddp.publish.publication import Publication
 
@@ -33,25 +30,6 @@ def installed_target(text: str) -> Target:
     except RequestError as error:
         raise ArgumentTypeError(str(error)) from None
     return found
-
-
-def publish_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What may be written behind ``%ddp publish``."""
-    return with_arguments(function, _ARGUMENTS)
-
-
-_ARGUMENTS = (
-    argument(
-        "tracker",
-        type=installed_target,
-        metavar=METAVAR,
-        help=f"{', '.join(KINDS)}; with a project or folder: wandb:digits",
-    ),
-    argument(
-        "run", nargs="?", metavar="RUN", help="a name, a part of one, or a path (default: last)"
-    ),
-    argument("--again", action="store_true", help="though it is there: as another run"),
-)
 
 
 def publish_run(desk: Desk, args: Namespace) -> None:

@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from IPython.core.magic_arguments import argument
 
 from nbddp.archive.find import apart, find_run
 from nbddp.archive.run_list import list_runs, remove, write_note
 from nbddp.archive.summary import read_note
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
-from nbddp.magics.arguments import with_arguments
 from nbddp.magics.desk import Desk
-from nbddp.magics.options import positive_int
-from nbddp.ui.text.runs import SHOWN
-
-
-def runs_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Declare the options of ``%ddp runs``."""
-    return with_arguments(function, _ARGUMENTS)
-
-
-_ARGUMENTS = (
-    argument(
-        "run",
-        nargs="*",
-        metavar="WORD",
-        help="lr=0.1, loss<0.5, or a part of a name; or rm, or note, and a name",
-    ),
-    argument("--sort", default="", metavar="NAME", help="by a setting, a metric or a column"),
-    argument("--down", action="store_true", help="from the highest to the lowest"),
-    argument("-n", "--number", type=positive_int, default=SHOWN, help="how many (default: 50)"),
-    argument("--off", action="store_true", help="note: take it away"),
-)
 
 
 def steer_runs(desk: Desk, args: Namespace) -> None:

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-from IPython.core.magic_arguments import argument
 
 from nbddp.errors import RequestError
-from nbddp.magics.arguments import with_arguments
 from nbddp.magics.desk import Desk
-from nbddp.magics.options import step_range
 from nbddp.wire.trace_messages import Steps
 
 NOTHING = (
     "no trace is asked for: `%ddp trace --steps 10:15` has these steps of the next cell traced"
-)
-
-
-def trace_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What may be written behind ``%ddp trace``."""
-    return with_arguments(function, _ARGUMENTS)
-
-
-_ARGUMENTS = (
-    argument("--steps", type=step_range, metavar="A:B", help="which, both included; or one: A"),
-    argument("--memory", action="store_true", help="with torch's memory events"),
-    argument("--off", action="store_true", help="trace nothing after all"),
 )
 
 

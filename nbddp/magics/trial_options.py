@@ -5,16 +5,13 @@ from __future__ import annotations
 import ast
 import keyword
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from IPython.core.magic_arguments import argument
-
 from nbddp.archive.sweeps import SEED, Swept
 from nbddp.errors import RequestError
-from nbddp.magics.arguments import with_arguments
-from nbddp.magics.options import numbers, positive_int
+from nbddp.magics.option_values import numbers
 from nbddp.record.names import SET_IN_EACH_RANK
 
 MAX_SEED = 2**32 - 1  # NumPy's
@@ -85,11 +82,6 @@ def _value(text: str) -> Any:
         return text
 
 
-def trial_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that run a cell several times."""
-    return with_arguments(function, _ARGUMENTS)
-
-
 def world_sizes(text: str) -> tuple[int, ...]:
     """How many ranks, each number once.
 
@@ -145,42 +137,3 @@ _INSTEAD = {
     "timeline": "run one of them alone",
     "trace": "run one of them alone",
 }
-
-_ARGUMENTS = (
-    argument(
-        "--sweep",
-        type=swept,
-        action="append",
-        metavar="lr=0.1,0.01",
-        help="run the cell once for each of these values of a name, on fresh ranks, each as a run "
-        "of its own; given again, once for each combination",
-    ),
-    argument(
-        "--repeat",
-        type=positive_int,
-        metavar="N",
-        help="each with the seeds 0 to N-1, which are `seed` in the cell",
-    ),
-    argument(
-        "--scale",
-        type=world_sizes,
-        metavar="1,2,4",
-        help="run the cell on so many ranks each, round by round: how much faster more of them are",
-    ),
-    argument(
-        "--weak",
-        action="store_true",
-        help="with --scale: each rank has the same work, however many there are",
-    ),
-    argument(
-        "--rounds",
-        type=rounds,
-        metavar="N",
-        help="with --scale: how often each, 3 at least (default: 3)",
-    ),
-    argument(
-        "--start-over",
-        action="store_true",
-        help="run what an earlier sweep of the same cell has finished, too",
-    ),
-)

@@ -17,7 +17,7 @@ SHARES_KERNEL = True
 
 
 REFUSED = {  # with what the refusal names
-    "%%ddp --nprc 2\npass": "--nproc, --backend, ",
+    "%%ddp --nprc 2\npass": "did you mean --nproc?",
     "%%ddp --nproc 2 --ranks 2\npass": "rank 2",
     "%%ddp --push nothing\npass": "'nothing'",
     "%%ddp --push device\npass": "device",
@@ -131,26 +131,19 @@ def test_unpicklable_values_and_missing_names_are_said_in_one_line(notebook: Not
 def test_help_and_question_mark_are_good_reading(notebook: Notebook) -> None:
     text = notebook.run("%ddp help").text
     for command in ("status", "restart", "kill", "pull", "auto"):
-        assert re.search(rf"^  {command} +[A-Z].*\.$", text, re.MULTILINE)
+        assert re.search(rf"^    {command} +[A-Z].*\.$", text, re.MULTILINE)
     assert notebook.run("%ddp --help").text == text
     for asked in ("help pull", "pull --help", "pull -h"):
         assert "%ddp pull [--rank R] expression" in notebook.run(f"%ddp {asked}").text
 
 
-def test_tab_completes_options_and_commands(notebook: Notebook, folder: Path) -> None:
+def test_tab_completes_options_and_commands(notebook: Notebook) -> None:
     notebook.run("%load_ext nbddp")
     assert "--nproc" in notebook.complete("%%ddp --np")
     found = notebook.complete("%%ddp --backend g")
     assert [each for each in found if not each.startswith("%")] == ["gloo"]  # IPython 7 adds magics
     assert notebook.complete("%ddp rest") == ["restart"]
     assert notebook.complete("%ddp fault seg") == ["segfault"]
-    (folder / "work").mkdir()
-    for name in ("train.py", "data.csv", "work/test.py"):
-        (folder / name).touch()
-    notebook.run(f"%cd -q {folder}")
-    assert "train.py" in notebook.complete("%ddp run t")
-    assert "work/" in notebook.complete("%ddp run w")
-    assert "work/test.py" in notebook.complete("%ddp run --keep work/t")
     assert "--nproc" not in notebook.complete("%ddp run train.py --np")
     notebook.run("import nbddp")
     kit = [each for each in notebook.complete("nbddp.") if not each.startswith("%")]
@@ -160,9 +153,8 @@ def test_tab_completes_options_and_commands(notebook: Notebook, folder: Path) ->
 
 def test_shift_and_tab_explain_options_and_commands(notebook: Notebook) -> None:
     notebook.run("%load_ext nbddp")
-    assert notebook.hint("%%ddp --nproc").startswith("--nproc, --nproc-per-node N\n\n")
-    assert "kill" in notebook.hint("%ddp kill").lower()
-    assert notebook.hint("%ddp fault hang").startswith("hang: ")
+    assert "--nproc N, --nproc-per-node N" in notebook.hint("%%ddp --nproc")
+    assert "segfault" in notebook.hint("%ddp fault hang")
     assert "%ddp help" in notebook.hint("%ddp")  # by the kernel itself
     assert "sorted(" in notebook.hint("sorted")
     notebook.run("%unload_ext nbddp")

@@ -1,0 +1,214 @@
+"""Tab and Shift+Tab: commands, options and their values, and names that live in the ranks."""
+
+from __future__ import annotations
+
+import sys
+from argparse import REMAINDER, Action
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from IPython.core import completer as completers
+
+from nbddp.archive.find import runs_below
+from nbddp.errors import RequestError
+from nbddp.magics.parser import CELL, COMMANDS, MagicParser
+from nbddp.publish.kinds import KINDS as TRACKERS
+
+if TYPE_CHECKING:
+    from IPython.core.completer import CompletionContext, SimpleMatcherResult
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from nbddp.magics.auto import AutoMode
+    from nbddp.magics.steered import SteeredGroup
+
+TAB_TIMEOUT = 0.2  # seconds that typing may be held up
+HELP_TIMEOUT = 1.0  # seconds that a page may wait for the text of Shift+Tab
+KIT = {"nbddp": "nbddp", "nbddp.faults": "nbddp.train.faults"}  # modules by what users call them
+
+
+class Match(NamedTuple):
+    """A text that fits, and what it is, in a word."""
+
+    text: str
+    kind: str
+
+
+Matches = tuple[list[Match], str]  # what fits, and the text before the cursor that it replaces
+Complete = Callable[[str, int, int, str], Matches]
+
+
+class Completion:
+    """Answers Tab and Shift+Tab from the parsers and, for names, from the lowest rank."""
+
+    def __init__(self, group: SteeredGroup, auto: AutoMode) -> None:
+        self._group = group
+        self._auto = auto
+        self._matcher: Any = None
+        self._inspect_before: Any = None
+
+    def install(self, shell: InteractiveShell) -> None:
+        """Extend IPython's completer, and the kernel's inspect requests if there is a kernel."""
+        has_context = hasattr(completers, "context_matcher")
+        self._matcher = _matcher(self.complete) if has_context else _line_matcher(self, shell)
+        shell.Completer.custom_matchers.append(self._matcher)
+        kernel: Any = getattr(shell, "kernel", None)
+        if hasattr(kernel, "do_inspect"):
+            self._inspect_before = kernel.do_inspect
+            kernel.do_inspect = self._do_inspect
+
+    def remove(self, shell: InteractiveShell) -> None:
+        """Restore the completer and the kernel, unless another extension has replaced ours."""
+        shell.Completer.custom_matchers.remove(self._matcher)
+        kernel: Any = getattr(shell, "kernel", None)
+        if getattr(kernel, "do_inspect", None) == self._do_inspect:
+            del kernel.do_inspect  # the class's own shows again
+
+    def complete(self, text: str, row: int, column: int, token: str) -> Matches:
+        """Return what fits in a cell at a place, where ``token`` stands before the cursor."""
+        lines = text.split("\n")
+        line = lines[row][:column]
+        if _is_magic(line):
+            return self._in_magic(line, token)
+        if not self._is_for_ranks(text, row) or line.lstrip().startswith("%"):
+            return _names_of_the_kit(token), token
+        return self._names("\n".join(lines[:row]), line)
+
+    def explain(self, code: str, cursor: int, detail: int = 0) -> str:
+        """Return what to say of a place in a cell; empty where only the kernel knows."""
+        row = code[:cursor].count("\n")
+        if self._is_for_ranks(code, row):
+            try:
+                return self._group.inspect(code, cursor, detail=detail, timeout=HELP_TIMEOUT)
+            except RequestError:  # the group ended or became busy meanwhile
+                return ""
+        line = code.split("\n")[row]
+        if not _is_magic(line):
+            return ""
+        magic, command, *_ = (*line.split(), "")
+        parser = CELL if magic == CELL.prog else COMMANDS.get(command)
+        return "" if parser is None else parser.format_help()
+
+    def _do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, *more: Any) -> Any:
+        text = self.explain(code, cursor_pos, detail_level)
+        if not text:
+            return self._inspect_before(code, cursor_pos, detail_level, *more)
+        return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
+
+    def _is_for_ranks(self, text: str, row: int) -> bool:
+        first = text.partition("\n")[0]
+        return (row > 0 and first.startswith(CELL.prog)) or (
+            self._auto.is_on and not first.startswith("%%")
+        )
+
+    def _names(self, before: str, line: str) -> Matches:
+        if not self._group.is_live or not line.strip():
+            return [], ""
+        code = f"{before}\n{line}" if before else line
+        try:
+            text, found = self._group.complete(code, len(code), timeout=TAB_TIMEOUT)
+        except RequestError:  # the group ended or became busy meanwhile
+            return [], ""
+        return [Match(each, "name") for each in found], text
+
+    def _in_magic(self, line: str, token: str) -> Matches:
+        before, _, word = line.rpartition(" ")
+        flag, equals, value = word.partition("=")
+        if equals:  # of --rank=0 the value is completed
+            before, word = f"{before} {flag}", value
+        magic, *words = before.split()
+        found = [Match(each, "command") for each in COMMANDS]
+        if magic == CELL.prog or words:
+            parser = CELL if magic == CELL.prog else COMMANDS.get(words.pop(0))
+            found = self._in_command(parser, words, word) if parser else []
+        return [each for each in found if each.text.startswith(word)], word or token
+
+    def _in_command(self, parser: MagicParser, words: list[str], word: str) -> list[Match]:
+        takes_value = {
+            name: each
+            for each in parser._actions
+            for name in each.option_strings
+            if each.nargs != 0
+        }
+        if words and words[-1] in takes_value:
+            return self._values(takes_value[words[-1]], word)
+        free = [
+            each
+            for before, each in zip(["", *words], words, strict=False)
+            if not each.startswith("-") and before not in takes_value
+        ]
+        arguments = [each for each in parser._actions if not each.option_strings]
+        if arguments and arguments[-1].nargs in ("*", "+"):
+            arguments += [arguments[-1]] * len(free)
+        following = arguments[len(free)] if len(free) < len(arguments) else None
+        if following is not None and following.nargs == REMAINDER:
+            return []  # only the script knows its arguments
+        options = [Match(each, "option") for each in parser.options() if each not in words]
+        if following is None or word.startswith("-"):
+            return options
+        return self._values(following, word) or options
+
+    def _values(self, action: Action, word: str) -> list[Match]:
+        """Return the possible values of an option or argument, as far as they can be listed."""
+        if action.choices is not None:
+            return [Match(str(each), "value") for each in action.choices]
+        match action.dest:
+            case "rank" | "donor":
+                return [Match(str(rank), "rank") for rank in self._group.life.everybody]
+            case "ranks":
+                begin, comma, _ = word.rpartition(",")
+                ranks = {str(rank) for rank in self._group.life.everybody} - {*begin.split(",")}
+                return [Match(f"{begin}{comma}{rank}", "rank") for rank in sorted(ranks, key=int)]
+            case "run":
+                return [Match(each.name, "run") for each in runs_below(Path.cwd())]
+            case "tracker" | "publish":
+                return [Match(each, "tracker") for each in TRACKERS]
+            case "command":
+                return [Match(each, "command") for each in COMMANDS]
+            case "expression":
+                return self._names("", word)[0]
+        return []
+
+
+def _is_magic(line: str) -> bool:
+    return line.lstrip().startswith(("%ddp ", "%%ddp "))
+
+
+def _names_of_the_kit(token: str) -> list[Match]:
+    """Python's own completer would add every module that was imported."""
+    name, dot, _ = token.rpartition(".")
+    module = sys.modules.get(KIT.get(name, ""))
+    if not dot or module is None:
+        return []
+    found = [f"{name}.{each}" for each in dir(module)]
+    return [Match(each, "name") for each in found if each.startswith(token)]
+
+
+def _matcher(complete: Complete) -> Callable[[CompletionContext], SimpleMatcherResult]:
+    """Return a matcher for IPython 8 and later, which pass the whole cell."""
+
+    @completers.context_matcher()  # type: ignore[untyped-decorator, unused-ignore]
+    def nbddp_matcher(context: CompletionContext) -> SimpleMatcherResult:
+        found, fragment = complete(
+            context.full_text, context.cursor_line, context.cursor_position, context.token
+        )
+        return completers.SimpleMatcherResult(
+            completions=[completers.SimpleCompletion(each.text, type=each.kind) for each in found],
+            matched_fragment=fragment,
+            suppress=bool(found),
+        )
+
+    matcher: Callable[[CompletionContext], SimpleMatcherResult] = nbddp_matcher
+    return matcher
+
+
+def _line_matcher(completion: Completion, shell: InteractiveShell) -> Callable[[str], list[str]]:
+    """Return a matcher for IPython 7, which passes only the cursor's line: no names of ranks."""
+
+    def nbddp_matcher(token: str) -> list[str]:
+        line: str = shell.Completer.line_buffer
+        found, begun = completion.complete(line, 0, len(shell.Completer.text_until_cursor), token)
+        extra = max(0, len(begun) - len(token))  # it replaces the token alone
+        return [each.text[extra:] for each in found]
+
+    return nbddp_matcher

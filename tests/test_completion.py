@@ -1,0 +1,89 @@
+"""Tab and Shift+Tab in the line of a magic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from runs_on_disk import make_run
+
+from nbddp.magics.auto import AutoMode
+from nbddp.magics.completion import Completion
+from nbddp.magics.parser import CELL, COMMANDS
+from nbddp.train.kinds import KINDS
+
+
+@pytest.fixture
+def completion(folder: Path) -> Completion:
+    """Two ranks, which know a name, and two runs."""
+    group = Mock()
+    group.life.everybody = (0, 1)
+    group.complete.side_effect = lambda code, _cursor, timeout: (code, [f"{code}ing_rate"])  # noqa: ARG005
+    for name in ("one", "two"):
+        make_run(folder, name)
+    return Completion(group, AutoMode())
+
+
+@pytest.mark.parametrize(
+    ("line", "fitting"),
+    [
+        ("%ddp fa", "fault"),
+        ("%ddp nonsense ", ""),
+        ("%ddp help f", "fault"),
+        ("%ddp kill ", "0 1"),
+        ("%ddp check tr", ""),
+        ("%ddp run --kee", "--keep"),
+        ("%%ddp --sw", "--sweep"),
+        ("%%ddp --publish ", "trackio wandb tensorboard mlflow"),
+        ("%ddp publish w", "wandb"),
+        ("%ddp publish wandb ", "one two"),
+        ("%ddp publish wandb --", "--again"),
+        ("%%ddp --scale 1,2 --we", "--weak"),
+        ("%ddp run train.py --k", ""),
+        ("%ddp run -m pack.train --nproc ", ""),
+        ("%ddp kill 0 ", ""),
+        ("%ddp fault ", " ".join(KINDS)),
+        ("%ddp fault --rank ", "0 1"),
+        ("%ddp fault --rank=", "0 1"),
+        ("%ddp fault --rank 1 s", "segfault stop slow skip"),
+        ("%ddp fault kill --rank 1 ", "--step --factor"),
+        ("%ddp fault kill --step ", ""),
+        ("%ddp view ", "auto panel text"),
+        ("%ddp show t", "two"),
+        ("%ddp compare one t", "two"),
+        ("%ddp compare one two --over ", "step samples time"),
+        ("%ddp pull learn", "learning_rate"),
+        ("%ddp push x --ranks 0,", "0,1"),
+        ("%%ddp --ranks 1,", "1,0"),
+        ("%%ddp --backend ", "auto gloo nccl"),
+        ("%%ddp --au", ""),
+        ("%%ddp --env 'a b", ""),
+    ],
+)
+def test_what_fits_in_a_line(line: str, fitting: str, completion: Completion) -> None:
+    token = line.rpartition(" ")[2]
+    found, _ = completion.complete(line, 0, len(line), token)
+    assert sorted(each.text for each in found) == sorted(fitting.split())
+
+
+def test_what_fits_comes_with_what_it_is(completion: Completion) -> None:
+    lines = ("%ddp ", "%%ddp ", "%ddp kill ", "%ddp show ", "%ddp pull x", "%ddp view ")
+    kinds = {
+        line: {each.kind for each in completion.complete(line, 0, 99, "")[0]} for line in lines
+    }
+    assert kinds == dict(
+        zip(
+            lines,
+            map(set, (["command"], ["option"], ["rank"], ["run"], ["name"], ["value"])),
+            strict=True,
+        )
+    )
+
+
+def test_a_line_is_explained_by_its_commands_help(completion: Completion) -> None:
+    assert completion.explain("%ddp kill 1", 11) == COMMANDS["kill"].format_help()
+    assert completion.explain("%%ddp --nproc 2\nx", 8) == CELL.format_help()
+    assert completion.explain("x = 1\n%ddp help", 12) == COMMANDS["help"].format_help()
+    for code in ("%ddp", "%ddp nonsense", "print(1)"):
+        assert completion.explain(code, len(code)) == ""
