@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nbddp.record.waiting import Waiting
+from nbddp.record.waiting.collective_matcher import CollectiveMatcher
 from nbddp.wire.timing_messages import Arrivals
 
 BASE = 1e9  # the time.time() at which the cell begins
@@ -35,7 +35,7 @@ def told(
     ranks: int = 3,
     steps: int = 40,
     ahead: Callable[[int], float] = lambda _rank: 0.0,
-) -> Waiting:
+) -> CollectiveMatcher:
     """Ranks that work, come to a collective, and go on when all are there."""
     came: list[list[float]] = [[] for _ in range(ranks)]
     now = 0.0
@@ -44,9 +44,9 @@ def told(
         for rank, end in enumerate(ends):
             came[rank].append(end)
         now = max(ends) + 1e-4
-    waiting = Waiting()
+    waiting = CollectiveMatcher()
     waiting.begin_cell(range(ranks))
     for rank in range(ranks):
         for letter in letters([at + ahead(rank) for at in came[rank]]):
-            waiting.note(rank, letter, now, ahead=ahead(rank), error=abs(ahead(rank)) / 100)
+            waiting.add(rank, letter, now, ahead=ahead(rank), error=abs(ahead(rank)) / 100)
     return waiting

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 from hypothesis import strategies as st
 
+from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Command, Message, Report
 
 KINDS: tuple[type[Any], ...] = (*get_args(Command), *get_args(Report))
@@ -33,6 +34,8 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     list[int]: st.lists(st.integers(), max_size=4),
     list[str]: st.lists(st.text(), max_size=4),
     str: st.text(max_size=30),
+    Collective | None: st.none()
+    | st.builds(Collective, st.text(), st.integers(), st.text(), st.text()),
 }
 
 

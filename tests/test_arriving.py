@@ -81,7 +81,7 @@ def test_each_collective_is_told_once_with_its_time_and_its_kind(rank: Rank) -> 
     rank.add(5, 0.8, is_p2p=True)
     rank.end_cell(is_short=False)
     assert newest is not None
-    assert str(newest) == "broadcast #3 float [4]"
+    assert str(newest.call) == "broadcast #3 float [4]"
     first, second = rank.told
     assert (first.cell, first.base, first.is_over) == (7, BEGAN, False)
     assert first.kinds == [
@@ -96,7 +96,7 @@ def test_between_cells_nothing_is_told(rank: Rank) -> None:
     rank.add(1, 0.1)
     newest = newest_of(rank.tell())
     assert newest is not None
-    assert newest.number == 1
+    assert newest.call.number == 1
     rank.begin_cell(7, BEGAN + 1)
     rank.tell()
     rank.end_cell(is_short=False)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pages import Page, cells, column, ranks, readable, titles
 
 from nbddp.lifecycle.states import GroupState
-from nbddp.record.lags import Lag
 from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.by_node import STILL, by_node
 from nbddp.ui.panel.html import rank_table
@@ -79,7 +79,7 @@ def test_while_all_go_on_nobody_differs_wherever_he_just_is() -> None:
         GONE,
         {"state": "ValueError: no", "is_well": False, "is_cause": True},
         {"state": "interrupted, line 4", "is_well": False},
-        {"lag": Lag(0.3, 10.0)},
+        {"lag": StragglerLag(0.3, 10.0)},
         {"state": "done", "line": 0},
         {"seconds": STILL, "state": "waiting"},
     ],
@@ -123,7 +123,7 @@ def test_ranks_of_three_nodes_on_a_page_and_as_text(snapshot: Any) -> None:
     bar = LoopProgress("epoch 1", 50, 250, 50.0)
     known = change(group(3, 4), *range(12), bars=(bar,))
     known = change(known, 10, bars=(replace(bar, done=40),))
-    known = change(change(known, 5, **GONE), 9, lag=Lag(0.3, 10.0))
+    known = change(change(known, 5, **GONE), 9, lag=StragglerLag(0.3, 10.0))
     assert readable(ranks_html(known, is_open=True)) == snapshot(name="page")
     assert status(in_a_snapshot(known)) == snapshot(name="text")
 
@@ -191,11 +191,11 @@ def on_one_node(count: int) -> list[RankSnapshot]:
 def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
     ranks = on_one_node(4)
     assert "slow" not in ranks_html(ranks, is_open=False)
-    ranks[2] = replace(ranks[2], lag=Lag(0.384, 11.6))
+    ranks[2] = replace(ranks[2], lag=StragglerLag(0.384, 11.6))
     page = Page(ranks_html(ranks, is_open=False))
     assert column(page, "rank") == ["0", "1", "2 ↓ slow", "3"]
     [mark] = [known for _, known in page.tags if "slow" in known.get("title", "")]
-    said = say_lag(Lag(0.384, 11.6))
+    said = say_lag(StragglerLag(0.384, 11.6))
     assert (mark["title"], mark["aria-label"], mark["role"]) == (said, said, "img")
     assert "4 running · slowest 2 · " in page.text
 
@@ -203,8 +203,8 @@ def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
 def test_who_is_slow_is_in_the_line_while_it_goes_on() -> None:
     ranks = on_one_node(4)
     assert stragglers(ranks) == []
-    ranks[2] = replace(ranks[2], lag=Lag(0.2, 10.0))
-    ranks[1] = replace(ranks[1], lag=Lag(0.3, 10.0, is_waited_for=False))
+    ranks[2] = replace(ranks[2], lag=StragglerLag(0.2, 10.0))
+    ranks[1] = replace(ranks[1], lag=StragglerLag(0.3, 10.0, is_waited_for=False))
     assert stragglers(ranks) == [1, 2]
     ranks[1] = replace(ranks[1], state="done")
     assert stragglers(ranks) == [2]

@@ -10,7 +10,6 @@ import torch
 
 from nbddp.worker.flight_recorder import (
     NCCLS,
-    Collective,
     gpu_microseconds,
     meets,
     newest_collective,
@@ -49,14 +48,8 @@ def test_a_collective_is_numbered_by_its_group(
     monkeypatch.setattr(recorder, "_dump_fr_trace", lambda **_options: dump)
     newest = newest_collective()
     assert newest is not None
-    assert str(newest).startswith(said)
-    assert (newest.number, newest.record, newest.began_at) == (3, 8, 5.0)
-
-
-def test_the_title_has_no_shape() -> None:
-    one = Collective("broadcast", 2, is_in_flight=True, shape="float [4]", group="[0, 2]")
-    assert one.title == "broadcast #2 of group [0, 2]"
-    assert str(one) == "broadcast #2 of group [0, 2] float [4]"
+    assert str(newest.call).startswith(said)
+    assert (newest.call.number, newest.record, newest.began_at) == (3, 8, 5.0)
 
 
 def test_all_meet_in_some_collectives_and_in_others_not() -> None:
@@ -127,7 +120,11 @@ def test_nccl_has_a_recorder_of_its_own_which_comes_first(monkeypatch: pytest.Mo
     assert [each["record_id"] for each in recorded()] == [NCCLS, NCCLS + 1]
     newest = newest_collective()
     assert newest is not None
-    assert (newest.title, newest.backend, newest.is_in_flight) == ("all_reduce #2", "nccl", True)
+    assert (newest.call.title, newest.backend, newest.is_in_flight) == (
+        "all_reduce #2",
+        "nccl",
+        True,
+    )
     dumped["entries"] = []
     assert [each["record_id"] for each in recorded()] == [9], "of a rank that has not called it"
 

@@ -8,6 +8,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record.hangs import HANG_AFTER, SILENT_AFTER, HangWatch, Sign
+from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Pulse
 
 ALL = [0, 1, 2]
@@ -23,7 +24,12 @@ def dog() -> HangWatch:
 
 def waiting(seconds: float = HANG_AFTER, **facts: Any) -> Pulse:
     return Pulse(
-        cell=5, line=3, function="all_reduce", collective="all_reduce #7", seconds=seconds, **facts
+        cell=5,
+        line=3,
+        function="all_reduce",
+        collective=Collective("all_reduce", 7),
+        seconds=seconds,
+        **facts,
     )
 
 

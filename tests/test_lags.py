@@ -7,7 +7,7 @@ import random
 import pytest
 
 from nbddp.record.curves import Curves, Pace
-from nbddp.record.lags import Lag, slower
+from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 
 USUAL = Pace(100, 10.0, 50.0, seconds=10.0, error=0.01, loop="loss")
 
@@ -16,13 +16,13 @@ def pace(per_second: float, error: float = 0.01, loop: str = "loss") -> Pace:
     return Pace(100, per_second, 50.0, seconds=10.0, error=error, loop=loop)
 
 
-def of_group(last: Pace) -> dict[int, Lag]:
-    return slower({0: USUAL, 1: USUAL, 2: last})
+def of_group(last: Pace) -> dict[int, StragglerLag]:
+    return slow_by_step_rate({0: USUAL, 1: USUAL, 2: last})
 
 
 def test_who_makes_fewer_steps_is_told_by_how_much() -> None:
-    assert of_group(pace(7.5)) == {2: Lag(0.25, 10.0, is_waited_for=False)}
-    assert slower({2: pace(7.5)}) == {}
+    assert of_group(pace(7.5)) == {2: StragglerLag(0.25, 10.0, is_waited_for=False)}
+    assert slow_by_step_rate({2: pace(7.5)}) == {}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_only_who_is_clearly_slower_in_the_same_loop_is_told(last: Pace, is_told
 
 
 def test_a_loop_that_nobody_is_known_to_go_on_with_says_nothing() -> None:
-    assert slower({0: pace(0.0), 1: pace(0.0)}) == {}
+    assert slow_by_step_rate({0: pace(0.0), 1: pace(0.0)}) == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -54,7 +54,7 @@ def test_noise_does_not_reach_it_and_a_slow_rank_does(seed: int) -> None:
             if at < 1012:
                 curves.add(rank, at, step, {"loss": 1.0})
     paces = {rank: curves.pace(rank) for rank in range(8)}
-    found = slower({rank: each for rank, each in paces.items() if each})
+    found = slow_by_step_rate({rank: each for rank, each in paces.items() if each})
     assert list(found) == [5]
     assert found[5].share == pytest.approx(1 / 3, abs=0.12)
 

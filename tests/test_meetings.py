@@ -8,41 +8,48 @@ from typing import Any
 
 import pytest
 
-from nbddp.record.lags import Lag
-from nbddp.record.meetings import FEWEST, LONGEST, STALE, Meetings
+from nbddp.record.waiting.collective_matcher import GroupMatcher
+from nbddp.record.waiting.stragglers import FEWEST, LONGEST, STALE, StragglerLag
+from nbddp.wire.collective import Collective
 
 RANKS = range(4)
+BEGIN = 1e9
 Step = Callable[[int, int], float]  # how long a rank works at a step
 
 
-def meet(
-    work: Step, *, steps: int = 200, ranks: range = RANKS, buckets: int = 1, begin: float = 1e9
-) -> Meetings:
+def arrive(group: GroupMatcher, rank: int, rows: list[list[Any]], now: float) -> list[int]:
+    """A rank reports rows of number, time, and whether all wait for the last one."""
+    return [
+        match.collective.call.number
+        for number, at, meets in rows
+        for match in group.add(rank, Collective("all_reduce", number), at, now, meets=meets)
+    ]
+
+
+def meet(work: Step, *, steps: int = 200, ranks: range = RANKS, buckets: int = 1) -> GroupMatcher:
     """Ranks that work, call so many collectives at the end of it, and go on when all are there."""
-    meetings, now = Meetings(), begin
-    meetings.begin_cell(ranks)
+    group, now = GroupMatcher(ranks), BEGIN
     for step in range(steps):
         ends = [now + work(rank, step) for rank in ranks]
         for rank, end in zip(ranks, ends, strict=True):
             came = [[buckets * step + at + 1, end + at * 1e-4, True] for at in range(buckets)]
-            meetings.note(rank, 1, came, end)
+            arrive(group, rank, came, end)
         now = max(ends) + buckets * 1e-4
-    return meetings
+    return group
 
 
-def lags_of(work: Step, **options: Any) -> dict[int, Lag]:
-    lags = meet(work, **options).lags()
+def lags_of(work: Step, **options: Any) -> dict[int, StragglerLag]:
+    lags = meet(work, **options).stragglers()
     assert lags is not None
     return lags
 
 
-def coming(rows: Callable[[int], list[list[Any]]]) -> Meetings:
+def coming(rows: Callable[[int], list[list[Any]]]) -> GroupMatcher:
     """Each rank comes to collectives as these rows say."""
-    meetings = Meetings()
-    meetings.begin_cell(RANKS)
+    group = GroupMatcher(RANKS)
     for rank in RANKS:
-        meetings.note(rank, 1, rows(rank), 0.0)
-    return meetings
+        arrive(group, rank, rows(rank), 0.0)
+    return group
 
 
 def test_the_rank_that_the_others_wait_for_is_told_with_the_share_of_their_time() -> None:
@@ -78,14 +85,14 @@ def test_of_64_ranks_each_one_that_is_waited_for_is_told() -> None:
     ids=["equal", "nearly", "in turn", "one checkpoint", "now and then"],
 )
 def test_where_all_are_equal_or_wait_by_turns_or_once_nobody_is_told(work: Step) -> None:
-    assert meet(work).lags() == {}
+    assert meet(work).stragglers() == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_does_not_reach_it_even_if_it_stays_with_a_rank_for_seconds(seed: int) -> None:
     """As on a machine with more to do than it has cores."""
     chance = random.Random(seed)
-    assert meet(lambda _rank, _step: chance.uniform(0.02, 0.2)).lags() == {}
+    assert meet(lambda _rank, _step: chance.uniform(0.02, 0.2)).stragglers() == {}
     busy = [chance.randrange(4) for _ in range(50)]
     assert lags_of(lambda rank, step: 0.15 if rank == busy[step // 8] else 0.1, steps=400) == {}
 
@@ -95,68 +102,57 @@ def test_nobody_is_waited_for_where_the_others_go_on() -> None:
     broadcast = coming(
         lambda rank: [[step + 1, 1e9 + step * 0.1 + rank * 0.05, False] for step in range(200)]
     )
-    assert broadcast.lags() is None
+    assert broadcast.stragglers() is None
     late = [0.0, 0.0, 0.0, 0.5]
     ahead = coming(
         lambda rank: [[step + 1, 1e9 + step * 0.1 + late[rank], True] for step in range(200)]
     )
-    assert ahead.lags() == {}
+    assert ahead.stragglers() == {}
 
 
 def test_a_few_meetings_say_nothing() -> None:
     def work(rank: int, _step: int) -> float:
         return 2.0 if rank == 2 else 1.0
 
-    assert not meet(work, steps=FEWEST + 1).lags()
-    assert meet(work, steps=FEWEST + 3).lags()
-    assert meet(lambda rank, _step: 0.01 * rank, steps=100).lags() is None, "in so short a time"
+    assert not meet(work, steps=FEWEST + 1).stragglers()
+    assert meet(work, steps=FEWEST + 3).stragglers()
+    short = meet(lambda rank, _step: 0.01 * rank, steps=100)
+    assert short.stragglers() is None, "in so short a time"
 
 
 def test_what_is_long_past_is_forgotten_and_old_news_is_not_told() -> None:
     slow = meet(lambda rank, step: 0.2 if rank == 2 and step < 100 else 0.1, steps=400)
-    assert slow.lags() == {}
-    meetings = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1, begin=1000.0)
-    last = 1000.0 + 200 * 0.2001
-    meetings.note(0, 1, [], last + STALE / 2)
-    assert meetings.lags()
-    meetings.note(0, 1, [], last + STALE + 1)
-    assert meetings.lags() is None
+    assert slow.stragglers() == {}
+    group = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1)
+    last = BEGIN + 200 * 0.2001
+    arrive(group, 0, [[201, last, True]], last + STALE / 2)
+    assert group.stragglers()
+    arrive(group, 0, [[202, last, True]], last + STALE + 1)
+    assert group.stragglers() is None
     rare = lags_of(lambda rank, _step: 9.0 if rank == 2 else 6.0, steps=40)
     assert 80 < rare[2].seconds <= LONGEST + 9
 
 
-def test_another_cell_begins_with_nothing_and_a_late_word_of_the_last_one_does_not_count() -> None:
-    meetings = meet(lambda rank, _step: 0.2 if rank == 2 else 0.1)
-    meetings.note(0, 2, [[201, 1e9 + 50, True]], 0.0)
-    assert meetings.lags() is None
-    meetings.note(1, 1, [[201, 1e9 + 50, True]], 0.0)
-    meetings.begin_cell(RANKS)
-    assert meetings.lags() is None
-
-
 def test_a_gap_in_what_is_told_counts_for_nothing() -> None:
     """More collectives than are kept: of those in between nobody knows."""
-    meetings = coming(
+    group = coming(
         lambda rank: [
             [step + 1, 1e9 + step * 0.2 + (0.1 if rank == 2 else 0.0), True]
             for step in range(400)
             if step % 20 < 10
         ]
     )
-    lags = meetings.lags()
+    lags = group.stragglers()
     assert lags is not None
     assert lags[2].share == pytest.approx(0.5, abs=0.02)
 
 
 def test_one_rank_alone_waits_for_nobody() -> None:
-    assert meet(lambda _rank, _step: 0.1, ranks=range(1)).lags() is None
+    assert meet(lambda _rank, _step: 0.1, ranks=range(1)).stragglers() is None
 
 
 def test_a_rank_may_tell_seconds_later_than_the_others_of_a_thousand_a_second() -> None:
-    met: list[int] = []
-    meetings = Meetings(on_met=lambda number, _came, _waits: met.append(number))
-    meetings.begin_cell(range(2))
-    for rank in range(2):
-        came = [[step + 1, 1e9 + step * 1e-3, True] for step in range(5000)]
-        meetings.note(rank, 1, came, 0.0)
+    group = GroupMatcher(range(2))
+    rows = [[step + 1, BEGIN + step * 1e-3, True] for step in range(5000)]
+    met = [number for rank in range(2) for number in arrive(group, rank, rows, 0.0)]
     assert met == list(range(1, 5000)), "of the last one nobody knows what came next"

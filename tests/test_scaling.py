@@ -20,10 +20,11 @@ from nbddp.magics.parser import CELL, parse
 from nbddp.magics.trial_options import check_trials
 from nbddp.record.overlap import Overlap
 from nbddp.record.spent import Timeline
-from nbddp.record.waiting import Met
+from nbddp.record.waiting.collective_history import MatchedCollective
 from nbddp.ui.charts.scaling import draw_scaling
 from nbddp.ui.panel.scaling import scaling_bundle
 from nbddp.ui.text.scaling import scaling_text
+from nbddp.wire.collective import Collective
 
 
 def cell(line: str) -> Namespace:
@@ -108,16 +109,13 @@ def test_only_the_cells_own_rows_of_its_longest_loop_count_and_ranks_are_average
 # ---- where the time went
 
 
-def line(*meetings: Met, **facts: Any) -> Timeline:
+def line(*meetings: MatchedCollective, **facts: Any) -> Timeline:
     return Timeline(cell=1, ranks=(0, 1), span=(10.0, 20.0), meetings=meetings, **facts)
 
 
-def met(at: float, waited: float) -> Met:
-    return Met(
-        group="",
-        number=1,
-        name="all_reduce",
-        shape="",
+def met(at: float, waited: float) -> MatchedCollective:
+    return MatchedCollective(
+        call=Collective("all_reduce", 1),
         came={0: at - waited, 1: at},
         waits={0: waited},
         awaited=1,

@@ -19,6 +19,7 @@ from nbddp.record.hangs import HANG_AFTER
 from nbddp.record.snapshot import RankSnapshot, Snapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
+from nbddp.wire.collective import Collective
 from nbddp.wire.messages import CellEnded, Failure, Metrics, Progress, Pulse, Ready
 
 OFF = Life(state=GroupState.OFF, attempt=2)
@@ -38,7 +39,7 @@ PULSE = Pulse(
     line=3,
     code="loss.backward()",
     function="backward",
-    last="all_reduce #4 float [8]",
+    last=Collective("all_reduce", 4, shape="float [8]"),
     last_cell=7,
     cpu=97.5,
     memory=5 << 20,
@@ -206,7 +207,7 @@ def test_a_rank_waits_in_a_collective_of_this_cell_and_of_no_earlier_one(group: 
     group.note(1, replace(PULSE, cell=0, last_cell=6))
     assert group.shows("collective") == ("",)
     group.note(1, replace(PULSE, cell=0, last_cell=7))
-    assert group.shows("collective") == (PULSE.last,)
+    assert group.shows("collective") == (str(PULSE.last),)
 
 
 def test_the_time_at_a_place_goes_on_between_two_signs_and_is_none_while_a_rank_moves(
@@ -250,7 +251,7 @@ def test_steps_and_bars_are_those_that_the_rank_reported_in_a_cell_of_this_group
 def test_the_step_of_a_row_is_of_the_same_moment_as_its_collective(group: Group) -> None:
     group.note(0, rows(0, 10, 20, 30, 40))
     group.note(0, replace(PULSE, steps={"loss": 31}))
-    assert group.shows("step", "collective", rank=0) == (31, PULSE.last)
+    assert group.shows("step", "collective", rank=0) == (31, str(PULSE.last))
     group.note(0, replace(PULSE, cell=0, last_cell=6, steps={"loss": 31}))
     assert group.shows("step", "collective", rank=0) == (40, "")
 

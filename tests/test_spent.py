@@ -20,7 +20,7 @@ from nbddp.record.overlap import Overlap, overlap_of
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.spent import Timeline, spent
 from nbddp.record.unmet import unmet
-from nbddp.record.waiting import Awaited, Waiting
+from nbddp.record.waiting.collective_matcher import CollectiveMatcher, Straggler
 from nbddp.ui.charts.spans import ROW, WIDE, draw_spans
 from nbddp.ui.charts.spans import _ticks as ticks
 from nbddp.ui.panel.html import late
@@ -32,22 +32,22 @@ from nbddp.ui.text.status import status
 from nbddp.ui.words import say_awaited
 from nbddp.wire.timing_messages import Arrivals
 
-AWAITED = Awaited(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""))
+AWAITED = Straggler(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""))
 
 
-def waiting(*, steps: int = 40, ranks: int = 3) -> Waiting:
+def waiting(*, steps: int = 40, ranks: int = 3) -> CollectiveMatcher:
     """Rank 2 comes a twentieth of a second after the others, and says its steps."""
     return told(lambda rank, _step: 0.15 if rank == 2 else 0.1, steps=steps, ranks=ranks)
 
 
-def with_steps(found: Waiting) -> Waiting:
+def with_steps(found: CollectiveMatcher) -> CollectiveMatcher:
     for step in range(40):
-        found.mark(step % 3, BASE + 0.1501 * (step + 1), step)
+        found.add_step(step % 3, BASE + 0.1501 * (step + 1), step)
     return found
 
 
-def line_of(found: Waiting, last: int | None = None) -> Timeline:
-    return spent(found.read(), found.awaited(), last=last)
+def line_of(found: CollectiveMatcher, last: int | None = None) -> Timeline:
+    return spent(found.history(), found.straggler(), last=last)
 
 
 def test_the_whole_cell_is_looked_at_unless_the_last_steps_are_asked_for() -> None:
@@ -63,13 +63,13 @@ def test_the_whole_cell_is_looked_at_unless_the_last_steps_are_asked_for() -> No
     assert line_of(waiting(steps=3), last=7).meetings
 
 
-def heard(*told_by_ranks: Iterable[Arrivals]) -> Waiting:
+def heard(*told_by_ranks: Iterable[Arrivals]) -> CollectiveMatcher:
     """What each rank has told of a cell."""
-    found = Waiting()
+    found = CollectiveMatcher()
     found.begin_cell(range(len(told_by_ranks)))
     for rank, told_of in enumerate(told_by_ranks):
         for letter in told_of:
-            found.note(rank, letter, 0.0)
+            found.add(rank, letter, 0.0)
     return found
 
 
@@ -106,7 +106,7 @@ def test_the_numbers_come_as_rows_and_as_a_table_where_there_is_pandas(
     assert line.frame() == line.rows()
 
 
-def ended_apart() -> Waiting:
+def ended_apart() -> CollectiveMatcher:
     """Rank 1 comes to some collectives and is then elsewhere; the others wait in the next one."""
     told_of = []
     for rank in range(3):
@@ -121,9 +121,9 @@ def ended_apart() -> Waiting:
 
 
 def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted() -> None:
-    told = ended_apart().read()
+    told = ended_apart().history()
     (last,) = unmet(told, BASE + 3, is_over=True)
-    assert (last.number, last.missing, set(last.came)) == (4, (1,), {0, 2})
+    assert (last.call.number, last.missing, set(last.came)) == (4, (1,), {0, 2})
     line = spent(told, unmet=[last])
     assert line.waits[0, 1] == pytest.approx(2.2)
     assert line.span[1] == pytest.approx(BASE + 3)
@@ -136,7 +136,7 @@ def test_who_waited_to_the_end_for_one_that_did_not_come_is_painted() -> None:
 
 
 def test_a_rank_that_died_has_an_end() -> None:
-    told = ended_apart().read()
+    told = ended_apart().history()
     line = spent(told, unmet=unmet(told, BASE + 3, is_over=True), died={1: BASE + 1.5})
     assert list(line.pieces(1))[-1] == ("gone", BASE + 1.5, pytest.approx(BASE + 3))
     rows = dict(said_rows(line))
@@ -145,7 +145,7 @@ def test_a_rank_that_died_has_an_end() -> None:
 
 
 def test_of_a_cell_that_runs_a_rank_is_missed_when_it_must_have_told() -> None:
-    told = ended_apart().read()
+    told = ended_apart().history()
     for track in told.tracks.values():
         track.is_over = False
     assert unmet(told, BASE + 3, is_over=False) == [], "it may be there and have told nobody yet"
@@ -159,24 +159,24 @@ def test_ranks_in_different_collectives_wait_for_each_other_to_the_end() -> None
         before, _ = letters([0.1, 0.2])
         last, end = letters([0.5 + 0.1 * rank], first=3, kind=[name, "", "", True, 0])
         told_of.append([before, last, replace(end, until=2_000_000)])
-    found = heard(*told_of).read()
+    found = heard(*told_of).history()
     both = unmet(found, BASE + 2, is_over=True)
-    assert [(each.name, set(each.came), each.missing) for each in both] == [
+    assert [(each.call.name, set(each.came), each.missing) for each in both] == [
         ("all_reduce", {0, 1}, (2,)),
         ("barrier", {2}, (0, 1)),
     ]
-    assert [each.number for each in spent(found, unmet=both).meetings] == [1, 2]
+    assert [each.call.number for each in spent(found, unmet=both).meetings] == [1, 2]
 
 
 def test_who_waits_in_the_first_collective_of_all_is_told_too() -> None:
-    found = heard(letters([0.2]), [], []).read()
+    found = heard(letters([0.2]), [], []).history()
     line = spent(found, unmet=unmet(found, BASE + 5, is_over=True))
     assert not line.is_empty
     assert line.waits == {(0, 1): pytest.approx(0.075), (0, 2): pytest.approx(0.075)}
     assert draw_spans(line)
 
 
-def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Waiting:
+def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> CollectiveMatcher:
     """Ranks in collectives that do not wait for the others, and how long they took on the GPU."""
     told_of = []
     for rank, at in enumerate(came):
@@ -188,8 +188,8 @@ def of_kind(name: str, *came: list[float], took: Sequence[int] = ()) -> Waiting:
 
 def test_where_ranks_do_not_wait_for_each_other_nobody_is_missed() -> None:
     found = of_kind("broadcast", [0.1, 0.2], [0.1])
-    assert unmet(found.read(), BASE + 5, is_over=True) == []
-    assert unmet(waiting().read(), BASE + 99, is_over=True) == []
+    assert unmet(found.history(), BASE + 5, is_over=True) == []
+    assert unmet(waiting().history(), BASE + 99, is_over=True) == []
 
 
 def test_of_many_ranks_those_are_shown_that_matter() -> None:
@@ -252,7 +252,7 @@ def whole() -> Timeline:
 
 
 def test_the_text(snapshot: Any) -> None:
-    apart, empty = ended_apart().read(), Timeline(cell=1, ranks=(0,), span=(0.0, 0.0))
+    apart, empty = ended_apart().history(), Timeline(cell=1, ranks=(0,), span=(0.0, 0.0))
     missed = spent(apart, unmet=unmet(apart, BASE + 3, is_over=True))
     enqueued = {
         took: line_of(of_kind("all_reduce", [0.1, 0.2], [0.1, 0.2], took=took))

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from arrivals import BASE, KIND, letters, told
 
-from nbddp.record.waiting import FEWEST_KEPT, KEPT, Waiting
+from nbddp.record.waiting.collective_matcher import (
+    MAX_ARRIVALS,
+    MIN_MATCHED,
+    CollectiveMatcher,
+)
 from nbddp.wire.timing_messages import Arrivals
 
 LATE = 0.05
@@ -18,45 +22,45 @@ def late(rank: int, _step: int) -> float:
     return 0.1 + (LATE if rank == 2 else 0.0)
 
 
-def waiting_of(came: dict[int, list[float]], *, ranks: int = 2, **more: Any) -> Waiting:
+def waiting_of(came: dict[int, list[float]], *, ranks: int = 2, **more: Any) -> CollectiveMatcher:
     """What ranks tell that came to collectives at these seconds."""
-    waiting = Waiting()
+    waiting = CollectiveMatcher()
     waiting.begin_cell(range(ranks))
     for rank, at in came.items():
         for letter in letters(at, **more):
-            waiting.note(rank, letter, 0.0)
+            waiting.add(rank, letter, 0.0)
     return waiting
 
 
 def test_a_rank_waits_from_when_it_comes_until_the_last_one_does() -> None:
-    found = told(late).read()
-    assert found.met == 40
+    found = told(late).history()
+    assert found.count == 40
     assert dict(found.waits) == {
         (0, 2): pytest.approx(40 * LATE, rel=1e-3),
         (1, 2): pytest.approx(40 * LATE, rel=1e-3),
     }
-    first = found.meetings[0]
-    assert (first.number, first.title, first.awaited) == (1, "all_reduce float [72]", 2)
+    first = found.matched[0]
+    assert (first.call.number, first.call.kind, first.awaited) == (1, "all_reduce float [72]", 2)
     assert first.waits == {0: pytest.approx(LATE), 1: pytest.approx(LATE), 2: 0.0}
     assert first.at == pytest.approx(BASE + 0.15)
 
 
 def test_the_clocks_of_other_machines_are_set_right_before() -> None:
     waiting = told(late, ahead=lambda rank: 3.0 if rank == 1 else 0.0)
-    assert waiting.read().waits[0, 2] == pytest.approx(40 * LATE, rel=1e-3)
-    assert waiting.read().tracks[1].error == 0.03
+    assert waiting.history().waits[0, 2] == pytest.approx(40 * LATE, rel=1e-3)
+    assert waiting.history().tracks[1].error == 0.03
 
 
 def test_a_rank_that_is_late_in_each_part_of_the_last_seconds_is_told() -> None:
-    awaited = told(late, steps=18).awaited()
+    awaited = told(late, steps=18).straggler()
     assert awaited is not None
     assert (awaited.rank, awaited.title) == (2, "all_reduce float [72]")
     assert awaited.numbers is not None
     first, last = awaited.numbers
     assert 1 <= first < last == 18, "of the steps of which the share is told"
     assert awaited.share == pytest.approx(LATE / 0.15, abs=0.02)
-    assert told(late, steps=7).awaited() is None, "that is too short a time to tell"
-    assert told(lambda _rank, _step: 0.1, steps=18).awaited() is None
+    assert told(late, steps=7).straggler() is None, "that is too short a time to tell"
+    assert told(lambda _rank, _step: 0.1, steps=18).straggler() is None
 
 
 def test_a_rank_that_had_no_core_is_not_told_so_soon() -> None:
@@ -64,17 +68,17 @@ def test_a_rank_that_had_no_core_is_not_told_so_soon() -> None:
     for rank in (0, 1):
         for letter in letters([0.15 * step + rank * LATE for step in range(1, 18)]):
             starved = replace(letter, awake=900_000, cpu=900_000 - rank * 300_000)
-            waiting.note(rank, starved, 0.0)
-    assert waiting.lags() is None
-    assert waiting.awaited() is None
+            waiting.add(rank, starved, 0.0)
+    assert waiting.stragglers() is None
+    assert waiting.straggler() is None
 
 
 def test_where_the_awaited_rank_was_meanwhile_is_told_by_its_samples_and_its_data() -> None:
     waiting = waiting_of({})
     for rank in (0, 1):
         at = [0.2 * step + rank * LATE for step in range(1, 20)]
-        waiting.mark(rank, BASE + 0.2, 1)
-        waiting.mark(rank, BASE + 3.0, 2)
+        waiting.add_step(rank, BASE + 0.2, 1)
+        waiting.add_step(rank, BASE + 3.0, 2)
         for letter in letters(at):
             if letter.rows and rank == 1:
                 came = letter.rows[1::3]
@@ -84,11 +88,11 @@ def test_where_the_awaited_rank_was_meanwhile_is_told_by_its_samples_and_its_dat
                     samples=[it for each in came for it in (each - 1000, 0, each + 100_000, 1)],
                     loads=[it for each in came for it in (each - 49_000, each)],
                 )
-            waiting.note(rank, letter, 0.0)
-    met = waiting.read().meetings[3]
+            waiting.add(rank, letter, 0.0)
+    met = waiting.history().matched[3]
     assert met.places == {(9, ""): 1}, "what was seen while nobody waited does not count"
     assert met.loading == pytest.approx(0.98 * LATE, rel=0.01)
-    awaited = waiting.awaited()
+    awaited = waiting.straggler()
     assert awaited is not None
     assert (awaited.place, awaited.is_loading, awaited.steps) == ((9, ""), True, 1)
 
@@ -104,11 +108,11 @@ def test_groups_count_by_themselves_and_one_of_unknown_ranks_is_left_out() -> No
         for rank in ranks:
             kind = ["all_reduce", "float [1]", group, True, 0]
             for letter in letters([0.1 * step + 0.01 * rank for step in range(1, 9)], kind=kind):
-                waiting.note(rank, letter, 0.0)
-    found = waiting.read()
-    assert {each.group for each in found.meetings} == {"[0, 2]", "[1, 3]"}
+                waiting.add(rank, letter, 0.0)
+    found = waiting.history()
+    assert {each.call.group for each in found.matched} == {"[0, 2]", "[1, 3]"}
     assert set(found.waits) == {(0, 2), (1, 3)}
-    assert found.met == 16
+    assert found.count == 16
 
 
 def test_numbers_that_begin_anew_are_not_matched_with_those_before() -> None:
@@ -119,36 +123,36 @@ def test_numbers_that_begin_anew_are_not_matched_with_those_before() -> None:
             kind = [*KIND[:4], turn]
             at = [turn + 0.1 * step + 0.02 * rank for step in range(1, 5)]
             for letter in letters(at, kind=kind):
-                waiting.note(rank, replace(letter, is_over=bool(turn and letter.is_over)), 0.0)
-    found = waiting.read()
-    assert found.met == 2 * 4
-    assert max(sum(each.waits.values()) for each in found.meetings) == pytest.approx(0.02, rel=1e-3)
+                waiting.add(rank, replace(letter, is_over=bool(turn and letter.is_over)), 0.0)
+    found = waiting.history()
+    assert found.count == 2 * 4
+    assert max(sum(each.waits.values()) for each in found.matched) == pytest.approx(0.02, rel=1e-3)
 
 
 def test_the_next_cell_begins_with_nothing_of_the_one_before() -> None:
     waiting = told(late)
     waiting.begin_cell([0, 1], 2)
-    assert waiting.lags() is None
-    waiting.mark(0, BASE + 100, 7)
-    waiting.note(0, Arrivals(cell=1, base=BASE, kinds=[KIND], rows=[99, 0, 0]), 0.0)
-    found = waiting.read()
-    assert (found.cell, found.met, found.ranks) == (2, 0, (0, 1)), "that came too late"
-    waiting.note(0, Arrivals(cell=2, base=BASE + 100, kinds=[KIND], rows=[1, 0, 0]), 0.0)
-    found = waiting.read()
+    assert waiting.stragglers() is None
+    waiting.add_step(0, BASE + 100, 7)
+    waiting.add(0, Arrivals(cell=1, base=BASE, kinds=[KIND], rows=[99, 0, 0]), 0.0)
+    found = waiting.history()
+    assert (found.cell, found.count, found.ranks) == (2, 0, (0, 1)), "that came too late"
+    waiting.add(0, Arrivals(cell=2, base=BASE + 100, kinds=[KIND], rows=[1, 0, 0]), 0.0)
+    found = waiting.history()
     assert found.tracks[0].began == BASE + 100
     assert list(found.tracks[0].steps) == [(BASE + 100, 7)]
 
 
 def test_what_was_lost_or_left_out_is_counted_and_long_runs_keep_their_sums() -> None:
-    waiting = Waiting()
-    ranks = KEPT // FEWEST_KEPT
+    waiting = CollectiveMatcher()
+    ranks = MAX_ARRIVALS // MIN_MATCHED
     waiting.begin_cell(range(ranks))
     for rank in range(ranks):
         at = [0.01 * step + (0.005 if rank == 3 else 0.0) for step in range(1, 700)]
         for letter in letters(at, lost=1 if not rank else 0, thinned=2 if not rank else 0):
-            waiting.note(rank, letter, 0.0)
-    found = waiting.read()
-    assert (found.met, len(found.meetings)) == (699, FEWEST_KEPT)
+            waiting.add(rank, letter, 0.0)
+    found = waiting.history()
+    assert (found.count, len(found.matched)) == (699, MIN_MATCHED)
     assert (found.lost, found.thinned) == (7, 14)
     assert found.waits[0, 3] == pytest.approx(699 * 0.005, rel=1e-3)
 
@@ -156,7 +160,7 @@ def test_what_was_lost_or_left_out_is_counted_and_long_runs_keep_their_sums() ->
 def test_nobody_waits_where_ranks_do_not_wait_for_each_other() -> None:
     came = {rank: [0.1 * step + 0.02 * rank for step in range(1, 30)] for rank in (0, 1)}
     waiting = waiting_of(came, kind=["broadcast", "float [1]", "", False, 0])
-    found = waiting.read()
-    assert (found.met, dict(found.waits)) == (29, {})
-    assert found.meetings[0].waits == {}
-    assert waiting.awaited() is None
+    found = waiting.history()
+    assert (found.count, dict(found.waits)) == (29, {})
+    assert found.matched[0].waits == {}
+    assert waiting.straggler() is None

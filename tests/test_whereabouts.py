@@ -6,6 +6,7 @@ import pytest
 
 from nbddp.record.hangs import HANG_AFTER
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
+from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Metrics, Progress, Pulse
 
 
@@ -17,7 +18,9 @@ def whereabouts() -> Whereabouts:
 
 
 def pulse(seconds: float = 0.0) -> Pulse:
-    return Pulse(cell=5, line=3, function="step", collective="all_reduce #7", seconds=seconds)
+    return Pulse(
+        cell=5, line=3, function="step", collective=Collective("all_reduce", 7), seconds=seconds
+    )
 
 
 def numbers(*steps: int, missed: int = 0) -> Metrics:

@@ -14,7 +14,7 @@ from nbddp.record.overlap import Overlap, overlap_of
 from nbddp.record.spent import Timeline, spent
 from nbddp.record.timeline import Happening
 from nbddp.record.unmet import unmet
-from nbddp.record.waiting import Told
+from nbddp.record.waiting.collective_history import CollectiveHistory
 from nbddp.wire.messages import Pull
 
 ASK = "__import__('nbddp.worker.overlap', fromlist=['measured']).measured(globals())"
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 def timeline_of(session: Session, last: int | None = None) -> Timeline:
     """Where the time of the last cell went; ranks that run another one are not asked for more."""
-    waiting = session.whereabouts.waiting
-    told = waiting.read()
+    collectives = session.whereabouts.collectives
+    told = collectives.history()
     cell = session.life.cell
     is_over = cell is None or cell.number != told.cell
     ended = _end_of(session, told.cell)
@@ -33,7 +33,7 @@ def timeline_of(session: Session, last: int | None = None) -> Timeline:
     until = time.time() if ended is None else ended.at
     at_end = () if went_well else unmet(told, until, is_over=is_over)
     died = _deaths(session, told, until)
-    line = spent(told, waiting.awaited(), last=last, unmet=at_end, died=died)
+    line = spent(told, collectives.straggler(), last=last, unmet=at_end, died=died)
     line = replace(line, is_over=is_over)
     return replace(line, overlaps=_overlaps(session, told.began)) if not line.is_empty else line
 
@@ -45,7 +45,7 @@ def _end_of(session: Session, cell: int) -> Happening | None:
     return next((each for each in ends if each.facts.get("number") == cell), None)
 
 
-def _deaths(session: Session, told: Told, until: float) -> dict[int, float]:
+def _deaths(session: Session, told: CollectiveHistory, until: float) -> dict[int, float]:
     """When the process of each rank that died in the cell ended, as the notebook saw it."""
     events = session.time_line.since(told.began) if told.began else ()
     exits = [each for each in events if each.kind == "exit" and each.at <= until]

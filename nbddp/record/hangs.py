@@ -126,9 +126,9 @@ def _grouped(pulses: Mapping[int, Pulse]) -> list[tuple[str, str]]:
 def _where(pulse: Pulse) -> str:
     place = say_place(pulse.line, pulse.file)
     inside = f" in {pulse.function}()" if pulse.function else ""
-    called = " ".join(filter(None, (pulse.collective, pulse.shape)))
     if pulse.thread:
-        return f"waiting in {called} in {pulse.thread}; the main thread is at {place}{inside}"
+        waiting = f"waiting in {pulse.collective} in {pulse.thread}"
+        return f"{waiting}; the main thread is at {place}{inside}"
     if pulse.collective:
-        return f"waiting in {called}, {place}"
+        return f"waiting in {pulse.collective}, {place}"
     return f"never came: {place}{inside}"

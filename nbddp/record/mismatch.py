@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from nbddp.errors import say_ranks
+from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Pulse
 
 # those to which every rank must give the same type and sizes
 _EVEN = ("all_gather", "all_reduce", "broadcast", "reduce", "reduce_scatter")
-_CALL = re.compile(r"(\S+) (#\d+(?: of group (?:\[[^\]]*\]|\S+))?)(?: (.+))?")
-
-
-class Call(NamedTuple):
-    """A call that ranks meet in: its name, which one of its group it is, and what was given."""
-
-    name: str
-    number: str = ""
-    shape: str = ""
-
-    @property
-    def title(self) -> str:
-        """Such as ``all_reduce #3 of group [0, 2]``."""
-        return " ".join(filter(None, (self.name, self.number)))
 
 
 def why(cell: int, running: Mapping[int, Pulse], ended: Mapping[int, Pulse]) -> str:
@@ -35,12 +20,12 @@ def why(cell: int, running: Mapping[int, Pulse], ended: Mapping[int, Pulse]) -> 
         running: what the ranks that are in it said last; one at least waits for others.
         ended: the same of those that are through with it.
 
-    >>> def at(what, shape=""):
-    ...     return Pulse(cell=1, line=1, function="", collective=what, shape=shape)
-    >>> why(1, {0: at("all_reduce #1"), 1: at("broadcast #1")}, {})
+    >>> def at(name):
+    ...     return Pulse(cell=1, line=1, function="", collective=Collective(name, 1))
+    >>> why(1, {0: at("all_reduce"), 1: at("broadcast")}, {})
     'rank 0 called all_reduce #1, rank 1 broadcast #1'
     """
-    calls = {rank: _waited_in(pulse) for rank, pulse in running.items() if pulse.collective}
+    calls = {rank: pulse.collective for rank, pulse in running.items() if pulse.collective}
     others = {rank: pulse for rank, pulse in {**running, **ended}.items() if rank not in calls}
     calls |= _other_calls(cell, others, set(calls.values()))
     told = [_say_calls(calls)]
@@ -53,26 +38,22 @@ def why(cell: int, running: Mapping[int, Pulse], ended: Mapping[int, Pulse]) -> 
     return ", ".join(told)
 
 
-def _waited_in(pulse: Pulse) -> Call:
-    call = _CALL.fullmatch(pulse.collective)
-    return Call(call[1], call[2], pulse.shape) if call else Call(pulse.collective)
-
-
-def _other_calls(cell: int, pulses: Mapping[int, Pulse], waited_in: set[Call]) -> dict[int, Call]:
+def _other_calls(
+    cell: int, pulses: Mapping[int, Pulse], waited_in: set[Collective]
+) -> dict[int, Collective]:
     """Who has made another call in the place of one that is waited in, and went on."""
-    found: dict[int, Call] = {}
+    found: dict[int, Collective] = {}
     for rank, pulse in pulses.items():
-        parts = _CALL.fullmatch(pulse.last) if pulse.last_cell == cell else None
-        if parts is None:
+        call = pulse.last if pulse.last_cell == cell else None
+        if call is None:
             continue
-        call = Call(parts[1], parts[2], parts[3] or "")
-        rivals = [each for each in waited_in if each.number == call.number]
+        rivals = [each for each in waited_in if each.place == call.place]
         if any(each.name != call.name or _is_uneven([each, call]) for each in rivals):
             found[rank] = call
     return found
 
 
-def _is_uneven(calls: Iterable[Call]) -> bool:
+def _is_uneven(calls: Iterable[Collective]) -> bool:
     """Whether one call was given different sizes, and must not be."""
     known = set(calls)
     titles, shapes = {each.title for each in known}, {each.shape for each in known}
@@ -80,7 +61,7 @@ def _is_uneven(calls: Iterable[Call]) -> bool:
     return is_one and len(shapes) > 1
 
 
-def _say_calls(calls: Mapping[int, Call]) -> str:
+def _say_calls(calls: Mapping[int, Collective]) -> str:
     is_uneven = _is_uneven(calls.values())
     groups: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):

@@ -12,9 +12,9 @@ from nbddp.errors import describe_exit
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
 from nbddp.record.devices import UNKNOWN, DeviceUse
-from nbddp.record.lags import Lag
 from nbddp.record.timeline import Happening, TimeLine, with_failures_once
-from nbddp.record.waiting import Awaited
+from nbddp.record.waiting.collective_matcher import Straggler
+from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
 from nbddp.wire.messages import Pulse, Ready
 
@@ -63,7 +63,7 @@ class RankSnapshot:
     gpu_use: DeviceUse = UNKNOWN
     gpu_ranks: tuple[int, ...] = ()
     bars: tuple[LoopProgress, ...] = ()
-    lag: Lag | None = None
+    lag: StragglerLag | None = None
     is_alive: bool = True
     is_well: bool = True
     is_cause: bool = False
@@ -109,7 +109,7 @@ class Snapshot:
     ranks: tuple[RankSnapshot, ...] = ()
     events: tuple[Happening, ...] = ()
     alarm: str = ""
-    awaited: Awaited | None = None
+    awaited: Straggler | None = None
     missed: int = 0
     refused: int = 0
 
@@ -226,7 +226,7 @@ def _rank(
     whereabouts: Whereabouts,
     asked: str,
     ready: Ready | None,
-    lag: Lag | None,
+    lag: StragglerLag | None,
     node: str,
     now: float,
 ) -> RankSnapshot:
@@ -248,7 +248,7 @@ def _rank(
         file=pulse.file if is_inside else "",
         code=pulse.code if is_inside else "",
         seconds=pulse.seconds + age if is_inside and pulse.seconds else 0.0,
-        collective=pulse.last if is_of_cell else "",
+        collective=str(pulse.last or "") if is_of_cell else "",
         step=steps.get(pace.loop, pace.step) if pace else None,
         steps_per_second=pace.per_second if pace else 0.0,
         cpu=pulse.cpu if is_inside or not pulse.cell else -1.0,  # not that of a cell that ended

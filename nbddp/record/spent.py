@@ -10,9 +10,14 @@ from typing import Any
 
 from nbddp.errors import say_place
 from nbddp.record.overlap import Overlap
-from nbddp.record.tracks import Met, Place, Track
 from nbddp.record.unmet import Unmet
-from nbddp.record.waiting import Awaited, Told
+from nbddp.record.waiting.collective_history import (
+    CollectiveHistory,
+    MatchedCollective,
+    Place,
+    RankTrack,
+)
+from nbddp.record.waiting.collective_matcher import Straggler
 
 Span = tuple[float, float]  # begin and end, in seconds of time.time()
 
@@ -51,7 +56,7 @@ class Timeline:
     cell: int
     ranks: tuple[int, ...]
     span: Span
-    meetings: tuple[Met, ...] = ()
+    meetings: tuple[MatchedCollective, ...] = ()
     steps: tuple[Span, ...] = ()
     loads: Mapping[int, Sequence[Span]] = field(default_factory=dict)
     waits: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -60,7 +65,7 @@ class Timeline:
     lost: int = 0
     thinned: int = 0
     error: float = 0.0
-    awaited: Awaited | None = None
+    awaited: Straggler | None = None
     overlaps: tuple[Overlap, ...] = ()
     is_over: bool = True
     unmet: tuple[Unmet, ...] = ()
@@ -93,10 +98,7 @@ class Timeline:
         """
         return [
             {
-                "group": each.group,
-                "number": each.number,
-                "name": each.name,
-                "shape": each.shape,
+                **each.call._asdict(),
                 "rank": rank,
                 "came": came,
                 "waited": each.waits.get(rank, 0.0),
@@ -136,8 +138,8 @@ class Timeline:
 
 
 def spent(
-    told: Told,
-    awaited: Awaited | None = None,
+    told: CollectiveHistory,
+    awaited: Straggler | None = None,
     *,
     last: int | None = None,
     unmet: Sequence[Unmet] = (),
@@ -152,14 +154,16 @@ def spent(
         unmet: what ranks waited in at its end.
         died: when ranks died.
     """
-    apart = {(each.group, each.number) for each in unmet}  # where ranks are in different ones
-    meetings = [each for each in told.meetings if (each.group, each.number) not in apart]
+    apart = {
+        (each.call.group, each.call.number) for each in unmet
+    }  # where ranks are in different ones
+    meetings = [each for each in told.matched if (each.call.group, each.call.number) not in apart]
     steps = _steps(told.tracks)
     began, end = _span(told, meetings, steps, last)
     died = died or {}
     end = max([end, *(at for each in unmet for at in each.until.values()), *died.values()])
     meetings = [each for each in meetings if each.at >= began]
-    is_all = last is None and told.met > len(meetings)
+    is_all = last is None and told.count > len(meetings)
     waits = Counter(told.waits if is_all else _waits(meetings))
     for each in unmet:
         for waiter, missing, seconds in each.between():
@@ -173,7 +177,7 @@ def spent(
         loads={rank: _within(each.loads, began, end) for rank, each in told.tracks.items()},
         waits=dict(sorted(waits.items())),
         lines=_lines(meetings, unmet),
-        on_gpu=told.durations.averages(),
+        on_gpu=told.seconds_on_gpu(),
         lost=told.lost,
         thinned=told.thinned,
         error=max((each.error for each in told.tracks.values()), default=0.0),
@@ -183,7 +187,7 @@ def spent(
     )
 
 
-def _steps(tracks: Mapping[int, Track]) -> list[Span]:
+def _steps(tracks: Mapping[int, RankTrack]) -> list[Span]:
     """When each step was reported first, as (time, step)."""
     first: dict[float, float] = {}
     for track in tracks.values():
@@ -192,10 +196,15 @@ def _steps(tracks: Mapping[int, Track]) -> list[Span]:
     return sorted((at, step) for step, at in first.items())
 
 
-def _span(told: Told, meetings: Sequence[Met], steps: Sequence[Span], last: int | None) -> Span:
+def _span(
+    told: CollectiveHistory,
+    meetings: Sequence[MatchedCollective],
+    steps: Sequence[Span],
+    last: int | None,
+) -> Span:
     tracks = told.tracks.values()
     began = told.began
-    ends = [each.told_at for each in tracks] + [each.at for each in meetings[-1:]]
+    ends = [each.reported_at for each in tracks] + [each.at for each in meetings[-1:]]
     end = max([began, *ends])
     if last is None:
         return began, end
@@ -205,11 +214,11 @@ def _span(told: Told, meetings: Sequence[Met], steps: Sequence[Span], last: int 
     return min([*shown[0].came.values()] if shown else [began]), end
 
 
-def _newest(meetings: Sequence[Met]) -> float:
+def _newest(meetings: Sequence[MatchedCollective]) -> float:
     return meetings[-1].at if meetings else 0.0
 
 
-def _waits(meetings: Sequence[Met]) -> Counter[tuple[int, int]]:
+def _waits(meetings: Sequence[MatchedCollective]) -> Counter[tuple[int, int]]:
     found: Counter[tuple[int, int]] = Counter()
     for each in meetings:
         for rank, seconds in each.waits.items():
@@ -222,7 +231,7 @@ def _within(spans: Sequence[Span], began: float, end: float) -> list[Span]:
     return [(max(a, began), min(b, end)) for a, b in spans if b > began and a < end]
 
 
-def _lines(meetings: Sequence[Met], unmet: Sequence[Unmet]) -> dict[str, float]:
+def _lines(meetings: Sequence[MatchedCollective], unmet: Sequence[Unmet]) -> dict[str, float]:
     """Seconds of waiting by line: those for a rank are shared out by where it was seen."""
     waited: Counter[int] = Counter()
     seen: dict[int, Counter[Place]] = {}

@@ -9,8 +9,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nbddp.record.tracks import Last, Place
-from nbddp.record.waiting import Told, mostly, ranks_of, seen_at
+from nbddp.record.waiting.collective_history import (
+    Arrival,
+    CollectiveHistory,
+    Place,
+    main_place,
+)
+from nbddp.wire.collective import Collective
 
 LATE = 3.0  # seconds that a rank of a cell that runs may be late in telling that it came
 
@@ -20,19 +25,14 @@ class Unmet:
     """A collective in which ranks waited until the end, or still wait, for some that did not come.
 
     Attributes:
-        group: the group's ranks, as ``[0, 2]``; empty for the default group.
-        number: which one of its group it is.
-        name: the function; ``shape`` is the type and sizes of what goes in.
+        call: which collective it is.
         came: when each of those that waited came, in seconds of ``time.time()``.
         until: until when each of them waited.
         missing: the ranks that did not come.
         places: how often one of these was seen at which line meanwhile.
     """
 
-    group: str
-    number: int
-    name: str
-    shape: str
+    call: Collective
     came: Mapping[int, float]
     until: Mapping[int, float]
     missing: tuple[int, ...]
@@ -46,7 +46,7 @@ class Unmet:
     @property
     def place(self) -> Place | None:
         """Where those that were missing mostly were."""
-        return mostly(Counter(self.places))
+        return main_place(self.places)
 
     def between(self) -> Iterator[tuple[int, int, float]]:
         """Waiter, awaited and seconds; of several that were missing each has a part of them."""
@@ -55,7 +55,7 @@ class Unmet:
                 yield rank, missing, seconds / len(self.missing)
 
 
-def unmet(told: Told, until: float, *, is_over: bool) -> list[Unmet]:
+def unmet(told: CollectiveHistory, until: float, *, is_over: bool) -> list[Unmet]:
     """What ranks wait in at a cell's end, or now.
 
     Args:
@@ -63,11 +63,11 @@ def unmet(told: Told, until: float, *, is_over: bool) -> list[Unmet]:
         until: when it ended, or what time it is, as ``time.time()`` has it.
         is_over: which of the two.
     """
-    waiting: dict[tuple[str, int, int, str], dict[int, Last]] = {}
+    waiting: dict[tuple[Collective, int], dict[int, Arrival]] = {}
     for rank, track in told.tracks.items():
         last = track.last
         if last is not None and last.meets:
-            key = last.group, last.turn, last.number, last.name
+            key = last.call._replace(shape=""), last.turn
             waiting.setdefault(key, {})[rank] = last
     found = (_unmet(told, lasts, until) for lasts in waiting.values())
     return [
@@ -77,23 +77,20 @@ def unmet(told: Told, until: float, *, is_over: bool) -> list[Unmet]:
     ]
 
 
-def _unmet(told: Told, lasts: Mapping[int, Last], until: float) -> Unmet:
+def _unmet(told: CollectiveHistory, lasts: Mapping[int, Arrival], until: float) -> Unmet:
     last = next(iter(lasts.values()))
-    ranks = ranks_of(last.group) if last.group else told.ranks
+    ranks = told.ranks_in(last.call.group)
     missing = tuple(rank for rank in ranks if not _has_come(told, rank, last))
     tracks = {rank: told.tracks[rank] for rank in lasts}
     came = {rank: each.at for rank, each in lasts.items()}
-    ends = {rank: each.told_at if each.is_over else until for rank, each in tracks.items()}
+    ends = {rank: each.reported_at if each.is_over else until for rank, each in tracks.items()}
     places: Counter[Place] = Counter()
     for rank in missing:
         if rank in told.tracks:
             first, end = min(came.values()), max(ends.values())
-            places.update(seen_at(told.tracks[rank].samples, first, end))
+            places.update(told.tracks[rank].seen_at(first, end))
     return Unmet(
-        group=last.group,
-        number=last.number,
-        name=last.name,
-        shape=last.shape,
+        call=last.call,
         came=came,
         until={rank: max(came[rank], end) for rank, end in ends.items()},
         missing=missing,
@@ -101,11 +98,12 @@ def _unmet(told: Told, lasts: Mapping[int, Last], until: float) -> Unmet:
     )
 
 
-def _has_come(told: Told, rank: int, to: Last) -> bool:
+def _has_come(told: CollectiveHistory, rank: int, to: Arrival) -> bool:
     """Whether a rank came to this collective, or went beyond it."""
-    if told.newest.get((to.group, to.turn, rank), 0) != to.number:
-        return told.newest.get((to.group, to.turn, rank), 0) > to.number
+    newest = told.newest.get((to.call.group, to.turn, rank), 0)
+    if newest != to.call.number:
+        return newest > to.call.number
     track = told.tracks.get(rank)
     last = None if track is None else track.last
-    is_there = last is not None and (last.group, last.turn) == (to.group, to.turn)
-    return not is_there or last is None or last.name == to.name
+    is_there = last is not None and (last.call.group, last.turn) == (to.call.group, to.turn)
+    return not is_there or last is None or last.call.name == to.call.name

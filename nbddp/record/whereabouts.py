@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from nbddp.record.curves import Curves
 from nbddp.record.hangs import HangWatch, Sign
-from nbddp.record.lags import Lag, slower
 from nbddp.record.rank_values import RankValues
 from nbddp.record.tally import Tally
-from nbddp.record.waiting import Awaited, Waiting
+from nbddp.record.waiting.collective_matcher import CollectiveMatcher, Straggler
+from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.messages import Metrics, Progress, Pulse
 from nbddp.wire.timing_messages import Arrivals
 
@@ -53,7 +53,7 @@ class Whereabouts:
         is_working: Callable[[int], bool] = lambda _rank: False,
     ) -> None:
         self.curves = Curves()
-        self.waiting = Waiting()
+        self.collectives = CollectiveMatcher()
         self.tally = Tally()
         self.values = RankValues()
         self.missed = 0
@@ -97,7 +97,7 @@ class Whereabouts:
         """A cell begins: what was seen before says nothing about it."""
         known = list(ranks)
         self._hang_watch.begin_cell(known, now)
-        self.waiting.begin_cell(known, cell)
+        self.collectives.begin_cell(known, cell)
         self.tally.pause()
         self._begin_curves()
         self.missed = 0
@@ -150,14 +150,14 @@ class Whereabouts:
                 self._hang_watch.note(rank, message, now)
             case Arrivals():
                 ahead, error = clock
-                self.waiting.note(rank, message, now, ahead=ahead, error=error)
+                self.collectives.add(rank, message, now, ahead=ahead, error=error)
             case Metrics(rows=rows, missed=missed):
                 self.missed += missed
                 curves = self.curves if self._aside is None else self._aside
                 for at, step, values in rows:
                     curves.add(rank, at, step, values)
                     self.tally.add(rank, at, step, values)
-                    self.waiting.mark(rank, at, step)
+                    self.collectives.add_step(rank, at, step)
                     if step is not None:
                         first, last = self._steps or (step, step)
                         self._steps = first, max(step, last)
@@ -176,21 +176,21 @@ class Whereabouts:
         """The last sign of life of a rank."""
         return self._hang_watch.sign(rank)
 
-    def lags(self, ranks: Iterable[int]) -> dict[int, Lag]:
+    def lags(self, ranks: Iterable[int]) -> dict[int, StragglerLag]:
         """Those that are slower than the others, and by how much.
 
         Ranks that meet in collectives make the same number of steps: there it is the one that the
         others wait for.
         """
-        waited_for = self.waiting.lags()
+        waited_for = self.collectives.stragglers()
         if waited_for is not None:
             return waited_for
         paces = {rank: self.curves.pace(rank) for rank in ranks}
-        return slower({rank: pace for rank, pace in paces.items() if pace is not None})
+        return slow_by_step_rate({rank: pace for rank, pace in paces.items() if pace is not None})
 
-    def awaited(self) -> Awaited | None:
+    def awaited(self) -> Straggler | None:
         """The rank that the others wait for most, if they do."""
-        return self.waiting.awaited()
+        return self.collectives.straggler()
 
     def bars(self, rank: int) -> tuple[LoopProgress, ...]:
         """The loops that a rank is in, outermost first."""

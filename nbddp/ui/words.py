@@ -10,11 +10,11 @@ from typing import Any
 from nbddp.errors import say_place, say_ranks
 from nbddp.formatting import format_bytes, plural
 from nbddp.lifecycle.comeback import say_comeback
-from nbddp.record.lags import Lag
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.unmet import Unmet
-from nbddp.record.waiting import Awaited
+from nbddp.record.waiting.collective_matcher import Straggler
+from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.record.whereabouts import LoopProgress
 
 NOT_CARRIED = 8  # names that a heal in the list of events tells
@@ -100,12 +100,12 @@ def say_step(each: RankSnapshot) -> str:
     return f"{each.step:.0f}" + (f" · {rate}" if rate else "")
 
 
-def say_lag(lag: Lag) -> str:
+def say_lag(lag: StragglerLag) -> str:
     """Why a rank is marked as slow.
 
-    >>> say_lag(Lag(0.384, 11.6))
+    >>> say_lag(StragglerLag(0.384, 11.6))
     'slow: the others wait for it 38 % of the time, over 11.6 s'
-    >>> say_lag(Lag(0.25, 9.7, is_waited_for=False))
+    >>> say_lag(StragglerLag(0.25, 9.7, is_waited_for=False))
     'slow: 25 % fewer steps a second than the others, over 9.7 s'
     """
     over = f"over {say_seconds(lag.seconds)}"
@@ -114,13 +114,14 @@ def say_lag(lag: Lag) -> str:
     return f"slow: {100 * lag.share:.0f} % fewer steps a second than the others, {over}"
 
 
-def say_awaited(awaited: Awaited) -> str:
+def say_awaited(awaited: Straggler) -> str:
     """Who is waited for, how much, before what, and where it is then.
 
-    >>> say_awaited(Awaited(2, 0.384, 8.3, 100, "all_reduce float [72]", (9, ""), numbers=(7, 106)))
+    >>> call = "all_reduce float [72]"
+    >>> say_awaited(Straggler(2, 0.384, 8.3, 100, call, (9, ""), numbers=(7, 106)))
     'rank 2 made the others wait 38 % of the last 100 steps, mostly before all_reduce float [72] \
 (#7 to #106), while it was at line 9'
-    >>> say_awaited(Awaited(1, 0.5, 8.3, 0, "barrier", (9, "train.py"), is_loading=True))
+    >>> say_awaited(Straggler(1, 0.5, 8.3, 0, "barrier", (9, "train.py"), is_loading=True))
     'rank 1 made the others wait 50 % of the last 8.3 s, mostly before barrier, \
 while it waited for data at train.py line 9'
     """
@@ -134,7 +135,7 @@ while it waited for data at train.py line 9'
     return ", ".join(filter(None, (said, before, " ".join(filter(None, (doing, at))))))
 
 
-def _numbers(awaited: Awaited) -> str:
+def _numbers(awaited: Straggler) -> str:
     first, last = awaited.numbers or (0, 0)
     if not last:
         return ""
@@ -144,7 +145,9 @@ def _numbers(awaited: Awaited) -> str:
 def say_unmet(unmet: Unmet, *, is_over: bool, died: Container[int] = ()) -> str:
     """Who waited where until the end, or still does, and for whom.
 
-    >>> unmet = Unmet("", 6, "barrier", "", {0: 1.0, 2: 1.5}, {0: 4.0, 2: 4.0}, (1,), {(9, ""): 3})
+    >>> from nbddp.wire.collective import Collective
+    >>> call, until = Collective("barrier", 6), {0: 4.0, 2: 4.0}
+    >>> unmet = Unmet(call, {0: 1.0, 2: 1.5}, until, (1,), {(9, ""): 3})
     >>> say_unmet(unmet, is_over=True)
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 did not come, it was at line 9'
     >>> say_unmet(unmet, is_over=False)
@@ -152,12 +155,10 @@ def say_unmet(unmet: Unmet, *, is_over: bool, died: Container[int] = ()) -> str:
     >>> say_unmet(unmet, is_over=True, died=[1])
     'ranks 0,2 waited in barrier #6 to the end, 3.0 s: rank 1 died, it was at line 9'
     """
-    what = " ".join(filter(None, (f"{unmet.name} #{unmet.number}", unmet.shape)))
-    what += f" of group {unmet.group}" if unmet.group else ""
     seconds, is_one = say_seconds(max(unmet.waits.values())), len(unmet.came) == 1
-    waited = f"waited in {what} to the end, {seconds}"
+    waited = f"waited in {unmet.call} to the end, {seconds}"
     if not is_over:
-        waited = f"{'has' if is_one else 'have'} waited in {what} for {seconds}"
+        waited = f"{'has' if is_one else 'have'} waited in {unmet.call} for {seconds}"
     missing = [rank for rank in unmet.missing if rank not in died]
     not_there = "did not" if is_over else "has not" if len(missing) == 1 else "have not"
     # of a dead one it is not known: it may have come, and died before it told of that

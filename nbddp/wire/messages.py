@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from nbddp.errors import WireError
+from nbddp.wire.collective import Collective
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.name_messages import Complete, Inspect, Survey
 from nbddp.wire.timing_messages import Arrivals
@@ -146,10 +147,9 @@ class Pulse:
 
     ``line`` is the innermost line in the cell (0: none runs), or in the script or other cell whose
     ``file`` is named, ``code`` what stands there and ``function`` what it is in there.
-    ``collective`` is what it waits in, such as "all_reduce #7", empty if it waits in none, and
-    ``shape`` is the dtype and shape of its tensor, such as "float [4]". ``thread`` names the thread
-    that waits if it is not the main thread. ``last`` is the newest collective of ``last_cell``,
-    which is the running cell or, between cells, the previous one.
+    ``collective`` is what it waits in; where torch has no record of it, its name is all there is.
+    ``thread`` names the thread that waits if it is not the main thread. ``last`` is the newest
+    collective of ``last_cell``, which is the running cell or, between cells, the previous one.
     ``seconds`` is how long it has stayed where it is, 0 if anything of it moves. ``cpu`` is in
     percent of one core, below 0 while it is not known; memory in bytes. ``gpu`` is the UUID of the
     GPU that the cells have touched, empty without one; ``gpu_memory`` is what tensors hold there,
@@ -162,10 +162,9 @@ class Pulse:
     function: str
     file: str = ""
     code: str = ""
-    collective: str = ""
-    shape: str = ""
+    collective: Collective | None = None
     thread: str = ""
-    last: str = ""
+    last: Collective | None = None
     last_cell: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
@@ -176,6 +175,11 @@ class Pulse:
     gpu_reserved: int = 0
     asks: str = ""
     steps: JsonDict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:  # JSON has lists
+        for name in ("collective", "last"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, Collective(*value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

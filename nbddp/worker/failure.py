@@ -10,7 +10,7 @@ from typing import Any
 
 from nbddp.wire.messages import Failure
 from nbddp.worker import gpu_memory, interrupt
-from nbddp.worker.flight_recorder import Collective, newest_collective
+from nbddp.worker.flight_recorder import RecordedCollective, newest_collective
 from nbddp.worker.folding import folded
 from nbddp.worker.headline import headline_of, text_of
 from nbddp.worker.tracebacks import walk
@@ -27,7 +27,7 @@ def describe(
     shown: str,
     *,
     is_cell_file: Callable[[str], bool],
-    stuck_in: Collective | None,
+    stuck_in: RecordedCollective | None,
     at: float,
     names: Mapping[str, Any],
     name_of: Callable[[str], str] = lambda _filename: "",
@@ -132,13 +132,13 @@ def _is_ours(frame: FrameType) -> bool:
     return frame.f_code.co_filename == interrupt.__file__
 
 
-def _collective(stack: list[FrameType], stuck_in: Collective | None) -> str:
+def _collective(stack: list[FrameType], stuck_in: RecordedCollective | None) -> str:
     """The collective that the rank waited in, with its number where that is known."""
     called = next(filter(_is_torch_distributed, stack), None)
     name = function_name(called) if called is not None else ""
     newest = stuck_in or newest_collective({name})
-    if newest is not None and (newest is stuck_in or newest.name in (name, f"_{name}")):
-        return newest.title
+    if newest is not None and (newest is stuck_in or newest.call.name in (name, f"_{name}")):
+        return newest.call.title
     return call_of(called) if called is not None else ""  # Gloo records no send and no recv
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbddp.wire.collective import Collective
+
 NCCLS = 2**40  # added to the numbers of NCCL's records, which are counted apart
 DEFAULT = "default_pg"  # torch's description of the default group
 # of Gloo, whose calls begin when a rank comes to them: nobody is through before all are there
@@ -20,36 +22,21 @@ Entry = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class RecordedCollective:
     """One entry of torch's flight recorder.
 
     Attributes:
-        name: the function.
-        number: which one of its group it is; each group counts its own.
         is_in_flight: whether it is not over.
-        shape: type and sizes of what goes in.
         began_at: in seconds, as ``time.time()`` has it.
-        group: the group's ranks, as ``[0, 2]``; empty for the default group.
         record: which one it is of all that this process began.
         backend: whose it is, such as "gloo".
     """
 
-    name: str
-    number: int
+    call: Collective
     is_in_flight: bool
-    shape: str = ""
     began_at: float = 0.0
-    group: str = ""
     record: int = 0
     backend: str = ""
-
-    @property
-    def title(self) -> str:
-        """Which one it is, as ``all_reduce #3 of group [0, 2]``."""
-        return f"{self.name} #{self.number}" + (f" of group {self.group}" if self.group else "")
-
-    def __str__(self) -> str:
-        return " ".join(filter(None, (self.title, self.shape)))
 
 
 def recorded() -> Sequence[Entry]:
@@ -91,12 +78,12 @@ def meets(entry: Entry) -> bool:
     return entry["profiling_name"] in _MEETINGS
 
 
-def newest_collective(calls: Collection[str] = ()) -> Collective | None:
+def newest_collective(calls: Collection[str] = ()) -> RecordedCollective | None:
     """The last collective that this process began; see :func:`newest_of`."""
     return newest_of(recorded(), calls)
 
 
-def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Collective | None:
+def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> RecordedCollective | None:
     """Return the newest recorded collective, or None.
 
     Args:
@@ -108,13 +95,10 @@ def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Collecti
     flying = [each for each in entries if not each["retired"] and _function(each) in calls]
     newest = (flying or entries)[-1]
     backend, _, name = newest["profiling_name"].partition(":")
-    return Collective(
-        name=name,
-        number=newest["collective_seq_id"],
+    return RecordedCollective(
+        call=Collective(name, newest["collective_seq_id"], group_of(newest), shape_of(newest)),
         is_in_flight=not newest["retired"],
-        shape=shape_of(newest),
         began_at=newest["time_created_ns"] / 1e9,
-        group=group_of(newest),
         record=int(newest["record_id"]),
         backend=backend,
     )

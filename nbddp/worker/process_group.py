@@ -18,7 +18,7 @@ from nbddp.worker.afterlife import Afterlife
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
-from nbddp.worker.flight_recorder import Collective, newest_collective
+from nbddp.worker.flight_recorder import RecordedCollective, newest_collective
 from nbddp.worker.lost_sends import wake_lost_sends
 from nbddp.worker.main_thread import main_frame
 from nbddp.worker.meeting_store import MeetingStore
@@ -80,7 +80,7 @@ class ProcessGroup:
         self.device = place.device()
         self.is_broken = False
         self._holds = False
-        self.stuck_in: Collective | None = None
+        self.stuck_in: RecordedCollective | None = None
         self._rendezvous = Rendezvous(topology, attempt, self._store.one_more)
         self._rendezvous.serve()
         refuse_launchers()

@@ -15,10 +15,11 @@ from random import Random
 from types import FrameType
 
 from nbddp.errors import say_place
+from nbddp.wire.collective import Collective
 from nbddp.wire.messages import Pulse
 from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker.arriving import Arriving
-from nbddp.worker.flight_recorder import Collective, newest_of
+from nbddp.worker.flight_recorder import RecordedCollective, newest_of
 from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_status
 from nbddp.worker.notebook_lines import as_typed
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
@@ -162,7 +163,8 @@ class PulseThread:
         kind, wait = self._wait(cell, frame, newest)
         begun = int(entries[-1]["record_id"]) if entries else 0  # on any thread
         seconds = self._stay(cell, frame, begun, kind, use)
-        is_waited_in = bool(wait) and seconds > 0
+        is_waited_in = wait is not None and seconds > 0
+        is_recorded = is_waited_in and kind is not Wait.SEEN
         is_recent = newest is not None and newest.began_at >= self._began_at
         line, file, code, function = self._in_cell(frame) if cell else (0, "", "", "")
         return Pulse(
@@ -171,11 +173,10 @@ class PulseThread:
             file=file,
             code=code,
             function=function,
-            collective=wait if is_waited_in else "",
-            shape=newest.shape if newest and is_waited_in and kind is not Wait.SEEN else "",
-            last=str(newest) if is_recent or (is_waited_in and kind is not Wait.SEEN) else "",
+            collective=wait if is_waited_in else None,
+            last=newest.call if newest and (is_recent or is_recorded) else None,
             last_cell=self._last_cell,
-            thread=self._thread(frame) if is_waited_in and kind is not Wait.SEEN else "",
+            thread=self._thread(frame) if is_recorded else "",
             seconds=seconds,
             cpu=use.cpu,
             memory=use.memory,
@@ -187,18 +188,20 @@ class PulseThread:
             steps=self._steps(),
         )
 
-    def _wait(self, cell: int, frame: FrameType, newest: Collective | None) -> tuple[Wait, str]:
-        """What a cell seems to wait in: the kind of wait, and its name."""
+    def _wait(
+        self, cell: int, frame: FrameType, newest: RecordedCollective | None
+    ) -> tuple[Wait, Collective | None]:
+        """What a cell seems to wait in: the kind of wait, and the call."""
         if not cell:
-            return Wait.NONE, ""
+            return Wait.NONE, None
         if newest is not None and newest.is_in_flight:
             spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
-            return Wait.SPINNING if spins else Wait.RECORDED, newest.title
+            return Wait.SPINNING if spins else Wait.RECORDED, newest.call
         name = waited_in(frame, self._is_cell_file)
         self._call = None if name else mark_of_call(frame)
         if self._call is not None:
-            return Wait.ONE_CALL, ""
-        return Wait.SEEN if name else Wait.NONE, name
+            return Wait.ONE_CALL, None
+        return (Wait.SEEN, Collective(name)) if name else (Wait.NONE, None)
 
     def _stay(self, cell: int, frame: FrameType, begun: int, kind: Wait, use: Use) -> float:
         """For how long the main thread has stayed here; 0 if it moves."""

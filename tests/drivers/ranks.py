@@ -22,7 +22,7 @@ from nbddp.record.notices import Notice
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.trace import Trace
-from nbddp.record.waiting import Awaited
+from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text.view import TextView
 from nbddp.wire.messages import Pull
@@ -222,7 +222,7 @@ class Ranks(SteeredGroup):
         """When and where a rank gave its last sign of life."""
         return self.session.whereabouts.sign(rank)
 
-    def awaited(self) -> Awaited | None:
+    def awaited(self) -> Straggler | None:
         """Return the rank that the others wait for, if one is named."""
         return self.session.whereabouts.awaited()
 

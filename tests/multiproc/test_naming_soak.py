@@ -13,7 +13,7 @@ from drivers.ranks import Ranks
 from multiproc.conftest import WarmLauncher
 from processes import wait_until
 
-from nbddp.record.waiting import Awaited
+from nbddp.record.waiting.collective_matcher import Straggler
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.soak, pytest.mark.timeout(900)]
 
@@ -35,9 +35,9 @@ while not is_over:
 """
 
 
-def named_in(launcher: WarmLauncher, number: int) -> Awaited | None:
+def named_in(launcher: WarmLauncher, number: int) -> Straggler | None:
     """The first rank that is named in one run of a fresh group, if one is."""
-    found: list[Awaited] = []
+    found: list[Straggler] = []
 
     def look() -> bool:
         awaited = group.awaited()

@@ -9,7 +9,7 @@ import pytest
 from drivers.ranks import MakeRanks, Ranks
 from processes import wait_until
 
-from nbddp.record.lags import Lag
+from nbddp.record.waiting.stragglers import StragglerLag
 
 pytestmark = pytest.mark.multiproc
 
@@ -31,10 +31,10 @@ LONG = 20.0  # seconds in which there is time enough for a wrong mark
 
 
 def seen_while(
-    group: Ranks, source: str, is_enough: Callable[[dict[int, Lag]], bool]
-) -> dict[int, Lag]:
+    group: Ranks, source: str, is_enough: Callable[[dict[int, StragglerLag]], bool]
+) -> dict[int, StragglerLag]:
     """The marks when they are enough, or else those after a while; the cell then is over."""
-    seen: dict[int, Lag] = {}
+    seen: dict[int, StragglerLag] = {}
 
     def look() -> bool:
         ranks = group.snapshot(handle).ranks

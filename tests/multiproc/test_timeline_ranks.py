@@ -16,7 +16,7 @@ from processes import wait_until
 
 from nbddp import CellFailedError
 from nbddp.record.spent import Timeline
-from nbddp.record.waiting import Awaited
+from nbddp.record.waiting.collective_matcher import Straggler
 
 pytestmark = pytest.mark.multiproc
 SHARES_KERNEL = True
@@ -67,8 +67,8 @@ def waited(came: Sequence[Sequence[float]]) -> dict[tuple[int, int], float]:
 
 
 def named(
-    group: Ranks, source: str, is_it: Callable[[Awaited], bool] = lambda _awaited: True
-) -> tuple[Awaited, int]:
+    group: Ranks, source: str, is_it: Callable[[Straggler], bool] = lambda _awaited: True
+) -> tuple[Straggler, int]:
     """The first rank that is said to be waited for, and the step that was reported last by then."""
     handle = group.begin(source)
 
@@ -156,7 +156,7 @@ def test_after_a_restart_and_a_heal_it_begins_anew(
     group.heal()
     assert len(line().meetings) == 9
     group.restart()
-    assert [each.number for each in line().meetings] == list(range(1, 10))
+    assert [each.call.number for each in line().meetings] == list(range(1, 10))
 
 
 MODEL = """
@@ -207,7 +207,7 @@ def test_a_collective_that_never_was_is_painted_as_waiting_to_the_end(
         group.run(APART.format(seconds=2))
     line = group.timeline()
     (last,) = line.unmet
-    assert (last.name, set(last.came), last.missing, last.place) == (
+    assert (last.call.name, set(last.came), last.missing, last.place) == (
         "barrier",
         {0, 2},
         (1,),
@@ -259,7 +259,7 @@ def test_a_script_is_told_of_as_a_cell_is(group: Ranks, folder: Path) -> None:
     )
     group.run_script(folder / "short.py", quiet=True)
     line = group.timeline()
-    assert [each.name for each in line.meetings] == ["all_reduce"] * 5
+    assert [each.call.name for each in line.meetings] == ["all_reduce"] * 5
     assert (line.lost, line.thinned) == (0, 0)
 
 

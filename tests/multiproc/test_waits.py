@@ -193,7 +193,7 @@ def test_a_rank_whose_memory_is_used_up_asks_for_its_newest_collective_in_vain(
     group.run(
         f"import resource\n{imported(newest_collective)}"
         "for _ in range(300): dist.barrier()\n"
-        "assert newest_collective().number\n"
+        "assert newest_collective().call.number\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "limits, held = resource.getrlimit(resource.RLIMIT_AS), []\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 1_000_000, limits[1]))\n"

@@ -1,0 +1,1 @@
+"""Which rank waits for which: collectives matched across the ranks."""

@@ -1,0 +1,230 @@
+"""What is kept of a cell's collectives: those that all ranks came to, and each rank's way there."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from nbddp.wire.collective import Collective
+from nbddp.wire.timing_messages import Arrivals
+
+MAX_SPANS = 5000  # of a rank's waits for data, of its samples, and of its steps
+MAX_KINDS = 200  # of collectives whose time on the GPU is kept
+
+Place = tuple[int, str]  # a line, and the script that it is in; "" for a cell
+
+
+def chunks(flat: Iterable[int], size: int) -> Iterator[tuple[int, ...]]:
+    """Take a flat list of numbers apart.
+
+    >>> list(chunks([1, 2, 3, 4], 2))
+    [(1, 2), (3, 4)]
+    """
+    return zip(*[iter(flat)] * size, strict=True)
+
+
+def main_place(places: Mapping[Place, int]) -> Place | None:
+    """Return where a rank was seen in at least half of the samples; None if nowhere."""
+    place = max(places, key=lambda each: places[each], default=None)
+    return place if place and 2 * places[place] >= sum(places.values()) else None
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedCollective:
+    """A collective that all ranks of a group came to.
+
+    Attributes:
+        call: which collective it is.
+        came: when each rank came, in seconds of ``time.time()`` on this machine.
+        waits: seconds that each rank waited for the last one; empty where no rank waits.
+        awaited: the rank that came last.
+        places: how often the awaited rank was seen at which line while others waited.
+        loading: seconds of the waiting in which the awaited rank waited for data itself.
+    """
+
+    call: Collective
+    came: Mapping[int, float]
+    waits: Mapping[int, float]
+    awaited: int
+    places: Mapping[Place, int]
+    loading: float = 0.0
+
+    @property
+    def at(self) -> float:
+        """When the last rank came."""
+        return self.came[self.awaited]
+
+    @property
+    def waited(self) -> float:
+        """Seconds that all ranks waited, together."""
+        return sum(self.waits.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a rank came to a collective; ``turn`` and ``meets`` are as in :class:`Arrivals`."""
+
+    at: float
+    call: Collective
+    turn: int
+    meets: bool
+
+
+@dataclass(slots=True)
+class RankTrack:
+    """What one rank reported of a cell, newest last.
+
+    Attributes:
+        samples: when the rank was seen at which line.
+        loads: begin and end of each wait for a batch of a ``DataLoader``.
+        steps: when it reported which step.
+        starved: spans, each with the seconds in which the rank would have run and had no core.
+        reported_at: until when it has reported; ``began``: since when.
+        error: seconds by which its clock may be wrong.
+        is_over: whether the cell is over on this rank.
+    """
+
+    samples: deque[tuple[float, Place]] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
+    loads: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
+    steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_SPANS))
+    starved: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=100))
+    began: float = 0.0
+    reported_at: float = 0.0
+    error: float = 0.0
+    last: Arrival | None = None
+    is_over: bool = False
+
+    def copy(self) -> RankTrack:
+        """Return a copy that does not change any more."""
+        return replace(
+            self,
+            samples=deque(self.samples),
+            loads=deque(self.loads),
+            steps=deque(self.steps),
+            starved=deque(self.starved),
+        )
+
+    def extend(self, message: Arrivals, base: float, error: float) -> None:
+        """Add what the rank reported; ``base`` is the message's, by this machine's clock."""
+        self.began, self.error = base, error
+        self._add_starved(base + message.until / 1e6, (message.awake - message.cpu) / 1e6)
+        places = [(int(line), str(file)) for line, file in message.places]
+        self.samples.extend(
+            (base + at / 1e6, places[place]) for at, place in chunks(message.samples, 2)
+        )
+        self.loads.extend(
+            (base + began / 1e6, base + ended / 1e6) for began, ended in chunks(message.loads, 2)
+        )
+
+    def _add_starved(self, at: float, seconds: float) -> None:
+        if at > max(self.began, self.reported_at):
+            self.starved.append((max(self.began, self.reported_at), at, max(0.0, seconds)))
+            self.reported_at = at
+
+    def starved_share(self, began: float, ended: float) -> float:
+        """Return the share of this time in which the rank would have run and had no core."""
+        found = whole = 0.0
+        for start, end, seconds in self.starved:
+            part = max(0.0, min(end, ended) - max(start, began))
+            whole += part
+            found += part * seconds / (end - start)
+        return found / whole if whole else 0.0
+
+    def seen_at(self, began: float, ended: float) -> Counter[Place]:
+        """Count how often the rank was seen at which line in this time."""
+        found: Counter[Place] = Counter()
+        for at, place in reversed(self.samples):
+            if at < began:
+                break
+            found[place] += at <= ended
+        return +found
+
+    def loading(self, began: float, ended: float) -> float:
+        """Return the seconds of this time in which the rank waited for data."""
+        found = 0.0
+        for start, end in reversed(self.loads):
+            if end < began:
+                break
+            found += max(0.0, min(end, ended) - max(start, began))
+        return found
+
+
+@dataclass(slots=True)
+class CollectiveHistory:
+    """All that is kept of a cell: its last matched collectives, and sums over all of it.
+
+    Attributes:
+        waits: seconds that a rank waited for another, by waiter and awaited.
+        gpu_times: of each kind of collective and rank, how many NCCL measured, and their seconds.
+        count: how many collectives were matched; ``lost`` and ``thinned`` are those of all ranks
+            that are not among them.
+        newest: the number of the last collective of a group, by group, turn and rank.
+    """
+
+    cell: int = 0
+    ranks: tuple[int, ...] = ()
+    matched: deque[MatchedCollective] = field(default_factory=deque)
+    tracks: dict[int, RankTrack] = field(default_factory=dict)
+    waits: Counter[tuple[int, int]] = field(default_factory=Counter)
+    gpu_times: dict[str, dict[int, tuple[int, float]]] = field(default_factory=dict)
+    count: int = 0
+    lost: int = 0
+    thinned: int = 0
+    newest: dict[tuple[str, int, int], int] = field(default_factory=dict)
+
+    @property
+    def began(self) -> float:
+        """When the first rank reported the cell's begin, in seconds of ``time.time()``; else 0."""
+        return min((each.began for each in self.tracks.values() if each.began), default=0.0)
+
+    def ranks_in(self, group: str) -> tuple[int, ...]:
+        """Return the ranks of a group; none if its name does not say them.
+
+        >>> history = CollectiveHistory(ranks=(0, 1, 2))
+        >>> history.ranks_in("[0, 2]"), history.ranks_in(""), history.ranks_in("'tensor parallel'")
+        ((0, 2), (0, 1, 2), ())
+        """
+        if not group:
+            return self.ranks
+        return tuple(ast.literal_eval(group)) if group.startswith("[") else ()
+
+    def copy(self) -> CollectiveHistory:
+        """Return a copy that does not change any more."""
+        return replace(
+            self,
+            matched=deque(self.matched),
+            tracks={rank: each.copy() for rank, each in self.tracks.items()},
+            waits=Counter(self.waits),
+            gpu_times={title: dict(ranks) for title, ranks in self.gpu_times.items()},
+            newest=dict(self.newest),
+        )
+
+    def seconds_on_gpu(self) -> dict[str, dict[int, float]]:
+        """Return the mean seconds of each kind of collective, by rank; the dearest kind first.
+
+        A kernel of NCCL's begins when its own rank comes, and waits on the GPU for the others: the
+        rank on which it is shortest is the one that came last.
+        """
+        whole = {
+            title: max(seconds for _, seconds in ranks.values())
+            for title, ranks in self.gpu_times.items()
+        }
+        return {
+            title: {
+                rank: seconds / count
+                for rank, (count, seconds) in sorted(self.gpu_times[title].items())
+            }
+            for title in sorted(whole, key=lambda title: -whole[title])
+        }
+
+    def add_gpu_times(self, rank: int, message: Arrivals) -> None:
+        """Add how long some of a rank's collectives took on the GPU."""
+        for microseconds, kind in chunks(message.durations, 2):
+            name, shape, group = message.kinds[kind][:3]
+            title = Collective(name, 0, group, shape).kind
+            if title not in self.gpu_times and len(self.gpu_times) >= MAX_KINDS:
+                continue
+            count, seconds = self.gpu_times.setdefault(title, {}).get(rank, (0, 0.0))
+            self.gpu_times[title][rank] = count + 1, seconds + microseconds / 1e6

@@ -1,0 +1,177 @@
+"""Find the ranks that are slower than the others, and not by chance. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import hypot, sqrt
+from statistics import mean, median_low, stdev
+
+from nbddp.record.curves import Pace
+
+MARGIN = 0.2  # by which a rank has to be slower; a busy machine makes one a tenth slower for long
+SURE = 4.0  # standard errors: noise does not reach so far
+WINDOW = 20.0  # seconds that are the recent past, if ranks waited in enough of them
+ENOUGH = 10  # seconds with a wait; where these are rare, the recent past is longer,
+LONGEST = 120.0  # up to so many seconds
+SHORTEST = 10.0  # seconds of collectives from which something follows,
+FEWEST = 8  # and in so many of them ranks waited
+STALE = 10.0  # seconds without a collective, or three times as long as one takes, that are too many
+PER_SECOND = 4  # parts; where a rank is late in each of
+PARTS = 6  # the last few,
+STEADY = 0.5  # by so much of its average, it is named before the seconds are enough
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerLag:
+    """By how much a rank is slower than the others.
+
+    Attributes:
+        share: of their time that the others wait for it, or, where they do not meet in collectives,
+            by how much fewer steps it makes.
+        seconds: the time in which that was seen.
+        is_waited_for: which of the two.
+    """
+
+    share: float
+    seconds: float
+    is_waited_for: bool = True
+
+
+StarvedShare = Callable[[int, float, float], float]
+
+
+@dataclass(slots=True)
+class _Span:
+    """The collectives of a part of a second, or of a second.
+
+    What a busy machine does to one step it does to the next: times are the samples, not steps.
+
+    Attributes:
+        seconds: from each collective to the next, together.
+        late: seconds by which each rank was later than half of the others.
+    """
+
+    number: int
+    count: int = 0
+    seconds: float = 0.0
+    has_waited: bool = False
+    late: Counter[int] = field(default_factory=Counter)
+
+    def add(self, count: int, seconds: float, late: Mapping[int, float]) -> None:
+        self.count += count
+        self.seconds += seconds
+        self.has_waited = self.has_waited or any(late.values())
+        self.late.update(late)
+
+
+class WaitWindow:
+    """For how long the ranks of a group waited for each of them in the recent past."""
+
+    def __init__(self, ranks: Collection[int]) -> None:
+        self._ranks = sorted(ranks)
+        self._parts: deque[_Span] = deque()
+        self._newest = 0.0
+
+    def add(self, at: float, seconds: float, waits: Mapping[int, float]) -> None:
+        """Add a collective that was matched: when, how long after the one before, who waited."""
+        number = int(at * PER_SECOND)
+        if not self._parts or self._parts[-1].number != number:
+            self._parts.append(_Span(number))
+        late = _late(waits)
+        self._parts[-1].add(bool(late), seconds, late)
+        while self._parts[0].number < number - LONGEST * PER_SECOND:
+            self._parts.popleft()
+        self._newest = at
+
+    def stragglers(self, seconds_since: float) -> dict[int, StragglerLag] | None:
+        """Return the ranks that the others wait for; None where they do not meet.
+
+        Args:
+            seconds_since: from the last collective to the last time that a rank reported one.
+        """
+        spans = self._recent_seconds()
+        count = sum(each.count for each in spans)
+        seconds = sum(each.seconds for each in spans)
+        if not count or seconds < SHORTEST or seconds_since > max(STALE, 3 * seconds / count):
+            return None
+        found = {}
+        for rank in self._ranks:
+            late = [each.late[rank] for each in spans if each.has_waited]
+            if sum(late) >= MARGIN * seconds and _is_sure(late):
+                found[rank] = StragglerLag(min(1.0, sum(late) / seconds), seconds)
+        return found
+
+    def _recent_seconds(self) -> list[_Span]:
+        found: list[_Span] = []
+        newest_first = reversed(self._parts)
+        for second, parts in groupby(newest_first, lambda each: each.number // PER_SECOND):
+            waited = sum(each.has_waited for each in found)
+            if waited >= ENOUGH and sum(each.seconds for each in found) >= WINDOW:
+                break
+            found.append(_Span(second))
+            for part in parts:
+                found[-1].add(part.count, part.seconds, part.late)
+        return found
+
+    def steady_stragglers(self, starved_share: StarvedShare) -> dict[int, StragglerLag]:
+        """Return the rank that the others waited for in each of the last parts, if there is one.
+
+        A second and a half are enough for that. A busy machine makes now this rank late and now
+        another, but one of them for seconds at times.
+
+        Args:
+            starved_share: the share of a time in which a rank would have run and had no core: so
+                much of its lag may be the machine's, even where the others lacked a core, too.
+        """
+        parts = list(self._parts)[-PARTS - 1 : -1]  # the last one is not over
+        if not parts or parts[-1].number - parts[0].number > 2 * PARTS:
+            return {}  # they meet so seldom that each part has one collective
+        seconds = sum(each.seconds for each in parts)
+        if not seconds or not all(each.has_waited for each in parts) or len(parts) < PARTS:
+            return {}
+        found = {}
+        for rank in self._ranks:
+            share = sum(each.late[rank] for each in parts) / seconds
+            is_steady = all(each.late[rank] >= STEADY * share * each.seconds for each in parts)
+            if share < MARGIN or not is_steady:
+                continue
+            if share - starved_share(rank, self._newest - seconds, self._newest) >= MARGIN:
+                found[rank] = StragglerLag(min(1.0, share), seconds)
+        return found
+
+
+def _is_sure(samples: Sequence[float]) -> bool:
+    """Whether the mean is further above zero than noise reaches."""
+    if len(samples) < FEWEST:
+        return False
+    return mean(samples) > SURE * stdev(samples) / sqrt(len(samples))
+
+
+def _late(waits: Mapping[int, float]) -> dict[int, float]:
+    """By how many seconds at least half of the others waited longer than each rank."""
+    if len(waits) < 2:
+        return {}
+    ordered = sorted(waits, key=lambda rank: waits[rank])
+    values = [waits[rank] for rank in ordered]
+    middle = (len(values) - 2) // 2  # of the others, the middle one or the lower of two
+    return {
+        rank: values[middle + (middle >= place)] - waits[rank] for place, rank in enumerate(ordered)
+    }
+
+
+def slow_by_step_rate(paces: Mapping[int, Pace]) -> dict[int, StragglerLag]:
+    """Return the ranks that make fewer steps than most that report steps of the same loop."""
+    found = {}
+    for rank, pace in paces.items():
+        others = [each for it, each in paces.items() if it != rank and each.loop == pace.loop]
+        usual = median_low(each.per_second for each in others) if others else 0.0
+        if usual <= 0:
+            continue
+        share = 1 - pace.per_second / usual
+        error = hypot(pace.error, median_low(each.error for each in others))
+        if share >= MARGIN and share > SURE * error:
+            found[rank] = StragglerLag(share, pace.seconds, is_waited_for=False)
+    return found
