@@ -27,8 +27,16 @@ from nbddp.magics.syntax import set_unread
 from nbddp.magics.trial_options import check_trials, swept
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
-from nbddp.ui.panel.sweep import SHOWN, sweep_html
-from nbddp.ui.text.sweep import say_before, say_end, say_head, say_row, say_troubles
+from nbddp.ui.report.render import render_html, render_text
+from nbddp.ui.report.sweep import (
+    SHOWN,
+    describe_current,
+    describe_done,
+    describe_failures,
+    describe_outcome,
+    describe_row,
+    sweep_report,
+)
 
 
 def cell(line: str) -> Namespace:
@@ -205,24 +213,29 @@ def one_in_each_state() -> list[Row]:
 
 def test_how_far_a_sweep_is_is_said(snapshot: SnapshotAssertion) -> None:
     rows = one_in_each_state()
-    said = [say_head(rows, rows[2]), say_head(rows[:3], rows[2]), say_before(rows), say_end(rows)]
-    assert [*said, *say_troubles(rows), *map(say_row, rows)] == snapshot
-    assert say_before(rows[2:]) == ""
-    assert say_before(rows_of(*[State.BEFORE] * 9)).count("lr=") == 6
+    said = [
+        describe_current(rows, rows[2]),
+        describe_current(rows[:3], rows[2]),
+        describe_done(rows),
+        describe_outcome(rows),
+    ]
+    assert [*said, *describe_failures(rows), *map(describe_row, rows)] == snapshot
+    assert describe_done(rows[2:]) == ""
+    assert describe_done(rows_of(*[State.BEFORE] * 9)).count("lr=") == 6
     assert count_of(rows, State.OK, State.WAITING) == 2
 
 
 def test_a_page_has_a_row_for_each_until_the_sweep_has_ended() -> None:
     rows = one_in_each_state()
-    page = Page(sweep_html(rows, rows[2]))
-    assert say_head(rows, rows[2]) in page.text
-    assert all(say_row(row) in page.text for row in rows)
-    assert Page(sweep_html(rows)).text.strip() == say_end(rows)
+    page = Page(render_html(sweep_report(rows, rows[2])))
+    assert describe_current(rows, rows[2]) in page.text
+    assert all(describe_row(row) in page.text for row in rows)
+    assert render_text(sweep_report(rows)) == describe_outcome(rows)
 
 
 def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> None:
     many = rows_of(*[State.OK] * 90, State.RUNNING, *[State.WAITING] * 9)
-    page = Page(sweep_html(many, many[90]))
+    page = Page(render_html(sweep_report(many, many[90])))
     assert sum(tag == "tr" for tag, _ in page.tags) == SHOWN + 1
     assert "lr=90" in page.text
     assert "60 more" in page.text
@@ -232,7 +245,7 @@ def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> Non
 def test_whatever_values_and_failures_say_stays_text(name: str, why: str) -> None:
     [trial] = grid([("lr", (name,))])
     row = Row(trial, State.FAILED, why=why, path=Path("/x/run"))
-    Page(sweep_html([row], row))
+    Page(render_html(sweep_report([row], row)))
 
 
 @given(st.text())

@@ -13,8 +13,8 @@ from pages import readable
 
 from nbddp.record import trace as record
 from nbddp.record.trace import REST, Trace, is_different, rows, write
-from nbddp.ui.panel.trace import trace_bundle, trace_html
-from nbddp.ui.text.trace import trace_text
+from nbddp.ui.report.render import render_html, render_text
+from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import Steps, Traced
 
 ASKED = Steps(first=10, last=15)
@@ -90,7 +90,7 @@ NOTHING = Trace(cell=3, asked=ASKED, ranks={}, missing={0: "no steps", 1: "no st
 
 
 def test_each_kind_of_trace_as_text(tmp_path: Path, snapshot: Any) -> None:
-    cut = of_rank(steps=[10, 12], is_cut=True, left_out=5, under=2.5)
+    cut = of_rank(steps=[10, 12], left_out=5)
     missing = {1: "it died", 2: "it died"}
     traces = {
         "ranks that differ": trace(tmp_path),
@@ -103,7 +103,7 @@ def test_each_kind_of_trace_as_text(tmp_path: Path, snapshot: Any) -> None:
         "nothing": NOTHING,
         "nothing, for two reasons": replace(NOTHING, missing={0: "no steps", 1: "it died"}),
     }
-    said = {name: trace_text(each) for name, each in traces.items()}
+    said = {name: render_text(trace_report(each)) for name, each in traces.items()}
     assert str(tmp_path / "cell3.json") in said["ranks that differ"]
     assert {name: text.replace(str(tmp_path), "RUN") for name, text in said.items()} == snapshot
 
@@ -111,24 +111,27 @@ def test_each_kind_of_trace_as_text(tmp_path: Path, snapshot: Any) -> None:
 # ---- on a page
 
 
+def on_page(told: Trace) -> str:
+    return render_html(trace_report(told))
+
+
 def test_a_page_has_the_file_with_it_if_it_is_small(tmp_path: Path, snapshot: Any) -> None:
     told = trace(tmp_path)
-    html = trace_html(told)
+    html = on_page(told)
     assert readable(html.replace(str(tmp_path), "RUN")) == snapshot(name="whole")
     assert 'download="cell3.json" href="data:application/json;base64,e30="' in html
-    assert readable(trace_html(NOTHING)) == snapshot(name="nothing")
-    assert set(trace_bundle(told)) == {"text/html", "text/plain"}
+    assert readable(on_page(NOTHING)) == snapshot(name="nothing")
 
 
 def test_a_large_file_and_one_that_is_gone_are_only_named(tmp_path: Path) -> None:
     told = trace(tmp_path)
     assert told.path is not None
-    assert "<a download" not in trace_html(replace(told, size=10**8))
+    assert "<a download" not in on_page(replace(told, size=10**8))
     told.path.unlink()
-    assert "<a download" not in trace_html(told)
-    assert str(told.path) in trace_html(told)
+    assert "<a download" not in on_page(told)
+    assert str(told.path) in on_page(told)
 
 
 def test_names_of_operators_are_text(tmp_path: Path) -> None:
     odd = of_rank(spent={"<b>": [300.0, 1]})
-    assert "<b>" not in trace_html(trace(tmp_path, {0: odd, 1: QUICK}))
+    assert "<b>" not in on_page(trace(tmp_path, {0: odd, 1: QUICK}))

@@ -39,6 +39,7 @@ from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import begins_anew
+from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import Steps
 
 _START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
@@ -248,7 +249,7 @@ class Desk:
         traced, session = None, recovery.session
         if request.trace is not None:
             traced = trace_of(session, result, request.trace)
-            self.views.show_trace(traced)
+            self.views.show(trace_report(traced))
 
         def conclude(result: CellResult) -> None:
             self._conclude(result, recovery, request, retries)
@@ -338,7 +339,7 @@ class Desk:
         background, self._background = self._background, None
         traced, self._traced = self._traced, None
         if traced is not None:  # its cell may be far above, or not be shown any more
-            self.views.show_trace(traced)
+            self.views.show(trace_report(traced))
         self._raise_for_failure(background.result())
 
     def arm(self, kind: str, *, rank: int, step: int, factor: float) -> None:

@@ -22,7 +22,7 @@ from nbddp.record.cell import CellRequest
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.text.sweep import say_head, say_troubles
+from nbddp.ui.report.sweep import describe_current, describe_failures, sweep_report
 
 logger = logging.getLogger("nbddp")
 
@@ -89,9 +89,9 @@ class Scale:
         self._say(f"{plural(count, 'run')}, each with {before}")
         is_ended = run_rows(self._trials, self._rows, self._run_one, self._tell)
         said = self._trials.finish(is_ended=is_ended)
-        self._desk.views.show_sweep(self._rows, what=WHAT)
+        self._desk.views.show_progress(sweep_report(self._rows, what=WHAT))
         self._desk.views.show_scaling(self.scaling())
-        for each in [*say_troubles(self._rows), said]:
+        for each in [*describe_failures(self._rows), said]:
             self._say(each)
         self._trials.conclude(self._rows, is_ended=is_ended, what=WHAT, way_on="starts over")
 
@@ -110,9 +110,9 @@ class Scale:
     def _run_one(self, row: Row) -> Tried:
         ranks, number = row.trial.settings["ranks"], row.trial.settings["round"]
         spec = self._specs[ranks]
-        said = say_head(self._rows, row, what=WHAT)
+        said = describe_current(self._rows, row, what=WHAT)
         if not self._args.quiet:
-            self._desk.views.show_sweep(self._rows, row, what=WHAT)
+            self._desk.views.show_progress(sweep_report(self._rows, row, what=WHAT))
         name = f"scale-{plural(ranks, 'rank').replace(' ', '')}-round{number}"
         tried = self._trials.run(
             self._request,

@@ -20,7 +20,13 @@ from nbddp.magics.syntax import set_unread
 from nbddp.magics.trials import Trials, Tried, run_rows
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import naming_unpicklable
-from nbddp.ui.text.sweep import say_before, say_head, say_row, say_troubles
+from nbddp.ui.report.sweep import (
+    describe_current,
+    describe_done,
+    describe_failures,
+    describe_row,
+    sweep_report,
+)
 
 
 class Sweep:
@@ -86,7 +92,7 @@ class Sweep:
         left = [row for row in self._rows if row.state is State.WAITING]
         if left:
             self._trials.check_nothing_is_lost()
-        self._say(say_before(self._rows))
+        self._say(describe_done(self._rows))
         is_ended = False
         if left:
             self._say(f"{plural(len(left), 'run')}, each with {self._trials.said_before()}")
@@ -105,13 +111,13 @@ class Sweep:
 
     def _tell(self, row: Row) -> None:
         if not self._desk.views.shows_panels:
-            self._say(f"{row.trial}: {say_row(row)}")
+            self._say(f"{row.trial}: {describe_row(row)}")
 
     def _run_one(self, row: Row) -> Tried:
         trial, args = row.trial, self._args
-        said = say_head(self._rows, row)
+        said = describe_current(self._rows, row)
         if not args.quiet:
-            self._desk.views.show_sweep(self._rows, row)
+            self._desk.views.show_progress(sweep_report(self._rows, row))
         name = "-".join(filter(None, (self._spec.name, trial.name)))
         count = len(self._rows)
         tried = self._trials.run(
@@ -134,7 +140,7 @@ class Sweep:
     def _show(self, said: str) -> None:
         """The table of all, those that are done beside each other, and what is to be said."""
         views, runs = self._desk.views, self._summaries()
-        views.show_sweep(self._rows)
+        views.show_progress(sweep_report(self._rows))
         if runs:
             listing = Listing(tuple(runs), total=len(runs), size=sum(run.size for run in runs))
             views.show_runs(listing, most=len(runs))
@@ -147,7 +153,7 @@ class Sweep:
         more = len(paths) - MOST
         if more > 0:
             self._say(f"the comparison has the first {MOST}; `%ddp compare A B` takes any of them")
-        for each in say_troubles(self._rows):
+        for each in describe_failures(self._rows):
             self._say(each)
         self._say(said)
 

@@ -28,7 +28,7 @@ from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
 from nbddp.record.timeline import CONFIG
 from nbddp.record.unmade import say_unmade
-from nbddp.ui.text.sweep import say_end
+from nbddp.ui.report.sweep import describe_outcome
 
 SEEDING = (
     'torch.manual_seed(seed); __import__("random").seed(seed); '
@@ -256,8 +256,8 @@ class Trials:
         """
         if is_ended:
             raise CommandInterruptedError(
-                f"`%%ddp --{what}` was ended by you: {say_end(rows, what=what)}; the same cell run "
-                f"again {way_on}"
+                f"`%%ddp --{what}` was ended by you: {describe_outcome(rows, what=what)}; "
+                f"the same cell run again {way_on}"
             )
         if self._first is not None and not any(row.state.is_done for row in rows):
             said = f"none of the {len(rows)} runs went well; {self._first.why}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from base64 import b64encode
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -17,14 +17,12 @@ from IPython.display import clear_output, publish_display_data
 from nbddp.archive.comparing import Comparison, Over
 from nbddp.archive.run_list import Listing
 from nbddp.archive.scaling import Scaling
-from nbddp.archive.sweeps import Row
 from nbddp.controller.session import Session
 from nbddp.imports import import_aside
 from nbddp.magics.parts import Parts
 from nbddp.magics.unseen import Unseen
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.spent import Timeline
-from nbddp.record.trace import Trace
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
 from nbddp.ui.report.blocks import Report
@@ -37,8 +35,6 @@ from nbddp.ui.text.runs import runs_text
 from nbddp.ui.text.scaling import scaling_text
 from nbddp.ui.text.spent import spent_text
 from nbddp.ui.text.status import status
-from nbddp.ui.text.sweep import say_end, say_head
-from nbddp.ui.text.trace import trace_text
 from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
@@ -227,6 +223,16 @@ class Views:
         else:
             self.say(text)
 
+    def show_progress(self, report: Report) -> None:
+        """Show how far something is, in place of what was shown before; as text only the title."""
+        if not self.shows_panels:
+            self.say(f"nbddp: {report.title}")
+            return
+        self.start_over()
+        html = render_html(report)
+        publish_display_data({"text/html": html, "text/plain": str(report.title)})
+        self._parts.begin(html)
+
     def show_status(self, session: Session) -> None:
         """Show the group and the output of the last cell as they are right now."""
         snapshot = session.snapshot()
@@ -294,21 +300,6 @@ class Views:
         publish_display_data(data, metadata)
         self._parts.tell(data.get("text/html", ""))
 
-    def show_sweep(
-        self, rows: Sequence[Row], current: Row | None = None, *, what: str = "sweep"
-    ) -> None:
-        """Show how far a sweep is; a page shows it in the place of what was there before."""
-        text = say_end(rows, what=what) if current is None else say_head(rows, current, what=what)
-        if not self.shows_panels:
-            self.say(f"nbddp: {text}")
-            return
-        from nbddp.ui.panel.sweep import sweep_html
-
-        self.start_over()
-        html = sweep_html(rows, current, what=what)
-        publish_display_data({"text/html": html, "text/plain": text})
-        self._parts.begin(html)
-
     def show_scaling(self, scaling: Scaling) -> None:
         """Show a cell on several world sizes; a console, which has no pictures, gets letters."""
         if not hasattr(self._shell, "kernel") and not self.shows_panels:
@@ -331,15 +322,6 @@ class Views:
 
         data, metadata = spent_bundle(line, has_page=self.shows_panels)
         publish_display_data(data, metadata)
-
-    def show_trace(self, trace: Trace) -> None:
-        """Show where what was traced is, and where ranks differ."""
-        if not self.shows_panels:
-            self.say(trace_text(trace))
-            return
-        from nbddp.ui.panel.trace import trace_bundle
-
-        publish_display_data(trace_bundle(trace))
 
     def say(self, text: str) -> None:
         """Tell the user something."""

@@ -57,21 +57,17 @@ class Traced:
     Attributes:
         why: why there is nothing, else empty.
         steps: the first and the last one that were traced, or a part of one.
-        is_cut: whether the last one was not traced to its end.
         seconds: how long it was traced.
-        events: how many there are in the merged file; ``left_out`` are not, for they are too many,
-            and took less than ``under`` microseconds each.
+        events: how many there are in the merged file; ``left_out`` of the shortest are not.
         spent: milliseconds in each operator, without those that it calls, and how many calls.
         rest: milliseconds that the main thread was in no operator, while no collective went on.
     """
 
     why: str = ""
     steps: list[int] = field(default_factory=list)
-    is_cut: bool = False
     seconds: float = 0.0
     events: int = 0
     left_out: int = 0
-    under: float = 0.0
     spent: Mapping[str, Any] = field(default_factory=dict)
     rest: float = 0.0
 

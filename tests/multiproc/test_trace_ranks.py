@@ -17,7 +17,8 @@ from processes import wait_until
 from nbddp.group import tracing
 from nbddp.record.cell import CellResult
 from nbddp.record.trace import REST, Trace, rows
-from nbddp.ui.text.trace import trace_text
+from nbddp.ui.report.render import render_text
+from nbddp.ui.report.trace import trace_report
 from nbddp.wire.trace_messages import Steps
 from nbddp.worker.watch.profiler import NO_STEPS, OWN_PROFILER, PID_RANGE
 
@@ -45,6 +46,10 @@ LATE = TRAIN.replace(
 ).replace(
     "    dist.all_reduce(x)\n", "    Path(f'{{step}}-{{rank}}').touch()\n    dist.all_reduce(x)\n"
 )
+
+
+def shown(trace: Trace) -> str:
+    return render_text(trace_report(trace))
 
 
 def run(
@@ -120,7 +125,7 @@ def test_what_cannot_be_traced_is_said_and_the_cell_goes_on(shared_group: Ranks)
     ):
         trace, result = run(group, source, *steps)
         assert result.is_ok
-        assert words in trace_text(trace)
+        assert words in shown(trace)
         assert trace.path is None
     assert {*group.run_folder.glob("traces/cell*")} == before, "and nothing is left there"
     trace, _ = run(group, TRAIN.format(slow=0.0), 2, 3)
@@ -195,7 +200,7 @@ def test_a_profiler_that_the_cell_begins_meanwhile_is_given_way_to(group: Ranks,
     )
     trace, result = run(group, source, 2, 5)
     assert result.is_ok
-    assert OWN_PROFILER in trace_text(trace)
+    assert OWN_PROFILER in shown(trace)
     assert group.evaluate("rank") == [0, 1]
     group.run("own.stop() if hasattr(own, 'stop') else None", quiet=True)
     assert group.evaluate("len(own.key_averages()) > 0") == [True, True]
@@ -213,7 +218,7 @@ def test_a_rank_that_died_is_named_and_the_others_have_theirs(group: Ranks) -> N
     assert trace.missing == {1: tracing.DIED}
     assert list(trace.ranks) == [0]
     assert trace.path is not None
-    assert "rank 1" in trace_text(trace)
+    assert "rank 1" in shown(trace)
 
 
 def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
@@ -223,7 +228,7 @@ def test_ranks_that_are_gone_have_nothing(group: Ranks) -> None:
     trace = group.trace(result, asked)
     assert (trace.path, {*trace.missing}) == (None, {0, 1})
     group.stop()
-    assert tracing.STOPPED in trace_text(group.trace(result, asked))
+    assert tracing.STOPPED in shown(group.trace(result, asked))
 
 
 @pytest.mark.full

@@ -42,11 +42,14 @@ def render_text(report: Report) -> str:
 
 def text_lines(blocks: Sequence[Block], *, width: int = 0) -> Iterator[str]:
     """Render blocks as lines; paragraphs are wrapped to ``width`` unless it is 0."""
-    for number, block in enumerate(blocks):
-        lines = _lines(block, width)
-        if lines and number and isinstance(block, (Table, Card, Code, Picture)):
+    before = ":"  # a table follows its caption without an empty line
+    for block in blocks:
+        if not (lines := _lines(block, width)):
+            continue
+        if isinstance(block, (Table, Card, Code, Picture)) and not before.endswith(":"):
             yield ""
         yield from lines
+        before = lines[-1]
 
 
 def _lines(block: Block, width: int) -> list[str]:

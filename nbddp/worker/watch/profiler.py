@@ -186,11 +186,9 @@ class CellProfiler:
             return Traced(why=f"its trace could not be written to {folder}: {said}")
         return Traced(
             steps=[self._first, self._current] if self._is_cut else self._whole,
-            is_cut=self._is_cut,
             seconds=round(self._seconds, 6),
             events=len(part.events),
             left_out=part.left_out,
-            under=part.under,
             spent=operator_times(self._profile.key_averages(), self._profile.events()),
             rest=round(idle_time(self._profile.events(), 1e6 * self._seconds) / 1000, 4),
         )
@@ -208,11 +206,10 @@ def part_name(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Events for the merged file; ``left_out`` took less than ``under`` microseconds each."""
+    """Events for the merged file; ``left_out`` of the shortest are not in it."""
 
     events: list[dict[str, Any]]
     left_out: int
-    under: float
 
 
 def merged_part(document: Mapping[str, Any], command: GiveTrace) -> Part:
@@ -234,8 +231,8 @@ def merged_part(document: Mapping[str, Any], command: GiveTrace) -> Part:
     _name_rows(heads, command)
     events = [each for each in every if each["ph"] != "M"]
     events.sort(key=_duration, reverse=True)
-    kept, left = events[: command.most], events[command.most :]
-    return Part([*heads, *kept], len(left), max(map(_duration, left), default=0.0))
+    kept = events[: command.most]
+    return Part([*heads, *kept], len(events) - len(kept))
 
 
 def _duration(event: Mapping[str, Any]) -> float:

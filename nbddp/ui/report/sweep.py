@@ -1,0 +1,109 @@
+"""The combinations of a sweep, or the runs of a scaling study, in words and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbddp.archive.sweeps import Row, State, count_of
+from nbddp.formatting import plural
+from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
+from nbddp.ui.report.render import html_of
+from nbddp.ui.words import say_seconds
+
+SHOWN = 40  # rows: those before and after the one that runs
+_DOTS = {
+    State.WAITING: Dot.OFF,
+    State.RUNNING: Dot.BUSY,
+    State.OK: Dot.OK,
+    State.BEFORE: Dot.OK,
+    State.FAILED: Dot.BAD,
+    State.ENDED: Dot.WARN,
+}
+_COUNTED = {
+    State.OK: "ok",
+    State.BEFORE: "done before and not run again",
+    State.FAILED: "failed",
+    State.ENDED: "ended by you",
+    State.WAITING: "not run",
+}
+
+
+def sweep_report(rows: Sequence[Row], current: Row | None = None, *, what: str = "sweep") -> Report:
+    """Report the row that runs and a table of all; when none runs any more, only the counts."""
+    if current is None:
+        return Report(describe_outcome(rows, what=what))
+    # as text each row is told when it ends
+    table = Markup(lambda: html_of(_table(rows, rows.index(current))))
+    return Report(describe_current(rows, current, what=what), [table])
+
+
+def describe_current(rows: Sequence[Row], row: Row, *, what: str = "sweep") -> str:
+    """Say which row runs and how many are left.
+
+    >>> from nbddp.archive.sweeps import grid
+    >>> rows = [Row(trial) for trial in grid([("lr", (0.1, 0.01))])]
+    >>> describe_current(rows, rows[0])
+    'sweep, 1 of 2: lr=0.1; 1 left after it'
+    """
+    left = count_of(rows, State.WAITING) - (row.state is State.WAITING)
+    after = f"{left} left after it" if left else "the last one"
+    return f"{what}, {row.trial.number} of {len(rows)}: {row.trial}; {after}"
+
+
+def describe_outcome(rows: Sequence[Row], *, what: str = "sweep") -> str:
+    """Count the rows by their state.
+
+    >>> from nbddp.archive.sweeps import grid
+    >>> describe_outcome([Row(trial, State.OK) for trial in grid([("lr", (0.1, 0.01))])])
+    'sweep of 2: 2 ok'
+    """
+    counts = [(count_of(rows, state), text) for state, text in _COUNTED.items()]
+    said = [f"{count} {text}" for count, text in counts if count]
+    seconds = sum(row.seconds for row in rows)
+    took = f", {say_seconds(seconds)}" if seconds else ""
+    return f"{what} of {len(rows)}: {', '.join(said)}{took}"
+
+
+def describe_done(rows: Sequence[Row]) -> str:
+    """Say which combinations are not run again; empty if all are run."""
+    done = [row for row in rows if row.state is State.BEFORE]
+    if not done:
+        return ""
+    which = "; ".join(str(row.trial) for row in done[:6]) + ("; ..." if len(done) > 6 else "")
+    return (
+        f"{plural(len(done), 'combination')} of {len(rows)} done before and not run again "
+        f"({which}); --start-over runs them, too"
+    )
+
+
+def describe_row(row: Row) -> str:
+    """Say the state of a row, why it failed, and how long it took."""
+    why = f": {row.why}" if row.why else ""
+    took = f", {say_seconds(row.seconds)}" if row.seconds else ""
+    return f"{row.state.value}{why}{took}"
+
+
+def describe_failures(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each row that failed or was ended, with the command that shows its run."""
+    return [
+        f"{row.trial}: {describe_row(row)}"
+        + (f"; `%ddp show {row.path.name}` has more" if row.path is not None else "")
+        for row in rows
+        if row.state in (State.FAILED, State.ENDED)
+    ]
+
+
+def _table(rows: Sequence[Row], at: int) -> list[Block]:
+    first = max(0, min(at - SHOWN // 2, len(rows) - SHOWN))
+    shown = rows[first : first + SHOWN]
+    head = ["", *rows[0].trial.settings, "state", "run"]
+    table = Table(head, [_cells(row) for row in shown], "combinations of the sweep")
+    more = len(rows) - len(shown)
+    return [table, *([note(f"{more} more")] if more else [])]
+
+
+def _cells(row: Row) -> list[str | Cell]:
+    said = describe_row(row)
+    settings = [str(value) for value in row.trial.settings.values()]
+    run = row.path.name if row.path is not None else ""
+    return [str(row.trial.number), *settings, Cell(said, dot=_DOTS[row.state], title=said), run]

@@ -1,0 +1,116 @@
+"""What torch's profiler traced on all ranks: where the file is, and where ranks differ."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+
+from nbddp.errors import say_ranks
+from nbddp.formatting import format_bytes, plural
+from nbddp.record.trace import REST, Row, Trace, is_different, rows, why_nothing
+from nbddp.ui.panel.html import escape
+from nbddp.ui.report.blocks import Block, Cell, Markup, Report, Table, Text, note
+from nbddp.wire.trace_messages import say_steps
+
+SHOWN_ROWS = 8
+MAX_COLUMNS = 8  # ranks; of more ranks only the least and the most are shown
+MAX_EMBEDDED = 2 * 2**20  # bytes of a file that the notebook holds for its download link
+
+
+def trace_report(trace: Trace) -> Report:
+    """Report the trace of a cell."""
+    missing = [
+        f"nothing of {say_ranks(ranks)}: {why}" for why, ranks in why_nothing(trace.missing).items()
+    ]
+    if trace.path is None:
+        return Report(f"no trace of cell {trace.cell}", [*map(Text, missing)])
+    return Report(
+        _title(trace),
+        [
+            Markup(lambda: f"<div>{_link(trace)}</div>", str(trace.path)),
+            note("open it in https://ui.perfetto.dev or chrome://tracing"),
+            note(f"files of each rank, for HolisticTraceAnalysis or TensorBoard: {trace.folder}"),
+            *_operators(trace),
+            *map(note, [*missing, *_limits(trace)]),
+        ],
+    )
+
+
+def _title(trace: Trace) -> str:
+    first, last = trace.steps
+    is_whole = (first, last) == (trace.asked.first, trace.asked.last)
+    facts = [
+        f"trace of cell {trace.cell}",
+        say_steps(first, last) + ("" if is_whole else f" ({trace.asked} were asked for)"),
+        plural(len(trace.ranks), "rank"),
+        plural(trace.events, "event"),
+        format_bytes(trace.size),
+    ]
+    return " · ".join(facts)
+
+
+def _limits(trace: Trace) -> Iterator[str]:
+    left_out = sum(each.left_out for each in trace.ranks.values())
+    if left_out:
+        events = f"the shortest {plural(left_out, 'event')}"
+        yield f"{events} are only in the files of the ranks"
+    if trace.error:
+        yield f"clocks of the nodes: ± {1000 * trace.error:.1f} ms"
+
+
+def _link(trace: Trace) -> str:
+    """Link the path to a copy in the notebook: Jupyter servers do not serve hidden folders."""
+    path = escape(str(trace.path))
+    if trace.path is None or trace.size > MAX_EMBEDDED:
+        return path
+    try:
+        data = b64encode(trace.path.read_bytes()).decode()
+    except OSError:  # the user deleted it
+        return path
+    kind = "application/gzip" if trace.path.suffix == ".gz" else "application/json"
+    name = escape(trace.path.name)
+    link = f'<a download="{name}" href="data:{kind};base64,{data}">download {name}</a>'
+    return f"{link} · {path}"
+
+
+# ---- operators
+
+
+def _operators(trace: Trace) -> list[Block]:
+    """Show the operators in which ranks differ, else the costliest."""
+    found = rows(trace.ranks)
+    different = [row for row in found if is_different(row, trace.ranks)]
+    costly = sorted(found, key=lambda row: -max(row.spent.values()))
+    title = "operators that cost some ranks more than others, in ms of their own:"
+    if not different:
+        title = "the costliest operators, in ms of their own:"
+        if len(trace.ranks) > 1:
+            title = f"no operator costs one rank much more than another; {title}"
+    return [Text(title), _table(trace, (different or costly)[:SHOWN_ROWS])]
+
+
+def _table(trace: Trace, shown: Sequence[Row]) -> Table:
+    is_wide = len(trace.ranks) > MAX_COLUMNS
+    columns = ["least", "most"] if is_wide else [f"rank {rank}" for rank in trace.ranks]
+    cells: list[list[str | Cell]] = [
+        [_name(row), *(_extremes(row) if is_wide else _each(row))] for row in shown
+    ]
+    return Table(["operator", *columns], cells, "milliseconds in operators, by rank")
+
+
+def _name(row: Row) -> str:
+    is_collective = ":" in row.name and "::" not in row.name and row.name != REST
+    return f"{row.name}, with the waiting" if is_collective else row.name
+
+
+def _each(row: Row) -> list[str]:
+    differ = len(set(row.calls.values())) > 1
+    return [
+        f"{spent:.1f}" + (f" ({row.calls[rank]:,} calls)" if differ else "")
+        for rank, spent in row.spent.items()
+    ]
+
+
+def _extremes(row: Row) -> list[str]:
+    ordered = sorted(row.spent, key=lambda rank: row.spent[rank])
+    return [f"{row.spent[rank]:.1f} (rank {rank})" for rank in (ordered[0], ordered[-1])]
