@@ -233,7 +233,8 @@ def test_a_script_finds_the_environment_and_the_folder_of_the_moment(
     other.mkdir()
     notebook.run(f"%cd -q {folder}\n%env FOO=0")
     look = "%%ddp\nimport os\nprint(os.environ.get('FOO'), os.getcwd())"
-    assert notebook.run(look).lines(1) == [f"0 {folder}"]
+    found = notebook.run(look)
+    assert found.lines(1) == [f"0 {folder}"], found
     notebook.run(f"%cd -q {other}\n%env FOO=1")
     assert notebook.run(f"%ddp run {script}").lines(1) == [f"1 {other}"]
     assert notebook.run(look).lines(1) == [f"0 {folder}"]
