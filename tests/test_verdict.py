@@ -71,7 +71,6 @@ def timed_out(*, at: float = 10.0, collective: str = "all_reduce #7", **facts: A
 
 
 FAILED = ended("ValueError", "no", at=1.0)
-LASTING = ended("NoDescriptorsError", "none left", lasts=True)
 Ranks = dict[int, CellEnded | Ending]  # what each rank reported, or how its process ended
 
 
@@ -344,8 +343,6 @@ IN_FULL: dict[str, Ranks] = {
     "two are aborted": {0: closed(), 1: Ending(-6, 9.0, ABORTED), 2: Ending(-6, 9.0, ABORTED)},
     "all raise": {0: FAILED, 1: FAILED},
     "all are killed": {0: KILLED, 1: KILLED},
-    "all fail and will again": {0: LASTING, 1: LASTING},
-    "one fails, one will again": {0: FAILED, 1: LASTING},
     "the user interrupts": {0: interrupted(), 1: elsewhere()},
     "one is elsewhere": BLAME["who was elsewhere"][0],
     "one has ended the cell": BLAME["who ended the cell without coming"][0],

@@ -239,17 +239,13 @@ class Verdict:
         begin = "first cause: " if is_chain else ""
         return begin + self.summary()
 
-    @property
-    def _lasts(self) -> bool:
-        return any(map(_lasting, [self.first, *(each for _, each in self.others)]))
-
     def _way_out(self) -> str:
         if self.is_of_script:
             return self._way_out_of_script()
         if self.ended_by:
             return "All names are gone with the ranks; the next cell finds, or starts, new ones."
         if not self.lost:
-            return f"Every rank keeps its names{'' if self._lasts else '; the next cell works'}."
+            return "Every rank keeps its names; the next cell works."
         who = say_ranks(self.lost)
         if not self.has_survivors:
             return f"{who.capitalize()} lost all names. `%ddp restart` restarts all ranks."
@@ -265,10 +261,6 @@ class Verdict:
         if self.lost:
             return "Cells keep their names: no `%ddp heal` is needed, `%ddp run` starts new ranks."
         return "Cells keep their names. `%ddp debug` works until the next cell or script."
-
-
-def _lasting(trouble: Trouble) -> bool:
-    return trouble.failure is not None and trouble.failure.lasts
 
 
 def judge(

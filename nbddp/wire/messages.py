@@ -224,7 +224,6 @@ class Failure:
     """An exception that ended a cell, or a collective it waited in, on one rank.
 
     ``line`` is the cell's, or that of the script or other cell that ``file`` names.
-    ``lasts`` tells that the next cell fails for the same reason, unless something is done.
     ``because`` is what else belongs to it: the error that it came from, the process it was in.
     ``memory`` tells in a few lines what filled a GPU, where that was the failure.
     """
@@ -236,7 +235,6 @@ class Failure:
     file: str = ""
     collective: str = ""
     at: float = 0.0
-    lasts: bool = False
     because: str = ""
     memory: str = ""
 

@@ -397,11 +397,7 @@ class Rank:
 
     def _said(self) -> tuple[int, int]:
         """How often the cell reported or printed something; how many bytes the log has."""
-        try:
-            written = self._log.mark()
-        except OSError:  # a cell has closed it
-            written = 0
-        return self._meters.reports + self._log.prints, written
+        return self._meters.reports + self._log.prints, self._log.mark()
 
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""

@@ -112,7 +112,7 @@ def main_status() -> tuple[int, str]:
     """
     try:
         text = Path(f"/proc/self/task/{os.getpid()}/status").read_text()
-    except OSError:  # no Linux, or a cell has taken all descriptors
+    except OSError:  # not on Linux
         return 0, ""
     told = dict(_STATUS.findall(text))
     return int(told.get("voluntary_ctxt_switches", 0)), told.get("State", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -26,7 +25,7 @@ from nbddp.worker.nccl import abort_groups
 from nbddp.worker.new_groups import watch_new_groups
 from nbddp.worker.registry import Registry
 from nbddp.worker.rendezvous import Rendezvous, let_cell_choose_start_method, refuse_launchers
-from nbddp.worker.sockets import have_room_for
+from nbddp.worker.sockets import check_room
 from nbddp.worker.waits import functions_in
 
 HELD = timedelta(days=30)  # of collectives in a cell that asks the user, who may take his time
@@ -36,10 +35,6 @@ BESIDE_PAIRS = 10  # descriptors that a group takes, besides one for each rank
 GROUPS_PER_CELL = 10_000  # names that one cell may give to groups before the next one's begin
 # torch 2.15 made it public, and warns when the private function is called
 set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-
-
-class NoDescriptorsError(RuntimeError):
-    """No process group can be formed until a cell has closed what it opened."""
 
 
 class ProcessGroup:
@@ -98,7 +93,7 @@ class ProcessGroup:
         """
         self.leave()
         self._parts.clear()
-        _check_room(self._topology.world_size)
+        check_room(self._topology.world_size + BESIDE_PAIRS)
         _number_groups_from(0)
         prefix = f"a{self._attempt}/group/{generation}/{turn}"
         store = dist.PrefixStore(prefix, self._store.open())
@@ -236,16 +231,6 @@ class ProcessGroup:
         let_cell_choose_start_method()
         self._afterlife.begin_cell()
         _number_groups_from(command.cell * GROUPS_PER_CELL if dist.is_initialized() else 0)
-
-
-def _check_room(world_size: int) -> None:
-    """See to it that who cannot take part says why, before the others wait for it."""
-    if not have_room_for(world_size + BESIDE_PAIRS):
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise NoDescriptorsError(
-            f"this rank has no file descriptors left for a process group (its limit is {limit}): "
-            "close files in a cell with --no-init, which needs none"
-        )
 
 
 def _number_groups_from(number: int) -> None:

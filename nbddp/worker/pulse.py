@@ -6,10 +6,10 @@ In a cell that has collectives it also notes 20 times a second on which line the
 from __future__ import annotations
 
 import linecache
+import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from types import FrameType
@@ -25,6 +25,8 @@ from nbddp.worker.notebook_lines import as_typed
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_use
 from nbddp.worker.waits import functions_in, mark_of_call, waited_in, waiting_thread
+
+logger = logging.getLogger(__name__)
 
 PERIOD = 1.0  # seconds between two looks
 FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
@@ -105,9 +107,11 @@ class PulseThread:
     def _sample(self) -> None:
         chance = Random()  # the module's own numbers are the user's, and may be seeded
         while True:
-            with suppress(MemoryError):  # a cell has taken it all, and may free it
-                self._await_beat(chance)
+            self._await_beat(chance)
+            try:
                 self._look_once()
+            except (OSError, MemoryError):  # a cell has used up what the process may have
+                logger.debug("could not look at this rank", exc_info=True)
 
     def _await_beat(self, chance: Random) -> None:
         """Wait until it is time to look, and take samples meanwhile.

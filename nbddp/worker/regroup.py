@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.failure import plain
 from nbddp.worker.migration import Migration, unbind
-from nbddp.worker.process_group import NoDescriptorsError, ProcessGroup
+from nbddp.worker.process_group import ProcessGroup
 
 
 class Regrouper:
@@ -71,8 +70,7 @@ class Regrouper:
                 self._group.leave()
         except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
             self.was_left = comes_from_backend(error)
-            lasts = isinstance(error, NoDescriptorsError)
-            self._failure = replace(plain(error), lasts=lasts)
+            self._failure = plain(error)
         if self._failure is None:
             return ""
         self._give_up()

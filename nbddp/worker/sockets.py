@@ -77,20 +77,19 @@ def descriptors() -> Iterable[int]:
         return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST))
 
 
-def have_room_for(count: int) -> bool:
-    """Whether this process may open so many more files and sockets."""
-    taken: list[int] = []
+def check_room(count: int) -> None:
+    """Open and close so many files. A rank that could not must not keep the others waiting.
+
+    Raises:
+        OSError: there are too many open files.
+    """
+    opened: list[int] = []
     try:
         for _ in range(count):
-            taken.append(os.dup(2))
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        return False
+            opened.append(os.dup(2))
     finally:
-        for fd in taken:
+        for fd in opened:
             os.close(fd)
-    return True
 
 
 def _ends(connection: socket.socket) -> Ends:

@@ -6,7 +6,6 @@ File descriptors 1 and 2 *are* the log, so what C code and child processes write
 from __future__ import annotations
 
 import codecs
-import errno
 import io
 import os
 import re
@@ -166,19 +165,6 @@ class RankLog:
         return Output(start=start, end=self._offset, text="", is_left=True)
 
 
-def say_lost(error: OSError) -> str:
-    """What becomes of a rank's output when it cannot be written.
-
-    >>> say_lost(OSError(errno.ENOSPC, "No space left on device"))
-    'what this rank prints is lost from here on, its log: No space left on device'
-    >>> say_lost(OSError(errno.EBADF, "Bad file descriptor"))
-    'what this rank prints is lost until its cell ends: it closed its own output'
-    """
-    if error.errno == errno.EBADF:  # it is opened again after the cell
-        return "what this rank prints is lost until its cell ends: it closed its own output"
-    return f"what this rank prints is lost from here on, its log: {error.strerror}"
-
-
 def _is_closed(stream: object) -> bool:
     try:
         return bool(getattr(stream, "closed", False))
@@ -236,4 +222,4 @@ def flush_python_streams() -> None:
 
 def lost_output(error: OSError) -> Display:
     """What the user is told of output that the file did not take."""
-    return remark(say_lost(error))
+    return remark(f"output of this rank is lost, its log cannot be written: {error.strerror}")

@@ -45,7 +45,9 @@ class Usage:
     def read(self) -> Use:
         """What the process uses now; touches no GPU that the cells have not touched."""
         with suppress(OSError):  # a cell has taken all descriptors: the last figures will do
-            self._measure()
+            if time.monotonic() - self._measured_at >= SPAN:
+                self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
+            self._memory = self._process.memory_info().rss
         cpu, memory = self._cpu, self._memory
         if self._device.type != "cuda" or not torch.cuda.is_initialized():
             return Use(cpu, memory)
@@ -59,11 +61,6 @@ class Usage:
             gpu_memory=torch.cuda.memory_allocated(self._device),
             gpu_reserved=torch.cuda.memory_reserved(self._device),
         )
-
-    def _measure(self) -> None:
-        if time.monotonic() - self._measured_at >= SPAN:
-            self._cpu, self._measured_at = self._process.cpu_percent(), time.monotonic()
-        self._memory = self._process.memory_info().rss
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +81,11 @@ def children_use() -> ChildrenUse:
     ended = os.times()
     seconds = ended.children_user + ended.children_system
     is_reading, written = False, 0
-    with suppress(OSError):  # no descriptors are left to look with
-        for each in descendants(os.getpid()):
-            with suppress(psutil.Error), each.oneshot():  # suppressed: it has just ended
-                used = each.cpu_times()
-                seconds += used.user + used.system + used.children_user + used.children_system
-                is_reading |= each.status() == psutil.STATUS_DISK_SLEEP
-                if hasattr(each, "io_counters"):
-                    written += each.io_counters().write_chars
+    for each in descendants(os.getpid()):
+        with suppress(psutil.Error), each.oneshot():  # suppressed: it has just ended
+            used = each.cpu_times()
+            seconds += used.user + used.system + used.children_user + used.children_system
+            is_reading |= each.status() == psutil.STATUS_DISK_SLEEP
+            if hasattr(each, "io_counters"):
+                written += each.io_counters().write_chars
     return ChildrenUse(seconds, is_reading, written)
