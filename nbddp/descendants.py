@@ -8,6 +8,7 @@ session and its parent is still known to be a rank's.
 from __future__ import annotations
 
 import ctypes
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -74,10 +75,8 @@ def existing(pids: Iterable[int]) -> list[psutil.Process]:
 
 def end(find: Find) -> None:
     """Ask those that are found to end, and kill those that do not."""
-    asked = _living(find())
-    for each in asked:
-        with suppress(psutil.Error):
-            each.terminate()
+    asked = find()
+    _signal(asked, signal.SIGTERM)
     _wait_for(asked, PATIENCE)
     kill(find)
 
@@ -86,21 +85,23 @@ def kill(find: Find) -> None:
     """Kill those that are found until none is: one may start another meanwhile."""
     deadline = time.monotonic() + KILL_PATIENCE
     while (left := _living(find())) and time.monotonic() < deadline:
-        for each in left:
-            with suppress(psutil.Error):
-                each.kill()
+        _signal(left, signal.SIGKILL)
         _wait_for(left, deadline - time.monotonic())
 
 
+def _signal(processes: Iterable[psutil.Process], number: int) -> None:
+    for each in processes:
+        with suppress(psutil.Error):  # it has just ended
+            each.send_signal(number)
+
+
 def _living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    return [each for each in processes if _is_living(each)]
-
-
-def _is_living(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    found = []
+    for each in processes:
+        with suppress(psutil.Error):
+            if each.is_running() and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 def _wait_for(processes: Iterable[psutil.Process], patience: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -140,3 +141,10 @@ class Topology:
             "TORCHELASTIC_RUN_ID": run_id,
         }
         return env
+
+
+def cores_here() -> int:
+    """Return the number of cores that this process may use: a container or Slurm may limit it."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -65,7 +65,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     rank = Rank()
     recorder = rank.recorder
     monkeypatch.setattr(arriving, "recorded", lambda: list(recorder.entries))
-    monkeypatch.setattr(arriving, "_sequence", lambda: recorder.count)
+    monkeypatch.setattr(arriving, "count_begun", lambda: recorder.count)
     monkeypatch.setattr(arriving, "_sequences", lambda: {("0", 1): recorder.count})
     return rank
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from nbddp.checks.facts import Loader, RankFacts
 from nbddp.checks.source import Source
-from nbddp.launch.launcher import cores_here
 from nbddp.record.cell import CellHandle
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import Whereabouts
+from nbddp.topology import cores_here
 from nbddp.wire.messages import CellEnded, Ready
 
 logger = logging.getLogger(__name__)

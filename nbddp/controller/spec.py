@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.launch.launcher import cores_here
 from nbddp.lifecycle.events import StartAsked
 from nbddp.lifecycle.reasons import unknown_rank
-from nbddp.topology import Topology
+from nbddp.topology import Topology, cores_here
 from nbddp.train.kinds import HANDED_OVER
 from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
 

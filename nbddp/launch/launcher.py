@@ -22,7 +22,7 @@ from nbddp.launch.forkserver import (
     start_resource_tracker_apart,
 )
 from nbddp.launch.memory import memory_limit
-from nbddp.topology import Topology
+from nbddp.topology import Topology, cores_here
 from nbddp.wire.start import RankStart, rank_main
 
 logger = logging.getLogger(__name__)
@@ -242,13 +242,6 @@ class SharedLauncher(LocalLauncher):
 
     def close(self) -> None:
         """Leave the helper to its owner."""
-
-
-def cores_here() -> int:
-    """Cores this process may use, which a container or Slurm may have limited."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _in_session(leader: int | None) -> list[psutil.Process]:

@@ -14,7 +14,6 @@ from nbddp.archive.sweeps import Row, Trial
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
-from nbddp.launch.launcher import cores_here
 from nbddp.magics.desk import Desk
 from nbddp.magics.trial_options import LEAST
 from nbddp.magics.trials import Trials, Tried, run_rows
@@ -22,6 +21,7 @@ from nbddp.record.cell import CellRequest
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.record.snapshot import Snapshot
+from nbddp.topology import cores_here
 from nbddp.ui.report.sweep import describe_current, describe_failures, sweep_report
 
 logger = logging.getLogger("nbddp")

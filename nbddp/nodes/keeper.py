@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from nbddp.descendants import cpu_time
-from nbddp.launch.launcher import LocalLauncher, RankHandle, cores_here
+from nbddp.launch.launcher import LocalLauncher, RankHandle
 from nbddp.nodes.joining import Join
 from nbddp.nodes.keys import at_a_node
 from nbddp.nodes.leftovers import Held, tidy_folder
@@ -37,6 +37,7 @@ from nbddp.nodes.node_connection import (
     facts_of,
 )
 from nbddp.nodes.starts import Here, interface_of
+from nbddp.topology import cores_here
 from nbddp.wire.start import RankStart
 
 BEAT = 1.0  # seconds between two signs of life

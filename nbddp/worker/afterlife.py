@@ -22,6 +22,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nbddp.worker.flight_recorder import count_begun
+
 CELLS = 2  # that a group outlives its end
 
 
@@ -82,7 +84,4 @@ class Afterlife:
 
 def _has_met(group: Any) -> bool:
     """Return whether a group has started a collective, so that all its ranks are connected."""
-    try:
-        return bool(group.size() == 1 or group._get_sequence_number_for_group() > 0)
-    except RuntimeError:  # a custom backend may not count them
-        return False
+    return bool(group.size() == 1 or count_begun(group) > 0)

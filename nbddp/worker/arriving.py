@@ -20,6 +20,7 @@ from nbddp.worker.arrival import RECORDED
 from nbddp.worker.flight_recorder import (
     NCCLS,
     Entry,
+    count_begun,
     gpu_microseconds,
     group_of,
     meets,
@@ -81,7 +82,7 @@ class Arriving:
     def _begin(self, cell: int, at: float) -> None:
         self._cell, self._base = cell, int(at * 1e6) * 1000
         self._is_first = True
-        self._begun, self._all_begun = _sequence(), _sequences()
+        self._begun, self._all_begun = count_begun(), _sequences()
         self._turns: dict[str, tuple[int, int]] = {}  # of each group: its newest number, its turn
         self._names: dict[Any, str] = {}
         self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL's that go on: kinds by record
@@ -239,21 +240,10 @@ class Wakes:
         self._at, self._cpu = at, cpu
 
 
-def _sequence() -> int:
-    """How many collectives the default group has begun; one that comes yet counts from 1."""
-    if not dist.is_initialized():
-        return 0
-    return _begun_in(dist.distributed_c10d._get_default_group())
-
-
 def _sequences() -> dict[tuple[str, int], int]:
     """How many each group has begun, by its name and its place in memory."""
     groups = list(dist.distributed_c10d._world.pg_names.items())
-    return {(name, id(group)): _begun_in(group) for group, name in groups}
-
-
-def _begun_in(group: Any) -> int:
-    return int(group._get_sequence_number_for_group())
+    return {(name, id(group)): count_begun(group) for group, name in groups}
 
 
 def _thin(rows: list[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:

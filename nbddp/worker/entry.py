@@ -47,6 +47,7 @@ from nbddp.worker.debugger import Debuggers, was_quit
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
 from nbddp.worker.failure import describe, not_begun, plain
+from nbddp.worker.flight_recorder import count_begun
 from nbddp.worker.healing import Healing
 from nbddp.worker.installs import Installs
 from nbddp.worker.interrupt import Interrupter
@@ -367,7 +368,7 @@ class Rank:
                 cell=command.cell,
                 seconds=seconds,
                 in_group=self._group.is_intact(),
-                sequence=self._group.sequence(),
+                sequence=count_begun(),
                 groups=self._group.groups(),
                 is_interrupted=self._interrupter.was_asked or self._was_quit,
                 is_quit=self._was_quit,

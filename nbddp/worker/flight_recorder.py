@@ -104,6 +104,21 @@ def newest_of(entries: Sequence[Entry], calls: Collection[str] = ()) -> Recorded
     )
 
 
+def count_begun(group: Any = None) -> int:
+    """Return how many collectives a group has begun, the default group if none is given.
+
+    It is 0 if there is no default group, or if a custom backend does not count.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            return 0
+        group = dist.distributed_c10d._get_default_group()
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return 0
+
+
 def _function(entry: Entry) -> str:
     return str(entry["profiling_name"]).rpartition(":")[2].lstrip("_")
 

@@ -17,7 +17,7 @@ from nbddp.worker.afterlife import Afterlife
 from nbddp.worker.backend_errors import comes_from_backend
 from nbddp.worker.connections import Connections
 from nbddp.worker.dialing import Dialing
-from nbddp.worker.flight_recorder import RecordedCollective, newest_collective
+from nbddp.worker.flight_recorder import RecordedCollective, count_begun, newest_collective
 from nbddp.worker.lost_sends import wake_lost_sends
 from nbddp.worker.main_thread import main_frame
 from nbddp.worker.meeting_store import MeetingStore
@@ -171,13 +171,6 @@ class ProcessGroup:
         mine = self._topology
         return (dist.get_rank(), dist.get_world_size()) == (mine.rank, mine.world_size)
 
-    def sequence(self) -> int:
-        """How many collectives the default group has begun."""
-        if not dist.is_initialized():
-            return 0
-        group: Any = dist.distributed_c10d._get_default_group()
-        return int(group._get_sequence_number_for_group())
-
     def groups(self) -> dict[str, int]:
         """Return each subgroup's number of collectives, and the number of groups created."""
         world: Any = dist.distributed_c10d._world
@@ -185,7 +178,7 @@ class ProcessGroup:
         for group in set(world.pg_names) - {world.default_pg}:
             ranks = world.pg_group_ranks.get(group)  # None: interrupted while created
             if ranks is not None:
-                begun[str(list(ranks))] += int(group._get_sequence_number_for_group())
+                begun[str(list(ranks))] += count_begun(group)
         return dict(begun)
 
     def break_open(self, *, others_too: bool) -> None:

@@ -6,7 +6,6 @@ no collective, no user's code, and nothing of a GPU that is still at work.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import sys
@@ -25,6 +24,7 @@ from torch.utils.data import DataLoader
 
 from nbddp.checks import facts
 from nbddp.checks.facts import RankFacts, Thing
+from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure
 from nbddp.worker.datasets import loader_facts
 from nbddp.worker.unused import said, unused_in
@@ -51,7 +51,7 @@ def survey(names: Names, source: str | None = None, *, failure: Failure | None =
         ddp=[],
         aliases={},
         host=socket.gethostname(),
-        cores=_cores(),
+        cores=cores_here(),
         threads=torch.get_num_threads(),
     )
     try:
@@ -116,12 +116,6 @@ def _whole_name(value: object) -> str:
 def _wanted(names: Names, source: str | None) -> list[str]:
     words = names if source is None else dict.fromkeys(_NAME.findall(source))
     return [each for each in words if each in names and not each.startswith("_")]
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _look(name: str, names: Names, failure: Failure | None) -> Thing | None:
