@@ -126,14 +126,10 @@ def say_comebacks(ways: Sequence[Way], seconds: float) -> str:
     >>> say_comebacks([Way.RESTART], 0.84)
     'after 1 restart, 0.8 s lost'
     >>> say_comebacks([Way.HEAL, Way.HEAL, Way.RESTART], 1.36)
-    'after 2 heals and 1 restart, 1.4 s lost'
+    'after 2 heals, 1 restart, 1.4 s lost'
     """
-    counts = [(ways.count(way), way.value) for way in Way if way in ways]
-    return f"after {_say_counts(counts)}, {seconds:.1f} s lost"
-
-
-def _say_counts(counts: Sequence[tuple[int, str]]) -> str:
-    return " and ".join(f"{plural(count, what)}" for count, what in counts)
+    counts = [plural(ways.count(way), way.value) for way in Way if way in ways]
+    return f"after {', '.join(counts)}, {seconds:.1f} s lost"
 
 
 def next_way(setbacks: Sequence[Setback], retries: Retries) -> Way | None:
@@ -151,7 +147,7 @@ def next_way(setbacks: Sequence[Setback], retries: Retries) -> Way | None:
 
 
 def why_stop(setbacks: Sequence[Setback], retries: Retries) -> str:
-    """Why it is not worth, or not allowed, to go on; empty if it is.
+    """Return why the cell is not started again; empty if it is.
 
     >>> first = Setback(attempt=1, what="rank 1 is gone", at=0.0, step=30)
     >>> why_stop([first], Retries(restarts=3))
@@ -159,23 +155,15 @@ def why_stop(setbacks: Sequence[Setback], retries: Retries) -> str:
     >>> why_stop([first, first], Retries(restarts=3))
     'it failed at step 30 twice in a row: starting again would not help'
     >>> why_stop([first], Retries(heals=3))
-    'every rank lives, so that there is none to heal'
+    'no rank died, so there is none to heal'
     """
     if next_way(setbacks, retries) is None:
-        return _why_none(setbacks, retries)
+        if retries.heals and not retries.restarts and not setbacks[-1].is_death:
+            return "no rank died, so there is none to heal"
+        used = [plural(retries.of(way), way.value) for way in Way if retries.of(way)]
+        return f"no retries left ({', '.join(used)})" if used else "no restart was allowed"
     if len(setbacks) > 1 and setbacks[-1].step == setbacks[-2].step:
         step = setbacks[-1].step
         where = "before the first step" if step is None else f"at step {step:g}"
         return f"it failed {where} twice in a row: starting again would not help"
     return ""
-
-
-def _why_none(setbacks: Sequence[Setback], retries: Retries) -> str:
-    if not setbacks[-1].is_death and retries.heals and not retries.restarts:
-        return "every rank lives, so that there is none to heal"
-    counts = [(retries.of(way), way.value) for way in Way if retries.of(way)]
-    if not counts:
-        return "no restart was allowed"
-    if counts in ([(1, "heal")], [(1, "restart")]):
-        return f"the {counts[0][1]} was used up"
-    return f"the {_say_counts(counts)} were used up"
