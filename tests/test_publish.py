@@ -107,7 +107,7 @@ def test_a_tracker_is_given_only_so_much_at_once(tmp_path: Path) -> None:
     rows = [found | many for found in rows_of(5, ranks=1)] + rows_of(2500, ranks=1)[5:]
     tracker = published(make_run(tmp_path, rows=rows))
     given = [call.args[0] for call in tracker.log.call_args_list]
-    assert [len(points) for points in given] == [2, 2, 1000, 1000, 496]
+    assert [len(points) for points in given] == [2, 2, 2496]
     assert [point.step for points in given for point in points] == list(range(2500))
 
 

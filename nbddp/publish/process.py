@@ -25,8 +25,7 @@ from nbddp.publish.publisher import Publisher
 from nbddp.publish.tracker import PublishError, Tracker
 
 PERIOD = 0.5  # seconds between two looks at what is new
-PATIENCE = 60.0  # seconds that a tracker may take for an answer,
-LONGER = {"load": 2, "begin": 2, "finish": 5}  # and how many times that for these
+PATIENCE = 300.0  # seconds that a tracker may take for an answer; the last one may be an upload
 NICER = 10  # ranks go first
 
 CLASSES = {
@@ -62,20 +61,19 @@ class Guard:
 
     def __init__(self, kind: str, reports: Reports, patience: float) -> None:
         self._kind, self._reports, self._patience = kind, reports, patience
-        self._asked: tuple[str, float, float] | None = None
+        self._asked: tuple[str, float] | None = None
         threading.Thread(target=self._watch, name="nbddp-patience", daemon=True).start()
 
     def begins(self, what: str) -> None:
         """Something is about to be asked of the tracker; "": it has answered."""
-        seconds = self._patience * LONGER.get(what, 1)
-        self._asked = (what, seconds, time.monotonic() + seconds) if what else None
+        self._asked = (what, time.monotonic() + self._patience) if what else None
 
     def _watch(self) -> None:
         while True:
             time.sleep(min(PERIOD, self._patience / 4))
             asked = self._asked
-            if asked is not None and time.monotonic() > asked[2]:
-                said = f"{self._kind} did not answer for {asked[1]:g} s ({asked[0]})"
+            if asked is not None and time.monotonic() > asked[1]:
+                said = f"{self._kind} did not answer for {self._patience:g} s ({asked[0]})"
                 self._reports.say(failed=said)
                 os._exit(1)
 

@@ -18,8 +18,7 @@ from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.timeline import CONFIG, Happening
 from nbddp.ui.words import say_event
 
-AT_ONCE = 1000  # steps that a tracker is given,
-VALUES_AT_ONCE = 10_000  # with so many values: it shall answer now and then
+VALUES_AT_ONCE = 10_000  # that a tracker is given: it has to answer now and then
 MOST_TOLD = 1000  # happenings that a tracker is told of as they come
 PREFIX = "nbddp."
 FACTS = (
@@ -224,12 +223,12 @@ def _new_rows(reader: JsonLinesReader, *, is_over: bool) -> list[Row]:
 
 
 def _parts(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """As many steps at once as a tracker is given; one at least."""
+    """Yield the points in lists that a tracker is given at once."""
     some: list[Point] = []
     count = 0
     for point in points:
         count += len(point.values)
-        if some and (len(some) == AT_ONCE or count > VALUES_AT_ONCE):
+        if some and count > VALUES_AT_ONCE:
             yield some
             some, count = [], len(point.values)
         some.append(point)
