@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -166,9 +165,8 @@ def test_who_waits_for_the_end_gets_the_end_of_what_waits_in_the_logs(
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pictures wait for a reader, who is waited for long."""
+    """Few pictures wait for a reader."""
     monkeypatch.setattr(room, "MAX_RICH", 10)
-    monkeypatch.setattr(room, "PATIENCE", 60.0)
 
 
 @pytest.mark.usefixtures("few")
@@ -184,43 +182,6 @@ def test_pictures_that_nobody_takes_are_counted_and_told_unless_there_is_one_alo
     found = all_of(notices)
     assert found[:-2] == [picture(1)] * 10
     assert [each.text for each in found[-2:] if isinstance(each, Said)] == snapshot
-
-
-@pytest.mark.usefixtures("few")
-def test_who_feeds_waits_for_a_reader_who_takes_pictures() -> None:
-    notices = Notices()
-    notices.await_room()
-    notices.feed(picture(10))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(notices.await_room)
-        time.sleep(0.05)
-        assert not waiting.done()
-        notices.take(0)
-        waiting.result(30)
-
-
-@pytest.mark.usefixtures("few")
-def test_who_feeds_waits_shortly_for_a_reader_who_takes_none_or_has_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(room, "PATIENCE", 0.05)
-    notices = Notices()
-    notices.feed(picture(5))
-    notices.feed(picture(25))
-    began = time.monotonic()
-    notices.await_room()
-    assert time.monotonic() - began >= 0.05
-    monkeypatch.setattr(room, "PATIENCE", 60.0)
-    notices.await_room()  # and not again, before he takes one
-    notices.take(0)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(notices.await_room)
-        time.sleep(0.05)
-        assert not waiting.done()
-        notices.abandon()
-        waiting.result(30)
-    notices.feed(Wrote(0, "nobody reads this"))
-    assert all_of(notices) == []
 
 
 # ---- between two cells

@@ -40,7 +40,7 @@ from nbddp.record.snapshot import Snapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.unmade import Unmade
 from nbddp.record.whereabouts import Whereabouts
-from nbddp.wire.messages import Answer, Answered, Command, Display, Drop
+from nbddp.wire.messages import Answer, Answered, Command, Drop
 
 logger = logging.getLogger(__name__)
 
@@ -424,9 +424,6 @@ class Session:
         while (letter := means.link.collect()) is not None:
             for part in letter.parts:
                 means.actor.tell(self._do.read, part)
-            cell = self._do.cell
-            if isinstance(letter.message, Display) and cell is not None:
-                cell.await_room()
 
     def _collect_urgent(self, means: Means) -> None:
         while (letter := means.link.collect_urgent()) is not None:

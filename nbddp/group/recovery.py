@@ -19,7 +19,7 @@ from nbddp.lifecycle.comeback import (
     say_comebacks,
     why_stop,
 )
-from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed, Typed
+from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
 from nbddp.record.notices import Question
 from nbddp.record.push_store import PushRecord
@@ -344,22 +344,21 @@ class Recovery:
             handle = self._hand_over(request)
             for notice in handle.notices():
                 if isinstance(notice, Question):  # nobody sees it
-                    self._session.answer(notice.rank, _type_again(notice, typed))
+                    self._session.answer(notice.rank, _answer_again(notice, typed))
         if handle.result is None:
             raise RuntimeError("the cell's notices ended before the cell did")
         return handle.result
 
 
-def _type_again(question: Question, typed: list[Typed]) -> Answered:
-    """What was typed here before; if this was not asked then, a debugger goes on."""
+def _answer_again(question: Question, typed: list[tuple[int, Answered]]) -> Answered:
+    """Return the rank's next recorded answer; without one, let a debugger continue."""
     asked = question.asked
-    for place, (rank, what, answer) in enumerate(typed):
-        if (rank, what) == (question.rank, asked.what):
-            del typed[place]
-            return replace(answer, question=asked.question)
-    if asked.what == DEBUGGER:
-        return Answered(question=asked.question, text="c")
-    return Answered(question=asked.question, is_end=True)
+    for each in typed:
+        if each[0] == question.rank:
+            typed.remove(each)
+            return replace(each[1], question=asked.question)
+    goes_on = asked.what == DEBUGGER
+    return Answered(question=asked.question, text="c" if goes_on else "", is_end=not goes_on)
 
 
 def _ended(done: int, count: int) -> CellInterruptedError:

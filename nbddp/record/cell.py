@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.promise import HEARING
@@ -15,14 +15,6 @@ from nbddp.record.verdict import Ending, Trouble, Verdict, judge, trouble_of
 from nbddp.wire.messages import DEBUGGER, Answered, CellEnded, JsonDict, RunCell
 from nbddp.wire.script import Script
 from nbddp.wire.trace_messages import Steps
-
-
-class Typed(NamedTuple):
-    """An answer that a rank had, and what it was that asked."""
-
-    rank: int
-    what: str
-    answer: Answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +34,7 @@ class CellRequest:
         script: what to run in the source's place.
         break_ranks: whom ``breakpoint()`` stops; the first that comes to one if it is empty.
         answers: what is typed before anybody is asked.
-        typed: how its questions were answered when it went well, for a replay.
+        typed: the answers to its questions when it succeeded, each with its rank, for a replay.
         trace: the steps that torch's profiler traces, if any.
     """
 
@@ -57,7 +49,7 @@ class CellRequest:
     script: Script | None = None
     break_ranks: tuple[int, ...] = ()
     answers: tuple[str, ...] = ()
-    typed: tuple[Typed, ...] = field(default=(), repr=False)
+    typed: tuple[tuple[int, Answered], ...] = field(default=(), repr=False)
     trace: Steps | None = None
 
     @property
@@ -165,8 +157,8 @@ class CellHandle:
         self.told = Notices()
         self._reports: dict[int, CellEnded] = {}
         self._exits: dict[int, Ending] = {}
-        self._asked: dict[int, str] = {}  # what asked last, on each rank
-        self._typed: list[Typed] = []
+        self._stopped: set[int] = set()  # ranks that were in a debugger
+        self._typed: list[tuple[int, Answered]] = []
 
     # ---- the session's side
 
@@ -197,28 +189,23 @@ class CellHandle:
         """Hand a notice to the reader; never waits."""
         self.told.feed(notice)
 
-    def await_room(self) -> None:
-        """Wait for a reader of pictures, but no longer than he goes on reading."""
-        self.told.await_room()
-
     def end_by(self, how: str) -> None:
         """The user ends the cell with its ranks, by a "restart" or a "stop"."""
         self.ended_by, self._ended_at = how, time.time()
 
     def note_question(self, question: Question) -> None:
-        """A rank asks something."""
-        self._asked[question.rank] = question.asked.what
+        """Note a question of a rank, for a replay."""
+        if question.asked.what == DEBUGGER:
+            self._stopped.add(question.rank)
 
     def note_answer(self, rank: int, answer: Answered) -> None:
-        """A rank has its answer."""
-        self._typed.append(Typed(rank, self._asked.get(rank, ""), answer))
+        """Note an answer to a rank, for a replay."""
+        self._typed.append((rank, answer))
 
     def deed(self) -> CellRequest:
-        """What does the same again: the same ranks stop, the same is typed, nothing is traced."""
-        stopped = tuple(sorted({each.rank for each in self._typed if each.what == DEBUGGER}))
-        ranks = self.request.break_ranks or stopped
-        typed = tuple(self._typed)
-        return replace(self.request, typed=typed, break_ranks=ranks, trace=None)
+        """Return the request for a replay: the same ranks stop and get the same answers."""
+        ranks = self.request.break_ranks or tuple(sorted(self._stopped))
+        return replace(self.request, typed=tuple(self._typed), break_ranks=ranks, trace=None)
 
     def note_report(self, rank: int, report: CellEnded) -> None:
         """A rank is through."""

@@ -10,15 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from nbddp.formatting import format_bytes
 from nbddp.record.log_reader import Logged
 from nbddp.wire.messages import Asked, Display, Withdrawn
 
 MAX_TEXT = 2 << 20  # characters of output that wait in memory; the rest waits in the logs
-MAX_RICH = 64 << 20  # characters of pictures and the like that wait
-PATIENCE = 1.0  # seconds in which a reader of pictures has taken none: he is not waited for
+MAX_RICH = 64 << 20  # characters of pictures and the like that wait; more are left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +91,6 @@ class Notices:
         self._text = 0
         self._rich = 0
         self._left_out: dict[int, int] = {}
-        self._taken = 0
-        self._given_up = -1  # how many he had taken when he was not waited for any more
         self._is_ended = False
         self._is_read = True
 
@@ -132,17 +128,6 @@ class Notices:
             return
         self._logged[more.rank] = more
         self._waiting.append(more)
-
-    def await_room(self) -> None:
-        """Wait for who reads pictures, but no longer than he goes on reading."""
-        with self._changed:
-            while self._rich >= MAX_RICH and self._is_read and self._taken != self._given_up:
-                taken = self._taken
-                if not self._changed.wait_for(partial(self._has_moved, taken), PATIENCE):
-                    self._given_up = taken  # until he takes one again
-
-    def _has_moved(self, taken: int) -> bool:
-        return self._taken != taken or not self._is_read
 
     def end(self, *, is_urgent: bool = False) -> None:
         """Nothing more will come; if it is urgent, of what waits in the logs the end will do."""
@@ -208,8 +193,6 @@ class Notices:
             self._text -= len(notice.text)
         elif isinstance(notice, Displayed):
             self._rich -= _size(notice)
-            self._taken += 1
-        self._changed.notify_all()
         return notice
 
     def abandon(self) -> None:
@@ -220,7 +203,6 @@ class Notices:
             self._logged.clear()
             self._left_out.clear()
             self._text = self._rich = 0
-            self._changed.notify_all()
 
     def leave_words(self) -> None:
         """Let go what ranks have said, but not what the controller has."""
