@@ -15,7 +15,7 @@ from nbddp.publish.points import Point, Points
 from nbddp.publish.tracker import Identity, Outcome, PublishError, Tracker
 from nbddp.record.folder import read_facts
 from nbddp.record.json_lines import JsonLinesReader, Row
-from nbddp.record.timeline import CONFIG, Happening
+from nbddp.record.timeline import Happening
 from nbddp.ui.words import say_event
 
 VALUES_AT_ONCE = 10_000  # that a tracker is given: it has to answer now and then
@@ -119,31 +119,28 @@ class Publisher:
     # ---- reading
 
     def _take(self, event: dict[str, Any]) -> None:
-        kind = event["kind"]
         try:
-            if kind in _ACTS:
-                _ACTS[kind](self, event)
+            self._note(event)
             facts = {name: its for name, its in event.items() if name not in ("time", "kind")}
-            text = _say(Happening(event["time"], kind, facts))
+            text = _say(Happening(event["time"], event["kind"], facts))
         except DAMAGE:  # a line of somebody else's
             return
         if text:
             self._record.append((event["time"], text))
 
-    def _started(self, event: Mapping[str, Any]) -> None:
-        self._worlds[event["attempt"]] = size = int(event["world_size"])
-        self._points.world = frozenset(range(size))
-
-    def _began(self, event: Mapping[str, Any]) -> None:
-        at = event.get("began", event["time"])
-        self._points.begin_part(float(at), is_again=event.get("again") is True)
-
-    def _ended(self, _event: Mapping[str, Any]) -> None:
-        self._has_ended_cell = True
-
-    def _configured(self, event: Mapping[str, Any]) -> None:
-        known, values = self._config, dict(event["values"])
-        self._config = known | values if event.get("rank") == 0 else values | known
+    def _note(self, event: Mapping[str, Any]) -> None:
+        match event["kind"]:
+            case "start":
+                self._worlds[event["attempt"]] = size = int(event["world_size"])
+                self._points.world = frozenset(range(size))
+            case "cell":
+                at = event.get("began", event["time"])
+                self._points.begin_part(float(at), is_again=event.get("again") is True)
+            case "cell ended":
+                self._has_ended_cell = True
+            case "config":
+                known, values = self._config, dict(event["values"])
+                self._config = known | values if event.get("rank") == 0 else values | known
 
     # ---- telling
 
@@ -237,15 +234,17 @@ def _parts(points: Sequence[Point]) -> Iterator[list[Point]]:
 
 
 def _say(event: Happening) -> str:
-    """What happened in words; of a cell what came of it, of settings nothing: they have a place."""
-    if event.kind == CONFIG:
-        return ""
-    if event.kind == "cell":
-        return f"cell {event.facts['number']} begins" + " again" * bool(event.facts.get("again"))
-    if event.kind == "cell ended":
-        return f"cell {event.facts['number']}: {event.facts['outcome']}"
-    if event.kind == "stopped":
-        return "stopped"
+    """Return an event as a sentence; empty for settings, for which trackers have a place."""
+    match event.kind:
+        case "config":
+            return ""
+        case "cell":
+            again = " again" if event.facts.get("again") else ""
+            return f"cell {event.facts['number']} begins{again}"
+        case "cell ended":
+            return f"cell {event.facts['number']}: {event.facts['outcome']}"
+        case "stopped":
+            return "stopped"
     return say_event(event)
 
 
@@ -254,11 +253,3 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float):
         return value
     return json.dumps(value, default=str)
-
-
-_ACTS: dict[str, Callable[[Publisher, Mapping[str, Any]], None]] = {
-    "start": Publisher._started,
-    "cell": Publisher._began,
-    "cell ended": Publisher._ended,
-    CONFIG: Publisher._configured,
-}
