@@ -6,14 +6,12 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 LIMIT = 5.0  # seconds for each question
-MAX_DIFF = 64 << 10  # bytes of the diff that are kept
+MAX_DIFF = 64 << 10  # characters of the diff that are kept
 MAX_CHANGED = 100  # names of changed files
-_LONGEST = 1 << 20  # bytes of any other answer
 # notebooks are left out: their outputs are long, and the cells that ran are in the record
 _PATHS = ("--", ":/", ":(top,exclude)*.ipynb")
 
@@ -56,8 +54,8 @@ def origin(folder: Path) -> dict[str, Any]:
         changed = _ask(folder, "diff", "--name-only", "-z", "HEAD").split("\0")[:-1]
         facts |= {"dirty": bool(changed), "changed": changed[:MAX_CHANGED]}
         if changed:
-            diff = _ask(folder, *_PLAIN_DIFF, "HEAD", *_PATHS, limit=MAX_DIFF)
-            facts |= {"diff": diff, "diff_is_cut": len(diff.encode()) >= MAX_DIFF}
+            diff = _ask(folder, *_PLAIN_DIFF, "HEAD", *_PATHS)
+            facts |= {"diff": diff[:MAX_DIFF], "diff_is_cut": len(diff) > MAX_DIFF}
     except (OSError, RuntimeError) as error:
         facts["error"] = str(error)
     return facts
@@ -66,42 +64,27 @@ def origin(folder: Path) -> dict[str, Any]:
 _PLAIN_DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short")
 
 
-def _ask(folder: Path, *question: str, limit: int = _LONGEST) -> str:
-    """What git answers, no more of it than the limit.
+def _ask(folder: Path, *question: str) -> str:
+    """Return what git answers.
 
     Raises:
+        OSError: there is no git.
         RuntimeError: it refused, or it took too long and was ended.
     """
-    with subprocess.Popen(
-        ["git", "--no-pager", "-c", "core.fsmonitor=false", "-C", str(folder), *question],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=_environment(),
-        start_new_session=True,  # else the notebook's stop button would reach it
-    ) as git:
-        late = threading.Event()
-        ending = threading.Timer(LIMIT, _end, (git, late))
-        ending.daemon = True
-        ending.start()
-        try:
-            answer = git.stdout.read(limit) if git.stdout else b""
-        finally:
-            ending.cancel()
-            is_whole = len(answer) < limit
-            if not is_whole:
-                git.kill()
-    if late.is_set():
-        raise RuntimeError(f"git {question[0]} took more than {LIMIT:g} s")
-    if is_whole and git.returncode != 0:
-        raise RuntimeError(f"git {question[0]} ended with code {git.returncode}")
-    return answer.decode(errors="replace")
-
-
-def _end(git: subprocess.Popen[bytes], late: threading.Event) -> None:
-    late.set()
-    with suppress(ProcessLookupError):
-        git.kill()
+    try:
+        answer = subprocess.run(
+            ["git", "--no-pager", "-c", "core.fsmonitor=false", "-C", str(folder), *question],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=LIMIT,
+            env=_environment(),
+            start_new_session=True,  # else the notebook's stop button would reach it
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"git {question[0]} took more than {LIMIT:g} s") from None
+    if answer.returncode != 0:
+        raise RuntimeError(f"git {question[0]} ended with code {answer.returncode}")
+    return answer.stdout.decode(errors="replace")
 
 
 def _environment() -> dict[str, str]:
