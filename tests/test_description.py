@@ -53,23 +53,16 @@ def test_settings_that_are_said_later_count_and_rank_0s_before_those_of_others()
     assert facts["config"] == {"lr": 0.3, "seed": 7}
 
 
-def test_of_several_loaders_the_batch_is_that_of_the_one_that_is_trained_on() -> None:
-    two = "for epoch in range(3):\n  for x in {}:\n    loss.{}()\n  for x in {}: model(x)\n"
-    batches = {
-        two.format("train", "backward", "check"): 64,
-        two.format("enumerate(check)", "backward", "train"): 20,
-        two.format("nbddp.track(train, label='x')", "step", "check"): 64,
-        two.format("zip(train, check)", "backward", "rest"): None,
-        two.format("data", "backward", "check"): None,
-        "%ddp run train.py": None,
-        "for": None,
-    }
-    facts = RankFacts(batches={"train": 32, "check": 10}).json()
-    ended = CellEnded(cell=1, seconds=1.0, in_group=True, facts=facts)
-    alone = CellEnded(cell=1, seconds=1.0, in_group=True, facts={"batches": {"train": 32}})
-    for source, batch in batches.items():
-        assert samples_per_step([ended, ended], source) == batch, source
-        assert samples_per_step([alone, alone], source) == 64, source
+def test_the_batch_is_known_where_one_size_of_those_that_shuffle_is() -> None:
+    for batches, batch in {
+        (("train", 32),): 64,
+        (("train", 32), ("check", 10)): None,
+        (("one", 32), ("other", 32)): 64,
+        (): None,
+    }.items():
+        facts = RankFacts(batches=dict(batches)).json()
+        ended = CellEnded(cell=1, seconds=1.0, in_group=True, facts=facts)
+        assert samples_per_step([ended, ended]) == batch, batches
 
 
 def test_samples_per_second_are_steps_times_the_batch_of_all_ranks() -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import platform
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nbddp.checks.facts import Loader, RankFacts
-from nbddp.checks.source import Source
 from nbddp.record.cell import CellHandle
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import Whereabouts
@@ -54,7 +52,7 @@ def known_facts(
         facts["device_names"] = _device_names(ready, whereabouts)
     has_steps = whereabouts.first_step is not None
     if cell is not None and cell.result is not None and has_steps:  # an evaluation has none
-        batch = samples_per_step(cell.result.reports.values(), cell.request.source)
+        batch = samples_per_step(cell.result.reports.values())
         facts |= {} if batch is None else {"samples_per_step": batch}
     return facts
 
@@ -89,10 +87,8 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def samples_per_step(reports: Iterable[CellEnded], source: str = "") -> int | None:
-    """The batch that all ranks make together, where their cell has one loader for training.
-
-    Of several that shuffle, it is the one whose loop in the cell's ``source`` makes the updates.
+def samples_per_step(reports: Iterable[CellEnded]) -> int | None:
+    """The batch that all ranks make together, where one loader of their cell shuffles.
 
     >>> train = Loader(sampler="dealt", shuffles=True, batch_size=32)
     >>> rank = RankFacts(things={"train": train, "test": Loader(batch_size=100)})
@@ -105,22 +101,7 @@ def samples_per_step(reports: Iterable[CellEnded], source: str = "") -> int | No
         for name, batch in _batches(RankFacts.read(report.facts)).items():
             totals[name] = totals.get(name, 0) + batch
     found = set(totals.values())
-    if len(found) > 1:
-        found = {totals[name] for name in _trained_on(source, totals)}
     return found.pop() if len(found) == 1 else None
-
-
-def _trained_on(source: str, names: Container[str]) -> set[str]:
-    """Which of these names are what a loop goes through that has backward(), or step(), inside."""
-    try:
-        code = Source(source)
-    except SyntaxError:  # IPython can more than Python
-        return set()
-    calls = (*code.calls_of("backward"), *code.calls_of("step"))
-    loops = {loop for call in calls for loop in code.loops(call)[:1]}
-    through = [each.iter for each in loops if isinstance(each, ast.For)]
-    inside = (node for each in through for node in ast.walk(each))
-    return {node.id for node in inside if isinstance(node, ast.Name) and node.id in names}
 
 
 def _batches(rank: RankFacts) -> dict[str, int]:
