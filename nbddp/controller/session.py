@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from nbddp.controller.actor import ClosedError
 from nbddp.controller.acts import unable
 from nbddp.controller.executor import Executor
 from nbddp.controller.gpus import GpuWatch
-from nbddp.controller.means import Link, Means, open_means
+from nbddp.controller.means import Means, open_means
 from nbddp.controller.requests import Requests
 from nbddp.controller.signals import handing_on
 from nbddp.controller.spec import GroupSpec
@@ -41,6 +41,9 @@ from nbddp.record.timeline import TimeLine
 from nbddp.record.unmade import Unmade
 from nbddp.record.whereabouts import Whereabouts
 from nbddp.wire.messages import Answer, Answered, Command, Drop
+
+if TYPE_CHECKING:
+    from nbddp.controller.link import StoreLink  # imports torch: not before it is needed
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +223,7 @@ class Session:
         """The process id of every rank that lives."""
         return self._do.process_ids()
 
-    def require_link(self) -> Link:
+    def require_link(self) -> StoreLink:
         """The link, which exists as soon as a group was started; else this is refused."""
         return self._means().link
 

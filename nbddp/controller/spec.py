@@ -19,7 +19,7 @@ from nbddp.train.kinds import HANDED_OVER
 from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
 
 if TYPE_CHECKING:
-    from nbddp.controller.means import Link
+    from nbddp.controller.link import StoreLink
     from nbddp.launch.launcher import Places
     from nbddp.record.folder import RunFolder
     from nbddp.record.timeline import TimeLine
@@ -144,7 +144,7 @@ class GroupSpec:
 
     def starts(
         self,
-        link: Link,
+        link: StoreLink,
         *,
         attempt: int,
         folder: RunFolder,
