@@ -72,21 +72,20 @@ class Asking:
         Raises:
             RequestError: a rank could not answer, or its answer is an error.
         """
-        futures: dict[int, Promise[Answer]] = {}
-        numbers: dict[int, int] = {}
-        try:
-            for rank in ranks:
-                futures[rank] = self._send(rank, noting(numbers, rank, make))
-            await_all(futures.values())
-            return _answers(futures, what)
-        except BaseException:
-            self._forget(futures, numbers)
-            raise
+        outcomes = self.ask_each(dict.fromkeys(ranks, make))
+        answers = {rank: each for rank, each in outcomes.items() if isinstance(each, Answer)}
+        failed = [each for each in outcomes.values() if isinstance(each, RequestError)]
+        if not failed:
+            return answers
+        for each in answers.values():
+            self._session.require_link().discard(each.parcel)
+        where = f"{what} came to {say_ranks([*answers])} only: " if what and answers else ""
+        raise RequestError(f"{where}{failed[0]}")
 
     def ask_each(
         self, makes: Mapping[int, Callable[[int], Command]]
-    ) -> tuple[dict[int, Answer], dict[int, str]]:
-        """What each rank answers to a question of its own, and why those do not that do not."""
+    ) -> dict[int, Answer | RequestError]:
+        """What each rank answers to a question of its own, or why it does not."""
         futures: dict[int, Promise[Answer]] = {}
         numbers: dict[int, int] = {}
         try:
@@ -96,10 +95,7 @@ class Asking:
         except BaseException:
             self._forget(futures, numbers)
             raise
-        complaints = {rank: why for rank, it in futures.items() if (why := _complaint(rank, it))}
-        return {
-            rank: it.result() for rank, it in futures.items() if rank not in complaints
-        }, complaints
+        return {rank: _outcome(rank, future) for rank, future in futures.items()}
 
     def _forget(self, futures: Mapping[int, Promise[Answer]], numbers: Mapping[int, int]) -> None:
         """Nobody waits for the answers any more."""
@@ -134,18 +130,9 @@ def noting(
     return make_noted
 
 
-def _answers(futures: dict[int, Promise[Answer]], what: str) -> dict[int, Answer]:
-    complaints = {rank: why for rank, each in futures.items() if (why := _complaint(rank, each))}
-    if complaints:
-        reached = [rank for rank in futures if rank not in complaints]
-        where = f"{what} came to {say_ranks(reached)} only: " if what and reached else ""
-        raise RequestError(where + next(iter(complaints.values())))
-    return {rank: future.result() for rank, future in futures.items()}
-
-
-def _complaint(rank: int, future: Promise[Answer]) -> str:
+def _outcome(rank: int, future: Promise[Answer]) -> Answer | RequestError:
     error = future.exception()
     if error is not None:
-        return str(error)
-    said = future.result().error
-    return f"rank {rank}: {said}" if said else ""
+        return error if isinstance(error, RequestError) else RequestError(str(error))
+    answer = future.result()
+    return RequestError(f"rank {rank}: {answer.error}") if answer.error else answer

@@ -72,11 +72,13 @@ class _Collector:
             OSError: it cannot be written.
         """
         most = MOST_EVENTS // (len(ranks) + len(self.nothing.missing))
-        answers, missing = Asking(self.session).ask_each(
+        outcomes = Asking(self.session).ask_each(
             {rank: self._question(rank, most) for rank in ranks}
         )
+        answers = {rank: each for rank, each in outcomes.items() if isinstance(each, Answer)}
         told = {rank: Traced(**each.payload) for rank, each in sorted(answers.items())}
-        missing = {**self.nothing.missing, **missing}
+        missing = dict(self.nothing.missing)
+        missing |= {rank: str(each) for rank, each in outcomes.items() if rank not in answers}
         missing |= {rank: each.why for rank, each in told.items() if each.why}
         for rank in [rank for rank in told if rank not in missing]:
             try:
