@@ -22,7 +22,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.group.nodes import NodesSpec
-from nbddp.magics.nodes import node_range
+from nbddp.magics.option_values import node_range
 from nbddp.nodes import door as door_module
 from nbddp.nodes import handshake, mirror
 from nbddp.nodes.agent import main
