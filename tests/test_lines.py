@@ -57,7 +57,7 @@ def test_long_lines_are_cut_once_and_the_same_in_any_pieces(
         else:
             shown, _, said = line.partition(" … ")
             assert shown == whole[:width]
-            assert said.startswith(f"{len(whole) - width} ")
+            assert said == "the rest of the line is in x"
 
 
 @pytest.mark.parametrize(("begin", "end"), [("\r", ""), ("", "\r"), ("\r", "\r")])
@@ -154,17 +154,17 @@ def test_a_line_that_fits_is_whole(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pieces", "width", "shown", "left_out"),
+    ("pieces", "width", "shown"),
     [
-        (["\x1b[31m" + "x" * 20], 15, "\x1b[31m" + "x" * 10 + "\x1b[0m", 10),
-        *((["\x1b[31m" + "x" * 20], width, "\x1b[0m", 25 - width) for width in range(1, 5)),
-        ([f"\r{number:4}" + "#" * 30 for number in range(1000)], 10, " 999######", 24),
+        (["\x1b[31m" + "x" * 20], 15, "\x1b[31m" + "x" * 10 + "\x1b[0m"),
+        *((["\x1b[31m" + "x" * 20], width, "\x1b[0m") for width in range(1, 5)),
+        ([f"\r{number:4}" + "#" * 30 for number in range(1000)], 10, " 999######"),
     ],
     ids=["a colour", *(f"a colour, cut after {at}" for at in range(1, 5)), "a bar"],
 )
-def test_a_line_that_is_cut(pieces: list[str], width: int, shown: str, left_out: int) -> None:
+def test_a_line_that_is_cut(pieces: list[str], width: int, shown: str) -> None:
     [line] = lines_of(*pieces, max_line=width)
-    assert line.startswith(f"{shown} … {left_out} ")
+    assert line == f"{shown} … the rest of the line is in the log"
 
 
 def test_twenty_megabytes_without_a_newline_and_bars_are_not_kept_and_take_no_time() -> None:
@@ -176,4 +176,4 @@ def test_twenty_megabytes_without_a_newline_and_bars_are_not_kept_and_take_no_ti
             lines.add("y")
             bars.add(f"\rstep {number}")
     assert time.process_time() - began < 10  # 0.5 s where it was written
-    assert f"{(20 << 20) + 30_000 - MAX_LINE:,} " in lines.flush()[0]
+    assert len(lines.flush()[0]) < MAX_LINE + 100

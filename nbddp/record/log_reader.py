@@ -71,9 +71,10 @@ class LineAssembler:
     def __init__(self, log: str = "the log", *, max_line: int = MAX_LINE) -> None:
         self._log = log
         self._max_line = max_line
-        self._above: list[_Row] = []
-        self._row = _Row()
-        self._below: list[_Row] = []  # the nearest is the last
+        # rows without a newline; a "\r" at the end of one means that the next text replaces it
+        self._above: list[str] = []
+        self._row = ""
+        self._below: list[str] = []  # the nearest is the last
         self._cut = ""  # the start of an escape sequence whose end has not arrived
 
     @property
@@ -106,72 +107,55 @@ class LineAssembler:
         """Return the unfinished lines, as no more output will arrive."""
         self._write(self._cut)
         lines = self._unfinished()
-        self._above, self._row, self._below, self._cut = [], _Row(), [], ""
+        self._above, self._row, self._below, self._cut = [], "", [], ""
         return lines
 
     def _unfinished(self) -> list[str]:
         return self._visible([*self._above, self._row, *reversed(self._below)])
 
-    def _visible(self, rows: Iterable[_Row]) -> list[str]:
+    def _visible(self, rows: Iterable[str]) -> list[str]:
         """Return rows as lines, without the bars that have been wiped."""
-        return [self._format(row) for row in rows if _SEQUENCE.sub("", row.text).strip()]
+        return [
+            self._format(row)
+            for row in rows
+            if len(row) > self._max_line or _SEQUENCE.sub("", row).strip()
+        ]
 
     def _write(self, text: str) -> None:
         """Write text that has no newline."""
         before, *moves = _UP.split(text)
-        self._row.write(before, self._max_line)
+        self._row = self._joined(self._row, before)
         for count, after in zip(moves[::2], moves[1::2], strict=True):
             for _ in range(min(int(count or "1"), MAX_HELD - len(self._below))):
                 self._below.append(self._row)
                 # a finished row cannot be rewritten: an empty row takes its place
-                self._row = self._above.pop() if self._above else _Row()
-            self._row.is_returned = True
-            self._row.write(after, self._max_line)
+                self._row = self._above.pop() if self._above else ""
+            self._row = self._joined(f"{self._row}\r", after)
+
+    def _joined(self, row: str, text: str) -> str:
+        """Add text to a row; the part after the last carriage return replaces what is there."""
+        row += text
+        new = row.rstrip("\r")
+        return new.rpartition("\r")[2][: self._max_line + 1] + row[len(new) :][:1]
 
     def _end_row(self) -> list[str]:
         """Go down one row. Return the rows that are finished because none is held below."""
         if self._below:
             self._above.append(self._row)
-            self._row = self._below.pop()
-            self._row.is_returned = True
+            self._row = f"{self._below.pop()}\r"
             return []
         lines = [*self._visible(self._above), self._format(self._row)]
-        self._above, self._row = [], _Row()
+        self._above, self._row = [], ""
         return lines
 
-    def _format(self, row: _Row) -> str:
-        left = row.length - len(row.text)
-        if not left:
-            return row.text
-        text = row.text
+    def _format(self, row: str) -> str:
+        text = row.rstrip("\r")
+        if len(text) <= self._max_line:
+            return text
+        text = text[: self._max_line]
         if "\x1b" in text:  # the sequence that ends the colours is cut off
             text = _CUT_ESCAPE.sub("", text) + "\x1b[0m"
-        return f"{text} … {left:,} more characters in {self._log}"
-
-
-@dataclass(slots=True)
-class _Row:
-    """A line that is being written.
-
-    Attributes:
-        text: its first characters.
-        length: how many characters it has in all.
-        is_returned: whether the next text replaces it.
-    """
-
-    text: str = ""
-    length: int = 0
-    is_returned: bool = False
-
-    def write(self, text: str, max_kept: int) -> None:
-        """Add text; the part after the last carriage return replaces what is there."""
-        written = text.rstrip("\r")
-        _, is_back, new = written.rpartition("\r")
-        if is_back or (new and self.is_returned):
-            self.text, self.length, self.is_returned = "", 0, False
-        self.text += new[: max_kept - len(self.text)]
-        self.length += len(new)
-        self.is_returned = self.is_returned or written != text
+        return f"{text} … the rest of the line is in {self._log}"
 
 
 @dataclass(slots=True)
