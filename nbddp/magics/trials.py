@@ -233,8 +233,7 @@ class Trials:
         self._describe(dict.fromkeys(_OF_CELLS) | {"last": {}, "curves": {}}, {})
 
     def _seed(self) -> None:
-        number = self._desk.prompt_number
-        self._replay([CellRequest(source=SEEDING, execution_count=number, needs_group=None)])
+        self._replay([CellRequest(source=SEEDING, execution_count=0, needs_group=None)])
 
     def _replay(self, deeds: Sequence[Deed]) -> None:
         self._raise_if_ended()

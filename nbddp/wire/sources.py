@@ -11,14 +11,25 @@ import pickle
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, ClassVar
 
 import cloudpickle
 
-Sources = dict[str, tuple[int, str]]  # by the name of a cell's code: the prompt's number, the text
+Sources = dict[str, str]  # the text of cells, by the file names that their code has in a rank
 
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
+
+
+def cell_name(number: int, count: int = 1) -> str:
+    """Return the file name of a cell's code, by the number of its prompt.
+
+    A cell can run more than one source under one number: ``count`` tells them apart.
+
+    >>> cell_name(3), cell_name(3, 2)
+    ('<cell [3]>', '<cell [3] (2)>')
+    """
+    return f"<cell [{number}]{f' ({count})' if count > 1 else ''}>"
 
 
 def _reduce_code_with_file(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:
@@ -47,22 +58,20 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_with_sources(value: Any, numbers: Mapping[str, int]) -> bytes:
-    """Pickle a value, and the cells of the functions in it.
+    """Pickle a value, and the cells of the functions in it, under the names that ranks use.
 
     Args:
         value: any.
-        numbers: of prompts, by the names that cells have in code objects; 0 for those unknown.
+        numbers: the prompt numbers of cells, by the file names of their code here.
 
     Raises:
         TypeError, AttributeError or pickle.PicklingError: when it cannot be pickled.
     """
     written = io.BytesIO()
-    pickler = _Noting(written)
+    pickler = _Noting(written, numbers)
     pickler.dump(value)
-    texts = {name: _text_of_cell(name) for name in sorted(pickler.names)}
-    sources: Sources = {name: (numbers.get(name, 0), text) for name, text in texts.items() if text}
-    if sources:
-        written.write(pickle.dumps(sources))
+    if pickler.sources:
+        written.write(pickle.dumps(pickler.sources))
     return written.getvalue()
 
 
@@ -74,16 +83,21 @@ def loads_with_sources(data: bytes) -> tuple[Any, Sources]:
 
 
 class _Noting(Pickler):
-    """Notes where the functions are from."""
+    """Pickles functions of cells under the names that ranks use, and keeps the cells' text."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, numbers: Mapping[str, int]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.names: set[str] = set()
+        self.sources: Sources = {}
+        self._numbers = numbers
 
     def reducer_override(self, thing: Any) -> Any:
         """As for cloudpickle."""
-        if isinstance(thing, FunctionType):
-            self.names.add(thing.__code__.co_filename)
+        if isinstance(thing, CodeType):
+            file = thing.co_filename
+            name = cell_name(self._numbers[file]) if file in self._numbers else file
+            if name not in self.sources and (text := _text_of_cell(file)):
+                self.sources[name] = text
+            return _reduce_code_with_file(thing.replace(co_filename=name))
         return super().reducer_override(thing)
 
 

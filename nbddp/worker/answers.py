@@ -109,7 +109,7 @@ class Answers:
     def _push(self, command: Push) -> Answer:
         data = parcels.take(self._store, command.parcel)
         names, sources = parcels.opened(data, loads_with_sources)
-        self._shell.compile.take_sources(sources)
+        self._shell.compile.add_sources(sources)
         self._shell.push(names)
         return Answer(
             request=command.request, payload={"values": self._shell.plain_values.changes()}

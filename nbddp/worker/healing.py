@@ -88,7 +88,7 @@ class Healing:
         for newcomer in command.newcomers:
             _refuse_other_part(self._group.part_without(newcomer), newcomer)
         leave = [*self._own, *self._history(), *command.leave]
-        beside = self._cells.sources(), self._surroundings.told()
+        beside = self._cells.files, self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
         self._storages = [*carried.storages, *carried.buffers]
         parcel = parcels.put(self._store, self._key(f"names{command.request}"), carried.data)
@@ -169,7 +169,7 @@ class Healing:
 
     def _take_beside(self, beside: Any) -> None:
         sources, surroundings = beside
-        self._cells.take_sources(sources)
+        self._cells.add_sources(sources)
         self._surroundings.take(surroundings)
 
     def _room(self, size: int, kind: str) -> UntypedStorage:

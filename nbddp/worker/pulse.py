@@ -21,7 +21,6 @@ from nbddp.wire.timing_messages import Arrivals
 from nbddp.worker.arriving import Arriving
 from nbddp.worker.flight_recorder import RecordedCollective, newest_of
 from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_status
-from nbddp.worker.notebook_lines import as_typed
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_use
 from nbddp.worker.waits import functions_in, mark_of_call, waited_in, waiting_thread
@@ -253,7 +252,7 @@ class PulseThread:
         if here is None:
             return 0, "", "", called
         filename = here.f_code.co_filename
-        code = as_typed(linecache.getline(filename, here.f_lineno).strip())
+        code = linecache.getline(filename, here.f_lineno).strip()
         return here.f_lineno, self._name_of(filename), code[:MAX_CODE], called
 
 

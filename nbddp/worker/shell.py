@@ -24,13 +24,13 @@ from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
 from nbddp.worker import commands, scripts
 from nbddp.worker.backend_errors import is_backends
+from nbddp.worker.cell.compiler import CellCompiler
 from nbddp.worker.debugger import RankPdb, forget, post_mortem, rank_pdb, steps
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format
 from nbddp.worker.folding import folded
 from nbddp.worker.handlers import CellHandlers
 from nbddp.worker.headline import text_of
-from nbddp.worker.notebook_lines import NotebookLines
 from nbddp.worker.plain_values import PlainValues
 from nbddp.worker.textbars import make_bars_text
 from nbddp.worker.tracebacks import make_quick
@@ -50,10 +50,10 @@ class CellExit(ExitAutocall):
 class RankShell(InteractiveShell):
     """The shell that cells run in; one per rank, kept from cell to cell."""
 
-    compiler_class = NotebookLines
+    compiler_class = CellCompiler
     displayhook_class = Type(ResultHook)
     display_pub_class = Type(MailingPublisher)
-    compile: NotebookLines
+    compile: CellCompiler
     displayhook: ResultHook
     display_pub: MailingPublisher
     shown_traceback: str = ""

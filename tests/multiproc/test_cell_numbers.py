@@ -33,7 +33,7 @@ FAILS = {
 
 def numbers(text: str) -> set[int]:
     """The numbers of the cells that a text names."""
-    return {int(number) for number in re.findall(r"Cell In ?\[(\d+)\]", text)}
+    return {int(number) for number in re.findall(r"(?:Cell In ?|cell )\[(\d+)\]", text)}
 
 
 def shown(reply: Reply) -> str:
@@ -58,6 +58,33 @@ def test_a_function_of_an_earlier_cell_keeps_its_number(notebook: Notebook) -> N
     first = notebook.run("%%ddp --nproc 2\ndef f(): 1/0")
     second = notebook.run("%%ddp\nf()")
     assert numbers(shown(second)) == first.counts | second.counts
+
+
+SAYS = """%%ddp --nproc 2 --ranks 0
+import faulthandler, sys, threading, warnings
+def call():
+    warnings.warn("warned")
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    faulthandler.dump_traceback(all_threads=False)
+    breakpoint()
+    return 1
+call();"""
+
+
+def test_debugger_threads_warnings_and_faulthandler_name_the_cell(notebook: Notebook) -> None:
+    reply = notebook.converse(SAYS, "c")
+    [number] = reply.counts
+    cell = f"<cell [{number}]>"
+    for said in (
+        f"{cell}:4: UserWarning: warned",
+        f'File "{cell}", line 5, in <lambda>',
+        f'File "{cell}", line 8 in call',
+        f"> {cell}(10)call()",
+    ):
+        assert said in reply.text, said
+    assert "ipython-input" not in reply.text
 
 
 def test_an_executed_notebook_has_the_numbers_of_its_prompts(folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""Run a cell: the shell, its compiler, and what a failure says."""

@@ -1,0 +1,66 @@
+"""A cell has one name and the editor's line numbers, however its code is compiled."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import traceback
+from typing import Any
+
+import pytest
+
+from nbddp.worker.cell.compiler import CellCompiler
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> CellCompiler:
+    monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
+    return CellCompiler()
+
+
+def compiled(compiler: CellCompiler, source: str) -> tuple[str, int]:
+    """Compile as IPython's ``run_cell`` does; return the file name and the first line."""
+    name = compiler.cache(source.lstrip("\n"), 99, source)
+    tree = compiler.ast_parse(source.lstrip("\n"), name)
+    return name, compiler(tree, name, "exec").co_firstlineno and tree.body[0].lineno
+
+
+def test_a_part_of_a_cell_has_its_name_and_lines(compiler: CellCompiler) -> None:
+    compiler.begin_cell("%%capture\n\nx = 1\ny = 2", 2, 3)
+    assert compiled(compiler, "get_ipython().run_cell_magic()") == ("<cell [3] (2)>", 1)
+    assert compiled(compiler, "\nx = 1\ny = 2\n") == ("<cell [3]>", 4)
+    assert linecache.getline("<cell [3]>", 5) == "y = 2"
+    assert compiler.last_line == 5
+    assert compiled(compiler, "z = 3") == ("<cell [3] (3)>", 1), "a string that the cell runs"
+
+
+def test_leading_blank_lines_count(compiler: CellCompiler) -> None:
+    compiler.begin_cell("\n\n1", 2, 3)
+    assert compiled(compiler, "\n\n1") == ("<cell [3]>", 4)
+
+
+def test_what_time_compiles_is_part_of_the_cell(compiler: CellCompiler) -> None:
+    compiler.begin_cell("%%time\n1 / 0", 2, 3)
+    code: Any = compiler(compiler.ast_parse("1 / 0"), "<timed eval>", "exec")
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(code)
+    [*_, frame] = traceback.extract_tb(caught.value.__traceback__)
+    assert (frame.filename, frame.lineno, frame.line) == ("<cell [3]>", 3, "1 / 0")
+
+
+def test_cells_of_one_number_are_told_apart(compiler: CellCompiler) -> None:
+    for source, name in (("a", "<cell [1]>"), ("b", "<cell [1] (2)>"), ("a", "<cell [1]>")):
+        compiler.begin_cell(source, 2, 1)
+        assert compiled(compiler, source)[0] == name
+    assert compiler.name_of_cell("<cell [1]>") == ""
+    assert compiler.name_of_cell("<cell [1] (2)>") == "cell [1] (2)"
+    assert compiler.name_of_cell("<string>") == ""
+
+
+def test_the_text_of_known_cells_stays(compiler: CellCompiler) -> None:
+    compiler.begin_cell("a", 1, 1)
+    compiled(compiler, "a")
+    compiler.add_sources({"<cell [1]>": "other", "<cell [2]>": "b\n"})
+    assert compiler.files == {"<cell [1]>": "a", "<cell [2]>": "b\n"}
+    assert linecache.getline("<cell [2]>", 1) == "b\n"
+    assert isinstance(compiler.ast_parse("x", "<cell [2]>"), ast.Module)
