@@ -1,14 +1,36 @@
-"""What is said of an error that ended a cell."""
+"""What a failure says: one line with the user's own words and line, and a short traceback."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import linecache
+import re
 import sys
-import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import IPython.core.interactiveshell
 import pytest
+import torch
+from IPython.core.error import UsageError
+from syrupy.assertion import SnapshotAssertion
 
-from nbddp.worker.failure import describe, hide_end, needs_pythons_format, plain, pythons_format
-from nbddp.worker.headline import text_of
+import nbddp
+from nbddp.worker.cell.failure import (
+    describe_failure,
+    error_text,
+    failure_outside_cells,
+    format_traceback,
+    summarize_error,
+)
+from nbddp.worker.main_thread import library_of_file
+
+CELL = "<cell [3]>"
+OURS = Path(nbddp.__file__).parent
+
+Fail = Callable[[str], BaseException]
 
 
 class OddError(Exception):
@@ -16,79 +38,198 @@ class OddError(Exception):
         raise RuntimeError("inner")
 
 
-def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+class _RemoteTraceback(Exception):  # noqa: N818 - multiprocessing's own name
+    pass
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """Runs a cell and returns its error."""
+    monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
+
+    def run(source: str, *, filename: str = CELL, **names: Any) -> BaseException:
+        lines = source.splitlines(keepends=True)
+        linecache.cache[filename] = (len(source), None, lines, filename)
+        names |= {"OddError": OddError, "_RemoteTraceback": _RemoteTraceback, "torch": torch}
+        try:
+            exec(compile(source, filename, "exec"), names)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            return error.with_traceback(getattr(error.__traceback__, "tb_next", None))
+        raise AssertionError("it raised nothing")
+
+    return run
+
+
+# ---- the traceback
+
+CHAIN = """def load():
+    raise KeyError('root')
+def build():
     try:
-        raise error from cause
-    except type(error) as caught:
-        return caught
+        load()
+    except KeyError as error:
+        raise ValueError('middle') from error
+try:
+    build()
+except ValueError as error:
+    raise RuntimeError('top') from error"""
+IN_TORCH = "model = torch.nn.Linear(5, 1)\n\nmodel('x')"
+FAILS = {
+    "one library": IN_TORCH,
+    "several libraries": "import asyncio\n\nasync def f(): asyncio.Queue(0).get_nowait()\n"
+    "asyncio.run(f())",
+    "a chain": CHAIN,
+    "a text that cannot be had": "raise OddError",
+    "deep": "def call(n): return call(n - 1) if n else [][0]\ncall(300)",
+    "the source is not there": "exec('1 / 0')",
+}
 
 
-def is_this_file(filename: str) -> bool:
-    return filename == __file__
-
-
-def test_an_exception_that_cannot_be_turned_into_text_keeps_its_own_name() -> None:
-    failure = describe(
-        raised(OddError()), "", is_cell_file=is_this_file, stuck_in=None, at=1.0, names={}
-    )
-    assert failure.name == "OddError"
-    assert failure.text.endswith("__str__() raised RuntimeError")
-    assert failure.traceback.endswith("OddError: <exception str() failed>\n")
-    assert plain(raised(OddError())).text == failure.text
-    assert text_of(ValueError("too low")) == "too low"
-
-
-def test_ipython_shows_what_it_can() -> None:
-    one, other = ValueError("one"), ValueError("other")
-    one.__context__, other.__context__ = other, one
-    assert not needs_pythons_format(one)  # and does not go round for ever
-    assert not needs_pythons_format(raised(ValueError("plain"), KeyError("cause")))
-    assert needs_pythons_format(raised(ValueError("plain"), OddError()))
-    assert needs_pythons_format(OddError())
+def test_a_traceback_has_the_users_frames_and_counts_those_of_libraries(
+    fail: Fail, snapshot: SnapshotAssertion
+) -> None:
+    for name, source in FAILS.items():
+        text = format_traceback(fail(source))
+        assert re.sub(r"\.\.\. \d+ frames?", "... N frames", text) == snapshot(name=name)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
-def test_the_members_of_a_group_are_in_its_traceback() -> None:
-    group = raised(
-        ExceptionGroup("several", [ValueError("first"), TypeError("second")])  # noqa: F821
+def test_the_members_of_a_group_are_in_its_traceback(
+    fail: Fail, snapshot: SnapshotAssertion
+) -> None:
+    source = (
+        "def f(n):\n    try: [][n]\n    except IndexError as error: return error\n"
+        "raise ExceptionGroup('several', [f(1), TypeError('second')]) from None"
     )
-    assert needs_pythons_format(group)
-    text = pythons_format(group, is_cell_file=is_this_file)
-    assert "ValueError: first" in text
-    assert "TypeError: second" in text
+    assert format_traceback(fail(source)) == snapshot
 
 
-def test_a_traceback_begins_in_the_cell() -> None:
-    def cell() -> None:
-        raise OddError from None  # not with what the test runner handles just now
-
-    exec_it = compile("cell()", "<machinery>", "exec")
-    with pytest.raises(OddError) as caught:
-        exec(exec_it, {"cell": cell})
-    text = pythons_format(caught.value, is_cell_file=lambda name: name == "<machinery>")
-    assert text.count("File ") == 2
-    assert "<machinery>" in text.splitlines()[1]
+def test_the_whole_traceback_has_the_frames_of_libraries(fail: Fail) -> None:
+    error = fail(IN_TORCH)
+    assert "... " not in format_traceback(error, is_whole=True)
+    assert "F.linear(" in format_traceback(error, is_whole=True)
 
 
-def test_a_traceback_of_very_many_calls_is_pythons() -> None:
-    def call(depth: int) -> None:
-        if depth:
-            call(depth - 1)
+def test_file_line_and_arrow_have_colors_where_they_are_shown(fail: Fail) -> None:
+    error = fail(IN_TORCH)
+    text = format_traceback(error, has_colors=True)
+    assert "\x1b[32mcell [3]\x1b[0m line 3\n" in text
+    assert "\x1b[31m----> 3\x1b[0m model('x')" in text
+    assert re.sub(r"\x1b\[\d+m", "", text) == format_traceback(error)
+
+
+def test_no_frame_of_nbddp_or_ipython_is_in_a_traceback(fail: Fail) -> None:
+    def inner() -> None:
         raise ValueError("deep")
 
-    with pytest.raises(ValueError, match="deep") as caught:
-        call(300)
-    assert needs_pythons_format(caught.value)
-    assert "more times]" in pythons_format(caught.value, is_cell_file=is_this_file)
+    files = (OURS / "train" / "report.py", IPython.core.interactiveshell.__file__)
+    for file, is_whole in itertools.product(files, (False, True)):
+        between = eval(compile("lambda f: f()", str(file), "eval"))
+        error = fail("between(inner)", between=between, inner=inner)
+        text = format_traceback(error, is_whole=is_whole)
+        assert str(file) not in text
+        assert "... " not in text
+        assert "in inner" in text
 
 
-def test_what_hides_at_the_end_of_a_traceback_is_cut() -> None:
-    def hides() -> None:
-        __tracebackhide__ = True
-        raise ValueError("said of the user's line")
+def test_no_frame_of_nbddp_is_in_the_text_of_another_process(fail: Fail) -> None:
+    said = (
+        "Caught ValueError in DataLoader worker process 0.\nTraceback (most recent call last):\n"
+        f'  File "{OURS}/train/reading.py", line 3, in fetch\n    data = self[i]\n           ~~~\n'
+        f'  File "{CELL}", line 5, in __getitem__\n    return load(i)\nValueError: image 0'
+    )
+    text = format_traceback(fail("raise ValueError(said)", said=said))
+    assert "reading.py" not in text
+    assert "    data = " not in text
+    assert f'(most recent call last):\n  File "{CELL}", line 5' in text
 
-    with pytest.raises(ValueError, match="said") as caught:
-        hides()
-    hide_end(caught.value)
-    assert "in hides" not in "".join(traceback.format_exception(caught.value))
-    assert "hides()" in "".join(traceback.format_exception(caught.value))
+
+def test_a_magics_complaint_is_one_line(fail: Fail) -> None:
+    error = fail("raise UsageError('no such file')", UsageError=UsageError)
+    assert format_traceback(error) == "UsageError: no such file"
+
+
+def test_errors_that_are_each_others_cause_are_shown_once(fail: Fail) -> None:
+    one, other = fail("raise ValueError('one')"), fail("raise KeyError('other')")
+    one.__cause__, other.__cause__ = other, one
+    assert format_traceback(one).count("ValueError: one") == 1
+    assert summary_of(one)[-1] == "caused by KeyError: 'other'"
+
+
+@pytest.mark.parametrize(
+    ("filename", "library"),
+    [
+        (torch.nn.modules.module.__file__, "torch"),
+        (torch.distributed.__file__, "torch"),
+        (__file__.replace("tests/test_failure.py", "nbddp/wire/start.py"), "nbddp"),
+        (asyncio.__file__, "asyncio"),
+        ("<frozen runpy>", "runpy"),
+        ("<frozen importlib._bootstrap>", "importlib"),
+        (str(Path.home() / "train.py"), ""),
+        ("<string>", ""),
+        (CELL, ""),
+        (__file__, ""),
+    ],
+)
+def test_a_file_belongs_to_a_library_or_to_the_user(filename: str, library: str) -> None:
+    assert library_of_file(filename) == library
+
+
+# ---- the error in a line
+
+
+def is_cell(filename: str) -> bool:
+    return filename in (CELL, "/home/me/train.py")
+
+
+def name_of(filename: str) -> str:
+    return "train.py" if filename.endswith("train.py") else ""
+
+
+def summary_of(error: BaseException) -> tuple[str | int, ...]:
+    return tuple(summarize_error(error, is_cell, name_of))
+
+
+@pytest.mark.parametrize(
+    ("source", "summary"),
+    [
+        ("\nraise ValueError('too low')", ("ValueError", "too low", 2, "", "")),
+        (CHAIN, ("RuntimeError", "top", 11, "", "caused by KeyError: 'root'")),
+        ("raise ValueError('a') from OddError()", ("ValueError", "a", 1, "", "OddError")),
+        ("raise ValueError('no b') from TypeError('b')", ("ValueError", "no b", 1, "", "")),
+        ("raise ValueError('a') from _RemoteTraceback('b')", ("ValueError", "a", 1, "", "")),
+        ("raise ValueError('a') from None", ("ValueError", "a", 1, "", "")),
+        ("raise NotImplementedError", ("NotImplementedError", "", 1, "", "")),
+        ("x = 3\nassert x == 2", ("AssertionError", "assert x == 2", 2, "", "")),
+        ("assert 1 == 2, 'why'", ("AssertionError", "why", 1, "", "")),
+    ],
+)
+def test_the_users_message_and_line_come_first(
+    fail: Fail, source: str, summary: tuple[str | int, ...]
+) -> None:
+    *said, because = summary_of(fail(source))
+    assert tuple(said) == summary[:-1]
+    assert str(summary[-1]) in str(because)
+    assert bool(because) == bool(summary[-1])
+
+
+def test_a_scripts_file_is_named(fail: Fail) -> None:
+    error = fail("\nraise ValueError('a')", filename="/home/me/train.py")
+    assert summary_of(error) == ("ValueError", "a", 2, "train.py", "")
+
+
+def test_an_exception_that_cannot_be_turned_into_text_keeps_its_own_name(fail: Fail) -> None:
+    error = fail("raise OddError")
+    failure = describe_failure(
+        error,
+        "shown",
+        is_cell_file=is_cell,
+        name_of=name_of,
+        stuck_in=None,
+        at=1.0,
+        names={},
+    )
+    assert (failure.name, failure.traceback, failure.line) == ("OddError", "shown", 1)
+    assert failure.text.endswith("__str__() raised RuntimeError")
+    assert failure_outside_cells(error).text == failure.text
+    assert error_text(ValueError("too low")) == "too low"

@@ -24,8 +24,8 @@ from torch.utils.data import (
 import nbddp
 from nbddp.checks.facts import Loader, Model, Optimizer, RankFacts
 from nbddp.wire.messages import Failure
+from nbddp.worker.cell.failure import describe_failure
 from nbddp.worker.datasets import LARGE, MANY, data_of
-from nbddp.worker.failure import describe
 from nbddp.worker.loaders import forget_epochs, note_epochs
 from nbddp.worker.survey import survey
 
@@ -286,8 +286,14 @@ def failure_of(names: dict[str, Any], train: Callable[[], object]) -> Failure:
     """What a rank says of the error in which a training ends."""
     with pytest.raises(RuntimeError) as raised:
         train()
-    return describe(
-        raised.value, "", is_cell_file=lambda _: False, stuck_in=None, at=0.0, names=names
+    return describe_failure(
+        raised.value,
+        "",
+        is_cell_file=lambda _: False,
+        name_of=lambda _: "",
+        stuck_in=None,
+        at=0.0,
+        names=names,
     )
 
 

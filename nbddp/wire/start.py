@@ -37,7 +37,7 @@ class RankStart:
         threads: threads for torch's operators.
         joins_group: whether to form a process group at the start.
         run_id: name of the run.
-        colors: IPython's colour theme for tracebacks.
+        colors: IPython's color theme, for tracebacks and the debugger.
         may_return: whether the notebook, once it is gone, may come back, so that the rank waits.
         interface: of the network, through which it meets the others; empty for the loopback where
             all are on this machine, else for the one that the backend chooses.

@@ -17,7 +17,7 @@ from nbddp.wire.name_messages import Complete, Inspect, Survey
 from nbddp.wire.sources import loads_with_sources
 from nbddp.wire.trace_messages import GiveTrace, Traced
 from nbddp.worker import values
-from nbddp.worker.headline import text_of
+from nbddp.worker.cell.failure import error_text
 from nbddp.worker.shorten import MAX_MESSAGE, TOO_LONG, shorten
 from nbddp.worker.survey import survey
 from nbddp.worker.watch.profiler import GONE
@@ -83,7 +83,7 @@ class Answers:
         except RequestError as error:
             answer = Answer(request=request, error=str(error))
         except BaseException as error:  # noqa: BLE001 - the user's own code may even exit
-            what = f"{type(error).__name__}: {text_of(error)}"
+            what = f"{type(error).__name__}: {error_text(error)}"
             answer = Answer(request=request, error=shorten(what, TOO_LONG, limit=MAX_MESSAGE))
         self._unwanted = frozenset(each for each in self._unwanted if each > request)
         self._post(answer)

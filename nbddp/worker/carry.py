@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 from nbddp.formatting import with_article
 from nbddp.wire.heal_messages import MADE_BY_ALL
 from nbddp.wire.sources import Pickler
-from nbddp.worker.headline import text_of
+from nbddp.worker.cell.failure import error_text
 from nbddp.worker.migration import OF_THE_GROUP
 from nbddp.worker.watch.namespace import names_of
 
@@ -353,7 +353,7 @@ def _said_by(error: BaseException) -> str:
     words, *values = error.args or ("",)
     if values and isinstance(words, str) and words.count("{}") == len(values):
         return words.format(*values)
-    return text_of(error)
+    return error_text(error)
 
 
 def _cached(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -43,10 +42,10 @@ from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
 from nbddp.worker.answers import EXPRESSION, Answers
 from nbddp.worker.arrival import Clients, settle
+from nbddp.worker.cell.failure import cell_not_started, describe_failure, failure_outside_cells
 from nbddp.worker.debugger import Debuggers, was_quit
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
-from nbddp.worker.failure import describe, not_begun, plain
 from nbddp.worker.flight_recorder import count_begun
 from nbddp.worker.healing import Healing
 from nbddp.worker.installs import Installs
@@ -177,7 +176,6 @@ class Rank:
         )
         let_loaders_begin_anew()
         note_epochs()
-        self._shell.is_interrupted = lambda: self._interrupter.was_asked
         self._keyboard.take_over()
         self._debuggers.take_over()
         rank = start.topology.rank
@@ -214,8 +212,8 @@ class Rank:
     def _make_shell(self, colors: str) -> RankShell:
         shell = RankShell.instance() if RankShell.initialized() else make_shell()
         if colors:
-            shell.wear(colors)
-        shell.begin(self._mailer.post, self._log.keep)
+            shell.colors = colors
+        shell.begin(self._mailer.post)
         self._names = {
             "rank": self._place.rank,
             "local_rank": self._place.local_rank,
@@ -283,7 +281,7 @@ class Rank:
         is_called_off = not self._prepare(command)
         failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
         if is_called_off:
-            self._end_cell(command, seconds=0.0, failure=not_begun())
+            self._end_cell(command, seconds=0.0, failure=cell_not_started())
             return
         if failure is not None:
             self._interrupter.end_cell()
@@ -318,14 +316,15 @@ class Rank:
     def _describe(self, error: BaseException, at: float) -> Failure:
         if not self._was_quit:  # what was looked into may be looked into again
             self._debuggers.remember(error, is_interrupt=self._interrupter.was_asked)
-        return describe(
+        self._log.keep(self._shell.format_error(error, is_whole=True))
+        return describe_failure(
             error,
-            self._shell.shown_traceback,
+            self._shell.format_error(error),
             is_cell_file=self._shell.is_cell_file,
+            name_of=self._shell.name_of_file,
             stuck_in=self._group.stuck_in,
             at=at,
             names=self._shell.user_ns,
-            name_of=self._shell.name_of_file,
         )
 
     def _may_be_interrupted(self, filename: str) -> bool:
@@ -359,10 +358,8 @@ class Rank:
         if command.wants_value and failure is None:
             try:
                 parcel = self._pack_value(command.cell, value)
-            except pickle.PicklingError as error:
-                failure = plain(error.with_traceback(None))  # it says all, and whose part it is
-            except Exception as error:  # noqa: BLE001 - the store's
-                failure = plain(error)
+            except Exception as error:  # noqa: BLE001 - of pickle, or of the store
+                failure = failure_outside_cells(error)
         self._mailer.post(
             CellEnded(
                 cell=command.cell,

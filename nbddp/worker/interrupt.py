@@ -25,8 +25,13 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from nbddp.worker.folding import library_of
-from nbddp.worker.main_thread import comes_from, main_cpu_time, main_frame, main_thread_id
+from nbddp.worker.main_thread import (
+    comes_from,
+    library_of_file,
+    main_cpu_time,
+    main_frame,
+    main_thread_id,
+)
 
 PATIENCE = 0.1  # seconds that Python gets to react to the signal before a wait is broken open
 MOMENT = 0.05  # the same where a rank has died: who waits for it waits in vain
@@ -318,7 +323,7 @@ def _imports_library(frame: FrameType | None, is_cell_file: Callable[[str], bool
     """Whether a cell is in the middle of an import, and it is none of the user's own modules."""
     while frame is not None and not is_cell_file(frame.f_code.co_filename):
         is_module = frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] != "__main__"
-        if is_module and library_of(frame.f_code.co_filename):
+        if is_module and library_of_file(frame.f_code.co_filename):
             return True
         frame = frame.f_back
     return False

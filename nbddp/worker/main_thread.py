@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,14 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
+import torch
+
+# folders of libraries, and the only library in a folder that may be the user's
+_LIBRARIES = (
+    (Path(torch.__file__).parent.parent, "torch"),
+    (Path(__file__).parents[2], "nbddp"),
+    *((Path(sysconfig.get_path(name)), "") for name in ("purelib", "platlib", "stdlib")),
+)
 _STATUS = re.compile(r"^(State|voluntary_ctxt_switches):\s+(\w+)", re.MULTILINE)
 RUN = asyncio.BaseEventLoop.run_until_complete.__name__
 
@@ -28,6 +38,23 @@ def main_thread_id() -> int:
 def main_frame() -> FrameType:
     """Where the main thread is right now."""
     return sys._current_frames()[main_thread_id()]
+
+
+@functools.lru_cache(maxsize=4096)
+def library_of_file(filename: str) -> str:
+    """Return the library that a file belongs to; empty for the user's own.
+
+    >>> [library_of_file(name) for name in (torch.nn.__file__, os.__file__, "train.py")]
+    ['torch', 'os', '']
+    """
+    if filename.startswith("<frozen "):
+        return filename.removeprefix("<frozen ").partition(".")[0].rstrip(">")
+    path = Path(filename)
+    for folder, library in _LIBRARIES:
+        if path.is_relative_to(folder / library):
+            parts = path.relative_to(folder).parts
+            return Path(parts[0] if parts[0] != "site-packages" else parts[1]).stem
+    return ""
 
 
 def comes_from(frame: FrameType | None, is_of: Callable[[str], bool]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from nbddp.wire.messages import Failure, Regroup, RunCell
 from nbddp.worker.backend_errors import comes_from_backend
-from nbddp.worker.failure import plain
+from nbddp.worker.cell.failure import failure_outside_cells
 from nbddp.worker.migration import Migration, unbind
 from nbddp.worker.process_group import ProcessGroup
 
@@ -70,7 +70,7 @@ class Regrouper:
                 self._group.leave()
         except Exception as error:  # noqa: BLE001 - the next cell says it; the rank lives on
             self.was_left = comes_from_backend(error)
-            self._failure = plain(error)
+            self._failure = failure_outside_cells(error)
         if self._failure is None:
             return ""
         self._give_up()

@@ -25,7 +25,7 @@ import torch
 
 from nbddp.wire.script import Script
 from nbddp.worker.endings import ending_as_a_program
-from nbddp.worker.folding import library_of
+from nbddp.worker.main_thread import library_of_file
 
 _MAIN = "__main__"
 _MAINS = (_MAIN, "__mp_main__")  # what a spawned process sends back may be of the second
@@ -61,7 +61,7 @@ class OwnFiles:
         path = Path(filename)
         if self._folder is None or not path.is_absolute() or not path.is_relative_to(self._folder):
             return ""
-        is_installed = library_of(filename) or _INSTALLED & set(path.parts)
+        is_installed = library_of_file(filename) or _INSTALLED & set(path.parts)
         return "" if is_installed else _shown(path, self._folder)
 
 

@@ -9,10 +9,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
-import IPython
 from IPython.core import interactiveshell
 from IPython.core.autocall import ExitAutocall
 from IPython.core.error import UsageError
@@ -23,17 +21,13 @@ from traitlets.config import Config
 from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
 from nbddp.worker import commands, scripts
-from nbddp.worker.backend_errors import is_backends
 from nbddp.worker.cell.compiler import CellCompiler
-from nbddp.worker.debugger import RankPdb, forget, post_mortem, rank_pdb, steps
+from nbddp.worker.cell.failure import error_text, format_traceback
+from nbddp.worker.debugger import RankPdb, forget, post_mortem, rank_pdb
 from nbddp.worker.displays import MailingPublisher, ResultHook
-from nbddp.worker.failure import hide_end, needs_pythons_format, pythons_format
-from nbddp.worker.folding import folded
 from nbddp.worker.handlers import CellHandlers
-from nbddp.worker.headline import text_of
 from nbddp.worker.plain_values import PlainValues
 from nbddp.worker.textbars import make_bars_text
-from nbddp.worker.tracebacks import make_quick
 from nbddp.worker.warning_places import name_users_lines
 from nbddp.worker.watch.profiler import CellProfiler, profiled
 
@@ -56,29 +50,19 @@ class RankShell(InteractiveShell):
     compile: CellCompiler
     displayhook: ResultHook
     display_pub: MailingPublisher
-    shown_traceback: str = ""
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
-    is_interrupted: Callable[[], bool] = staticmethod(lambda: False)
-    keep: Callable[[str], None] = staticmethod(lambda _text: None)
     profiler: CellProfiler | None = None  # of the last cell, if some of its steps were to be traced
     handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
     _loop: asyncio.AbstractEventLoop | None = None  # one for all cells: what they began goes on
     _awaited: asyncio.Task[Any] | None = None
 
     def __init__(self, **options: Any) -> None:
-        self._kept: list[tuple[BaseException, str]] = []
         self._swallowed: list[BaseException] = []
-        self._is_asked = False
         self._script_files = scripts.OwnFiles()
         self._debugger = rank_pdb(self.is_cell_file)
         super().__init__(**options)
         self.loop_runner = self._await
         self.plain_values = PlainValues(self.user_ns)
-
-    def init_traceback_handlers(self, custom_exceptions: Any) -> None:
-        """Make IPython's formatters, and have them spend little on long library files."""
-        super().init_traceback_handlers(custom_exceptions)
-        make_quick(self.InteractiveTB)
 
     def init_magics(self) -> None:
         """Register IPython's magics, and an explanation in place of nbddp's."""
@@ -96,7 +80,6 @@ class RankShell(InteractiveShell):
         self.compile.begin_cell(command.source, command.first_line, command.execution_count)
         self.display_pub.cell = command.cell
         self.displayhook.bundle = {}
-        self._kept.clear()
         self._swallowed.clear()
         with profiled(command) if command.trace else nullcontext() as self.profiler:
             result: ExecutionResult = (
@@ -106,21 +89,12 @@ class RankShell(InteractiveShell):
             )
             if result.success and self._swallowed:
                 result.error_in_exec = self._swallowed[0]
-        self._sort_tracebacks(result.error_before_exec or result.error_in_exec)
+        error = result.error_before_exec or result.error_in_exec
+        for each in self._swallowed:
+            if each is not error:
+                print(self.format_error(each))  # noqa: T201 - as IPython does
+        self._swallowed.clear()  # its frames hold what the cell held
         return result
-
-    def _sort_tracebacks(self, error: BaseException | None) -> None:
-        """The traceback of what ended the cell belongs to its report, all others to its output."""
-        self.shown_traceback = ""
-        for each, text in self._kept:
-            if each is error:
-                self.shown_traceback = folded(text)
-                if self.shown_traceback != text:
-                    self.keep(text)
-            else:
-                print(text)  # noqa: T201 - as IPython does
-        self._kept.clear()  # what it holds of the cell's frames
-        self._swallowed.clear()
 
     def run_cell(self, raw_cell: str, *args: Any, **options: Any) -> ExecutionResult:
         """Run a cell within the cell, as ``%%capture`` does: if it fails, so does the cell.
@@ -138,15 +112,9 @@ class RankShell(InteractiveShell):
             self._swallowed.append(error)
         return result
 
-    def begin(self, mail: Callable[[Display], None], keep: Callable[[str], None]) -> None:
-        """Be the shell of a rank, in its own process.
-
-        Args:
-            mail: is handed pictures.
-            keep: is handed what the log has and nobody is shown: a traceback with all its frames.
-        """
+    def begin(self, mail: Callable[[Display], None]) -> None:
+        """Be the shell of a rank, in its own process; ``mail`` is handed pictures."""
         self.display_pub.mail = mail
-        self.keep = keep
         self.handlers_acting = CellHandlers().acting
         name_users_lines(self.is_cell_file)
         commands.take_over()
@@ -198,51 +166,29 @@ class RankShell(InteractiveShell):
                     scripts.run(script, self._script_files)
         except BaseException as error:  # noqa: BLE001 - it ends the script, and not the rank
             result.error_in_exec = error
-            self._show_end_of_script(error)
         self.events.trigger("post_execute")  # figures are shown
         return result
 
-    def _show_end_of_script(self, error: BaseException) -> None:
-        if not self._will_do_plain(error):
-            self._show((type(error), error, self._from_cell(error)), tb_offset=0)
-
     def safe_execfile(
-        self,
-        fname: Any,
-        *where: Any,
-        exit_ignore: bool | None = None,
-        raise_exceptions: bool = True,
-        shell_futures: bool = False,
+        self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any
     ) -> None:
-        """Run a script for ``%run``; what it raises ends the cell, where IPython only shows it.
-
-        ``%run -p`` alone does not say ``exit_ignore``, and swallows an exit.
-        """
+        """Run a script for ``%run``; its error ends the cell, where IPython only shows it."""
         __tracebackhide__ = True
-        del raise_exceptions
         Path(fname).expanduser().open("rb").close()  # where it cannot be read, IPython only warns
         try:
-            super().safe_execfile(fname, *where, raise_exceptions=True, shell_futures=shell_futures)
-        except SystemExit as error:
-            if exit_ignore is None:
-                self._swallowed.append(error)
+            super().safe_execfile(fname, *where, **options | {"raise_exceptions": True})
+        except SystemExit:
             if not exit_ignore:
                 raise
 
-    def safe_execfile_ipy(
-        self,
-        fname: Any,
-        shell_futures: bool = False,  # noqa: FBT001, FBT002
-        raise_exceptions: bool = False,  # noqa: FBT001, FBT002
-    ) -> None:
-        """Run a notebook for ``%run``, which asks that errors be raised: then none is swallowed."""
+    def safe_execfile_ipy(self, *args: Any, **options: Any) -> None:
+        """Run a file of cells for ``%run``, which raises its error: the cell may catch it."""
         __tracebackhide__ = True
         before = len(self._swallowed)
         try:
-            super().safe_execfile_ipy(fname, shell_futures, raise_exceptions)
+            super().safe_execfile_ipy(*args, **options)
         finally:
-            if raise_exceptions:
-                del self._swallowed[before:]
+            del self._swallowed[before:]
 
     def safe_run_module(self, mod_name: str, where: dict[str, Any]) -> None:
         """Run a module for ``%run -m``; what it raises ends the cell."""
@@ -255,70 +201,39 @@ class RankShell(InteractiveShell):
 
     # ---- tracebacks
 
-    def showtraceback(self, *args: Any, **options: Any) -> None:
-        """Keep the traceback of what ends the cell; print one that somebody asked for."""
+    def format_error(self, error: BaseException, *, is_whole: bool = False) -> str:
+        """Format an error's traceback, with ``is_whole`` for the log."""
+        has_colors = not is_whole and self.colors.lower() != "nocolor"
+        return format_traceback(error, is_whole=is_whole, has_colors=has_colors)
+
+    def showtraceback(self, exc_tuple: Any = None, *_: Any, **__: Any) -> None:
+        """Print a traceback that was asked for; the cell's report has that of what ends the cell.
+
+        Raises:
+            BaseException: a magic would show the error and go on, such as %time of older versions.
+        """
         __tracebackhide__ = True
         caller = sys._getframe(1)
         asker, error = caller.f_globals.get("__name__", ""), sys.exc_info()[1]
         if asker == interactiveshell.__name__:
-            if isinstance(error, SystemExit):
-                if caller.f_code.co_name == "run_code":
-                    raise error  # else it goes on to warn that `exit` is the way to leave IPython
-                self._show((type(error), error, self._from_cell(error)), tb_offset=0)
-            elif not self._will_do_plain(error):
-                self._show(*args, **options)
+            if isinstance(error, SystemExit) and caller.f_code.co_name == "run_code":
+                raise error  # else it goes on to warn that `exit` is the way to leave IPython
             return
         if error is not None and asker.startswith(_MAGICS) and caller.f_code.co_name != "tb":
-            raise error  # a magic that would show it and go on, such as %time of older versions
-        self._is_asked = True
+            raise error
         try:
-            self._show(*args, **options)
-        finally:
-            self._is_asked = False
+            error = self._get_exc_info(exc_tuple)[1]
+        except ValueError:
+            print("No traceback available to show.", file=sys.stderr)  # noqa: T201 - as IPython
+            return
+        print(self.format_error(error))  # noqa: T201 - as IPython does
 
-    def _will_do_plain(self, error: BaseException | None) -> bool:
-        """Whether Python's own traceback is enough, and to format more would be for nobody.
-
-        That is so for an interrupt, and for an error of the backend's own, which many ranks have at
-        the same moment when one of them is gone.
-        """
-        return self.is_interrupted() or is_backends(error)
-
-    def _show(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
-        error = self._get_exc_info(exc_tuple)[1] if _has_error(exc_tuple) else None
-        if error is not None:
-            hide_end(error)
-        if error is not None and needs_pythons_format(error):
-            text = pythons_format(error, is_cell_file=self.is_cell_file)
-            self._showtraceback(type(error), error, [text])
-        else:
-            super().showtraceback(exc_tuple, *args, **options)
-
-    def _from_cell(self, error: BaseException) -> TracebackType | None:
-        for step in steps(error.__traceback__):
-            if self.is_cell_file(step.tb_frame.f_code.co_filename):
-                return step
-        return error.__traceback__
-
-    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
-        if self._is_asked:
-            super()._showtraceback(etype, evalue, stb)
-        else:
-            self._kept.append((evalue, self.InteractiveTB.stb2text(stb)))
-
-    def show_usage_error(self, exc: BaseException) -> None:
-        """Keep a magic's one-line complaint instead of printing it."""
-        self._kept.append((exc, f"UsageError: {text_of(exc)}"))
+    def showsyntaxerror(self, *_: Any, **__: Any) -> None:
+        """Print nothing: the error ends the cell."""
 
     def _format_exception_for_storage(self, exception: BaseException, *_: Any, **__: Any) -> Any:
         """For IPython's history, which would format every traceback a second time."""
-        return {"ename": type(exception).__name__, "evalue": text_of(exception), "traceback": []}
-
-    def wear(self, theme: str) -> None:
-        """Format tracebacks in one of IPython's colour themes."""
-        self.colors = theme
-        if IPython.version_info[0] < 9:  # there the trait alone does not reach them
-            self.InteractiveTB.set_colors(theme)
+        return {"ename": type(exception).__name__, "evalue": error_text(exception), "traceback": []}
 
     # ---- what a rank has not: somebody who types, and windows
 
@@ -374,11 +289,6 @@ def _only_in_the_notebook(*_: str) -> NoReturn:
         "`%ddp`, `%%ddp` and `%%local` work only in the notebook, and this code runs on a rank. "
         "Move the command to a separate cell"
     )
-
-
-def _has_error(exc_tuple: Any) -> bool:
-    """Whether there is an exception that IPython could show."""
-    return bool(exc_tuple) or sys.exc_info()[1] is not None or hasattr(sys, "last_value")
 
 
 def make_shell() -> RankShell:

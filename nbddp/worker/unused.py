@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from traceback import walk_tb
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
-
-from nbddp.worker.tracebacks import walk
 
 SHOWN = 4  # parameters in a headline
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -24,7 +23,7 @@ def blamed_by(error: BaseException, names: Mapping[str, Any]) -> str:
     text = str(error) if isinstance(error, RuntimeError) else ""
     if not (_UNUSED.search(text) or _TWICE.search(text)):
         return ""
-    frames = [frame.f_locals.get("self") for frame, _ in walk(error.__traceback__)]
+    frames = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
     models = ddp_models(frames) or ddp_models(names.values())
     return said(models[0], text) if len(models) == 1 else ""
 

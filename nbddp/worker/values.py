@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nbddp.wire import parcels
 from nbddp.wire.messages import JsonDict
 from nbddp.wire.sources import Pickler
-from nbddp.worker.headline import text_of
+from nbddp.worker.cell.failure import error_text
 
 T = TypeVar("T")
 
@@ -116,4 +116,4 @@ def _way_out(name: str, value: Any, error: Exception) -> str:
             f"*`, then `get_model_state_dict({name}, options=StateDictOptions("
             "full_state_dict=True))` on every rank"
         )
-    return f"{begin} ({type(error).__name__}: {text_of(error)}); take parts of it that can"
+    return f"{begin} ({type(error).__name__}: {error_text(error)}); take parts of it that can"

@@ -33,7 +33,7 @@ FAILS = {
 
 def numbers(text: str) -> set[int]:
     """The numbers of the cells that a text names."""
-    return {int(number) for number in re.findall(r"(?:Cell In ?|cell )\[(\d+)\]", text)}
+    return {int(number) for number in re.findall(r"cell \[(\d+)\]", text)}
 
 
 def shown(reply: Reply) -> str:

@@ -203,7 +203,7 @@ def test_its_traceback_shows_its_own_lines_and_none_of_ours(group: Ranks, write:
     with pytest.raises(CellFailedError) as error:
         group.run_script("work/script.py", ranks=[0])
     report = re.sub(r"\x1b\[[0-9;]*m", "", error.value.report)
-    for line in ("script.py:4", "script.py:3, in main()", "own.py:2, in fail()"):
+    for line in ("script.py line 4\n", "script.py line 3, in main\n", "own.py line 2, in fail\n"):
         assert line in report
     assert "nbddp" not in report.partition("Traceback")[2]
 

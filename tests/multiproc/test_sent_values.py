@@ -90,8 +90,8 @@ def test_a_function_that_was_pushed_fails_with_its_own_lines_also_when_it_is_pus
         told = notebook.run(f"{line}\nouter(3)").traceback
         where = f"cell [{number - 1}] line 3"
         assert told.startswith(f"ranks 0-1: ZeroDivisionError: division by zero, {where}\n")
-        assert f"Cell In[{number}], line 2, in " in told
-        assert f"Cell In[{number - 1}], line 3, in inner(x)" in told
+        assert f"\ncell [{number}] line 2, in outer\n" in told
+        assert f"\n{where}, in inner\n" in told
         assert "----> 3     return 1 / x" in told
     notebook.run("%ddp restart --replay")
     assert "return 1 / x" in notebook.run("%%ddp\nouter(3)").traceback
