@@ -51,7 +51,7 @@ class Play:
         self.hangs_in = self.fails_in = ""
         self.on_cell: Callable[[str], None] = lambda _source: None
         self.obey, self.link.on_send = self.link.on_send, self.receive
-        self.recovery = Recovery(self.session, show=self.show, push=print, say=self.said.append)
+        self.recovery = Recovery(self.session, show=self.show, say=self.said.append)
         self.session.start(TWO)
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import replace
 from nbddp.controller.healing import heal
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
+from nbddp.group.push_pull import push_again
 from nbddp.lifecycle.comeback import (
     Comeback,
     Retries,
@@ -35,12 +36,11 @@ WAY_OUT = "`%ddp restart --replay` does all of it again"
 
 
 class Recovery:
-    """Knows how a cell is shown and values are pushed; the rest it asks of the session.
+    """Knows how a cell is shown; the rest it asks of the session.
 
     Args:
         session: whose ranks they are.
         show: shows a cell from its beginning to its end, and returns what came of it.
-        push: sends values to the ranks.
         say: tells the user something between two attempts.
         note: the same where the view of the next attempt tells all of it; None: ``say`` does.
     """
@@ -50,7 +50,6 @@ class Recovery:
         session: Session,
         *,
         show: Callable[[CellHandle], CellResult],
-        push: Callable[[PushRecord], None],
         say: Callable[[str], None],
         note: Callable[[str], None] | None = None,
     ) -> None:
@@ -58,7 +57,6 @@ class Recovery:
         self._tells_end = note is None
         self._note = note or say
         self._show = show
-        self._push = push
         self._say = say
         self._times_ended = session.times_ended
         self._seconds_lost = 0.0
@@ -327,7 +325,7 @@ class Recovery:
             if self._is_ended:
                 raise _ended(number, len(deeds))
             if isinstance(deed, PushRecord):
-                self._push(deed)
+                push_again(self._session, deed)
                 continue
             result = self._run_unseen(replace(deed, is_again=True, wants_value=False))
             if result.verdict is not None:

@@ -16,8 +16,8 @@ from nbddp.controller.healing import heal
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
+from nbddp.group import push_pull
 from nbddp.group.colors import default_colors
-from nbddp.group.prompts import prompt_numbers
 from nbddp.group.recovery import Recovery
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.scripts import find_script
@@ -25,12 +25,10 @@ from nbddp.group.timelines import timeline_of
 from nbddp.lifecycle.comeback import Retries
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.healed import Healed
-from nbddp.record.push_store import PushRecord, pickled
 from nbddp.record.spent import Timeline
 from nbddp.ui.questions import ConsoleBox, Questions
 from nbddp.ui.screen import StreamScreen, View
 from nbddp.ui.text.view import TextView
-from nbddp.wire.messages import Pull, Push
 
 ELSEWHERE = (
     "this worker group belongs to process {}, which made it; a forked process can make its own"
@@ -313,7 +311,7 @@ class WorkerGroup:
             views[:] = [view]
             return show(session, handle, view)
 
-        return Recovery(session, show=show_anew, push=self._push_again, say=say, note=note)
+        return Recovery(session, show=show_anew, say=say, note=note)
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
@@ -365,24 +363,7 @@ class WorkerGroup:
             RequestError: one cannot be pickled, or the ranks cannot take it now.
         """
         self._check_started()
-        self._asking.check_idle()
-        chosen = self._asking.chosen(ranks)  # who dies from now on is missed
-        data = pickled(values, prompt_numbers())
-        self._send_pushed(self._session.store_push(tuple(values), ranks, data), data, chosen)
-
-    def _push_again(self, pushed: PushRecord) -> None:
-        """Send what was sent then, whatever became of it here."""
-        self._send_pushed(pushed, pushed.data(), self._asking.chosen(pushed.ranks))
-
-    def _send_pushed(self, pushed: PushRecord, data: bytes, ranks: Sequence[int]) -> None:
-        link = self._session.require_link()
-        parcel = link.put(data)
-        what = ", ".join(pushed.names)
-        try:
-            self._asking.ask(ranks, lambda number: Push(request=number, parcel=parcel), what=what)
-            self._session.note_push(pushed)
-        finally:
-            link.discard(parcel)
+        push_pull.push(self._session, values, ranks)
 
     def pull(self, expression: str, *, rank: int | None = None) -> Any:
         """The value of a name or expression: of one rank, or a list of all ranks'.
@@ -396,20 +377,7 @@ class WorkerGroup:
             RequestError: it does not exist there, or cannot be pickled.
         """
         self._check_started()
-        link = self._session.require_link()
-        ranks = self._asking.chosen(None if rank is None else [rank])
-        answers = self._asking.ask(
-            ranks, lambda number: Pull(request=number, expression=expression)
-        )
-        for note in dict.fromkeys(each.parcel.get("note", "") for each in answers.values()):
-            StreamScreen().write(f"nbddp: {note}\n" if note else "")
-        left, values = [answer.parcel for answer in answers.values()], []
-        try:
-            while left:
-                values.append(link.unpack(left.pop(0)))
-        finally:
-            for parcel in left:  # one of them could not be opened
-                link.discard(parcel)
+        values = push_pull.pull(self._session, expression, None if rank is None else [rank])
         return values if rank is None else values[0]
 
 

@@ -1,0 +1,66 @@
+"""Push values into the namespaces of ranks, and pull values from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbddp.controller.asking import Asking
+from nbddp.controller.session import Session
+from nbddp.group.prompts import prompt_numbers
+from nbddp.record.push_store import PushRecord, pickled
+from nbddp.ui.screen import StreamScreen
+from nbddp.wire.messages import Pull, Push
+
+
+def push(session: Session, values: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
+    """Send values to ranks, to all if none are named, and keep them for a replay.
+
+    Raises:
+        ArgumentError: there is no such rank.
+        RequestError: a value cannot be pickled, or the ranks cannot take it now.
+    """
+    asking = Asking(session)
+    asking.check_idle()
+    chosen = asking.chosen(ranks)  # before pickling: a rank that dies from now on is missed
+    data = pickled(values, prompt_numbers())
+    _send(session, session.store_push(tuple(values), ranks, data), data, chosen)
+
+
+def push_again(session: Session, pushed: PushRecord) -> None:
+    """Send what was sent then, whatever became of it in this process."""
+    _send(session, pushed, pushed.data(), Asking(session).chosen(pushed.ranks))
+
+
+def _send(session: Session, pushed: PushRecord, data: bytes, ranks: Sequence[int]) -> None:
+    link = session.require_link()
+    parcel = link.put(data)
+    what = ", ".join(pushed.names)
+    try:
+        Asking(session).ask(ranks, lambda number: Push(request=number, parcel=parcel), what=what)
+        session.note_push(pushed)
+    finally:
+        link.discard(parcel)
+
+
+def pull(session: Session, expression: str, ranks: Sequence[int] | None = None) -> list[Any]:
+    """Return the value of an expression in each rank, in all that live if none are named.
+
+    Raises:
+        ArgumentError: there is no such rank.
+        RequestError: it does not exist in a rank, or cannot be pickled.
+    """
+    link, asking = session.require_link(), Asking(session)
+    answers = asking.ask(
+        asking.chosen(ranks), lambda number: Pull(request=number, expression=expression)
+    )
+    for note in dict.fromkeys(each.parcel.get("note", "") for each in answers.values()):
+        StreamScreen().write(f"nbddp: {note}\n" if note else "")
+    left, values = [answer.parcel for answer in answers.values()], []
+    try:
+        while left:
+            values.append(link.unpack(left.pop(0)))
+    finally:
+        for parcel in left:  # one of them could not be opened
+            link.discard(parcel)
+    return values
