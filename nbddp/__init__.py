@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nbddp.course.exercises import Judgement, check_answer
     from nbddp.group import WorkerGroup
     from nbddp.magics.timeline import timeline
-    from nbddp.opened import Run, runs
+    from nbddp.opened import Run, compare, runs
     from nbddp.record.cell import CellResult
     from nbddp.record.healed import Healed
     from nbddp.record.spent import Timeline
@@ -73,6 +73,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "check_answer",
+    "compare",
     "config",
     "digits",
     "faults",
@@ -106,6 +107,7 @@ _LAZY = {
     "all_gather": "nbddp.train.distributed",
     "all_reduce": "nbddp.train.reduction",
     "check_answer": "nbddp.course.exercises",
+    "compare": "nbddp.opened",
     "config": "nbddp.train.config",
     "digits": "nbddp.train.digits",
     "faults": "nbddp.train.faults",

@@ -13,12 +13,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from nbddp.archive import comparing
 from nbddp.archive.ending import say_ending
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.summary import DAMAGE
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
+from nbddp.ui.text.compare import compare_text
 
 logger = logging.getLogger("nbddp")
 
@@ -127,6 +129,21 @@ def runs(path: str | os.PathLike[str] = ".") -> list[Run]:
         Those that can be opened; the logger ``nbddp`` names the others.
     """
     return list(chain.from_iterable(_opened(each) for each in runs_below(Path(path))))
+
+
+def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
+    """Put runs next to each other, as text: what they came to, and in what they differ.
+
+    Args:
+        compared: two to eight runs, or what :class:`Run` takes.
+        metrics: the names, or patterns of names, of those to show, with commas between them.
+
+    Raises:
+        ArgumentError: there are too few runs, or too many, or none has such a metric.
+        RequestError: there is no such run, or it is damaged.
+    """
+    found = [each if isinstance(each, Run) else Run(each) for each in compared]
+    return compare_text(comparing.compare([each.path for each in found], metrics))
 
 
 def _is_folder(path: Path) -> bool:

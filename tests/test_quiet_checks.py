@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from nbddp.checks.facts import Loader, RankFacts
+from nbddp.checks.registry import Finding
 from nbddp.group import checking
 from nbddp.group.checking import QuietChecks
+from nbddp.lifecycle.states import Life, RankLife
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire.messages import CellEnded
+
+Look = Callable[[CellHandle], list[Finding]]
 
 
 def ended(
@@ -27,12 +34,23 @@ def ended(
     return handle
 
 
-def rules(checks: QuietChecks, handle: CellHandle) -> list[str]:
-    return [each.rule for each in checks(handle)]
+def session(world_size: int = 2) -> Any:
+    """What the checks need of a session with so many ranks."""
+    ranks = tuple(RankLife(rank) for rank in range(world_size))
+    return Mock(life=Life(ranks=ranks))
+
+
+def rules(look: Look, handle: CellHandle) -> list[str]:
+    return [each.rule for each in look(handle)]
+
+
+def checks_of(world_size: int = 2) -> Look:
+    """Checks of one session."""
+    return partial(QuietChecks().look, session(world_size))
 
 
 def test_the_ranks_state_is_told_once_and_a_cells_code_each_time() -> None:
-    checks = QuietChecks(lambda: 2)
+    checks = checks_of()
     source = "if rank == 0:\n    dist.barrier()\nlen(train)"
     assert rules(checks, ended(source, 1, 2)) == ["ND101", "ND202"]
     assert rules(checks, ended(source, 1, 2)) == ["ND101"]
@@ -40,24 +58,32 @@ def test_the_ranks_state_is_told_once_and_a_cells_code_each_time() -> None:
     assert rules(checks, ended(source, 1, 2, attempt=2)) == ["ND101", "ND202"]
 
 
+def test_the_state_of_other_ranks_is_told_too() -> None:
+    checks, notebook, script = QuietChecks(), session(), session()
+    for each in (notebook, script):
+        [found] = checks.look(each, ended("len(train)", 1, 2))
+        assert found.rule == "ND202"
+    assert checks.look(notebook, ended("len(train)", 1, 2)) == []
+
+
 def test_lines_are_those_of_the_editor() -> None:
-    [found] = QuietChecks(lambda: 2)(ended("\nlen(train)", 1, 2))
+    [found] = checks_of()(ended("\nlen(train)", 1, 2))
     assert (found.rule, found.line) == ("ND202", 3)
 
 
 def test_where_a_rank_is_missing_nothing_is_compared() -> None:
-    assert rules(QuietChecks(lambda: 3), ended("len(train)", 1, 2)) == []
-    assert rules(QuietChecks(lambda: 2), ended("len(train)", 1, 1)) == []
+    assert rules(checks_of(3), ended("len(train)", 1, 2)) == []
+    assert rules(checks_of(), ended("len(train)", 1, 1)) == []
 
 
 def test_a_comment_silences_what_ranks_say_too() -> None:
-    checks = QuietChecks(lambda: 2)
+    checks = checks_of()
     assert rules(checks, ended("len(train)  # nbddp: ok ND202", 1, 2)) == []
     assert rules(checks, ended("# nbddp: ok ND202\nlen(train)", 1, 2)) == []
 
 
 def test_code_that_only_ipython_reads_is_left_alone() -> None:
-    checks = QuietChecks(lambda: 2)
+    checks = checks_of()
     assert rules(checks, ended("train )( 1", 1, 2)) == []
     assert rules(checks, ended("x = 1\n" * 10_000 + "len(train)", 1, 2)) == []
 
@@ -69,15 +95,15 @@ def test_a_rule_that_stumbles_takes_nothing_with_it(
         raise ZeroDivisionError
 
     monkeypatch.setattr(checking, "check_cell", stumble)
-    assert rules(QuietChecks(lambda: 2), ended("len(train)", 1, 2)) == []
+    assert rules(checks_of(), ended("len(train)", 1, 2)) == []
     assert "ZeroDivisionError" in caplog.text
 
 
 def test_what_one_rank_may_do_is_no_mistake_in_its_own_cell() -> None:
     source = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
     source += "model = DDP(net)\ntorch.save(model, 'x.pt')"
-    checks = QuietChecks(lambda: 2)
+    checks = checks_of()
     assert rules(checks, ended(source, 1, 1)) == ["ND141"]
     assert rules(checks, ended(source, 1, 1, ranks=(0, 1))) == ["ND141"]
     assert rules(checks, ended(source, 1, ranks=(0,))) == []
-    assert rules(QuietChecks(lambda: 1), ended(source, 1)) == []
+    assert rules(checks_of(1), ended(source, 1)) == []

@@ -107,17 +107,5 @@ def test_one_line_names_the_newest_cells_and_counts_the_others(snapshot: Snapsho
     assert shell.run_cell("two") == snapshot
 
 
-def test_the_parts_of_one_thing_are_told_of_as_one() -> None:
-    shell = Shell()
-    shell.unseen.note("one", "get it", surely=False)
-    began = time.monotonic()
-    shell.unseen.gather(began, "get nothing")
-    for number in range(3):
-        shell.unseen.note("one", f"get part {number}", surely=number == 1)
-    shell.unseen.gather(began, "get all")
-    [told] = shell.run_cell("two")
-    assert told.split("; ")[1:] == ["get it", "get all"]
-
-
 def test_a_shell_without_a_kernel_has_no_pages() -> None:
     assert Unseen(InteractiveShell(), print).page() == ""

@@ -14,6 +14,7 @@ from nbddp.record.spent import Timeline
 
 SCALE = "scale"  # in ``run.json``
 WARM_UP = 5  # one step in so many, the first ones, is no measure of those that follow
+LEAST = 3  # rounds: a median needs as many
 NOISY = 0.1  # rounds that lie further apart are no measure of a machine
 
 
@@ -143,6 +144,17 @@ class Scaling:
             math.isclose(*pair, rel_tol=0.1) for pair in zip(batches, grown, strict=True)
         )
         return is_same if self.is_weak else has_grown
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what is known of each world size by name; None where a number is unknown."""
+        pace = "steps_per_second" if self.counts_steps else "cells_per_second"
+        shares = ("waiting", "loading", "sending", "bare", "memory", "gpu_memory")
+        return [
+            {"ranks": size.ranks, pace: size.pace, "samples_per_second": size.samples}
+            | {"speed_up": self.speed_up(size), "efficiency": self.efficiency(size)}
+            | {name: size.share(name) for name in shares}
+            for size in self.sizes
+        ]
 
     @property
     def noisy(self) -> list[Size]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import itertools
 import json
+import keyword
+import math
 import pickle
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -12,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.find import runs_below
-from nbddp.archive.sameness import digest, digest_of
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.cell import Deed
 from nbddp.record.folder import read_facts
+from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.push_store import PushRecord
 
 SEED = "seed"
+MAX_SEED = 2**32 - 1  # NumPy's
 MOST = 1000  # combinations: a typing error must not fill a night
 SWEEP = "sweep"  # in ``run.json``
 
@@ -113,15 +119,14 @@ def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[Trial]:
     """
     swept = [*sweeps, *([(SEED, tuple(range(repeat)))] if repeat else [])]
     names = [name for name, _ in swept]
-    for name in names:
+    for name, values in swept:
+        _check(name, values)
         if names.count(name) > 1:
-            twice = "--repeat sets it" if name == SEED and repeat else "give all its values at once"
-            raise ArgumentError(f"--sweep {name}: it is swept already; {twice}")
-    count = 1
-    for _, values in swept:
-        count *= len(values)
-    if count > MOST:
-        raise ArgumentError(f"a sweep has up to {MOST} combinations, these are {count}")
+            twice = "its values are those of repeat" if repeat else "give all its values at once"
+            raise ArgumentError(f"{name} is swept twice: {twice}")
+    count = math.prod(len(values) for _, values in swept) if swept else 0
+    if not 1 <= count <= MOST:
+        raise ArgumentError(f"a sweep has 1 to {MOST} combinations, these are {count}")
     combinations = itertools.product(*(values for _, values in swept))
     return [
         Trial(number, dict(zip(names, values, strict=True)))
@@ -129,30 +134,74 @@ def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[Trial]:
     ]
 
 
+def _check(name: str, values: Sequence[Any]) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name) or not values:
+        raise ArgumentError(f"expected a Python name and its values, got {name}={values!r}")
+    if name in SET_IN_EACH_RANK:
+        raise ArgumentError(f"{name} is set by nbddp in each rank; sweep another name")
+    for seed in values if name == SEED else ():
+        if type(seed) is not int or not 0 <= seed <= MAX_SEED:
+            raise ArgumentError(
+                f"expected whole numbers from 0 to {MAX_SEED} for seed, which seeds torch, NumPy "
+                f"and random, got {seed!r}"
+            )
+
+
 def key_of(source: str, deeds: Sequence[Deed], *options: object) -> str:
-    """What two sweeps have in common whose combinations are worth the same.
+    """Return what two sweeps have in common whose combinations come to the same.
 
     Args:
         source: of the cell.
         deeds: what is done before it: other definitions make other results.
         options: what else counts, such as how many ranks there are.
     """
-    parts = (repr(options), source, *map(_said, deeds))
-    return digest("".join(f"{len(part)}:{part}" for part in parts).encode())
+    parts = (repr(options), source, *map(_key_of_deed, deeds))
+    return _digest("".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
-def _said(deed: Deed) -> str:
+def _key_of_deed(deed: Deed) -> str:
     if not isinstance(deed, PushRecord):
         return repr((deed.source, deed.ranks))
     try:
-        data = deed.data()
-    except RequestError:  # it is not there any more, which the replay will say
-        return repr((deed.names, deed.ranks))
-    try:
-        values = digest_of(pickle.loads(data))  # made in this very process
-    except Exception:  # noqa: BLE001 - of what cannot be opened the bytes must do
-        values = digest(data)
+        values = value_key(deed.data())
+    except RequestError:  # it is not kept: the replay will say so
+        values = ""
     return repr((deed.names, deed.ranks, values))
+
+
+def value_key(data: bytes, *, if_plain: str | None = None) -> str:
+    """Return what is the same for the same pickled values.
+
+    Values that Python writes exactly are compared by that text. The pickles of others, such as
+    functions and tensors, are comparable within this process only.
+
+    Args:
+        data: the pickle.
+        if_plain: returned for values that Python writes exactly.
+
+    >>> value_key(pickle.dumps({"lr": 0.1}))
+    "{'lr': 0.1}"
+    """
+    try:
+        text = repr(_PlainUnpickler(io.BytesIO(data)).load())
+    except (pickle.UnpicklingError, ValueError):  # the latter of whole numbers that are too long
+        return f"{_PROCESS} {_digest(data)}"
+    return text if if_plain is None else if_plain
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads numbers, text, and containers of them."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse whatever is more than that."""
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+_PROCESS = uuid.uuid4().hex
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
 def facts_of(key: str, trial: Trial, of: int, *, is_done: bool) -> dict[str, Any]:

@@ -337,7 +337,7 @@ class Executor:
 
     def _take_back(self, returned: Returned) -> None:
         self._start_error = None
-        self.deeds.note_taken_back()
+        self.deeds.leave((), is_all=True)
         self.means_now.link.take_secret(returned.secret)
         folder = self.time_line.go_on(returned.folder, self._open_folder)
         ranks, size = sorted(returned.ranks), returned.world_size

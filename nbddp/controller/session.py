@@ -38,7 +38,6 @@ from nbddp.record.curves import MetricsSnapshot
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, take
 from nbddp.record.timeline import TimeLine
-from nbddp.record.unmade import Unmade
 from nbddp.record.whereabouts import Whereabouts
 from nbddp.wire.messages import Answer, Answered, Command, Drop
 
@@ -166,9 +165,9 @@ class Session:
         return self._do.deeds.undone
 
     @property
-    def unmade(self) -> tuple[Unmade, ...]:
-        """What the ranks hold that no replay makes."""
-        return self._do.deeds.unmade
+    def replay_log(self) -> tuple[Deed, ...]:
+        """What a replay does: what was done, then what an earlier replay has left to do."""
+        return (*self.deeds, *self.undone)
 
     def leave_undone(self, deeds: Sequence[Deed], *, is_all: bool = False) -> None:
         """A replay has ended before it came to these; ``is_all``: before it did anything."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from nbddp.checks.book import OF_ALL_RANKS, in_order, look_at, look_at_ranks, may_find
 from nbddp.checks.facts import Facts, RankFacts, kinds
 from nbddp.checks.registry import Finding
 from nbddp.checks.source import Source
+from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.scripts import INSTEAD, refuse_devices, saying_why_not
 from nbddp.record.cell import CellHandle, CellRequest
@@ -79,18 +81,13 @@ def check_cell(
 
 
 class QuietChecks:
-    """Checks at each cell's end, which nobody asked for; says of the ranks' state nothing twice.
+    """Checks at each cell's end, which nobody asked for; says of the ranks' state nothing twice."""
 
-    Args:
-        world_size: says how many ranks there are.
-    """
+    def __init__(self) -> None:
+        self._told: WeakKeyDictionary[Session, set[tuple[int, str, str]]] = WeakKeyDictionary()
 
-    def __init__(self, world_size: Callable[[], int]) -> None:
-        self._world_size = world_size
-        self._told: set[tuple[int, str, str]] = set()
-
-    def __call__(self, handle: CellHandle) -> list[Finding]:
-        """What is to be said under this cell, which has ended."""
+    def look(self, session: Session, handle: CellHandle) -> list[Finding]:
+        """Return what is to be said under this cell of the session, which has ended."""
         result = handle.result
         if result is None or handle.request.script or len(handle.request.source) > MAX_SOURCE:
             return []
@@ -102,7 +99,7 @@ class QuietChecks:
             found = check_cell(
                 handle.request,
                 ranks,
-                world_size=self._world_size(),
+                world_size=len(session.life.ranks),
                 is_ok=result.is_ok,
                 is_asked=False,
             )
@@ -111,13 +108,14 @@ class QuietChecks:
         except Exception:  # the cell's result must reach its user, whatever a rule stumbles over
             logger.exception("nbddp could not check the cell")
             return []
-        return [each for each in found if self._is_new(each, handle.attempt)]
+        return [each for each in found if self._is_new(each, session, handle)]
 
-    def _is_new(self, finding: Finding, attempt: int) -> bool:
+    def _is_new(self, finding: Finding, session: Session, handle: CellHandle) -> bool:
         """Whether it is of this cell's own code, or was not told of these ranks."""
         if finding.rule.startswith("ND1"):
             return True
-        key = attempt, finding.rule, finding.text
-        is_new = key not in self._told
-        self._told.add(key)
+        told = self._told.setdefault(session, set())
+        key = handle.attempt, finding.rule, finding.text
+        is_new = key not in told
+        told.add(key)
         return is_new

@@ -86,7 +86,7 @@ class Recovery:
 
     def run_again(self, request: CellRequest, retries: Retries = NO_RETRIES) -> CellResult:
         """After a failure, as the user asks: restart, replay, and run the cell in the same view."""
-        deeds = (*self._session.deeds, *self._session.undone)
+        deeds = self._session.replay_log
         self._note("restarting the ranks, to run it again ...")
         try:
             with self._keeping_curves():

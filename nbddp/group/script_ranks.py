@@ -1,4 +1,4 @@
-"""The ranks of a script, next to those of the cells."""
+"""The ranks of a script, or of one run of several, next to those of the cells."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DISARM = "__import__('nbddp').faults.disarm({!r})"
 
 
 class ScriptRanks:
-    """The session of the last script, which shares the launcher with that of the cells.
+    """The session of the last script, or of a run of several; it shares the cells' launcher.
 
     A script that went well leaves no rank. After a failure its ranks stay for a debugger until the
-    next cell or script begins.
+    next cell or script begins. A run of several closes its session when it is over.
 
     Args:
         cells: returns the session of the cells.
@@ -106,9 +106,9 @@ class ScriptRanks:
 
     def close(self) -> None:
         """End all ranks, and forget them."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()
+        if self._session is not None:
+            self._session.close()
+        self._session = None  # not before: after an interrupt, the next cell closes what is left
 
     def _disarm(self, struck: Set[str]) -> None:
         """Disarm in the cells' ranks what struck a script: a fault strikes once."""

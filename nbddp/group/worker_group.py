@@ -7,10 +7,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from nbddp.archive.sweeps import grid
 from nbddp.controller.asking import Asking
 from nbddp.controller.healing import heal
 from nbddp.controller.session import Session
@@ -19,10 +21,14 @@ from nbddp.errors import RequestError
 from nbddp.group import push_pull
 from nbddp.group.colors import default_colors
 from nbddp.group.recovery import Recovery
+from nbddp.group.scaling import ScalingStudy
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.scripts import find_script
+from nbddp.group.sweep import Sweep
 from nbddp.group.timelines import timeline_of
+from nbddp.group.trials import TextDisplay, TrialRunner
 from nbddp.lifecycle.comeback import Retries
+from nbddp.opened import Run
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.spent import Timeline
@@ -209,12 +215,8 @@ class WorkerGroup:
             CellFailedError: it failed on some rank.
             CellInterruptedError: it was interrupted.
         """
-        request = CellRequest(
-            source=source,
-            ranks=None if ranks is None else tuple(ranks),
-            wants_value=wants_value,
-            needs_group=self._spec.joins_group,
-        )
+        chosen = None if ranks is None else tuple(ranks)
+        request = self._request(source, ranks=chosen, wants_value=wants_value)
         retries = Retries(heals=heal, restarts=max_restarts, is_elastic=elastic)
         return self._run(request, retries, quiet=quiet)
 
@@ -271,6 +273,101 @@ class WorkerGroup:
         self._scripts.end(session, result)
         result.raise_for_failure()
         return result
+
+    def sweep(
+        self,
+        source: str,
+        settings: Mapping[str, Sequence[Any]] | None = None,
+        *,
+        repeat: int = 0,
+        fresh: bool = False,
+        start_over: bool = False,
+        quiet: bool = False,
+        max_restarts: int = 0,
+        heal: int = 0,
+    ) -> list[Run]:
+        """Run source once for each combination of some values, each time as a run of its own.
+
+        Each run has ranks of its own, which first do the cells and pushes of this group again. The
+        ranks of this group, if it is started, keep their names. What an earlier sweep of the same
+        source has finished is not run again.
+
+        Args:
+            source: Python, or whatever IPython takes.
+            settings: by name, the values to try.
+            repeat: run each combination with so many seeds, which are ``seed`` in the source.
+            fresh: do no earlier cells and pushes again.
+            start_over: run what an earlier sweep has finished, too.
+            quiet: print nothing but the values of the last line.
+            max_restarts: of each run, as for :meth:`run`.
+            heal: the same.
+
+        Returns:
+            The run of each combination in their order, also of those that failed.
+
+        Raises:
+            ArgumentError: a value makes no sense.
+            RequestError: it cannot run now.
+            CellFailedError: no run went well.
+            CellInterruptedError: it was interrupted.
+        """
+        trials = grid([(name, tuple(each)) for name, each in (settings or {}).items()], repeat)
+        retries = Retries(heals=heal, restarts=max_restarts)
+        runner = self._trials(source, retries, fresh=fresh, quiet=quiet)
+        sweep = Sweep(runner, trials, start_over=start_over)
+        sweep.run()
+        return [Run(row.path) for row in sweep.rows if row.path is not None]
+
+    def scale(
+        self,
+        source: str,
+        sizes: Sequence[int],
+        *,
+        rounds: int = 3,
+        weak: bool = False,
+        fresh: bool = False,
+        quiet: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Run source on several world sizes, and compare how fast they are.
+
+        Each run has ranks of its own, as in :meth:`sweep`.
+
+        Args:
+            source: Python, or whatever IPython takes.
+            sizes: numbers of ranks.
+            rounds: how often it runs on each, 3 at least.
+            weak: whether each rank has the same work, however many there are.
+            fresh: do no earlier cells and pushes again.
+            quiet: print nothing but the values of the last line.
+
+        Returns:
+            For each world size that went well ``ranks``, ``steps_per_second`` (``cells_per_second``
+            of a cell that reports no steps), ``samples_per_second``, ``speed_up``, ``efficiency``,
+            the shares of time ``waiting``, ``loading``, ``sending`` and ``bare`` (sending next to
+            which nothing was computed), ``memory`` and ``gpu_memory`` of the largest rank in bytes.
+
+        Raises:
+            ArgumentError: a value makes no sense.
+            RequestError: it cannot run now.
+            CellFailedError: no run went well.
+            CellInterruptedError: it was interrupted.
+        """
+        runner = self._trials(source, Retries(), fresh=fresh, quiet=quiet)
+        return ScalingStudy(runner, sizes, rounds=rounds, is_weak=weak).run().rows()
+
+    def _trials(self, source: str, retries: Retries, *, fresh: bool, quiet: bool) -> TrialRunner:
+        self._close_at_exit()
+        return TrialRunner(
+            self._scripts,
+            TextDisplay(partial(self._run_on, retries=retries, quiet=quiet), quiet=quiet),
+            self._request(source),
+            self._spec,
+            values={},
+            deeds=() if fresh else self._session.replay_log,
+        )
+
+    def _request(self, source: str, **more: Any) -> CellRequest:
+        return CellRequest(source=source, needs_group=self._spec.joins_group, **more)
 
     def _run(self, request: CellRequest, retries: Retries, *, quiet: bool) -> CellResult:
         self._check_started()

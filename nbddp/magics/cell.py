@@ -11,11 +11,10 @@ from IPython.core.magic import Magics, cell_magic, magics_class
 from nbddp.errors import CellFailedError, RequestError
 from nbddp.magics.desk import Desk
 from nbddp.magics.parser import CELL, parse
-from nbddp.magics.scale import Scale
 from nbddp.magics.stopped import interrupted
-from nbddp.magics.sweep import Sweep
 from nbddp.magics.syntax import check_syntax
 from nbddp.magics.trial_options import check_trials
+from nbddp.magics.trials import run_trials
 from nbddp.magics.views import SHOWN_STEPS
 from nbddp.record.cell import CellRequest, CellResult
 
@@ -50,8 +49,7 @@ class CellMagics(Magics):
         spec = replace(desk.asked_spec(args), joins_group=not args.no_init)
         if args.sweep or args.repeat or args.scale:
             request = self._request(args, cell, first_line)
-            several = Scale if args.scale else Sweep
-            several(desk, request, args, spec=spec, values=values).run()
+            run_trials(desk, request, args, spec=spec, values=values)
             return
         with desk.ready_for_cell(spec, args):
             if values:

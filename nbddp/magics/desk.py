@@ -52,7 +52,7 @@ class Desk:
         self.shell = shell
         self.auto = AutoMode()
         self.group = SteeredGroup(colors=str(shell.colors), comes_back=lambda: begins_anew(shell))
-        self.checks = QuietChecks(lambda: len(self.group.life.ranks))
+        self.checks = QuietChecks()
         self.views = Views(shell, self.checks)
         self.publishing = Publishing(self.views.say)
         self.diary = Diary()
@@ -203,9 +203,8 @@ class Desk:
         self._run_in_background(recovery, request, retries)
         return None
 
-    def run_one_of_several(self, request: CellRequest, args: Namespace) -> CellResult:
-        """Run a cell and show it; whatever comes of it, others follow."""
-        session = self.group.session
+    def run_trial(self, session: Session, request: CellRequest, args: Namespace) -> CellResult:
+        """Run a cell on other ranks and show it; whatever comes of it, others may follow."""
         request, retries = self._as_asked(request, args, session)
         result = self._recovery(session, quiet=args.quiet).run(request, retries)
         self.went_well = result.is_ok
@@ -363,9 +362,8 @@ class Desk:
 
     def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""
-        session = self.group.session
         self.group.replay(
-            (*session.deeds, *session.undone),
+            self.group.session.replay_log,
             restart=lambda: self.make_ready(
                 spec, fresh=True, is_recovery=True, begins_run=begins_run
             ),

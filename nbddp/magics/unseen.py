@@ -58,20 +58,6 @@ class Unseen:
             self._shell.events.register("pre_run_cell", self._tell)
             self._is_listening = True
 
-    def gather(self, since: float, text: str) -> None:
-        """What was noted since then were parts of one thing: that is told of in their place.
-
-        Args:
-            since: in ``time.monotonic()``.
-            text: how all of it is got.
-        """
-        parts = [each for each in self._lost if each.at >= since]
-        if parts:
-            earlier = (each for each in self._lost if each.at < since)
-            surely = any(each.surely for each in parts)
-            whole = Lost(parts[0].page, text, surely, time.monotonic(), time.time())
-            self._lost = deque((*earlier, whole), maxlen=MOST)
-
     def _tell(self, *_info: object) -> None:
         page, now = self.page(), time.monotonic()
         recent = [each for each in self._lost if each.surely or now - each.at < ABOUT]

@@ -18,6 +18,7 @@ from nbddp.archive.comparing import Comparison, Over
 from nbddp.archive.run_list import Listing
 from nbddp.archive.scaling import Scaling
 from nbddp.controller.session import Session
+from nbddp.group.checking import QuietChecks
 from nbddp.imports import import_aside
 from nbddp.magics.parts import Parts
 from nbddp.magics.unseen import Unseen
@@ -27,7 +28,7 @@ from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
-from nbddp.ui.screen import PAGE_PACE, Check, IPythonScreen, View, no_check, shows_color
+from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, no_check, shows_color
 from nbddp.ui.text.compare import compare_text
 from nbddp.ui.text.progress import Progress
 from nbddp.ui.text.run import run_text
@@ -58,10 +59,10 @@ class ViewChoice(Enum):
 class Views:
     """Makes the views of one shell, and knows the one that was made last."""
 
-    def __init__(self, shell: InteractiveShell, check: Check) -> None:
+    def __init__(self, shell: InteractiveShell, checks: QuietChecks) -> None:
         self.choice = ViewChoice.AUTO
         self._shell = shell
-        self._check = check
+        self._checks = checks
         self._last: View | None = None
         self._announced: PanelView | None = None
         self._aftermath: Aftermath | None = None
@@ -140,7 +141,7 @@ class Views:
                 has_color=shows_color(self._shell),
                 pace=PAGE_PACE,
                 progress=None if quiet else self._progress(session),
-                check=no_check if quiet else self._check,
+                check=no_check if quiet else partial(self._checks.look, session),
                 questions=self._questions(session),
             )
         return self._new_panel(session)
@@ -162,7 +163,7 @@ class Views:
             IPythonScreen(),
             has_color=shows_color(self._shell),
             tell_later=partial(self._note_unseen, self._unseen.page()),
-            check=self._check,
+            check=partial(self._checks.look, session),
             questions=self._questions(session),
         )
 
@@ -189,10 +190,6 @@ class Views:
             self.say(f"nbddp: {text}")
         if page := self._unseen.page():
             self._unseen.note(page, f"`{magic}` said: {text}", surely=False)
-
-    def gather_unseen(self, since: float, text: str) -> None:
-        """The cells since then were the parts of one; see :meth:`Unseen.gather`."""
-        self._unseen.gather(since, text)
 
     def note(self, text: str) -> None:
         """Tell the user, in the panel of the attempt that failed, what is done about it."""

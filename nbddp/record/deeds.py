@@ -9,7 +9,6 @@ from nbddp.formatting import plural
 from nbddp.record.cell import CellHandle, CellRequest, Deed
 from nbddp.record.names import bound_names
 from nbddp.record.push_store import PushRecord
-from nbddp.record.unmade import Unmade, unmade_by
 from nbddp.record.verdict import Verdict
 
 
@@ -20,51 +19,35 @@ class Deeds:
         done: what went well.
         undone: what a replay that ended too early did not come to; another replay does it, until
             something else is done.
-        unmade: what the ranks hold beside that, which no replay makes.
     """
-
-    _outlives_start = False
 
     def __init__(self) -> None:
         self.done: tuple[Deed, ...] = ()
         self.undone: tuple[Deed, ...] = ()
-        self.unmade: tuple[Unmade, ...] = ()
-        self._settled = 0  # so many of them were there when the last deed was done
 
     def note_cell(self, cell: CellHandle, verdict: Verdict | None) -> None:
         """A cell has ended."""
-        if verdict is not None:
-            self.unmade += unmade_by(cell.request, verdict)
-        elif not cell.request.once:
+        if verdict is None and not cell.request.once:
             self.note(cell.deed())
 
-    def note_taken_back(self) -> None:
-        """The ranks are another notebook's, which has made what they hold."""
-        self.done, self.undone, self.unmade = (), (), (Unmade(),)
-        self._settled = 1
-
     def note(self, deed: Deed) -> None:
-        """Something was done; only the next deed makes up for a cell: others may have used it."""
+        """Something was done."""
         self.done += (deed,)
-        settled, new = self.unmade[: self._settled], self.unmade[self._settled :]
-        self.unmade = (*settled, *(each for each in new if not each.is_made_by(deed)))
-        self._settled = len(self.unmade)
-        self.undone, self._outlives_start = (), False
+        self.undone = ()
 
     def leave(self, undone: Sequence[Deed], *, is_all: bool = False) -> None:
         """A replay has ended before all was done; ``is_all``: nothing was."""
         self.done = () if is_all else self.done
-        self.undone, self._outlives_start = tuple(undone), is_all
+        self.undone = tuple(undone)
 
     def forget(self) -> None:
         """The namespaces are empty again.
 
-        Where nothing was done on ranks that were stopped, the next cell starts others, and may want
-        names that they do not have: a replay still has them to make.
+        Where nothing was done on the ranks before, the next cell starts others, and may want names
+        that they do not have: a replay still has them to make.
         """
-        self.done, self.unmade, self._settled = (), (), 0
-        self.undone = self.undone if self._outlives_start else ()
-        self._outlives_start = False
+        self.undone = () if self.done else self.undone
+        self.done = ()
 
 
 def cell_that_made(name: str, deeds: Sequence[Deed]) -> int:

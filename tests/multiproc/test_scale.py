@@ -99,7 +99,7 @@ def test_a_stop_ends_all_and_shows_what_is_known(notebook: Notebook, base: Path)
     notebook.interrupt()
     reply = notebook.finish(request)
     reply.text = first.text + reply.text
-    assert re.search("`%%ddp --scale` .*scale of 6: 1 ok, 1 .*, 4 ", reply.error)
+    assert re.search("ended by you: scale of 6: 1 ok, 1 .*, 4 ", reply.error)
     assert [row[0] for row in table(reply)] == ["1"]
     assert "1 rank: 1 of 3 " in reply.displays[-1]["text/plain"]
     assert len(runs_in(base)) == 2

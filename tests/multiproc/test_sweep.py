@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from drivers.inside import imported
 from notebook import Notebook, Reply
-from syrupy.assertion import SnapshotAssertion
 
 from nbddp import Run
-from nbddp.magics.sweep import Sweep
+from nbddp.group.sweep import Sweep
 
 pytestmark = [pytest.mark.multiproc, pytest.mark.timeout(400)]
 
@@ -38,7 +37,7 @@ def swept(base: Path) -> dict[str, dict[str, Any]]:
     return {name: facts for name, facts in runs_in(base).items() if "sweep" in facts}
 
 
-LR = "%%ddp\nlr"
+LR = "%%ddp --once\nlr"
 AS_BEFORE = "Out [ranks 0-1] 7\n"  # what ``LR`` shows of the ranks that ``SETUP`` made
 
 
@@ -93,8 +92,9 @@ if (lr, batch) == (0.3, 16) and not pathlib.Path("go_on").exists():
     notebook.interrupt()
     reply = notebook.finish(request)
     reply.text = first.text + reply.text
-    assert reply.error.startswith("CommandInterruptedError: `%%ddp --sweep` ")
+    assert reply.error.startswith("CellInterruptedError: ended by you: sweep of ")
     assert re.search("sweep of 6: 2 ok, 2 failed, 1 .*, 1 ", reply.error)
+    assert notebook.run(LR).text == AS_BEFORE
     outcomes = [facts["outcome"] for facts in swept(base).values()]
     assert outcomes[0] == outcomes[3] == "ok"
     assert len(outcomes) == 5
@@ -106,7 +106,6 @@ if (lr, batch) == (0.3, 16) and not pathlib.Path("go_on").exists():
     for (setting, failure), outcome in zip(failures, outcomes[1:], strict=False):
         assert re.search(failure, outcome)
         assert re.search(f"{setting}: .*{failure}", reply.text)
-    assert "`%ddp restart --replay`" in reply.text
 
     (base / "go_on").touch()
     again = notebook.run(cell)
@@ -218,19 +217,21 @@ def test_what_earlier_cells_report_again_is_no_part_of_a_combination(
     assert len(lines) == 2 * (50 + 4)  # they are recorded all the same
 
 
-@pytest.mark.gate_runs("plain")
-@pytest.mark.parametrize("push", ["", "--push scaled"], ids=["plain", "pushed"])
-def test_another_kernel_goes_on_where_it_was(
-    fresh_notebook: Notebook, tmp_path: Path, push: str
+def test_another_kernel_goes_on_where_it_was_unless_functions_were_pushed(
+    fresh_notebook: Notebook, tmp_path: Path
 ) -> None:
-    cell = f"%%ddp --sweep lr=0.1,0.2 {push}\ntrain(lr, 1)"
-    for _ in range(2):
+    """Whether two functions are the same cannot be told across kernels."""
+    runs = tmp_path / ".nbddp" / "runs"
+    cell = "%%ddp --nproc 2 --sweep {}=0.1,0.2 --push {}\nprint(rank)"
+    for kernel in (1, 2):
         fresh_notebook.run(f"%load_ext nbddp\n%cd -q {tmp_path}")
-        fresh_notebook.run("import torch\nunit = torch.ones(1)\ndef scaled(lr): return lr * unit")
-        fresh_notebook.run(SETUP)
-        assert len(table(fresh_notebook.run(cell))) == 2
+        fresh_notebook.run("size = [1, 'a']\ndef scaled(lr): return lr")
+        for _ in range(2):
+            assert len(table(fresh_notebook.run(cell.format("lr_a", "size")))) == 2
+            assert len(table(fresh_notebook.run(cell.format("lr_b", "scaled")))) == 2
+        assert len(list(runs.glob("*lr_a*"))) == 2
+        assert len(list(runs.glob("*lr_b*"))) == 2 * kernel
         fresh_notebook.restart()
-    assert len(list((tmp_path / ".nbddp" / "runs").glob("*lr*"))) == 2
 
 
 def test_what_earlier_cells_made_is_left_out_if_asked_for(notebook: Notebook, base: Path) -> None:
@@ -255,14 +256,19 @@ def test_a_cell_that_fails_when_it_is_done_again_fails_that_combination_alone(
     assert len(swept(base)) == 3
 
 
-ENDED = re.compile(r"`%%ddp( --sweep)?` [^\n]+")
+ENDED = re.compile(r"(ended by you: sweep of |`%%ddp` was interrupted)[^\n]+")
 
 
-@pytest.mark.parametrize("presses", [3, pytest.param(12, marks=pytest.mark.full)])
-def test_a_stop_at_a_random_moment_is_one_line_and_what_earlier_cells_made_can_be_had(
+@pytest.mark.parametrize("presses", [4, pytest.param(50, marks=pytest.mark.full)])
+def test_a_stop_at_a_random_moment_is_one_line_and_all_names_stay(
     notebook: Notebook, base: Path, presses: int
 ) -> None:
     notebook.run(SETUP)
+    notebook.run("%%ddp\nfailed = 5\n1 / 0")
+    notebook.run("pushed = 3\n%ddp push pushed")
+    names = "%%ddp --once\nimport os\nlr, failed, pushed, callable(train), os.getpid()"
+    before = notebook.run(names).text
+    assert "(7, 5, 3, True, " in before
     cell = "%%ddp --start-over --sweep lr=1,2,3\ntrain(lr, 1)"
     whole, chance = notebook.run(cell).seconds, random.Random(7)
     for _ in range(presses):
@@ -271,32 +277,26 @@ def test_a_stop_at_a_random_moment_is_one_line_and_what_earlier_cells_made_can_b
         where = f"after {seconds:.3f} s of {whole:.3f}: {reply.text}{reply.traceback}"
         assert reply.status == "ok" or ENDED.fullmatch(reply.traceback), where
         assert "Traceback" not in reply.text, where
-        assert notebook.run("%ddp restart --replay").status == "ok", where
-        assert notebook.run(LR).text == AS_BEFORE, where
+        assert notebook.run(names).text == before, where
     assert all(runs_in(base).values())
 
 
-def test_after_a_stop_a_cell_that_misses_what_earlier_ones_made_does_not_lose_it(
-    notebook: Notebook,
-) -> None:
-    def sweep_and_stop() -> Reply:
-        request = notebook.begin(
-            "%%ddp --start-over --sweep lr=1,2\nprint('it runs')\nwhile made:\n    time.sleep(0.01)"
-        )
-        notebook.finish(request, until="it runs", times=2)
-        notebook.interrupt()
-        return notebook.finish(request)
-
+def test_a_sweep_after_a_stop_knows_what_was_done_before_it(notebook: Notebook, base: Path) -> None:
     notebook.run("%%ddp --fresh --nproc 2\nmade = 7")
-    for way_back in ("%ddp restart --replay", "%%ddp --sweep lr=3,4\nlr / made"):
-        assert "`%ddp restart --replay`" in sweep_and_stop().text
-        assert "name 'made' is not defined" in notebook.run("%%ddp\nmade").error
-        assert notebook.run(way_back).status == "ok"
-        assert notebook.run("%%ddp\nmade").text == AS_BEFORE
-    sweep_and_stop()
-    notebook.run("%%ddp --fresh\nmade")
-    notebook.run("%ddp restart --replay")
-    assert "name 'made' is not defined" in notebook.run("%%ddp\nmade").error
+    notebook.run("%ddp stop")
+    reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(x=made * lr)")
+    assert reply.status == "ok", reply.traceback
+    assert [facts["last"]["x"]["mean"] for facts in swept(base).values()] == [7, 14]
+
+
+def test_a_cell_that_failed_keeps_no_sweep_from_running(notebook: Notebook, base: Path) -> None:
+    notebook.run("%%ddp --nproc 2\nkept = 7")
+    notebook.run("%%ddp\n1 / 0")
+    notebook.run("%%ddp --ranks 0\ninput()")
+    for option in ("--sweep lr=1,2", "--scale 1,2"):
+        reply = notebook.run(f"%%ddp {option}\nnbddp.log(x=kept)")
+        assert reply.status == "ok", reply.text + reply.traceback
+    assert len(runs_in(base)) == 1 + 2 + 6
 
 
 @pytest.mark.full
@@ -318,53 +318,6 @@ def test_a_sweep_runs_on_nodes_and_they_stay(notebook: Notebook, base: Path) -> 
         notebook.run("%ddp stop")
 
 
-@pytest.mark.until_cut
-def test_what_no_replay_makes_is_not_lost_to_a_sweep(
-    notebook: Notebook, base: Path, snapshot: SnapshotAssertion
-) -> None:
-    notebook.run("%%ddp --nproc 2\nimport time\nweight = 0")
-    request = notebook.begin("%%ddp\nweight = 5\nprint('here')\ntime.sleep(60)")
-    first = notebook.finish(request, until="here", times=2)  # both ranks have set it
-    notebook.interrupt()
-    assert "interrupted" in (first.text + notebook.finish(request).error)
-    number = int(notebook.run("get_ipython().displayhook.prompt_count").result or 0) - 1
-    cells = (f"[{number}]", "[INTERRUPTED]"), (f"[{number + 2}]", "[FAILED]")
-
-    def refusal(cell: str) -> str:
-        text = notebook.run(cell).text
-        for written, meant in cells:
-            text = text.replace(written, meant)
-        return text
-
-    notebook.run("%%ddp\nother = 6\n1 / 0")
-    sweep = "%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)"
-    assert refusal(sweep) == refusal("%%ddp --scale 1,2\nnbddp.log(step=0)") == snapshot
-    assert not swept(base)
-    assert notebook.run("%%ddp --once\nweight, other").text == "Out [ranks 0-1] (5, 6)\n"
-    notebook.run("%%ddp\nother = 7")  # as the cell that failed should have
-    refused = refusal(sweep)
-    assert "[INTERRUPTED]" in refused
-    assert "[FAILED]" not in refused
-    reply = notebook.run(sweep.replace("lr=1,2", "lr=3,4 --fresh"))
-    assert reply.status == "ok", reply.traceback
-    assert f"cell [{number}]" in reply.text
-    assert notebook.run("%%ddp --once\nweight, other").text == "Out [ranks 0-1] (0, 7)\n"
-    assert notebook.run(sweep).status == "ok"
-
-
-@pytest.mark.until_cut
-def test_a_restart_with_a_replay_gives_up_what_no_replay_makes(
-    notebook: Notebook, base: Path
-) -> None:
-    notebook.run("%%ddp --nproc 2\nweight = 0")
-    notebook.run("%%ddp\nweight = 5\n1 / 0")
-    assert notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)").status == "error"
-    assert notebook.run("%ddp restart --replay").status == "ok"
-    reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
-    assert reply.status == "ok", reply.traceback
-    assert len(swept(base)) == 2
-
-
 STOPPED_AT_FIRST = f"""
 import signal
 {imported(Sweep)}run_one = Sweep._run_one
@@ -375,13 +328,11 @@ Sweep._run_one = stopped
 """
 
 
-def test_a_sweep_that_is_stopped_before_its_first_run_leaves_the_ranks_alone(
+def test_a_sweep_that_is_stopped_before_its_first_run_starts_nothing(
     notebook: Notebook, base: Path
 ) -> None:
     notebook.run("%%ddp --nproc 2\nkept = 7")
-    pids = notebook.run("%%ddp\nimport os\nos.getpid()").text
     notebook.run(STOPPED_AT_FIRST)
     reply = notebook.run("%%ddp --sweep lr=1,2\nnbddp.log(lr=lr)")
-    assert reply.error.startswith("CommandInterruptedError: `%%ddp --sweep` ")
-    assert notebook.run("%%ddp\nos.getpid()").text == pids
+    assert reply.error.startswith("CellInterruptedError: ended by you: sweep of ")
     assert not swept(base)

@@ -1,0 +1,152 @@
+"""Run a cell on several world sizes, a few rounds of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nbddp.archive.scaling import LEAST, Round, Scaling, Size, facts_of, shares, steady_pace
+from nbddp.archive.sweeps import Row, Trial
+from nbddp.controller.session import Session
+from nbddp.errors import ArgumentError, RequestError
+from nbddp.formatting import plural
+from nbddp.group.timelines import timeline_of
+from nbddp.group.trials import TrialResult, TrialRunner
+from nbddp.record.cell import CellResult
+from nbddp.record.finished import RecordedRun
+from nbddp.record.folder import read_facts
+from nbddp.topology import cores_here
+from nbddp.ui.report.sweep import describe_failures, sweep_report
+
+logger = logging.getLogger("nbddp")
+
+
+class ScalingStudy:
+    """Runs one cell on several world sizes.
+
+    Args:
+        runner: runs it.
+        sizes: the world sizes.
+        rounds: how often the cell runs on each.
+        is_weak: whether each rank's work is meant to stay the same, or that of all together.
+
+    Raises:
+        ArgumentError: there are fewer than two world sizes, or fewer than three rounds.
+    """
+
+    def __init__(
+        self, runner: TrialRunner, sizes: Sequence[int], *, rounds: int, is_weak: bool
+    ) -> None:
+        if len(set(sizes)) < 2:
+            raise ArgumentError(f"expected two or more numbers of ranks, got {list(sizes)}")
+        if rounds < LEAST:
+            raise ArgumentError(f"expected {LEAST} rounds or more, got {rounds}")
+        self._runner = runner
+        self._display = runner.display
+        self._specs = {each: replace(runner.spec, nproc=each) for each in sorted(set(sizes))}
+        self._count = rounds
+        self._is_weak = is_weak
+        # round by round: a load on the machine that comes and goes strikes all world sizes
+        settings = [(each, size) for each in range(1, rounds + 1) for size in self._specs]
+        self._rows = [
+            Row(Trial(number, {"ranks": size, "round": each}))
+            for number, (each, size) in enumerate(settings, start=1)
+        ]
+        self._rounds: dict[int, list[Round]] = {size: [] for size in self._specs}
+        self._devices: tuple[str, ...] = ()
+
+    def run(self) -> Scaling:
+        """Run them all, show what they come to, and return it.
+
+        Raises:
+            RequestError: the ranks of a world size cannot be had.
+            CellFailedError: no run went well.
+            CellInterruptedError: the user ended the study.
+        """
+        for spec in self._specs.values():
+            spec.check_gpus()
+        self._runner.run_all(self._rows, self._run_one, self._tell, what="scale")
+        self._display.show_progress(sweep_report(self._rows, what="scale"))
+        scaling = self._scaling()
+        self._display.show(scaling)
+        for each in describe_failures(self._rows):
+            self._display.say(each)
+        self._runner.conclude(way_on="run again, the study starts over")
+        return scaling
+
+    def _scaling(self) -> Scaling:
+        sizes = [Size(ranks, tuple(rounds)) for ranks, rounds in self._rounds.items() if rounds]
+        return Scaling(
+            sizes=tuple(sizes),
+            is_weak=self._is_weak,
+            rounds=self._count,
+            cores=cores_here(),
+            devices=self._devices,
+            threads={ranks: spec.threads_per_rank() for ranks, spec in self._specs.items()},
+        )
+
+    def _run_one(self, row: Row) -> TrialResult:
+        size, number = row.trial.settings["ranks"], row.trial.settings["round"]
+        spec = self._specs[size]
+        name = f"scale-{plural(size, 'rank').replace(' ', '')}-round{number}"
+        return self._runner.run(
+            row,
+            replace(spec, name="-".join(filter(None, (spec.name, name)))),
+            facts=facts_of(size, number, self._count, is_weak=self._is_weak),
+            finish=lambda *done: self._rounds[size].append(self._measure(*done)),
+        )
+
+    def _tell(self, row: Row) -> None:
+        if not row.state.is_done or self._display.has_table:
+            return
+        last = self._rounds[row.trial.settings["ranks"]][-1]
+        pace = f"{last.pace:.3g} steps/s" if last.counts_steps else f"{1 / last.pace:.3g} s"
+        self._display.say(f"{row.trial}: {pace}")
+
+    def _measure(self, session: Session, result: CellResult) -> Round:
+        """Return what the cell came to; its ranks are idle."""
+        pace, known = 1 / max(result.seconds, 1e-9), dict[str, Any]()
+        steady = None
+        path = session.time_line.path
+        if path is not None:
+            # the record of a cell is written after its result is told: let the session finish
+            session.call(lambda: None)
+            facts = read_facts(path)
+            known["batch"] = facts.get("samples_per_step")
+            self._devices = max(self._devices, tuple(facts.get("devices", ())), key=len)
+            steady = _steady(path)
+        if steady is not None:
+            pace, steps = steady
+            known |= _shares(session, pace, steps)
+            if facts.get("backend_used") == "nccl":
+                known["waiting"] = None  # the time line has the times of enqueueing
+        ranks = session.snapshot().ranks
+        return Round(
+            pace=pace,
+            counts_steps=steady is not None,
+            **known,
+            memory=max((each.memory for each in ranks), default=0),
+            gpu_memory=max((each.gpu_memory for each in ranks), default=0),
+        )
+
+
+def _shares(session: Session, pace: float, steps: int) -> dict[str, float | None]:
+    try:
+        return shares(timeline_of(session, steps), pace)
+    except RequestError as error:  # a rank has died after the cell
+        logger.info("no time line: %s", error)
+        return {}
+
+
+def _steady(path: Path) -> tuple[float, int] | None:
+    """Return the pace of the cell that ran last, and its steps; None if none are on record."""
+    try:
+        recorded = RecordedRun(path)
+        if recorded.cells:  # not where a full disk has taken none of it
+            return steady_pace([*recorded.numbers()], recorded.cells[-1].began_at)
+    except (RequestError, OSError) as error:  # it was deleted meanwhile
+        logger.info("no pace: %s", error)
+    return None

@@ -1,0 +1,149 @@
+"""Run a cell once for each combination of some values, each time as a run of its own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import replace
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+from nbddp.archive.comparing import MOST, compare
+from nbddp.archive.run_list import Listing
+from nbddp.archive.summary import Summary, summarize
+from nbddp.archive.sweeps import Row, State, Trial, done_before, facts_of, key_of, value_key
+from nbddp.controller.session import Session
+from nbddp.errors import RequestError
+from nbddp.group.prompts import prompt_numbers
+from nbddp.group.trials import TrialResult, TrialRunner
+from nbddp.record.cell import CellResult
+from nbddp.record.push_store import pickled
+from nbddp.ui.report.sweep import describe_done, describe_failures, describe_row, sweep_report
+
+
+class Sweep:
+    """Runs a cell for each combination that is not done yet.
+
+    Args:
+        runner: runs it.
+        trials: the combinations.
+        start_over: run what an earlier sweep has finished, too.
+
+    Raises:
+        RequestError: a value cannot be pushed, or the cell sets a swept name.
+    """
+
+    def __init__(self, runner: TrialRunner, trials: Sequence[Trial], *, start_over: bool) -> None:
+        self.rows = [Row(trial) for trial in trials]
+        self._runner = runner
+        self._display = runner.display
+        self._start_over = start_over
+        request, spec = runner.request, runner.spec
+        for name in trials[0].settings:
+            if line := assigned_before_use(request.source, name):
+                raise RequestError(
+                    f"{name} is swept, and line {line + request.first_line - 1} of the cell "
+                    "sets it before it is used: take that line out"
+                )
+        swept = {name: [each.settings[name] for each in trials] for name in trials[0].settings}
+        self._key = key_of(
+            *(request.source, runner.deeds, spec.nproc, spec.backend, request.ranks),
+            sorted(spec.env.items()),
+            value_key(pickled(runner.values, prompt_numbers())),
+            value_key(pickled(swept, prompt_numbers()), if_plain=""),
+        )
+
+    def run(self) -> None:
+        """Run what is not done yet, and show all in one table and next to each other.
+
+        Raises:
+            RequestError: the ranks cannot be had.
+            CellFailedError: no run went well.
+            CellInterruptedError: the user ended the sweep.
+        """
+        self._runner.spec.check_gpus()
+        if not self._start_over:
+            self._find_done()
+        if done := describe_done(self.rows):
+            self._display.say(done)
+        if any(row.state is State.WAITING for row in self.rows):
+            self._runner.run_all(self.rows, self._run_one, self._tell, what="sweep")
+        else:
+            self._display.say("nothing was left to run")
+        self._show()
+        self._runner.conclude(way_on="run again, the sweep goes on where it was")
+
+    def _find_done(self) -> None:
+        found = done_before(self._runner.spec.cwd(), self._key, [row.trial for row in self.rows])
+        for row in self.rows:
+            if (path := found.get(row.trial.number)) is not None:
+                row.state, row.path = State.BEFORE, path
+
+    def _tell(self, row: Row) -> None:
+        if not self._display.has_table:
+            self._display.say(f"{row.trial}: {describe_row(row)}")
+
+    def _run_one(self, row: Row) -> TrialResult:
+        trial, count = row.trial, len(self.rows)
+
+        def note_done(session: Session, _result: CellResult) -> None:
+            done = facts_of(self._key, trial, count, is_done=True)
+            session.call(session.time_line.describe, done)
+
+        spec = self._runner.spec
+        return self._runner.run(
+            row,
+            replace(spec, name="-".join(filter(None, (spec.name, trial.name)))),
+            facts=facts_of(self._key, trial, count, is_done=False),
+            finish=note_done,
+            settings=trial.settings,
+        )
+
+    def _show(self) -> None:
+        """Show the table of all runs, those that are done next to each other, and the troubles."""
+        self._display.show_progress(sweep_report(self.rows))
+        runs = self._summaries()
+        if runs:
+            size = sum(run.size for run in runs)
+            self._display.show(Listing(tuple(runs), total=len(runs), size=size))
+        done = {row.path for row in self.rows if row.state.is_done}
+        paths = [run.path for run in runs if run.path in done]
+        if len(paths) > 1:
+            self._display.show(compare(paths[:MOST]))
+        if len(paths) > MOST:
+            self._display.say(f"the comparison has the first {MOST}")
+        for each in describe_failures(self.rows):
+            self._display.say(each)
+
+    def _summaries(self) -> list[Summary]:
+        found = []
+        for path in (row.path for row in self.rows if row.path is not None):
+            try:
+                found.append(summarize(path))
+            except RequestError as error:  # its folder was deleted meanwhile
+                self._display.say(f"{path.name} is left out: {error}")
+        return found
+
+
+def assigned_before_use(source: str, name: str) -> int:
+    r"""Return the line, from 1, at which a cell sets a name that it has not read; 0 if none.
+
+    >>> assigned_before_use("import os\nlr = 0.1\ntrain(lr)", "lr")
+    2
+    >>> assigned_before_use("lr = lr * 2", "lr"), assigned_before_use("train(lr)\nlr = 1", "lr")
+    (0, 0)
+    """
+    try:
+        tree = ast.parse(TransformerManager().transform_cell(source))
+    except SyntaxError:  # input transformers of the user's own may know it
+        return 0
+    for statement in tree.body:
+        nodes = ast.walk(statement)
+        uses = [each.ctx for each in nodes if isinstance(each, ast.Name) and each.id == name]
+        if uses:
+            is_set = isinstance(statement, ast.Assign) or (
+                isinstance(statement, ast.AnnAssign) and statement.value is not None
+            )
+            is_unread = all(isinstance(each, ast.Store) for each in uses)
+            return statement.lineno if is_set and is_unread else 0
+    return 0

@@ -1,0 +1,124 @@
+"""Sweeps, scaling studies and comparisons from Python, without a notebook."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from drivers.ranks import Ranks
+
+from nbddp import ArgumentError, CellFailedError, CellInterruptedError, compare, runs
+
+pytestmark = pytest.mark.multiproc
+
+SCRIPT = """
+import json, nbddp
+with nbddp.WorkerGroup(nproc=2) as group:
+    group.run("kept = [7]\\ndef train(lr):\\n    nbddp.log(step=0, loss=lr + rank)")
+    group.push({"offset": 1})
+    found = group.sweep("kept.append(lr); train(lr + offset)", {"lr": [1, 2], "model": ["cnn"]})
+    sizes = group.scale("train(0.1)", [1, 2], quiet=True)
+    print(json.dumps([run.config for run in found]))
+    print(json.dumps([size["ranks"] for size in sizes]))
+    print(nbddp.compare(*found))
+    print(group.pull("kept"))
+"""
+
+
+def test_a_plain_script_sweeps_scales_and_compares(folder: Path) -> None:
+    (folder / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "script.py"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=folder,
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    lines = done.stdout.splitlines()
+    for line in (
+        "nbddp: sweep, 2 of 2: lr=2, model=cnn; the last one",
+        '[{"lr": 1, "model": "cnn"}, {"lr": 2, "model": "cnn"}]',
+        "[1, 2]",
+        "[[7], [7]]",
+    ):
+        assert line in lines
+    table = next(at for at, line in enumerate(lines) if line.startswith("line  run"))
+    assert "2.5 (2 to 3)" in lines[table + 1]
+    assert "3.5 (3 to 4)" in lines[table + 2]
+    assert len(runs(folder)) == 1 + 2 + 6
+
+
+def test_a_sweep_needs_no_ranks_and_goes_on_where_it_was(group: Ranks, folder: Path) -> None:
+    group.stop()
+    source = f"import pathlib\nassert lr == 1 or pathlib.Path({str(folder / 'there')!r}).exists()"
+    first = group.sweep(source, {"lr": [1, 2]}, quiet=True)
+    assert [run.outcome.partition(":")[0] for run in first] == ["ok", "ranks 0-1"]
+    (folder / "there").touch()
+    again = group.sweep(source, {"lr": [1, 2]}, quiet=True)
+    assert again[0].path == first[0].path
+    assert [run.outcome for run in again] == ["ok", "ok"]
+    over = group.sweep(source, {"lr": [1, 2]}, start_over=True, quiet=True)
+    assert not {run.path for run in over} & {run.path for run in again}
+    assert not group.is_live
+
+
+def test_other_objects_of_the_same_look_are_another_sweep(group: Ranks) -> None:
+    class Model:
+        def __init__(self, size: int) -> None:
+            self.size = size
+
+        def __repr__(self) -> str:
+            return "Model()"
+
+    def logged(size: int) -> float:
+        [run] = group.sweep("nbddp.log(size=model.size)", {"model": [Model(size)]}, quiet=True)
+        return float(run.facts["last"]["size"]["mean"])
+
+    assert (logged(1), logged(2)) == (1, 2)
+
+
+def test_seeds_are_tried_and_earlier_cells_left_out(group: Ranks) -> None:
+    group.run("x = 1", quiet=True)
+    found = group.sweep("assert 'x' not in globals()", repeat=2, fresh=True, quiet=True)
+    assert [run.config for run in found] == [{"seed": 0}, {"seed": 1}]
+
+
+def test_an_interrupt_ends_the_sweep_and_the_names_stay(
+    group: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group.run("kept = 7", quiet=True)
+    pids = group.pids
+    main = threading.main_thread().ident or 0
+
+    def interrupt() -> None:
+        while not (group.is_idle and group.scripts.active.life.state.is_busy):
+            threading.Event().wait(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    presser = threading.Thread(target=interrupt)
+    presser.start()
+    with pytest.raises(CellInterruptedError, match="sweep of 2: 1 ended by you, 1 not run"):
+        group.sweep("import time\nprint('here')\ntime.sleep(60)", {"lr": [1, 2]})
+    presser.join()
+    assert group.pull("kept") == [7, 7]
+    assert group.pids == pids
+    assert "lr=1: ended" in capsys.readouterr().out
+
+
+def test_what_is_no_sweep_is_refused_and_one_without_success_fails(group: Ranks) -> None:
+    for settings in ({}, {"lr": []}, {"rank": [1]}, {"a b": [1]}):
+        with pytest.raises(ArgumentError):
+            group.sweep("1", settings)
+    for sizes, rounds in (([2, 2], 3), ([1, 2], 2)):
+        with pytest.raises(ArgumentError):
+            group.scale("1", sizes, rounds=rounds)
+    with pytest.raises(CellFailedError, match=r"none of the 1 runs went well; .*ZeroDivisionError"):
+        group.sweep("1 / 0", {"lr": [1]}, quiet=True)
+    with pytest.raises(ArgumentError):
+        compare(*runs(Path.cwd())[:1])
