@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page, cells, column, ranks, titles
+from pages import BIG, EVENTS, SNAPSHOTS, TEXT, Page
 
 from nbddp.lifecycle.states import GroupState
-from nbddp.record.devices import DeviceUse
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
-from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.ansi import to_html
 from nbddp.ui.panel.html import (
     MAX_EVENTS,
-    MAX_ROWS,
     alarm,
     card,
     note,
-    rank_table,
     state_line,
     time_line,
 )
-from nbddp.ui.words import say_bar, say_event, say_refused
+from nbddp.ui.words import say_event, say_refused
 
 ONE = RankSnapshot(rank=0, state="running")
 
@@ -66,21 +61,8 @@ def test_the_line_of_the_group_is_ours_and_says_what_it_does(snapshot: Snapshot)
 
 
 @BIG
-@given(ranks(3))
-def test_a_row_of_the_table_is_ours_and_says_all_of_the_rank(each: RankSnapshot) -> None:
-    page = Page(rank_table([each]))
-    assert page.holds(each.state)
-    assert page.holds(each.collective)
-    assert page.holds(each.code) or not each.line
-    for bar in each.bars:
-        assert page.holds(say_bar(bar, goes_on=each.goes_on))
-
-
-@BIG
 @given(SNAPSHOTS)
-def test_a_table_and_a_time_line_are_ours(snapshot: Snapshot) -> None:
-    table = Page(rank_table(snapshot.ranks))
-    assert len(table.by_tag["tr"]) == 1 + len(snapshot.ranks)
+def test_a_time_line_is_ours(snapshot: Snapshot) -> None:
     page = Page(time_line(snapshot))
     for event in snapshot.events:
         assert page.holds(say_event(event))
@@ -109,98 +91,6 @@ def test_every_state_has_a_dot_and_says_how_long_a_cell_runs(state: GroupState) 
     assert any("nbddp-dot" in name for name in page.values("class"))
     is_busy = state in (GroupState.RUNNING, GroupState.INTERRUPTING)
     assert ("12.0 s" in page.text) == is_busy
-
-
-# ---- the table
-
-
-def test_columns_that_are_empty_all_the_way_down_are_left_out() -> None:
-    page = Page(rank_table([ONE, replace(ONE, rank=1)]))
-    assert titles(page) == ["rank", "state"]
-    assert cells(page) == [["0", "running"], ["1", "running"]]
-    assert Page(rank_table([])).text == ""
-
-
-@pytest.mark.parametrize(
-    ("change", "title", "shown"),
-    [
-        ({"line": 3, "code": "x = 1"}, "line", "3 x = 1"),
-        ({"line": 3, "code": "x = 1", "seconds": 12.0}, "line", "3 12.0 s x = 1"),
-        ({"step": 0.0}, "step", "0"),
-        ({"step": 120.0, "steps_per_second": 5.0}, "step", "120 · 5.0/s"),
-        ({"bars": (LoopProgress("epoch", 1, 4, 2.0),)}, "progress", "epoch 1/4 · 6.0 s left"),
-        ({"bars": (LoopProgress("batches", 20, 0, 4.0),)}, "progress", "batches 20 · 5.0/s"),
-        ({"cpu": -1.0, "memory": 3 << 30}, "memory", "3.0 GiB"),
-        ({"cpu": 98.0, "memory": 3 << 30}, "CPU", "98 %"),
-        ({"gpu": "NVIDIA T4", "gpu_memory": 2 << 30}, "GPU", "2.0 GiB · T4"),
-        ({"gpu": "T4", "gpu_use": DeviceUse(load=0.0)}, "GPU", "0 % · T4"),
-        ({"gpu": "T4", "gpu_ranks": (0,)}, "GPU", "shared with rank 0 · T4"),
-    ],
-)
-def test_a_column_is_there_when_one_rank_has_something_in_it(
-    change: dict[str, Any], title: str, shown: str
-) -> None:
-    page = Page(rank_table([ONE, replace(ONE, rank=1, **change)]))
-    assert titles(page)[:3] == ["rank", "state", title]
-    assert column(page, title) == ["", shown]
-
-
-@pytest.mark.parametrize(
-    "group", ["", " of group [0, 2]", " of group 'tensor parallel'", " of group c0ffee12"]
-)
-def test_a_collective_has_its_group_and_while_a_rank_waits_in_it_its_shape(group: str) -> None:
-    each = replace(ONE, collective=f"all_reduce #7{group} float [8]")
-    assert column(Page(rank_table([each])), "collective") == [f"all_reduce #7{group}"]
-    waits = replace(each, state="waiting")
-    assert column(Page(rank_table([waits])), "collective") == [each.collective]
-
-
-def test_trouble_stands_out_and_a_cause_more_than_a_consequence() -> None:
-    for facts, mood in (
-        ({}, set()),
-        ({"state": "waiting"}, {"nbddp-waits"}),
-        ({"state": "was killed", "is_well": False, "is_cause": True}, {"nbddp-wrong"}),
-        ({"state": "interrupted", "is_well": False}, {"nbddp-waits"}),
-    ):
-        page = Page(rank_table([replace(ONE, **facts)]))
-        assert {*page.values("class")} & {"nbddp-wrong", "nbddp-waits"} == mood, facts
-
-
-def test_a_bar_is_filled_as_far_as_it_is() -> None:
-    for done, total, width in ((0, 4, "0.0%"), (1, 4, "25.0%"), (9, 4, "100.0%"), (20, 0, "")):
-        bars = (LoopProgress("", done, total, 1.0),)
-        styles = Page(rank_table([replace(ONE, bars=bars)])).values("style")
-        filled = [style.partition(";")[0] for style in styles if "width" in style]
-        assert filled == ([f"width:{width}"] if width else [])
-
-
-def group(count: int, **changes: Any) -> list[RankSnapshot]:
-    return [replace(ONE, rank=rank, **changes) for rank in range(count)]
-
-
-def test_of_many_ranks_those_with_trouble_are_shown_in_order_and_the_rest_is_counted() -> None:
-    page = Page(rank_table(group(MAX_ROWS)))
-    assert column(page, "rank") == [str(rank) for rank in range(MAX_ROWS)]
-    assert "more" not in page.text
-    many = group(128)
-    many[100] = replace(many[100], state="ValueError: no", is_well=False, is_cause=True)
-    many[90] = replace(many[90], state="interrupted", is_well=False)
-    many[80] = replace(many[80], state="waiting")
-    page = Page(rank_table(many))
-    assert column(page, "rank") == [str(rank) for rank in [*range(MAX_ROWS - 3), 80, 90, 100]]
-    assert "96 more ranks" in page.text
-
-
-@given(st.sets(st.integers(0, 99)), st.sets(st.integers(0, 99)))
-def test_no_cause_is_left_out_while_there_is_room(causes: set[int], ill: set[int]) -> None:
-    many = [
-        replace(ONE, rank=rank, is_well=rank not in causes | ill, is_cause=rank in causes)
-        for rank in range(100)
-    ]
-    shown = {int(text) for text in column(Page(rank_table(many)), "rank")}
-    assert len(shown) == MAX_ROWS
-    assert causes <= shown or shown <= causes
-    assert causes | ill <= shown or shown <= causes | ill
 
 
 # ---- the time line

@@ -29,8 +29,8 @@ from nbddp.record.curves import MAX_DROPPED, MAX_NAMES, Curves
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.ui.panel.charts import Charts
-from nbddp.ui.panel.run import run_html
-from nbddp.ui.text.run import SHOWN_METRICS, run_text
+from nbddp.ui.report.render import render_html, render_text
+from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
 
 # ---- which run
 
@@ -122,22 +122,24 @@ def test_a_process_that_has_the_number_of_the_kernel_by_now_is_not_taken_for_it(
 
 def test_a_run_and_a_cell_of_it_as_text_and_as_a_record(folder: Path, snapshot: Any) -> None:
     run = RecordedRun(failed_run(folder).relative_to(folder))
-    assert run_text(run, ending=STOPPED) == snapshot(name="run: text")
-    assert readable(run_html(run, ending=KILLED)) == snapshot(name="run: page")
+    whole = run_report(run, ending=STOPPED)
+    assert render_text(whole) == snapshot(name="run: text")
+    assert readable(render_html(whole)) == snapshot(name="run: page")
+    assert "<b>" not in render_html(whole)
     for number in (1, 7):
-        cell = run.cell(number)
-        text, html = run_text(run, cell), run_html(run, cell)
+        report = run_report(run, run.cell(number))
+        text, html = render_text(report), render_html(report)
         assert text == snapshot(name=f"cell {number}: text")
         assert readable(html) == snapshot(name=f"cell {number}: page")
         own, other = ("of cell 1", "of cell 2") if number == 1 else ("of cell 2", "of cell 1")
         assert own in text
         assert other not in text + html
-    assert "<b>" not in run_html(run) + run_html(run, run.cell(7))
+        assert "<b>" not in html
 
 
 def test_a_cell_without_an_end_says_so(tmp_path: Path) -> None:
     run = RecordedRun(failed_run(tmp_path, events=UNENDED))
-    text = run_text(run, run.cell(7))
+    text = render_text(run_report(run, run.cell(7)))
     assert "not recorded" in text
     assert "ranks 0-1" in text
 
@@ -227,7 +229,7 @@ def test_what_cannot_be_read_is_told_in_its_place(folder: Path) -> None:
     (path / "rank0.log").unlink()
     (path / "rank0.log").mkdir()
     text = ddp("show")
-    assert "[rank 0] " in text
+    assert "\nrank 0\n" in text
     assert "rank0.log cannot be read: Is a directory" in text
     (path / "metrics.jsonl").unlink()
     (path / "metrics.jsonl").mkdir()

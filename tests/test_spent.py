@@ -26,9 +26,10 @@ from nbddp.ui.charts.spans import _ticks as ticks
 from nbddp.ui.panel.html import late
 from nbddp.ui.panel.record import Record, record_html
 from nbddp.ui.panel.spent import spent_bundle
+from nbddp.ui.report.render import render_text
+from nbddp.ui.report.status import status_report
 from nbddp.ui.rows import MAX_ROWS, said_rows, shown_ranks
 from nbddp.ui.text.spent import spent_text
-from nbddp.ui.text.status import status
 from nbddp.ui.words import say_awaited
 from nbddp.wire.timing_messages import Arrivals
 
@@ -315,6 +316,6 @@ def test_the_panel_its_record_and_the_status_say_who_is_waited_for_and_else_noth
     equal, said = replace(snapshot, awaited=None), say_awaited(AWAITED)
     assert said in late(snapshot)
     assert said in record_html(Record(snapshot=snapshot))
-    assert said in status(snapshot)
+    assert said in render_text(status_report(snapshot))
     assert late(equal) == ""
-    assert "38 %" not in record_html(Record(snapshot=equal)) + status(equal)
+    assert "38 %" not in record_html(Record(snapshot=equal)) + render_text(status_report(equal))

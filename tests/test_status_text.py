@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import given
-from pages import BIG, SNAPSHOTS
+from pages import BIG, SNAPSHOTS, readable
 
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.whereabouts import LoopProgress
-from nbddp.ui.text.status import SHOWN_EVENTS, say_line, status
+from nbddp.ui.report.render import render_html, render_text
+from nbddp.ui.report.status import SHOWN_EVENTS, status_report
 from nbddp.ui.words import say_bar, say_event
 
 ONE = RankSnapshot(rank=0, state="ready")
@@ -26,6 +27,10 @@ TWO = Snapshot(
     devices=("cpu", "cpu"),
     ranks=(ONE, replace(ONE, rank=1)),
 )
+
+
+def status(snapshot: Snapshot) -> str:
+    return render_text(status_report(snapshot))
 
 
 def lines(snapshot: Snapshot) -> list[str]:
@@ -87,12 +92,18 @@ def test_any_group_can_be_said(snapshot: Snapshot) -> None:
         return
     for each in snapshot.ranks:
         assert each.state.rstrip() in text
-        assert all(say_bar(bar) in text for bar in each.bars)
+        for bar in each.bars:
+            assert say_bar(bar, is_short=True, goes_on=each.goes_on) in text
     assert all(say_event(event) in text for event in snapshot.events[-SHOWN_EVENTS:])
     assert snapshot.alarm in text
 
 
+def test_a_page_has_the_same_with_the_events_on_a_line(snapshot: Any) -> None:
+    known = replace(with_ranks(state="waiting"), events=(failure(1),), alarm="<no progress>")
+    assert readable(render_html(status_report(known))) == snapshot
+
+
 def test_the_line_of_a_script_has_its_file() -> None:
-    rank = replace(ONE, line=12, file="train.py", seconds=0.0)
-    assert say_line(rank) == "train.py:12"
-    assert say_line(replace(rank, file="", seconds=3.0)).startswith("12 for 3")
+    text = status(with_ranks(line=12, file="train.py"))
+    assert "train.py:12" in text
+    assert "12 for 3.0 s" in status(with_ranks(line=12, seconds=3.0))

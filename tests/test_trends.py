@@ -11,9 +11,9 @@ from pages import Page, column
 
 from nbddp.record.devices import DeviceUse
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui.panel.ranks import ranks_html
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.panel.trends import PERIOD, POINTS, Trends, Whole
+from nbddp.ui.report.rank_table import ranks_html
 
 ONE = RankSnapshot(rank=0, state="running", step=50, steps_per_second=10.0, memory=300 << 20)
 

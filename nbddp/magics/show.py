@@ -10,6 +10,7 @@ from nbddp.archive.ending import say_ending
 from nbddp.archive.find import find_run
 from nbddp.magics.desk import Desk
 from nbddp.record.finished import RecordedCell, RecordedRun
+from nbddp.ui.report.stored_run import run_report
 
 
 def show_run(desk: Desk, args: Namespace) -> None:
@@ -23,7 +24,7 @@ def show_run(desk: Desk, args: Namespace) -> None:
     cell = None if args.cell is None else run.cell(args.cell)
     metrics = _chosen(run, cell, args.metrics) if args.metrics else None
     ending = say_ending(run, current=current)
-    desk.views.show_run(run, cell, ending=ending, metrics=metrics)
+    desk.views.show(run_report(run, cell, ending=ending, metrics=metrics))
 
 
 def _chosen(run: RecordedRun, cell: RecordedCell | None, patterns: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from base64 import b64encode
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import partial
@@ -22,26 +22,26 @@ from nbddp.group.checking import QuietChecks
 from nbddp.imports import import_aside
 from nbddp.magics.parts import Parts
 from nbddp.magics.unseen import Unseen
-from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.record.spent import Timeline
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
+from nbddp.ui.report.status import status_report
 from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, no_check, shows_color
 from nbddp.ui.text.compare import compare_text
 from nbddp.ui.text.progress import Progress
-from nbddp.ui.text.run import run_text
 from nbddp.ui.text.runs import runs_text
 from nbddp.ui.text.scaling import scaling_text
 from nbddp.ui.text.spent import spent_text
-from nbddp.ui.text.status import status
 from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
     from nbddp.magics.again import Again
     from nbddp.ui.panel.aftermath import Aftermath
+    from nbddp.ui.panel.charthtml import Drawn
     from nbddp.ui.panel.view import PanelView
+    from nbddp.ui.tails import Line
 
 
 MATPLOTLIB = "matplotlib.backends.backend_agg"  # takes a second to import
@@ -231,36 +231,19 @@ class Views:
         self._parts.begin(html)
 
     def show_status(self, session: Session) -> None:
-        """Show the group and the output of the last cell as they are right now."""
+        """Show the group as it is now; a page also has the output of its last cell."""
         snapshot = session.snapshot()
-        text = status(snapshot)
-        if not (snapshot.state.is_live and self.shows_panels):
-            self.say(text)
-            return
-        from nbddp.ui.panel.status import display_status
-        from nbddp.ui.panel.view import PanelView
+        charts: Sequence[Drawn] = ()
+        lines: Sequence[Line] = ()
+        if self.shows_panels:
+            from nbddp.ui.panel.charts import Charts  # they load widgets, which no terminal needs
+            from nbddp.ui.panel.view import SHOWN, PanelView
 
-        last = self._last if isinstance(self._last, PanelView) else None
-        is_its = last is not None and last.is_of(session)
-        display_status(session, snapshot, last if is_its else None, text=text)
-
-    def show_run(
-        self,
-        run: RecordedRun,
-        cell: RecordedCell | None,
-        *,
-        ending: str,
-        metrics: Collection[str] | None = None,
-    ) -> None:
-        """Show a run that was opened from its folder, or one of its cells."""
-        text = run_text(run, cell, ending=ending, metrics=metrics)
-        if not self.shows_panels:
-            self.say(text)
-            return
-        from nbddp.ui.panel.run import run_html
-
-        html = run_html(run, cell, ending=ending, metrics=metrics)
-        publish_display_data({"text/html": html, "text/plain": text})
+            last = self._last if isinstance(self._last, PanelView) else None
+            if last and last.is_of(session) and last.attempt == snapshot.attempt:
+                charts = Charts(session.metrics, lambda _chart: None).finish()
+                lines = last.tails.merged()[-SHOWN:]
+        self.show(status_report(snapshot, charts=charts, lines=lines))
 
     def show_runs(self, listing: Listing, *, most: int) -> None:
         """Show which runs there are."""

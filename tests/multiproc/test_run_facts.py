@@ -15,7 +15,8 @@ from nbddp.archive.summary import summarize
 from nbddp.errors import CellFailedError
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
-from nbddp.ui.panel.run import run_html
+from nbddp.ui.report.render import render_html
+from nbddp.ui.report.stored_run import run_report
 
 pytestmark = pytest.mark.multiproc
 
@@ -97,7 +98,7 @@ def test_a_cell_that_goes_on_is_written_down_and_has_not_failed_when_it_is_stopp
     assert facts["outcome"].startswith("ranks 0-1 interrupted, line ")
     assert (facts["interrupted"], facts["failures"]) == (True, 0)
     assert (summarize(folder).outcome, summarize(folder).is_live) == ("interrupted", False)
-    page = run_html(RecordedRun(folder))
+    page = render_html(run_report(RecordedRun(folder)))
     assert 'aria-label="notice"' in page
     assert 'aria-label="failure"' not in page
 

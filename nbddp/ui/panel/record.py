@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nbddp.checks.registry import Finding
@@ -13,11 +13,11 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.panel.bare import STRONG, dot
 from nbddp.ui.panel.charthtml import Drawn, charts_html
-from nbddp.ui.panel.html import Cell, alarm, card, escape, late, state_line, time_line
+from nbddp.ui.panel.html import alarm, card, escape, late, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
-from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.report.findings import findings_below_cell, findings_text
+from nbddp.ui.report.rank_table import FEW, Curves, ranks_html
 from nbddp.ui.report.render import html_of
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_facts, say_seconds
@@ -51,7 +51,7 @@ class Record:
     attempts: Sequence[str] = ()
     ways: Sequence[Way] = ()
     seconds_lost: float = 0.0
-    curves: Mapping[str, Cell] = field(default_factory=dict)
+    curves: Curves = field(default_factory=dict)
     notes: Sequence[str] = ()
     findings: Sequence[Finding] = ()
     is_brief: bool = False

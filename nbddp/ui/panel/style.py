@@ -50,17 +50,14 @@ SHEET = f"""<style>
 .nbddp-waits {{ color: {WARN} !important; }}
 .nbddp-code {{ display: inline-block; max-width: 7em; overflow: hidden;
   text-overflow: ellipsis; vertical-align: bottom; }}
-.nbddp-roomy .nbddp-code {{ max-width: 24em; }}
 .nbddp-chip {{ font-weight: 600; }}
 .nbddp-bar {{ display: inline-block; width: 30px; height: 6px; border-radius: 3px;
   background: #8883; margin-right: .6em; vertical-align: middle; overflow: hidden; }}
 .nbddp-bar > span {{ display: block; height: 100%; border-radius: 3px; }}
-.nbddp-overview {{ font-size: 12px; font-variant-numeric: tabular-nums; margin: 2px 0; }}
 .nbddp-grid {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(56px, 1fr));
   gap: 2px 6px; font-size: 11px; margin: 4px 0; font-variant-numeric: tabular-nums; }}
 .nbddp-grid-of {{ display: grid; grid-template-columns: 11em 1fr; font-size: 11px; }}
 .nbddp-grid-of > span {{ margin-top: 3px; overflow: hidden; text-overflow: ellipsis; }}
-.nbddp table.nbddp-nodes tr:not(.nbddp-node) td {{ border-top: none; }}
 .nbddp-field .nbddp-bar {{ display: block; width: auto; height: 4px; margin: 0; }}
 .nbddp-panel .nbddp-all.nbddp-all {{ width: auto; align-self: flex-start;
   height: 22px; line-height: 22px; font-size: 11px; }}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.formatting import format_bytes
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui.panel.html import Cell, escape, svg_source
+from nbddp.ui.panel.html import escape, svg_source
+from nbddp.ui.report.rank_table import Curves, DrawCurve
 from nbddp.ui.words import say_seconds
 
 POINTS = 40  # of a small curve
@@ -86,17 +87,17 @@ class Trends:
             if each.is_alive:
                 self._ranks.setdefault(each.rank, _Rank()).note(each)
 
-    def columns(self, *, is_kept: bool = False) -> Mapping[str, Cell]:
+    def columns(self, *, is_kept: bool = False) -> Curves:
         """What draws them, by the title of the table's column that they stand in.
 
         ``is_kept``: for a record, which other pages show, too.
         """
         blank = _blank(is_kept=is_kept)
 
-        def pace(kind: str) -> Cell:
+        def pace(kind: str) -> DrawCurve:
             return self._aligned(lambda rank: self._pace(rank, kind, is_kept=is_kept), blank)
 
-        def memory(name: str) -> Cell:
+        def memory(name: str) -> DrawCurve:
             return self._aligned(lambda rank: self._memory(rank, name, is_kept=is_kept), blank)
 
         gpu = pace(_LOAD), memory("GPU memory")
@@ -107,7 +108,7 @@ class Trends:
             "GPU": lambda each: " ".join(filter(None, (draw(each) for draw in gpu))),
         }
 
-    def _aligned(self, draw: Callable[[int], str], blank: str) -> Cell:
+    def _aligned(self, draw: Callable[[int], str], blank: str) -> DrawCurve:
         """Where some rank has a curve, one that has none gets its room: all numbers are in line."""
         room = blank if any(map(draw, self._ranks)) else ""
         return lambda each: draw(each.rank) or room

@@ -15,10 +15,10 @@ from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, late, state_line, time_line
 from nbddp.ui.panel.log_area import LogWidgets
 from nbddp.ui.panel.pieces import Plain, box, bundle, close, html
-from nbddp.ui.panel.ranks import FEW, ranks_html
 from nbddp.ui.panel.shots import Choose, Shots
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.panel.trends import Trends
+from nbddp.ui.report.rank_table import FEW, ranks_html
 
 
 class Counted(Plain):

@@ -122,7 +122,7 @@ class Markup:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Blocks that a page folds under a title."""
+    """Blocks that a page folds under a title; a `Cell` as title stands out."""
 
     title: str | Cell
     blocks: Sequence[Block]

@@ -60,9 +60,9 @@ def _lines(block: Block, width: int) -> list[str]:
             return textwrap.wrap(text, width) if width else [text]
         case Details(title=title, blocks=blocks):
             body = "\n".join(text_lines(blocks, width=width or WIDTH))
-            return [str(title), *textwrap.indent(body, "  ").splitlines()]
+            return [str(title), *textwrap.indent(body, "  ").split("\n")]
         case _:
-            return block.text.splitlines()
+            return block.text.split("\n") if block.text else []
 
 
 # ---- HTML
@@ -70,8 +70,8 @@ def _lines(block: Block, width: int) -> list[str]:
 
 def render_html(report: Report) -> str:
     """Render a report for a page; its styles are part of it."""
-    title = f"<div>{_title(report.title)}</div>" if str(report.title) else ""
-    return f'{SHEET}<div class="nbddp">{title}{html_of(report.blocks)}</div>'
+    title = Cell(report.title) if isinstance(report.title, str) else report.title
+    return f'{SHEET}<div class="nbddp"><div>{_title(title)}</div>{html_of(report.blocks)}</div>'
 
 
 def html_of(blocks: Iterable[Block]) -> str:
@@ -94,8 +94,9 @@ def _html(block: Block) -> str:
         case Markup(html=html):
             return html()
         case Details(title=title, blocks=blocks, is_open=is_open):
-            opening = f"<details{' open' if is_open else ''}><summary>{_title(title)}</summary>"
-            return f"{opening}{html_of(blocks)}</details>"
+            opening = f"<details{' open' if is_open else ''}>"
+            summary = _prose(title) if isinstance(title, str) else _title(title)
+            return f"{opening}<summary>{summary}</summary>{html_of(blocks)}</details>"
 
 
 def _looks(mood: Mood) -> str:
@@ -103,8 +104,7 @@ def _looks(mood: Mood) -> str:
     return (f' class="{kind}"' if kind else "") + (f' style="{style}"' if style else "")
 
 
-def _title(title: str | Cell) -> str:
-    cell = Cell(title) if isinstance(title, str) else title
+def _title(cell: Cell) -> str:
     first, _, rest = cell.text.partition(" · ")
     mark = dot(f"nbddp-{cell.dot.value}") if cell.dot else ""
     muted = f' <span class="nbddp-muted">· {_prose(rest)}</span>' if rest else ""

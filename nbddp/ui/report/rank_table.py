@@ -1,0 +1,327 @@
+"""The ranks: a row each; of many ranks one line, a grid, and rows for those with trouble."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from nbddp.charts.palette import rank_class, rank_color
+from nbddp.errors import fold, say_place
+from nbddp.formatting import format_bytes, plural
+from nbddp.record.snapshot import RankSnapshot
+from nbddp.record.whereabouts import LoopProgress
+from nbddp.ui.gpus import say_gpu, say_whole_gpu
+from nbddp.ui.panel.bare import ink
+from nbddp.ui.panel.html import escape
+from nbddp.ui.report.blocks import Block, Cell, Markup, Mood, Table, Text, note
+from nbddp.ui.report.render import html_of, text_lines
+from nbddp.ui.words import say_bar, say_cpu, say_lag, say_seconds, say_step
+
+FEW = 8  # ranks that have a row each; more are a line and a grid
+MAX_ROWS = 32  # of the table
+STILL = 5.0  # seconds without a move, from which on a rank of many has a row
+_TITLE = re.compile(r"\S+ #\d+(?: of group (?:\[[^]]*\]|'[^']*'|\S+))?")  # of a collective
+
+DrawCurve = Callable[[RankSnapshot], str]  # a small curve as HTML
+Curves = Mapping[str, DrawCurve]  # by the title of the column
+
+
+def rank_blocks(
+    ranks: Sequence[RankSnapshot],
+    *,
+    is_open: bool = True,
+    has_pid: bool = False,
+    curves: Curves | None = None,
+) -> list[Block]:
+    """Show ranks.
+
+    Args:
+        ranks: of the group, or of the cell.
+        is_open: whether many ranks are also shown as a grid.
+        has_pid: whether the table has the process ids.
+        curves: draw a small curve before the text of these columns.
+    """
+    if len(ranks) <= FEW:
+        is_telling = stragglers(ranks) or seconds_left(ranks)
+        line = [Text(overview(ranks))] if is_telling else []
+        return [*line, *rank_table(ranks, has_pid=has_pid, curves=curves)]
+    nodes = _by_node(ranks)
+    rows = _node_table(nodes) if len(nodes) > 1 else _few_of_many(ranks, has_pid=has_pid)
+    grids = [Markup(lambda: "".join(_grids(nodes)))] if is_open else []
+    return [Text(overview(ranks)), *rows, *grids]
+
+
+def ranks_html(
+    ranks: Sequence[RankSnapshot], *, is_open: bool, curves: Curves | None = None
+) -> str:
+    """Render the ranks for the panel."""
+    return html_of(rank_blocks(ranks, is_open=is_open, curves=curves))
+
+
+def _few_of_many(ranks: Sequence[RankSnapshot], *, has_pid: bool) -> list[Block]:
+    """Show the first causes on a page, which has a grid of all; as text as many rows as fit."""
+    causes = [each for each in ranks if each.is_cause][:FEW]
+    text = "\n".join(text_lines(rank_table(ranks, has_pid=has_pid)))
+    return [Markup(lambda: html_of(rank_table(causes)) if causes else "", text)]
+
+
+# ---- a row for each rank
+
+
+def rank_table(
+    ranks: Sequence[RankSnapshot], *, has_pid: bool = False, curves: Curves | None = None
+) -> list[Block]:
+    """Return a table with a row for each rank; of more than fit those with trouble are shown."""
+    shown = sorted(sorted(ranks, key=_urgency)[:MAX_ROWS], key=lambda each: each.rank)
+    columns = {**COLUMNS, **({"pid": _pid} if has_pid else {})}
+    rows = [_row(each, columns, curves or {}) for each in shown]
+    table = Table(list(columns), rows, "ranks").without_empty_columns()
+    more = len(ranks) - len(shown)
+    return [table, *([note(f"and {plural(more, 'more rank')}")] if more else [])]
+
+
+def _urgency(each: RankSnapshot) -> tuple[bool, bool, bool, int]:
+    return not each.is_cause, each.is_well, each.state != "waiting", each.rank
+
+
+def _row(
+    each: RankSnapshot, columns: Mapping[str, Callable[[RankSnapshot], Cell]], curves: Curves
+) -> list[Cell]:
+    cells = []
+    for title, make in columns.items():
+        cell, curve = make(each), curves[title](each) if title in curves else ""
+        if curve:
+            shown = f"{curve} {cell.html or escape(cell.text)}"
+            cell = Cell(cell.text, title=cell.title, html=shown)
+        cells.append(cell)
+    return cells
+
+
+def _rank(each: RankSnapshot) -> Cell:
+    if each.lag is None:
+        return Cell(str(each.rank), rank=each.rank)
+    why = escape(say_lag(each.lag))
+    slow = (
+        f'<span class="nbddp-waits" style="{ink("warn")}" role="img" title="{why}"'
+        f' aria-label="{why}">↓ slow</span>'
+    )
+    return Cell(f"{each.rank} ↓ slow", rank=each.rank, html=f"{each.rank} {slow}")
+
+
+def _state(each: RankSnapshot) -> Cell:
+    mood = Mood.PLAIN
+    if not each.is_well:
+        mood = Mood.BAD if each.is_cause else Mood.WARN
+    elif each.state.startswith("waiting"):
+        mood = Mood.WARN
+    return Cell(each.state, mood, title="" if each.is_well else each.state)
+
+
+def _line(each: RankSnapshot) -> Cell:
+    if not each.line:
+        return Cell("")
+    stay = say_seconds(each.seconds) if each.seconds else ""
+    muted = f'<span class="nbddp-muted">{stay}</span> ' if stay else ""
+    code = f"<code>{escape(each.code)}</code>" if each.code else ""
+    room = "" if each.bars else ' style="max-width:24em"'
+    html = f'<span class="nbddp-code"{room}>{escape(each.place)} {muted}{code}</span>'
+    title = f"{say_place(each.line, each.file)}: {each.code}"
+    return Cell(each.place + (f" for {stay}" if stay else ""), title=title, html=html)
+
+
+def _collective(each: RankSnapshot) -> Cell:
+    """Return the newest collective; its shape only while the rank waits in it."""
+    title = _TITLE.match(each.collective)
+    short = title.group() if title and each.state != "waiting" else each.collective
+    return Cell(short, title=each.collective)
+
+
+def _progress(each: RankSnapshot) -> Cell:
+    text = ", ".join(say_bar(bar, is_short=True, goes_on=each.goes_on) for bar in each.bars)
+    return Cell(text, html="<br>".join(_bar(bar, each) for bar in each.bars))
+
+
+def _bar(bar: LoopProgress, each: RankSnapshot) -> str:
+    share = min(1.0, bar.done / bar.total) if bar.total else 0.0
+    filled = f'<span style="width:{share:.1%};background:{rank_color(each.rank)}"></span>'
+    drawn = f'<span class="nbddp-bar {rank_class(each.rank)}" aria-hidden="true">{filled}</span>'
+    said = escape(say_bar(bar, is_short=True, goes_on=each.goes_on))
+    title = escape(say_bar(bar, goes_on=each.goes_on))
+    return f'<span title="{title}">{drawn if bar.total else ""}{said}</span>'
+
+
+def _memory(count: int) -> str:
+    return format_bytes(count) if count else ""
+
+
+def _pid(each: RankSnapshot) -> Cell:
+    return Cell(str(each.pid) if each.pid and each.is_alive else "")
+
+
+COLUMNS: Mapping[str, Callable[[RankSnapshot], Cell]] = {
+    "rank": _rank,
+    "node": lambda each: Cell(each.node),
+    "state": _state,
+    "line": _line,
+    "collective": _collective,
+    "step": lambda each: Cell(say_step(each)),
+    "progress": _progress,
+    "CPU": lambda each: Cell(say_cpu(each)),
+    "memory": lambda each: Cell(_memory(each.memory)),
+    "GPU": lambda each: Cell(" · ".join(say_gpu(each)), title=say_whole_gpu(each)),
+}
+
+
+# ---- ranks of several nodes
+
+_Nodes = Mapping[str, Sequence[RankSnapshot]]
+
+
+def _by_node(ranks: Sequence[RankSnapshot]) -> _Nodes:
+    nodes: dict[str, list[RankSnapshot]] = {}
+    for each in ranks:
+        nodes.setdefault(each.node, []).append(each)
+    return nodes
+
+
+def _node_table(nodes: _Nodes) -> list[Block]:
+    """Return a row for each node, and below it rows for its ranks that need a look."""
+    ranks = [each for there in nodes.values() for each in there]
+    telling = sorted(filter(_needs_a_look, ranks), key=_urgency_on_node)
+    first = [*dict.fromkeys([*(each.node for each in telling), *nodes])]
+    shown = set(first[: MAX_ROWS - min(len(telling), MAX_ROWS // 2)])
+    here = [each for each in telling if each.node in shown][: MAX_ROWS - len(shown)]
+    below_node = {**COLUMNS, "node": lambda _: Cell("")}
+    rows = []
+    for number, (name, there) in enumerate(nodes.items()):
+        if name in shown:
+            rows.append(_node_row(f"node {number} ({name})", there))
+            rows += [_row(each, below_node, {}) for each in there if each in here]
+    notes = [(len(nodes) - len(shown), "more node"), (len(telling) - len(here), "more rank")]
+    return [
+        Table(list(COLUMNS), rows, "nodes").without_empty_columns(),
+        *(note(f"and {plural(count, what)}") for count, what in notes if count),
+    ]
+
+
+def _needs_a_look(each: RankSnapshot) -> bool:
+    return not each.is_well or each.lag is not None or (each.goes_on and each.seconds >= STILL)
+
+
+def _urgency_on_node(each: RankSnapshot) -> tuple[bool, bool, bool, bool, int]:
+    """Sort those first that others may wait for."""
+    return (
+        not each.is_cause,
+        each.is_well,
+        each.lag is None,
+        each.state == "waiting",
+        each.rank,
+    )
+
+
+def _node_row(title: str, ranks: Sequence[RankSnapshot]) -> list[Cell]:
+    steps = [each.step for each in ranks if each.step is not None]
+    span = f"{min(steps):.0f}-{max(steps):.0f}" if steps else ""
+    known = {
+        "rank": Cell(fold([each.rank for each in ranks])),
+        "node": Cell(title, Mood.STRONG),
+        "state": Cell(", ".join(_states(ranks))),
+        "step": Cell(span),
+        "memory": Cell(_memory(sum(each.memory for each in ranks if each.is_alive))),
+    }
+    return [known.get(column, Cell("")) for column in COLUMNS]
+
+
+# ---- many ranks at a glance
+
+
+def _left_of(bars: Sequence[LoopProgress]) -> float | None:
+    """Return the seconds until the outermost loop that knows its total ends.
+
+    The loop inside it tells how far its present round is.
+    """
+    known = [bar for bar in bars if bar.total]
+    if not known:
+        return None
+    outer, *inner = known
+    part = inner[0].done / inner[0].total if inner else 0.0
+    done = min(float(outer.total), outer.done + part)
+    if not done or outer.seconds <= 0:
+        return None
+    return (outer.total - done) * outer.seconds / done
+
+
+def seconds_left(ranks: Sequence[RankSnapshot]) -> float | None:
+    """Return the seconds until the last rank has finished its loop; None if no rank knows them."""
+    known = [_left_of(each.bars) for each in ranks if each.goes_on]
+    return max((left for left in known if left is not None), default=None)
+
+
+def stragglers(ranks: Sequence[RankSnapshot]) -> list[int]:
+    """Return the slow ranks that go on, the slowest first."""
+    slow = [(each.lag.share, each.rank) for each in ranks if each.lag and each.goes_on]
+    return [rank for _, rank in sorted(slow, key=lambda each: (-each[0], each[1]))]
+
+
+def overview(ranks: Sequence[RankSnapshot]) -> str:
+    """Say in one line what all ranks do.
+
+    >>> overview([RankSnapshot(rank=rank, state="running") for rank in range(64)])
+    '64 running'
+    """
+    said = _states(ranks)
+    slow, left = stragglers(ranks), seconds_left(ranks)
+    if slow:
+        said.append(f"slowest {slow[0]}")
+    if left:
+        said.append(f"{say_seconds(left)} left")
+    return " · ".join(said)
+
+
+def _states(ranks: Sequence[RankSnapshot]) -> list[str]:
+    counts = Counter(each.state if each.is_well else _trouble(each) for each in ranks)
+    return [f"{count} {state}" for state, count in counts.most_common(4)]
+
+
+def _trouble(each: RankSnapshot) -> str:
+    if each.is_cause:
+        return "failed"
+    return "interrupted" if each.state.startswith("interrupted") else "ended"
+
+
+def _grids(nodes: _Nodes) -> Iterator[str]:
+    for number, (name, there) in enumerate(nodes.items()):
+        if len(nodes) == 1:
+            yield grid(there)
+            return
+        title = escape(f"node {number} ({name})")
+        yield (
+            f'<div class="nbddp-grid-of"><span class="nbddp-muted">{title}</span>'
+            f"{grid(there, of=title)}</div>"
+        )
+
+
+def grid(ranks: Sequence[RankSnapshot], *, of: str = "") -> str:
+    """Return a field for each rank: its number and progress, and whether it is slow or failed."""
+    label = f"ranks of {of}" if of else "ranks"
+    fields = "".join(map(_field, ranks))
+    return f'<div class="nbddp-grid" role="list" aria-label="{label}">{fields}</div>'
+
+
+def _field(each: RankSnapshot) -> str:
+    is_odd = not each.is_well or each.state == "waiting" or each.lag is not None
+    kind = "nbddp-wrong" if each.is_cause else "nbddp-waits" if is_odd else ""
+    known = [bar for bar in each.bars if bar.total]
+    share = min(1.0, known[0].done / known[0].total) if known else 0.0
+    step, where = say_step(each), f" on {each.node}" if each.node else ""
+    said = [f"rank {each.rank}{where}: {each.state}", f"step {step}" if step else ""]
+    said += [_memory(each.memory), say_lag(each.lag) if each.lag else ""]
+    title = escape(" · ".join(filter(None, said)))
+    color = rank_color(each.rank)
+    return (
+        f'<span class="nbddp-field {kind}" role="listitem" title="{title}">'
+        f'{each.rank}{"↓" if each.lag else ""}<span class="nbddp-bar {rank_class(each.rank)}"'
+        f' aria-hidden="true"><span style="width:{share:.1%};background:{color}"></span></span>'
+        "</span>"
+    )

@@ -1,0 +1,180 @@
+"""`%ddp show`: a run that was opened from its folder, or one of its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+
+from nbddp.errors import say_ranks
+from nbddp.formatting import plural
+from nbddp.record.curves import Curves
+from nbddp.record.finished import RecordedCell, RecordedRun
+from nbddp.ui.panel.html import escape
+from nbddp.ui.panel.loghtml import log_html
+from nbddp.ui.report.blocks import (
+    Block,
+    Card,
+    Cell,
+    Code,
+    Details,
+    Dot,
+    Markup,
+    Report,
+    Table,
+    note,
+)
+from nbddp.ui.report.rank_table import rank_blocks
+from nbddp.ui.report.render import html_of
+from nbddp.ui.report.status import events_block
+from nbddp.ui.tails import Line
+from nbddp.ui.words import say_facts, say_left_out, say_seconds, shorten
+
+SHOWN_CELLS = 20  # the newest
+SHOWN_REPORTS = 3  # of the cells that failed last
+SHOWN_METRICS = 20  # as text, unless others are chosen
+NAMED_METRICS = 20  # of the others
+TAIL, TEXT_TAIL = 50, 10  # lines of each rank
+OPEN_TAILS = 4  # with more ranks the lines are folded
+MAX_TAILS = 64  # ranks whose lines are shown
+
+
+def run_report(
+    run: RecordedRun,
+    cell: RecordedCell | None = None,
+    *,
+    ending: str = "",
+    metrics: Collection[str] | None = None,
+) -> Report:
+    """Report the run, or one of its cells.
+
+    Args:
+        run: the run.
+        cell: one of its cells.
+        ending: how the run ended.
+        metrics: the metrics that are shown; None for the first ones.
+    """
+    curves = run.metrics(cell)
+    numbers = Markup(partial(_charts, curves, metrics), "\n".join(_numbers(curves, metrics)))
+    if cell is None:
+        title = Cell(_run_title(run, ending), dot=Dot.OFF if run.was_stopped else Dot.WARN)
+        parts: list[Block] = _cells(run)
+    else:
+        facts = " · ".join(_cell_facts(cell))
+        title = Cell(f"cell {cell.number} of run {run.name} · {facts}", dot=_dot(cell))
+        parts = rank_blocks(run.snapshot(cell).ranks)
+    return Report(
+        title,
+        [
+            *(_failure(each, is_named=cell is None) for each in _failed_cells(run, cell)),
+            *parts,
+            events_block(run.snapshot(cell)),
+            numbers,
+            *_tails(run, cell),
+            *([Details("its source", [Code(cell.source)])] if cell else []),
+            *_unreadable(run),
+            note(f"all of it is in {shorten(str(run.path))}"),
+        ],
+    )
+
+
+def _run_title(run: RecordedRun, ending: str) -> str:
+    snapshot = run.snapshot()
+    cells = plural(len(run.cells), "cell")
+    facts = [cells, *say_facts(snapshot), say_seconds(snapshot.seconds), ending]
+    return " · ".join([f"run {run.name}", *filter(None, facts)])
+
+
+# ---- cells
+
+
+def _cells(run: RecordedRun) -> list[Block]:
+    shown = run.cells[-SHOWN_CELLS:]
+    rows: list[list[str | Cell]] = [
+        [
+            str(each.number),
+            Cell(" · ".join(_cell_facts(each)), dot=_dot(each)),
+            _source(each),
+        ]
+        for each in shown
+    ]
+    earlier = len(run.cells) - len(shown)
+    more = [note(f"{earlier} earlier cells")] if earlier else []
+    return [*more, *([Table(["cell", "outcome", ""], rows, "cells")] if rows else [])]
+
+
+def _cell_facts(cell: RecordedCell) -> list[str]:
+    took = "" if cell.seconds is None else say_seconds(cell.seconds)
+    return [*filter(None, [_outcome(cell), say_ranks(cell.ranks), took])]
+
+
+def _outcome(cell: RecordedCell) -> str:
+    if not cell.is_over:
+        return "its end is not recorded"
+    said = "done" if cell.outcome == "ok" else cell.outcome
+    return f"{said} (done again)" if cell.is_again else said
+
+
+def _dot(cell: RecordedCell) -> Dot:
+    if not cell.is_over or cell.is_interrupted:
+        return Dot.WARN
+    return Dot.OK if cell.outcome == "ok" else Dot.BAD
+
+
+def _failed_cells(run: RecordedRun, cell: RecordedCell | None) -> list[RecordedCell]:
+    """Return the cells whose report is shown: the run's last ones that failed, or this one."""
+    among = run.cells if cell is None else (cell,)
+    return [each for each in among if each.is_over and each.outcome != "ok"][-SHOWN_REPORTS:]
+
+
+def _failure(cell: RecordedCell, *, is_named: bool) -> Card:
+    name = f"cell {cell.number}: " if is_named else ""
+    return Card(name + (cell.report or cell.outcome), is_error=not cell.is_interrupted)
+
+
+def _source(cell: RecordedCell) -> Cell:
+    """Return the first line that is neither empty nor a comment."""
+    lines = [line for line in map(str.strip, cell.source.splitlines()) if line]
+    first = next((line for line in lines if not line.startswith("#")), "")[:80]
+    return Cell(first, html=f"<code>{escape(first)}</code>")
+
+
+# ---- metrics and logs
+
+
+def _charts(curves: Curves, metrics: Collection[str] | None) -> str:
+    from nbddp.ui.panel.charthtml import charts_html  # loads numpy
+    from nbddp.ui.panel.charts import Charts
+
+    charts = Charts(curves.snapshot, lambda _chart: None, chosen=metrics)
+    pictures = charts_html(charts.finish())
+    return pictures + html_of([note(charts.note())])
+
+
+def _numbers(curves: Curves, metrics: Collection[str] | None) -> Iterator[str]:
+    names = curves.names()
+    shown = names[:SHOWN_METRICS] if metrics is None else [n for n in names if n in metrics]
+    for name in shown:
+        last = curves.last(name)
+        values = ", ".join(f"{value:.6g}" for value in last.values())
+        yield f"{name}: {values} at last ({say_ranks(list(last))})"
+    others = [name for name in names if name not in shown]
+    if left_out := len(others) + curves.dropped_names:
+        named, is_at_least = others[:NAMED_METRICS], curves.drops_more
+        its = "its" if left_out == 1 else "their"
+        yield say_left_out(named, left_out, is_at_least=is_at_least, does=f"has {its} numbers")
+
+
+def _tails(run: RecordedRun, cell: RecordedCell | None) -> Iterator[Details]:
+    ranks: Sequence[int] = run.ranks if cell is None else cell.ranks
+    for rank in ranks[:MAX_TAILS]:
+        if text := run.tail(rank, TAIL, cell):
+            last = "\n".join(text.splitlines()[-TEXT_TAIL:])
+            log = Markup(partial(log_html, [Line((rank,), text)]), last)
+            yield Details(f"rank {rank}", [log], is_open=len(ranks) <= OPEN_TAILS)
+
+
+def _unreadable(run: RecordedRun) -> Iterator[Block]:
+    if run.unreadable:
+        lines = plural(run.unreadable, "line")
+        torn = "a full disk or a killed process tore them"
+        yield note(f"{lines} of the record could not be read: {torn}")

@@ -1,0 +1,329 @@
+"""Ranks: a row each; of many ranks a line, a row for each node, and rows for those with trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pages import BIG, SNAPSHOTS, Page, cells, column, ranks, readable, titles
+
+from nbddp.record.devices import DeviceUse
+from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.waiting.stragglers import StragglerLag
+from nbddp.record.whereabouts import LoopProgress
+from nbddp.ui.report.rank_table import (
+    MAX_ROWS,
+    STILL,
+    grid,
+    overview,
+    rank_blocks,
+    rank_table,
+    ranks_html,
+    seconds_left,
+    stragglers,
+)
+from nbddp.ui.report.render import html_of, text_lines
+from nbddp.ui.words import say_bar, say_lag
+
+ONE = RankSnapshot(rank=0, state="running")
+BAR = LoopProgress("epoch 1", 50, 250, 50.0)
+GONE = {"state": "was killed by SIGKILL", "is_alive": False, "is_well": False, "is_cause": True}
+
+
+def table(ranks: Sequence[RankSnapshot]) -> Page:
+    return Page(html_of(rank_table(ranks)))
+
+
+def as_text(ranks: Sequence[RankSnapshot]) -> str:
+    return "\n".join(text_lines(rank_blocks(ranks)))
+
+
+def group(count: int, **changes: Any) -> list[RankSnapshot]:
+    return [replace(ONE, rank=rank, **changes) for rank in range(count)]
+
+
+def change(known: Sequence[RankSnapshot], *who: int, **facts: Any) -> list[RankSnapshot]:
+    return [replace(each, **facts) if each.rank in who else each for each in known]
+
+
+# ---- a row for each rank
+
+
+@BIG
+@given(ranks(3))
+def test_a_row_says_all_of_the_rank_and_is_escaped(each: RankSnapshot) -> None:
+    page = table([each])
+    assert page.holds(each.state)
+    assert page.holds(each.collective)
+    assert page.holds(each.code) or not each.line
+    for bar in each.bars:
+        assert page.holds(say_bar(bar, goes_on=each.goes_on))
+
+
+@BIG
+@given(SNAPSHOTS)
+def test_every_rank_has_a_row(snapshot: Snapshot) -> None:
+    assert len(table(snapshot.ranks).by_tag["tr"]) == 1 + len(snapshot.ranks)
+
+
+def test_columns_that_are_empty_all_the_way_down_are_left_out() -> None:
+    page = table([ONE, replace(ONE, rank=1)])
+    assert titles(page) == ["rank", "state"]
+    assert cells(page) == [["0", "running"], ["1", "running"]]
+    assert table([]).text == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "title", "shown"),
+    [
+        ({"line": 3, "code": "x = 1"}, "line", "3 x = 1"),
+        ({"line": 3, "code": "x = 1", "seconds": 12.0}, "line", "3 12.0 s x = 1"),
+        ({"step": 0.0}, "step", "0"),
+        ({"step": 120.0, "steps_per_second": 5.0}, "step", "120 · 5.0/s"),
+        ({"bars": (LoopProgress("epoch", 1, 4, 2.0),)}, "progress", "epoch 1/4 · 6.0 s left"),
+        ({"bars": (LoopProgress("batches", 20, 0, 4.0),)}, "progress", "batches 20 · 5.0/s"),
+        ({"cpu": -1.0, "memory": 3 << 30}, "memory", "3.0 GiB"),
+        ({"cpu": 98.0, "memory": 3 << 30}, "CPU", "98 %"),
+        ({"gpu": "NVIDIA T4", "gpu_memory": 2 << 30}, "GPU", "2.0 GiB · T4"),
+        ({"gpu": "T4", "gpu_use": DeviceUse(load=0.0)}, "GPU", "0 % · T4"),
+        ({"gpu": "T4", "gpu_ranks": (0,)}, "GPU", "shared with rank 0 · T4"),
+    ],
+)
+def test_a_column_is_there_when_one_rank_has_something_in_it(
+    change: dict[str, Any], title: str, shown: str
+) -> None:
+    page = table([ONE, replace(ONE, rank=1, **change)])
+    assert titles(page)[:3] == ["rank", "state", title]
+    assert column(page, title) == ["", shown]
+
+
+@pytest.mark.parametrize(
+    "group", ["", " of group [0, 2]", " of group 'tensor parallel'", " of group c0ffee12"]
+)
+def test_a_collective_has_its_group_and_while_a_rank_waits_in_it_its_shape(group: str) -> None:
+    each = replace(ONE, collective=f"all_reduce #7{group} float [8]")
+    assert column(table([each]), "collective") == [f"all_reduce #7{group}"]
+    waits = replace(each, state="waiting")
+    assert column(table([waits]), "collective") == [each.collective]
+
+
+def test_trouble_stands_out_and_a_cause_more_than_a_consequence() -> None:
+    for facts, mood in (
+        ({}, set()),
+        ({"state": "waiting"}, {"nbddp-waits"}),
+        ({"state": "was killed", "is_well": False, "is_cause": True}, {"nbddp-wrong"}),
+        ({"state": "interrupted", "is_well": False}, {"nbddp-waits"}),
+    ):
+        page = table([replace(ONE, **facts)])
+        assert {*page.values("class")} & {"nbddp-wrong", "nbddp-waits"} == mood, facts
+
+
+def test_a_bar_is_filled_as_far_as_it_is() -> None:
+    for done, total, width in ((0, 4, "0.0%"), (1, 4, "25.0%"), (9, 4, "100.0%"), (20, 0, "")):
+        bars = (LoopProgress("", done, total, 1.0),)
+        styles = table([replace(ONE, bars=bars)]).values("style")
+        filled = [style.partition(";")[0] for style in styles if "width" in style]
+        assert filled == ([f"width:{width}"] if width else [])
+
+
+def test_a_small_curve_stands_before_the_text_of_its_column() -> None:
+    curves = {"step": lambda _each: "<svg></svg>"}
+    html = ranks_html([replace(ONE, step=7.0)], is_open=True, curves=curves)
+    assert "<td><svg></svg> 7</td>" in html
+
+
+def test_of_many_ranks_those_with_trouble_are_shown_in_order_and_the_rest_is_counted() -> None:
+    page = table(group(MAX_ROWS))
+    assert column(page, "rank") == [str(rank) for rank in range(MAX_ROWS)]
+    assert "more" not in page.text
+    many = change(group(128), 100, state="ValueError: no", is_well=False, is_cause=True)
+    many = change(change(many, 90, state="interrupted", is_well=False), 80, state="waiting")
+    page = table(many)
+    assert column(page, "rank") == [str(rank) for rank in [*range(MAX_ROWS - 3), 80, 90, 100]]
+    assert "96 more ranks" in page.text
+
+
+@given(st.sets(st.integers(0, 99)), st.sets(st.integers(0, 99)))
+def test_no_cause_is_left_out_while_there_is_room(causes: set[int], ill: set[int]) -> None:
+    many = [
+        replace(ONE, rank=rank, is_well=rank not in causes | ill, is_cause=rank in causes)
+        for rank in range(100)
+    ]
+    shown = {int(text) for text in column(table(many), "rank")}
+    assert len(shown) == MAX_ROWS
+    assert causes <= shown or shown <= causes
+    assert causes | ill <= shown or shown <= causes | ill
+
+
+# ---- ranks of several nodes
+
+
+def on_nodes(nodes: int = 16, each: int = 8) -> list[RankSnapshot]:
+    """Ranks in the middle of a training."""
+    return [
+        RankSnapshot(
+            rank=rank,
+            node=f"gpu-{rank // each:02}",
+            state="waiting" if rank % 3 else "running",
+            line=12,
+            collective=f"all_reduce #{40 + rank % 2}, [25]",
+            step=120 + rank % 2,
+            steps_per_second=4.0,
+            cpu=97.0,
+            memory=1 << 30,
+        )
+        for rank in range(nodes * each)
+    ]
+
+
+def shown_ranks(known: Sequence[RankSnapshot]) -> list[int]:
+    """The ranks that have a row of their own below their node."""
+    page = Page(ranks_html(known, is_open=False))
+    rows = zip(column(page, "node"), column(page, "rank"), strict=True)
+    return [int(rank.split()[0]) for node, rank in rows if not node]
+
+
+def test_ranks_of_three_nodes_on_a_page_and_as_text(snapshot: Any) -> None:
+    known = change(on_nodes(3, 4), *range(12), bars=(BAR,))
+    known = change(known, 10, bars=(replace(BAR, done=40),))
+    known = change(change(known, 5, **GONE), 9, lag=StragglerLag(0.3, 10.0))
+    assert readable(ranks_html(known, is_open=True)) == snapshot(name="page")
+    assert as_text(known) == snapshot(name="text")
+
+
+def test_a_few_ranks_have_a_row_each_with_the_name_of_their_node() -> None:
+    page = Page(ranks_html(on_nodes(2, 4), is_open=False))
+    assert column(page, "rank") == [str(rank) for rank in range(8)]
+    assert set(column(page, "node")) == {"gpu-00", "gpu-01"}
+
+
+def test_while_all_go_on_there_is_a_row_for_each_node() -> None:
+    assert shown_ranks(on_nodes()) == []
+    page = Page(ranks_html(on_nodes(), is_open=False))
+    assert column(page, "rank")[:2] == ["0-7", "8-15"]
+    assert column(page, "state")[0] == "5 waiting, 3 running"
+    assert column(page, "memory")[0] == "8.0 GiB"
+    assert len(cells(page)) == 16
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        GONE,
+        {"state": "ValueError: no", "is_well": False, "is_cause": True},
+        {"state": "interrupted, line 4", "is_well": False},
+        {"lag": StragglerLag(0.3, 10.0)},
+        {"seconds": STILL},
+    ],
+    ids=["died", "failed", "interrupted", "slow", "does not move"],
+)
+def test_a_rank_that_needs_a_look_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
+    assert shown_ranks(change(on_nodes(), 19, **facts)) == [19]
+    done = change(on_nodes(), 19, state="done", seconds=0.0, line=0)
+    assert shown_ranks(change(done, 20, seconds=STILL - 1)) == []
+
+
+def test_in_a_hang_the_table_has_the_rank_that_does_not_wait() -> None:
+    known = [replace(each, state="waiting", seconds=30.0) for each in on_nodes()]
+    known = change(known, 100, state="running", line=9)
+    shown = shown_ranks(known)
+    assert 100 in shown
+    assert 16 + len(shown) == MAX_ROWS
+    page = Page(ranks_html(known, is_open=False))
+    assert f"and {128 - len(shown)} more ranks" in page.text
+
+
+def test_of_128_nodes_those_with_trouble_are_shown() -> None:
+    known = change(on_nodes(128), 1000, **GONE)
+    page = Page(ranks_html(known, is_open=False))
+    assert len(cells(page)) == MAX_ROWS
+    assert "node 125 (gpu-125)" in column(page, "node")
+    assert "97 more nodes" in page.text
+    assert shown_ranks(known) == [1000]
+
+
+@settings(max_examples=10)  # each is a group of up to 20 ranks
+@given(st.lists(st.integers(0, 100).flatmap(ranks), min_size=9, max_size=20))
+def test_whatever_ranks_of_nodes_say_is_escaped(known: list[RankSnapshot]) -> None:
+    placed = [replace(each, rank=at, node=f"<b>{at % 3}") for at, each in enumerate(known)]
+    html = ranks_html(placed, is_open=True)
+    assert {"node", "rank"} <= set(titles(Page(html)))
+    assert "<b>" not in html
+
+
+# ---- ranks of one node
+
+
+def training(count: int) -> list[RankSnapshot]:
+    return group(count, step=50, steps_per_second=10.0, bars=(BAR,))
+
+
+def test_a_slow_rank_is_marked_in_its_row_and_the_mark_says_why() -> None:
+    ranks = training(4)
+    assert "slow" not in ranks_html(ranks, is_open=False)
+    lag = StragglerLag(0.384, 11.6)
+    ranks = change(ranks, 2, lag=lag)
+    page = Page(ranks_html(ranks, is_open=False))
+    assert column(page, "rank") == ["0", "1", "2 ↓ slow", "3"]
+    [mark] = [known for _, known in page.tags if "slow" in known.get("title", "")]
+    assert (mark["title"], mark["aria-label"], mark["role"]) == (say_lag(lag), say_lag(lag), "img")
+    assert "4 running · slowest 2 · " in page.text
+    assert "2 ↓ slow" in as_text(ranks)
+
+
+def test_who_is_slow_is_in_the_line_while_it_goes_on() -> None:
+    ranks = training(4)
+    assert stragglers(ranks) == []
+    ranks = change(ranks, 2, lag=StragglerLag(0.2, 10.0))
+    ranks = change(ranks, 1, lag=StragglerLag(0.3, 10.0, is_waited_for=False))
+    assert stragglers(ranks) == [1, 2]
+    assert stragglers(change(ranks, 1, state="done")) == [2]
+
+
+def test_the_time_left_is_that_of_the_whole_run() -> None:
+    batches = LoopProgress("batch", 50, 100, 10.0)
+    for bars, left in (
+        ((LoopProgress("", 25, 100, 50.0),), 150.0),
+        ((LoopProgress("epoch", 1, 4, 30.0), batches), 50.0),
+        ((LoopProgress("no total", 7, 0, 5.0), batches), 10.0),
+        ((LoopProgress("not begun", 0, 100, 5.0),), None),
+        ((LoopProgress("no total", 7, 0, 5.0),), None),
+        ((), None),
+    ):
+        assert seconds_left([replace(ONE, bars=bars)]) == left, bars
+
+
+def test_a_rank_that_has_ended_has_no_time_left() -> None:
+    running, dead = training(2)
+    dead = replace(dead, state="was killed by SIGKILL", is_alive=False, is_well=False)
+    done = replace(running, state="done")
+    assert seconds_left([running, dead]) == 200.0
+    assert seconds_left([dead, done]) is None
+    assert "left" in column(table([running]), "progress")[0]
+    for ended in (dead, done):
+        assert column(table([ended]), "progress") == ["epoch 1 50/250 · 1.0/s"]
+
+
+def test_of_64_ranks_all_are_in_the_grid_when_it_is_open_and_the_failed_ones_have_a_row() -> None:
+    ranks = change(training(64), 9, state="ValueError: <no>", is_well=False, is_cause=True)
+    closed, opened = (ranks_html(ranks, is_open=each) for each in (False, True))
+    assert "nbddp-grid" not in closed
+    assert opened.count("nbddp-field") == 64
+    for html in (closed, opened):
+        assert "ValueError: &lt;no&gt;" in html
+        assert html.count("<tr>") == 2
+    assert "63 running · 1 failed" in closed
+    assert as_text(ranks).splitlines()[-1] == "and 32 more ranks"
+
+
+def test_ranks_that_were_interrupted_did_not_fail() -> None:
+    ranks = [replace(each, state="interrupted, line 4", is_well=False) for each in training(12)]
+    assert overview(ranks) == "12 interrupted"
+    assert "nbddp-wrong" not in grid(ranks)
+    ranks[3] = replace(ranks[3], state="was killed", is_cause=True)
+    assert overview(ranks) == "11 interrupted · 1 failed"
+    assert grid(ranks).count("nbddp-wrong") == 1
