@@ -20,8 +20,7 @@ from guests import Guests
 from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.errors import ArgumentError, RequestError
-from nbddp.group.nodes import NodesSpec
+from nbddp.errors import RequestError
 from nbddp.magics.option_values import node_range
 from nbddp.nodes import door as door_module
 from nbddp.nodes import handshake, mirror
@@ -446,9 +445,3 @@ def test_nodes_are_counted_as_torchrun_counts_them() -> None:
     for text in ("", "0", "4:2", "x", "1:", ":3", "-1"):
         with pytest.raises(ArgumentTypeError, match="expected"):
             node_range(text)
-
-
-@pytest.mark.parametrize("wrong", [{"least": 0}, {"least": 3}, {"port": -1}, {"nproc_per_node": 0}])
-def test_a_door_for_nobody_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ArgumentError):
-        NodesSpec(**wrong)  # type: ignore[arg-type]

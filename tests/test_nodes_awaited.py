@@ -83,7 +83,7 @@ def test_the_line_names_the_notebooks_python(at_the_door: AtTheDoor) -> None:
 def test_a_node_that_goes_while_one_waits_is_missing_again(at_the_door: AtTheDoor) -> None:
     guest = at_the_door.bring()
     threading.Timer(0.1, guest.leave).start()
-    assert "2 nodes are missing" in said_by(at_the_door, 2.0)
+    assert "2 nodes missing" in said_by(at_the_door, 2.0)
 
 
 def test_a_node_that_was_sent_home_gets_no_ranks_while_it_packs(at_the_door: AtTheDoor) -> None:

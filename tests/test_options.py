@@ -148,6 +148,7 @@ REFUSED_COMMANDS = (
     ("pull", ("", "x --rank -1")),
     ("push", ("", "a --to 1")),
     ("stop", ("now",)),
+    ("nodes", ("--port 65536", "--nnodes 4:2")),
     ("view", ("",)),
     ("auto", ("",)),
     ("fault", ("",)),

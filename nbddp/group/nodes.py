@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
-from nbddp.errors import ArgumentError, RequestError, say_ranks
+from nbddp.errors import RequestError, say_ranks
 from nbddp.formatting import plural
 from nbddp.group.agents import ALONE, LocalAgents
 from nbddp.launch.launcher import Launcher
@@ -42,9 +42,6 @@ class NodesSpec:
         most: nodes of which cells make use; more wait as spares.
         nproc_per_node: ranks on each.
         orphan_timeout: seconds for which nodes and ranks wait for a notebook that is gone.
-
-    Raises:
-        ArgumentError: when the numbers make no sense.
     """
 
     host: str = LOOPBACK
@@ -53,18 +50,6 @@ class NodesSpec:
     most: int = 1
     nproc_per_node: int = 1
     orphan_timeout: float = ORPHAN_TIMEOUT
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
-            raise ArgumentError(
-                f"nnodes must be N or MIN:MAX from 1 on, got {self.least}:{self.most}"
-            )
-        if not 0 <= self.port <= 65535:
-            raise ArgumentError(f"port must be between 0 and 65535, got {self.port}")
-        if self.nproc_per_node < 1:
-            raise ArgumentError(f"nproc_per_node must be at least 1, got {self.nproc_per_node}")
-        if not self.orphan_timeout > 0:
-            raise ArgumentError(f"orphan_timeout must be above 0, got {self.orphan_timeout}")
 
 
 class Nodes:
@@ -115,10 +100,9 @@ class Nodes:
         self._is_open = True
 
     def _way_in(self) -> str:
-        """How nodes come in; of those that were started here, that they need but time."""
+        """Return how more nodes can join; nodes that start on this machine only need time."""
         if coming := self._agents.awaited:
-            they = f"{coming} {'is' if coming == 1 else 'are'} starting on this machine"
-            return f"{they}: `%ddp nodes --wait 60` waits for them"
+            return f"{coming} starting on this machine: `%ddp nodes --wait 60` waits for them"
         return f"on each machine: `{self.command}`"
 
     def _new_agents(self) -> LocalAgents:
@@ -141,7 +125,7 @@ class Nodes:
             self.launcher.note_coming()
             return
         ranks = self.launcher.ranks_of(node)
-        lost = f": {say_ranks(ranks)} {_are(len(ranks))} gone" if ranks else ""
+        lost = f": {say_ranks(ranks)} gone" if ranks else ""
         self._remark(f"node {node.name} ({node.address}): {node.why_gone}{lost}")
 
     def _note_lost(self, folder: Path, error: OSError) -> None:
@@ -207,15 +191,12 @@ class Nodes:
                 "`%ddp restart` goes on with those that are here."
             )
         here, least, most = len(self.door.nodes), self.spec.least, self.spec.most
-        if here > most:
-            spares = "1 is a spare" if here == most + 1 else f"{here - most} are spares"
-            return f"A %%ddp cell runs on the first {most} of them, {spares}."
         if here >= least:
-            return "A %%ddp cell runs on all of them."
-        count = self._agents.awaited
-        coming = f", and {count} {_are(count)} starting on this machine" if count else ""
-        when = f"A %%ddp cell runs when {plural(least, 'node')} {_are(least)} here"
-        return f"{when}; now {here}{coming}."
+            spares = f" and keeps {plural(here - most, 'spare')}" if here > most else ""
+            return f"A %%ddp cell uses {plural(min(here, most), 'node')}{spares}."
+        coming = self._agents.awaited
+        starting = f", {coming} starting on this machine" if coming else ""
+        return f"A %%ddp cell needs {plural(least, 'node')}; {here} joined{starting}."
 
     def table(self) -> str:
         """Who is here."""
@@ -228,8 +209,7 @@ class Nodes:
         rows: list[tuple[str, ...]] = [_HEAD, *map(self._row, nodes)]
         lines = aligned(rows)
         gone = [
-            f"{say_ranks(list(slot.ranks))} {_are(slot.nproc)} gone with node {slot.node.name}: "
-            f"{slot.node.why_gone}"
+            f"{say_ranks(list(slot.ranks))} gone with node {slot.node.name}: {slot.node.why_gone}"
             for slot in self.launcher.lost
         ]
         return "\n".join([head, *(lines if nodes else []), *gone, self._wanted()])
@@ -298,17 +278,17 @@ class Nodes:
     def _here(self) -> str:
         nodes = self.door.nodes
         names = ", ".join(f"{node.name} ({plural(node.nproc, 'rank')})" for node in nodes)
-        return f"{plural(len(nodes), 'node')} {_are(len(nodes))} here{': ' if nodes else ''}{names}"
+        return f"{plural(len(nodes), 'node')} joined{': ' if nodes else ''}{names}"
 
     def _say_missing(self, seconds: float) -> str:
-        missing = self._missing
         refused = self.door.why_refused
-        return (
-            f"{plural(missing, 'node')} {_are(missing)} missing after {say_seconds(seconds)}; "
-            f"{self._here()}"
-            + (f"; the last one that was refused: {refused}" if refused else "")
-            + f"; on each machine: `{self.command}`"
-        )
+        parts = [
+            f"{plural(self._missing, 'node')} missing after {say_seconds(seconds)}",
+            self._here(),
+            f"the last refused node: {refused}" if refused else "",
+            f"on each machine: `{self.command}`",
+        ]
+        return "; ".join(filter(None, parts))
 
     def take_back(self, seconds: float) -> Returned | None:
         """Wait for the ranks that another notebook has left, and have the session go on with them.
@@ -344,10 +324,9 @@ class Nodes:
         """Who has come back."""
         if returned is None:
             return f"{self._here()}, which had no ranks; the next cell starts them"
-        ranks, all_of_them = len(returned.ranks), returned.world_size
-        whole = f"all {all_of_them}" if ranks == all_of_them else f"{ranks} of {all_of_them}"
-        lost = "" if ranks == all_of_them else "; `%ddp heal` brings the others back"
-        return f"{whole} ranks are back, with their names; {self._here()}{lost}"
+        ranks, world_size = len(returned.ranks), returned.world_size
+        lost = "" if ranks == world_size else "; `%ddp heal` brings the others back"
+        return f"{ranks} of {world_size} ranks are back with their names; {self._here()}{lost}"
 
     def _are_all_back(self) -> bool:
         if not any(node.living for node in self.door.nodes):
@@ -393,7 +372,3 @@ class Nodes:
             self.join_file.unlink()
         self._held.close()
         self._agents.close()
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"

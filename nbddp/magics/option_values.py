@@ -18,19 +18,21 @@ _GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
 _PICTURES = (".pdf", ".png", ".svg")
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return a type for whole numbers from ``least``."""
+def whole_number(least: int, most: int = MAX_STEP) -> Callable[[str], int]:
+    """Return a type for whole numbers from ``least`` to ``most``."""
 
-    def whole_number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise ArgumentTypeError(f"expected a whole number from {least}, got {text!r}")
+    def read(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            end = "" if most == MAX_STEP else f" to {most}"
+            raise ArgumentTypeError(f"expected a whole number from {least}{end}, got {text!r}")
         return int(text)
 
-    return whole_number
+    return read
 
 
-count = at_least(0)
-positive_int = at_least(1)
+count = whole_number(0)
+positive_int = whole_number(1)
+port_number = whole_number(1, 65535)
 
 
 def seconds(text: str) -> float:

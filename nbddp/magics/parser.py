@@ -22,6 +22,7 @@ from nbddp.magics.option_values import (
     numbers,
     numbers_or_all,
     picture_file,
+    port_number,
     positive_int,
     seconds,
     step_range,
@@ -243,7 +244,7 @@ add = _command("nodes", "Run ranks on other machines: listen for nodes, and list
 add("--nnodes N", "how many, or MIN:MAX (default: 1)", node_range)
 add("--nproc-per-node N", "ranks on each (default: 1)", positive_int)
 add("--host ADDRESS", "address of this machine at which nodes join (default: 127.0.0.1)")
-add("--port N", "the port there (default: any)", positive_int)
+add("--port N", "the port there (default: any)", port_number)
 add("--local N", "start N nodes on this machine, as a test", positive_int)
 add("--wait SECONDS", "wait for the nodes that a cell or --local needs, or fail", seconds)
 add("--slurm", "write an sbatch file that starts the nodes")

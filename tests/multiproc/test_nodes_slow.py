@@ -50,7 +50,7 @@ def behind(on_nodes: OnNodes, link: Link) -> Ranks:
 
 def gone(on_nodes: OnNodes) -> list[str]:
     """What was said of nodes that are gone."""
-    return [said for said in on_nodes.said if " is gone" in said]
+    return [said for said in on_nodes.said if " gone" in said]
 
 
 def count_lines(group: Ranks, capsys: pytest.CaptureFixture[str], seconds: float) -> int:
