@@ -14,9 +14,9 @@ import pytest
 
 from nbddp.record.folder import RunFolder
 from nbddp.record.timeline import (
-    MAX_EVENTS,
     MAX_FACT,
-    MAX_KINDS,
+    MAX_OWN,
+    MAX_TOLD,
     Happening,
     TimeLine,
     with_failures_once,
@@ -81,19 +81,19 @@ def test_a_fact_may_have_any_name(time_line: TimeLine, tmp_path: Path) -> None:
     assert on_disk(folder)[-1]["self"] == "x"
 
 
-def test_the_newest_events_of_each_kind_are_kept_and_the_file_has_all(
+def test_the_newest_events_of_ranks_are_kept_and_the_file_has_all(
     time_line: TimeLine, tmp_path: Path
 ) -> None:
     folder = opened(time_line, tmp_path)
     time_line.record("start", attempt=1)
     time_line.record("cell", number=1)
-    for number in range(MAX_EVENTS + 50):
+    for number in range(MAX_TOLD + 50):
         time_line.note(0, "checkpoint", {"step": number})
     time_line.record("cell ended", number=1)
     kept = time_line.of_attempt(1)
-    assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_EVENTS, "cell ended"]
-    assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_EVENTS + 50))
-    assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_EVENTS + 50))
+    assert kinds(kept) == ["start", "cell", *["checkpoint"] * MAX_TOLD, "cell ended"]
+    assert [each.facts["step"] for each in kept[2:-1]] == list(range(50, MAX_TOLD + 50))
+    assert [each["step"] for each in on_disk(folder)[2:-1]] == list(range(MAX_TOLD + 50))
 
 
 def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(time_line: TimeLine) -> None:
@@ -101,8 +101,17 @@ def test_a_loop_that_makes_up_kinds_costs_a_bounded_memory(time_line: TimeLine) 
         time_line.note(0, f"kind {number}", {})
     time_line.record("start", attempt=1)
     kept = time_line.since(0.0)
-    assert len(kept) <= MAX_KINDS + MAX_EVENTS + 1
+    assert len(kept) == MAX_TOLD + 1
     assert kinds(kept)[-2:] == ["kind 4999", "start"]
+
+
+def test_the_newest_events_of_an_attempt_are_known_when_its_start_is_not_any_more(
+    time_line: TimeLine,
+) -> None:
+    time_line.record("start", attempt=1)
+    for number in range(MAX_OWN):
+        time_line.record("cell", number=number)
+    assert kinds(time_line.of_attempt(1)) == ["cell"] * MAX_OWN
 
 
 def test_a_huge_fact_is_whole_in_the_file_and_short_here(
@@ -120,7 +129,7 @@ def test_a_huge_fact_is_whole_in_the_file_and_short_here(
 def test_a_run_is_opened_once_and_what_happened_before_is_not_in_its_file(
     time_line: TimeLine, tmp_path: Path, said: list[str]
 ) -> None:
-    time_line.record("start")
+    time_line.record("start", attempt=1)
     folder = opened(time_line, tmp_path)
     time_line.record("ready")
     assert opened(time_line, tmp_path) is folder is time_line.folder
@@ -144,7 +153,7 @@ def test_a_run_that_is_over_or_was_deleted_is_followed_by_another(
     shutil.rmtree(second.path)
     third = opened(time_line, tmp_path)
     assert third is not second
-    time_line.record("start")
+    time_line.record("start", attempt=1)
     assert [each["kind"] for each in on_disk(third)] == ["start"]
 
 

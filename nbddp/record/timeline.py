@@ -21,8 +21,8 @@ OWN_KINDS = frozenset(
     }
 )
 CONFIG = "config"
-MAX_EVENTS = 200  # of each kind are kept for the time line; the file has all
-MAX_KINDS = 50  # kinds that are kept apart; a loop that makes up names has the rest in common
+MAX_OWN = 1000  # own events in memory; the file has all
+MAX_TOLD = 500  # events in memory that ranks reported; they do not displace own ones
 MAX_FACT = 4000  # characters of a fact that are kept here
 
 
@@ -69,9 +69,9 @@ class TimeLine:
         self.folder: RunFolder | None = None
         self.path: Path | None = None  # of the run, or of the one that ended last
         self._say = say
-        # by kind: many checkpoints do not push out the start, which the time line is cut by
-        self._events: dict[str, deque[tuple[int, Happening]]] = {}
-        self._numbers = itertools.count()
+        self._own: deque[Happening] = deque(maxlen=MAX_OWN)
+        self._told: deque[Happening] = deque(maxlen=MAX_TOLD)
+        self._started: dict[int, float] = {}  # when, by attempt
 
     def open(self, base: Path, name: str, facts: Mapping[str, Any]) -> RunFolder:
         """The folder of the run below ``base``, made when there is none or somebody deleted it.
@@ -101,9 +101,14 @@ class TimeLine:
             folder.close()
 
     def record(self, kind: str, /, **facts: Any) -> None:
-        """Something happened now."""
-        event = Happening(time.time(), kind, {name: _short(fact) for name, fact in facts.items()})
-        self._of_kind(kind).append((next(self._numbers), event))
+        """Record an own event."""
+        if kind == "start":
+            self._started[facts["attempt"]] = time.time()
+        self._record(self._own, kind, facts)
+
+    def _record(self, kept: deque[Happening], kind: str, facts: dict[str, Any]) -> None:
+        short = {name: _short(fact) for name, fact in facts.items()}
+        kept.append(Happening(time.time(), kind, short))
         if self.folder is not None:
             self.tell(self.folder.event(kind, **facts))
 
@@ -112,21 +117,17 @@ class TimeLine:
         folder = self.folder
         return {str(rank): folder.size_of_log(rank) for rank in ranks} if folder else {}
 
-    def _of_kind(self, kind: str) -> deque[tuple[int, Happening]]:
-        if kind not in self._events and kind not in OWN_KINDS and len(self._events) >= MAX_KINDS:
-            kind = "and other kinds"
-        return self._events.setdefault(kind, deque(maxlen=MAX_EVENTS))
-
     def describe(self, facts: Mapping[str, Any]) -> None:
         """More is known of what is run, or what comes of it: write it down."""
         if self.folder is not None:
             self.tell(self.folder.describe(**facts))
 
     def note(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
-        """Something that a rank says has happened; it cannot pass for one of our own events."""
+        """Record an event that a rank reports; it cannot pass for an own one."""
         if kind == CONFIG and self.folder and self.folder.description.has_config(facts["values"]):
             return  # another rank has said it
-        self.record(f"told: {kind}" if kind in OWN_KINDS else kind, **(facts | {"rank": rank}))
+        kind = f"told: {kind}" if kind in OWN_KINDS else kind
+        self._record(self._told, kind, facts | {"rank": rank})
 
     def last_words(self, ranks: Iterable[int]) -> str:
         """The ends of some ranks' logs."""
@@ -134,24 +135,19 @@ class TimeLine:
         return "\n".join(folder.last_words(rank) for rank in ranks) if folder else ""
 
     def since(self, at: float) -> tuple[Happening, ...]:
-        """What happened from then on, as far as it is kept."""
-        kept = [pair for events in tuple(self._events.values()) for pair in tuple(events)]
-        return tuple(event for _, event in sorted(kept, key=_number) if event.at >= at)
+        """Return the events from a time on that are in memory."""
+        kept = sorted([*self._own, *self._told], key=lambda event: event.at)
+        return tuple(event for event in kept if event.at >= at)
 
     def of_attempt(self, attempt: int) -> tuple[Happening, ...]:
-        """What happened since this attempt was started, as far as it is kept."""
-        starts = [event for _, event in tuple(self._events.get("start", ()))]
-        of_it = [event for event in starts if event.facts["attempt"] == attempt]
-        return self.since(of_it[0].at) if of_it else ()
+        """Return the events since the start of an attempt that are in memory."""
+        began = self._started.get(attempt)
+        return () if began is None else self.since(began)
 
     def tell(self, remark: str) -> None:
         """Tell the user something of the record."""
         if remark:
             self._say(remark)
-
-
-def _number(numbered: tuple[int, Happening]) -> int:
-    return numbered[0]
 
 
 def _short(fact: Any) -> Any:
