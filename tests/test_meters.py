@@ -221,7 +221,7 @@ def report(meters: Meters) -> None:
     meters.end(outer)
 
 
-def test_every_report_is_counted_and_said_to_the_mailer(meters: Meters) -> None:
+def test_every_report_is_counted_and_said_to_the_outbox(meters: Meters) -> None:
     said: list[int] = []
     meters.capture(lambda: said.append(meters.reports), lambda _: None)
     report(meters)

@@ -157,7 +157,7 @@ def test_what_is_kept_is_passed_over_once_it_is_whole(
 
     def write_and_look(fd: int, data: bytes) -> int:
         written = write(fd, data)
-        seen.append(log.read())  # as the mailer may at any moment
+        seen.append(log.read())  # as the outbox may at any moment
         return written
 
     monkeypatch.setattr("os.write", write_and_look)

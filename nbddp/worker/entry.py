@@ -53,14 +53,13 @@ from nbddp.worker.interrupt import Interrupter
 from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.loaders import forget_epochs, let_loaders_begin_anew, note_epochs
 from nbddp.worker.lookahead import may_ask
-from nbddp.worker.mailing import Mailer
 from nbddp.worker.main_thread import main_frame
 from nbddp.worker.meters import Meters, lost_numbers
 from nbddp.worker.orphans import watch_kernel
+from nbddp.worker.output.outbox import Outbox, remark
 from nbddp.worker.process_group import ProcessGroup, say_shared
 from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
-from nbddp.worker.remarks import remark
 from nbddp.worker.returning import Returning
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
@@ -98,35 +97,35 @@ def live(start: RankStart) -> None:
         for queue in (UP, NEWS)
     )
     meters = Meters(Path(start.log_path).with_name("metrics.jsonl"), rank=sender, attempt=attempt)
-    mailer = Mailer(writer, urgent, log, meters, ranks=start.topology.world_size)
-    log.capture(mailer.poke, lambda error: mailer.post(lost_output(error)))
-    meters.capture(mailer.poke, lambda error: mailer.post(lost_numbers(error)), mailer.flush)
+    outbox = Outbox(writer, urgent, log, meters, ranks=start.topology.world_size)
+    log.capture(outbox.notify, lambda error: outbox.post(lost_output(error)))
+    meters.capture(outbox.notify, lambda error: outbox.post(lost_numbers(error)), outbox.flush)
     # A SIGSEGV leaves the Python stacks of all threads in the log. A thread of Gloo that aborts the
     # process, because sizes do not fit, has no Python stack; the main thread's stack has the line.
     faulthandler.enable(file=2)
-    mailer.start()
+    outbox.start()
     try:
-        rank = Rank(start, clients, mailer, log, meters)
+        rank = Rank(start, clients, outbox, log, meters)
     except Exception as error:  # noqa: BLE001 - the controller must hear of any
         reason = f"{type(error).__name__}: {error}"
-        mailer.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
-        mailer.close()
+        outbox.post(StartFailed(reason=reason, traceback=traceback.format_exc()))
+        outbox.close()
         while True:  # the controller ends it: of an exit it might know before it reads why
             signal.pause()
     rank.serve()
-    depart(mailer.close)
+    depart(outbox.close)
 
 
 class Rank:
     """One rank: a shell, a process group, and the two queues it listens to."""
 
     def __init__(
-        self, start: RankStart, clients: Clients, mailer: Mailer, log: RankLog, meters: Meters
+        self, start: RankStart, clients: Clients, outbox: Outbox, log: RankLog, meters: Meters
     ) -> None:
         self._place = start.topology
         self._attempt = start.attempt
         clients.parcels.set_timeout(PATIENCE)
-        self._mailer = mailer
+        self._outbox = outbox
         self._log = log
         self._meters = meters
         report.set_sink(meters)
@@ -139,7 +138,7 @@ class Rank:
             timeout=timedelta(seconds=start.timeout),
             attempt=start.attempt,
         )
-        back = Returning(clients, self._group, mailer, self._end_lost_cell, self._say_ready)
+        back = Returning(clients, self._group, outbox, self._end_lost_cell, self._say_ready)
         self._parcels, self._claims, self._cell = cast(dist.Store, back.parcels), back.commands, 0
         self._shell = self._make_shell(start.colors)
         Installs(back.commands, f"a{start.attempt}/installs", self._place, self._shell).take_over()
@@ -149,7 +148,7 @@ class Rank:
         )
         self._debuggers = Debuggers(self._keyboard, self._shell.debugger_cls, self._comes_first)
         self._pulse = PulseThread(
-            mailer.post,
+            outbox.post,
             self._shell.is_cell_file,
             Usage(self._group.device),
             self._said,
@@ -163,14 +162,14 @@ class Rank:
             note_wait=self._note_wait,
             is_flowing=clients.connections.have_moved,
             break_open=self._group.break_open,
-            tell_noticed=lambda cell: self._mailer.post(Noticed(cell=cell)),
+            tell_noticed=lambda cell: self._outbox.post(Noticed(cell=cell)),
         )
         self._interrupter.listen()
         self._answers = Answers(
             self._shell,
             self._parcels,
             self._key,
-            mailer.post,
+            outbox.post,
             self._interrupter.answering,
             Healing(self._shell, self._group, self._regrouper, self._parcels, self._key),
         )
@@ -197,7 +196,7 @@ class Rank:
         ranks = start.topology.local_world_size
         self._say(say_shared(start.backend, self._group.backend, self._group.device, ranks))
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
-        self._mailer.post(self._pulse.look())
+        self._outbox.post(self._pulse.look())
         self._pulse.start()
         self._say_ready()
 
@@ -207,13 +206,13 @@ class Rank:
         device, backend = str(self._group.device), self._group.backend
         host = socket.gethostname()
         ready = Ready(pid=os.getpid(), device=device, backend=backend, host=host, cell=self._cell)
-        self._mailer.post(ready)
+        self._outbox.post(ready)
 
     def _make_shell(self, colors: str) -> RankShell:
         shell = RankShell.instance() if RankShell.initialized() else make_shell()
         if colors:
             shell.colors = colors
-        shell.begin(self._mailer.post)
+        shell.begin(self._outbox.post)
         self._names = {
             "rank": self._place.rank,
             "local_rank": self._place.local_rank,
@@ -298,7 +297,7 @@ class Rank:
         self._interrupter.hear()  # a signal that comes late would meet the cell's own handler
         self._pulse.end_cell()
         seconds, at = time.monotonic() - began, time.time()
-        end_profile(self._shell.profiler, self._mailer, is_ok=bool(result.success))
+        end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
         self._log.restore_python_streams()
         flush_python_streams()
         error = result.error_before_exec or result.error_in_exec
@@ -345,7 +344,7 @@ class Rank:
         report.begin_cell()
         forget_epochs()
         faults.begin_cell(is_again=command.is_again)
-        self._mailer.begin_cell()
+        self._outbox.begin_cell()
         may_begin = self._interrupter.begin_cell(command.cell)
         if may_begin:
             self._pulse.begin_cell(command.cell)
@@ -360,7 +359,7 @@ class Rank:
                 parcel = self._pack_value(command.cell, value)
             except Exception as error:  # noqa: BLE001 - of pickle, or of the store
                 failure = failure_outside_cells(error)
-        self._mailer.post(
+        self._outbox.post(
             CellEnded(
                 cell=command.cell,
                 seconds=seconds,
@@ -381,12 +380,12 @@ class Rank:
     def _pack_value(self, cell: int, value: Any) -> JsonDict:
         parcel = values.pack(self._parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE)
         if note := parcel.get("note"):
-            self._mailer.post(remark(note, cell))
+            self._outbox.post(remark(note, cell))
         return parcel
 
     def _post_question(self, question: Report) -> None:
-        self._mailer.post(question)
-        self._mailer.post(self._pulse.look(self._cell))  # the panel says so at once
+        self._outbox.post(question)
+        self._outbox.post(self._pulse.look(self._cell))  # the panel says so at once
 
     def _comes_first(self) -> bool:
         """Whether no other rank has come to a breakpoint in this cell; asked in its main thread."""
@@ -400,7 +399,7 @@ class Rank:
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""
         if line and self._place.rank == 0:
-            self._mailer.post(remark(line))
+            self._outbox.post(remark(line))
 
     def _key(self, name: str) -> str:
         return f"a{self._attempt}/parcel/{self._place.rank}/{name}"

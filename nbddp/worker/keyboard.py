@@ -32,7 +32,7 @@ class Keyboard:
         self._post = post
         self.is_called_off = is_called_off
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # see Mailer: an interrupt does not leave it taken
+        self._lock = threading.RLock()  # see Outbox: an interrupt does not leave it taken
         self._changed = threading.Condition(self._lock)
         self._number = 0
         self._answers: list[Answered] = []  # to the question that is open: one, or none yet

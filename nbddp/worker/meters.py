@@ -13,7 +13,7 @@ from typing import Any
 
 from nbddp.train.report import Bar
 from nbddp.wire.messages import Display, Happened, Metrics, Progress, Report
-from nbddp.worker.remarks import remark
+from nbddp.worker.output.outbox import remark
 
 MAX_ROWS = 1000  # in one letter
 MAX_WAITING = 100_000  # rows; beyond that the oldest are left out of the live view
@@ -23,7 +23,7 @@ CONFIG = "config"  # what happens where settings are said
 
 
 class Meters:
-    """The sink of a rank: what the main thread reports, the mailer's thread mails.
+    """The sink of a rank: what the main thread reports, the outbox's thread mails.
 
     ``reports`` counts what was reported: a step, a bar that moved, something that happened.
     ``steps`` has the last step of each loop, by the first name that the loop reports.
@@ -170,7 +170,7 @@ class Meters:
             self._has_lost = True
             self._on_lost(error)
 
-    # ---- the mailer's side
+    # ---- the outbox's side
 
     def mark(self) -> int:
         """Nothing: what is reported later may as well be read."""

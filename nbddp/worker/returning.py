@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nbddp.worker.arrival import Clients
     from nbddp.worker.connections import Connections
-    from nbddp.worker.mailing import Mailer
+    from nbddp.worker.output.outbox import Outbox
     from nbddp.worker.process_group import ProcessGroup
 
 
@@ -49,7 +49,7 @@ class Returning:
     Args:
         clients: of the store.
         group: of the rank.
-        mailer: of the rank.
+        outbox: of the rank.
         end_cell: ends a cell that runs, which nobody shows any more.
         say_ready: tells the other notebook that this rank is there.
 
@@ -62,7 +62,7 @@ class Returning:
         self,
         clients: Clients,
         group: ProcessGroup,
-        mailer: Mailer,
+        outbox: Outbox,
         end_cell: Callable[[], None],
         say_ready: Callable[[], None],
     ) -> None:
@@ -70,7 +70,7 @@ class Returning:
         self.parcels = Lasting(clients.parcels, clients.connections)
         self._control = Lasting(clients.control, clients.connections)
         self._group = group
-        self._mailer = mailer
+        self._outbox = outbox
         self._end_cell = end_cell
         self._say_ready = say_ready
 
@@ -78,7 +78,7 @@ class Returning:
         """On the main thread, which is free."""
         store = self.commands.renew()
         self.parcels.renew()
-        self._mailer.renew()
+        self._outbox.reconnect()
         self._group.lose_store()
         self._say_ready()
         return store

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nbddp.wire.messages import Display, Output
-from nbddp.worker.remarks import remark
+from nbddp.worker.output.outbox import remark
 
 CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes that are mailed; of more it is only said where they are
@@ -114,7 +114,7 @@ class RankLog:
         """Write it to the file alone: what is written here is not mailed."""
         flush_python_streams()
         begin = self.mark()
-        self._kept.append((begin, sys.maxsize))  # first: the mailer may read at any moment
+        self._kept.append((begin, sys.maxsize))  # first: the outbox may read at any moment
         try:
             os.write(self._write_fd, f"{text}\n".encode(errors="backslashreplace"))
         except OSError as error:

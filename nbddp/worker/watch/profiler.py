@@ -27,7 +27,7 @@ from nbddp.interrupts import interrupt_held_back
 from nbddp.train import report
 from nbddp.wire.messages import Noticed, RunCell
 from nbddp.wire.trace_messages import GiveTrace, Steps, Traced, say_steps
-from nbddp.worker.mailing import Mailer
+from nbddp.worker.output.outbox import Outbox
 
 Interval = tuple[float, float]
 
@@ -341,15 +341,15 @@ def profiled(command: RunCell) -> Iterator[CellProfiler]:
         stop_listening()
 
 
-def end_profile(profiler: CellProfiler | None, mailer: Mailer, *, is_ok: bool) -> None:
+def end_profile(profiler: CellProfiler | None, outbox: Outbox, *, is_ok: bool) -> None:
     """The cell is over, and so is its trace, if there is one.
 
     Ending it may take torch seconds, in which no other thread of the rank runs. So the rank says
     before that it lives, and has heard a stop.
     """
     if profiler is not None:
-        mailer.post(Noticed(cell=profiler.cell))
-        mailer.flush()
+        outbox.post(Noticed(cell=profiler.cell))
+        outbox.flush()
         profiler.end(is_ok=is_ok)
 
 

@@ -1,4 +1,4 @@
-"""The mailer: what sources hold goes before each report, in order, and nothing is left behind."""
+"""The outbox: what sources hold goes before each report, in order, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from nbddp.wire.messages import (
     StartFailed,
     encode,
 )
-from nbddp.worker import mailing as room
-from nbddp.worker.mailing import Mailer
+from nbddp.worker.output import outbox as room
+from nbddp.worker.output.outbox import Outbox
 
 
 class FakeWriter:
@@ -99,34 +99,34 @@ class BrokenPile(Pile):
 
 
 class Mail:
-    """Mailers whose two writers keep what is posted."""
+    """Outboxes whose two writers keep what is posted."""
 
     def __init__(self) -> None:
         self.writer, self.urgent = FakeWriter(), FakeWriter()
-        self.begun: list[Mailer] = []
+        self.begun: list[Outbox] = []
 
     @property
     def posted(self) -> list[Report]:
         return self.writer.posted
 
-    def make(self, *sources: Pile, **options: Any) -> Mailer:
-        return Mailer(self.writer, self.urgent, *sources, **options)  # type: ignore[arg-type]
+    def make(self, *sources: Pile, **options: Any) -> Outbox:
+        return Outbox(self.writer, self.urgent, *sources, **options)  # type: ignore[arg-type]
 
-    def start(self, *sources: Pile) -> Mailer:
-        mailer = self.make(*sources)
-        self.begun.append(mailer)
-        mailer.start()
-        return mailer
+    def start(self, *sources: Pile) -> Outbox:
+        outbox = self.make(*sources)
+        self.begun.append(outbox)
+        outbox.start()
+        return outbox
 
 
 @pytest.fixture
 def mail() -> Iterator[Mail]:
-    """The threads of its mailers end with the test."""
+    """The threads of its outboxes end with the test."""
     made = Mail()
     yield made
     made.writer.waiting = 0
-    for mailer in made.begun:
-        mailer.close()
+    for outbox in made.begun:
+        outbox.close()
 
 
 @pytest.fixture
@@ -170,10 +170,10 @@ NUMBERS, BARS = Metrics(rows=[[0.0, 1, {"loss": 0.5}]]), Progress(bars=[["", 1, 
 def test_what_the_sources_hold_goes_before_the_report_that_followed_it(
     mail: Mail, sources: list[list[Report]], letters: list[list[Report]]
 ) -> None:
-    mailer = mail.make(*(Pile(*pieces) for pieces in sources))
-    mailer.post(report(1))
-    mailer.start()
-    mailer.close()
+    outbox = mail.make(*(Pile(*pieces) for pieces in sources))
+    outbox.post(report(1))
+    outbox.start()
+    outbox.close()
     assert mail.writer.letters == letters
     assert mail.writer.asked == len(letters) - 1  # for room, before each letter but the first
     assert mail.posted == [*(each for letter in letters for each in letter), report(1)]
@@ -181,13 +181,13 @@ def test_what_the_sources_hold_goes_before_the_report_that_followed_it(
 
 def test_what_a_source_got_after_a_report_comes_after_it(mail: Mail) -> None:
     pile = Pile(wrote("before"))
-    mailer = mail.make(pile)
-    mailer.post(picture(1))
+    outbox = mail.make(pile)
+    outbox.post(picture(1))
     pile.pieces.extend([wrote("between"), wrote("and more")])
-    mailer.post(report(1))
+    outbox.post(report(1))
     pile.pieces.append(wrote("after"))
-    mailer.start()
-    mailer.close()
+    outbox.start()
+    outbox.close()
     assert mail.posted == [
         wrote("before"),
         picture(1),
@@ -200,31 +200,31 @@ def test_what_a_source_got_after_a_report_comes_after_it(mail: Mail) -> None:
 
 def test_what_is_written_while_the_mail_is_busy_does_not_overtake_a_report(mail: Mail) -> None:
     pile = Pile(wrote("first"))
-    mailer = mail.make(pile)
+    outbox = mail.make(pile)
 
     def post(message: Report) -> None:
         mail.posted.append(message)
         if message == wrote("first"):
-            mailer.post(picture(1))
+            outbox.post(picture(1))
             pile.pieces.append(wrote("after"))
 
     mail.writer.post = post  # type: ignore[method-assign]
     mail.writer.post_together = lambda reports: [post(each) for each in reports]  # type: ignore
-    mailer.start()
+    outbox.start()
     assert wait_until(lambda: len(mail.posted) == 3)
-    mailer.close()
+    outbox.close()
     assert mail.posted == [wrote("first"), picture(1), wrote("after")]
 
 
 def test_order_is_kept_while_everything_comes_at_once(mail: Mail) -> None:
     log, numbers = Pile(), Pile()
-    mailer = mail.start(log, numbers)
+    outbox = mail.start(log, numbers)
     for number in range(200):
         log.pieces.append(wrote(f"{number}"))
         numbers.pieces.append(happened(f"{number}"))
-        mailer.poke()
-        mailer.post(report(number))
-    mailer.close()
+        outbox.notify()
+        outbox.post(report(number))
+    outbox.close()
     place = {each: at for at, each in enumerate(map(repr, mail.posted))}
     assert len(place) == 600
     outputs = [place[repr(wrote(f"{number}"))] for number in range(200)]
@@ -241,10 +241,10 @@ def test_a_poke_is_enough_for_a_source_to_be_mailed(
 ) -> None:
     monkeypatch.setattr(room, "POLL", 1000.0)
     pile = Pile()
-    mailer = mail.start(pile)
+    outbox = mail.start(pile)
     for count in range(1, 4):
         pile.pieces.append(wrote(f"{count}"))
-        mailer.poke()
+        outbox.notify()
         assert wait_until(lambda count=count: len(mail.posted) == count)
 
 
@@ -253,12 +253,12 @@ def test_what_a_source_got_without_a_poke_is_found_soon_in_a_cell_and_later_betw
 ) -> None:
     monkeypatch.setattr(room, "IDLE_POLL", 1000.0)
     pile = Pile()
-    mailer = mail.start(pile)
+    outbox = mail.start(pile)
     for cell in (1, 2):
-        mailer.begin_cell()
+        outbox.begin_cell()
         pile.pieces.append(wrote("from C"))
         assert wait_until(lambda: mail.posted[-1:] == [wrote("from C")])
-        mailer.post(report(cell))
+        outbox.post(report(cell))
         assert wait_until(lambda cell=cell: mail.posted[-1:] == [report(cell)])
     looks = pile.looks
     assert not wait_until(lambda: pile.looks > looks + 1, timeout=4 * room.POLL)
@@ -267,49 +267,49 @@ def test_what_a_source_got_without_a_poke_is_found_soon_in_a_cell_and_later_betw
 @pytest.mark.usefixtures("seldom")
 def test_a_report_does_not_wait_for_the_next_batch(mail: Mail) -> None:
     pile = Pile()
-    mailer = mail.start(pile)
+    outbox = mail.start(pile)
     for number in range(3):
         pile.pieces.append(wrote(f"{number}"))
-        mailer.post(report(number))
+        outbox.post(report(number))
         assert wait_until(lambda number=number: mail.posted[-1:] == [report(number)])
 
 
 @pytest.mark.usefixtures("seldom")
 def test_neither_pokes_nor_news_make_a_batch_of_what_may_wait(mail: Mail) -> None:
     pile = Pile(wrote("first"))
-    mailer = mail.start(pile)
+    outbox = mail.start(pile)
     assert wait_until(lambda: mail.posted == [wrote("first")])
     pile.pieces.append(wrote("second"))
-    mailer.poke()
-    mailer.post(Noticed(cell=1))
+    outbox.notify()
+    outbox.post(Noticed(cell=1))
     assert wait_until(lambda: mail.urgent.posted == [Noticed(cell=1)])
     assert not wait_until(lambda: len(mail.posted) == 2, timeout=0.1)
-    mailer.close()
+    outbox.close()
     assert mail.posted == [wrote("first"), wrote("second")]
 
 
 def test_while_nobody_reads_the_rest_of_a_source_waits(mail: Mail) -> None:
     mail.writer.waiting = 1
-    mailer = mail.make(Pile(wrote("a"), wrote("b"), wrote("c")))
-    mailer.post(report(1))
-    mailer.start()
+    outbox = mail.make(Pile(wrote("a"), wrote("b"), wrote("c")))
+    outbox.post(report(1))
+    outbox.start()
     assert wait_until(lambda: mail.writer.asked > 3)
     assert mail.posted == [wrote("a")]
     mail.writer.waiting = 0
-    mailer.close()
+    outbox.close()
     assert mail.posted == [wrote("a"), wrote("b"), wrote("c"), report(1)]
 
 
 def test_a_flush_waits_until_everything_was_mailed_and_read(mail: Mail) -> None:
     pile = Pile()
-    mailer = mail.start(pile)
+    outbox = mail.start(pile)
     for number in range(50):
         pile.pieces.append(wrote(str(number)))
-        mailer.post(report(number))
-        mailer.flush()
+        outbox.post(report(number))
+        outbox.flush()
         assert len(mail.posted) == 2 * (number + 1)
     mail.writer.unread = 3
-    mailer.flush()
+    outbox.flush()
     assert mail.writer.unread < 0
 
 
@@ -333,12 +333,12 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
     mail: Mail, snapshot: SnapshotAssertion
 ) -> None:
     failure = {"name": "ValueError", "text": "no", "traceback": object()}
-    mailer = mail.make(Pile(wrote("a")), Pile(Happened(kind="mine", facts={"it": object()})))
-    mailer.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
-    mailer.post(replace(report(2), failure=failure))
-    mailer.post(Answer(request=3, payload={"matches": [object()]}))
-    mailer.start()
-    mailer.close()
+    outbox = mail.make(Pile(wrote("a")), Pile(Happened(kind="mine", facts={"it": object()})))
+    outbox.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
+    outbox.post(replace(report(2), failure=failure))
+    outbox.post(Answer(request=3, payload={"matches": [object()]}))
+    outbox.start()
+    outbox.close()
     [answer] = mail.urgent.posted
     said = [each.data["text/plain"] for each in mail.posted if isinstance(each, Display)]
     first, bare, failed = (each for each in mail.posted if not isinstance(each, Display))
@@ -352,10 +352,10 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
 )
 def test_no_error_of_one_message_ends_the_mail(mail: Mail, error: Exception) -> None:
     mail.writer.error = error
-    mailer = mail.start(Pile(wrote("a")))
-    mailer.post(picture(5))
-    mailer.post(report(1))
-    mailer.close()
+    outbox = mail.start(Pile(wrote("a")))
+    outbox.post(picture(5))
+    outbox.post(report(1))
+    outbox.close()
     before, said, after = mail.posted
     assert (before, after) == (wrote("a"), report(1))
     assert "Display" in said.data["text/plain"]
@@ -364,11 +364,11 @@ def test_no_error_of_one_message_ends_the_mail(mail: Mail, error: Exception) -> 
 
 def test_a_source_that_cannot_be_read_is_said_once_and_the_others_go_on(mail: Mail) -> None:
     pile = Pile()
-    mailer = mail.start(BrokenPile(), pile)
+    outbox = mail.start(BrokenPile(), pile)
     for number in range(3):
         pile.pieces.append(wrote(str(number)))
-        mailer.post(report(number))
-        mailer.flush()
+        outbox.post(report(number))
+        outbox.flush()
     said, *others = mail.posted
     assert "OSError('Input/output error')" in said.data["text/plain"]
     assert others == [it for number in range(3) for it in (wrote(str(number)), report(number))]
@@ -386,10 +386,10 @@ NEWS = [
 
 def test_news_go_a_way_of_their_own_while_output_floods_and_nobody_reads_it(mail: Mail) -> None:
     mail.writer.waiting = 1
-    mailer = mail.start(Flood())
+    outbox = mail.start(Flood())
     assert wait_until(lambda: mail.writer.asked > 3)
     for count, news in enumerate(NEWS, 1):
-        mailer.post(news)
+        outbox.post(news)
         assert wait_until(lambda count=count: mail.urgent.posted == NEWS[:count])
     assert mail.posted == [wrote("more")]
 
@@ -432,12 +432,12 @@ def test_who_displays_waits_while_too_many_pictures_wait(
 ) -> None:
     monkeypatch.setattr(room, "MAX_HELD", 100)
     mail.writer.waiting = 1
-    mailer = mail.start()
+    outbox = mail.start()
     shown: list[int] = []
 
     def display() -> None:
         for number in range(10):
-            mailer.post(picture(50))
+            outbox.post(picture(50))
             shown.append(number)
 
     thread = threading.Thread(target=display)
@@ -445,7 +445,7 @@ def test_who_displays_waits_while_too_many_pictures_wait(
     assert not wait_until(lambda: len(shown) > 4, timeout=0.3)
     mail.writer.waiting = 0
     thread.join(30)
-    mailer.close()
+    outbox.close()
     assert len(mail.posted) == 10
 
 
@@ -453,18 +453,18 @@ def test_who_displays_waits_while_too_many_pictures_wait(
 def test_a_forked_child_prints_and_displays_though_the_mail_was_busy_when_it_was_forked(
     mail: Mail,
 ) -> None:
-    mailer = mail.start(Pile())
+    outbox = mail.start(Pile())
 
     def act() -> None:
-        mailer.poke()
-        mailer.post(picture(room.MAX_HELD + 1))
-        mailer.post(picture(1))
-        mailer.flush()
+        outbox.notify()
+        outbox.post(picture(room.MAX_HELD + 1))
+        outbox.post(picture(1))
+        outbox.flush()
 
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:  # as the mail's thread does for a moment
-        with mailer._wake:
+        with outbox._wake:
             taken.set()
             done.wait(60)
 
@@ -483,21 +483,21 @@ def test_a_forked_child_prints_and_displays_though_the_mail_was_busy_when_it_was
 def test_a_stop_anywhere_in_what_a_cell_does_leaves_the_mail_at_work(mail: Mail, way: str) -> None:
     """A stop that strikes within a lock's own code would leave it taken, and the mail waiting."""
     pile = Pile()
-    mailer = mail.start(pile)
+    outbox = mail.start(pile)
 
     def act() -> None:
         pile.pieces.append(Output(start=0, end=1, text="a"))
         if way == "post":
-            mailer.post(Happened(kind="a", facts={}))
+            outbox.post(Happened(kind="a", facts={}))
         else:
-            mailer.poke()
+            outbox.notify()
         if way == "flush":
-            mailer.flush()
+            outbox.flush()
 
     places = 0
     for places in stopped_everywhere(act):
-        mailer._has_output = False  # else it is poked once alone
+        outbox._has_output = False  # else it is poked once alone
         mail.posted.clear()
-        mailer.post(Happened(kind="after", facts={"place": places}))
+        outbox.post(Happened(kind="after", facts={"place": places}))
         assert wait_until(lambda: any(isinstance(each, Happened) for each in mail.posted))
     assert places > 5

@@ -1,0 +1,1 @@
+"""What a rank writes and reports, and how it is sent."""

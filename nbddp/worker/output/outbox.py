@@ -1,0 +1,324 @@
+"""The thread that sends what a rank reports: its log and numbers in batches, and single reports.
+
+Urgent reports, such as a status or an answer, have a queue of their own and are sent at once. All
+others keep their order: output that was printed before a picture is sent before it, and all of it
+before the end of the cell. A long log does not delay them: of a flood only its position in the file
+is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import floor
+from typing import Protocol
+
+from nbddp.formatting import with_article
+from nbddp.wire.messages import URGENT, Answer, CellEnded, Display, Metrics, Output, Report
+from nbddp.wire.queues import QueueWriter
+
+logger = logging.getLogger(__name__)
+
+POLL = 0.05  # seconds between two looks for output of C code and child processes, in a cell
+IDLE_POLL = 1.0  # and between cells
+PERIOD = 0.1  # seconds between batches, on average; a line after a pause is sent at once
+CROWD = 10  # ranks; more of them send fewer batches each, because one process reads all
+FEW = 2  # lines or rows of numbers: after a batch of no more, the next one may follow sooner
+SLACK = 0.1  # seconds of batches not sent that may be made up for at once
+FLUSH_PATIENCE = 2.0  # seconds
+MAX_PIECES = 1000  # of one source in one batch: an endless source must not delay the others
+MAX_HELD = 32 << 20  # characters of pictures that may wait here: beyond that display() waits
+
+
+class Source(Protocol):
+    """Something that fills up and is sent in batches, such as the log."""
+
+    def mark(self) -> int:
+        """Return how far it is filled now."""
+
+    def read(self, upto: int | None = None) -> Report | None:
+        """Return the next piece, up to a mark, or None."""
+
+
+class Outbox:
+    """Sends the output that precedes a report before the report.
+
+    No error of one message ends the thread, and the end of a cell is always sent.
+
+    Args:
+        writer: for output, numbers, and the end of a cell.
+        urgent: for reports that do not wait for those.
+        sources: what is sent in batches.
+        ranks: how many ranks have the same reader.
+    """
+
+    def __init__(
+        self, writer: QueueWriter, urgent: QueueWriter, *sources: Source, ranks: int = 1
+    ) -> None:
+        self._writer = writer
+        self._urgent_writer = urgent
+        self._sources = sources
+        self._period = PERIOD * max(1.0, ranks / CROWD)
+        self._short_period = PERIOD * (ranks / CROWD)
+        self._unreadable: set[Source] = set()
+        # What is sent from a mark of each source on, in order.
+        self._queue: deque[tuple[Callable[[], None], list[int]]] = deque()
+        self._urgent: deque[Report] = deque()
+        self._held = 0  # characters of the pictures in the queue
+        # An RLock, because a handler of a signal may print. It is used as the C lock that it is:
+        # an interrupt cannot strike between acquiring it and the block, as in Condition.__enter__.
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._has_output = False
+        self._is_in_cell = False
+        self._is_open = True
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="nbddp-outbox", daemon=True)
+
+    def start(self) -> None:
+        """Start to send."""
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Say that a source has something; cheap enough for every line that is printed."""
+        if not self._has_output and not self._is_in_child():
+            with self._lock:
+                self._has_output = True
+                self._wake.notify_all()
+
+    def begin_cell(self) -> None:
+        """Look often for output of C code and child processes, until the cell's end is posted."""
+        with self._lock:
+            self._is_in_cell = self._has_output = True  # which ends the long wait
+            self._wake.notify_all()
+
+    def post(self, report: Report) -> None:
+        """Send a report: at once if it is urgent, else after all output that precedes it.
+
+        Wait while too many pictures are in the queue, as a print into a full pipe does.
+        """
+        if self._is_in_child():
+            return
+        with self._lock:
+            if isinstance(report, URGENT):
+                self._urgent.append(report)
+                self._wake.notify_all()
+                return
+            if isinstance(report, Display) and threading.current_thread() is not self._thread:
+                self._wake.wait_for(lambda: self._held < MAX_HELD)
+            if isinstance(report, CellEnded):
+                self._is_in_cell = False
+            self._held += _size(report)
+            self._put(partial(self._send_report, report))
+
+    def _put(self, act: Callable[[], None]) -> None:
+        """Do something after the output that precedes it was sent."""
+        with self._lock:
+            self._queue.append((act, self._marks()))
+            self._wake.notify_all()
+
+    def _marks(self) -> list[int]:
+        return [_mark(source) for source in self._sources]
+
+    def _is_in_child(self) -> bool:
+        """Return whether a cell forked this process: it has no outbox.
+
+        A child must not touch the lock: if the thread held it at the fork, nothing releases it.
+        """
+        return os.getpid() != self._pid
+
+    def reconnect(self) -> None:
+        """Send to another reader, at another store."""
+        self._writer.renew()
+        self._urgent_writer.renew()
+
+    def flush(self) -> None:
+        """Wait until the controller has read all output and reports so far, for at most 2 s.
+
+        Otherwise the controller may notice the death of a rank before it reads the last reports.
+        """
+        if self._is_in_child():
+            return
+        deadline = time.monotonic() + FLUSH_PATIENCE
+        waiting = threading.Lock()
+        waiting.acquire()
+        self._put(waiting.release)
+        waiting.acquire(timeout=FLUSH_PATIENCE)
+        with suppress(RuntimeError):  # torch's: there is no store any more
+            while time.monotonic() < deadline and not self._writer.is_read():
+                time.sleep(PERIOD / 50)
+
+    def close(self) -> None:
+        """Send what is left, then end the thread."""
+        self._put(self._stop)
+        self._thread.join()
+
+    def _stop(self) -> None:
+        self._is_open = False
+
+    # ---- the thread
+
+    def _run(self) -> None:
+        next_batch = 0.0
+        while self._is_open:
+            with self._lock:
+                # a timeout, because C code writes to the file without telling us
+                poll = POLL if self._is_in_cell else IDLE_POLL
+                self._wake.wait_for(lambda: self._has_output or self._has_reports(), poll)
+                self._wake.wait_for(self._has_reports, max(0.0, next_batch - time.monotonic()))
+            self._send_urgent()
+            if self._queue or time.monotonic() >= next_batch:
+                lines = self._send_batch()
+                if lines:
+                    next_batch = self._due_after(next_batch, lines)
+
+    def _has_reports(self) -> bool:
+        return bool(self._urgent or self._queue)
+
+    def _due_after(self, batch: float, lines: int) -> float:
+        """Return when the next batch is due, after one that was due then and had so many lines.
+
+        All ranks of a machine send at the same instants. Most of the cost of a message for its
+        reader is to wake threads with cold caches: for 64 messages that arrive together once.
+        """
+        period = self._short_period if lines <= FEW else self._period
+        due = max(batch, time.monotonic() - SLACK) + period
+        return floor(due / period + 1e-6) * period
+
+    def _send_batch(self) -> int:
+        """Send all that there is. Return how many lines of output it had."""
+        with self._lock:
+            self._has_output = False
+            queue, now = list(self._queue), self._marks()
+            self._queue.clear()
+        lines = 0
+        for number, (act, marks) in enumerate(queue):
+            lines += self._send_sources(marks)
+            if number:
+                self._wait_for_room()
+            act()
+        lines += self._send_sources(now)
+        self._send_urgent()
+        return lines
+
+    def _send_sources(self, marks: Sequence[int]) -> int:
+        """Send what the sources have up to these marks. Return how many lines that were."""
+        lines = 0
+        for pieces in _into_messages(self._pieces(marks)):
+            if lines:
+                self._wait_for_room()
+            try:
+                self._writer.post_together(pieces)
+            except Exception:  # noqa: BLE001 - sent alone, the piece at fault is named
+                for piece in pieces:
+                    self._send(self._writer, piece)
+            lines += max(map(_lines, pieces))
+        return lines
+
+    def _pieces(self, marks: Sequence[int]) -> Iterator[Report]:
+        for source, mark in zip(self._sources, marks, strict=True):
+            for _ in range(MAX_PIECES):
+                try:
+                    piece = source.read(mark)
+                except Exception as error:  # noqa: BLE001 - the thread goes on after any error
+                    if source not in self._unreadable:
+                        self._unreadable.add(source)
+                        what = "what this rank writes cannot be read back to be shown"
+                        self._send(self._writer, remark(f"{what}: {error!r}"))
+                    break
+                self._unreadable.discard(source)
+                if piece is None:
+                    break
+                yield piece
+
+    def _wait_for_room(self) -> None:
+        self._send_urgent()
+        with suppress(RuntimeError):  # torch's: posting connects anew
+            while self._writer.is_full():
+                with self._lock:
+                    self._wake.wait_for(lambda: self._urgent, PERIOD / 4)
+                self._send_urgent()
+
+    def _send_urgent(self) -> None:
+        while self._urgent:
+            self._send(self._urgent_writer, self._urgent.popleft())
+
+    def _send_report(self, report: Report) -> None:
+        self._send(self._writer, report)
+        with self._lock:
+            self._held -= _size(report)
+            self._wake.notify_all()
+
+    def _send(self, writer: QueueWriter, report: Report) -> None:
+        """Send a report. If that fails, say why, and send an end or an answer without content."""
+        try:
+            writer.post(report)
+        except Exception as error:  # noqa: BLE001 - the thread goes on after any error
+            what = with_article(type(report).__name__)
+            instead: list[tuple[QueueWriter, Report]] = [
+                (self._writer, remark(f"{what} could not be sent: {error}"))
+            ]
+            if isinstance(report, CellEnded | Answer):
+                instead.append((writer, _without_content(report, f"it could not be sent: {error}")))
+            for its_writer, message in instead:
+                try:
+                    its_writer.post(message)
+                except Exception:  # the store is gone, and with it the reader
+                    logger.exception("nbddp could not send")
+
+
+def remark(text: str, cell: int = 0) -> Display:
+    """Return a line of nbddp's own for the user, under a cell, or of no cell in particular."""
+    return Display(cell=cell, data={"text/plain": f"nbddp: {text}"}, metadata={})
+
+
+def _without_content(report: CellEnded | Answer, reason: str) -> CellEnded | Answer:
+    """Return the end without what made it impossible to send: the controller waits for it."""
+    if isinstance(report, Answer):
+        return Answer(request=report.request, error=reason)
+    name = str(report.failure.get("name", ""))
+    failure = report.failure and {"name": name, "text": reason, "traceback": reason}
+    return replace(report, failure=failure, result={})
+
+
+def _into_messages(pieces: Iterable[Report]) -> Iterator[list[Report]]:
+    """Group pieces into messages: one piece of each kind is long enough."""
+    together: list[Report] = []
+    for piece in pieces:
+        if type(piece) in map(type, together):
+            yield together
+            together = []
+        together.append(piece)
+    if together:
+        yield together
+
+
+def _mark(source: Source) -> int:
+    try:
+        return source.mark()
+    except OSError:
+        return sys.maxsize  # reading it fails as well, and that error is reported
+
+
+def _lines(report: Report) -> int:
+    """Return how many lines or rows a report has, at least one."""
+    match report:
+        case Output(text=text):
+            return max(1, text.count("\n"))
+        case Metrics(rows=rows):
+            return max(1, len(rows))
+    return 1
+
+
+def _size(report: Report) -> int:
+    if not isinstance(report, Display):
+        return 0
+    return sum(len(value) for value in report.data.values() if isinstance(value, str))
