@@ -24,8 +24,8 @@ from nbddp.magics.steered import SteeredGroup
 SETUP = (
     CALIBRATE
     + """
-from nbddp.worker.arriving import Arriving
-parts = {name: getattr(Arriving, name) for name in ("tell", "sample")}
+from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
+parts = {name: getattr(ArrivalRecorder, name) for name in ("report", "sample")}
 spent = [0.0]
 
 def counted(part):
@@ -39,7 +39,7 @@ def counted(part):
 
 def switch(on):
     for name, part in parts.items():
-        setattr(Arriving, name, counted(part) if on else lambda self, *args, **options: None)
+        setattr(ArrivalRecorder, name, counted(part) if on else lambda self, *args, **options: None)
 
 x, calibrated = torch.ones(1000), {}
 

@@ -16,7 +16,7 @@ from nbddp.worker.connections import Connections
 from nbddp.worker.nccl import let_live
 
 FOREVER = timedelta(days=365)
-RECORDED = 400  # collectives that torch's flight recorder keeps: 3 ms to read; see ``arriving``
+RECORDED = 400  # collectives that torch's flight recorder keeps: 3 ms to read
 
 
 def settle(start: RankStart) -> None:

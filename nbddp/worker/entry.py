@@ -58,7 +58,6 @@ from nbddp.worker.meters import Meters, lost_numbers
 from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.output.outbox import Outbox, remark
 from nbddp.worker.process_group import ProcessGroup, say_shared
-from nbddp.worker.pulse import PulseThread
 from nbddp.worker.regroup import Regrouper
 from nbddp.worker.returning import Returning
 from nbddp.worker.shell import RankShell, make_shell
@@ -68,6 +67,7 @@ from nbddp.worker.survey import survey
 from nbddp.worker.usage import Usage
 from nbddp.worker.waits import waited_in
 from nbddp.worker.watch.profiler import end_profile
+from nbddp.worker.watch.sampler import Progress, Sampler
 
 PATIENCE = timedelta(seconds=30)  # for a piece of a value that was there a moment ago
 LAST_VALUE = "the last value"
@@ -147,14 +147,12 @@ class Rank:
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
         )
         self._debuggers = Debuggers(self._keyboard, self._shell.debugger_cls, self._comes_first)
-        self._pulse = PulseThread(
+        self._sampler = Sampler(
             outbox.post,
             self._shell.is_cell_file,
             Usage(self._group.device),
-            self._said,
+            self._progress,
             self._shell.name_of_file,
-            lambda: self._keyboard.asks,
-            lambda: dict(meters.steps),
         )
         self._interrupter = Interrupter(
             is_cell_file=self._may_be_interrupted,
@@ -196,13 +194,13 @@ class Rank:
         ranks = start.topology.local_world_size
         self._say(say_shared(start.backend, self._group.backend, self._group.device, ranks))
         threading.Thread(target=self._listen, name="nbddp-control", daemon=True).start()
-        self._outbox.post(self._pulse.look())
-        self._pulse.start()
+        self._outbox.post(self._sampler.look())
+        self._sampler.start()
         self._say_ready()
 
     def _say_ready(self) -> None:
         self._shell.plain_values.forget()
-        self._pulse.tell_anew()
+        self._sampler.forget_told()
         device, backend = str(self._group.device), self._group.backend
         host = socket.gethostname()
         ready = Ready(pid=os.getpid(), device=device, backend=backend, host=host, cell=self._cell)
@@ -284,7 +282,7 @@ class Rank:
             return
         if failure is not None:
             self._interrupter.end_cell()
-            self._pulse.end_cell()
+            self._sampler.end_cell()
             self._end_cell(command, seconds=0.0, failure=failure)
             return
         began = time.monotonic()
@@ -295,7 +293,7 @@ class Rank:
         self._debuggers.end_cell()
         self._interrupter.end_cell()
         self._interrupter.hear()  # a signal that comes late would meet the cell's own handler
-        self._pulse.end_cell()
+        self._sampler.end_cell()
         seconds, at = time.monotonic() - began, time.time()
         end_profile(self._shell.profiler, self._outbox, is_ok=bool(result.success))
         self._log.restore_python_streams()
@@ -347,7 +345,7 @@ class Rank:
         self._outbox.begin_cell()
         may_begin = self._interrupter.begin_cell(command.cell)
         if may_begin:
-            self._pulse.begin_cell(command.cell)
+            self._sampler.begin_cell(command.cell)
         return may_begin
 
     def _end_cell(
@@ -385,16 +383,16 @@ class Rank:
 
     def _post_question(self, question: Report) -> None:
         self._outbox.post(question)
-        self._outbox.post(self._pulse.look(self._cell))  # the panel says so at once
+        self._outbox.post(self._sampler.look(self._cell))  # the panel says so at once
 
     def _comes_first(self) -> bool:
         """Whether no other rank has come to a breakpoint in this cell; asked in its main thread."""
         key, mine = f"a{self._attempt}/break/{self._cell}", str(self._place.rank)
         return bool(self._claims.compare_set(key, "", mine).decode() == mine)
 
-    def _said(self) -> tuple[int, int]:
-        """How often the cell reported or printed something; how many bytes the log has."""
-        return self._meters.reports + self._log.prints, self._log.mark()
+    def _progress(self) -> Progress:
+        said = self._meters.reports + self._log.prints
+        return Progress(said, self._log.mark(), self._keyboard.asks, dict(self._meters.steps))
 
     def _say(self, line: str) -> None:
         """Tell the user what all ranks know, once."""

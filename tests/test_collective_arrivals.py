@@ -9,9 +9,9 @@ import pytest
 
 from nbddp.train import place
 from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker import arriving
-from nbddp.worker.arriving import BLOCK, MOST_A_SECOND, Arriving
 from nbddp.worker.flight_recorder import NCCLS, newest_of
+from nbddp.worker.watch import collective_arrivals
+from nbddp.worker.watch.collective_arrivals import BLOCK, MOST_A_SECOND, ArrivalRecorder
 
 BEGAN = 1_000_000.0  # as time.time() has it
 
@@ -45,7 +45,7 @@ class Recorder:
         del self.entries[: -self.kept]
 
 
-class Rank(Arriving):
+class Rank(ArrivalRecorder):
     """A rank with a flight recorder, which keeps what it tells."""
 
     def __init__(self) -> None:
@@ -57,16 +57,16 @@ class Rank(Arriving):
         self.recorder.add(number, at, **facts)
 
     def read(self) -> None:
-        self._take(arriving.recorded())
+        self._read(collective_arrivals.recorded())
 
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     rank = Rank()
     recorder = rank.recorder
-    monkeypatch.setattr(arriving, "recorded", lambda: list(recorder.entries))
-    monkeypatch.setattr(arriving, "count_begun", lambda: recorder.count)
-    monkeypatch.setattr(arriving, "_sequences", lambda: {("0", 1): recorder.count})
+    monkeypatch.setattr(collective_arrivals, "recorded", lambda: list(recorder.entries))
+    monkeypatch.setattr(collective_arrivals, "count_begun", lambda: recorder.count)
+    monkeypatch.setattr(collective_arrivals, "_sequences", lambda: {("0", 1): recorder.count})
     return rank
 
 
@@ -75,7 +75,7 @@ def test_each_collective_is_told_once_with_its_time_and_its_kind(rank: Rank) -> 
     rank.begin_cell(7, BEGAN)
     rank.add(2, 0.25)
     rank.add(3, 0.5, name="gloo:broadcast")
-    newest = newest_of(rank.tell())
+    newest = newest_of(rank.report())
     rank.add(4, 0.75)
     rank.read()
     rank.add(5, 0.8, is_p2p=True)
@@ -94,11 +94,11 @@ def test_each_collective_is_told_once_with_its_time_and_its_kind(rank: Rank) -> 
 
 def test_between_cells_nothing_is_told(rank: Rank) -> None:
     rank.add(1, 0.1)
-    newest = newest_of(rank.tell())
+    newest = newest_of(rank.report())
     assert newest is not None
     assert newest.call.number == 1
     rank.begin_cell(7, BEGAN + 1)
-    rank.tell()
+    rank.report()
     rank.end_cell(is_short=False)
     assert rank.told == []
 
@@ -108,12 +108,14 @@ def test_a_short_cell_is_read_only_if_it_had_collectives_or_a_group_of_its_own(
 ) -> None:
     rank.begin_cell(1, BEGAN)
     with monkeypatch.context() as patch:
-        patch.setattr(arriving, "recorded", lambda: pytest.fail("it was read"))
+        patch.setattr(collective_arrivals, "recorded", lambda: pytest.fail("it was read"))
         rank.end_cell(is_short=True)
     rank.begin_cell(2, BEGAN)
     rank.add(1, 0.1)
     rank.end_cell(is_short=True)
-    monkeypatch.setattr(arriving, "_sequences", dict)  # a script made a group and ended it
+    monkeypatch.setattr(
+        collective_arrivals, "_sequences", dict
+    )  # a script made a group and ended it
     rank.begin_cell(3, BEGAN)
     rank.add(1, 0.2)
     rank.end_cell(is_short=True)
@@ -125,10 +127,10 @@ def test_what_the_recorder_forgot_between_two_reads_is_counted(rank: Rank) -> No
     rank.begin_cell(1, BEGAN)
     for number in range(1, 31):
         rank.add(number, number / 100)
-    rank.tell()
+    rank.report()
     for number in range(31, 56):
         rank.add(number, number / 100)
-    rank.tell()
+    rank.report()
     assert [each.lost for each in rank.told] == [20, 15]
     assert rank.told[0].rows[0] == 21
     assert rank.told[1].rows[0] == 46
@@ -141,7 +143,7 @@ def test_so_many_are_left_out_in_blocks_that_all_ranks_leave_out_and_counted(
     rank.begin_cell(1, BEGAN)
     for number in range(1, 1001):
         rank.add(number, number / 1000)
-    rank.tell()
+    rank.report()
     (letter,) = rank.told
     numbers = letter.rows[::3]
     assert len(numbers) <= MOST_A_SECOND // 128
@@ -154,7 +156,7 @@ def test_numbers_that_fall_back_begin_another_turn(rank: Rank) -> None:
     rank.begin_cell(1, BEGAN)
     for at, number in enumerate((1, 2, 1, 2)):
         rank.add(number, float(at))
-    rank.tell()
+    rank.report()
     assert [kind[-1] for kind in rank.told[0].kinds] == [0, 1]
     assert rank.told[0].rows[2::3] == [0, 0, 1, 1]
 
@@ -182,9 +184,9 @@ def test_what_nccl_has_measured_is_told_when_it_is_there(rank: Rank) -> None:
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1, name="nccl:all_reduce", retired=False)
     rank.add(2, 0.2, name="nccl:all_gather", retired=False)
-    rank.tell()
+    rank.report()
     rank.recorder.entries[0]["duration_ms"] = 1.5
-    rank.tell()
+    rank.report()
     rank.recorder.entries[1]["duration_ms"] = 0.25
     rank.add(3, 0.3, name="nccl:all_reduce", duration_ms=2.0)
     rank.end_cell(is_short=False)
@@ -211,9 +213,9 @@ def test_what_the_recorder_has_forgotten_is_not_waited_for(rank: Rank) -> None:
 def test_a_rank_that_calls_nccl_for_the_first_time_has_lost_nothing(rank: Rank) -> None:
     rank.begin_cell(7, BEGAN)
     rank.add(1, 0.1)
-    rank.tell()
+    rank.report()
     rank.recorder.count = NCCLS
     rank.recorder.entries.clear()
     rank.add(1, 0.2, name="nccl:all_reduce")
-    rank.tell()
+    rank.report()
     assert [each.lost for each in rank.told] == [0, 0]

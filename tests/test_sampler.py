@@ -8,8 +8,8 @@ import pytest
 
 from nbddp.wire.messages import Pulse
 from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker.pulse import PulseThread
 from nbddp.worker.usage import Usage, Use
+from nbddp.worker.watch.sampler import Sampler
 
 
 class FakeUsage(Usage):
@@ -22,7 +22,7 @@ class FakeUsage(Usage):
         return self.now
 
 
-class Pulses(PulseThread):
+class Pulses(Sampler):
     """Looks that a test has made, and what was posted of them."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Pulses(PulseThread):
         super().__init__(self.posted.append, lambda _file: False, self.usage)
         self.news()  # the first look between cells has no CPU
         self.posted.clear()
-        self.tell_anew()
+        self.forget_told()
 
     def news(self, *, is_due: bool = False, **change: float) -> int:
         """Look once more between cells; how much was posted by then."""
@@ -79,7 +79,7 @@ def test_a_look_that_spans_a_short_cell_tells_no_cpu(pulses: Pulses) -> None:
 
 
 def test_what_was_told_before_or_in_a_cell_is_old_after_it(pulses: Pulses) -> None:
-    pulses._tell(pulses.look(cell=3))
+    pulses._report(pulses.look(cell=3))
     assert pulses.news() == 2
     pulses.begin_cell(4)  # which is too short to be looked at
     pulses.end_cell()

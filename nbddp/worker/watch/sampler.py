@@ -1,4 +1,4 @@
-"""Where the rank is: a thread that looks at the main thread once a second and says so.
+"""A thread that looks once a second at what the rank does, and reports it.
 
 In a cell that has collectives it also notes 20 times a second on which line the main thread is.
 """
@@ -10,43 +10,58 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from random import Random
 from types import FrameType
+from typing import NamedTuple
 
 from nbddp.errors import say_place
 from nbddp.wire.collective import Collective
-from nbddp.wire.messages import Pulse
+from nbddp.wire.messages import JsonDict, Pulse
 from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker.arriving import Arriving
 from nbddp.worker.flight_recorder import RecordedCollective, newest_of
 from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_status
 from nbddp.worker.stillness import Closer, Stillness, Trace, Wait
 from nbddp.worker.usage import Usage, Use, children_use
 from nbddp.worker.waits import functions_in, mark_of_call, waited_in, waiting_thread
+from nbddp.worker.watch.collective_arrivals import ArrivalRecorder
 
 logger = logging.getLogger(__name__)
 
 PERIOD = 1.0  # seconds between two looks
-FIRST_LOOK = 0.3  # seconds into a cell: a short one is left alone
+FIRST_LOOK = 0.3  # seconds into a cell: a shorter one is not looked at
 SAMPLE_PERIOD = 0.05  # seconds between two samples, on average
-HEARTBEAT = 3  # beats after which it is looked though no cell runs
+HEARTBEAT = 3  # periods between two looks while no cell runs
 AT_LEAST = 5  # heartbeats of which one is sent though nothing has changed
-MUCH = 2.0  # percent of a core, or of the memory: less is no news between cells
+MUCH = 2.0  # percent of a core, or of the memory: less is not reported between cells
 MAX_CODE = 100  # characters of the line that are shown
 
 
-class PulseThread:
+class Progress(NamedTuple):
+    """What the rank has done so far.
+
+    Attributes:
+        said: how often the cell reported or printed something.
+        written: bytes in the log.
+        asks: what waits for the user's answer.
+        steps: the last reported step of each loop.
+    """
+
+    said: int = 0
+    written: int = 0
+    asks: str = ""
+    steps: JsonDict = {}  # noqa: RUF012 - never changed
+
+
+class Sampler:
     """Sends a Pulse at every look while a cell runs, and now and then between cells.
 
     Args:
         post: sends it.
         is_cell_file: whether code of this file name is a cell's.
         usage: reads what the process uses.
-        said: how often the cell reported or printed something, and how many bytes are written.
-        name_of: what a script's file is called, or another cell; empty for the cell that runs.
-        asks: what waits for the user's answer.
-        steps: the last reported step of each loop.
+        progress: reads what the rank has done.
+        name_of: the name of a script's file or of another cell; empty for the cell that runs.
     """
 
     def __init__(
@@ -54,76 +69,71 @@ class PulseThread:
         post: Callable[[Pulse | Arrivals], None],
         is_cell_file: Callable[[str], bool],
         usage: Usage,
-        said: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        progress: Callable[[], Progress] = Progress,
         name_of: Callable[[str], str] = lambda _filename: "",
-        asks: Callable[[], str] = lambda: "",
-        steps: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self._post = post
-        self._said = said
-        self._name_of = name_of
-        self._asks = asks
-        self._steps = steps
         self._is_cell_file = is_cell_file
         self._usage = usage
+        self._progress = progress
+        self._name_of = name_of
         self._stillness = Stillness()
-        self._cell = 0
+        self._cell = self._last_cell = 0
         self._began_at = 0.0
         self._has_looked = False
-        self._spans_cell = True
-        self._last_cell = 0
+        self._spans_cell = True  # whether the next CPU figure is partly that of a cell
         self._told: Pulse | None = None
         self._call: object = None  # the mark of the library call that the main thread waits in
-        self._arriving = Arriving(post, is_cell_file, name_of)
+        self._arrivals = ArrivalRecorder(post, is_cell_file, name_of)
         self._begun = threading.Event()
 
     def start(self) -> None:
-        """Begin to look."""
-        self._arriving.start()
-        threading.Thread(target=self._sample, name="nbddp-pulse", daemon=True).start()
+        """Start to look, and to note waits for data."""
+        self._arrivals.start()
+        threading.Thread(target=self._run, name="nbddp-sampler", daemon=True).start()
 
-    def tell_anew(self) -> None:
-        """Whoever hears it from here on has heard nothing yet."""
+    def forget_told(self) -> None:
+        """Report the next look whatever it shows: another reader has seen none."""
         self._told = None
 
     def begin_cell(self, cell: int) -> None:
-        """A cell begins, and with it what is known of the rank begins anew."""
-        self.tell_anew()
+        """A cell begins."""
+        self.forget_told()
         self._began_at = time.time()
         self._has_looked = False
-        self._arriving.begin_cell(cell, self._began_at)
+        self._arrivals.begin_cell(cell, self._began_at)
         self._cell = self._last_cell = cell
         self._begun.set()
 
     def end_cell(self) -> None:
-        """It is over; if it took long enough to be looked at, say where it ended."""
+        """A cell has ended: report a last look, unless it was too short for any."""
         if self._has_looked:
-            self._tell(self.look(self._cell))
+            self._report(self.look(self._cell))
         self._spans_cell = not self._has_looked
-        self._arriving.end_cell(is_short=not self._has_looked)
+        self._arrivals.end_cell(is_short=not self._has_looked)
         self._cell = 0
 
-    def _sample(self) -> None:
+    def _run(self) -> None:
         chance = Random()  # the module's own numbers are the user's, and may be seeded
         while True:
-            self._await_beat(chance)
+            self._sample_until_due(chance)
             try:
                 self._look_once()
             except (OSError, MemoryError):  # a cell has used up what the process may have
                 logger.debug("could not look at this rank", exc_info=True)
 
-    def _await_beat(self, chance: Random) -> None:
+    def _sample_until_due(self, chance: Random) -> None:
         """Wait until it is time to look, and take samples meanwhile.
 
-        All ranks of a machine look at the same moments: their reader is woken for once. Samples
-        are in step with nothing.
+        All ranks of a machine look at the same instants, so that their reader wakes once. Samples
+        are at random instants.
         """
         period = PERIOD if self._cell else PERIOD * HEARTBEAT
         now = time.monotonic()
         due = now - now % period + period
         has_begun = False
         while (left := due - time.monotonic()) > 0:
-            is_sampling = self._arriving.has_met
+            is_sampling = self._arrivals.has_met
             if is_sampling:
                 left = min(left, SAMPLE_PERIOD * chance.uniform(0.5, 1.5))
             if self._begun.wait(left):
@@ -131,95 +141,83 @@ class PulseThread:
                 due = due if has_begun else time.monotonic() + FIRST_LOOK
                 has_begun = True
             elif is_sampling:
-                self._arriving.sample()
+                self._arrivals.sample()
 
     def _look_once(self) -> None:
-        cell = self._cell
-        self._has_looked = self._has_looked or bool(cell)
         beat = round(time.monotonic() / PERIOD)
-        if cell:
-            self._tell(self.look(cell))
+        if cell := self._cell:
+            self._has_looked = True
+            self._report(self.look(cell))
         elif beat % HEARTBEAT == 0:
             self.look_between_cells(is_due=beat % (HEARTBEAT * AT_LEAST) == 0)
 
-    def _tell(self, pulse: Pulse) -> None:
+    def _report(self, pulse: Pulse) -> None:
         self._told = pulse
         self._post(pulse)
 
     def look_between_cells(self, *, is_due: bool) -> None:
-        """Look, and tell what is new: most looks between cells see what the one before has seen."""
+        """Look, and report what is new: between cells that is little."""
         pulse = self.look()
-        if self._spans_cell:  # so its CPU is not that of a rank that does nothing
+        if self._spans_cell:
             self._spans_cell, pulse = False, replace(pulse, cpu=-1.0)
         if is_due or self._told is None or _is_news(pulse, self._told):
-            self._tell(pulse)
+            self._report(pulse)
 
     def look(self, cell: int = 0) -> Pulse:
-        """Where the main thread is right now, in this cell or outside any."""
-        # a call of its own: a frame that held itself would hold what the cell has left, too
+        """Return where the main thread is right now, in this cell or outside of any."""
+        # a call of its own: a frame that held itself would also hold what the cell has left
         return self._look_at(main_frame(), cell)
 
     def _look_at(self, frame: FrameType, cell: int) -> Pulse:
-        entries = self._arriving.tell() if self._last_cell else []
+        entries = self._arrivals.report() if self._last_cell else []
         newest = newest_of(entries, functions_in(frame))
-        use = self._usage.read()
+        use, progress = self._usage.read(), self._progress()
         kind, wait = self._wait(cell, frame, newest)
-        begun = int(entries[-1]["record_id"]) if entries else 0  # on any thread
-        seconds = self._stay(cell, frame, begun, kind, use)
+        seen = Trace(
+            place=(cell, id(frame), frame.f_lasti),
+            collectives=int(entries[-1]["record_id"]) if entries else 0,  # of all threads
+            said=progress.said,
+            written=progress.written,
+        )
+        seconds = self._stay(seen, kind, use)
         is_waited_in = wait is not None and seconds > 0
         is_recorded = is_waited_in and kind is not Wait.SEEN
         is_recent = newest is not None and newest.began_at >= self._began_at
-        line, file, code, function = self._in_cell(frame) if cell else (0, "", "", "")
         return Pulse(
             cell=cell,
-            line=line,
-            file=file,
-            code=code,
-            function=function,
+            **(self._place_in_cell(frame) if cell else {"line": 0, "function": ""}),
             collective=wait if is_waited_in else None,
             last=newest.call if newest and (is_recent or is_recorded) else None,
             last_cell=self._last_cell,
             thread=self._thread(frame) if is_recorded else "",
             seconds=seconds,
-            cpu=use.cpu,
-            memory=use.memory,
-            gpu=use.gpu,
-            gpu_name=use.gpu_name,
-            gpu_memory=use.gpu_memory,
-            gpu_reserved=use.gpu_reserved,
-            asks=self._asks(),
-            steps=self._steps(),
+            **asdict(use),
+            asks=progress.asks,
+            steps=progress.steps,
         )
 
     def _wait(
         self, cell: int, frame: FrameType, newest: RecordedCollective | None
     ) -> tuple[Wait, Collective | None]:
-        """What a cell seems to wait in: the kind of wait, and the call."""
+        """Return what a cell seems to wait in: the kind of wait, and the call."""
+        self._call = None
         if not cell:
             return Wait.NONE, None
         if newest is not None and newest.is_in_flight:
             spins = newest.backend == "nccl"  # its kernels are waited for with the CPU
             return Wait.SPINNING if spins else Wait.RECORDED, newest.call
-        name = waited_in(frame, self._is_cell_file)
-        self._call = None if name else mark_of_call(frame)
-        if self._call is not None:
-            return Wait.ONE_CALL, None
-        return (Wait.SEEN, Collective(name)) if name else (Wait.NONE, None)
+        if name := waited_in(frame, self._is_cell_file):
+            return Wait.SEEN, Collective(name)
+        self._call = mark_of_call(frame)
+        return Wait.NONE if self._call is None else Wait.ONE_CALL, None
 
-    def _stay(self, cell: int, frame: FrameType, begun: int, kind: Wait, use: Use) -> float:
-        """For how long the main thread has stayed here; 0 if it moves."""
-        now = time.monotonic()
+    def _stay(self, seen: Trace, kind: Wait, use: Use) -> float:
+        """Return how long the main thread has stayed where it is; 0 if it moves."""
+        now, cell = time.monotonic(), seen.place[0]
         switches, state = main_status()
-        said, written = self._said()
         is_one_call = kind is Wait.ONE_CALL
-        trace = Trace(
-            place=(cell, id(self._call)) if is_one_call else (cell, id(frame), frame.f_lasti),
-            collectives=begun,
-            said=said,
-            written=written,
-            cpu=main_cpu_time(),
-            switches=switches,
-        )
+        place = (cell, id(self._call)) if is_one_call else seen.place
+        trace = replace(seen, place=place, cpu=main_cpu_time(), switches=switches)
         seconds = self._stillness.look(trace, kind, now)
         waits_for_others = kind is not Wait.NONE and not is_one_call
         if not cell or waits_for_others or not self._stillness.wants_closer_look(now):
@@ -246,23 +244,20 @@ class PulseThread:
         file = self._name_of(here.f_code.co_filename)
         return f"a background thread ({say_place(here.f_lineno, file)})"
 
-    def _in_cell(self, frame: FrameType) -> tuple[int, str, str, str]:
-        """The innermost line of a cell, its file, its code, and the function that it has called."""
+    def _place_in_cell(self, frame: FrameType) -> JsonDict:
+        """Return the innermost line of a cell, and the function that it has called."""
         here, called = innermost_in_cell(frame, self._is_cell_file)
         if here is None:
-            return 0, "", "", called
-        filename = here.f_code.co_filename
-        code = linecache.getline(filename, here.f_lineno).strip()
-        return here.f_lineno, self._name_of(filename), code[:MAX_CODE], called
+            return {"line": 0, "function": called}
+        filename, line = here.f_code.co_filename, here.f_lineno
+        code = linecache.getline(filename, line).strip()[:MAX_CODE]
+        return {"line": line, "file": self._name_of(filename), "code": code, "function": called}
 
 
 def _is_news(pulse: Pulse, told: Pulse) -> bool:
-    """Whether anything that one sees of a rank between cells is another than was told."""
-    pairs = (
-        (pulse.memory, told.memory),
-        (pulse.gpu_memory, told.gpu_memory),
-        (pulse.gpu_reserved, told.gpu_reserved),
-    )
+    """Return whether the user would see a difference between cells."""
+    sizes = ("memory", "gpu_memory", "gpu_reserved")
+    pairs = [(getattr(pulse, name), getattr(told, name)) for name in sizes]
     return (
         (pulse.cell, pulse.last_cell, pulse.asks) != (told.cell, told.last_cell, told.asks)
         or abs(pulse.cpu - told.cpu) > MUCH

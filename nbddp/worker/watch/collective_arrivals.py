@@ -1,0 +1,253 @@
+"""When this rank reached its collectives, on which line it was, and how long it waited for data.
+
+The flight recorder is read once a second, and more often if it would otherwise forget collectives.
+Two of these reads never report the same entry. ``benchmarks/timeline.py`` measures the cost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from nbddp.train import place
+from nbddp.wire.timing_messages import Arrivals
+from nbddp.worker.arrival import RECORDED
+from nbddp.worker.flight_recorder import (
+    NCCLS,
+    Entry,
+    count_begun,
+    gpu_microseconds,
+    group_of,
+    meets,
+    recorded,
+    shape_of,
+)
+from nbddp.worker.loaders import Loads
+from nbddp.worker.main_thread import innermost_in_cell, main_cpu_time, main_frame, main_state
+
+MOST_A_SECOND = 20_000  # rows of all ranks together: beyond that each rank leaves some out,
+FEWEST = 100  # but reports at least so many
+BLOCK = 32  # collectives with consecutive numbers that are reported or left out together
+MAX_LOADS = 300  # waits for data in one message: the longest
+
+Row = tuple[int, int, int]  # number in its group, time, place in the kinds
+
+
+class ArrivalRecorder:
+    """Reads the flight recorder for a rank; any thread may use it.
+
+    Args:
+        post: sends what is new.
+        is_cell_file: whether code of this file name is a cell's.
+        name_of: the name of a script's file or of another cell; empty for the cell that runs.
+
+    Attributes:
+        has_met: whether the cell had a collective, so that it is worth sampling.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[Arrivals], None],
+        is_cell_file: Callable[[str], bool],
+        name_of: Callable[[str], str] = lambda _filename: "",
+    ) -> None:
+        self._post = post
+        self._is_cell_file = is_cell_file
+        self._name_of = name_of
+        self._lock = threading.Lock()
+        self._loads = Loads()
+        self._seen = -1  # the newest record that was read,
+        self._read_at = 0.0  # when,
+        self._per_second = 0.0  # and how many there were a second then
+        self._begin(0, 0.0)
+
+    def start(self) -> None:
+        """Start to note waits for data."""
+        self._loads.listen()
+
+    def begin_cell(self, cell: int, at: float) -> None:
+        """A cell begins, at this ``time.time()``."""
+        with self._lock:
+            self._begin(cell, at)
+
+    def _begin(self, cell: int, at: float) -> None:
+        self._cell, self._base = cell, int(at * 1e6) * 1000  # nanoseconds
+        self.has_met = False
+        self._begun, self._all_begun = count_begun(), _sequences()
+        self._turns: dict[str, tuple[int, int]] = {}  # by group: its newest number, its turn
+        self._groups: dict[Any, str] = {}  # names
+        self._unmeasured: dict[int, tuple[Any, ...]] = {}  # NCCL's in flight: kinds by record
+        self._begin_message()
+        self._loads.begin()
+
+    def _begin_message(self) -> None:
+        self._message = Arrivals(cell=self._cell, base=self._base / 1e9)
+        self._kinds: dict[tuple[Any, ...], int] = {}
+        self._places: dict[tuple[int, str], int] = {}
+        self._rows: list[Row] = []
+        self._lost = 0
+        self._activity = ThreadActivity()
+
+    def end_cell(self, *, is_short: bool) -> None:
+        """A cell has ended. Report a short cell only if it had collectives.
+
+        If there is no group after it, it may have had one of its own, as scripts have.
+        """
+        had_none = bool(self._all_begun) and _sequences() == self._all_begun
+        if self._cell and not (is_short and had_none):
+            self.report(is_over=True)
+        self.begin_cell(0, 0.0)
+
+    def report(self, *, is_over: bool = False) -> Sequence[Entry]:
+        """Read the flight recorder and send new arrivals. Return all recorded entries."""
+        with self._lock:
+            entries = recorded()
+            self._read(entries)
+            message = self._complete_message(is_over=is_over) if self._cell else None
+            if message is not None:
+                self._begin_message()
+        if message is not None:
+            self._post(message)
+        return entries
+
+    def sample(self) -> None:
+        """Note where the main thread is; read the recorder if it would soon forget entries."""
+        with self._lock:
+            self._activity.sample()
+            frame, _ = innermost_in_cell(main_frame(), self._is_cell_file)
+            if frame is not None:
+                where = (frame.f_lineno, self._name_of(frame.f_code.co_filename))
+                number = self._places.setdefault(where, len(self._places))
+                self._message.samples.extend([self._microseconds(time.time_ns()), number])
+            if (time.monotonic() - self._read_at) * self._per_second > RECORDED / 2:
+                self._read(recorded())
+
+    def _microseconds(self, at: int) -> int:
+        return (at - self._base) // 1000
+
+    # ---- reading
+
+    def _read(self, entries: Sequence[Entry]) -> None:
+        new = [each for each in entries if int(each["record_id"]) > self._seen]
+        now = time.monotonic()
+        self._per_second = len(new) / max(now - self._read_at, 1e-3)
+        self._read_at = now
+        before, self._seen = self._seen, int(entries[-1]["record_id"]) if entries else self._seen
+        if not self._cell:
+            return
+        mine = [each for each in new if each["time_created_ns"] >= self._base]
+        if mine:
+            self._lost += self._count_lost(mine, new, before)
+            self.has_met = True
+            for each in mine:
+                self._add(each)
+        self._measure(entries)
+
+    def _count_lost(self, mine: Sequence[Entry], new: Sequence[Entry], before: int) -> int:
+        """Count what the recorder has forgotten since the last read, or since the cell began."""
+        first = int(new[0]["record_id"])
+        if self.has_met:
+            return 0 if before < NCCLS <= first else first - before - 1
+        if len(mine) < len(new) or group_of(mine[0]):
+            return 0
+        return max(0, int(mine[0]["collective_seq_id"]) - self._begun - 1)
+
+    def _add(self, entry: Entry) -> None:
+        if entry.get("is_p2p"):
+            return
+        key = entry.get("pg_id"), tuple(entry.get("process_group", ()))
+        if key not in self._groups:
+            self._groups[key] = group_of(entry)
+        group, number = self._groups[key], int(entry["collective_seq_id"])
+        newest, turn = self._turns.get(group, (0, 0))
+        if number <= newest:  # the cell has formed the group anew
+            turn += 1
+        self._turns[group] = number, turn
+        name = entry["profiling_name"].partition(":")[2]
+        kind = (name, shape_of(entry), group, meets(entry), turn)
+        at = self._microseconds(entry["time_created_ns"])
+        self._rows.append((number, at, self._place_of(kind)))
+        if int(entry["record_id"]) >= NCCLS:
+            self._unmeasured[int(entry["record_id"])] = kind
+
+    def _place_of(self, kind: tuple[Any, ...]) -> int:
+        return self._kinds.setdefault(kind, len(self._kinds))
+
+    def _measure(self, entries: Sequence[Entry]) -> None:
+        """Take the GPU times of NCCL's collectives, which are known after their end, or never."""
+        if not self._unmeasured:
+            return
+        for each in entries:
+            took = gpu_microseconds(each)
+            if took is not None and (kind := self._unmeasured.pop(int(each["record_id"]), None)):
+                self._message.durations.extend([took, self._place_of(kind)])
+        oldest = int(entries[0]["record_id"])
+        for record in [each for each in self._unmeasured if each < oldest]:
+            del self._unmeasured[record]  # the recorder has forgotten it
+
+    def _complete_message(self, *, is_over: bool) -> Arrivals | None:
+        """Return the message, or None if there is nothing to report."""
+        loads = self._loads.take(self._base // 1000, MAX_LOADS)
+        is_end = is_over and self.has_met
+        if not (self._rows or is_end or loads or self._lost or self._message.durations):
+            return None
+        rows = _thin(self._rows, max(FEWEST, MOST_A_SECOND // place.world_size()))
+        return replace(
+            self._message,
+            kinds=_lists(self._kinds),
+            rows=[number for row in rows for number in row],
+            places=_lists(self._places),
+            loads=loads,
+            lost=self._lost,
+            thinned=len(self._rows) - len(rows),
+            awake=int(self._activity.awake * 1e6),
+            cpu=int(self._activity.cpu * 1e6),
+            until=self._microseconds(time.time_ns()),
+            is_over=is_over,
+        )
+
+
+class ThreadActivity:
+    """How long the main thread was awake, and how long it had a core, in seconds.
+
+    In the difference it waited for a core: then the machine is slow, and not the rank.
+    """
+
+    def __init__(self) -> None:
+        self.awake = self.cpu = 0.0
+        self._at, self._cpu = time.monotonic(), main_cpu_time()
+
+    def sample(self) -> None:
+        """Take the state now for that since the last sample: 20 samples a second are enough."""
+        at, cpu = time.monotonic(), main_cpu_time()
+        if main_state() == "R":
+            self.awake += at - self._at
+        self.cpu += cpu - self._cpu
+        self._at, self._cpu = at, cpu
+
+
+def _sequences() -> dict[tuple[str, int], int]:
+    """Return how many collectives each group has begun, by its name and its place in memory."""
+    groups = list(dist.distributed_c10d._world.pg_names.items())
+    return {(name, id(group)): count_begun(group) for group, name in groups}
+
+
+def _lists(tuples: Iterable[tuple[Any, ...]]) -> list[list[Any]]:
+    return [list(each) for each in tuples]
+
+
+def _thin(rows: list[Row], most: int) -> list[Row]:
+    """Leave out blocks of consecutive numbers until there are no more than ``most``.
+
+    All ranks leave out the same: every second block, or three of four, or seven of eight.
+    """
+    every, found = 1, rows
+    while len(found) > most:
+        every *= 2
+        found = [row for row in rows if row[0] // BLOCK % every == 0]
+    return found
