@@ -130,7 +130,7 @@ def test_a_longer_cell_shows_widgets_and_leaves_none_behind(page: Page) -> None:
     way = re.match(r"`(%ddp show \S+ --cell \d+)`", line["text/plain"])
     assert way is not None
     assert {each["text/plain"] for each in fallbacks(reply.updates)} == {""}, "the record is there"
-    assert "[rank 1] late" in page.run(way[1]).displays[0]["text/plain"]
+    assert "rank 1\n  late" in page.run(way[1]).displays[0]["text/plain"]
     assert "late" in final(reply)["text/html"]
     assert page.run("len(all_widgets)").result == "0"
 
