@@ -52,9 +52,19 @@ def test_cells_of_one_number_are_told_apart(compiler: CellCompiler) -> None:
     for source, name in (("a", "<cell [1]>"), ("b", "<cell [1] (2)>"), ("a", "<cell [1]>")):
         compiler.begin_cell(source, 2, 1)
         assert compiled(compiler, source)[0] == name
-    assert compiler.name_of_cell("<cell [1]>") == ""
-    assert compiler.name_of_cell("<cell [1] (2)>") == "cell [1] (2)"
-    assert compiler.name_of_cell("<string>") == ""
+
+
+def test_only_cells_of_other_prompts_are_named(compiler: CellCompiler) -> None:
+    for number, source in ((0, "seed"), (1, "a"), (1, "b"), (2, "c")):
+        compiler.begin_cell(source, 2, number)
+    names = {each: compiler.name_of_cell(each) for each in [*compiler.files, "<string>"]}
+    assert names == {
+        "<cell [0]>": "",
+        "<cell [1]>": "cell [1]",
+        "<cell [1] (2)>": "cell [1]",
+        "<cell [2]>": "",
+        "<string>": "",
+    }
 
 
 def test_the_text_of_known_cells_stays(compiler: CellCompiler) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import linecache
 import pickle
+import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ import cloudpickle
 
 Sources = dict[str, str]  # the text of cells, by the file names that their code has in a rank
 
+_CELL_NAME = re.compile(r"<(cell \[\d+\])( \(\d+\))?>")
 _reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
 
 
@@ -30,6 +32,15 @@ def cell_name(number: int, count: int = 1) -> str:
     ('<cell [3]>', '<cell [3] (2)>')
     """
     return f"<cell [{number}]{f' ({count})' if count > 1 else ''}>"
+
+
+def shown_file(filename: str) -> str:
+    """Return a file name as the user reads it: a cell's has no brackets and no count.
+
+    >>> shown_file("<cell [3]>"), shown_file("<cell [3] (2)>"), shown_file("train.py")
+    ('cell [3]', 'cell [3]', 'train.py')
+    """
+    return _CELL_NAME.sub(r"\1", filename)
 
 
 def _reduce_code_with_file(code: CodeType) -> tuple[Callable[..., CodeType], tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
 
-from nbddp.wire.sources import Sources, cell_name
+from nbddp.wire.sources import Sources, cell_name, shown_file
 
 
 class CellCompiler(CachingCompiler):
@@ -71,9 +71,9 @@ class CellCompiler(CachingCompiler):
                 linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
 
     def name_of_cell(self, filename: str) -> str:
-        """Return ``cell [3]`` for code of another cell than the running one; empty for files."""
-        is_other = filename in self.files and filename != self._name
-        return filename.strip("<>") if is_other else ""
+        """Return ``cell [3]`` for code of another cell; empty for the running one and for files."""
+        name = shown_file(filename) if filename in self.files else ""
+        return "" if name in (shown_file(self._name), "cell [0]") else name
 
     def _named(self, text: str) -> str:
         """Name a text by the prompt number: ``<cell [3]>``, and ``<cell [3] (2)>`` for the next."""

@@ -18,6 +18,7 @@ import nbddp
 from nbddp.errors import say_place
 from nbddp.formatting import plural
 from nbddp.wire.messages import Failure
+from nbddp.wire.sources import shown_file
 from nbddp.worker import gpu_memory
 from nbddp.worker.flight_recorder import RecordedCollective, newest_collective
 from nbddp.worker.main_thread import library_of_file
@@ -231,8 +232,7 @@ def _format_place(place: _Place, *, has_colors: bool) -> str:
     def paint(text: str, color: int) -> str:
         return f"\x1b[{color}m{text}\x1b[0m" if has_colors else text
 
-    is_cell = place.filename.startswith("<cell ")
-    file = paint(place.filename.strip("<>") if is_cell else place.filename, GREEN)
+    file = paint(shown_file(place.filename), GREEN)
     function = "" if place.function.startswith("<") else f", in {place.function}"
     lines = [f"{say_place(place.line, file)}{function}\n"]
     around = 0 if place.library else CONTEXT
