@@ -18,7 +18,7 @@ from typing import Any
 from nbddp.controller.actor import Actor
 from nbddp.controller.exits import ExitWatcher
 from nbddp.controller.means import Means
-from nbddp.launch.launcher import RankHandle, ThisMachine
+from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.promise import Promise
 from nbddp.wire.letters import Letter
 from nbddp.wire.messages import (
@@ -96,7 +96,7 @@ class FakeHandle:
             self.end(exitcode)
 
 
-class FakeLauncher(ThisMachine):
+class FakeLauncher(Launcher):
     """Makes fake processes.
 
     Attributes:
@@ -116,10 +116,6 @@ class FakeLauncher(ThisMachine):
         self.waits = threading.Event()
         self.on_launch: Callable[[RankStart], Any] = lambda _start: None
         self.obeys = obeys
-
-    def warm_up(self) -> None: ...
-
-    def warm_up_more(self) -> None: ...
 
     def launch(self, start: RankStart) -> FakeHandle:
         self.waits.set()

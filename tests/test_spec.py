@@ -17,7 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 from nbddp.controller import spec as room
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.launch.launcher import ThisMachine
+from nbddp.launch.launcher import Launcher
 from nbddp.wire.start import RankStart
 
 LINK: Any = SimpleNamespace(secret=b"very secret", port=29500, prefix="", free_port=29501)
@@ -136,7 +136,7 @@ def test_the_record_has_the_names_of_variables_and_never_their_values(wrap: Any)
 def starts(folder: Path, **spec: Any) -> list[RankStart]:
     """What the ranks of the second attempt are told whose run is in this folder."""
     run: Any = SimpleNamespace(path=folder, log=lambda rank: folder / f"rank{rank}.log")
-    launcher = ThisMachine()
+    launcher = Launcher()
     group = GroupSpec(**spec)
     return group.starts(LINK, attempt=2, folder=run, colors="linux", launcher=launcher)
 

@@ -20,7 +20,7 @@ from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
 
 if TYPE_CHECKING:
     from nbddp.controller.link import StoreLink
-    from nbddp.launch.launcher import Places
+    from nbddp.launch.launcher import Launcher
     from nbddp.record.folder import RunFolder
     from nbddp.record.timeline import TimeLine
 
@@ -149,7 +149,7 @@ class GroupSpec:
         attempt: int,
         folder: RunFolder,
         colors: str,
-        launcher: Places,
+        launcher: Launcher,
         struck: Iterable[str] = (),
         handed_over: Iterable[str] = (),
     ) -> list[RankStart]:

@@ -58,25 +58,28 @@ class RankHandle(Protocol):
         """Send SIGKILL."""
 
 
-class Places(Protocol):
-    """Where ranks are, or will be."""
+class Launcher:
+    """Starts ranks; where nothing else is said, on this machine."""
 
     @property
     def base_env(self) -> Mapping[str, str]:
-        """What a rank's environment begins with, as far as it is to be told."""
+        """What a rank's environment begins with, as far as it is known here."""
+        return dict(os.environ)
 
     def world_size(self, asked: int) -> int:
-        """How many ranks a restart makes of those that were asked for; other nodes may be here.
+        """Return how many ranks a restart makes of those that were asked for.
 
         Raises:
             RequestError: too few nodes are here.
         """
+        return asked
 
     def has_room(self) -> bool:
-        """Whether there would be more ranks by it."""
+        """Return whether a restart would make more ranks, because a node has come."""
+        return False
 
     def watch_room(self, on_room: Callable[[], None] | None) -> None:
-        """Have somebody told, on whatever thread, when there is; None for nobody any more."""
+        """Set the callback for free room, called on any thread; None clears it."""
 
     def settle(self, world_size: int) -> None:
         """Choose where the ranks of a new attempt will be.
@@ -93,20 +96,22 @@ class Places(Protocol):
         """
 
     def places(self, world_size: int, *, master_port: int) -> list[Topology]:
-        """Each rank's place in the world, as it was chosen."""
+        """Return each rank's place in the world, as it was chosen."""
+        return Topology.local(world_size, master_port=master_port)
 
     def nodes(self) -> Mapping[int, str]:
-        """What each rank's machine is called; nothing if all are on this one."""
+        """Return the name of each rank's machine; empty if all are on this one."""
+        return {}
 
     def clock(self, rank: int) -> tuple[float, float]:
-        """Seconds that the clock of a rank's machine is ahead, and how wrong that may be."""
+        """Return by how many seconds the clock of a rank's machine is ahead, and the error."""
+        del rank
+        return 0.0, 0.0
 
     def cores(self, place: Topology) -> int:
-        """Cores that the ranks of a rank's machine share."""
-
-
-class Launcher(Places, Protocol):
-    """Starts ranks somewhere."""
+        """Return the cores that the ranks of a rank's machine share."""
+        del place
+        return cores_here()
 
     def warm_up(self) -> None:
         """Prepare, without waiting, so that the first start is quick."""
@@ -116,62 +121,20 @@ class Launcher(Places, Protocol):
 
     def launch(self, start: RankStart) -> RankHandle:
         """Start one rank."""
+        raise NotImplementedError
 
     def sweep(self, handle: RankHandle) -> None:
         """End what a rank that died left behind."""
 
     def share(self) -> Launcher:
         """Return a launcher for a second worker group; its close leaves this one as it is."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Give back whatever starting needed; no rank runs any more."""
+        """Release what starting needed; no rank runs any more."""
 
 
-class ThisMachine:
-    """Where all ranks are on the notebook's own machine."""
-
-    @property
-    def base_env(self) -> Mapping[str, str]:
-        """This process's own, as it is now."""
-        return dict(os.environ)
-
-    def world_size(self, asked: int) -> int:
-        """As many as were asked for."""
-        return asked
-
-    def has_room(self) -> bool:
-        """It is all there is."""
-        return False
-
-    def watch_room(self, on_room: Callable[[], None] | None) -> None:
-        """No other machine comes."""
-
-    def settle(self, world_size: int) -> None:
-        """All are here."""
-
-    def take_over(self, ranks: Sequence[int]) -> None:
-        """Where the old ones were."""
-
-    def places(self, world_size: int, *, master_port: int) -> list[Topology]:
-        """All on this machine."""
-        return Topology.local(world_size, master_port=master_port)
-
-    def nodes(self) -> Mapping[int, str]:
-        """All are here."""
-        return {}
-
-    def clock(self, rank: int) -> tuple[float, float]:
-        """This machine's."""
-        del rank
-        return 0.0, 0.0
-
-    def cores(self, place: Topology) -> int:
-        """This machine's."""
-        del place
-        return cores_here()
-
-
-class LocalLauncher(ThisMachine):
+class LocalLauncher(Launcher):
     """Ranks on this machine, through multiprocessing.
 
     ``forkserver`` forks them from a warm helper in milliseconds; ``spawn``, where forking is not

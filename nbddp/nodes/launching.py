@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nbddp.errors import RequestError
-from nbddp.launch.launcher import RankHandle
+from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.nodes.door import Door, Node, in_order, lost_node
 from nbddp.nodes.returning import Returned
 from nbddp.topology import Topology
@@ -28,7 +28,7 @@ class Slot:
         return range(self.first, self.first + self.nproc)
 
 
-class NodesLauncher:
+class NodesLauncher(Launcher):
     """Starts ranks on nodes, in the order of :func:`nbddp.nodes.door.in_order`.
 
     Args:
@@ -218,12 +218,6 @@ class NodesLauncher:
         """Those of the rank's node."""
         return int(self.slot_of(place.rank).node.facts["cores"])
 
-    def warm_up(self) -> None:
-        """Nodes warm up by themselves."""
-
-    def warm_up_more(self) -> None:
-        """So they do."""
-
     def launch(self, start: RankStart) -> RankHandle:
         """Have a rank's node start it, or another one in that one's place.
 
@@ -251,9 +245,6 @@ class NodesLauncher:
             return asked
         has_gpus = all(int(slot.node.facts["gpus"]) >= slot.nproc for slot in self.slots)
         return "nccl" if has_gpus else "gloo"
-
-    def sweep(self, handle: RankHandle) -> None:
-        """A node does that itself."""
 
     def share(self) -> NodesLauncher:
         """Return a launcher for a second worker group on the same nodes, with slots of its own."""
