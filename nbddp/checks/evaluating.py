@@ -106,7 +106,7 @@ def _puts_together(source: Source) -> bool:
     return any(
         source.called(each) in COLLECTIVES or _GATHERS.search(source.called(each) or "")
         for each in source.calls
-    ) or any(_GATHERS.search(each.name) for each in source.functions())
+    ) or any(_GATHERS.search(each.name) for each in source.functions)
 
 
 @rule("ND134")

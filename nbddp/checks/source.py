@@ -23,9 +23,6 @@ _KIND_OF_CALL = {
 }
 _SILENCE = re.compile(r"#\s*nbddp:\s*ok\s+(ND\d+(?:\s*,\s*ND\d+)*)")
 
-_LEAVES = frozenset({ast.Name, ast.Constant, ast.alias, ast.Pass, ast.Break})
-_NO_PLACES = frozenset({"ctx", "op", "attr", "arg", "type_comment"})
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.AsyncFor | ast.While
 T = TypeVar("T", bound=ast.AST)
@@ -76,33 +73,18 @@ class Source:
         self.kinds = self.given | self._made_here()
 
     def _visit(self) -> None:
-        """Note every node, in the order of the text, and what it stands in.
-
-        What says how a name is used, or which operator it is, is no place of its own.
-        """
+        """Note every node, in the order of the text, and its parent."""
         left: list[ast.AST] = [self.tree]
-        nodes, parents, of_kind, pop = self.nodes, self.parents, self._of_kind, left.pop
         while left:
-            node = pop()
-            nodes.append(node)
-            kind = type(node)
-            if kind in _LEAVES:  # half of all nodes
-                continue
-            of_kind[kind].append(node)
-            inner: list[ast.AST] = []
-            for name in node._fields:
-                value = getattr(node, name, None)
-                if type(value) is list:
-                    inner += [each for each in value if isinstance(each, ast.AST)]
-                elif name not in _NO_PLACES and isinstance(value, ast.AST):
-                    inner.append(value)
-            for each in inner:
-                parents[each] = node
-            inner.reverse()
-            left += inner
+            node = left.pop()
+            self.nodes.append(node)
+            self._of_kind[type(node)].append(node)
+            inner = list(ast.iter_child_nodes(node))
+            self.parents.update(dict.fromkeys(inner, node))
+            left += reversed(inner)
 
     def every(self, kind: type[T]) -> list[T]:
-        """All of a kind, in the order of the text; names and constants are not kept by kind."""
+        """Return all nodes of a kind, in the order of the text."""
         return self._of_kind[kind]
 
     def once(self, key: Hashable, find: Callable[[], V]) -> V:
@@ -129,17 +111,14 @@ class Source:
 
     def _aliases(self) -> dict[str, str]:
         found = dict(PRESET) if self.is_cell else {}
-        imports: list[ast.Import | ast.ImportFrom] = []
-        imports += self.every(ast.Import)
-        imports += self.every(ast.ImportFrom)
-        for node in sorted(imports, key=lambda each: (each.lineno, each.col_offset)):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for each in node.names:
                     if each.asname:
                         found[each.asname] = each.name
                     else:
                         found[each.name.partition(".")[0]] = each.name.partition(".")[0]
-            elif node.module and not node.level:
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for each in node.names:
                     found[each.asname or each.name] = f"{node.module}.{each.name}"
         return found
@@ -265,7 +244,7 @@ class Source:
         >>> Source("f = lambda x: x + [y for y in z]").shared_names["z"]
         1
         """
-        own: dict[ast.AST, set[str]] = {each: _own_names(each) for each in self.functions()}
+        own: dict[ast.AST, set[str]] = {each: _own_names(each) for each in self.functions}
         for node in self.nodes:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.setdefault(self.function(node), set()).add(node.id)
@@ -292,7 +271,7 @@ class Source:
     def function(self, node: ast.AST) -> Function | ast.Module:
         """The function that it stands in, or all of the code."""
         for each in self.above(node):
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(each, Function):
                 return each
         return self.tree
 
@@ -334,14 +313,9 @@ class Source:
             ]
 
     @cached_property
-    def _functions(self) -> list[Function]:
-        found: list[Function] = [*self.every(ast.FunctionDef)]
-        found += self.every(ast.AsyncFunctionDef)
-        return sorted(found, key=lambda each: (each.lineno, each.col_offset))
-
     def functions(self) -> list[Function]:
-        """The functions that are defined here."""
-        return self._functions
+        """The functions that are defined here, in the order of the text."""
+        return [each for each in self.nodes if isinstance(each, Function)]
 
     # ---- silence
 
