@@ -53,10 +53,10 @@ def test_a_run_whose_kernel_was_killed_is_shown_by_the_next_and_says_so(
     reply = notebook.run("%ddp show lost")
     assert reply.status == "ok"
     assert "kernel" in reply.text.splitlines()[0]
-    assert re.search("cell 2 .*not recorded .*ranks 0-1", reply.text)
+    assert re.search(r"^2 .*not recorded .*ranks 0-1", reply.text, re.MULTILINE)
     assert re.search(r"^loss: \d+, \d+ at last \(ranks 0-1\)$", reply.text, re.MULTILINE)
     first = notebook.run("%ddp show lost --cell 1").text
-    assert "[rank 0] in the first cell\n" in first
+    assert "rank 0\n  in the first cell\n" in first
     assert "at 3" not in first
     _, line, *_ = notebook.run("%ddp runs lost").text.splitlines()
     assert "  2  " in line
