@@ -14,12 +14,12 @@ from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.formatting import plural
 from nbddp.group.timelines import timeline_of
-from nbddp.group.trials import TrialResult, TrialRunner
+from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.topology import cores_here
-from nbddp.ui.report.sweep import describe_failures, sweep_report
+from nbddp.ui.report.sweep import describe_failures, describe_row, sweep_report
 
 logger = logging.getLogger("nbddp")
 
@@ -68,7 +68,7 @@ class ScalingStudy:
         """
         for spec in self._specs.values():
             spec.check_gpus()
-        self._runner.run_all(self._rows, self._run_one, self._tell, what="scale")
+        self._runner.run_all(self._rows, self._run_one, self._describe, what="scale")
         self._display.show_progress(sweep_report(self._rows, what="scale"))
         scaling = self._scaling()
         self._display.show(scaling)
@@ -88,23 +88,22 @@ class ScalingStudy:
             threads={ranks: spec.threads_per_rank() for ranks, spec in self._specs.items()},
         )
 
-    def _run_one(self, row: Row) -> TrialResult:
+    def _run_one(self, row: Row) -> None:
         size, number = row.trial.settings["ranks"], row.trial.settings["round"]
         spec = self._specs[size]
         name = f"scale-{plural(size, 'rank').replace(' ', '')}-round{number}"
-        return self._runner.run(
+        self._runner.run(
             row,
             replace(spec, name="-".join(filter(None, (spec.name, name)))),
             facts=facts_of(size, number, self._count, is_weak=self._is_weak),
             finish=lambda *done: self._rounds[size].append(self._measure(*done)),
         )
 
-    def _tell(self, row: Row) -> None:
-        if not row.state.is_done or self._display.has_table:
-            return
+    def _describe(self, row: Row) -> str:
+        if not row.state.is_done:
+            return describe_row(row)
         last = self._rounds[row.trial.settings["ranks"]][-1]
-        pace = f"{last.pace:.3g} steps/s" if last.counts_steps else f"{1 / last.pace:.3g} s"
-        self._display.say(f"{row.trial}: {pace}")
+        return f"{last.pace:.3g} steps/s" if last.counts_steps else f"{1 / last.pace:.3g} s"
 
     def _measure(self, session: Session, result: CellResult) -> Round:
         """Return what the cell came to; its ranks are idle."""

@@ -15,7 +15,7 @@ from nbddp.archive.sweeps import Row, State, Trial, done_before, facts_of, key_o
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.prompts import prompt_numbers
-from nbddp.group.trials import TrialResult, TrialRunner
+from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
 from nbddp.record.push_store import pickled
 from nbddp.ui.report.sweep import describe_done, describe_failures, describe_row, sweep_report
@@ -67,7 +67,7 @@ class Sweep:
         if done := describe_done(self.rows):
             self._display.say(done)
         if any(row.state is State.WAITING for row in self.rows):
-            self._runner.run_all(self.rows, self._run_one, self._tell, what="sweep")
+            self._runner.run_all(self.rows, self._run_one, describe_row, what="sweep")
         else:
             self._display.say("nothing was left to run")
         self._show()
@@ -79,11 +79,7 @@ class Sweep:
             if (path := found.get(row.trial.number)) is not None:
                 row.state, row.path = State.BEFORE, path
 
-    def _tell(self, row: Row) -> None:
-        if not self._display.has_table:
-            self._display.say(f"{row.trial}: {describe_row(row)}")
-
-    def _run_one(self, row: Row) -> TrialResult:
+    def _run_one(self, row: Row) -> None:
         trial, count = row.trial, len(self.rows)
 
         def note_done(session: Session, _result: CellResult) -> None:
@@ -91,7 +87,7 @@ class Sweep:
             session.call(session.time_line.describe, done)
 
         spec = self._runner.spec
-        return self._runner.run(
+        self._runner.run(
             row,
             replace(spec, name="-".join(filter(None, (spec.name, trial.name)))),
             facts=facts_of(self._key, trial, count, is_done=False),

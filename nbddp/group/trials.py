@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nbddp.archive.comparing import Comparison
 from nbddp.archive.run_list import Listing
@@ -38,56 +36,34 @@ SEEDING = (
 _OF_CELLS = ("steps", "steps_per_second", "samples_per_step")  # in ``run.json``
 
 
-class TrialDisplay(Protocol):
-    """Runs a cell where the user sees it, and shows what all trials come to."""
-
-    @property
-    def has_table(self) -> bool:
-        """Whether the progress is a table: then no trial needs a line of its own."""
-
-    def run_cell(self, session: Session, request: CellRequest) -> CellResult:
-        """Run a cell on these ranks and show it; raise nothing if it fails."""
-
-    def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
-        """Say in the context that ranks start for the next cell."""
-
-    def show_progress(self, report: Report) -> None:
-        """Show which trial begins, or in the end how many went well."""
-
-    def show(self, results: Listing | Comparison | Scaling) -> None:
-        """Show what the trials came to."""
-
-    def say(self, text: str) -> None:
-        """Tell the user something."""
-
-
-class TextDisplay:
-    """Shows trials as text, for a script.
+class TrialDisplay:
+    """Shows trials as text, for a script; a notebook has its own.
 
     Args:
-        run_cell: runs a cell on the ranks of a session, and shows it.
+        run_cell: runs a cell on the ranks of a session, shows it, and raises nothing if it fails.
         quiet: show nothing of the trials.
     """
 
-    has_table = False
+    has_table = False  # of the progress: then no trial needs a line of its own
+    fresh = "fresh=True"  # the option that runs a cell without the earlier ones
 
     def __init__(
         self, run_cell: Callable[[Session, CellRequest], CellResult], *, quiet: bool
     ) -> None:
         self.run_cell = run_cell
-        self._quiet = quiet
+        self.quiet = quiet
 
     def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
-        """Say nothing."""
-        del text, session
+        """Say in the context that ranks start for the next cell."""
+        del text, session  # the line of the progress says it
         return nullcontext()
 
     def show_progress(self, report: Report) -> None:
-        """Print a line."""
+        """Show which trial begins, or in the end how many went well."""
         self.say(str(report.title))
 
     def show(self, results: Listing | Comparison | Scaling) -> None:
-        """Print a table."""
+        """Show what the trials came to."""
         match results:
             case Listing():
                 text = runs_text(results, most=len(results.runs))
@@ -95,44 +71,18 @@ class TextDisplay:
                 text = compare_text(results)
             case Scaling():
                 text = scaling_text(results)
-        self._write(text)
+        self.write(text)
 
     def say(self, text: str) -> None:
-        """Print a line."""
-        self._write(f"nbddp: {text}")
+        """Tell the user something in a line of its own."""
+        self.write(f"nbddp: {text}")
 
-    def _write(self, text: str) -> None:
-        if not self._quiet:
-            StreamScreen().write(f"{text}\n")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
-    """What came of one trial.
-
-    Attributes:
-        path: the run's folder; None if the ranks could not start.
-        is_ok: whether the cell went well on all ranks.
-        why: the failure in one line; empty if all went well.
-        report: the same with its traceback.
-        rank: the rank that is the first cause.
-        is_last: whether the user asked for an end while the cell ran to its end.
-    """
-
-    path: Path | None
-    is_ok: bool = False
-    why: str = ""
-    report: str = ""
-    rank: int = 0
-    is_last: bool = False
-
-
-class SweepCancelledError(Exception):
-    """The user ended a trial; ``path`` is the folder of its run."""
-
-    def __init__(self, path: Path | None) -> None:
-        super().__init__()
-        self.path = path
+    def write(self, text: str) -> None:
+        """Print a text."""
+        if not self.quiet:
+            screen = StreamScreen()
+            screen.write(f"{text}\n")
+            screen.flush()
 
 
 class TrialRunner:
@@ -168,14 +118,14 @@ class TrialRunner:
         self._ranks = ranks
         self._rows: Sequence[Row] = ()
         self._what = ""
-        self._failed: TrialResult | None = None  # the first one
+        self._first: NbddpError | None = None  # of those that failed
         self._is_ended = False
 
     def run_all(
         self,
         rows: Sequence[Row],
-        run_one: Callable[[Row], TrialResult],
-        tell: Callable[[Row], None],
+        run_one: Callable[[Row], None],
+        describe: Callable[[Row], str],
         *,
         what: str,
     ) -> None:
@@ -184,7 +134,7 @@ class TrialRunner:
         Args:
             rows: the trials; what becomes of each is noted there.
             run_one: runs one with :meth:`run`.
-            tell: called after each trial that has come to its end.
+            describe: says what came of it.
             what: the command, ``sweep`` or ``scale``.
 
         Raises:
@@ -195,27 +145,18 @@ class TrialRunner:
         left = [row for row in rows if row.state is State.WAITING]
         again = f", {say_deeds(self.deeds)} again" if self.deeds else ""
         self.display.say(f"{plural(len(left), 'run')}, each with fresh ranks{again}")
-        self._is_ended = any(self._ends(row, run_one, tell) for row in left)
-
-    def _ends(
-        self, row: Row, run_one: Callable[[Row], TrialResult], tell: Callable[[Row], None]
-    ) -> bool:
-        """Run one trial; return whether the user asked for an end."""
-        row.state, began = State.RUNNING, time.monotonic()
         try:
-            self.display.show_progress(sweep_report(self._rows, row, what=self._what))
-            result = run_one(row)
-            row.state, row.why = (State.OK if result.is_ok else State.FAILED), result.why
-            row.seconds, row.path = time.monotonic() - began, result.path
-            if not result.is_ok:
-                self._failed = self._failed or result
-            tell(row)
-        except (SweepCancelledError, KeyboardInterrupt) as ended:
-            if row.state is State.RUNNING:
-                row.state, row.path = State.ENDED, getattr(ended, "path", None)
-                row.seconds = time.monotonic() - began
-            return True
-        return result.is_last
+            while left and not self._is_ended:
+                row = left.pop(0)
+                row.state = State.RUNNING
+                self.display.show_progress(sweep_report(rows, row, what=what))
+                run_one(row)
+                if row.state is not State.ENDED and not self.display.has_table:
+                    self.display.say(f"{row.trial}: {describe(row)}")
+        except KeyboardInterrupt:
+            self._is_ended = True
+            for row in rows:
+                row.state = State.ENDED if row.state is State.RUNNING else row.state
 
     def run(
         self,
@@ -225,8 +166,8 @@ class TrialRunner:
         facts: Mapping[str, Any],
         finish: Callable[[Session, CellResult], None],
         settings: Mapping[str, Any] | None = None,
-    ) -> TrialResult:
-        """Run the cell on fresh ranks, and end them.
+    ) -> None:
+        """Run the cell on fresh ranks, end them, and note in ``row`` what came of it.
 
         Args:
             row: the trial.
@@ -235,14 +176,12 @@ class TrialRunner:
             finish: called after a cell that went well, while its ranks are idle.
             settings: recorded as by ``nbddp.config``, and pushed before the cell; ``seed`` seeds
                 the ranks, too.
-
-        Raises:
-            SweepCancelledError: the user ended it.
         """
         head = describe_current(self._rows, row, what=self._what)
-        text = f"{head}: starting {plural(spec.nproc, 'rank')} ..."
-        session = self._ranks.open()
+        session, began = self._ranks.open(), time.monotonic()
+        is_shown = False
         try:
+            text = f"{head}: starting {plural(spec.nproc, 'rank')} ..."
             with self.display.starting(text, session):
                 session.start(spec)
                 _describe(session, facts)
@@ -251,18 +190,34 @@ class TrialRunner:
                     session.call(session.time_line.note, 0, CONFIG, values)
                 self._prepare(session, {**self.values, **(settings or {})})
                 result = self.display.run_cell(session, self.request)
-            if result.is_ok:
-                finish(session, result)
-            return _came_of(result, session)
+            is_shown = True
+            result.raise_for_failure()
+            finish(session, result)
+            row.state = State.OK
         except (CellInterruptedError, KeyboardInterrupt):
-            raise SweepCancelledError(session.time_line.path) from None
+            row.state, self._is_ended = State.ENDED, True
         except NbddpError as error:
-            if session.times_ended:
-                raise SweepCancelledError(session.time_line.path) from None
-            return self._not_run(session.time_line.path, error)
+            self._note_failure(row, error, session, is_shown=is_shown)
         finally:
             with interrupt_held_back():
+                self._is_ended = self._is_ended or session.times_ended > 0
+                row.path, row.seconds = session.time_line.path, time.monotonic() - began
                 self._ranks.close()
+
+    def _note_failure(
+        self, row: Row, error: NbddpError, session: Session, *, is_shown: bool
+    ) -> None:
+        if session.times_ended:
+            row.state = State.ENDED
+            return
+        self._first = self._first or error
+        row.state, row.why = State.FAILED, str(error).partition("\n")[0]
+        if not is_shown:
+            is_cell = isinstance(error, CellFailedError)
+            self.display.say(error.report if isinstance(error, CellFailedError) else str(error))
+            if is_cell:
+                fresh = self.display.fresh
+                row.why = f"an earlier cell ({fresh} leaves it out): {row.why}"
 
     def _prepare(self, session: Session, values: Mapping[str, Any]) -> None:
         """Do what earlier cells did, then set the names, whatever those cells made of them."""
@@ -278,13 +233,6 @@ class TrialRunner:
             push(session, values)
         _replay(session, seeding)
 
-    def _not_run(self, path: Path | None, error: NbddpError) -> TrialResult:
-        report, what = str(error), ""
-        if isinstance(error, CellFailedError):
-            report, what = error.report, "an earlier cell, done again: "
-        self.display.say(report)
-        return TrialResult(path=path, why=what + str(error).partition("\n")[0], report=report)
-
     def conclude(self, *, way_on: str) -> None:
         """Raise what a cell raises of which the user ended a part, or nothing went well.
 
@@ -296,12 +244,16 @@ class TrialRunner:
             CellFailedError: no trial went well.
         """
         if self._is_ended:
-            raised = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {way_on}"
-            raise CellInterruptedError(raised, rank=0, report=raised)
-        failed = self._failed
-        if failed is not None and not any(row.state.is_done for row in self._rows):
-            said = f"none of the {len(self._rows)} runs went well; {failed.why}"
-            raise CellFailedError(said, rank=failed.rank, report=f"{said}\n{failed.report}")
+            said = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {way_on}"
+            raise CellInterruptedError(said, rank=0, report=said)
+        if self._first is None or any(row.state.is_done for row in self._rows):
+            return
+        why = next(row.why for row in self._rows if row.why)
+        said = f"none of the {len(self._rows)} runs went well; {why}"
+        if not isinstance(self._first, CellFailedError):
+            raise CellFailedError(said, rank=0, report=said)
+        report = f"{said}\n{self._first.report}"
+        raise CellFailedError(said, rank=self._first.rank, report=report)
 
 
 def _describe(session: Session, facts: Mapping[str, Any]) -> None:
@@ -314,7 +266,7 @@ def _replay(session: Session, deeds: Sequence[Deed]) -> None:
     Raises:
         CellFailedError: a cell failed this time.
         CellInterruptedError: the user asked for an end.
-        SweepCancelledError: the same, before or after all of it.
+        KeyboardInterrupt: the same, before or after all of it.
     """
     _check_wanted(session)
     failed = Recovery(session, show=_show_no_replay, say=_say_nothing).replay(deeds)
@@ -325,7 +277,7 @@ def _replay(session: Session, deeds: Sequence[Deed]) -> None:
 
 def _check_wanted(session: Session) -> None:
     if session.times_ended:
-        raise SweepCancelledError(session.time_line.path)
+        raise KeyboardInterrupt
 
 
 def _show_no_replay(_handle: CellHandle) -> CellResult:
@@ -334,14 +286,3 @@ def _show_no_replay(_handle: CellHandle) -> CellResult:
 
 def _say_nothing(_text: str) -> None:
     """The trial tells what came of its replay."""
-
-
-def _came_of(result: CellResult, session: Session) -> TrialResult:
-    verdict, path = result.verdict, session.time_line.path
-    is_last = session.times_ended > 0
-    if verdict is None:
-        return TrialResult(path=path, is_ok=True, is_last=is_last)
-    if verdict.is_interrupt or verdict.ended_by or is_last:
-        raise SweepCancelledError(path)
-    why, report = verdict.summary(), verdict.report()
-    return TrialResult(path=path, why=why, report=report, rank=verdict.first.rank)

@@ -26,7 +26,7 @@ from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.scripts import find_script
 from nbddp.group.sweep import Sweep
 from nbddp.group.timelines import timeline_of
-from nbddp.group.trials import TextDisplay, TrialRunner
+from nbddp.group.trials import TrialDisplay, TrialRunner
 from nbddp.lifecycle.comeback import Retries
 from nbddp.opened import Run
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
@@ -359,7 +359,7 @@ class WorkerGroup:
         self._close_at_exit()
         return TrialRunner(
             self._scripts,
-            TextDisplay(partial(self._run_on, retries=retries, quiet=quiet), quiet=quiet),
+            TrialDisplay(partial(self._run_on, retries=retries, quiet=quiet), quiet=quiet),
             self._request(source),
             self._spec,
             values={},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from nbddp.archive.comparing import Comparison, Over
@@ -17,9 +18,9 @@ from nbddp.errors import RequestError
 from nbddp.export import Omitted
 from nbddp.group.scaling import ScalingStudy
 from nbddp.group.sweep import Sweep
-from nbddp.group.trials import TrialRunner
+from nbddp.group.trials import TrialDisplay, TrialRunner
 from nbddp.magics.desk import Desk
-from nbddp.record.cell import CellRequest, CellResult
+from nbddp.record.cell import CellRequest
 from nbddp.ui.report.blocks import Report
 
 
@@ -56,33 +57,26 @@ def run_trials(
     several.run()
 
 
-class NotebookDisplay:
+class NotebookDisplay(TrialDisplay):
     """Shows trials in the cell that runs."""
 
+    fresh = "`--fresh`"
+
     def __init__(self, desk: Desk, args: Namespace) -> None:
-        self._desk = desk
+        super().__init__(partial(desk.run_trial, args=args), quiet=args.quiet)
         self._views = desk.views
-        self._args = args
-
-    @property
-    def has_table(self) -> bool:
-        """Whether the progress is a table."""
-        return self._views.shows_panels
-
-    def run_cell(self, session: Session, request: CellRequest) -> CellResult:
-        """Run a cell as its options say."""
-        return self._desk.run_trial(session, request, self._args)
+        self.has_table = desk.views.shows_panels
 
     @contextmanager
     def starting(self, text: str, session: Session) -> Iterator[None]:
         """Say so in the place of the next panel."""
-        announcing = self._views.announcing(text, session, quiet=self._args.quiet)
+        announcing = self._views.announcing(text, session, quiet=self.quiet)
         with announcing, self._views.as_one_of_several():
             yield
 
     def show_progress(self, report: Report) -> None:
         """Show it in the place of what was shown before."""
-        if not self._args.quiet:
+        if not self.quiet:
             self._views.show_progress(report)
 
     def show(self, results: Listing | Comparison | Scaling) -> None:
@@ -94,8 +88,3 @@ class NotebookDisplay:
                 self._views.show_comparison(results, over=Over.STEP, scale="auto", is_smooth=False)
             case Scaling():
                 self._views.show_scaling(results)
-
-    def say(self, text: str) -> None:
-        """Tell it in a line."""
-        if not self._args.quiet:
-            self._views.say(f"nbddp: {text}")
