@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nbddp.record.curves import Curves
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve, MetricStore
 
 
 def losses(
     value: Callable[[int, int], float], *, ranks: int = 1, steps: int = 100
 ) -> dict[int, Curve]:
     """The curve of each rank; ``value`` is given a rank and a step."""
-    metrics = Curves()
+    metrics = MetricStore()
     for step in range(steps):
         for rank in range(ranks):
             metrics.add(rank, 0.0, step, {"loss": value(rank, step)})

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbddp.record.tally import Tally
+from nbddp.record.metrics import MetricStore, RunTotals
 
 BEGAN = 1_800_000_000.0  # in ``time.time()``
 STARTED = "2027-01-15T08:00:00+0000"
@@ -57,12 +57,12 @@ def facts_of(
     cells: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, Any]], **more: Any
 ) -> dict[str, Any]:
     """What ``run.json`` says when all of it was written."""
-    tally = Tally()
+    metrics = MetricStore()
     for row in rows:
         values = {
             name: row[name] for name in row if name not in ("time", "rank", "attempt", "step")
         }
-        tally.add(row["rank"], row["time"], row.get("step"), values)
+        metrics.add(row["rank"], row["time"], row.get("step"), values)
     facts: dict[str, Any] = {
         "format": 2,
         "started": STARTED,
@@ -82,7 +82,7 @@ def facts_of(
         "failures": 0,
         "seconds_lost": 0.0,
     }
-    return facts | tally.facts() | more
+    return facts | RunTotals().facts(metrics) | more
 
 
 def lines(rows: Sequence[Mapping[str, Any]]) -> str:

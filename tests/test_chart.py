@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from nbddp.charts import palette
 from nbddp.charts.palette import rank_color
-from nbddp.record import curves
-from nbddp.record.curves import Curves
-from nbddp.record.series import Curve
+from nbddp.record import metrics as metrics_module
+from nbddp.record.metrics import Curve, MetricStore
 from nbddp.ui.charts import scale
 from nbddp.ui.charts.drawing import ALERT, INK, RESTART, Chart
 from nbddp.ui.charts.frame import HEIGHT, WIDTH
@@ -116,7 +115,7 @@ def test_the_mean_of_ranks_that_are_not_at_the_same_step() -> None:
     assert mean(one_of(98)) == [2.0] * 98, "it waits for one that lags a little"
     lost = losses(lambda rank, step: math.nan if rank and step > 50 else 1.0, ranks=2)
     assert [math.isnan(each) for each in mean(lost)] == [False] * 51 + [True] * 49, "not hidden"
-    by_turns = Curves()
+    by_turns = MetricStore()
     for step in range(100):
         by_turns.add(step % 2, 0.0, step, {"loss": 10.0 * (step % 2)})
     assert set(mean(by_turns.curves("loss"))[1:]) == {5.0}
@@ -135,28 +134,14 @@ def test_a_point_without_neighbours_is_a_dot() -> None:
     assert where(plot_of(between_gaps), rank_color(0)).sum() > 10
 
 
-# ---- loops that begin again, attempts that go on
-
-
-def loops(count: int, *, steps: int = 20) -> Curves:
-    metrics = Curves()
-    for number in range(count):
-        for step in range(steps):
-            metrics.add(0, 0.0, step, {"loss": 1.0 + number})
-    return metrics
-
-
-@pytest.mark.parametrize(("count", "marks"), [(1, 0), (3, 2), (60, 0)])
-def test_where_a_loop_begins_again_is_a_mark_unless_there_are_too_many(
-    count: int, marks: int
-) -> None:
-    faint = where(plot_of(loops(count, steps=10).curves("loss")), INK, alpha=0.7)
-    assert upright(faint, least=60) == marks
+# ---- attempts that go on
 
 
 def test_where_an_attempt_went_on_is_a_mark_of_its_own() -> None:
-    metrics = loops(1, steps=50)
-    metrics.take_up()
+    metrics = MetricStore()
+    for step in range(50):
+        metrics.add(0, 0.0, step, {"loss": 1.0})
+    metrics.resume()
     for step in range(30, 100):
         metrics.add(0, 0.0, step, {"loss": 1.0})
     plot = plot_of(metrics.curves("loss"))
@@ -196,7 +181,7 @@ def test_values_of_many_magnitudes_are_drawn_on_a_logarithmic_scale_that_says_so
 
 
 def test_one_value_at_zero_makes_the_scale_linear_whatever_the_mean_is() -> None:
-    metrics = Curves()
+    metrics = MetricStore()
     for step in range(100):
         metrics.add(0, 0.0, step, {"loss": magnitudes(0, step)})
     assert Chart.of("loss", metrics.curves("loss")).frame.is_log
@@ -219,7 +204,7 @@ def test_one_value_at_zero_makes_the_scale_linear_whatever_the_mean_is() -> None
 def test_no_data_and_no_name_stop_a_chart(
     points: dict[int, list[tuple[int, float]]], name: str
 ) -> None:
-    metrics = Curves()
+    metrics = MetricStore()
     for rank, each in points.items():
         for step, value in each:
             metrics.add(rank, 0.0, step, {"loss": value})
@@ -264,10 +249,10 @@ def test_a_chart_shows_its_name_its_values_and_nothing_else() -> None:
 def test_the_metrics_load_no_numpy_and_a_thread_may_draw_without_pyplot() -> None:
     program = f"""
 import sys, threading
-{imported(curves, palette, scale)}
+{imported(metrics_module, palette, scale)}
 assert not {{"numpy", "matplotlib", "PIL"}} & set(sys.modules)
-{imported(Curves, draw_png)}
-metrics, drawn = Curves(), []
+{imported(MetricStore, draw_png)}
+metrics, drawn = MetricStore(), []
 metrics.add(0, 0.0, 0, {{"loss": 1.0}})
 thread = threading.Thread(target=lambda: drawn.append(draw_png("loss", metrics.curves("loss"))))
 thread.start()

@@ -14,8 +14,7 @@ import pytest
 from pages import Page
 
 from nbddp.charts.palette import rank_color
-from nbddp.record.curves import Curves
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve, MetricStore
 from nbddp.ui.charts.drawing import Chart
 from nbddp.ui.charts.frame import WIDTH, Scale
 from nbddp.ui.charts.tips import MAX_TIPS, tips
@@ -25,7 +24,7 @@ from nbddp.ui.panel.charthtml import charts_html, kept_chart, live_chart
 def curves_of(
     value: Callable[[int, int], float], *, ranks: int = 2, steps: int = 100
 ) -> dict[int, Curve]:
-    metrics = Curves()
+    metrics = MetricStore()
     for step in range(steps):
         for rank in range(ranks):
             metrics.add(rank, 0.0, step, {"loss": value(rank, step)})
@@ -68,15 +67,15 @@ def test_of_many_steps_some_tell_and_together_they_cover_the_chart() -> None:
     assert columns[-1].left + columns[-1].width == pytest.approx(WIDTH - 8)
 
 
-def test_a_rank_that_was_lost_is_not_told_of_and_steps_that_fall_back_are_a_count() -> None:
+def test_a_rank_that_was_lost_is_not_told_of_and_steps_that_fall_back_count_on() -> None:
     curves = curves_of(rising)
     curves[1] = curves_of(rising, steps=40)[1]
     assert "rank 1" in told(curves)[0]
     assert "rank 1" not in told(curves)[-1]
-    metrics = Curves()
+    metrics = MetricStore()
     for step in (0, 1, 0):
         metrics.add(0, 0.0, step, {"loss": 1.0})
-    assert told(metrics.curves("loss"))[-1].startswith("count 2\n")
+    assert told(metrics.curves("loss"))[-1].startswith("step 2\n")
 
 
 # ---- keys
@@ -101,7 +100,7 @@ def test_the_keys_of_many_ranks_unfold_and_one_band_goes_around_them() -> None:
 
 
 def test_a_step_that_counts_on_from_the_largest_that_there_is_has_a_mean() -> None:
-    metrics = Curves()
+    metrics = MetricStore()
     for rank, step in ((0, 0), (1, 2**53), (1, -1)):
         metrics.add(rank, 0.0, step, {"loss": 1.0})
     chart = Chart.of("loss", metrics.curves("loss"))

@@ -12,8 +12,7 @@ import pytest
 from processes import wait_until
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.record.curves import MAX_NAMES, Curves
-from nbddp.record.series import Curve
+from nbddp.record.metrics import MAX_NAMES, Curve, MetricStore
 from nbddp.ui.charts.frame import Scale
 from nbddp.ui.panel import charts as module
 from nbddp.ui.panel.charthtml import Drawn
@@ -31,7 +30,7 @@ class Room:
     """
 
     def __init__(self) -> None:
-        self.metrics = Curves()
+        self.metrics = MetricStore()
         self.drawn: list[str] = []
         self.scales: list[Scale] = []
         self.shown: list[Picture] = []
@@ -119,8 +118,6 @@ REPORTS = {  # how many metrics, at which steps
     "as many as fit": (MAX_CHARTS, [0]),
     "more": (MAX_CHARTS + 3, [0]),
     "not even kept": (MAX_NAMES + 5, [0]),
-    "falls back": (1, [0, 1, 0, 1, 0]),
-    "several fall back": (2, [0, 1, 0]),
 }
 
 

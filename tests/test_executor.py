@@ -455,7 +455,7 @@ def test_a_record_that_cannot_be_made_costs_no_rank_and_no_result(
     def fail(*_: object) -> None:
         raise ValueError("no such number")
 
-    monkeypatch.setattr(stage.executor.whereabouts.tally, "facts", fail)
+    monkeypatch.setattr(stage.executor.whereabouts, "totals", fail)
     assert stage.works()
     stage.turn()
     assert stage.state is GroupState.IDLE

@@ -39,7 +39,7 @@ def test_its_numbers_are_curves_of_the_run_or_of_a_cell(tmp_path: Path) -> None:
     run = run_of(tmp_path, rows=rows)
     first, second = run.cells
     assert run.metrics(first).names() == ["loss"]
-    assert run.metrics().curves("loss")[1].values == (1.0, 2.0, 3.0)
+    assert run.metrics().curves("loss")[1].mean == (1.0, 2.0, 3.0)
     assert math.isnan(run.metrics().curves("loss")[0].last)
     assert run.metrics(second).names() == []
 
@@ -51,8 +51,8 @@ def test_the_numbers_of_a_recovery_go_on_where_those_before_it_failed(tmp_path: 
     run = run_of(tmp_path, events=[*FAILED, recovery], rows=rows)
     curve = run.metrics().curves("loss")[0]
     assert curve.steps == tuple(map(float, range(6)))
-    assert curve.values[2:] == (3.0, 9.0, 9.0, 9.0)
-    assert curve.restarts == (3.0,)
+    assert curve.mean[2:] == (3.0, 9.0, 9.0, 9.0)
+    assert curve.resume_points == (3.0,)
 
 
 def test_numbers_without_a_step_are_counted(tmp_path: Path) -> None:

@@ -6,17 +6,18 @@ import random
 
 import pytest
 
-from nbddp.record.curves import Curves, Pace
+from nbddp.record.metrics import MetricStore
+from nbddp.record.step_rate import StepRate
 from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 
-USUAL = Pace(100, 10.0, 50.0, seconds=10.0, error=0.01, loop="loss")
+USUAL = StepRate(100, 10.0, 50.0, seconds=10.0, error=0.01, loop="loss")
 
 
-def pace(per_second: float, error: float = 0.01, loop: str = "loss") -> Pace:
-    return Pace(100, per_second, 50.0, seconds=10.0, error=error, loop=loop)
+def pace(per_second: float, error: float = 0.01, loop: str = "loss") -> StepRate:
+    return StepRate(100, per_second, 50.0, seconds=10.0, error=error, loop=loop)
 
 
-def of_group(last: Pace) -> dict[int, StragglerLag]:
+def of_group(last: StepRate) -> dict[int, StragglerLag]:
     return slow_by_step_rate({0: USUAL, 1: USUAL, 2: last})
 
 
@@ -36,7 +37,7 @@ def test_who_makes_fewer_steps_is_told_by_how_much() -> None:
     ],
     ids=["faster", "about as fast", "slower", "maybe by chance", "another loop"],
 )
-def test_only_who_is_clearly_slower_in_the_same_loop_is_told(last: Pace, is_told: bool) -> None:
+def test_only_who_is_clearly_slower_in_the_same_loop_is_told(last: StepRate, is_told: bool) -> None:
     assert bool(of_group(last)) == is_told
 
 
@@ -46,26 +47,26 @@ def test_a_loop_that_nobody_is_known_to_go_on_with_says_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_does_not_reach_it_and_a_slow_rank_does(seed: int) -> None:
-    chance, curves = random.Random(seed), Curves()
+    chance, curves = random.Random(seed), MetricStore()
     for rank in range(8):
         at = 1000.0
         for step in range(200):
             at += chance.uniform(0.05, 0.15) * (1.5 if rank == 5 else 1.0)
             if at < 1012:
                 curves.add(rank, at, step, {"loss": 1.0})
-    paces = {rank: curves.pace(rank) for rank in range(8)}
+    paces = {rank: curves.step_rate(rank) for rank in range(8)}
     found = slow_by_step_rate({rank: each for rank, each in paces.items() if each})
     assert list(found) == [5]
     assert found[5].share == pytest.approx(1 / 3, abs=0.12)
 
 
 def test_how_far_a_pace_may_be_off_is_not_known_from_a_few_steps() -> None:
-    curves = Curves()
+    curves = MetricStore()
     for step in range(5):
         curves.add(0, 1000.0 + step, step, {"loss": 1.0})
-    few = curves.pace(0)
+    few = curves.step_rate(0)
     curves.add(0, 1005.0, 5, {"loss": 1.0})
-    enough = curves.pace(0)
+    enough = curves.step_rate(0)
     assert few is not None
     assert enough is not None
     assert few.error == float("inf")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from losses import losses
 from pages import Page
 
-from nbddp.record.curves import Curves
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve, MetricStore
 from nbddp.ui.charts.drawing import VERY_MANY, Chart
 from nbddp.ui.charts.outliers import MOST
 from nbddp.ui.panel.charthtml import kept_chart, live_chart
@@ -107,7 +106,7 @@ def test_the_chart_of_128_ranks_is_no_larger_than_one_of_8() -> None:
     )
 )
 def test_no_numbers_stop_a_chart_of_many(points: dict[int, list[tuple[int, float]]]) -> None:
-    metrics = Curves()
+    metrics = MetricStore()
     for rank, known in points.items():
         for step, value in known:
             metrics.add(rank, 0.0, step, {"loss": value})

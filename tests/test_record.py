@@ -14,7 +14,7 @@ from pages import BIG, SNAPSHOTS, TEXT, Page, readable
 
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.cell import CellResult
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.verdict import Ending, judge
@@ -84,7 +84,7 @@ RESULTS = st.builds(
     *[TEXT] * 8,
     ended_by=st.sampled_from(["", "restart"]),
 )
-CURVES = {0: Curve((0.0, 1.0), (2.0, 1.0), (2.0, 1.0), (2.0, 1.0), (0, 0), 1.0)}
+CURVES = {0: Curve((0.0, 1.0), (0.0, 1.0), (2.0, 1.0), (2.0, 1.0), (2.0, 1.0), (0, 0), 1.0)}
 
 
 def chart(name: str) -> Drawn:

@@ -14,7 +14,7 @@ from screens import KeptScreen
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.record.curves import Curves
+from nbddp.record.metrics import MetricStore
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.record.whereabouts import LoopProgress
 from nbddp.ui.charts import paper
@@ -26,9 +26,9 @@ class Cell:
     """A cell whose ranks and numbers are made up, in a time that a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.curves = Curves()
-        self.whereabouts = SimpleNamespace(curves=self.curves)
-        self.metrics = self.curves.snapshot
+        self.store = MetricStore()
+        self.whereabouts = SimpleNamespace(metrics=self.store)
+        self.metrics = self.store.snapshot
         self.ranks: tuple[RankSnapshot, ...] = ()
         self.screen = KeptScreen()
         self.handle = CellHandle(1, CellRequest(source=""), range(2), lambda parcel: parcel)
@@ -43,7 +43,7 @@ class Cell:
         return Progress(self, **known)  # type: ignore[arg-type]
 
     def log(self, step: int, rank: int = 0, **values: float) -> None:
-        self.curves.add(rank, float(step), step, values)
+        self.store.add(rank, float(step), step, values)
 
     def told(self, progress: Progress, seconds: float) -> str:
         """What is told after so many seconds."""

@@ -74,9 +74,9 @@ def test_rows_become_curves_of_their_rank_and_those_that_are_missing_are_counted
     whereabouts.note(1, numbers(0, 1, missed=3), now=1.0)
     whereabouts.note(1, numbers(2), now=2.0)
     whereabouts.note(0, numbers(0, missed=4), now=2.0)
-    curves = whereabouts.curves.curves("loss")
+    curves = whereabouts.metrics.curves("loss")
     assert (curves[1].steps, curves[0].steps) == ((0.0, 1.0, 2.0), (0.0,))
-    pace = whereabouts.curves.pace(1)
+    pace = whereabouts.metrics.step_rate(1)
     assert pace is not None
     assert (pace.step, pace.at) == (2.0, 102.0)
     assert whereabouts.missed == 7
@@ -114,7 +114,7 @@ def test_a_new_cell_begins_without_what_an_earlier_one_said(whereabouts: Whereab
     whereabouts.note(0, pulse(30.0), now=1.0)
     whereabouts.begin_cell([0, 1], now=2.0)
     assert whereabouts.missed == 0
-    assert whereabouts.curves.names() == []
+    assert whereabouts.metrics.names() == []
     assert whereabouts.bars(0) == ()
     sign = whereabouts.sign(0)
     assert sign is not None
@@ -139,10 +139,10 @@ def test_numbers_outlast_their_cell_and_signs_do_not_outlast_their_ranks(
 ) -> None:
     whereabouts.note(0, numbers(0), now=1.0)
     whereabouts.end_cell()
-    assert whereabouts.curves.names() == ["loss"]
+    assert whereabouts.metrics.names() == ["loss"]
     whereabouts.forget()
     assert whereabouts.sign(0) is None
-    assert whereabouts.curves.names() == ["loss"]
+    assert whereabouts.metrics.names() == ["loss"]
 
 
 # ---- a recovery
@@ -166,5 +166,5 @@ def test_in_a_recovery_the_curves_stay_and_cells_that_are_replayed_add_nothing(
     whereabouts.end_recovery(is_taken_up=is_taken_up)
     whereabouts.begin_cell([0], now=2.0)
     whereabouts.note(0, numbers(1, 2, 3), now=2.0)
-    curve = whereabouts.curves.curves("loss")[0]
-    assert (curve.steps, curve.restarts) == (steps, restarts)
+    curve = whereabouts.metrics.curves("loss")[0]
+    assert (curve.steps, curve.resume_points) == (steps, restarts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -13,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.find import short_names
-from nbddp.archive.numbers import Numbers
-from nbddp.archive.summary import DAMAGE, Pairs, Summary, summarize
+from nbddp.archive.summary import DAMAGE, Summary, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve, MetricStore, Pairs
 
 MOST = 8  # runs: there are so many colours that can be told apart
 CHARTS = 6  # unless others are asked for
@@ -49,20 +49,27 @@ class Compared:
 
     Args:
         path: its folder.
+        wanted: which metrics to read, None for the first 64.
         current: the run of this kernel that goes on.
 
     Raises:
         RequestError: it is damaged, or no run.
     """
 
-    def __init__(self, path: Path, *, current: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        wanted: Callable[[str], bool] | None = None,
+        current: Path | None = None,
+    ) -> None:
         try:
-            self.run = RecordedRun(path)
+            self.run = RecordedRun(path, wanted)
             self.cells: tuple[RecordedCell, ...] = self.run.cells
             self.summary: Summary = summarize(path, current=current)
         except (*DAMAGE, RequestError) as error:
             raise RequestError(f"{path.name} is damaged, or no run of nbddp's ({error})") from None
-        self._by_step: dict[str, dict[int, Curve]] = {}
+        self._curves: dict[str, dict[int, Curve]] = {}
 
     @property
     def name(self) -> str:
@@ -83,10 +90,10 @@ class Compared:
             lines += [f"# cell {number}", *cell.source.rstrip().splitlines(), ""]
         return lines
 
-    @cached_property
-    def numbers(self) -> Numbers:
-        """All that its ranks reported."""
-        return Numbers(list(self.run.numbers()))
+    @property
+    def metrics(self) -> MetricStore:
+        """The numbers that its ranks reported."""
+        return self.run.metrics()
 
     @cached_property
     def marks(self) -> tuple[Mark, ...]:
@@ -99,51 +106,35 @@ class Compared:
                 kind = "heal" if "healed" in event.facts else "restart"
                 step = event.facts.get("step")
                 known = float(step) if isinstance(step, int | float) else None
-                yield Mark(kind, known, event.at - self.numbers.began)
+                yield Mark(kind, known, event.at - self.metrics.began)
 
     def curves(self, name: str, over: Over) -> dict[int, Curve]:
-        """The curve of each rank; over samples only where the batch is known."""
-        if over is Over.TIME:
-            return self.numbers.by_time(name)
-        if name not in self._by_step:  # asked for by each axis, and to see whether it is a line
-            self._by_step[name] = self._over_steps(name)
-        curves = self._by_step[name]
+        """Return the curve of each rank; over samples only where the batch is known.
+
+        What a restart did again is there once, and loops follow each other. Over time and samples,
+        the ``steps`` of a curve are seconds since the first number, or samples.
+        """
+        if name not in self._curves:  # asked for by each axis, and to see whether it is a line
+            self._curves[name] = self.metrics.curves(name)
+        curves, batch = self._curves[name], self.samples_per_step
         if over is Over.STEP:
             return curves
-        batch = self.samples_per_step
-        return {rank: _scaled(curve, batch) for rank, curve in curves.items()} if batch else {}
+        if over is Over.SAMPLES and batch is None:
+            return {}
+        return {rank: self._moved(curve, over) for rank, curve in curves.items()}
+
+    def _moved(self, curve: Curve, over: Over) -> Curve:
+        if over is Over.TIME:
+            began = self.metrics.began
+            return replace(curve, steps=tuple(at - began for at in curve.times), resume_points=())
+        batch = self.samples_per_step or 1.0
+        steps = tuple((step + 1) * batch for step in curve.steps)  # what a step ends with
+        return replace(curve, steps=steps, resume_points=())
 
     def small_curve(self, name: str) -> Pairs:
-        """The lowest and highest values along the run, from what was kept of it, or from all."""
-        known = self.summary.curves.get(name)
-        return self.numbers.small_curve(name) if known is None else known
-
-    def _over_steps(self, name: str) -> dict[int, Curve]:
-        """Over steps; what a restart did again is there once, and loops follow each other."""
-        if not any(event.kind == "recovery" for event in self.run.events):
-            curves = self.numbers.by_step(name)
-            if curves is not None:
-                return curves
-        return self.run.metrics().curves(name)
-
-
-def _scaled(curve: Curve, batch: float) -> Curve:
-    """At the samples that a step ends with."""
-
-    def at(steps: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple((step + 1) * batch for step in steps)
-
-    return Curve(
-        at(curve.steps),
-        curve.values,
-        curve.low,
-        curve.high,
-        curve.lost,
-        curve.last,
-        at(curve.begins),
-        curve.falls,
-        at(curve.restarts),
-    )
+        """Return the lowest and highest values along the run, on its first rank."""
+        curves = self.curves(name, Over.STEP)
+        return curves[min(curves)].coarse() if curves else ()
 
 
 @dataclass(frozen=True)
@@ -201,7 +192,7 @@ class Comparison:
 
     def finals(self, run: Compared) -> list[str]:
         """The last values of a run: the mean over ranks, and how far they lie apart."""
-        return [say_last(run.numbers.last(name)) for name in self.metrics]
+        return [say_last(run.metrics.last(name)) for name in self.metrics]
 
 
 def compare(
@@ -224,16 +215,16 @@ def compare(
     """
     if not 1 < len(paths) <= MOST:
         raise ArgumentError(f"compare takes 2 to {MOST} runs, got {len(paths)}")
-    runs = tuple(Compared(path, current=current) for path in paths)
-    counts: dict[str, int] = {}
-    for name in (name for run in runs for name in run.numbers.names()):
-        counts[name] = counts.get(name, 0) + 1
-    known = sorted(counts, key=lambda name: -counts[name])
-    chosen = chosen_metrics(known, metrics, of="runs") if metrics else known[:CHARTS]
-    shown = tuple(chosen[:MOST_CHARTS])
-    for each in runs:
-        each.run.want(frozenset(shown).__contains__)
-    return Comparison(runs, shown, len(counts) - len(shown))
+    wanted = Pattern(metrics).fits if metrics else None
+    runs = tuple(Compared(path, wanted=wanted, current=current) for path in paths)
+    counts = Counter(name for run in runs for name in run.metrics.names())
+    if metrics and not counts:
+        names = (name for path in paths for name in RecordedRun(path).metrics().names())
+        raise no_such_metric(metrics, [*dict.fromkeys(names)], of="runs")
+    known = [name for name, _ in counts.most_common()]
+    shown = tuple(known[: MOST_CHARTS if metrics else CHARTS])
+    dropped = max(run.metrics.dropped_names for run in runs)
+    return Comparison(runs, shown, len(known) - len(shown) + dropped)
 
 
 class Pattern:
@@ -253,28 +244,19 @@ class Pattern:
         return is_said or any(fnmatchcase(name, each) for each in self._each)
 
 
-def chosen_metrics(
-    known: Sequence[str], patterns: str, *, of: str, more: int = 0, is_at_least: bool = False
-) -> list[str]:
-    """The metrics whose name, or whose name's pattern, is between the commas.
+def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 0) -> ArgumentError:
+    """Return the error for patterns that fit no metric.
 
     Args:
-        known: those that there are.
         patterns: what was asked for.
-        of: what has these metrics, as ``"run"``, to be said.
-        more: how many others there are, which do not fit.
-        is_at_least: whether there may be more of them than that.
-
-    Raises:
-        ArgumentError: there is none of such a name.
+        known: the metrics that there are.
+        of: what has these metrics, as ``"run"``.
+        more: number of other metrics.
     """
-    chosen = [*filter(Pattern(patterns).fits, known)]
-    if not chosen:
-        others = max(0, len(known) - MOST_NAMED) + more
-        rest = [f"{'at least ' * is_at_least}{others:,} more"] if others else []
-        there = ", ".join([*known[:MOST_NAMED], *rest]) or "none"
-        raise ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {there}")
-    return chosen
+    others = max(0, len(known) - MOST_NAMED) + more
+    there = [*known[:MOST_NAMED], *([f"{others:,} more"] if others else [])]
+    names = ", ".join(there) or "none"
+    return ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {names}")
 
 
 def _diff(first: Compared, other: Compared) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from nbddp.archive.numbers import NOT_NUMBERS
+from nbddp.record.finished import NOT_NUMBERS
 from nbddp.record.spent import Timeline
 
 SCALE = "scale"  # in ``run.json``

@@ -15,11 +15,10 @@ from nbddp.archive.ending import KILLED, RUNNING, say_unended
 from nbddp.errors import RequestError
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
+from nbddp.record.metrics import Pairs
 
 MARKS = "marks.json"  # the user's note
 DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of files that are not as ours
-
-Pairs = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def known_facts(
     ready: Mapping[int, Ready], whereabouts: Whereabouts, cell: CellHandle | None
 ) -> dict[str, Any]:
     """For ``run.json``; what is not known now is not in it, and stays as it was."""
-    facts = whereabouts.tally.facts()
+    facts = whereabouts.totals()
     if ready:
         facts |= _places([ready[rank] for rank in sorted(ready)])
         facts["device_names"] = _device_names(ready, whereabouts)

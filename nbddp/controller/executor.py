@@ -410,6 +410,6 @@ class Executor:
         if not self.life.state.is_live:  # else it is started again at once
             self.promises.start_failed(self._start_error or StartError("stopped while it started"))
             self.time_line.close()
-            self.whereabouts.tally.clear()
+            self.whereabouts.begin_run()
         self.promises.not_healed("the group was stopped")
         self.promises.stopped()

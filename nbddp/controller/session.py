@@ -34,7 +34,7 @@ from nbddp.lifecycle.states import Life
 from nbddp.nodes.returning import Returned
 from nbddp.promise import Promise, kept
 from nbddp.record.cell import CellHandle, CellRequest, Deed
-from nbddp.record.curves import MetricsSnapshot
+from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, take
 from nbddp.record.timeline import TimeLine
@@ -146,8 +146,8 @@ class Session:
         most: int,
         chosen: Collection[str] | None = None,
     ) -> MetricsSnapshot:
-        """The numbers that the ranks reported in the last cell; see :meth:`Curves.snapshot`."""
-        return self.whereabouts.curves.snapshot(known, most=most, chosen=chosen)
+        """Return the metrics of the last cell; see :meth:`MetricStore.snapshot`."""
+        return self.whereabouts.metrics.snapshot(known, most=most, chosen=chosen)
 
     @property
     def version(self) -> tuple[object, ...]:

@@ -227,7 +227,7 @@ class TrialRunner:
             push(session, {SEED: values[SEED]})
         _replay(session, [*seeding, *self.deeds])
         if self.deeds:  # what earlier cells report again is not what this run comes to
-            session.call(session.whereabouts.tally.clear)
+            session.call(session.whereabouts.begin_run)
             _describe(session, dict.fromkeys(_OF_CELLS) | {"last": {}, "curves": {}})
         if values:
             push(session, values)

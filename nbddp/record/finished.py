@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
-from nbddp.record.curves import Curves
 from nbddp.record.folder import read_facts
 from nbddp.record.json_lines import JsonLinesReader
 from nbddp.record.log_reader import log_name, tail
+from nbddp.record.metrics import MetricStore
 from nbddp.record.snapshot import RankSnapshot, Snapshot
+from nbddp.record.step_rate import StepRate
 from nbddp.record.timeline import Happening, with_failures_once
 
 NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
 
-METRICS = "metrics.jsonl"
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 SHOWN_NUMBERS = 20  # of cells, in a message
 ROUNDED = 0.001  # seconds: the times of events are, those of numbers are not
 
@@ -66,16 +68,17 @@ class RecordedRun:
 
     Args:
         path: the folder of the run.
+        wanted: which metrics to read, None for all; :class:`MetricStore` keeps the first 64.
 
     Raises:
         RequestError: there is no run in that folder.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wanted: Callable[[str], bool] | None = None) -> None:
         self.path = path
         self._unreadable: dict[str, int] = {}  # lines, by file
-        self._metrics: dict[int | None, Curves] = {}  # of each cell that was asked for, or of all
-        self._wanted: Callable[[str], bool] = lambda _name: False
+        self._metrics: dict[int | None, MetricStore] = {}  # by cell that was asked for; None: all
+        self._wanted = wanted
         try:
             self.events = tuple(self._read_events())
         except OSError as error:
@@ -139,13 +142,8 @@ class RecordedRun:
         numbers = ", ".join(str(each.number) for each in self.cells[-SHOWN_NUMBERS:]) or "none"
         raise RequestError(f"run {self.name} has no cell {number}; its cells are: {numbers}")
 
-    def want(self, wanted: Callable[[str], bool]) -> None:
-        """See to it that :meth:`metrics` has those names, whatever was reported before them."""
-        self._wanted = wanted
-        self._metrics.clear()
-
-    def metrics(self, cell: RecordedCell | None = None) -> Curves:
-        """The numbers that its ranks reported, in all cells or in one; see :meth:`want`."""
+    def metrics(self, cell: RecordedCell | None = None) -> MetricStore:
+        """Return the numbers that its ranks reported, in all cells or in one."""
         number = cell.number if cell else None
         if number not in self._metrics:
             self._metrics[number] = self._read_metrics(cell)
@@ -157,8 +155,8 @@ class RecordedRun:
         What is no number in a row is left out of it. A run of a sweep, or of a scaling, is its own
         cell: what earlier cells reported when they were done again before it is left out.
         """
-        began = self._own_began
-        return (row for row in self._all_numbers() if row["time"] >= began)
+        began, rows = self._own_began, self._all_numbers()
+        return rows if began == -math.inf else (row for row in rows if row["time"] >= began)
 
     @cached_property
     def _own_began(self) -> float:
@@ -167,37 +165,59 @@ class RecordedRun:
         return next((each.began_at for each in self.cells if not each.is_again), math.inf)
 
     def _all_numbers(self) -> Iterator[dict[str, Any]]:
-        if not (self.path / METRICS).exists():
+        path = self.path / METRICS
+        if not path.exists():
             return
-        for row in self._readable_rows(METRICS, "rank", "attempt"):
-            if set(map(type, row.values())) <= {int, float}:  # nearly always
-                yield row
-            elif isinstance(row["rank"], int) and isinstance(row["attempt"], int):
-                yield {name: each for name, each in row.items() if isinstance(each, int | float)}
+        reader = JsonLinesReader(path, "rank", "attempt")
+        try:
+            for row in reader:
+                if set(map(type, row.values())) <= {int, float}:  # nearly always
+                    yield row
+                elif isinstance(row["rank"], int) and isinstance(row["attempt"], int):
+                    yield {name: its for name, its in row.items() if isinstance(its, int | float)}
+        except OSError as error:
+            raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
+        self._unreadable[METRICS] = reader.unreadable
 
-    def _read_metrics(self, cell: RecordedCell | None) -> Curves:
-        curves, attempt = Curves(self._wanted), 0
+    def _numbers_of(self, cell: RecordedCell) -> Iterator[dict[str, Any]]:
+        return (row for row in self._all_numbers() if _is_in(cell, row["time"]))
+
+    def _read_metrics(self, cell: RecordedCell | None) -> MetricStore:
+        metrics, attempt = MetricStore(), 0
+        by_rank: dict[int, list[dict[str, Any]]] = {}
         recoveries = [each for each in self.events if each.kind == "recovery"]
         taken_up = {each.facts.get("attempt") for each in recoveries if "healed" not in each.facts}
         heals = [each.at for each in recoveries if "healed" in each.facts]
-        for row in self.numbers() if cell is None else self._all_numbers():
-            if cell is None or _is_in(cell, row["time"]):
-                is_healed = bool(heals) and row["time"] > heals[0]
-                while heals and row["time"] > heals[0]:
-                    del heals[0]
-                if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
-                    curves.take_up()
-                attempt = row["attempt"]
-                values = {name: row[name] for name in row if name not in NOT_NUMBERS}
-                curves.add(row["rank"], row["time"], row.get("step"), values)
-        return curves
+        rows = self.numbers() if cell is None else self._numbers_of(cell)
+        for row in rows:
+            is_healed = bool(heals) and row["time"] > heals[0]
+            if is_healed or (row["attempt"] != attempt and row["attempt"] in taken_up):
+                heals = [at for at in heals if row["time"] <= at]
+                self._add_rows(metrics, by_rank)
+                metrics.resume()
+                by_rank = {}
+            attempt = row["attempt"]
+            by_rank.setdefault(row["rank"], []).append(row)
+        self._add_rows(metrics, by_rank)
+        return metrics
+
+    def _add_rows(
+        self, metrics: MetricStore, by_rank: Mapping[int, Sequence[dict[str, Any]]]
+    ) -> None:
+        for rank, rows in by_rank.items():
+            for name in dict.fromkeys(chain.from_iterable(rows)):
+                if name not in NOT_NUMBERS and (self._wanted is None or self._wanted(name)):
+                    own = [row for row in rows if name in row]
+                    times = [row["time"] for row in own]
+                    steps = [row.get("step") for row in own]
+                    metrics.extend(rank, name, times, steps, [row[name] for row in own])
 
     def snapshot(self, cell: RecordedCell | None = None) -> Snapshot:
         """The whole run, or one cell, as a panel draws it."""
         events = self._events_of(cell)
         began = events[0].at if events else 0.0
         ended = events[-1].at if events else 0.0
-        curves = self.metrics(cell)
+        metrics = self.metrics(cell)
         attempts = [each.facts["attempt"] for each in events if "attempt" in each.facts]
         return Snapshot(
             state=GroupState.OFF,
@@ -209,7 +229,8 @@ class RecordedRun:
             folder=str(self.path),
             run=self.name,
             ranks=tuple(
-                _rank(rank, events, curves) for rank in (cell.ranks if cell else self.ranks)
+                _rank(rank, events, metrics.step_rate(rank))
+                for rank in (cell.ranks if cell else self.ranks)
             ),
             events=with_failures_once(events),
         )
@@ -220,21 +241,10 @@ class RecordedRun:
         return tuple(each for each in self.events if _is_in(cell, each.at))
 
     def _read_events(self) -> Iterator[Happening]:
-        for row in self._rows("events.jsonl", "kind"):
+        reader = JsonLinesReader(self.path / EVENTS, "kind")
+        for row in reader:
             yield Happening(row.pop("time"), row.pop("kind"), row)
-
-    def _readable_rows(self, name: str, *needed: str) -> Iterator[dict[str, Any]]:
-        try:
-            yield from self._rows(name, *needed)
-        except OSError as error:
-            path = self.path / name
-            raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
-
-    def _rows(self, name: str, *needed: str) -> Iterator[dict[str, Any]]:
-        """Each line with a time and what else is ``needed``; others are counted."""
-        reader = JsonLinesReader(self.path / name, *needed)
-        yield from reader
-        self._unreadable[name] = reader.unreadable
+        self._unreadable[EVENTS] = reader.unreadable
 
 
 def _cell(begun: Happening, ended: Happening | None) -> RecordedCell:
@@ -258,11 +268,10 @@ def _is_in(cell: RecordedCell, at: float) -> bool:
     return cell.began_at <= at and (cell.ended_at is None or at <= cell.ended_at + ROUNDED)
 
 
-def _rank(rank: int, events: tuple[Happening, ...], curves: Curves) -> RankSnapshot:
+def _rank(rank: int, events: tuple[Happening, ...], rate: StepRate | None) -> RankSnapshot:
     of_rank = [each for each in events if each.facts.get("rank") == rank]
     exits = [each.facts["how"] for each in of_rank if each.kind == "exit"]
     failures = [each.facts["what"] for each in of_rank if each.kind == "failure"]
-    pace = curves.pace(rank)
     of_others = {
         each.facts["what"]
         for each in events
@@ -272,8 +281,8 @@ def _rank(rank: int, events: tuple[Happening, ...], curves: Curves) -> RankSnaps
     return RankSnapshot(
         rank=rank,
         state=wrong[-1] if wrong else "done",
-        step=pace.step if pace else None,
-        steps_per_second=pace.per_second if pace else 0.0,
+        step=rate.step if rate else None,
+        steps_per_second=rate.per_second if rate else 0.0,
         is_alive=False,
         is_well=not wrong,
         is_cause=bool(failures),

@@ -234,7 +234,7 @@ def _rank(
     pulse = sign.pulse if sign else Pulse(cell=0, line=0, function="")
     age = now - sign.at if sign else 0.0
     is_inside = each.state is RankState.RUNNING and cell is not None and pulse.cell == cell.number
-    pace = whereabouts.curves.pace(each.rank) if cell else None
+    pace = whereabouts.metrics.step_rate(each.rank) if cell else None
     is_of_cell = cell is not None and pulse.last_cell == cell.number
     steps = pulse.steps if is_of_cell else {}  # of the same moment as the collective
     words, is_well, is_cause = state

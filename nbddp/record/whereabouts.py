@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from nbddp.record.curves import Curves
 from nbddp.record.hangs import HangWatch, Sign
+from nbddp.record.metrics import MetricStore, RunTotals
 from nbddp.record.rank_values import RankValues
-from nbddp.record.tally import Tally
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher, Straggler
 from nbddp.record.waiting.stragglers import StragglerLag, slow_by_step_rate
 from nbddp.wire.messages import Metrics, Progress, Pulse
@@ -52,16 +52,17 @@ class Whereabouts:
         is_stopped: Callable[[int], bool],
         is_working: Callable[[int], bool] = lambda _rank: False,
     ) -> None:
-        self.curves = Curves()
+        self.metrics = MetricStore()
         self.collectives = CollectiveMatcher()
-        self.tally = Tally()
         self.values = RankValues()
         self.missed = 0
         self._hang_watch = HangWatch(is_stopped, is_working)
         self._bars: dict[int, tuple[LoopProgress, ...]] = {}
         self._notes = 0
         self._steps: tuple[float, float] | None = None
-        self._aside: Curves | None = None  # what is reported between two attempts at a cell
+        self._aside: MetricStore | None = None  # what is reported between two attempts at a cell
+        self._totals = RunTotals()  # of the cells before this one
+        self._is_counted = False  # whether the numbers of the last cell are of this run
         self._is_next_taken_up = False
 
     @property
@@ -98,24 +99,35 @@ class Whereabouts:
         known = list(ranks)
         self._hang_watch.begin_cell(known, now)
         self.collectives.begin_cell(known, cell)
-        self.tally.pause()
-        self._begin_curves()
+        self._begin_metrics()
         self.missed = 0
         self._bars = {}
         self._steps = None
 
-    def _begin_curves(self) -> None:
+    def _begin_metrics(self) -> None:
         if self._is_next_taken_up:
             self._aside, self._is_next_taken_up = None, False
-            self.curves.take_up()
+            self.metrics.resume()
         elif self._aside is not None:
             self._aside.clear()
         else:
-            self.curves.clear()
+            if self._is_counted:
+                self._totals.add(self.metrics)
+            self.metrics.clear()
+            self._is_counted = True
+
+    def totals(self) -> dict[str, Any]:
+        """Return what the ranks of this run reported in all of its cells, for ``run.json``."""
+        return self._totals.facts(self.metrics if self._is_counted else None)
+
+    def begin_run(self) -> None:
+        """Begin the totals of another run; the metrics of the last cell can still be shown."""
+        self._totals.clear()
+        self._is_counted = False
 
     def begin_recovery(self) -> None:
         """Keep the curves: the cells that run now are not the one that they are of."""
-        self._aside = Curves()
+        self._aside = MetricStore()
 
     def end_recovery(self, *, is_taken_up: bool) -> None:
         """The next cell takes the work up, or else is another one."""
@@ -153,10 +165,9 @@ class Whereabouts:
                 self.collectives.add(rank, message, now, ahead=ahead, error=error)
             case Metrics(rows=rows, missed=missed):
                 self.missed += missed
-                curves = self.curves if self._aside is None else self._aside
+                metrics = self.metrics if self._aside is None else self._aside
                 for at, step, values in rows:
-                    curves.add(rank, at, step, values)
-                    self.tally.add(rank, at, step, values)
+                    metrics.add(rank, at, step, values)
                     self.collectives.add_step(rank, at, step)
                     if step is not None:
                         first, last = self._steps or (step, step)
@@ -185,8 +196,8 @@ class Whereabouts:
         waited_for = self.collectives.stragglers()
         if waited_for is not None:
             return waited_for
-        paces = {rank: self.curves.pace(rank) for rank in ranks}
-        return slow_by_step_rate({rank: pace for rank, pace in paces.items() if pace is not None})
+        rates = {rank: self.metrics.step_rate(rank) for rank in ranks}
+        return slow_by_step_rate({rank: rate for rank, rate in rates.items() if rate is not None})
 
     def awaited(self) -> Straggler | None:
         """The rank that the others wait for most, if they do."""

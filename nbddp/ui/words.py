@@ -48,20 +48,10 @@ def say_rate(per_second: float) -> str:
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.1f}/s"
 
 
-def say_more_metrics(count: int, *, is_at_least: bool) -> str:
-    """How many metrics are not shown; beyond a bound they are not counted.
-
-    >>> say_more_metrics(1, is_at_least=False), say_more_metrics(10_052, is_at_least=True)
-    ('1 more metric', 'at least 10,052 more metrics')
-    """
-    return f"{'at least ' * is_at_least}{plural(count, 'more metric')}"
-
-
-def say_left_out(named: Sequence[str], count: int, *, is_at_least: bool, does: str) -> str:
-    """Which metrics are not shown, as far as they are named, and what shows them."""
-    more = f"{'at least ' * is_at_least}{count - len(named):,} more"
-    names = ", ".join([*named, *([more] if count > len(named) else [])])
-    many = say_more_metrics(count, is_at_least=is_at_least)
+def say_left_out(named: Sequence[str], count: int, *, does: str) -> str:
+    """Return which metrics are not shown, as far as they are named, and what shows them."""
+    more = [f"{count - len(named):,} more"] if count > len(named) else []
+    names, many = ", ".join([*named, *more]), plural(count, "more metric")
     return f"{many} ({names}): `%ddp show --metrics NAME` {does}, metrics.jsonl has them all"
 
 

@@ -26,7 +26,6 @@ def test_values_without_a_step_count_by_themselves_in_each_cell(group: Ranks) ->
     assert "FaultError" in str(group.failure_of(fault))
     group.run("for _ in range(2):\n    for i in range(4): nbddp.log(step=i, loss=i)")
     again = group.metrics(most=12)
-    assert again.falls == {"loss": 1}
     assert again.curves["loss"][0].steps == tuple(map(float, range(8)))
     folder = group.run_folder
     group.stop()

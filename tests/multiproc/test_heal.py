@@ -98,7 +98,7 @@ def test_a_cell_that_loses_a_rank_goes_on_where_its_model_is(
     after = group.pids
     assert [rank for rank in range(3) if before[rank] != after[rank]] == [1]
     curve = group.metrics(most=1).curves["loss"][0]
-    assert len(curve.restarts) == 1  # one curve, with a mark
+    assert len(curve.resume_points) == 1  # one curve, with a mark
     assert curve.steps == tuple(map(float, range(12)))
     states = group.evaluate("[each.tolist() for each in model.parameters()], done")
     assert states[0] == states[1] == states[2]

@@ -57,7 +57,7 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(
     assert re.search(r"nbddp: .*\b1 restart, \d+\.\d s lost\n$", said)
     curve = group.metrics(most=1).curves["loss"][0]
     assert curve.steps == tuple(map(float, range(20)))  # one curve, through both attempts
-    assert curve.restarts == (10.0,)
+    assert curve.resume_points == (10.0,)
 
 
 def test_a_failure_at_the_same_step_twice_ends_it_early_and_says_so(

@@ -9,7 +9,7 @@ from itertools import groupby
 from math import hypot, sqrt
 from statistics import mean, median_low, stdev
 
-from nbddp.record.curves import Pace
+from nbddp.record.step_rate import StepRate
 
 MARGIN = 0.2  # by which a rank has to be slower; a busy machine makes one a tenth slower for long
 SURE = 4.0  # standard errors: noise does not reach so far
@@ -162,7 +162,7 @@ def _late(waits: Mapping[int, float]) -> dict[int, float]:
     }
 
 
-def slow_by_step_rate(paces: Mapping[int, Pace]) -> dict[int, StragglerLag]:
+def slow_by_step_rate(paces: Mapping[int, StepRate]) -> dict[int, StragglerLag]:
     """Return the ranks that make fewer steps than most that report steps of the same loop."""
     found = {}
     for rank, pace in paces.items():

@@ -9,7 +9,6 @@ import numpy as np
 from nbddp.archive.comparing import Compared, Comparison, Mark, Over
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.formatting import plural
-from nbddp.record.series import MAX_BUCKETS
 from nbddp.ui.charts.drawing import COARSE, RESTART, Sheet, draw_axes, draw_band, draw_lost
 from nbddp.ui.charts.frame import Frame, Scale
 from nbddp.ui.charts.lines import Line, lines_of, mean, newest, spread
@@ -92,7 +91,7 @@ def say_last(run: RunLine) -> str:
 
 def _line(index: int, run: Compared, name: str, over: Over) -> RunLine | None:
     curves = run.curves(name, over)
-    ranks = [_bounded(each) for each in lines_of(curves).values()]
+    ranks = [replace(each, restarts=()) for each in lines_of(curves).values()]
     if not ranks:
         return None
     line = ranks[0] if len(ranks) == 1 else mean(ranks)
@@ -100,13 +99,6 @@ def _line(index: int, run: Compared, name: str, over: Over) -> RunLine | None:
         (at, mark.kind == "heal") for mark in run.marks if (at := _at(mark, run, over)) is not None
     )
     return RunLine(index, line, tuple(ranks), marks, newest(ranks))
-
-
-def _bounded(line: Line) -> Line:
-    """With no more points than a chart has use for, and without marks of its own."""
-    grid = np.linspace(line.steps[0], line.steps[-1], MAX_BUCKETS)
-    few = line.thinned(grid) if len(line.steps) > MAX_BUCKETS else line
-    return replace(few, begins=(), falls=line.falls, restarts=())
 
 
 def _at(mark: Mark, run: Compared, over: Over) -> float | None:

@@ -15,7 +15,7 @@ import numpy as np
 from nbddp.charts.palette import rank_class, rank_color
 from nbddp.errors import say_ranks
 from nbddp.formatting import plural
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve
 from nbddp.ui.charts.frame import DIGIT, SMALL, WIDTH, Frame, Scale
 from nbddp.ui.charts.lines import Line, lines_of, mean, newest, runs, spread
 from nbddp.ui.charts.outliers import outliers
@@ -117,8 +117,7 @@ def draw(sheet: Sheet, chart: Chart) -> None:
     a red mark on top. Where there are more values than pixels, a line is the mean of neighbours,
     and a band goes from the lowest to the highest; of more than 8 ranks there is one band for all.
     Of more than 16 only those have a line that stand apart, and the band is around the others.
-    Where a loop was begun again is a grey mark, where another attempt took the work up an orange
-    one.
+    An orange mark is where another attempt resumed the work.
     """
     frame, lines = chart.frame, chart.lines
     draw_axes(sheet, frame)
@@ -159,11 +158,7 @@ def draw_axes(sheet: Sheet, frame: Frame) -> None:
 
 
 def _draw_marks(sheet: Sheet, frame: Frame) -> None:
-    """Mark where a loop was begun again, and where an attempt took it up."""
-    dashes = np.arange(frame.bottom, frame.top, 3.0)
-    dashes[2::3] = np.nan
-    for at in frame.begins:
-        sheet.line(frame.across(np.full_like(dashes, at)), dashes, width=1.0, alpha=0.8)
+    """Mark where another attempt resumed the work."""
     heights = np.array([frame.bottom, frame.top])
     for at in frame.restarts:
         [x] = frame.across(np.array([at]))

@@ -37,18 +37,19 @@ def run_figure(run: RecordedRun, metrics: Collection[str] | None = None) -> Figu
     Raises:
         RequestError: it has none of this name, or none at all.
     """
-    if metrics is not None:
-        run.want(frozenset(metrics).__contains__)
-    curves = run.metrics()
-    names = curves.names()
+    chosen = RecordedRun(run.path, frozenset(metrics).__contains__) if metrics else run
+    store = chosen.metrics()
+    missing = [name for name in metrics or () if name not in store.names()]
+    if missing:
+        store = run.metrics()
+    names = store.names()
     if not names:
         raise RequestError(f"run {run.name} has no metrics to draw")
-    for name in metrics or ():
-        if name not in names:
-            more = [f"{curves.dropped_names:,} more"] if curves.dropped_names else []
-            known = ", ".join([*names, *more])
-            raise RequestError(f"run {run.name} has no metric {name!r}; its metrics are: {known}")
-    return draw_figure([Chart.of(name, curves.curves(name)) for name in metrics or names[:MOST]])
+    if missing:
+        more = [f"{store.dropped_names:,} more"] if store.dropped_names else []
+        known = ", ".join([*names, *more])
+        raise RequestError(f"run {run.name} has no metric {missing[0]!r}; its metrics are: {known}")
+    return draw_figure([Chart.of(name, store.curves(name)) for name in metrics or names[:MOST]])
 
 
 def compared_figure(

@@ -70,8 +70,7 @@ class Frame:
         self.y_ticks = self._value_ticks() if ends else []
         widest = max((len(text) for _, text in self.y_ticks), default=0)
         self.left = 14 + SMALL * DIGIT * max(4, widest)
-        self.unit = "count" if any(line.falls for line in lines) else "step"
-        self.begins = sorted({at for line in lines for at in line.begins})
+        self.unit = "step"
         self.restarts = sorted({at for line in lines for at in line.restarts})
         self.right, self.bottom = WIDTH - 8.0, 24.0
         self.top = HEIGHT - 12.0

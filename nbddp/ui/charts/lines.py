@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.float64]
 
 MAX_STEPS = 2000  # that a mean is taken at
-MAX_BEGINS = 16  # marks where a loop was begun again; more would be a fence
 LAG = 0.05  # of the steps: a rank that is further behind is not waited for
 SMOOTHING = 0.02  # of the width: how far a smooth line looks back
 
@@ -32,19 +31,15 @@ class Line:
     high: Numbers
     lost: Numbers
     last: float
-    begins: tuple[float, ...] = ()
-    falls: int = 0
     restarts: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, curve: Curve) -> Line:
-        """The curve; of marks that would be too many there are none."""
-        steps, values, lost = map(_numbers, (curve.steps, curve.values, curve.lost))
-        is_each = curve.low is curve.values is curve.high  # one value in every bucket
+        """Return the curve as arrays."""
+        steps, values, lost = map(_numbers, (curve.steps, curve.mean, curve.nonfinite))
+        is_each = curve.low is curve.mean is curve.high  # one value in every bucket
         low, high = (values, values) if is_each else map(_numbers, (curve.low, curve.high))
-        begins = curve.begins if curve.falls <= MAX_BEGINS else ()
-        marks = begins, curve.falls, curve.restarts
-        return cls(steps, values, low, high, lost, curve.last, *marks)
+        return cls(steps, values, low, high, lost, curve.last, curve.resume_points)
 
     def thinned(self, grid: Numbers) -> Line:
         """With the points put together that lie between two steps of a grid."""

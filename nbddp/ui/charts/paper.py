@@ -25,7 +25,7 @@ from matplotlib.transforms import Affine2D
 from PIL import Image
 
 from nbddp.charts.palette import rank_color
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve
 from nbddp.ui.charts.drawing import ALERT, INK, MANY_RANKS, Chart, draw
 from nbddp.ui.charts.frame import HEIGHT, SMALL, WIDTH
 

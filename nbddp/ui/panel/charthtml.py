@@ -12,7 +12,7 @@ from math import isfinite
 
 from nbddp.archive.comparing import say_last
 from nbddp.charts.palette import rank_class, rank_color
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve
 from nbddp.ui.charts.drawing import ALERT, MANY_RANKS, VERY_MANY, Chart, draw
 from nbddp.ui.charts.frame import HEIGHT, WIDTH, Scale
 from nbddp.ui.charts.svg import Label, SvgSheet

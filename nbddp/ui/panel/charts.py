@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from nbddp.interrupts import begin
-from nbddp.record.curves import MetricsSnapshot
-from nbddp.record.series import Curve
+from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.ui.panel.budget import Budget
 from nbddp.ui.words import say_left_out
 
@@ -111,10 +110,8 @@ class Charts:
         self._nudge.set()
 
     def note(self) -> str:
-        """A word on metrics that have no chart, or count on; empty if there is none."""
+        """Return a word on metrics that have no chart; empty if all have one."""
         said = [f"{name} could not be drawn: {why}" for name, why in self._failed.items()]
-        if self._metrics.falls:
-            said.append(_say_falls(self._metrics.falls))
         if self._metrics.left_out:
             said.append(_say_left_out(self._metrics))
         return "; ".join(said)
@@ -178,14 +175,4 @@ def _load_drawing() -> float:
 
 
 def _say_left_out(metrics: MetricsSnapshot) -> str:
-    named, is_at_least = metrics.others[:MAX_NAMED], metrics.is_at_least
-    return say_left_out(named, metrics.left_out, is_at_least=is_at_least, does="draws them")
-
-
-def _say_falls(falls: Mapping[str, int]) -> str:
-    times = max(falls.values())
-    often = "once" if times == 1 else f"{times:,} times"
-    if len(falls) == 1:
-        return f"the step of {next(iter(falls))} fell back {often}: its chart counts on from there"
-    names = ", ".join(falls)
-    return f"the steps of {names} fell back ({often}): their charts count on from there"
+    return say_left_out(metrics.others[:MAX_NAMED], metrics.left_out, does="draws them")

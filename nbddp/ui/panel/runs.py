@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from nbddp.archive.find import short_names
 from nbddp.archive.run_list import Listing
-from nbddp.archive.summary import Pairs, Summary
+from nbddp.archive.summary import Summary
+from nbddp.record.metrics import Pairs
 from nbddp.ui.panel.bare import dot
 from nbddp.ui.panel.html import escape, svg_source
 from nbddp.ui.panel.style import SHEET

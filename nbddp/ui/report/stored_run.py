@@ -7,8 +7,8 @@ from functools import partial
 
 from nbddp.errors import say_ranks
 from nbddp.formatting import plural
-from nbddp.record.curves import Curves
 from nbddp.record.finished import RecordedCell, RecordedRun
+from nbddp.record.metrics import MetricStore
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.loghtml import log_html
 from nbddp.ui.report.blocks import (
@@ -141,27 +141,26 @@ def _source(cell: RecordedCell) -> Cell:
 # ---- metrics and logs
 
 
-def _charts(curves: Curves, metrics: Collection[str] | None) -> str:
+def _charts(store: MetricStore, metrics: Collection[str] | None) -> str:
     from nbddp.ui.panel.charthtml import charts_html  # loads numpy
     from nbddp.ui.panel.charts import Charts
 
-    charts = Charts(curves.snapshot, lambda _chart: None, chosen=metrics)
+    charts = Charts(store.snapshot, lambda _chart: None, chosen=metrics)
     pictures = charts_html(charts.finish())
     return pictures + html_of([note(charts.note())])
 
 
-def _numbers(curves: Curves, metrics: Collection[str] | None) -> Iterator[str]:
-    names = curves.names()
+def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[str]:
+    names = store.names()
     shown = names[:SHOWN_METRICS] if metrics is None else [n for n in names if n in metrics]
     for name in shown:
-        last = curves.last(name)
+        last = store.last(name)
         values = ", ".join(f"{value:.6g}" for value in last.values())
         yield f"{name}: {values} at last ({say_ranks(list(last))})"
     others = [name for name in names if name not in shown]
-    if left_out := len(others) + curves.dropped_names:
-        named, is_at_least = others[:NAMED_METRICS], curves.drops_more
+    if left_out := len(others) + store.dropped_names:
         its = "its" if left_out == 1 else "their"
-        yield say_left_out(named, left_out, is_at_least=is_at_least, does=f"has {its} numbers")
+        yield say_left_out(others[:NAMED_METRICS], left_out, does=f"has {its} numbers")
 
 
 def _tails(run: RecordedRun, cell: RecordedCell | None) -> Iterator[Details]:

@@ -44,7 +44,7 @@ def final_rows(comparison: Comparison) -> list[list[str]]:
 def _sums(run: Compared) -> list[str]:
     one = run.summary
     steps = "" if one.steps is None else f"{one.steps:,}"
-    seconds = run.numbers.ended - run.numbers.began
+    seconds = run.metrics.ended - run.metrics.began
     return [steps, say_pace(one), say_seconds(seconds) if seconds > 0 else "", say_outcome(one)]
 
 

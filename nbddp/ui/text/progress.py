@@ -9,12 +9,13 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator
 
 from nbddp.controller.session import Session
+from nbddp.formatting import plural
 from nbddp.imports import import_aside
 from nbddp.record.cell import CellHandle
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.ui.charts.scale import say_number
 from nbddp.ui.screen import Screen
-from nbddp.ui.words import say_awaited, say_bar, say_more_metrics, say_seconds, say_step
+from nbddp.ui.words import say_awaited, say_bar, say_seconds, say_step
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +103,9 @@ def _say_where(slowest: RankSnapshot) -> list[str]:
 
 def _say_values(session: Session) -> Iterator[str]:
     """The newest value of each metric, as a mean over ranks."""
-    curves = session.whereabouts.curves
-    for name in curves.names()[:SHOWN_METRICS]:
-        if last := curves.last(name).values():
+    store = session.whereabouts.metrics
+    for name in store.names()[:SHOWN_METRICS]:
+        if last := store.last(name).values():
             yield f"{name} {say_number(sum(last) / len(last))}"
 
 
@@ -132,5 +133,5 @@ def show_charts(screen: Screen, session: Session) -> None:
     sizes = {"image/png": {"width": width}}
     screen.display(data, sizes, display_id="", is_update=False)
     if metrics.left_out:
-        many = say_more_metrics(metrics.left_out, is_at_least=metrics.is_at_least)
+        many = plural(metrics.left_out, "more metric")
         screen.write(f"nbddp: {many} {'is' if metrics.left_out == 1 else 'are'} in metrics.jsonl\n")

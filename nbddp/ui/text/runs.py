@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbddp.archive.run_list import Listing, say_left_out
-from nbddp.archive.summary import Pairs, Summary
+from nbddp.archive.summary import Summary
 from nbddp.formatting import format_bytes, plural
-from nbddp.record.series import HUGE
+from nbddp.record.metrics import HUGE, Pairs
 from nbddp.ui.words import aligned, say_rate, say_seconds
 
 SHOWN = 50  # runs, unless more are asked for

@@ -1,0 +1,500 @@
+"""Numbers that ranks report, thinned so that a run of any length fits in memory."""
+
+from __future__ import annotations
+
+import math
+import operator
+import threading
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Any
+
+from nbddp.record.step_rate import RATE_WINDOW, RateEstimator, StepRate
+
+MAX_NAMES = 64
+MAX_DROPPED = 10_000  # names without a curve that are counted
+MAX_BUCKETS = 1000  # of one metric of one rank: more than a chart has pixels for
+MAX_PAIRS = 48  # of a coarse curve
+MAX_RESUMES = 64  # marks of one curve, the newest
+MAX_STEP = 2.0**53  # a float cannot hold all larger whole numbers
+HUGE = 1e300  # a million values below it have a finite sum; larger values count as infinite
+
+Pairs = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric of one rank, in buckets of neighbouring steps; the steps ascend.
+
+    A bucket is one step until there are more than 1,000. Then it is several, with their lowest and
+    highest value, so that no spike is lost.
+
+    Attributes:
+        times: mean ``time.time()`` of the values of each bucket.
+        steps: their mean step; where the step fell back, it goes on as a count.
+        mean: mean of the finite values, NaN if there are none; the same for ``low`` and ``high``.
+        nonfinite: number of values that were NaN, infinite or beyond 1e300.
+        last: the newest value, finite or not.
+        resume_points: where another attempt resumed the work.
+    """
+
+    times: tuple[float, ...]
+    steps: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    nonfinite: tuple[int, ...]
+    last: float
+    resume_points: tuple[float, ...] = ()
+
+    def coarse(self) -> list[list[float]]:
+        """Return the lowest and highest value of each of at most 48 stretches of equal length."""
+        return _coarse([*zip(self.low, self.high, strict=True)])
+
+
+def _coarse(pairs: Pairs) -> list[list[float]]:
+    """Merge neighbours until at most 48 pairs are left; NaN where no value was finite."""
+    width = math.ceil(len(pairs) / MAX_PAIRS) or 1
+    merged = []
+    for start in range(0, len(pairs), width):
+        known = [pair for pair in pairs[start : start + width] if math.isfinite(pair[0] + pair[1])]
+        ends = (
+            [min(low for low, _ in known), max(high for _, high in known)] if known else [nan, nan]
+        )
+        merged.append(ends)
+    return merged
+
+
+# how the columns of two buckets become those of one: five sums, the lowest and the highest value
+_MERGES: Sequence[Callable[[float, float], float]] = (*[operator.add] * 5, min, max)
+
+
+class MetricSeries:
+    """One metric of one rank: a row of buckets, of which the last one is open.
+
+    If a step falls back, a loop began again: the count goes on from there, so that nothing is
+    lost. After :meth:`resume`, the steps that are done again replace the earlier ones instead,
+    unless the step had fallen back before.
+
+    Attributes:
+        last: the newest value.
+        step: the newest step, NaN if there is none.
+        done: number of steps, those done again included.
+        changes: steps that followed another one without a pause, and the ``seconds`` of these.
+        rate: estimates the step rate, if this metric is the first of its reports.
+    """
+
+    __slots__ = (
+        *("_at", "_counts", "_has_fallen", "_highs", "_is_resuming", "_lows", "_nonfinite"),
+        *(
+            "_offset",
+            "_columns",
+            "_resume_points",
+            "_steps",
+            "_stride",
+            "_times",
+            "_totals",
+            "_width",
+        ),
+        *("changes", "done", "last", "rate", "seconds", "step"),
+    )
+
+    def __init__(self) -> None:
+        self.last = self.step = nan
+        self.done = self.changes = 0
+        self.seconds = 0.0
+        self.rate: RateEstimator | None = None
+        self._columns = [array("d") for _ in _MERGES]
+        self._times, self._steps, self._totals, self._counts = self._columns[:4]
+        self._nonfinite, self._lows, self._highs = self._columns[4:]
+        self._width = 1  # values of a bucket before the next step opens another
+        self._at = nan  # time of the newest step, NaN after a pause
+        self._stride = 1.0  # from one step to the next
+        self._offset = 0.0  # what the count is ahead of the step
+        self._has_fallen = self._is_resuming = False
+        self._resume_points: deque[float] = deque(maxlen=MAX_RESUMES)
+
+    def add(self, at: float, step: float | None, value: float) -> None:
+        """Add a value to the bucket of its step; without a step, to the next one."""
+        if step is None:
+            step = 0.0 if math.isnan(self.step) else self.step + 1.0
+        if step != self.step or self._is_resuming:
+            self._begin_step(at, step)
+        self._times[-1] += at
+        self._steps[-1] += step + self._offset
+        self.last = value
+        if not -HUGE < value < HUGE:  # true for NaN
+            self._nonfinite[-1] += 1
+            return
+        self._totals[-1] += value
+        self._counts[-1] += 1
+        if value < self._lows[-1]:
+            self._lows[-1] = value
+        if value > self._highs[-1]:
+            self._highs[-1] = value
+
+    def fill(self, times: Sequence[float], steps: Sequence[float], values: Sequence[float]) -> None:
+        """Add the first values, if :func:`_is_plain`: all of a run in a tenth of the time."""
+        count = len(values)
+        while math.ceil(count / self._width) > MAX_BUCKETS:
+            self._width *= 2
+        parts = [slice(start, start + self._width) for start in range(0, count, self._width)]
+        for column, whole in zip(self._columns, (times, steps, values), strict=False):
+            column.extend([sum(whole[part]) for part in parts])
+        self._counts.extend([len(values[part]) for part in parts])
+        self._nonfinite.extend([0] * len(parts))
+        self._lows.extend([min(values[part]) for part in parts])
+        self._highs.extend([max(values[part]) for part in parts])
+        self.last, self.step, self._at = values[-1], float(steps[-1]), times[-1]
+        self._stride = float(steps[-1] - steps[-2]) if count > 1 else 1.0
+        self.done, self.changes, self.seconds = count, count - 1, max(0.0, times[-1] - times[0])
+
+    def resume(self) -> None:
+        """Expect the next value from another attempt at the same work."""
+        self._is_resuming = not math.isnan(self.step)
+
+    def curve(self) -> Curve:
+        """Return the buckets as a curve."""
+        counts = self._counts
+        if counts.count(1.0) == len(counts) and not any(self._nonfinite):
+            mean = low = high = tuple(self._totals)  # most often: every bucket is one value
+            sizes = counts
+        else:
+            sizes = array("d", map(operator.add, counts, self._nonfinite))
+            low = tuple(nan if end == inf else end for end in self._lows)
+            high = tuple(nan if end == -inf else end for end in self._highs)
+            # rounding, and sums that overflow, must not take a mean out of its bucket
+            mean = tuple(
+                min(max(total / count, at_least), at_most) if count else nan
+                for total, count, at_least, at_most in zip(
+                    self._totals, counts, low, high, strict=True
+                )
+            )
+        return Curve(
+            times=tuple(map(operator.truediv, self._times, sizes)),
+            steps=tuple(map(operator.truediv, self._steps, sizes)),
+            mean=mean,
+            low=low,
+            high=high,
+            nonfinite=tuple(map(int, self._nonfinite)),
+            last=self.last,
+            resume_points=tuple(self._resume_points),
+        )
+
+    def _begin_step(self, at: float, step: float) -> None:
+        if self._is_resuming:
+            self._resume_at(step)
+        elif step < self.step:
+            self._count_on(step)
+            self._has_fallen = True
+        elif step > self.step:  # not so for the first, after NaN
+            self._stride = step - self.step
+        self.done += 1
+        if at >= self._at:  # not so after a pause, nor where the clock was set back
+            self.changes += 1
+            self.seconds += at - self._at
+        self.step, self._at = step, at
+        if not self._counts or self._counts[-1] + self._nonfinite[-1] >= self._width:
+            self._open_bucket()
+
+    def _count_on(self, step: float) -> None:
+        self._offset += self.step + self._stride - step
+
+    def _resume_at(self, step: float) -> None:
+        self._is_resuming, self._at = False, nan
+        if step <= self.step and self._has_fallen:
+            self._count_on(step)
+        elif step <= self.step:
+            self._cut_from(step)
+            while self._resume_points and self._resume_points[-1] > step:
+                self._resume_points.pop()
+        self._resume_points.append(step + self._offset)
+
+    def _cut_from(self, step: float) -> None:
+        """Drop the buckets from this step on."""
+        while self._counts and self._steps[-1] >= step * (self._counts[-1] + self._nonfinite[-1]):
+            for column in self._columns:
+                column.pop()
+        if not self._counts:
+            self._width = 1
+
+    def _open_bucket(self) -> None:
+        if len(self._counts) >= MAX_BUCKETS:
+            for column, merge in zip(self._columns, _MERGES, strict=True):
+                column[:] = array("d", map(merge, column[::2], column[1::2]))
+            self._width *= 2
+        for column, value in zip(self._columns, (0, 0, 0, 0, 0, inf, -inf), strict=True):
+            column.append(value)
+
+
+def _is_plain(steps: Sequence[float], values: Sequence[float]) -> bool:
+    """Return whether steps ascend and all values are finite."""
+    is_ascending = all(map(operator.lt, steps, steps[1:]))
+    is_small = steps[0] >= -MAX_STEP and steps[-1] <= MAX_STEP
+    are_finite = min(values) > -HUGE and max(values) < HUGE and math.isfinite(sum(values))
+    return is_ascending and is_small and are_finite
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSnapshot:
+    """The metrics at one moment.
+
+    Attributes:
+        versions: of each metric, in the order in which they came; it changes with every value.
+        curves: the curves by rank of each metric that has changed since the known version.
+        left_out: number of metrics without a curve.
+        others: the names of those, as far as they are known.
+    """
+
+    versions: Mapping[str, int]
+    curves: Mapping[str, Mapping[int, Curve]]
+    left_out: int
+    others: tuple[str, ...] = ()
+
+
+class MetricStore:
+    """Keeps a series for each name and rank; one thread adds, any thread may read.
+
+    Only the first 64 names have series. The others are counted, up to 10,000.
+
+    Attributes:
+        began: the first ``time.time()`` of a report, ``ended`` the last one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._version = 0
+        self._series: dict[str, dict[int, MetricSeries]] = {}
+        self._versions: dict[str, int] = {}
+        self._dropped: set[str] = set()
+        self.began, self.ended = inf, -inf
+
+    @property
+    def version(self) -> int:
+        """Another number after each change."""
+        return self._version
+
+    @property
+    def dropped_names(self) -> int:
+        """Number of names without a series."""
+        return len(self._dropped)
+
+    def version_of(self, name: str) -> int:
+        """Another number after each change of this metric; 0 if there is none of this name."""
+        return self._versions.get(name, 0)
+
+    def add(self, rank: int, at: float, step: float | None, values: Mapping[str, float]) -> None:
+        """Add what a rank reported for a step, at its ``time.time()``.
+
+        Without a step, each name counts on by itself.
+        """
+        if step is not None:  # any whole number
+            step = float(min(MAX_STEP, max(-MAX_STEP, step)))
+        first: MetricSeries | None = None
+        with self._lock:
+            self._version += 1
+            self.began, self.ended = min(self.began, at), max(self.ended, at)
+            for name, value in values.items():
+                ranks = self._series.get(name)
+                if ranks is None and (ranks := self._new_metric(name)) is None:
+                    continue
+                series = ranks.get(rank)
+                if series is None:
+                    series = ranks[rank] = MetricSeries()
+                series.add(at, step, value)
+                first = first or series
+                self._versions[name] = self._version
+            if first is not None:
+                first.rate = first.rate or RateEstimator()
+                first.rate.note(at, first.step)
+
+    def extend(
+        self,
+        rank: int,
+        name: str,
+        times: Sequence[float],
+        steps: Sequence[float | None],
+        values: Sequence[float],
+    ) -> None:
+        """Add all that a rank reported under a name, in its order."""
+        known = [step for step in steps if step is not None]
+        is_new = rank not in self._series.get(name, {})
+        if not (is_new and len(known) == len(steps) and _is_plain(known, values)):
+            for at, step, value in zip(times, steps, values, strict=True):
+                self.add(rank, at, step, {name: value})
+            return
+        with self._lock:
+            ranks = self._series.get(name) or self._new_metric(name)
+            if ranks is None:
+                return
+            self._version = self._versions[name] = self._version + 1
+            self.began, self.ended = min(self.began, *times), max(self.ended, *times)
+            series = ranks[rank] = MetricSeries()
+            series.fill(times, known, values)
+            series.rate = RateEstimator()
+            newest = slice(bisect_left(times, times[-1] - 2 * RATE_WINDOW), None)
+            for at, step in zip(times[newest], known[newest], strict=True):
+                series.rate.note(at, step)
+
+    def resume(self) -> None:
+        """Expect the next values from another attempt at the same work."""
+        with self._lock:
+            for ranks in self._series.values():
+                for series in ranks.values():
+                    series.resume()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._version += 1
+            self._series.clear()
+            self._versions.clear()
+            self._dropped.clear()
+            self.began, self.ended = inf, -inf
+
+    def snapshot(
+        self,
+        known: Mapping[str, int] | None = None,
+        *,
+        most: int,
+        chosen: Collection[str] | None = None,
+    ) -> MetricsSnapshot:
+        """Return the chosen metrics, or the first ``most``; curves only of those not ``known``."""
+        names, known = self.names(), known or {}
+        taken = names[:most] if chosen is None else [each for each in names if each in chosen]
+        shown = {name: self.version_of(name) for name in taken}
+        return MetricsSnapshot(
+            versions=shown,
+            curves={name: self.curves(name) for name, at in shown.items() if known.get(name) != at},
+            left_out=len(names) - len(taken) + self.dropped_names,
+            others=tuple(name for name in names if name not in shown),
+        )
+
+    def names(self) -> list[str]:
+        """Return the names of the metrics in the order in which they came."""
+        with self._lock:
+            return list(self._series)
+
+    def series(self, name: str) -> dict[int, MetricSeries]:
+        """Return the series of each rank that reported this metric, in order of rank."""
+        with self._lock:
+            return dict(sorted(self._series.get(name, {}).items()))
+
+    def curves(self, name: str) -> dict[int, Curve]:
+        """Return the curve of each rank that reported this metric."""
+        return {rank: self._curve(series) for rank, series in self.series(name).items()}
+
+    def last(self, name: str) -> dict[int, float]:
+        """Return the newest value of each rank that reported this metric."""
+        return {rank: series.last for rank, series in self.series(name).items()}
+
+    def step_rate(self, rank: int) -> StepRate | None:
+        """Return how far a rank is and how fast, None if it reported nothing.
+
+        Loops that count different things, such as batches and epochs, are kept apart: the fastest
+        of those that made a step in the last seconds counts.
+        """
+        with self._lock:
+            rates = [
+                series.rate.rate(name)
+                for name, ranks in self._series.items()
+                if (series := ranks.get(rank)) is not None and series.rate is not None
+            ]
+        newest = max((each.at for each in rates), default=0.0)
+        recent = [each for each in rates if newest - each.at <= RATE_WINDOW]
+        return max(recent, key=lambda each: each.per_second, default=None)
+
+    def _curve(self, series: MetricSeries) -> Curve:
+        with self._lock:  # for one rank at a time, so that the thread that adds need not wait long
+            return series.curve()
+
+    def _new_metric(self, name: str) -> dict[int, MetricSeries] | None:
+        if len(self._series) < MAX_NAMES:
+            return self._series.setdefault(name, {})
+        if len(self._dropped) < MAX_DROPPED:
+            self._dropped.add(name)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _MetricTotals:
+    steps: int  # of the rank with the most
+    changes: int  # of all ranks
+    seconds: float
+    last: Mapping[int, float]
+    curve: Pairs
+
+    @classmethod
+    def of(cls, series: Mapping[int, MetricSeries]) -> _MetricTotals:
+        known = series.values()
+        return cls(
+            steps=max(each.done for each in known),
+            changes=sum(each.changes for each in known),
+            seconds=sum(each.seconds for each in known),
+            last={rank: each.last for rank, each in series.items()},
+            curve=series[min(series)].curve().coarse(),
+        )
+
+    def plus(self, later: _MetricTotals) -> _MetricTotals:
+        return _MetricTotals(
+            steps=self.steps + later.steps,
+            changes=self.changes + later.changes,
+            seconds=self.seconds + later.seconds,
+            last={**self.last, **later.last},
+            curve=_coarse([*self.curve, *later.curve]),
+        )
+
+
+class RunTotals:
+    """What the ranks of a run reported in all of its cells, for ``run.json``.
+
+    Steps that are done again count again. Pauses between two cells are no training.
+    """
+
+    def __init__(self) -> None:
+        self._ended: dict[str, _MetricTotals] = {}
+
+    def add(self, cell: MetricStore) -> None:
+        """Add the numbers of a cell that has ended."""
+        self._ended = self._with(cell)
+
+    def clear(self) -> None:
+        """Begin another run."""
+        self._ended = {}
+
+    def facts(self, cell: MetricStore | None = None) -> dict[str, Any]:
+        """Return the totals, with the numbers of the cell that runs; empty if there are none."""
+        totals = self._with(cell) if cell is not None else self._ended
+        if not totals:
+            return {}
+        loop = max(totals.values(), key=lambda each: each.steps)
+        return {
+            "steps": loop.steps,
+            "steps_per_second": round(loop.changes / loop.seconds, 4) if loop.seconds else None,
+            "last": {name: _spread(each.last) for name, each in totals.items()},
+            "curves": {name: each.curve for name, each in totals.items()},
+        }
+
+    def _with(self, cell: MetricStore) -> dict[str, _MetricTotals]:
+        totals = dict(self._ended)
+        for name in cell.names():
+            new = _MetricTotals.of(cell.series(name))
+            if name in totals:
+                totals[name] = totals[name].plus(new)
+            elif len(totals) < MAX_NAMES:
+                totals[name] = new
+        return totals
+
+
+def _spread(last: Mapping[int, float]) -> dict[str, float]:
+    """Return mean, lowest and highest over ranks; all the same where a value is not finite."""
+    values = [*last.values()]
+    lost = [value for value in values if not math.isfinite(value)]
+    if lost:
+        return dict.fromkeys(("mean", "low", "high"), lost[0])
+    mean = sum(value / len(values) for value in values)  # the sum of the values may overflow
+    return {"mean": mean, "low": min(values), "high": max(values)}

@@ -1,0 +1,437 @@
+"""The metrics: any number of reports becomes curves that fit, and nothing that matters is lost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traced import keeps_less_than
+
+from nbddp.record.metrics import (
+    HUGE,
+    MAX_BUCKETS,
+    MAX_DROPPED,
+    MAX_NAMES,
+    MAX_PAIRS,
+    Curve,
+    MetricStore,
+    RunTotals,
+)
+from nbddp.record.step_rate import StepRate
+
+Points = Iterable[tuple[float | None, float]]
+
+
+def reported(*attempts: Points) -> MetricStore:
+    """The losses that rank 0 reported, in one attempt after the other."""
+    metrics = MetricStore()
+    for number, points in enumerate(attempts):
+        if number:
+            metrics.resume()
+        for step, value in points:
+            metrics.add(0, 0.0, step, {"loss": value})
+    return metrics
+
+
+def curve_of(*attempts: Points) -> Curve:
+    return reported(*attempts).curves("loss")[0]
+
+
+# ---- curves
+
+
+def test_what_is_reported_is_kept_by_name_and_rank() -> None:
+    metrics = MetricStore()
+    metrics.add(1, 0.0, 0, {"loss": 2.0, "accuracy": 0.1})
+    metrics.add(0, 0.5, 0, {"loss": 3.0})
+    metrics.add(0, 0.75, 1, {"loss": 1.0})
+    assert metrics.names() == ["loss", "accuracy"]
+    assert list(metrics.curves("loss")) == [0, 1]
+    assert metrics.curves("loss")[0] == Curve(
+        times=(0.5, 0.75),
+        steps=(0.0, 1.0),
+        mean=(3.0, 1.0),
+        low=(3.0, 1.0),
+        high=(3.0, 1.0),
+        nonfinite=(0, 0),
+        last=1.0,
+    )
+    assert (metrics.began, metrics.ended) == (0.0, 0.75)
+    assert metrics.last("loss") == {0: 1.0, 1: 2.0}
+    assert (metrics.curves("nothing"), metrics.last("nothing")) == ({}, {})
+    assert reported([(0, 1.0), (1, math.inf)]).last("loss") == {0: math.inf}
+
+
+CURVES: dict[str, tuple[list[Points], dict[str, Any]]] = {
+    "several values of one step": (
+        [[(0, 1.0), (0, 3.0), (1, 5.0), (1, 5.0), (1, 8.0)]],
+        {"mean": (2, 6), "low": (1, 5), "high": (3, 8), "last": 8, "steps": (0, 1)},
+    ),
+    "any whole number is a step": (
+        [[(-(10**400), 1.0), (0, 2.0), (10**400, 3.0), (10**500, 5.0)]],
+        {"steps": (-(2.0**53), 0, 2.0**53), "mean": (1, 2, 4)},
+    ),
+    "a loop that begins again": (
+        [[(0, 5.0), (1, 4.0), (2, 3.0), (0, 9.0), (1, 8.0), (0, 7.0)]],
+        {"mean": (5, 4, 3, 9, 8, 7), "steps": (0, 1, 2, 3, 4, 5), "resume_points": ()},
+    ),
+    "steps that are far apart": (
+        [[(step, 1.0) for _ in range(3) for step in (0, 10, 20)]],
+        {"steps": (0, 10, 20, 30, 40, 50, 60, 70, 80)},
+    ),
+    "a step that counts down": (
+        [[(step, step) for step in range(5, 0, -1)]],
+        {"steps": (5, 6, 7, 8, 9), "mean": (5, 4, 3, 2, 1)},
+    ),
+    "an attempt that goes on from a checkpoint": (
+        [[(0, 5.0), (1, 4.0), (2, math.nan), (3, 2.0)], [(2, 9.0), (3, 8.0)]],
+        {"mean": (5, 4, 9, 8), "nonfinite": (0, 0, 0, 0), "resume_points": (2,)},
+    ),
+    "an attempt that begins from the first step": (
+        [[(step, 1.0) for step in range(10 * MAX_BUCKETS)], [(0, 2.0), (1, 2.0), (2, 2.0)]],
+        {"steps": (0, 1, 2), "resume_points": (0,)},
+    ),
+    "restarts of which a later one went further back": (
+        [[(step, 1.0) for step in steps] for steps in (range(6), range(4, 8), (7, 8), (6, 7))],
+        {"steps": (0, 1, 2, 3, 4, 5, 6, 7), "resume_points": (4, 6)},
+    ),
+    "an attempt at loops that begin again": (
+        [[(0, 5.0), (1, 4.0), (0, 3.0), (1, 2.0)], [(0, 9.0), (1, 8.0), (0, 7.0)]],
+        {"mean": (5, 4, 3, 2, 9, 8, 7), "resume_points": (4,)},
+    ),
+    "an attempt that does no step again": (
+        [[(0, 5.0), (1, 4.0)], [(2, 3.0), (3, 2.0)]],
+        {"steps": (0, 1, 2, 3), "resume_points": (2,)},
+    ),
+    "a count that goes on from a step": (
+        [[(7, 1.0), (None, 2.0)], [(None, 3.0)]],
+        {"steps": (7, 8, 9), "resume_points": (9,)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("attempts", "facts"), CURVES.values(), ids=CURVES)
+def test_points_become_a_curve(attempts: list[Points], facts: dict[str, Any]) -> None:
+    curve = curve_of(*attempts)
+    assert {name: getattr(curve, name) for name in facts} == facts
+
+
+def test_only_points_that_are_more_than_fit_are_put_together_with_their_neighbours() -> None:
+    points = [(float(step), math.sin(step)) for step in range(MAX_BUCKETS)]
+    curve = curve_of(points)
+    assert list(zip(curve.steps, curve.mean, strict=True)) == points
+    assert curve.low == curve.high == curve.mean
+    curve = curve_of((step, float(step % 2)) for step in range(MAX_BUCKETS + 1))
+    assert curve.steps[:2] == (0.5, 2.5)
+    assert (curve.mean[0], curve.low[0], curve.high[0]) == (0.5, 0.0, 1.0)
+    assert curve.steps[-1] == MAX_BUCKETS
+
+
+def test_a_spike_among_very_many_points_is_still_seen() -> None:
+    curve = curve_of((step, 9.0 if step == 5_432 else 1.0) for step in range(10_000))
+    assert max(curve.high) == 9.0
+    at = curve.high.index(9.0)
+    assert curve.steps[at] == pytest.approx(5_432, abs=20)
+    assert curve.low[at] == 1.0 < curve.mean[at] < 9.0
+
+
+@given(
+    st.lists(st.floats(width=32) | st.floats(), min_size=1, max_size=50),
+    st.integers(min_value=1, max_value=120),
+)
+def test_whatever_is_reported_lowest_highest_and_lost_are_right(
+    values: list[float], times: int
+) -> None:
+    values = values * times
+    curve = curve_of(enumerate(values))
+    finite = [value for value in values if abs(value) < 1e300]
+    seen = list(zip(curve.low, curve.mean, curve.high, strict=True))
+    there = [(low, mean, high) for low, mean, high in seen if not math.isnan(mean)]
+    assert len(curve.steps) <= MAX_BUCKETS
+    assert sum(curve.nonfinite) == len(values) - len(finite)
+    assert all(low <= mean <= high for low, mean, high in there)
+    assert min((low for low, _, _ in there), default=0) == min(finite, default=0)
+    assert max((high for _, _, high in there), default=0) == max(finite, default=0)
+
+
+@given(st.lists(st.tuples(st.integers(-30, 30), st.integers(1, 200)), min_size=1, max_size=30))
+def test_steps_ascend_and_every_value_is_kept_however_often_a_loop_begins_again(
+    loops: list[tuple[int, int]],
+) -> None:
+    steps = [step for first, count in loops for step in range(first, first + count)]
+    curve = curve_of((step, float(number)) for number, step in enumerate(steps))
+    assert all(a < b for a, b in itertools.pairwise(curve.steps))
+    assert (min(curve.low), max(curve.high)) == (0.0, len(steps) - 1.0)
+    assert len(curve.steps) <= MAX_BUCKETS
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 1e305])
+def test_a_value_that_is_not_finite_is_a_point_without_a_value(strange: float) -> None:
+    curve = curve_of([(0, 1.0), (1, strange), (2, 3.0)])
+    assert (curve.mean[0], curve.mean[2]) == (1.0, 3.0)
+    assert all(math.isnan(each[1]) for each in (curve.mean, curve.low, curve.high))
+    assert curve.nonfinite == (0, 1, 0)
+
+
+def test_of_values_that_are_not_finite_the_others_are_kept_and_none_where_there_are_none() -> None:
+    curve = curve_of((step, math.nan if step == 1 else 2.0) for step in range(MAX_BUCKETS + 1))
+    assert (curve.mean[0], curve.low[0], curve.high[0], curve.nonfinite[0]) == (2.0, 2.0, 2.0, 1)
+    curve = curve_of((step, 1.0 if step < 1000 else math.nan) for step in range(10_000))
+    assert math.isnan(curve.mean[-1])
+    assert math.isnan(curve.last)
+    assert sum(curve.nonfinite) == 9_000
+
+
+# ---- several ranks and names
+
+
+def test_without_a_step_each_name_of_each_rank_counts_by_itself() -> None:
+    metrics = MetricStore()
+    for batch in range(4):
+        metrics.add(0, 0.0, None, {"loss": float(batch)})
+        if batch % 2:
+            metrics.add(0, 0.0, None, {"accuracy": 1.0})
+            metrics.add(1, 0.0, None, {"loss": 1.0})
+    assert metrics.curves("loss")[0].steps == (0.0, 1.0, 2.0, 3.0)
+    assert metrics.curves("loss")[1].steps == (0.0, 1.0)
+    assert metrics.curves("accuracy")[0].steps == (0.0, 1.0)
+
+
+def test_names_beyond_the_bound_are_left_out_and_counted_once() -> None:
+    metrics = MetricStore()
+    for _ in range(2):
+        metrics.add(0, 0.0, 0, {f"metric {number}": 1.0 for number in range(MAX_NAMES + 3)})
+    assert metrics.names() == [f"metric {number}" for number in range(MAX_NAMES)]
+    assert metrics.dropped_names == 3
+    assert metrics.curves("metric 65") == {}
+    metrics.add(0, 0.0, 0, {f"metric {number}": 1.0 for number in range(MAX_DROPPED + 65)})
+    assert len(metrics.names()) == MAX_NAMES
+    assert metrics.dropped_names == MAX_DROPPED
+
+
+def test_each_report_is_news_of_its_metrics_only_and_so_is_what_comes_after_clearing() -> None:
+    metrics = MetricStore()
+    metrics.add(0, 0.0, 0, {"loss": 1.0, "accuracy": 1.0})
+    before, loss, accuracy = (metrics.version, *map(metrics.version_of, ("loss", "accuracy")))
+    metrics.add(0, 0.0, 1, {"loss": 1.0})
+    newer = metrics.version_of("loss")
+    assert metrics.version != before
+    assert newer != loss
+    assert metrics.version_of("accuracy") == accuracy
+    assert metrics.version_of("nothing") == 0
+    before = metrics.version
+    metrics.clear()
+    assert metrics.version != before
+    assert (metrics.names(), metrics.version_of("loss"), metrics.step_rate(0)) == ([], 0, None)
+    metrics.add(0, 2.0, 0, {"loss": 1.0})
+    assert metrics.version_of("loss") not in (0, loss, newer)
+
+
+# ---- step rate
+
+
+def near(value: float) -> Any:
+    return pytest.approx(value, rel=1e-4)
+
+
+RATES: dict[str, tuple[list[tuple[float, float | None]], StepRate | None]] = {
+    "nothing": ([], None),
+    "one step": ([(100.0, 5)], StepRate(5, 0.0, 100.0)),
+    "steps": (
+        [(100 + step / 50, step) for step in range(500)],
+        StepRate(499, near(50), near(109.98)),
+    ),
+    "what counts by itself": ([(at / 50, None) for at in range(101)], StepRate(100, near(50), 2.0)),
+    "faster of late": (
+        [(at, at) for at in range(100)] + [(100 + at / 10, 100 + at) for at in range(200)],
+        StepRate(299, near(10), near(119.9)),
+    ),
+    "longer than the recent past": (
+        [(60.0 * step, step) for step in range(5)],
+        StepRate(4, near(1 / 60), 240.0),
+    ),
+    "many reports of one step": (
+        [(0.0, 0), (1.0, 10), *((1.0 + tenth / 10, 10) for tenth in range(50))],
+        StepRate(10, 10.0, 1.0),
+    ),
+    "a loop that began again": ([(0.0, 0), (1.0, 1000), (2.0, 0)], StepRate(0, 0.0, 2.0)),
+    "and goes on": ([(0.0, 0), (1.0, 1000), (2.0, 0), (3.0, 5)], StepRate(5, 5.0, 3.0)),
+    "a clock that was put back": ([(100.0, 0), (101.0, 1), (50.0, 2)], StepRate(2, 0.0, 50.0)),
+}
+
+
+@pytest.mark.parametrize(("reports", "rate"), RATES.values(), ids=RATES)
+def test_the_step_rate_of_a_rank(
+    reports: list[tuple[float, float | None]], rate: StepRate | None
+) -> None:
+    metrics = MetricStore()
+    for at, step in reports:
+        metrics.add(0, at, step, {"loss": 1.0})
+    assert metrics.step_rate(0) == rate
+
+
+def test_the_fastest_of_the_loops_that_still_go_on_is_the_pace() -> None:
+    metrics = MetricStore()
+    for batch in range(300):
+        metrics.add(0, batch / 100, batch, {"loss": 1.0})
+        if batch % 100 == 99:
+            metrics.add(0, batch / 100, batch // 100, {"accuracy": 1.0})
+    assert metrics.step_rate(0) == StepRate(299, near(100.0), 2.99)
+    for step in range(30):
+        metrics.add(0, 3 + step, step, {"finetuning": 1.0})
+    assert metrics.step_rate(0) == StepRate(29, near(1.0), 32.0)
+
+
+# ---- bounds and threads
+
+
+def test_a_hundred_thousand_points_need_less_than_a_megabyte() -> None:
+    metrics = MetricStore()
+    values = {f"metric {number}": 0.5 for number in range(10)}
+    with keeps_less_than(1_000_000):
+        for step in range(10_000):
+            metrics.add(0, step / 1000, step, values)
+    assert len(metrics.curves("metric 0")[0].steps) <= MAX_BUCKETS
+
+
+def test_others_may_read_while_one_thread_adds() -> None:
+    metrics = MetricStore()
+
+    def add() -> None:
+        for step in range(10_000):
+            metrics.add(step % 3, step / 100, step, {f"metric {step % 7}": 1.0})
+
+    adder = threading.Thread(target=add)
+    adder.start()
+    while adder.is_alive():
+        metrics.step_rate(0)
+        for curve in metrics.curves("metric 0").values():
+            assert len(curve.steps) == len(curve.mean) == len(curve.nonfinite)
+    adder.join()
+    assert len(metrics.names()) == 7
+    assert metrics.version == 10_000
+
+
+# ---- all of a run at once, as from a file
+
+STEPS = st.none() | st.integers(-5, 300) | st.just(10**400)
+VALUES = st.floats() | st.integers(-5, 5) | st.sampled_from([10**400, HUGE])
+
+
+@given(
+    st.lists(st.tuples(STEPS, VALUES), min_size=1, max_size=40)
+    | st.integers(1, 2500).map(lambda count: [(step, step % 7) for step in range(count)])
+)
+def test_values_added_at_once_are_the_curve_of_values_added_one_by_one(
+    points: list[tuple[int | None, float]],
+) -> None:
+    at_once, one_by_one = MetricStore(), MetricStore()
+    times = [number / 4 for number in range(len(points))]
+    at_once.extend(0, "loss", times, [step for step, _ in points], [value for _, value in points])
+    for at, (step, value) in zip(times, points, strict=True):
+        one_by_one.add(0, at, step, {"loss": value})
+    for metrics in (at_once, one_by_one):
+        metrics.resume()
+        metrics.add(0, 1000.0, 150, {"loss": 1.0})
+    found, expected = (metrics.curves("loss")[0] for metrics in (at_once, one_by_one))
+    assert repr(found) == repr(expected)
+    assert at_once.step_rate(0) == one_by_one.step_rate(0)
+    assert (at_once.began, at_once.ended) == (one_by_one.began, one_by_one.ended)
+
+
+# ---- coarse curves
+
+
+@given(st.lists(st.floats(), max_size=5 * MAX_PAIRS))
+def test_the_lowest_and_the_highest_value_are_in_a_coarse_curve(values: list[float]) -> None:
+    pairs = curve_of(enumerate(values)).coarse() if values else []
+    assert len(pairs) <= MAX_PAIRS
+    finite = [value for value in values if abs(value) < HUGE]
+    shown = [end for pair in pairs for end in pair if not math.isnan(end)]
+    assert (min(shown, default=0), max(shown, default=0)) == (
+        min(finite, default=0),
+        max(finite, default=0),
+    )
+    assert all(low <= high or math.isnan(low) for low, high in pairs)
+
+
+# ---- what a run came to
+
+Told = tuple[int, float, float | None, dict[str, float]]
+
+
+def store_of(*rows: Told) -> MetricStore:
+    metrics = MetricStore()
+    for row in rows:
+        metrics.add(*row)
+    return metrics
+
+
+def totals_of(*rows: Told) -> dict[str, Any]:
+    return RunTotals().facts(store_of(*rows))
+
+
+def test_steps_and_their_rate_are_counted() -> None:
+    facts = totals_of(*((0, 10 + step / 4, step, {"loss": 1.0}) for step in range(9)))
+    assert (facts["steps"], facts["steps_per_second"]) == (9, 4.0)
+    pieces = [(0, float(step), step, {name: 0.5}) for step in range(4) for name in ("a", "a", "b")]
+    assert totals_of(*pieces)["steps"] == 4
+    assert totals_of(*((0, float(at), None, {"loss": 1.0}) for at in range(5)))["steps"] == 5
+    set_back = [(0, at, step, {"x": 1.0}) for step, at in enumerate((5.0, 1.0, 2.0))]
+    assert totals_of(*set_back)["steps_per_second"] == 1.0
+    assert RunTotals().facts(MetricStore()) == {}
+
+
+def test_the_pause_between_two_cells_or_attempts_is_no_training() -> None:
+    totals = RunTotals()
+    totals.add(store_of(*((0, step / 2, step, {"loss": 1.0}) for step in range(5))))
+    cell = store_of(*((0, 1000 + step / 2, step, {"loss": 2.0}) for step in range(5)))
+    facts = totals.facts(cell)
+    assert (facts["steps"], facts["steps_per_second"]) == (10, 2.0)
+    assert facts["curves"] == {"loss": [[1.0, 1.0]] * 5 + [[2.0, 2.0]] * 5}
+    cell.resume()
+    for step in range(2, 5):
+        cell.add(0, 2000 + step / 2, step, {"loss": 3.0})
+    facts = totals.facts(cell)
+    assert (facts["steps"], facts["steps_per_second"]) == (13, 2.0)
+    totals.clear()
+    assert totals.facts() == {}
+
+
+def test_the_loop_with_the_most_steps_is_the_rate() -> None:
+    rows: list[Told] = [(0, step / 10, step, {"loss": 1.0}) for step in range(100)]
+    epochs: list[Told] = [(0, 3.0 * epoch, epoch, {"accuracy": 0.5}) for epoch in range(3)]
+    facts = totals_of(*rows, *epochs)
+    assert (facts["steps"], facts["steps_per_second"]) == (100, pytest.approx(10))
+
+
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ((1.0, 3.0), {"mean": 2.0, "low": 1.0, "high": 3.0}),
+        ((1.0, math.inf), {"mean": math.inf, "low": math.inf, "high": math.inf}),
+        ((1.5e308, 1.5e308), {"mean": pytest.approx(1.5e308), "low": 1.5e308, "high": 1.5e308}),
+    ],
+    ids=["two ranks", "a rank without a number", "as large as can be"],
+)
+def test_the_last_numbers_have_their_mean_and_spread_over_ranks(
+    values: tuple[float, float], spread: dict[str, float]
+) -> None:
+    now: list[Told] = [(rank, 1.0, 1, {"loss": value}) for rank, value in enumerate(values)]
+    assert totals_of((0, 0.0, 0, {"loss": 9.0}), *now)["last"] == {"loss": spread}
+
+
+def test_totals_of_a_run_are_bounded() -> None:
+    totals = RunTotals()
+    for cell in range(10):
+        names = [f"{cell}.{number}" for number in range(MAX_NAMES)]
+        totals.add(store_of(*((0, 0.0, step, dict.fromkeys(names, 1.0)) for step in range(60))))
+    facts = totals.facts()
+    assert len(facts["last"]) == len(facts["curves"]) == MAX_NAMES
+    assert max(map(len, facts["curves"].values())) <= MAX_PAIRS
