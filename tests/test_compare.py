@@ -142,6 +142,17 @@ def test_curves_are_over_steps_samples_and_time(folder: Path) -> None:
     assert "over samples" not in compare_html(unknown, over=Over.SAMPLES)
 
 
+def test_time_counts_from_the_first_number_of_a_run_whichever_metrics_are_asked_for(
+    folder: Path,
+) -> None:
+    late = {"time": BEGAN + 101, "rank": 0, "attempt": 1, "step": 5, "val": 1.0}
+    rows = [row(0, 1.0), late]
+    paths = [make_run(folder, name, rows=rows) for name in "ab"]
+    run = compare(paths, "val").runs[0]
+    assert run.curves("val", Over.TIME)[0].steps == (100.0,)
+    assert run.metrics.ended - run.metrics.began == 100.0
+
+
 def test_the_line_is_the_mean_and_the_band_the_spread_over_ranks(folder: Path) -> None:
     rows = [row(step, 2.0 + rank, rank=rank) for step in range(4) for rank in (0, 1, 4)]
     chart = ComparedChart.of(compared(folder, rows), "loss", Over.STEP)

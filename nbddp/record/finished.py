@@ -205,6 +205,8 @@ class RecordedRun:
         self, metrics: MetricStore, by_rank: Mapping[int, Sequence[dict[str, Any]]]
     ) -> None:
         for rank, rows in by_rank.items():
+            metrics.began = min(metrics.began, rows[0]["time"])
+            metrics.ended = max(metrics.ended, rows[-1]["time"])
             for name in dict.fromkeys(chain.from_iterable(rows)):
                 if name not in NOT_NUMBERS and (self._wanted is None or self._wanted(name)):
                     own = [row for row in rows if name in row]
