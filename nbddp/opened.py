@@ -22,6 +22,8 @@ from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
 from nbddp.ui.text.compare import compare_text
 
+MAX_CHARTS = 12  # of a figure, unless others are asked for
+
 logger = logging.getLogger("nbddp")
 
 FIRST_COLUMNS = ("time", "rank", "attempt", "step")
@@ -114,9 +116,25 @@ class Run:
         Raises:
             RequestError: it has no such metric, or none at all.
         """
-        from nbddp.ui.charts.figures import run_figure  # loads matplotlib
+        from nbddp.charts.chart_lines import rank_chart
+        from nbddp.charts.figure import draw_charts  # loads matplotlib
 
-        return run_figure(self._recorded, [metrics] if isinstance(metrics, str) else metrics)
+        chosen = [metrics] if isinstance(metrics, str) else metrics
+        run = RecordedRun(self.path, frozenset(chosen).__contains__) if chosen else self._recorded
+        store = run.metrics()
+        missing = [name for name in chosen or () if name not in store.names()]
+        if missing or not store.names():
+            raise self._no_metric(*missing)
+        shown = chosen or store.names()[:MAX_CHARTS]
+        return draw_charts([rank_chart(name, store.curves(name)) for name in shown])
+
+    def _no_metric(self, missing: str = "", *_: str) -> RequestError:
+        store = self._recorded.metrics()
+        if not store.names():
+            return RequestError(f"run {self.name} has no metrics to draw")
+        more = [f"{store.dropped_names:,} more"] if store.dropped_names else []
+        known = ", ".join([*store.names(), *more])
+        return RequestError(f"run {self.name} has no metric {missing!r}; its metrics are: {known}")
 
 
 def runs(path: str | os.PathLike[str] = ".") -> list[Run]:

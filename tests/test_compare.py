@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,12 +18,13 @@ from pages import Page, readable
 from PIL import Image
 from runs_on_disk import BEGAN, make_run, rows_of
 
+from nbddp.archive.compared_chart import compared_chart
 from nbddp.archive.comparing import Comparison, Over, compare
+from nbddp.charts.axes import AxisScale
+from nbddp.charts.chart_lines import Chart
+from nbddp.charts.svg import Frame, SvgCanvas, draw
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.magics.views import ViewChoice, Views
-from nbddp.ui.charts.compared import ComparedChart, draw_compared
-from nbddp.ui.charts.figures import compared_figure, compared_png
-from nbddp.ui.charts.svg import SvgSheet
 from nbddp.ui.panel.compare import compare_bundle, compare_html
 from nbddp.ui.text.compare import SAME, compare_text
 
@@ -58,10 +61,8 @@ def compared(base: Path, rows: Rows, other: Rows | None = None, **facts: Any) ->
     return compare([first, make_run(base, "b", rows=rows if other is None else other, **facts)])
 
 
-def drawn(chart: ComparedChart, *, is_smooth: bool | None = None) -> SvgSheet:
-    sheet = SvgSheet()
-    draw_compared(sheet, chart, is_smooth=is_smooth)
-    return sheet
+def drawn(chart: Chart) -> SvgCanvas:
+    return draw(chart, Frame(chart))
 
 
 # ---- in what they differ, and what they came to
@@ -126,7 +127,7 @@ def test_too_few_runs_too_many_and_damaged_ones_are_refused(folder: Path) -> Non
 
 
 def points(comparison: Comparison, over: Over) -> tuple[list[float], list[float]]:
-    line = ComparedChart.of(comparison, "loss", over).runs[0].line
+    line = compared_chart(comparison, "loss", over).lines[0]
     return line.steps.tolist(), line.values.tolist()
 
 
@@ -139,7 +140,6 @@ def test_curves_are_over_steps_samples_and_time(folder: Path) -> None:
     assert points(comparison, Over.TIME)[0] == pytest.approx([0, 0.1, 0.2], abs=1e-6)
     unknown = compare(two(folder))
     assert unknown.axes == [Over.STEP, Over.TIME]
-    assert "over samples" not in compare_html(unknown, over=Over.SAMPLES)
 
 
 def test_time_counts_from_the_first_number_of_a_run_whichever_metrics_are_asked_for(
@@ -155,11 +155,10 @@ def test_time_counts_from_the_first_number_of_a_run_whichever_metrics_are_asked_
 
 def test_the_line_is_the_mean_and_the_band_the_spread_over_ranks(folder: Path) -> None:
     rows = [row(step, 2.0 + rank, rank=rank) for step in range(4) for rank in (0, 1, 4)]
-    chart = ComparedChart.of(compared(folder, rows), "loss", Over.STEP)
-    run = chart.runs[0]
-    assert run.line.values.tolist() == [pytest.approx(11 / 3)] * 4
-    assert min(line.low.min() for line in run.ranks) == 2.0
-    assert max(line.high.max() for line in run.ranks) == 6.0
+    chart = compared_chart(compared(folder, rows), "loss", Over.STEP)
+    line = chart.lines[0]
+    assert line.values.tolist() == [pytest.approx(11 / 3)] * 4
+    assert (line.low.min(), line.high.max()) == (2.0, 6.0)
     assert 'opacity="0.18"' in drawn(chart).inline("x")
 
 
@@ -186,12 +185,11 @@ def test_restarts_and_heals_are_marks_on_every_axis(folder: Path) -> None:
         | {"detected": 0.1, "healed": 0.2},
     ]
     comparison = compared(folder, rows_of(60), extra=resumed, samples_per_step=10)
-    marks = {
-        over: ComparedChart.of(comparison, "loss", over).runs[0].marks for over in comparison.axes
-    }
-    assert marks[Over.STEP] == ((20.0, False), (40.0, True))
-    assert marks[Over.SAMPLES] == ((210.0, False), (410.0, True))
-    assert [at for at, _ in marks[Over.TIME]] == pytest.approx([2.0, 4.0])
+    marks = {over: compared_chart(comparison, "loss", over).marks[:2] for over in comparison.axes}
+    assert [(mark.at, mark.is_heal) for mark in marks[Over.STEP]] == [(20.0, False), (40.0, True)]
+    assert [mark.at for mark in marks[Over.SAMPLES]] == [210.0, 410.0]
+    assert [mark.at for mark in marks[Over.TIME]] == pytest.approx([2.0, 4.0])
+    assert {mark.color for mark in marks[Over.STEP]} == {0}
     for words in ("orange is a restart", "green a heal"):
         assert words in Page(compare_html(comparison)).text
 
@@ -201,22 +199,22 @@ def test_a_spike_survives_in_a_long_run(folder: Path) -> None:
     rows[5_321]["loss"], rows[17_777]["loss"] = 50.0, -30.0
     comparison = compared(folder, rows, rows_of(9))
     for over in comparison.axes:
-        chart = ComparedChart.of(comparison, "loss", over)
-        [line] = chart.runs[0].ranks
-        assert len(line.steps) <= 1001
+        chart = compared_chart(comparison, "loss", over)
+        line, frame = chart.curves()[0], Frame(chart)
+        assert len(line.steps) <= 161
         assert (line.low.min(), line.high.max()) == (-30.0, 50.0)
-        low, high = chart.frame.up(np.array([-30.0, 50.0]))
-        assert chart.frame.bottom < low < high < chart.frame.top
+        low, high = frame.y_pixels(np.array([-30.0, 50.0]))
+        assert frame.bottom < low < high < frame.top
         drawn(chart)
-    assert len(compare_html(comparison)) < 500_000
+    assert len(compare_html(comparison)) < 100_000
 
 
 def test_a_short_time_has_parts_of_seconds_beside_its_axis(folder: Path) -> None:
     rows = [{**row(step, 1.0), "time": BEGAN + step / 1000} for step in range(50)]
-    chart = ComparedChart.of(compared(folder, rows), "loss", Over.TIME)
-    below = [label for label in drawn(chart).labels if label.y > chart.frame.top]
-    assert [label.text for label in below] == ["0.00", "0.01", "0.02", "0.03", "0.04", "s"]
-    assert below[-1].x < below[0].x - 6.4 * len("0.00") / 2  # the unit is not under a number
+    chart = compared_chart(compared(folder, rows), "loss", Over.TIME)
+    below = [label for label in drawn(chart).labels if label.y > Frame(chart).top]
+    assert [label.text for label in below] == ["0", "0.01", "0.02", "0.03", "0.04", "s"]
+    assert below[-1].x < below[0].x - 6.4 * len("0") / 2  # the unit is not under a number
 
 
 def test_what_is_not_finite_is_shown_and_said_of_whom(folder: Path) -> None:
@@ -225,25 +223,23 @@ def test_what_is_not_finite_is_shown_and_said_of_whom(folder: Path) -> None:
     page = Page(compare_html(comparison))
     assert "4 values not finite (B)" in page.text
     assert "B nan" in page.text
-    assert "#dd4444" in drawn(ComparedChart.of(comparison, "loss", Over.STEP)).inline("x")
+    assert "#dd4444" in drawn(compared_chart(comparison, "loss", Over.STEP)).inline("x")
 
 
-def test_smooth_lines_stand_before_the_raw_ones(folder: Path) -> None:
+def test_a_page_is_smooth_from_the_start_if_that_was_asked_for(folder: Path) -> None:
     comparison = compare(two(folder))
-    chart = ComparedChart.of(comparison, "loss", Over.STEP)
-    both, raw = (drawn(chart, is_smooth=each).inline("") for each in (True, False))
-    assert both.count("<path") == raw.count("<path") + 2
-    assert 'stroke-width="20"' in both
-    assert 'class="nbddp-charts nbddp-is-smooth"' in compare_html(comparison, is_smooth=True)
+    assert (
+        drawn(compared_chart(comparison, "loss", Over.STEP)).inline("").count("nbddp-smooth") == 2
+    )
+    smooth, plain = (compare_html(comparison, is_smooth=each) for each in (True, False))
+    assert 'checked="checked"' in smooth
+    assert 'checked="checked"' not in plain
 
 
 def test_the_scale_is_logarithmic_where_that_helps_or_as_asked(folder: Path) -> None:
     comparison = compared(folder, [row(step, 10.0 ** (-step / 5)) for step in range(30)])
-    assert "log scale" in compare_html(comparison)
-    for scale, is_log in (("auto", True), ("log", True), ("linear", False)):
-        parts = compared_figure(comparison, scale=scale).get_children()
-        said = [part.get_text() for part in parts if hasattr(part, "get_text")]
-        assert ("log scale" in said) == is_log
+    for scale, is_log in ((AxisScale.AUTO, True), (AxisScale.LOG, True), (AxisScale.LINEAR, False)):
+        assert ("log scale" in compare_html(comparison, scale=scale)) == is_log
 
 
 NUMBERS = st.floats() | st.sampled_from([0.0, 1.0, 1e308, -1e308])
@@ -282,11 +278,11 @@ def test_runs_beside_each_other_in_text_and_without_numbers_on_the_page(
     assert readable(html) == snapshot(name="page without charts")
 
 
-def test_the_page_has_charts_keys_and_switches(folder: Path) -> None:
+def test_the_page_has_charts_keys_and_a_switch(folder: Path) -> None:
     page = Page(compare_html(compare(two(folder, samples_per_step=64))))
     switches = [each["aria-label"] for tag, each in page.tags if tag == "input"]
-    assert switches == ["over samples", "over time", "smooth"]
-    assert len([1 for tag, _ in page.tags if tag == "svg"]) == 2 * 3
+    assert switches == ["smooth"]
+    assert len([1 for tag, _ in page.tags if tag == "svg"]) == 2
     assert len([1 for tag, _ in page.tags if tag == "img"]) == 2
     assert {"A", "B"} <= {each.removeprefix("━ ")[:1] for each in page.by_tag["span"]}
     assert "+train(lr=0.3)" in page.text
@@ -340,12 +336,9 @@ def test_where_a_notebook_is_executed_without_a_page_there_is_a_picture(folder: 
     comparison = compare(two(folder))
     data, metadata = compare_bundle(comparison, text="in words", has_page=False, **HOW)
     assert data.keys() == {"image/png", "text/plain"}
-    png, width = compared_png(comparison, **HOW)
-    assert metadata == {"image/png": {"width": width}}
-    (folder / "picture.png").write_bytes(png)
-    with Image.open(folder / "picture.png") as picture:
-        assert picture.mode == "RGBA"
-        assert picture.getpixel((2, 2))[3] == 0  # light and dark pages shine through
+    assert metadata == {"image/png": {"width": 740}}
+    with Image.open(io.BytesIO(b64decode(data["image/png"]))) as picture:
+        assert picture.convert("RGBA").getpixel((2, 2))[3] == 0  # pages of any colour shine through
     page, _ = compare_bundle(comparison, text="in words", has_page=True, **HOW)
     assert page.keys() == {"text/html", "text/plain"}
 

@@ -8,8 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from nbddp.charts.chart_lines import ALERT, INK
 from nbddp.charts.palette import DARK, LIGHT, rank_class, rank_color, terminal_color
-from nbddp.ui.charts.drawing import ALERT, INK
 from nbddp.ui.panel.theme import DARK_WORDS, LIGHT_WORDS
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision

@@ -19,7 +19,7 @@ from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.record.verdict import Ending, judge
 from nbddp.ui.ansi import strip
-from nbddp.ui.panel.charthtml import Drawn, kept_chart
+from nbddp.ui.chart_html import RenderedChart, render_static
 from nbddp.ui.panel.record import Record, record_html, record_text
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.tails import Line
@@ -87,8 +87,8 @@ RESULTS = st.builds(
 CURVES = {0: Curve((0.0, 1.0), (0.0, 1.0), (2.0, 1.0), (2.0, 1.0), (2.0, 1.0), (0, 0), 1.0)}
 
 
-def chart(name: str) -> Drawn:
-    return kept_chart(name, CURVES)
+def chart(name: str) -> RenderedChart:
+    return render_static(name, CURVES)
 
 
 RECORDS = st.builds(

@@ -22,8 +22,8 @@ from nbddp.archive.comparing import compare
 from nbddp.archive.run_list import Listing, list_runs, write_note
 from nbddp.archive.summary import Summary, summarize
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.ui.panel.runs import runs_html, small_curve
-from nbddp.ui.text.runs import SHOWN, bars, runs_text, say_outcome
+from nbddp.ui.panel.runs import runs_html
+from nbddp.ui.text.runs import SHOWN, runs_text, say_outcome
 
 
 def three(base: Path) -> None:
@@ -258,14 +258,6 @@ def test_many_runs_are_shown_in_part() -> None:
     text = runs_text(Listing(runs, {}, len(runs)))
     assert len(text.splitlines()) == 1 + SHOWN + 2
     assert "5 more: `%ddp runs -n 55`" in text
-
-
-@given(st.lists(st.tuples(st.floats(), st.floats()), max_size=48))
-def test_any_curve_can_be_drawn(pairs: list[tuple[float, float]]) -> None:
-    assert len(bars(pairs)) <= 16
-    html = small_curve(pairs, "loss")
-    assert "nan" not in html
-    assert "inf" not in html.replace("info", "")
 
 
 def test_what_is_refused_and_why(folder: Path, snapshot: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from pages import Page, readable
 from PIL import Image
-from refusals import refusal
 
 from nbddp.archive.scaling import Round, Scaling, Size, facts_of, shares, steady_pace
+from nbddp.charts.figure import draw_scaling, png_of
+from nbddp.errors import RequestError
 from nbddp.magics.parser import CELL, parse
+from nbddp.magics.trial_options import check_trials
 from nbddp.record.overlap import Overlap
 from nbddp.record.spent import Timeline
 from nbddp.record.waiting.collective_history import MatchedCollective
-from nbddp.ui.charts.scaling import draw_scaling
 from nbddp.ui.panel.scaling import scaling_bundle
 from nbddp.ui.text.scaling import scaling_text
 from nbddp.wire.collective import Collective
@@ -60,13 +61,21 @@ UNFITTING += ["--scale 1,2 --timeline"]
 
 
 @pytest.mark.parametrize(
-    "lines", [UNREADABLE, UNFITTING], ids=["cannot be read", "does not fit together"]
+    ("lines", "error", "check"),
+    [(UNREADABLE, UsageError, cell), (UNFITTING, RequestError, lambda it: check_trials(cell(it)))],
+    ids=["cannot be read", "does not fit together"],
 )
-def test_what_is_refused_and_why(lines: list[str], snapshot: Any) -> None:
-    said = {each: refusal(UsageError, cell, each) for each in lines}
+def test_what_is_refused_and_why(
+    lines: list[str], error: type[Exception], check: Callable[[str], object], snapshot: Any
+) -> None:
+    said = {}
+    for each in lines:
+        with pytest.raises(error) as caught:
+            check(each)
+        said[each] = str(caught.value)
     assert said == snapshot
     for fitting in ("", "--scale 1,2,4 --weak --rounds 5", "--sweep a=1 --repeat 2 --start-over"):
-        cell(fitting)
+        check(fitting)
 
 
 # ---- the pace of a run
@@ -186,7 +195,7 @@ def test_each_kind_of_scaling_as_text_and_a_table_on_a_page(snapshot: Any) -> No
         "nothing": scaling(),
     }
     assert {name: scaling_text(each) for name, each in found.items()} == snapshot(name="text")
-    assert all(draw_scaling(each)[0] for each in found.values() if each.sizes)
+    assert all(png_of(draw_scaling(each))[0] for each in found.values() if each.sizes)
     data, _ = scaling_bundle(whole, has_page=True)
     assert readable(data["text/html"]) == snapshot(name="page")
     Page(data["text/html"].replace("data:image/png", "data:image/svg+xml"))
@@ -198,7 +207,7 @@ def test_each_kind_of_scaling_as_text_and_a_table_on_a_page(snapshot: Any) -> No
 
 @pytest.mark.parametrize("back", ["white", "#111111"])
 def test_the_picture_can_be_read_on_light_and_dark_pages(back: str) -> None:
-    png, _ = draw_scaling(scaling(size(1, 10.0, **FULL), size(2, 15.0, **FULL)))
+    png, _ = png_of(draw_scaling(scaling(size(1, 10.0, **FULL), size(2, 15.0, **FULL))))
     picture = Image.open(io.BytesIO(png)).convert("RGBA")
     assert picture.getpixel((0, 0))[3] == 0  # the page shows through
     ground = Image.new("RGBA", picture.size, back)

@@ -18,16 +18,18 @@ import psutil
 import pytest
 from console import ddp, refused
 from pages import readable
-from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run
+from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run, rows_of
 
 import nbddp
 from nbddp.archive.comparing import MOST_CHARTS, Over, compare
 from nbddp.archive.ending import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.archive.find import find_run, runs_below
 from nbddp.errors import RequestError
+from nbddp.magics import views
 from nbddp.record.finished import RecordedRun
 from nbddp.record.folder import read_facts
 from nbddp.record.metrics import MAX_NAMES
+from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report
 
@@ -134,6 +136,17 @@ def test_a_run_and_a_cell_of_it_as_text_and_as_a_record(folder: Path, snapshot: 
         assert own in text
         assert other not in text + html
         assert "<b>" not in html
+
+
+@pytest.mark.parametrize(("line", "is_log"), [("", False), ("--scale log", True)])
+def test_the_charts_of_a_run_have_the_scale_that_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, line: str, is_log: bool
+) -> None:
+    make_run(folder, rows=rows_of(9))
+    shown: list[Report] = []
+    monkeypatch.setattr(views.Views, "show", lambda _, report: shown.append(report))
+    ddp(f"show --metrics loss {line}")
+    assert ("log scale" in render_html(shown[0])) is is_log
 
 
 def test_a_cell_without_an_end_says_so(tmp_path: Path) -> None:

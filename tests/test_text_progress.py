@@ -13,11 +13,11 @@ from matplotlib.image import imread
 from screens import KeptScreen
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.charts import figure
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.record.metrics import MetricStore
 from nbddp.record.snapshot import RankSnapshot
 from nbddp.record.whereabouts import LoopProgress
-from nbddp.ui.charts import paper
 from nbddp.ui.text import progress as room
 from nbddp.ui.text.progress import Progress
 
@@ -136,7 +136,7 @@ def too_large(_curves: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "draw"), [(14, paper.draw_sheet), (1, too_large)], ids=["too many", "not drawn"]
+    ("metrics", "draw"), [(14, figure.draw_charts), (1, too_large)], ids=["too many", "not drawn"]
 )
 def test_what_is_not_in_the_picture_is_told(
     cell: Cell,
@@ -145,7 +145,7 @@ def test_what_is_not_in_the_picture_is_told(
     draw: Callable[..., Any],
     snapshot: SnapshotAssertion,
 ) -> None:
-    monkeypatch.setattr(paper, "draw_sheet", draw)
+    monkeypatch.setattr(figure, "draw_charts", draw)
     for step in range(2):
         cell.log(step, **{f"m{number}": 1.0 for number in range(metrics)})
     cell.progress(has_pictures=True).finish(cell.screen)

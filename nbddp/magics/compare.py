@@ -8,6 +8,7 @@ from typing import Any
 
 from nbddp.archive.comparing import Comparison, Over, compare
 from nbddp.archive.find import apart, find_run
+from nbddp.charts.axes import AxisScale
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.imports import import_aside
@@ -36,10 +37,13 @@ def compare_runs(desk: Desk, args: Namespace) -> None:
 
 
 def _save(comparison: Comparison, path: Path, how: dict[str, Any]) -> None:
-    import_aside("nbddp.ui.charts.figures")  # loads matplotlib
-    from nbddp.ui.charts.figures import compared_figure
+    import_aside("nbddp.charts.figure")  # loads matplotlib
+    from nbddp.archive.compared_chart import compared_charts
+    from nbddp.charts.figure import draw_charts
 
+    charts = compared_charts(comparison, how["over"], AxisScale(how["scale"]))
+    figure = draw_charts(charts, names=comparison.names, is_smooth=how["is_smooth"])
     try:
-        compared_figure(comparison, **how).savefig(path)
+        figure.savefig(path)
     except OSError as error:
         raise RequestError(f"{path} cannot be written: {error.strerror}") from None

@@ -8,18 +8,16 @@ from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace, RawDescript
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
-from itertools import product
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
 from nbddp.archive.comparing import Over
-from nbddp.archive.scaling import LEAST
+from nbddp.charts.axes import AxisScale
 from nbddp.controller.spec import BACKENDS
 from nbddp.magics.option_values import (
     count,
     gpus,
-    name,
     names,
     node_range,
     numbers,
@@ -29,13 +27,11 @@ from nbddp.magics.option_values import (
     positive_int,
     seconds,
     step_range,
-    swept,
     variable,
-    whole_number,
-    world_sizes,
 )
 from nbddp.magics.publish import METAVAR, installed_target
 from nbddp.magics.syntax import unquoted
+from nbddp.magics.trial_options import rounds, swept, world_sizes
 from nbddp.magics.views import SHOWN_STEPS, ViewChoice
 from nbddp.publish.kinds import KINDS as TRACKERS
 from nbddp.train.kinds import MEANINGS as FAULTS
@@ -159,7 +155,7 @@ Examples:
 )
 add = CELL.add
 add("--push a,b", "send these names of the notebook first", names)
-add("--out NAME", "store the value of the last line of every rank as a list", name)
+add("--out NAME", "store the value of the last line of every rank as a list")
 add("--no-init", "no process group: the cell calls init_process_group() itself")
 add("--once", "leave this cell out of any replay")
 add("--timeline", "then show which rank waited for which")
@@ -177,11 +173,7 @@ add(
     world_sizes,
 )
 add("--weak", "with --scale: every rank has the same work")
-add(
-    "--rounds N",
-    f"with --scale: runs for each number of ranks, at least {LEAST} (default: {LEAST})",
-    whole_number(LEAST),
-)
+add("--rounds N", "with --scale: runs for each number of ranks, at least 3 (default: 3)", rounds)
 add("--start-over", "repeat runs that an earlier sweep has finished")
 add("--auto", SUPPRESS)  # `%ddp auto on` writes it
 
@@ -315,10 +307,14 @@ add("-n --lines LINES", "how many lines (default: 50)", positive_int, default=50
 
 _RUN_NAME = "a name, a part of one, or a path (default: last)"
 
+_SCALE = "y axis (default: auto, log for values of many magnitudes)"
+_SCALES = [each.value for each in AxisScale]
+
 add = _command("show", "Show a run from its folder: cells, charts, failures, last lines.")
 add("run", _RUN_NAME, nargs="?")
 add("--cell N", "one of its cells", positive_int)
 add("--metrics NAME,...", "the charts of these: names, or patterns like val/*")
+add("--scale", _SCALE, choices=_SCALES, default="auto")
 
 add = _command("runs", "List the runs of this folder, newest first; remove some, or write a note.")
 add("run", "lr=0.1, loss<0.5, a part of a name; rm NAME; note NAME", nargs="*", metavar="WORD")
@@ -337,12 +333,7 @@ add(
     default="step",
 )
 add("--smooth", "smooth lines in front of the faint raw ones")
-add(
-    "--scale",
-    "y axis (default: auto, log for values of many magnitudes)",
-    choices=("auto", "linear", "log"),
-    default="auto",
-)
+add("--scale", _SCALE, choices=_SCALES, default="auto")
 add("--save FILE", "save the charts as .pdf, .png or .svg", picture_file)
 
 add = _command("publish wandb:digits", "Send a run to a tracker: one run there for all ranks.")
@@ -379,25 +370,6 @@ add("command", "show the options of this command", nargs="?")
 
 
 COMMANDS: dict[str, MagicParser] = _COMMANDS.choices
-
-# which options an option needs one of, and which cannot be combined
-_NEEDS = {
-    "start_over": ("sweep", "repeat"),
-    "weak": ("scale",),
-    "rounds": ("scale",),
-    "memory": ("steps",),
-}
-_TRIALS = ("sweep", "repeat", "scale")
-_APART = (
-    (("out",), ("no_wait",), "fetch the value with `%ddp pull` later"),
-    (("timeline",), ("no_wait",), "use `%ddp timeline` later"),
-    (_TRIALS, ("no_wait",), "it returns when all runs are done; the stop button ends them"),
-    (_TRIALS, ("out",), "`nbddp.log` records numbers of each run, `nbddp.runs()` returns them"),
-    (_TRIALS, ("timeline", "trace"), "run the cell once for that"),
-    (("scale",), ("sweep", "repeat"), "run one after the other"),
-    (("scale",), ("nproc", "ranks", "elastic"), "--scale sets the numbers of ranks"),
-    (("off",), ("steps", "memory"), "--off cancels the trace"),
-)
 
 
 def command(name: str) -> MagicParser:
@@ -454,24 +426,7 @@ def parse(parser: MagicParser, line: str) -> Namespace:
             f"{error} in {line!r}; put text that contains a quotation mark into quotation marks of "
             'the other kind: "it\'s the best"'
         ) from None
-    args = _read(parser, words)
-    _check_combinations(args)
-    return args
-
-
-def _check_combinations(args: Namespace) -> None:
-    given = {name for name, value in vars(args).items() if value}
-    for option, needed in _NEEDS.items():
-        if option in given and not given & {*needed}:
-            raise UsageError(f"{_flag(option)} needs {' or '.join(map(_flag, needed))}")
-    for some, others, instead in _APART:
-        for one, other in product(some, others):
-            if {one, other} <= given:
-                raise UsageError(f"{_flag(one)} and {_flag(other)} cannot be combined: {instead}")
-
-
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
+    return _read(parser, words)
 
 
 def _parse_pull(parser: MagicParser, line: str) -> Namespace:

@@ -8,6 +8,7 @@ from pathlib import Path
 from nbddp.archive.comparing import Pattern, no_such_metric
 from nbddp.archive.ending import say_ending
 from nbddp.archive.find import find_run
+from nbddp.charts.axes import AxisScale
 from nbddp.magics.desk import Desk
 from nbddp.record.finished import RecordedRun
 from nbddp.ui.report.stored_run import run_report
@@ -29,4 +30,5 @@ def show_run(desk: Desk, args: Namespace) -> None:
         what = "run" if cell is None else "cell"
         raise no_such_metric(args.metrics, known.names(), of=what, more=known.dropped_names)
     ending = say_ending(run, current=current)
-    desk.views.show(run_report(run, cell, ending=ending, metrics=metrics))
+    scale = AxisScale(args.scale)
+    desk.views.show(run_report(run, cell, ending=ending, metrics=metrics, scale=scale))

@@ -38,8 +38,8 @@ from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
     from nbddp.magics.again import Again
+    from nbddp.ui.chart_html import RenderedChart
     from nbddp.ui.panel.aftermath import Aftermath
-    from nbddp.ui.panel.charthtml import Drawn
     from nbddp.ui.panel.view import PanelView
     from nbddp.ui.tails import Line
 
@@ -233,15 +233,15 @@ class Views:
     def show_status(self, session: Session) -> None:
         """Show the group as it is now; a page also has the output of its last cell."""
         snapshot = session.snapshot()
-        charts: Sequence[Drawn] = ()
+        charts: Sequence[RenderedChart] = ()
         lines: Sequence[Line] = ()
         if self.shows_panels:
-            from nbddp.ui.panel.charts import Charts  # they load widgets, which no terminal needs
-            from nbddp.ui.panel.view import SHOWN, PanelView
+            from nbddp.ui.chart_html import MAX_CHARTS, static_charts
+            from nbddp.ui.panel.view import SHOWN, PanelView  # loads widgets
 
             last = self._last if isinstance(self._last, PanelView) else None
             if last and last.is_of(session) and last.attempt == snapshot.attempt:
-                charts = Charts(session.metrics, lambda _chart: None).finish()
+                charts, _ = static_charts(session.metrics(most=MAX_CHARTS))
                 lines = last.tails.merged()[-SHOWN:]
         self.show(status_report(snapshot, charts=charts, lines=lines))
 
@@ -266,7 +266,7 @@ class Views:
             self.say(text)
             return
         if not self.shows_panels:
-            import_aside("nbddp.ui.charts.figures")  # loads matplotlib
+            import_aside("nbddp.charts.figure")  # loads matplotlib
         from nbddp.ui.panel.compare import compare_bundle
 
         data, metadata = compare_bundle(

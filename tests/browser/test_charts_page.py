@@ -71,12 +71,12 @@ def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
     chart = chart_of(notebook)
     chart.locator(".nbddp-key.k1").hover()
     plot = chart.locator(".nbddp-plot:visible")
-    expect(plot.locator(".nbddp-rank.k1")).to_have_css("opacity", "1")
-    expect(plot.locator(".nbddp-rank.k0")).to_have_css("opacity", "0.15")
-    expect(plot.locator(".nbddp-mean")).to_have_css("opacity", "0.15")
+    expect(plot.locator(".nbddp-line.k1")).to_have_css("opacity", "1")
+    expect(plot.locator(".nbddp-line.k0")).to_have_css("opacity", "0.15")
+    expect(plot.locator(".nbddp-line").last).to_have_css("opacity", "0.15")
     color = hex_to_css(LIGHT[1])
     expect(chart.locator(".nbddp-key.k1")).to_have_css("color", color)
-    expect(plot.locator(".nbddp-rank.k1 path[stroke]")).to_have_css("stroke", color)
+    expect(plot.locator(".nbddp-line.k1 path[stroke]")).to_have_css("stroke", color)
     notebook.page.mouse.move(0, 0)
 
 
@@ -84,6 +84,14 @@ def rows(charts: Locator) -> int:
     """In how many rows they stand."""
     tops = charts.evaluate_all("all => all.map(each => each.getBoundingClientRect().top)")
     return len({round(top) for top in tops if top})
+
+
+def fills(area: Locator, charts: Locator) -> bool:
+    """Whether a row of charts is as wide as its place, but for less than a gap."""
+    boxes = [box for each in charts.all() if (box := each.bounding_box())]
+    place = area.bounding_box()
+    right = max(box["x"] + box["width"] for box in boxes)
+    return place is not None and abs(place["x"] + place["width"] - right) < 14
 
 
 def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
@@ -106,8 +114,8 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     notebook.button("Smooth").click()
     expect(smooth).to_be_visible()
     panel.get_by_label("Highlight").select_option("rank 1")
-    expect(chart.locator(".nbddp-rank.k0")).to_have_css("opacity", "0.15")
-    expect(chart.locator(".nbddp-rank.k1")).to_have_css("opacity", "1")
+    expect(chart.locator(".nbddp-line.k0")).to_have_css("opacity", "0.15")
+    expect(chart.locator(".nbddp-line.k1")).to_have_css("opacity", "1")
     picture(notebook, "chart-turned")
     assert chart_of(notebook, "m13").count() == 0
     notebook.button("Metrics").click()
@@ -115,13 +123,16 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     expect(chart_of(notebook, "m13")).to_be_visible()
     expect(chart_of(notebook, "m3")).to_be_hidden()
     picture(notebook, "chart-chosen")
-    assert rows(panel.locator(".nbddp-shots .nbddp-chart:visible")) == 1
+    shown = panel.locator(".nbddp-shots .nbddp-chart:visible")
+    assert rows(shown) == 1
+    assert fills(panel.locator(".nbddp-shots"), shown)
     (desk.notebooks / "enough").touch()
     notebook.await_idle()
     notebook.await_text(4, "^done on ranks 0-1")
     kept = panel.locator(".nbddp-charts .nbddp-chart")
     assert kept.count() == 2
     assert rows(kept) == 1, "they stand as they stood in the panel"
+    assert fills(panel.locator(".nbddp-charts"), kept)
     notebook.await_text(4, r"\b13\b.*\(m0, .*\): `%ddp show --metrics NAME`")
 
 
@@ -136,12 +147,9 @@ def test_a_records_charts_answer_without_a_kernel(notebook: LabNotebook, picture
     expect(chart.locator("img")).to_be_hidden()
     points_at_values(notebook)
     lets_a_rank_stand_out(notebook)
-    first, other = chart.locator(".nbddp-first"), chart.locator(".nbddp-other")
-    notebook.page.get_by_label("log or linear").check()
-    expect(first).to_be_hidden()
-    expect(other).to_be_visible()
+    expect(chart.locator(".nbddp-smooth")).to_be_hidden()
     notebook.page.get_by_label("smooth").check()
-    expect(other.locator(".nbddp-smooth")).to_be_visible()
+    expect(chart.locator(".nbddp-smooth")).to_be_visible()
     picture(notebook, "chart-kept")
     chart.locator(".nbddp-key.k1").click()
     notebook.page.mouse.move(0, 0)

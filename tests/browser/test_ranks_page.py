@@ -30,7 +30,7 @@ for step in nbddp.track(range(4000), label="epoch 1"):
     nbddp.log(step=step, loss=loss.item())
 """
 WHY = r"slow: .* \d\d % .* \d+\.\d s"
-SCALE = r"now \d+ MiB, axis 0 to \d+ MiB, over \d+\.\d s"
+SCALE = r"now \d+ MiB, axis 0 to \d+ MiB, last \d+ s"
 
 
 @pytest.fixture(scope="module")

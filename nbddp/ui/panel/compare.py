@@ -5,15 +5,11 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Sequence
 
+from nbddp.archive.compared_chart import compared_charts
 from nbddp.archive.comparing import Comparison, Over
+from nbddp.charts.axes import AxisScale
 from nbddp.charts.palette import rank_class, rank_color
-from nbddp.ui.charts.compared import LETTERS, ComparedChart, RunLine, draw_compared, say_last
-from nbddp.ui.charts.drawing import ALERT
-from nbddp.ui.charts.frame import Scale
-from nbddp.ui.charts.svg import SvgSheet
-from nbddp.ui.charts.tips import tips_by_name
-from nbddp.ui.panel.charthtml import INLINE, highlighting, image_of, tick, tip
-from nbddp.ui.panel.charthtml import SHEET as CHART_SHEET
+from nbddp.ui.chart_html import charts_html, render
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.runs import run_name
 from nbddp.ui.panel.style import SHEET
@@ -27,12 +23,7 @@ from nbddp.ui.text.compare import (
 )
 
 DIFF_LINES = 400  # of each run
-_AXIS_SHEET = """<style>
-.nbddp-over { display: none !important; }
-.nbddp-axis-step:checked ~ .nbddp-chart .nbddp-at-step,
-.nbddp-axis-samples:checked ~ .nbddp-chart .nbddp-at-samples,
-.nbddp-axis-time:checked ~ .nbddp-chart .nbddp-at-time { display: block !important; }
-.nbddp-axis:checked ~ .nbddp-chart .nbddp-plot:not(.nbddp-over) { display: none !important; }
+_DIFF_SHEET = """<style>
 .nbddp-add { color: var(--nbddp-ok); } .nbddp-del { color: var(--nbddp-bad); }
 </style>"""
 
@@ -51,13 +42,14 @@ def compare_bundle(
     ``has_page``: whether a page shows it, or a notebook is executed without one.
     """
     if has_page:
-        html = compare_html(comparison, over=over, scale=Scale(scale), is_smooth=is_smooth)
+        html = compare_html(comparison, over=over, scale=AxisScale(scale), is_smooth=is_smooth)
         return {"text/html": html, "text/plain": text}, {}
     if not comparison.metrics:
         return {"text/plain": text}, {}
-    from nbddp.ui.charts.figures import compared_png  # loads matplotlib
+    from nbddp.charts.figure import draw_charts, png_of  # loads matplotlib
 
-    png, width = compared_png(comparison, over=over, scale=scale, is_smooth=is_smooth)
+    charts = compared_charts(comparison, over, AxisScale(scale))
+    png, width = png_of(draw_charts(charts, names=comparison.names, is_smooth=is_smooth))
     picture = b64encode(png).decode()
     return {"image/png": picture, "text/plain": text}, {"image/png": {"width": width}}
 
@@ -66,12 +58,13 @@ def compare_html(
     comparison: Comparison,
     *,
     over: Over = Over.STEP,
-    scale: Scale = Scale.AUTO,
+    scale: AxisScale = AxisScale.AUTO,
     is_smooth: bool = False,
 ) -> str:
-    """The comparison; ``over`` is what is shown first, the page has the other axes, too."""
+    """The comparison, with curves over steps, samples or time."""
     parts = [
         SHEET,
+        _DIFF_SHEET,
         '<div class="nbddp">',
         _finals(comparison),
         _charts(comparison, over, scale, is_smooth=is_smooth),
@@ -129,66 +122,8 @@ def _code(title: str, diff: Sequence[str]) -> str:
     )
 
 
-# ---- the charts
-
-
-def _charts(comparison: Comparison, over: Over, scale: Scale, *, is_smooth: bool) -> str:
+def _charts(comparison: Comparison, over: Over, scale: AxisScale, *, is_smooth: bool) -> str:
     if not comparison.metrics:
         return '<div class="nbddp-muted">no numbers were reported</div>'
-    first = over if over in comparison.axes else Over.STEP
-    axes = [first, *(each for each in comparison.axes if each is not first)]
-    shown = "".join(_chart(comparison, name, axes, scale) for name in comparison.drawn)
-    sheet = f"{CHART_SHEET}{_AXIS_SHEET}<style>{highlighting(range(len(comparison.runs)))}</style>"
-    end_of_row = '<span class="nbddp-end"></span>'
-    smooth = " nbddp-is-smooth" if is_smooth else ""
-    return f'{sheet}<div class="nbddp-charts{smooth}">{_switches(axes)}{end_of_row}{shown}</div>'
-
-
-def _switches(axes: Sequence[Over]) -> str:
-    """What turns the charts without a kernel."""
-    kinds = [(f"axis nbddp-axis-{each.value}", f"over {each.value}") for each in axes[1:]]
-    return "".join(
-        f'<input type="checkbox" hidden="hidden" class="nbddp-switch nbddp-{kind}"'
-        f' aria-label="{said}">'
-        for kind, said in [*kinds, ("smoothing", "smooth")]
-    )
-
-
-def _chart(comparison: Comparison, name: str, axes: Sequence[Over], scale: Scale) -> str:
-    charts = [ComparedChart.of(comparison, name, over, scale) for over in axes]
-    plots = "".join(_plot(chart, is_first=not number) for number, chart in enumerate(charts))
-    keys = "".join(map(_key, charts[0].runs))
-    facts = "".join(map(_fact, charts[0].facts))
-    said = escape(name)
-    head = f'<div class="nbddp-name" title="{said}"><strong>{said}</strong>{facts}</div>'
-    return f'<div class="nbddp-chart" style="{INLINE}">{head}{keys}{plots}</div>'
-
-
-def _fact(fact: str) -> str:
-    is_scale = fact.endswith("scale")
-    color = "" if is_scale else f' style="color:{ALERT}"'
-    kind = "nbddp-fact" if is_scale else "nbddp-fact nbddp-wrong"
-    return f' <span class="{kind}"{color}>{escape(fact)}</span>'
-
-
-def _key(run: RunLine) -> str:
-    return (
-        f'<span class="nbddp-key k{run.index} {rank_class(run.index)}" tabindex="0"'
-        f' title="run {run.letter}" style="font-size:11px;color:{rank_color(run.index)}">'
-        f"━ {run.letter} {say_last(run)}</span> "
-    )
-
-
-def _plot(chart: ComparedChart, *, is_first: bool) -> str:
-    sheet = SvgSheet()
-    draw_compared(sheet, chart)
-    said = escape(chart.said())
-    ticks = "".join(map(tick, sheet.labels))
-    lines = {LETTERS[run.index]: run.line for run in chart.runs}
-    shown = "".join(map(tip, tips_by_name(chart.frame, lines)))
-    other = "" if is_first else "nbddp-over "
-    image = image_of(sheet, said, said) if is_first else ""
-    return (
-        f'<div class="nbddp-plot {other}nbddp-at-{chart.over.value}">'
-        f"{image}{sheet.inline(said)}{ticks}{shown}</div>"
-    )
+    charts = compared_charts(comparison, over, scale)
+    return charts_html([render(chart) for chart in charts], is_smooth=is_smooth)

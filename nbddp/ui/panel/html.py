@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape as escape_tags
 
@@ -35,11 +34,6 @@ _WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no pr
 def escape(text: str) -> str:
     """Text for a page: no tags, and nothing that no message to a page can hold."""
     return escape_tags(strip(text))
-
-
-def svg_source(picture: str) -> str:
-    """An SVG picture as the source of an image: a page that takes SVG away shows that."""
-    return f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
 
 
 def state_line(snapshot: Snapshot) -> str:

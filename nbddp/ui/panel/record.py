@@ -11,8 +11,8 @@ from nbddp.lifecycle.comeback import Way, say_comebacks
 from nbddp.record.cell import CellResult
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.ansi import strip, to_html
+from nbddp.ui.chart_html import RenderedChart, charts_html
 from nbddp.ui.panel.bare import STRONG, dot
-from nbddp.ui.panel.charthtml import Drawn, charts_html
 from nbddp.ui.panel.html import alarm, card, escape, late, state_line, time_line
 from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
 from nbddp.ui.panel.style import SHEET
@@ -47,7 +47,7 @@ class Record:
     earlier: str = ""
     log_path: str = ""
     rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
-    charts: Sequence[Drawn] = ()
+    charts: Sequence[RenderedChart] = ()
     attempts: Sequence[str] = ()
     ways: Sequence[Way] = ()
     seconds_lost: float = 0.0
@@ -87,7 +87,7 @@ def record_text(record: Record) -> str:
     parts = [log_text(record.lines, earlier=record.earlier)] if record.lines else []
     if record.result is not None and record.result.verdict is not None:
         parts.append(strip(record.result.verdict.summary()))
-    said = [each.said for each in record.charts]
+    said = [each.text for each in record.charts]
     checks = filter(None, [findings_text(record.findings)])
     return "\n".join([*parts, *map(strip, [*said, *record.notes, *checks])])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 
 from nbddp.archive.scaling import Scaling
-from nbddp.ui.charts.scaling import draw_scaling
+from nbddp.charts.figure import draw_scaling, png_of
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.text.scaling import head_of, notes, rows_of, scaling_text
@@ -19,7 +19,7 @@ def scaling_bundle(scaling: Scaling, *, has_page: bool) -> tuple[dict[str, str],
     text = scaling_text(scaling)
     if not scaling.sizes:
         return {"text/plain": text}, {}
-    png, width = draw_scaling(scaling)
+    png, width = png_of(draw_scaling(scaling))
     picture = b64encode(png).decode()
     if has_page:
         return {"text/html": scaling_html(scaling, picture, width), "text/plain": text}, {}

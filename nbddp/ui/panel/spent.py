@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from base64 import b64encode
 
+from nbddp.charts.figure import draw_timeline, png_of
 from nbddp.record.spent import Timeline
-from nbddp.ui.charts.spans import draw_spans
 from nbddp.ui.panel.bare import STRONG, ink
 from nbddp.ui.panel.html import escape, table_html
 from nbddp.ui.panel.style import SHEET
+from nbddp.ui.rows import shown_ranks
 from nbddp.ui.text.spent import (
     OVERLAP_HEAD,
     late,
@@ -28,7 +29,7 @@ def spent_bundle(line: Timeline, *, has_page: bool) -> tuple[dict[str, str], dic
     ``has_page``: whether a page shows it, or a notebook is executed without one.
     """
     text = spent_text(line)
-    png, width = draw_spans(line)
+    png, width = png_of(draw_timeline(line, shown_ranks(line)))
     picture = b64encode(png).decode()
     if has_page:
         return {"text/html": spent_html(line, picture, width), "text/plain": text}, {}

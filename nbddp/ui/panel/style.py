@@ -119,7 +119,6 @@ SHEET = f"""<style>
 .nbddp-scroll .nbddp .jp-RenderedText {{ padding: 0; }}
 .nbddp-choice > * {{ margin: 2px 2px 2px 0; }}
 .nbddp-panel .widget-html-content {{ overflow-x: auto; }}
-.nbddp-shots {{ flex-flow: row wrap; }}
 .nbddp-choice .widget-text {{ height: 24px; }}
 .nbddp-choice .widget-text input {{ height: 22px; padding: 0 6px; font-size: 11px; }}
 .nbddp-choice .widget-toggle-button, .nbddp-choice .jupyter-button {{ height: 22px;

@@ -38,9 +38,10 @@ RULES = f"""{_PLACE} {{ {_words(_ANY_WORDS)} }}
 {_IS_DARK} {_PLACE} {{ {_words(DARK_WORDS)} }}
 {_ranks(_IS_LIGHT, LIGHT)}
 {_ranks(_IS_DARK, DARK)}
-:is({_IS_LIGHT}, {_IS_DARK}) :is(.nbddp-rank, .nbddp-tone) path[stroke] {{
+:is({_IS_LIGHT}, {_IS_DARK}) :is(.nbddp-line, .nbddp-smooth)[class*="nbddp-r"] path[stroke] {{
   stroke: var(--nbddp-rank); }}
-:is({_IS_LIGHT}, {_IS_DARK}) .nbddp-rank path:not([stroke]) {{ fill: var(--nbddp-rank); }}
+:is({_IS_LIGHT}, {_IS_DARK}) .nbddp-line[class*="nbddp-r"] :is(path:not([stroke]), g) {{
+  fill: var(--nbddp-rank); }}
 .nbddp-bar > span {{ background: var(--nbddp-rank, currentColor) !important; }}
 {_IS_DARK} :is(.nbddp-shots, .nbddp-charts) img {{ filter: brightness(1.35); }}
 @media (prefers-reduced-motion: reduce) {{

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ipywidgets import Widget
 
+from nbddp.charts.axes import AxisScale
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.record.cell import CellHandle, CellResult
@@ -16,17 +17,15 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.ui.agreement import parted
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
+from nbddp.ui.chart_html import MAX_CHARTS, static_charts
 from nbddp.ui.panel.attempts import Attempt
-from nbddp.ui.panel.budget import Budget
-from nbddp.ui.panel.charthtml import Drawn
-from nbddp.ui.panel.charts import Charts
 from nbddp.ui.panel.controls import Press
 from nbddp.ui.panel.fallback import Fallback, late_html, way_to_record
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
 from nbddp.ui.panel.place import Place
 from nbddp.ui.panel.record import Record, going_on_html, record_html, record_text
-from nbddp.ui.panel.rhythm import Rhythm
+from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.questions import Questions
 from nbddp.ui.screen import TOGETHER, Check, Screen, View, is_text, show_rich, show_rich_value
@@ -79,7 +78,6 @@ class PanelView:
         self._live = live
         self._screen = screen
         self._has_color = has_color
-        self._charts = Charts(session.metrics, self._show_chart)
         self._widgets: PanelWidgets | None = None
         self._serving: Serving | None = None
         self._tell_later = tell_later
@@ -91,7 +89,9 @@ class PanelView:
         self._shown: CellHandle | None = None
         self._opens_at = 0.0
         self._folder = ""  # of the run
-        self._rhythm = Rhythm()
+        self._log_pacer = RedrawPacer(0.015, least=0.1, most=0.3)
+        self._rest_pacer = RedrawPacer(0.01, least=0.25, most=1.0, tick=0.5)
+        self._chart_pacer = RedrawPacer(0.015, least=0.5, most=5.0)  # not read in haste
         self._next_draw = 0.0
 
     def is_of(self, session: Session) -> bool:
@@ -214,11 +214,11 @@ class PanelView:
         elif time.monotonic() >= self._opens_at:
             self._open(handle)
         else:
-            budget = Budget(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPENING)
-            with budget.spending():
+            pacer = RedrawPacer(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPENING)
+            with pacer.spending():
                 if self._place.is_taken or self.tails.version:
                     self._preview(handle)
-            self._next_draw = min(budget.next_at, self._opens_at)
+            self._next_draw = min(pacer.next_at, self._opens_at)
 
     def _preview(self, handle: CellHandle) -> None:
         """Show it as its record will be, so that nothing jumps if that comes soon."""
@@ -234,25 +234,26 @@ class PanelView:
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         log_seen = (self.tails.version, widgets.log.looks_at)
-        self._rhythm.draw_log(log_seen, lambda: widgets.log.draw(self.tails, self._folder))
-        self._rhythm.draw_rest(
+        self._log_pacer.draw(log_seen, lambda: widgets.log.draw(self.tails, self._folder))
+        self._rest_pacer.draw(
             self._session.version,
             lambda: widgets.draw(self._snapshot(handle), note=self._note()),
         )
-        self._next_draw = self._rhythm.next_at
+        chart_seen = (self._session.version, widgets.charts.choices)
+        self._chart_pacer.draw(chart_seen, widgets.draw_charts)
+        self._next_draw = next_redraw(self._log_pacer, self._rest_pacer, self._chart_pacer)
 
     def _open(self, handle: CellHandle) -> None:
         self._widgets = widgets = PanelWidgets(
             handle.ranks,
             lambda *it: self._press(handle, *it),
-            choose=self._charts.choose,
+            metrics=self._session.metrics,
             on_new=self._serve,
         )
         self._redraw(handle, widgets)
         self._serving = self._live.serving(widgets.root).begin()
         self._place.replace({**widgets.bundle(), "text/plain": NO_WIDGETS})
         self._fallback.publish(self._session.snapshot(handle).run, handle.number)
-        self._charts.draw_on_thread()
 
     def _serve(self, widget: Widget) -> None:
         if self._serving is not None:
@@ -264,10 +265,6 @@ class PanelView:
     def _earlier(self, lines: Sequence[Line], shown: int, rank: int | None = None) -> str:
         count = self.tails.earlier(rank) + max(0, len(lines) - shown)
         return say_earlier(count, log_path(self._folder, rank))
-
-    def _show_chart(self, chart: Drawn) -> None:
-        if self._widgets is not None:
-            self._widgets.show_chart(chart, self._charts.names)
 
     def _press(self, handle: CellHandle, press: Press, rank: int) -> None:
         """Do what a button says, without waiting for it: the panel shows what comes of it."""
@@ -288,12 +285,11 @@ class PanelView:
 
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
         self._questions.close()  # the record says if an input box is left
-        charts = self._charts.finish()
         if self._widgets is not None:
             self._await_page(self._widgets)
         self.tails.flush()
         values, rich = parted(result.results)
-        html = self._publish_record(handle, result, values, charts)
+        html = self._publish_record(handle, result, values)
         for ranks, bundle in rich:
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
         has_lost = self._widgets is not None and self._let_go(self._widgets, html)
@@ -344,11 +340,13 @@ class PanelView:
         handle: CellHandle,
         result: CellResult,
         values: Sequence[Line],
-        charts: Sequence[Drawn],
     ) -> str:
+        area = self._widgets.charts if self._widgets else None
+        metrics = self._session.metrics(most=MAX_CHARTS, chosen=area.chosen if area else None)
+        charts, not_drawn = static_charts(metrics, area.scale if area else AxisScale.AUTO)
         merged = self.tails.merged()
         snapshot = self._snapshot(handle)
-        notes = [self._charts.note(), _missed(snapshot), self._questions.stays]
+        notes = [not_drawn, _missed(snapshot), self._questions.stays]
         record = Record(
             snapshot=snapshot,
             result=result,
@@ -360,7 +358,7 @@ class PanelView:
             attempts=[each.html() for each in self._before],
             ways=[each.way for each in self._before],
             seconds_lost=sum(each.seconds_lost for each in self._before),
-            curves=self._widgets.trends.columns(is_kept=True) if self._widgets else {},
+            curves=self._widgets.sparklines.columns(is_static=True) if self._widgets else {},
             notes=[each for each in notes if each],
             findings=self._check(handle),
         )
@@ -392,7 +390,6 @@ class PanelView:
         return found
 
     def _close(self) -> None:
-        self._charts.stop()
         if self._serving is not None:
             self._serving.end()
         if self._widgets is not None and not self._live.kernel_ends:

@@ -10,14 +10,13 @@ from typing import Any
 import ipywidgets as widgets
 
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.panel.charthtml import Drawn
+from nbddp.ui.panel.chart_area import ChartArea, Metrics
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, late, state_line, time_line
 from nbddp.ui.panel.log_area import LogWidgets
 from nbddp.ui.panel.pieces import Plain, box, bundle, close, html
-from nbddp.ui.panel.shots import Choose, Shots
+from nbddp.ui.panel.rank_sparklines import RankSparklines
 from nbddp.ui.panel.style import SHEET
-from nbddp.ui.panel.trends import Trends
 from nbddp.ui.report.rank_table import FEW, ranks_html
 
 
@@ -43,7 +42,7 @@ class Counted(Plain):
 class PanelWidgets:
     """One panel; drawn from one thread, pressed on another.
 
-    ``choose`` is told of what is chosen of the charts, ``on_new`` of every widget that is added.
+    ``metrics`` gives what its charts draw; ``on_new`` is told of every widget that is added.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class PanelWidgets:
         ranks: Sequence[int],
         press: Callable[[Press, int], None],
         *,
-        choose: Choose,
+        metrics: Metrics,
         on_new: Callable[[widgets.Widget], None] = lambda _widget: None,
     ) -> None:
         self._ranks = list(ranks)
@@ -59,9 +58,9 @@ class PanelWidgets:
         self._line = Counted(self._note_drawn_anew)
         self._controls = Controls(self._ranks, press)
         self.log = LogWidgets(ranks, on_new)
-        self._shots = Shots(self._ranks, choose, on_new)
+        self.charts = ChartArea(metrics, self._ranks, on_new)
         head = box(widgets.HBox, [self._state, self._controls.row], "nbddp-head")
-        self.trends = Trends()
+        self.sparklines = RankSparklines()
         self._all = widgets.ToggleButton(
             description="All ranks", tooltip="Show a field for each rank", icon="th"
         )
@@ -72,7 +71,7 @@ class PanelWidgets:
             self._note,
             self._all,
             self._table,
-            self._shots.root,
+            self.charts.root,
             self.log.root,
             self._line,
         ]
@@ -131,8 +130,8 @@ class PanelWidgets:
         self._state.value = f'<div class="nbddp">{state_line(snapshot)}</div>'
         self._note.value = alarm(snapshot) + late(snapshot) + note
         if len(snapshot.ranks) <= FEW:
-            self.trends.note(snapshot.ranks, snapshot.at)
-        curves = self.trends.columns()
+            self.sparklines.note(snapshot.ranks, snapshot.at)
+        curves = self.sparklines.columns()
         table = ranks_html(snapshot.ranks, is_open=self._all.value, curves=curves)
         self._table.value = (
             f'<div class="nbddp" tabindex="0" role="region" aria-label="ranks">{table}</div>'
@@ -140,15 +139,10 @@ class PanelWidgets:
         self._line.value = f'<div class="nbddp">{time_line(snapshot)}</div>'
         self._controls.draw(snapshot)
 
-    def show_chart(self, chart: Drawn, names: Sequence[str] = ()) -> None:
-        """Show the chart of a metric, in the place that it has or in a new one at the end.
-
-        ``names`` are the metrics that there are, in the order in which they are drawn.
-        """
-        new = self._shots.show(chart)
-        if new is not None:
+    def draw_charts(self) -> None:
+        """Draw the metrics that have changed."""
+        for new in self.charts.draw():
             self._await(new)
-        self._shots.offer(names)
 
     def become(self, record: str) -> None:
         """Turn into a record, for a page that is not told of another: it was loaded again, say."""

@@ -23,13 +23,13 @@ from nbddp.ui.words import (
 )
 
 if TYPE_CHECKING:
-    from nbddp.ui.panel.charthtml import Drawn
+    from nbddp.ui.chart_html import RenderedChart
 
 SHOWN_EVENTS = 8
 
 
 def status_report(
-    snapshot: Snapshot, *, charts: Sequence[Drawn] = (), lines: Sequence[Line] = ()
+    snapshot: Snapshot, *, charts: Sequence[RenderedChart] = (), lines: Sequence[Line] = ()
 ) -> Report:
     """Report the group; a page also gets the charts and the last lines of its last cell."""
     if not snapshot.state.is_live:
@@ -61,7 +61,7 @@ def _state_of(snapshot: Snapshot) -> list[Block]:
     return [*alarm, *ranks, events_block(snapshot), *awaited]
 
 
-def _output(charts: Sequence[Drawn], lines: Sequence[Line]) -> list[Block]:
+def _output(charts: Sequence[RenderedChart], lines: Sequence[Line]) -> list[Block]:
     log = [Markup(lambda: scrolled(log_html(lines)))] if lines else []
     return [*([Markup(partial(_charts, charts))] if charts else []), *log]
 
@@ -71,7 +71,7 @@ def _notes(snapshot: Snapshot) -> list[Block]:
     return [*logs, *([note(say_refused(snapshot.refused))] if snapshot.refused else [])]
 
 
-def _charts(charts: Sequence[Drawn]) -> str:
-    from nbddp.ui.panel.charthtml import charts_html  # loads numpy
+def _charts(charts: Sequence[RenderedChart]) -> str:
+    from nbddp.ui.chart_html import charts_html  # loads numpy
 
     return charts_html(charts)

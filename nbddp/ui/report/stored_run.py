@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
+from nbddp.charts.axes import AxisScale
 from nbddp.errors import say_ranks
 from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
@@ -44,6 +45,7 @@ def run_report(
     *,
     ending: str = "",
     metrics: Collection[str] | None = None,
+    scale: AxisScale = AxisScale.AUTO,
 ) -> Report:
     """Report the run, or one of its cells.
 
@@ -52,9 +54,10 @@ def run_report(
         cell: one of its cells.
         ending: how the run ended.
         metrics: the metrics that are shown; None for the first ones.
+        scale: how values are spread over the height of a chart.
     """
     curves = run.metrics(cell)
-    numbers = Markup(partial(_charts, curves, metrics), "\n".join(_numbers(curves, metrics)))
+    numbers = Markup(partial(_charts, curves, metrics, scale), "\n".join(_numbers(curves, metrics)))
     if cell is None:
         title = Cell(_run_title(run, ending), dot=Dot.OFF if run.was_stopped else Dot.WARN)
         parts: list[Block] = _cells(run)
@@ -141,13 +144,11 @@ def _source(cell: RecordedCell) -> Cell:
 # ---- metrics and logs
 
 
-def _charts(store: MetricStore, metrics: Collection[str] | None) -> str:
-    from nbddp.ui.panel.charthtml import charts_html  # loads numpy
-    from nbddp.ui.panel.charts import Charts
+def _charts(store: MetricStore, metrics: Collection[str] | None, scale: AxisScale) -> str:
+    from nbddp.ui.chart_html import MAX_CHARTS, charts_html, static_charts  # loads numpy
 
-    charts = Charts(store.snapshot, lambda _chart: None, chosen=metrics)
-    pictures = charts_html(charts.finish())
-    return pictures + html_of([note(charts.note())])
+    charts, not_shown = static_charts(store.snapshot(most=MAX_CHARTS, chosen=metrics), scale)
+    return charts_html(charts) + html_of([note(not_shown)])
 
 
 def _numbers(store: MetricStore, metrics: Collection[str] | None) -> Iterator[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nbddp.archive.comparing import Compared, Comparison
+from nbddp.charts.sparkline import block_characters
 from nbddp.formatting import plural
-from nbddp.ui.text.runs import bars, say_outcome, say_pace
+from nbddp.ui.text.runs import middles, say_outcome, say_pace
 from nbddp.ui.words import aligned, say_seconds
 
 LETTERS = "ABCDEFGH"
@@ -86,7 +87,7 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _curves(comparison: Comparison, name: str) -> list[str]:
     rows = [
-        [letter, bars(run.small_curve(name))]
+        [letter, block_characters(middles(run.small_curve(name)))]
         for letter, run in zip(LETTERS, comparison.runs, strict=False)
     ]
     return ["", name, *aligned(rows)]

@@ -8,12 +8,12 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 
+from nbddp.charts.axes import format_number
 from nbddp.controller.session import Session
 from nbddp.formatting import plural
 from nbddp.imports import import_aside
 from nbddp.record.cell import CellHandle
 from nbddp.record.snapshot import RankSnapshot
-from nbddp.ui.charts.scale import say_number
 from nbddp.ui.screen import Screen
 from nbddp.ui.words import say_awaited, say_bar, say_seconds, say_step
 
@@ -106,7 +106,7 @@ def _say_values(session: Session) -> Iterator[str]:
     store = session.whereabouts.metrics
     for name in store.names()[:SHOWN_METRICS]:
         if last := store.last(name).values():
-            yield f"{name} {say_number(sum(last) / len(last))}"
+            yield f"{name} {format_number(sum(last) / len(last))}"
 
 
 def show_charts(screen: Screen, session: Session) -> None:
@@ -119,11 +119,12 @@ def show_charts(screen: Screen, session: Session) -> None:
     }
     if not curves:
         return
-    import_aside("nbddp.ui.charts.paper")  # loads matplotlib: not before there is a curve
-    from nbddp.ui.charts.paper import draw_sheet
+    import_aside("nbddp.charts.figure")  # loads matplotlib: not before there is a curve
+    from nbddp.charts.chart_lines import rank_chart
+    from nbddp.charts.figure import draw_charts, png_of
 
     try:
-        png, width = draw_sheet(curves)
+        png, width = png_of(draw_charts([rank_chart(*each) for each in curves.items()]))
     except Exception as error:
         logger.exception("the charts could not be drawn")
         screen.write(f"nbddp: the charts could not be drawn: {type(error).__name__}: {error}\n")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from nbddp.archive.run_list import Listing, say_left_out
 from nbddp.archive.summary import Summary
+from nbddp.charts.sparkline import block_characters
 from nbddp.formatting import format_bytes, plural
-from nbddp.record.metrics import HUGE, Pairs
+from nbddp.record.metrics import Pairs
 from nbddp.ui.words import aligned, say_rate, say_seconds
 
 SHOWN = 50  # runs, unless more are asked for
-BARS = "▁▂▃▄▅▆▇█"
-POINTS = 16  # of a curve in letters
 LONGEST = 28  # characters of a name, a setting or a note
 
 
@@ -51,12 +48,20 @@ def cells_of(listing: Listing, run: Summary) -> list[str]:
 
 
 def _row(listing: Listing, run: Summary) -> list[str]:
-    return [*(each[:60] for each in cells_of(listing, run)), bars(curve_of(listing, run))]
+    return [
+        *(each[:60] for each in cells_of(listing, run)),
+        block_characters(curve_of(listing, run)),
+    ]
 
 
-def curve_of(listing: Listing, run: Summary) -> Pairs:
+def curve_of(listing: Listing, run: Summary) -> list[float]:
     """The one that the list shows: of the first metric that has a column."""
-    return run.curves.get(listing.metrics[0], ()) if listing.metrics else ()
+    return middles(run.curves.get(listing.metrics[0], ()) if listing.metrics else ())
+
+
+def middles(pairs: Pairs) -> list[float]:
+    """The middle between the lowest and the highest value of each stretch of a curve."""
+    return [sum(pair) / 2 for pair in pairs]
 
 
 def notes(listing: Listing, *, most: int, is_page: bool = False) -> list[str]:
@@ -115,32 +120,3 @@ def say_outcome(run: Summary) -> str:
     is_idle = run.is_live and run.outcome != "running"
     said = [how[:90], lost, "not stopped" if is_idle else "", run.note]
     return " · ".join(filter(None, said))
-
-
-def bars(pairs: Pairs) -> str:
-    """A curve in letters: the middle of each stretch; a dot where there is no number.
-
-    >>> bars([[1.0, 1.0], [2.0, 2.0], [float("nan"), float("nan")], [8.0, 8.0]])
-    '▁▂·█'
-    """
-    values = thinned([sum(pair) / 2 if can_be_drawn(pair) else math.nan for pair in pairs])
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
-        return "·" * len(values)
-    low, span = min(known), (max(known) - min(known)) or 1.0
-    return "".join(
-        BARS[min(7, int((value - low) / span * 8))] if math.isfinite(value) else "·"
-        for value in values
-    )
-
-
-def can_be_drawn(pair: Sequence[float]) -> bool:
-    """Whether both are numbers, and none so large that differences overflow."""
-    return all(-HUGE < end < HUGE for end in pair)
-
-
-def thinned(values: Sequence[float]) -> list[float]:
-    """So few that they fit; the last one stays."""
-    if len(values) <= POINTS:
-        return list(values)
-    return [values[round(at * (len(values) - 1) / (POINTS - 1))] for at in range(POINTS)]

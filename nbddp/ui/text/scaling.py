@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nbddp.archive.scaling import NOISY, Scaling, Size
+from nbddp.charts.sparkline import BLOCKS
 from nbddp.formatting import format_bytes, plural
-from nbddp.ui.text.runs import BARS
 from nbddp.ui.words import aligned, say_rate, say_seconds
 
 STRONG = (
@@ -36,7 +36,7 @@ def _bar(efficiency: float) -> str:
     '████████████············'
     """
     filled = round(min(1.0, efficiency) * WIDE)
-    return BARS[-1] * filled + "·" * (WIDE - filled)
+    return BLOCKS[-1] * filled + "·" * (WIDE - filled)
 
 
 def head_of(scaling: Scaling) -> list[str]:

@@ -1,32 +1,32 @@
-"""What is drawn in a panel, and when: lines at once, all else as often as one can see."""
+"""What is drawn in a panel, and when: it pays for itself, and a line comes at once."""
 
 from __future__ import annotations
 
 import pytest
 
-from nbddp.ui.panel import budget
-from nbddp.ui.panel import rhythm as room
-from nbddp.ui.panel.rhythm import Rhythm
+from nbddp.ui.panel import redraw_pacer as module
+from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 
 
 class Panel:
     """A panel whose drawings cost as much as a test says, in a time that it lets pass."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.spent = 100.0, 0.0
+        self.now, self.spent, self.next_draw = 100.0, 0.0, 0.0
         self.cost = {"log": 0.0005, "rest": 0.0005}
-        self.lines = self.news = 0
-        self.turns = 0
+        self.lines = self.news = self.choices = 0
         self.drawn: list[tuple[str, float]] = []
-        self.rhythm = Rhythm()
-        monkeypatch.setattr(room.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(budget.time, "thread_time", lambda: self.spent)
+        self.log = RedrawPacer(0.015, least=0.1, most=0.3)
+        self.rest = RedrawPacer(0.01, least=0.25, most=1.0, tick=0.5)
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(module.time, "thread_time", lambda: self.spent)
 
     def look(self) -> None:
         """As the view does when it is time."""
-        if self.now >= self.rhythm.next_at:
-            self.rhythm.draw_log((self.lines,), lambda: self._draw("log"))
-            self.rhythm.draw_rest((self.news, self.turns), lambda: self._draw("rest"))
+        if self.now >= self.next_draw:
+            self.log.draw((self.lines,), lambda: self._draw("log"))
+            self.rest.draw((self.news, self.choices), lambda: self._draw("rest"))
+            self.next_draw = next_redraw(self.log, self.rest)
 
     def _draw(self, what: str) -> None:
         self.drawn.append((what, self.now))
@@ -80,7 +80,7 @@ def test_a_line_after_a_pause_is_drawn_at_once(panel: Panel) -> None:
         panel.now += 0.003
         panel.lines += 1
         panel.look()
-        assert panel.drawn[-1] == ("log", panel.now) or panel.drawn[-2] == ("log", panel.now)
+        assert ("log", panel.now) in panel.drawn[-2:]
 
 
 def test_the_last_line_is_drawn_though_nothing_follows_it(panel: Panel) -> None:
@@ -90,10 +90,10 @@ def test_the_last_line_is_drawn_though_nothing_follows_it(panel: Panel) -> None:
     assert panel.count("log") == 1
 
 
-def test_a_turn_of_the_group_is_drawn_at_once(panel: Panel) -> None:
+def test_what_somebody_has_chosen_is_drawn_at_once(panel: Panel) -> None:
     panel.live(0.6, news=True)
     panel.now += 0.003
-    panel.turns += 1
+    panel.choices += 1
     panel.look()
     assert panel.drawn[-1] == ("rest", panel.now)
 
@@ -102,3 +102,20 @@ def test_what_does_not_change_is_not_drawn_but_for_the_times_that_go_on(panel: P
     panel.live(10.0)
     assert panel.count("log") == 0
     assert 19 <= panel.count("rest") <= 21
+
+
+def test_who_waits_for_others_while_he_draws_does_not_pay_for_them(panel: Panel) -> None:
+    with panel.rest.spending():
+        panel.spent += 0.001
+        panel.now += 2.0
+    assert panel.rest.next_at == pytest.approx(panel.now + 0.25)
+
+
+def test_a_drawing_that_fails_has_been_paid_for(panel: Panel) -> None:
+    def fail() -> None:
+        panel.spent += 0.005
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        panel.rest.draw((99, 99), fail)
+    assert panel.rest.next_at == pytest.approx(panel.now + 0.5)

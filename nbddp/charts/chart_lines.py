@@ -1,0 +1,347 @@
+"""A chart as values: lines with the band around each, marks, and what is said next to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, exp, isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nbddp.charts.axes import AxisScale, format_number, wants_log
+from nbddp.charts.palette import rank_color
+from nbddp.record.metrics import Curve
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+INK = "#7b7b7b"  # has the same contrast to white as to #111
+ALERT = "#dd4444"
+RESTART = "#d9822b"
+HEAL = "#2e9e44"
+MANY_RANKS = 8  # of more there is a band, and the lines of the lowest and the highest
+POINTS = 160  # of a drawn line
+MAX_DOTS = 25  # a line with more points has no dots
+MAX_STEPS = 2000  # at which a mean is taken
+LAG = 0.05  # of the steps: a rank that is further behind is not waited for
+SMOOTHING = 0.02  # of the width: how far a smooth line looks back
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """A line; its steps ascend.
+
+    Attributes:
+        values: the mean at each step, NaN where no value is finite.
+        low: the lowest finite value behind each point; ``high`` the highest.
+        nonfinite: how many values behind each point are not finite.
+        last: the newest value as it came.
+        label: "rank 3", or the letter of a run; ``key`` is what its key shows.
+        color: which colour of the palette; None for a mean of ranks.
+    """
+
+    steps: Numbers
+    values: Numbers
+    low: Numbers
+    high: Numbers
+    nonfinite: Numbers
+    last: float
+    label: str = ""
+    key: str = ""
+    color: int | None = None
+    is_strong: bool = False
+
+    @property
+    def css_color(self) -> str:
+        """The colour for any page, light or dark."""
+        return INK if self.color is None else rank_color(self.color)
+
+    @property
+    def has_band(self) -> bool:
+        """Whether values differ behind some point."""
+        return bool((self.low < self.high).any())
+
+    @property
+    def dots(self) -> NDArray[np.bool_]:
+        """Which points are drawn as dots: few, or those without a neighbour to draw a line to."""
+        is_there = np.isfinite(self.values)
+        if is_there.sum() <= MAX_DOTS:
+            return is_there
+        has_left, has_right = np.roll(is_there, 1), np.roll(is_there, -1)
+        has_left[0] = has_right[-1] = False
+        return is_there & ~has_left & ~has_right
+
+    def logarithms(self, floor: float) -> ChartLine:
+        """Return the line of the logarithms: a zero is a gap, a band goes down to ``floor``."""
+
+        def log10(numbers: Numbers, instead_of_zero: float) -> Numbers:
+            return np.log10(np.where(numbers == 0, instead_of_zero, numbers))
+
+        values, high = log10(self.values, np.nan), log10(self.high, np.nan)
+        return replace(self, values=values, low=log10(self.low, floor), high=high)
+
+    def thinned(self, grid: Numbers) -> ChartLine:
+        """Return the line with the points merged that lie between two steps of a grid."""
+        cells = np.searchsorted(grid, self.steps, side="right")
+        starts = np.flatnonzero(np.diff(cells, prepend=-1))
+        if len(starts) == len(cells):
+            return self
+        is_there = np.isfinite(self.values)
+        counts = np.add.reduceat(is_there.astype(np.float64), starts)
+        totals = np.add.reduceat(np.where(is_there, self.values, 0.0), starts)
+        return replace(
+            self,
+            steps=np.add.reduceat(self.steps, starts) / np.diff(starts, append=len(cells)),
+            values=np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0),
+            low=np.fmin.reduceat(self.low, starts),  # these two ignore NaN
+            high=np.fmax.reduceat(self.high, starts),
+            nonfinite=np.add.reduceat(self.nonfinite, starts),
+        )
+
+    def smoothed(self, span: float) -> Numbers:
+        """Return at each point a mean of those before it; the nearest have the most weight.
+
+        Args:
+            span: the steps of the whole chart.
+        """
+        reach = max(span * SMOOTHING, 1e-9)
+        smooth = np.full_like(self.values, np.nan)
+        total = weight = 0.0
+        before = self.steps[0] if len(self.steps) else 0.0
+        for index, (step, value) in enumerate(zip(self.steps, self.values, strict=True)):
+            fade = exp(max(-700.0, (before - step) / reach))
+            total, weight, before = total * fade, weight * fade, step
+            if np.isfinite(value):
+                total, weight = total + value, weight + 1.0
+                smooth[index] = total / weight
+        return smooth
+
+
+@dataclass(frozen=True, slots=True)
+class ChartMark:
+    """Where a restart or a heal took the work up, and of which run if there are several."""
+
+    at: float
+    is_heal: bool = False
+    color: int | None = None
+
+    @property
+    def kind_color(self) -> str:
+        """Green for a heal, orange for a restart."""
+        return HEAL if self.is_heal else RESTART
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A metric, ready to be drawn.
+
+    Attributes:
+        lines: those of all ranks, or of all runs.
+        drawn: those that are drawn, the strong ones last.
+        legend: what the strong line is, where it is one.
+        value: the newest, as a mean of the ranks.
+        unit: what it is drawn over: "step", "samples", "s".
+    """
+
+    name: str
+    lines: tuple[ChartLine, ...]
+    drawn: tuple[ChartLine, ...]
+    marks: tuple[ChartMark, ...] = ()
+    is_log: bool = False
+    legend: str = ""
+    value: float | None = None
+    unit: str = "step"
+
+    @property
+    def mean(self) -> ChartLine | None:
+        """The mean of several ranks."""
+        return next((line for line in self.drawn if line.color is None), None)
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """From where to where it goes."""
+        ends = [float(step) for line in self.lines for step in (line.steps[0], line.steps[-1])]
+        low, high = (min(ends), max(ends)) if ends else (0.0, 0.0)
+        return (0.0 if 0 < low < 0.01 * high else low), high  # a first bucket may begin at 0
+
+    @property
+    def span(self) -> float:
+        """From the first step to the last."""
+        return self.steps[1] - self.steps[0]
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The lowest and the highest value that can be drawn; None without values."""
+        numbers = _finite(end for line in self.lines for end in (line.low, line.high))
+        if self.is_log:
+            numbers = numbers[numbers > 0]
+        return (float(numbers.min()), float(numbers.max())) if len(numbers) else None
+
+    def curves(self) -> list[ChartLine]:
+        """The lines as they are drawn: as many points as there is room for, logs on a log axis."""
+        grid = np.linspace(*self.steps, POINTS)
+        floor = self.limits[0] if self.limits else 1.0
+        return [
+            (line.logarithms(floor) if self.is_log else line).thinned(grid) for line in self.drawn
+        ]
+
+    @property
+    def facts(self) -> list[str]:
+        """What has to be said of the picture: its scale, and what it does not show."""
+        said = []
+        if self.is_log:
+            has_zeros = any((line.low == 0).any() for line in self.lines)
+            said.append("log scale, zeros left out" if has_zeros else "log scale")
+        if self.nonfinite:
+            whose = [each.label for each in self.lines if each.is_strong and each.nonfinite.any()]
+            count = f"{self.nonfinite} value{'' if self.nonfinite == 1 else 's'} not finite"
+            said.append(f"{count} ({', '.join(whose)})" if whose and not self.legend else count)
+        return said
+
+    @property
+    def nonfinite(self) -> int:
+        """How many values were not finite."""
+        return sum(int(line.nonfinite.sum()) for line in self.lines)
+
+    @property
+    def text(self) -> str:
+        """The chart in words."""
+        if not self.lines:
+            return f"{self.name}: no values"
+        if self.value is None:
+            over = "time" if self.unit == "s" else self.unit
+            return f"{self.name} over {over}: {', '.join(line.key for line in self.lines)}"
+        at = f"{self.unit} {self.drawn[-1].steps[-1]:.0f}"
+        return f"{self.name}: {format_number(self.value)} at {at}, {self.legend}"
+
+
+def rank_chart(name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisScale.AUTO) -> Chart:
+    """Make the chart of a metric: a line for each rank, and a strong one for their mean.
+
+    Of more than 8 ranks, only the lines that end lowest and highest are drawn, and a band goes
+    around all.
+    """
+    lines = rank_lines(curves)
+    drawn, legend = lines, ""
+    if len(lines) == 1:
+        lines = drawn = [replace(lines[0], is_strong=True)]
+        legend = lines[0].label
+    elif lines:
+        mean = mean_line(lines)
+        if len(lines) > MANY_RANKS:
+            drawn = [*_extremes(lines), mean]
+        else:
+            drawn = [*lines, replace(mean, low=mean.values, high=mean.values)]
+        legend = f"mean of {len(lines)} ranks"
+    return Chart(
+        name=name,
+        lines=tuple(lines),
+        drawn=tuple(drawn),
+        marks=tuple(ChartMark(at) for at in sorted(_resume_points(curves))),
+        is_log=is_log(lines, scale),
+        legend=legend,
+        value=newest(lines),
+    )
+
+
+def rank_lines(curves: Mapping[int, Curve]) -> list[ChartLine]:
+    """Make a line of each curve that has points, in the order of ranks."""
+    return [
+        ChartLine(
+            steps=_numbers(curve.steps),
+            values=_numbers(curve.mean),
+            low=_numbers(curve.low),
+            high=_numbers(curve.high),
+            nonfinite=_numbers(curve.nonfinite),
+            last=curve.last,
+            label=f"rank {rank}",
+            key=str(rank),
+            color=rank,
+        )
+        for rank, curve in sorted(curves.items())
+        if curve.steps
+    ]
+
+
+def is_log(lines: Sequence[ChartLine], scale: AxisScale) -> bool:
+    """Return whether the axis of values is logarithmic: as asked for, or where that helps."""
+    numbers = _finite(end for line in lines for end in (line.low, line.high))
+    if scale is AxisScale.LINEAR or not (numbers > 0).any() or (numbers < 0).any():
+        return False
+    return scale is AxisScale.LOG or any(
+        wants_log(_finite([line.values]).tolist()) for line in lines
+    )
+
+
+def mean_line(lines: Sequence[ChartLine]) -> ChartLine:
+    """Return the mean of ranks, with a band from the lowest to the highest value of any.
+
+    It ends where all have come that still go on: else its end would be restless.
+    """
+    steps = np.unique(np.concatenate([line.steps for line in lines]))
+    steps = steps[steps <= min(line.steps[-1] for line in _current(lines))]
+    steps = steps[:: ceil(len(steps) / MAX_STEPS)]
+    totals, counts = np.zeros_like(steps), np.zeros_like(steps)
+    for line in lines:
+        here = (steps >= line.steps[0]) & (steps <= line.steps[-1])
+        totals[here] += np.interp(steps[here], line.steps, line.values)
+        counts += here
+    is_known = counts > 0  # where steps are as large as can be, one that counts on is not above
+    steps, means = steps[is_known], totals[is_known] / counts[is_known]
+    grid = np.linspace(steps[0], steps[-1], POINTS)
+    low, high = np.full(POINTS + 1, np.nan), np.full(POINTS + 1, np.nan)
+    nonfinite = np.zeros_like(steps)
+    for line in lines:
+        cells = np.searchsorted(grid, line.steps, side="right")
+        np.fmin.at(low, cells, line.low)
+        np.fmax.at(high, cells, line.high)
+        nearest = np.searchsorted(steps, line.steps).clip(0, len(steps) - 1)
+        np.add.at(nonfinite, nearest, line.nonfinite)
+    at = np.searchsorted(grid, steps, side="right")
+    return ChartLine(steps, means, low[at], high[at], nonfinite, float(means[-1]), is_strong=True)
+
+
+def newest(lines: Sequence[ChartLine]) -> float | None:
+    """Return the mean of the newest values, None without lines."""
+    values = [line.last for line in _current(lines)]
+    return sum(values) / len(values) if values else None
+
+
+def slices(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return where a mask is true, as beginnings and ends of slices."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]])))
+    return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
+
+
+def _current(lines: Sequence[ChartLine]) -> list[ChartLine]:
+    """Those that go on: not of a rank that was lost long ago."""
+    if not lines:
+        return []
+    last = max(line.steps[-1] for line in lines)
+    span = last - min(line.steps[0] for line in lines)
+    return [line for line in lines if last - line.steps[-1] <= LAG * span]
+
+
+def _extremes(lines: Sequence[ChartLine]) -> list[ChartLine]:
+    ends = sorted((line for line in _current(lines) if isfinite(line.last)), key=_last)
+    return [ends[0], ends[-1]] if len(ends) > 1 else ends
+
+
+def _last(line: ChartLine) -> float:
+    return line.last
+
+
+def _resume_points(curves: Mapping[int, Curve]) -> set[float]:
+    return {at for curve in curves.values() for at in curve.resume_points}
+
+
+def _numbers(field: Sequence[float]) -> Numbers:
+    return np.array(field, dtype=np.float64)
+
+
+def _finite(parts: Iterable[Numbers]) -> Numbers:
+    numbers = np.concatenate([*parts, np.empty(0)])
+    return np.asarray(numbers[np.isfinite(numbers)], dtype=np.float64)

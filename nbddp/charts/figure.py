@@ -1,0 +1,321 @@
+"""Charts, a timeline and a scaling study as figures; importing this loads matplotlib.
+
+A figure has no ground and greys in the middle: it does for light pages, dark ones and paper. It
+neither reads nor changes how users set up plots of their own, and there is no pyplot in it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from PIL import Image
+
+from nbddp.charts.axes import format_number, log_ticks, padded
+from nbddp.charts.chart_lines import ALERT, INK, Chart, ChartLine, slices
+from nbddp.charts.palette import rank_color
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    from nbddp.archive.scaling import Scaling, Size
+    from nbddp.record.spent import Timeline
+
+    Numbers = NDArray[np.float64]
+
+COLUMNS = 2  # of charts in one figure
+WIDE, HIGH = 3.7, 2.4  # inches of a chart; of 100 CSS pixels each
+LONGEST = 36  # characters of a name
+KEYS = 5  # in a line of a legend
+MAX_FREED = 400  # thin lines from a last arrival to those it freed
+MAX_STEPS = 24  # steps that are named in a timeline
+# compute is light, waiting dark; all three have 3 to 1 against white and #111, or are behind them
+COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
+WAIT: dict[str, Any] = {"facecolor": "#b9690f", "linewidth": 0}
+DATA: dict[str, Any] = {"facecolor": "#2f86dd", "alpha": 0.9, "linewidth": 0}
+_FONT = "DejaVu Sans"  # it comes with matplotlib
+_STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": INK,
+    "axes.facecolor": "none",
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 9,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 200,
+    "figure.facecolor": "none",
+    "font.family": _FONT,
+    "font.size": 7.2,
+    "grid.alpha": 0.25,
+    "grid.color": INK,
+    "grid.linewidth": 0.6,
+    "legend.borderaxespad": 0.2,
+    "legend.columnspacing": 1.0,
+    "legend.frameon": False,
+    "legend.handlelength": 1.0,
+    "legend.handletextpad": 0.4,
+    "text.color": INK,
+    "text.parse_math": False,  # nothing in a name is a formula
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+
+
+class ShownFigure(Figure):
+    """A figure that a notebook shows, though pyplot does not know it."""
+
+    def _repr_png_(self) -> bytes:
+        return png_of(self)[0]
+
+
+@contextmanager
+def _plain_style() -> Iterator[None]:
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
+
+
+def _blank(width: float, height: float) -> ShownFigure:
+    figure = ShownFigure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def png_of(figure: Figure) -> tuple[bytes, int]:
+    """Return a figure as a PNG file, and how wide it is in CSS pixels."""
+    drawn, target = io.BytesIO(), io.BytesIO()
+    with _plain_style():
+        figure.savefig(drawn, format="png")
+    with Image.open(drawn) as picture:  # a third of the bytes, and no difference that one sees
+        picture.quantize(128, method=Image.Quantize.FASTOCTREE).save(target, "PNG")
+    return target.getvalue(), round(figure.get_figwidth() * 100)
+
+
+# ---- charts
+
+
+def draw_charts(
+    charts: Sequence[Chart], *, names: Sequence[str] = (), is_smooth: bool = False
+) -> Figure:
+    """Draw charts next to each other.
+
+    Args:
+        charts: one or more.
+        names: of runs, where the lines of the charts are those of runs: a legend above all.
+        is_smooth: whether smooth lines stand before faint ones.
+    """
+    columns = min(COLUMNS, len(charts))
+    rows = -(-len(charts) // columns)
+    with _plain_style():
+        figure = _blank(columns * WIDE, rows * HIGH + 0.15 * len(names))
+        for number, chart in enumerate(charts, start=1):
+            _draw_chart(figure.add_subplot(rows, columns, number), chart, is_smooth=is_smooth)
+        if names:
+            handles = [Line2D([], [], color=rank_color(at)) for at in range(len(names))]
+            texts = [f"{'ABCDEFGH'[at]}  {readable(name)}" for at, name in enumerate(names)]
+            figure.legend(handles, texts, loc="outside upper left", fontsize=9)
+    return figure
+
+
+def _draw_chart(ax: Axes, chart: Chart, *, is_smooth: bool) -> None:
+    ax.grid(axis="y")
+    ax.set_xlabel(chart.unit, loc="left", labelpad=0)
+    if chart.is_log and chart.limits:
+        ax.set_yscale("log")
+        ticks = log_ticks(*padded(*np.log10(chart.limits).tolist()))
+        ax.set_yticks(ticks, map(format_number, ticks))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    for line in chart.lines:
+        for a, b in slices(line.nonfinite > 0):
+            ax.axvspan(line.steps[a], line.steps[b - 1], color=ALERT, alpha=0.15, linewidth=1)
+    for mark in chart.marks:
+        ax.axvline(mark.at, color=mark.kind_color, linewidth=1)
+        color = mark.kind_color if mark.color is None else rank_color(mark.color)
+        top = ax.get_xaxis_transform()
+        ax.plot([mark.at], [1], "v", color=color, transform=top, clip_on=False, markersize=4)
+    for line in chart.curves():
+        _draw_line(ax, chart, line, is_smooth=is_smooth)
+    _write_head(ax, chart)
+
+
+def _draw_line(ax: Axes, chart: Chart, line: ChartLine, *, is_smooth: bool) -> None:
+    def values(heights: Numbers) -> Numbers:
+        return np.power(10, heights) if chart.is_log else heights
+
+    color, fades = line.css_color, is_smooth and line.is_strong
+    if line.has_band:
+        low, high = values(line.low), values(line.high)
+        ax.fill_between(line.steps, low, high, color=color, alpha=0.18, linewidth=0)
+    width, alpha = (1.3, 0.3 if fades else 1.0) if line.is_strong else (0.7, 0.6)
+    shown = values(line.values)
+    ax.plot(line.steps, shown, color=color, linewidth=width, alpha=alpha, label=line.key)
+    if line.is_strong:
+        marks = np.flatnonzero(line.dots).tolist()
+        ax.plot(line.steps, shown, "o", color=color, markersize=2.6, alpha=alpha, markevery=marks)
+    if fades:
+        smooth = values(line.smoothed(chart.span))
+        ax.plot(line.steps, smooth, color=color, linewidth=1.6)
+
+
+def _write_head(ax: Axes, chart: Chart) -> None:
+    """The name, the newest value, what has to be said of the picture, and a key for each line."""
+    strong = [line for line in chart.drawn if line.is_strong]
+    handles = [Line2D([], [], color=line.css_color) for line in (*strong, *chart.drawn)]
+    texts = [chart.legend or line.key for line in strong] + [line.key for line in chart.drawn]
+    keys = dict(zip(texts, handles, strict=True))
+    keys.pop("", None)
+    if len(chart.lines) == 1 and chart.legend:
+        keys.pop(chart.lines[0].key, None)
+    lines = -(-len(keys) // KEYS)
+    name = readable(chart.name)
+    title = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+    value = "" if chart.value is None else f"  {format_number(chart.value)}"
+    pad = 4 + 11 * lines
+    ax.set_title(f"{title}{value}", loc="left", pad=pad)
+    color = ALERT if chart.nonfinite else INK
+    ax.set_title(" · ".join(chart.facts), loc="right", fontsize=7, color=color, pad=pad)
+    if keys:
+        ax.legend(keys.values(), keys.keys(), loc="lower left", bbox_to_anchor=(0, 1), ncols=KEYS)
+
+
+def readable(name: str) -> str:
+    r"""Return a name in one line, with a mark for each letter that the font does not have.
+
+    >>> readable("learning\trate \N{CJK UNIFIED IDEOGRAPH-4E2D}")
+    'learning rate �'
+    """
+    font = get_font(findfont(_FONT))
+    text = " ".join("".join(char if char.isprintable() else " " for char in name).split())
+    has = font.get_char_index
+    return "".join(char if has(ord(char)) else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+# ---- ranks as rows, time across
+
+
+def draw_timeline(line: Timeline, ranks: Sequence[int]) -> Figure:
+    """Draw when each rank computed, and when it waited."""
+    began, end = line.span
+    unit, scale = ("ms", 1000.0) if line.seconds < 1 else ("s", 1.0)
+    with _plain_style():
+        figure = _blank(8.6, 0.75 + 0.26 * len(ranks))
+        ax = figure.add_subplot()
+        for row, rank in enumerate(ranks):
+            lived = line.died.get(rank, end)
+            ax.broken_barh([(0, (lived - began) * scale)], (row - 0.31, 0.62), **COMPUTE)
+            for kind, look in (("data", DATA), ("wait", WAIT)):
+                pieces = [
+                    ((max(start, began) - began) * scale, (min(stop, end) - max(start, began)))
+                    for what, start, stop in line.pieces(rank)
+                    if what == kind
+                ]
+                bars = [(start, seconds * scale) for start, seconds in pieces]
+                ax.broken_barh(bars, (row - 0.31, 0.62), **look)
+            if rank in line.died:
+                ax.plot((lived - began) * scale, row, "x", color=ALERT, markersize=6)
+        _draw_freed(ax, line, ranks, scale)
+        ax.set(xlim=(0, max(line.seconds, 1e-9) * scale), ylim=(len(ranks) - 0.5, -0.5))
+        ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], weight="bold")
+        ax.tick_params(axis="y", length=0)
+        ax.spines[["left", "bottom"]].set_visible(False)
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: f"{format_number(at)} {unit}"))
+        steps = line.steps[:: -(-len(line.steps) // MAX_STEPS) or 1]
+        if steps:
+            places = [(at - began) * scale for at, _ in steps]
+            ax.vlines(places, -0.5, len(ranks) - 0.5, colors=INK, linewidth=0.6, alpha=0.45)
+            top = ax.secondary_xaxis("top")
+            top.set_xticks(places, [f"step {steps[0][1]:g}", *(f"{it:g}" for _, it in steps[1:])])
+            top.spines["top"].set_visible(False)
+            top.tick_params(length=0)
+        keys = {
+            "computing, sending": Patch(**COMPUTE),
+            "waiting for the last rank": Patch(**WAIT),
+            "waiting for data": Patch(**DATA),
+            "the last one comes, the others go on": Line2D([], [], color=INK, linewidth=0.8),
+        }
+        if line.died:
+            keys["died"] = Line2D([], [], color=ALERT, marker="x", linestyle="")
+        figure.legend(keys.values(), keys.keys(), loc="outside upper left", ncols=len(keys))
+    return figure
+
+
+def _draw_freed(ax: Axes, line: Timeline, ranks: Sequence[int], scale: float) -> None:
+    """A thin line at each last arrival, to those who waited for it."""
+    rows = {rank: row for row, rank in enumerate(ranks)}
+    waited = sorted((each for each in line.meetings if each.waited), key=lambda it: -it.waited)
+    for each in waited[:MAX_FREED]:
+        freed = [rows[rank] for rank, wait in each.waits.items() if wait and rank in rows]
+        if freed and each.awaited in rows:
+            ends = [*freed, rows[each.awaited]]
+            at = (each.at - line.span[0]) * scale
+            ax.vlines(at, min(ends), max(ends), colors=INK, linewidth=0.6)
+
+
+# ---- one cell on several world sizes
+
+
+def draw_scaling(scaling: Scaling) -> Figure:
+    """Draw the speed-up against a linear one, and where the ranks' time went."""
+    has_shares = any(size.share("waiting") is not None for size in scaling.sizes)
+    with _plain_style():
+        figure = _blank(7.2, 2.3)
+        ax, *others = (
+            figure.subplots(1, 2, width_ratios=(6, 5))
+            if has_shares
+            else [figure.add_subplot(1, 2, 1)]
+        )
+        _draw_speed_up(ax, scaling)
+        for each in others:
+            _draw_shares(each, scaling.sizes)
+    return figure
+
+
+def _draw_speed_up(ax: Axes, scaling: Scaling) -> None:
+    sizes, color = scaling.sizes, rank_color(0)
+    places = range(len(sizes))
+    speed_ups = [scaling.speed_up(size) for size in sizes]
+    linear = [size.ranks / sizes[0].ranks for size in sizes]
+    ax.plot(places, linear, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label="linear")
+    ax.plot(places, speed_ups, "o-", color=color, linewidth=1.3, markersize=3, label="measured")
+    for at, size in enumerate(sizes):
+        paces = [each.pace / size.pace * speed_ups[at] for each in size.rounds]
+        ax.vlines(at, min(paces), max(paces), colors=color, linewidth=2.2, alpha=0.5)
+        text: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "weight": "bold"}
+        ax.annotate(f"{speed_ups[at]:.2f}", (at, speed_ups[at]), (0, -11), **text)
+    ax.set_title("speed-up", loc="left")
+    names = [f"{size.ranks} rank{'' if size.ranks == 1 else 's'}" for size in sizes]
+    ax.set_xticks(places, names)
+    ax.set_ylim(bottom=0)
+    ax.grid(axis="y")
+    ax.margins(x=0.2)
+    ax.legend(loc="upper left")
+
+
+def _draw_shares(ax: Axes, sizes: Sequence[Size]) -> None:
+    waits = [size.share("waiting") or 0.0 for size in sizes]
+    loads = [size.share("loading") or 0.0 for size in sizes]
+    computing = [max(0.0, 1 - wait - load) for wait, load in zip(waits, loads, strict=True)]
+    below = [sum(each) for each in zip(computing, waits, strict=True)]
+    places = range(len(sizes))
+    ax.bar(places, computing, 0.55, label="computing, sending", **COMPUTE)
+    ax.bar(places, waits, 0.55, bottom=computing, label="waiting", **WAIT)
+    ax.bar(places, loads, 0.55, bottom=below, label="for data", **DATA)
+    ax.set_title("where the ranks' time went", loc="left", pad=16)
+    ax.set_xticks(places, [f"{size.ranks}" for size in sizes])
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3)

@@ -1,0 +1,95 @@
+"""A small curve next to a number: as SVG for pages, as block characters for text."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+
+from nbddp.charts.palette import rank_class, rank_color
+
+INK = "#7b7b7b"  # has the same contrast to white as to #111
+ALERT = "#dd4444"  # where numbers are not finite
+HUGE = 1e300  # beyond it, differences overflow
+BLOCKS = "▁▂▃▄▅▆▇█"
+MAX_BLOCKS = 16
+HEIGHT = 16  # CSS pixels
+
+
+def sparkline(
+    values: Sequence[float],
+    label: str,
+    *,
+    color: int | None = None,
+    low: float | None = None,
+    width: int = 96,
+    is_static: bool = True,
+) -> str:
+    """Draw a curve of two values or more, else nothing; ``label`` is HTML already.
+
+    Args:
+        values: what is not finite is a gap with a red mark.
+        label: what it shows, for the pointer and for who does not see it.
+        color: of the palette; None for grey.
+        low: the value at the bottom; None for the lowest.
+        width: CSS pixels.
+        is_static: whether pages that take SVG away get it as an image, too.
+    """
+    known = [value for value in values if abs(value) < HUGE]
+    if len(values) < 2 or not known:
+        return ""
+    bottom = min(known) if low is None else low
+    span = (max(known) - bottom) or 1.0
+    step = (width - 4) / (len(values) - 1)
+    line, marks, begin = "", "", "M"
+    for at, value in enumerate(values):
+        x = 2 + at * step
+        if abs(value) < HUGE:
+            y = HEIGHT - 2 - (value - bottom) / span * (HEIGHT - 4)
+            line += f"{begin}{x:.1f},{y:.1f}"
+            begin = "L"
+        else:
+            marks, begin = f"{marks}M{x - 1:.1f} 1h2", "M"
+    size = f'width="{width}" height="{HEIGHT}"'
+    drawn = _paths(line, marks, "currentColor")
+    kind, css_color = ("", INK) if color is None else (rank_class(color), rank_color(color))
+    shown = (
+        f'<svg class="{kind}" style="color:{css_color}" role="img" aria-label="{label}" {size}>'
+        f"{drawn}</svg>"
+    )
+    if is_static:
+        picture = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{_paths(line, marks, css_color)}</svg>'
+        )
+        shown += f'<img alt="{label}" {size} src="{svg_source(picture)}">'
+    return f'<span title="{label}">{shown}</span>'
+
+
+def _paths(line: str, marks: str, color: str) -> str:
+    drawn = f'<path d="{line}" fill="none" stroke="{color}" stroke-width="1.5"></path>'
+    if marks:
+        drawn += f'<path d="{marks}" stroke="{ALERT}" stroke-width="2"></path>'
+    return drawn
+
+
+def svg_source(picture: str) -> str:
+    """Return an SVG picture as the source of an image, for pages that take SVG away."""
+    return f"data:image/svg+xml;base64,{b64encode(picture.encode()).decode()}"
+
+
+def block_characters(values: Sequence[float]) -> str:
+    """Write a curve in few characters, with a dot where a value is not finite.
+
+    >>> block_characters([1.0, 2.0, float("nan"), 8.0])
+    '▁▂·█'
+    """
+    if len(values) > MAX_BLOCKS:
+        last = len(values) - 1
+        values = [values[round(at * last / (MAX_BLOCKS - 1))] for at in range(MAX_BLOCKS)]
+    known = [value for value in values if abs(value) < HUGE]
+    if not known:
+        return "·" * len(values)
+    low, span = min(known), (max(known) - min(known)) or 1.0
+    return "".join(
+        BLOCKS[min(7, int((value - low) / span * 8))] if abs(value) < HUGE else "·"
+        for value in values
+    )

@@ -1,0 +1,268 @@
+"""A chart as SVG: text that Python writes, which a page draws in its own colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from nbddp.charts.axes import format_number, format_ticks, log_ticks, padded, round_ticks
+from nbddp.charts.chart_lines import ALERT, INK, Chart, ChartLine, ChartMark, slices
+from nbddp.charts.palette import rank_class, rank_color
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+WIDTH, HEIGHT = 360, 190  # CSS pixels, where nothing makes it wider or narrower
+SMALL = 10.0  # size of the numbers
+DIGIT = 0.64  # the width of a digit, in sizes of its text
+INSET = 3.0  # so that the first and the last dot are whole
+
+Align = Literal["left", "center", "right"]
+_ANCHORS = {"left": "start", "center": "middle", "right": "end"}
+_BOX = f'viewBox="0 0 {WIDTH * 10} {HEIGHT * 10}"'
+
+
+class Frame:
+    """The room inside the axes of a chart, in CSS pixels from its lower left corner."""
+
+    def __init__(self, chart: Chart) -> None:
+        self._steps = chart.steps
+        ends = np.array(chart.limits or (0.0, 1.0))
+        low, high = (np.log10(ends) if chart.is_log else ends).tolist()
+        self._heights = padded(low, high) if chart.limits else (low, high)
+        self.unit = chart.unit
+        self.x_ticks = self._step_ticks() if chart.lines else []
+        self.y_ticks = self._value_ticks(is_log=chart.is_log) if chart.limits else []
+        letters = [len(text) for _, text in self.y_ticks]
+        self.left = 14 + SMALL * DIGIT * max([4, len(self.unit) - 2, *letters])
+        self.right, self.bottom, self.top = WIDTH - 8.0, 24.0, HEIGHT - 12.0
+
+    def x_pixels(self, steps: Numbers) -> Numbers:
+        """Return where steps are, from left to right."""
+        low, high = self._steps
+        if low == high:
+            return np.full_like(steps, (self.left + self.right) / 2)
+        width = self.right - self.left - 2 * INSET
+        return self.left + INSET + (steps - low) / (high - low) * width
+
+    def y_pixels(self, heights: Numbers) -> Numbers:
+        """Return where values are, from the bottom to the top; logs on a log axis."""
+        low, high = self._heights
+        return self.bottom + (heights - low) / (high - low) * (self.top - self.bottom)
+
+    def _step_ticks(self) -> list[tuple[float, str]]:
+        ticks: list[float] = []
+        texts: list[str] = []
+        for at_most in (6, 4, 2):
+            least = 0.0 if self.unit == "s" else 1.0
+            ticks = round_ticks(*self._steps, at_most=at_most, least=least)
+            texts = format_ticks(ticks)
+            if sum(len(text) + 2 for text in texts) * SMALL * DIGIT < WIDTH - 50:
+                break
+        return list(zip(ticks, texts, strict=True))
+
+    def _value_ticks(self, *, is_log: bool) -> list[tuple[float, str]]:
+        """Where on the axis each is, and its text."""
+        if is_log:
+            ticks = log_ticks(*self._heights)
+            return [(float(np.log10(tick)), format_number(tick)) for tick in ticks]
+        ticks = round_ticks(*self._heights)
+        return list(zip(ticks, format_ticks(ticks), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A few letters next to an axis, whose baseline is ``y`` below the upper edge."""
+
+    x: float
+    y: float
+    text: str
+    align: Align
+
+
+class SvgCanvas:
+    """Collects shapes; a pixel has ten units in the file, so that all numbers are whole.
+
+    Attributes:
+        labels: what is to be written; a page that takes SVG away would leave its text behind, so
+            that none is in there.
+    """
+
+    def __init__(self) -> None:
+        self.labels: list[Label] = []
+        self._parts: list[str] = []
+
+    def line(
+        self, xs: Numbers, ys: Numbers, *, color: str = INK, width: float, alpha: float = 1.0
+    ) -> None:
+        """Draw a line, with a gap where a number is NaN."""
+        if path := _path(xs, ys):
+            self._parts.append(
+                f'<path d="{path}" fill="none" stroke="{_paint(color)}"'
+                f' stroke-width="{width * 10:g}" stroke-linejoin="round"{_alpha(alpha)}/>'
+            )
+
+    def dots(self, xs: Numbers, ys: Numbers, *, color: str) -> None:
+        """Draw a dot at each place."""
+        places = zip((xs * 10).tolist(), ((HEIGHT - ys) * 10).tolist(), strict=True)
+        dots = "".join(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="22"/>' for x, y in places)
+        if dots:
+            self._parts.append(f'<g fill="{_paint(color)}">{dots}</g>')
+
+    def shapes(self, corners: Sequence[Numbers], *, color: str, alpha: float = 1.0) -> None:
+        """Fill shapes, each given by rows of x and y."""
+        path = "".join(f"{_path(each[:, 0], each[:, 1])}z" for each in corners)
+        if path:
+            self._parts.append(f'<path d="{path}" fill="{_paint(color)}"{_alpha(alpha)}/>')
+
+    def text(self, x: float, y: float, text: str, align: Align = "left") -> None:
+        """Write a few letters."""
+        self.labels.append(Label(x, HEIGHT - y, text, align))
+
+    @contextmanager
+    def part(self, name: str, color: int | None = None) -> Iterator[None]:
+        """Give what is drawn within it a class, and those of a colour of the palette."""
+        classes = "" if color is None else f" k{color} {rank_class(color)}"
+        self._parts.append(f'<g class="nbddp-{name}{classes}">')
+        yield
+        self._parts.append("</g>")
+
+    def inline(self, label: str) -> str:
+        """Return a part of a page, without labels; ``label``, escaped, is for who does not see it.
+
+        It is as wide as its place.
+        """
+        return f'<svg {_BOX} role="img" aria-label="{label}">{"".join(self._parts)}</svg>'
+
+    def picture(self) -> str:
+        """Return a file of its own, with labels, and colours for light and dark."""
+        written = "".join(
+            f'<text x="{label.x * 10:.0f}" y="{label.y * 10:.0f}"'
+            f' text-anchor="{_ANCHORS[label.align]}">{escape(label.text)}</text>'
+            for label in self.labels
+        )
+        body = "".join(self._parts)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" {_BOX}'
+            f' color="{INK}"><style>.nbddp-smooth{{display:none}}</style>{body}'
+            f'<g fill="{INK}" font-family="system-ui,sans-serif" font-size="{SMALL * 10:g}">'
+            f"{written}</g></svg>"
+        )
+
+
+def draw(chart: Chart, frame: Frame) -> SvgCanvas:
+    """Draw all that is inside and next to the axes.
+
+    The mean is over the ranks that have values at a step. Values that are not finite are gaps with
+    a red mark on top. Where there are more values than pixels, a line is the mean of neighbours,
+    and a band goes from the lowest to the highest. Where another attempt took the work up is an
+    orange mark, after a heal a green one. Smooth lines are in it, too: a page shows them on demand.
+    """
+    canvas = SvgCanvas()
+    _draw_axes(canvas, frame)
+    for mark in chart.marks:
+        _draw_mark(canvas, frame, mark)
+    _draw_nonfinite(canvas, frame, chart.lines)
+    curves = chart.curves()
+    for line in curves:
+        with canvas.part("line", line.color):
+            _draw_line(canvas, frame, line)
+    for line in curves:
+        if line.is_strong:
+            xs, ys = frame.x_pixels(line.steps), frame.y_pixels(line.smoothed(chart.span))
+            with canvas.part("smooth", line.color):
+                canvas.line(xs, ys, color=line.css_color, width=2.2)
+    return canvas
+
+
+def _draw_axes(canvas: SvgCanvas, frame: Frame) -> None:
+    ends = np.array([frame.left, frame.right])
+    for height, text in frame.y_ticks:
+        y = frame.y_pixels(np.array([height, height]))
+        canvas.line(ends, y, width=0.7, alpha=0.3)
+        canvas.text(frame.left - 6, y[0] - 3.6, text, "right")
+    canvas.line(ends, np.full(2, frame.bottom), width=1.0, alpha=0.7)
+    for step, text in frame.x_ticks:
+        x = frame.x_pixels(np.array([step, step]))
+        canvas.line(x, np.array([frame.bottom - 3, frame.bottom]), width=1.0, alpha=0.7)
+        furthest = WIDTH - 2 - SMALL * DIGIT * len(text) / 2
+        canvas.text(min(x[0], furthest), 9, text, "center")
+    if frame.x_ticks:
+        first, text = frame.x_ticks[0]
+        [x] = frame.x_pixels(np.array([first]))
+        free = min(frame.left - 6, x - SMALL * DIGIT * len(text) / 2 - 4)
+        canvas.text(free, 9, frame.unit, "right")
+
+
+def _draw_mark(canvas: SvgCanvas, frame: Frame, mark: ChartMark) -> None:
+    [x] = frame.x_pixels(np.array([mark.at]))
+    if not frame.left <= x <= frame.right:
+        return
+    heights, color = np.array([frame.bottom, frame.top]), mark.kind_color
+    canvas.line(np.full(2, x), heights, color=color, width=1.4, alpha=0.9)
+    y = frame.top + 5
+    canvas.shapes([np.array([[x - 4, y], [x + 4, y], [x, y - 6]])], color=color)
+    if mark.color is not None:
+        with canvas.part("line", mark.color):
+            box = _box(x - 3, x + 3, y + 1, y + 4)
+            canvas.shapes([box], color=rank_color(mark.color))
+
+
+def _draw_nonfinite(canvas: SvgCanvas, frame: Frame, lines: Sequence[ChartLine]) -> None:
+    is_marked = np.zeros(WIDTH * 2, dtype=np.bool_)  # two for each pixel
+    for line in lines:
+        xs = frame.x_pixels(line.steps)
+        for a, b in slices(line.nonfinite > 0):
+            is_marked[round((xs[a] - 1) * 2) : round((xs[b - 1] + 1) * 2)] = True
+    spans = [(a / 2, b / 2) for a, b in slices(is_marked)]
+    bottom, top = frame.bottom, frame.top
+    canvas.shapes([_box(*span, bottom, top) for span in spans], color=ALERT, alpha=0.13)
+    canvas.shapes([_box(*span, top, top + 5) for span in spans], color=ALERT)
+
+
+def _draw_line(canvas: SvgCanvas, frame: Frame, line: ChartLine) -> None:
+    xs, ys = frame.x_pixels(line.steps), frame.y_pixels(line.values)
+    color = line.css_color
+    if line.has_band:
+        floor = np.column_stack([xs, frame.y_pixels(line.low)])
+        roof = np.column_stack([xs, frame.y_pixels(line.high)])
+        known = slices(np.isfinite(line.low) & np.isfinite(line.high))
+        shapes = [np.concatenate([floor[a:b], roof[a:b][::-1]]) for a, b in known]
+        canvas.shapes(shapes, color=color, alpha=0.18)
+    if line.is_strong:
+        canvas.line(xs, ys, color=color, width=1.8)
+        canvas.dots(xs[line.dots], ys[line.dots], color=color)
+    else:
+        canvas.line(xs, ys, color=color, width=0.9, alpha=0.6)
+
+
+def _box(left: float, right: float, bottom: float, top: float) -> Numbers:
+    return np.array([[left, bottom], [right, bottom], [right, top], [left, top]])
+
+
+def _paint(color: str) -> str:
+    return "currentColor" if color == INK else color
+
+
+def _alpha(alpha: float) -> str:
+    return "" if alpha == 1.0 else f' opacity="{alpha:g}"'
+
+
+def _path(xs: Numbers, ys: Numbers) -> str:
+    """Lines from point to point; each is told by how far it is from the one before."""
+    is_there = np.isfinite(xs) & np.isfinite(ys)
+    places = np.column_stack([xs, HEIGHT - ys]) * 10
+    found: list[str] = []
+    for a, b in slices(is_there):
+        points = np.rint(places[a:b]).astype(np.int64)
+        (x, y), *_ = points.tolist()
+        moves = " ".join([f"{dx} {dy}" for dx, dy in np.diff(points, axis=0).tolist()])
+        found.append(f"M{x} {y}l{moves}" if moves else f"M{x} {y}")
+    return "".join(found)

@@ -1,0 +1,307 @@
+"""A chart as a part of a page: its name, a key for each line, the picture, tooltips over it.
+
+A page that takes styles and SVG away still shows the name, the keys and the same chart as an image.
+What is written over the drawing stands in attributes, which such a page drops without a trace.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nbddp.archive.comparing import say_last
+from nbddp.charts.axes import AxisScale, format_number
+from nbddp.charts.chart_lines import MANY_RANKS, Chart, ChartLine, rank_chart
+from nbddp.charts.palette import rank_class
+from nbddp.charts.sparkline import svg_source
+from nbddp.charts.svg import HEIGHT, WIDTH, Frame, Label, draw
+from nbddp.record.metrics import Curve, MetricsSnapshot
+from nbddp.ui.panel.bare import ink
+from nbddp.ui.panel.html import escape
+from nbddp.ui.words import say_left_out
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+logger = logging.getLogger(__name__)
+
+MAX_CHARTS = 12  # unless others are chosen
+MAX_NAMED = 20  # metrics without a chart that are named
+MAX_TOOLTIPS = 60  # places along a chart
+NEAR = 0.03  # of the steps: a line that has nothing so near is not told of
+BARE = (  # on a page that drops the style sheet
+    f"display:inline-block;vertical-align:top;width:{WIDTH}px;max-width:100%;margin:0 10px 8px 0"
+)
+
+CHART_SHEET = f"""<style>
+.nbddp-columns.nbddp-columns {{ display: grid; gap: 8px 14px;
+  grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); }}
+.nbddp-chart {{ position: relative; line-height: 16px; display: block !important;
+  width: auto !important; margin: 0 !important; }}
+.nbddp-name {{ display: flex; gap: 0 7px; align-items: baseline; font-size: 13px;
+  line-height: 18px; }}
+.nbddp-name > span:first-child {{ overflow: hidden; text-overflow: ellipsis;
+  white-space: nowrap; }}
+.nbddp-fact {{ margin-left: auto; font-size: 11px; white-space: nowrap; }}
+.nbddp-key {{ cursor: pointer; padding: 0 2px; white-space: nowrap; }}
+.nbddp-image, .nbddp-smooth {{ display: none !important; }}
+.nbddp-plot {{ position: relative; aspect-ratio: {WIDTH} / {HEIGHT}; }}
+.nbddp-plot svg {{ display: block; overflow: visible; width: 100%; height: 100%; }}
+.nbddp-plot s, .nbddp-tip {{ position: absolute; text-decoration: none; font-style: normal; }}
+.nbddp-plot s::before {{ content: attr(data-t); position: absolute; bottom: -2px; left: 0;
+  font-size: 10px; line-height: 12px; white-space: nowrap; font-variant-numeric: tabular-nums; }}
+.nbddp-plot s.nbddp-right::before {{ left: auto; right: 0; }}
+.nbddp-plot s.nbddp-center::before {{ transform: translateX(-50%); }}
+.nbddp-tip {{ top: 6px; bottom: 24px; }}
+.nbddp-tip:hover::before {{ content: ""; position: absolute; top: 0; bottom: 0; left: var(--at);
+  border-left: 1px solid currentColor; opacity: .6; }}
+.nbddp-tip:hover::after {{ content: attr(data-t); position: absolute; z-index: 3; top: 2px;
+  left: calc(var(--at) + 7px); padding: 2px 7px; white-space: pre; pointer-events: none;
+  font-size: 11px; line-height: 14px; font-variant-numeric: tabular-nums; border-radius: 3px;
+  border: 1px solid #8888; color: var(--jp-ui-font-color1, var(--vscode-editor-foreground,
+  CanvasText)); background: var(--jp-layout-color1, var(--vscode-editor-background, Canvas)); }}
+.nbddp-tip.nbddp-l:hover::after {{ left: auto; right: calc(100% - var(--at) + 7px); }}
+.nbddp-switch[hidden] {{ display: inline-block; appearance: none; -webkit-appearance: none;
+  width: auto; height: auto; margin: 0; padding: 0 7px; border: 1px solid #8888;
+  border-radius: 3px; background: none; cursor: pointer; color: inherit;
+  grid-column: 1 / -1; justify-self: start; }}
+.nbddp-switch::before {{ content: attr(aria-label); position: static; font-size: 11px;
+  line-height: 18px; color: var(--jp-ui-font-color1, inherit); }}
+.nbddp-switch:checked {{ background: #8885; }}
+.nbddp-switch:checked ~ .nbddp-chart .nbddp-smooth,
+.nbddp-is-smooth .nbddp-smooth {{ display: inline !important; }}
+.nbddp-switch:checked ~ .nbddp-chart .nbddp-line,
+.nbddp-is-smooth .nbddp-line {{ opacity: .3; }}
+.nbddp-only .nbddp-plot :is(.nbddp-line, .nbddp-smooth),
+.nbddp-chart:has(.nbddp-key:is(:hover, :focus)) :is(.nbddp-line, .nbddp-smooth)
+  {{ opacity: .15; }}
+</style>"""
+_SWITCH = (
+    '<input type="checkbox" hidden="hidden" class="nbddp-switch" aria-label="smooth"{checked}>'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChart:
+    """A chart as HTML, which lines have a key in it, and all of it in words.
+
+    Attributes:
+        is_value: whether it is only a number: there was no second one to draw a line to.
+    """
+
+    name: str
+    html: str
+    colors: tuple[int, ...] = ()
+    text: str = ""
+    is_value: bool = False
+
+
+def highlighting(colors: Iterable[int]) -> str:
+    """Return the rules by which a line stands out while its key is pointed at or has focus."""
+    return "".join(map(_stands_out, colors))
+
+
+def _stands_out(color: int) -> str:
+    rules = ""
+    for where in (
+        f".nbddp-only.k{color} .nbddp-plot",
+        f".nbddp-chart:has(.nbddp-key.k{color}:is(:hover, :focus)) .nbddp-plot",
+    ):
+        rules += f"{where} .nbddp-line.k{color} {{ opacity: 1; }} "
+        rules += f"{where} .nbddp-line.k{color} path[stroke] {{ opacity: 1; stroke-width: 20; }}\n"
+    return rules
+
+
+def charts_html(charts: Sequence[RenderedChart], *, is_smooth: bool = False) -> str:
+    """Put charts next to each other, for a page that stays as it is, with a switch to smooth."""
+    if not charts:
+        return ""
+    colors = sorted({color for each in charts for color in each.colors})
+    sheet = f"{CHART_SHEET}<style>{highlighting(colors)}</style>"
+    shown = "".join(each.html for each in charts)
+    switch = _SWITCH.format(checked=' checked="checked"' if is_smooth else "")
+    if all(each.is_value for each in charts):
+        switch = ""
+    return f'{sheet}<div class="nbddp-charts nbddp-columns">{switch}{shown}</div>'
+
+
+def static_charts(
+    metrics: MetricsSnapshot, scale: AxisScale = AxisScale.AUTO
+) -> tuple[list[RenderedChart], str]:
+    """Draw the charts of all curves for a page that stays, and say what has none."""
+    charts, failed = [], []
+    for name, curves in metrics.curves.items():
+        try:
+            charts.append(render_static(name, curves, scale))
+        except Exception as error:  # the others and the record still come
+            logger.exception("the chart of %r could not be drawn", name)
+            failed.append(f"{name} could not be drawn: {type(error).__name__}: {error}")
+    if metrics.left_out:
+        named = metrics.others[:MAX_NAMED]
+        failed.append(say_left_out(named, metrics.left_out, does="draws them"))
+    return charts, "; ".join(failed)
+
+
+def render_live(
+    name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisScale.AUTO
+) -> RenderedChart:
+    """Draw a metric for a page that gets another picture when there is one."""
+    return render(rank_chart(name, curves, scale), is_static=False)
+
+
+def render_static(
+    name: str, curves: Mapping[int, Curve], scale: AxisScale = AxisScale.AUTO
+) -> RenderedChart:
+    """Draw a metric for a page that stays as it is; what was reported once is a number."""
+    chart = rank_chart(name, curves, scale)
+    if chart.lines and all(len(line.steps) <= 1 for line in chart.lines):
+        values = {at: float(line.values[-1]) for at, line in enumerate(chart.lines)}
+        html = f'<div class="nbddp-chart" style="{BARE}">{_head(chart, say_last(values))}</div>'
+        return RenderedChart(name, html, text=chart.text, is_value=True)
+    return render(chart)
+
+
+def render(chart: Chart, *, is_static: bool = True) -> RenderedChart:
+    """Draw a chart; a static one is there as an image, too, for pages that take SVG away."""
+    frame = Frame(chart)
+    canvas, text = draw(chart, frame), escape(chart.text)
+    image = (
+        f'<img class="nbddp-image" alt="{escape(chart.name)}" title="{text}" width="{WIDTH}"'
+        f' height="{HEIGHT}" src="{svg_source(canvas.picture())}">'
+    )
+    ticks = "".join(map(_tick, canvas.labels))
+    tooltips = "".join(map(_tooltip, tooltips_of(chart, frame)))
+    value = "" if chart.value is None else format_number(chart.value)
+    html = (
+        f'<div class="nbddp-chart" style="{BARE}">{_head(chart, value)}{_keys(chart)}'
+        f'<div class="nbddp-plot">{image if is_static else ""}{canvas.inline(text)}{ticks}'
+        f"{tooltips}</div></div>"
+    )
+    colors = tuple(line.color for line in chart.drawn if line.color is not None)
+    return RenderedChart(chart.name, html, colors, chart.text)
+
+
+def _head(chart: Chart, value: str) -> str:
+    is_bad = chart.value is not None and not isfinite(chart.value)
+    color = f' class="nbddp-wrong" style="{ink("bad")}"' if is_bad else ""
+    shown = f" <strong{color}>{value}</strong>" if value else ""
+    facts = "".join(map(_fact, chart.facts))
+    name = escape(chart.name)
+    return f'<div class="nbddp-name" title="{name}"><span>{name}</span>{shown}{facts}</div>'
+
+
+def _fact(fact: str) -> str:
+    if fact.startswith("log scale"):
+        return f' <span class="nbddp-fact">{fact}</span>'
+    return f' <span class="nbddp-fact nbddp-wrong" style="{ink("bad")}">{escape(fact)}</span>'
+
+
+def _keys(chart: Chart) -> str:
+    """What each line is; a line stands out while its key is pointed at."""
+    first = ""
+    if chart.legend:
+        color = chart.drawn[-1].color
+        kind = "" if color is None else f' class="{rank_class(color)}"'
+        style = f"font-size:11px;color:{chart.drawn[-1].css_color}" if kind else "font-size:11px"
+        first = f'<span{kind} style="{style}"><strong>━ {chart.legend}</strong></span> '
+    if len(chart.lines) > MANY_RANKS:
+        band = "the band goes from the lowest to the highest; two ranks have a line of their own"
+        first += f'<span style="font-size:11px" title="{band}">▒ all</span> '
+    lines = chart.drawn if not chart.legend or len(chart.lines) > 1 else ()
+    return first + "".join(_key(line) for line in lines if line.color is not None)
+
+
+def _key(line: ChartLine) -> str:
+    return (
+        f'<span class="nbddp-key k{line.color} {rank_class(line.color or 0)}" tabindex="0"'
+        f' title="{line.label}" style="font-size:11px;color:{line.css_color}">━ {line.key}</span> '
+    )
+
+
+def _tick(label: Label) -> str:
+    """A few letters next to an axis."""
+    place = f"left:{label.x / WIDTH:.1%};top:{label.y / HEIGHT:.1%}"
+    return f'<s class="nbddp-{label.align}" style="{place}" data-t="{escape(label.text)}"></s>'
+
+
+# ---- what a chart tells where one points
+
+
+@dataclass(frozen=True, slots=True)
+class Tooltip:
+    """A column over the chart, in CSS pixels, and what it tells of the step at ``at`` in it."""
+
+    left: float
+    width: float
+    at: float
+    text: str
+
+
+def _tooltip(tip: Tooltip) -> str:
+    side = " nbddp-l" if tip.left > WIDTH / 2 else ""
+    place = f"left:{tip.left / WIDTH:.2%};width:{tip.width / WIDTH:.2%}"
+    at = f"--at:{tip.at / max(tip.width, 1e-9):.0%}"
+    return f'<i class="nbddp-tip{side}" style="{place};{at}" data-t="{escape(tip.text)}"></i>'
+
+
+def tooltips_of(chart: Chart, frame: Frame) -> list[Tooltip]:
+    """Return tooltips from left to right; together they cover the chart."""
+    if not chart.lines:
+        return []
+    steps = np.unique(np.concatenate([line.steps for line in chart.lines]))
+    if len(steps) > MAX_TOOLTIPS:
+        wanted = np.linspace(*chart.steps, MAX_TOOLTIPS)
+        steps = np.unique(steps[np.searchsorted(steps, wanted).clip(0, len(steps) - 1)])
+    places = frame.x_pixels(steps)
+    edges = np.concatenate([[frame.left], (places[1:] + places[:-1]) / 2, [frame.right]])
+    near = NEAR * chart.span
+    lines = [*([chart.mean] if chart.mean is not None else []), *chart.lines]
+    known = [(line, _values(line, steps, near)) for line in lines]
+    found = []
+    for at, step in enumerate(steps.tolist()):
+        here = [(line, values[at]) for line, values in known]
+        there = [(line, value) for line, value in here if value is not None]
+        text = "\n".join([_where(chart.unit, step), *_rows(there)])
+        left, width = edges[at], edges[at + 1] - edges[at]
+        found.append(Tooltip(float(left), float(width), float(places[at] - left), text))
+    return found
+
+
+def _where(unit: str, step: float) -> str:
+    return f"{format_number(step)} s" if unit == "s" else f"{unit} {step:.0f}"
+
+
+def _rows(here: Sequence[tuple[ChartLine, float]]) -> Iterator[str]:
+    """The mean, and each line; of many the lowest and the highest."""
+    lines = [(line, value) for line, value in here if line.color is not None]
+    for line, value in here:
+        if line.color is None:
+            yield f"mean  {_said(value)}"
+        elif len(lines) <= MANY_RANKS:
+            yield f"{line.label}  {_said(value)}"
+    numbers = sorted((value, line.label) for line, value in lines if isfinite(value))
+    if numbers and len(lines) > MANY_RANKS:
+        for name, (value, label) in (("lowest", numbers[0]), ("highest", numbers[-1])):
+            yield f"{name}  {_said(value)} ({label})"
+
+
+def _values(line: ChartLine, steps: Numbers, near: float) -> list[float | None]:
+    """Its value at the nearest point to each step; None where none is near."""
+    after = np.searchsorted(line.steps, steps).clip(0, len(line.steps) - 1)
+    before = (after - 1).clip(0)
+    is_before = np.abs(line.steps[before] - steps) < np.abs(line.steps[after] - steps)
+    at = np.where(is_before, before, after)
+    is_near = np.abs(line.steps[at] - steps) <= near
+    found = zip(line.values[at].tolist(), is_near.tolist(), strict=True)
+    return [value if is_there else None for value, is_there in found]
+
+
+def _said(value: float) -> str:
+    return format_number(value) if isfinite(value) else "not finite"

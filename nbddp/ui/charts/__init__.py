@@ -1,1 +1,0 @@
-"""Charts of metrics: drawn once, on a page as SVG or in a file as PNG."""

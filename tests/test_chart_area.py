@@ -1,0 +1,139 @@
+"""The charts of a running cell: each is drawn when it has changed, as the user has chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+
+from nbddp.charts.axes import AxisScale
+from nbddp.record.metrics import MetricStore
+from nbddp.ui.chart_html import MAX_CHARTS
+from nbddp.ui.panel import chart_area as module
+from nbddp.ui.panel.chart_area import ChartArea
+
+
+class Area(ChartArea):
+    """An area that keeps the widgets that are new, with the names of what was drawn."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.curves = MetricStore()
+        self.new: list[Any] = []
+        self.drawn: list[str] = []
+        self.scales: list[AxisScale] = []
+        super().__init__(self.curves.snapshot, ranks, self.new.append)
+
+    def log(self, step: int, **values: float) -> None:
+        self.curves.add(0, float(step), step, values)
+
+    def redrawn(self) -> list[str]:
+        """What is drawn now."""
+        self.drawn.clear()
+        self.draw()
+        return list(self.drawn)
+
+    def choices_by_name(self) -> dict[str, Any]:
+        """What is above the charts, by what is written on it."""
+        [row] = [each for each in self.new if isinstance(each, widgets.HBox)]
+        return {each.description: each for each in row.children}
+
+
+@pytest.fixture
+def area(monkeypatch: pytest.MonkeyPatch) -> Iterator[Area]:
+    area, draw = Area(0, 1), module.render_live
+
+    def noted(name: str, curves: Any, scale: AxisScale) -> Any:
+        area.drawn.append(name)
+        area.scales.append(scale)
+        if name == "bad":
+            raise OverflowError("too large")
+        return draw(name, curves, scale)
+
+    monkeypatch.setattr(module, "render_live", noted)
+    yield area
+    widgets.Widget.close_all()
+
+
+def test_only_what_has_changed_is_drawn(area: Area) -> None:
+    assert area.redrawn() == []
+    assert area.new == [], "before the first number nothing is shown"
+    area.log(0, loss=0.5, accuracy=0.25)
+    assert area.redrawn() == ["loss", "accuracy"]
+    assert area.redrawn() == []
+    area.log(1, accuracy=0.5)
+    assert area.redrawn() == ["accuracy"]
+    assert [">0.5<" in chart.value for chart in area.box.children] == [True, True]
+
+
+def test_a_new_chart_is_given_back_and_every_new_widget_is_told_of(area: Area) -> None:
+    area.log(0, loss=0.5)
+    [chart] = area.draw()
+    assert {chart, *area.root.children} == set(area.new)
+    assert list(area.choices_by_name()) == ["Scale", "Highlight", "Smooth", "Metrics"]
+    area.log(1, loss=0.25)
+    assert area.draw() == []
+    alone = Area(3)
+    alone.log(0, loss=0.5)
+    alone.draw()
+    assert list(alone.choices_by_name()) == ["Scale", "Smooth", "Metrics"]
+
+
+def test_a_chart_that_cannot_be_drawn_is_tried_once_and_the_others_come(
+    area: Area, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in range(3):
+        area.log(step, bad=1.0, good=2.0)
+        area.draw()
+    assert area.drawn.count("bad") == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert len(area.box.children) == 1
+
+
+def test_another_scale_needs_another_drawing(area: Area) -> None:
+    area.log(0, loss=0.5)
+    area.draw()
+    assert area.choices == 0
+    area.choices_by_name()["Scale"].value = AxisScale.LOG
+    assert area.choices == 1
+    assert area.redrawn() == ["loss"]
+    assert area.scales == [AxisScale.AUTO, AxisScale.LOG]
+
+
+def test_a_rank_stands_out_and_lines_are_smooth_by_classes_alone(area: Area) -> None:
+    area.log(0, loss=0.5)
+    area.draw()
+    there, before = area.choices_by_name(), set(area.box._dom_classes)
+    for name, value, classes in (
+        ("Highlight", 1, {"nbddp-only", "k1"}),
+        ("Highlight", 0, {"nbddp-only", "k0"}),
+        ("Smooth", True, {"nbddp-only", "k0", "nbddp-is-smooth"}),
+        ("Highlight", -1, {"nbddp-is-smooth"}),
+        ("Smooth", False, set()),
+    ):
+        there[name].value = value
+        assert set(area.box._dom_classes) - before == classes
+    assert area.choices == 0
+
+
+def test_metrics_can_be_chosen_where_there_are_more_than_are_drawn(area: Area) -> None:
+    names = [f"m{number}" for number in range(MAX_CHARTS)]
+    area.log(0, **dict.fromkeys(names, 1.0))
+    assert area.redrawn() == names
+    offer = area.choices_by_name()["Metrics"]
+    assert offer.layout.display == "none"
+    area.log(1, more=1.0)
+    area.draw()
+    assert (offer.layout.display, area.names.layout.display) == (None, "none")
+    assert area.names.options == (*names, "more")
+    assert area.names.value == tuple(names)
+    assert area.choices == 0
+    offer.value = True
+    assert area.names.layout.display is None
+    area.names.value = ("m1", "more")
+    assert area.choices == 1
+    assert area.redrawn() == ["more"]
+    shown = [chart.layout.display is None for chart in area.box.children]
+    assert shown == [False, True, *[False] * (MAX_CHARTS - 2), True]
+    assert (area.names.options, area.names.value) == ((*names, "more"), ("m1", "more"))

@@ -1,0 +1,179 @@
+"""A chart as a part of a page: values where one points, keys; what a bare page keeps."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from itertools import pairwise
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from losses import losses
+from pages import Page
+
+from nbddp.charts.chart_lines import rank_chart
+from nbddp.charts.palette import rank_color
+from nbddp.charts.svg import WIDTH, Frame
+from nbddp.record.metrics import MAX_NAMES, Curve, MetricStore
+from nbddp.ui import chart_html
+from nbddp.ui.chart_html import (
+    MAX_CHARTS,
+    MAX_TOOLTIPS,
+    Tooltip,
+    charts_html,
+    render_live,
+    render_static,
+    static_charts,
+    tooltips_of,
+)
+
+
+def rising(rank: int, step: int) -> float:
+    return step + 0.25 * rank
+
+
+def counting(_rank: int, step: int) -> float:
+    return step + 1.0
+
+
+def tooltips(curves: dict[int, Curve]) -> list[Tooltip]:
+    chart = rank_chart("loss", curves)
+    return tooltips_of(chart, Frame(chart))
+
+
+def told(curves: dict[int, Curve]) -> list[str]:
+    return [tip.text for tip in tooltips(curves)]
+
+
+# ---- where one points
+
+
+def test_values_are_told_where_one_points(snapshot: Any) -> None:
+    def broken(rank: int, _step: int) -> float:
+        return math.nan if rank else 1.0
+
+    told_of = {
+        "nothing": {},
+        "one rank": losses(rising, steps=1),
+        "every step": losses(rising, ranks=2, steps=2),
+        "many ranks": losses(rising, ranks=12, steps=1),
+        "not finite": losses(broken, ranks=2, steps=1),
+        "many not finite": losses(broken, ranks=12, steps=1),
+    }
+    assert {name: told(curves) for name, curves in told_of.items()} == snapshot
+
+
+def test_of_many_steps_some_tell_and_together_they_cover_the_chart() -> None:
+    curves = losses(rising, ranks=2, steps=5000)
+    columns = tooltips(curves)
+    assert MAX_TOOLTIPS - 2 <= len(columns) <= MAX_TOOLTIPS
+    assert columns[0].left == Frame(rank_chart("loss", curves)).left
+    for one, other in pairwise(columns):
+        assert one.left + one.width == pytest.approx(other.left)
+    assert columns[-1].left + columns[-1].width == pytest.approx(WIDTH - 8)
+
+
+def test_a_rank_that_was_lost_is_not_told_of() -> None:
+    curves = losses(rising, ranks=2)
+    curves[1] = losses(rising, ranks=2, steps=40)[1]
+    assert "rank 1" in told(curves)[0]
+    assert "rank 1" not in told(curves)[-1]
+
+
+# ---- keys
+
+
+def test_the_strong_line_is_named_and_every_line_has_a_key_in_its_colour() -> None:
+    page = Page(render_live("loss", losses(rising, ranks=3)).html)
+    assert "mean of 3 ranks" in page.text
+    keys = [known for _, known in page.tags if "nbddp-key" in known.get("class", "")]
+    assert [known["title"] for known in keys] == ["rank 0", "rank 1", "rank 2"]
+    assert all(rank_color(rank) in known["style"] for rank, known in enumerate(keys))
+    alone = Page(render_live("loss", {3: losses(rising)[0]}).html)
+    assert alone.text.endswith("━ rank 3 ")
+    many = Page(render_live("loss", losses(rising, ranks=64)).html)
+    assert many.text.endswith("━ mean of 64 ranks ▒ all ━ 0 ━ 63 ")
+
+
+def test_what_is_not_in_the_picture_is_said_next_to_the_name() -> None:
+    curves = losses(lambda _rank, step: math.nan if step == 3 else 10.0 ** (-step / 20), ranks=2)
+    page = Page(render_live("loss", curves).html)
+    assert "log scale" in page.text
+    assert "2 values not finite" in page.text
+
+
+# ---- what stays
+
+
+def bare(html: str) -> str:
+    """What a page leaves that takes styles and SVG away, with what is hidden."""
+    html = re.sub(r"<(style|svg).*?</\1>", "", html, flags=re.DOTALL)
+    return re.sub(r' (data-t|aria-label)="[^"]*"', "", html)
+
+
+def test_a_bare_page_has_the_name_the_keys_and_an_image_and_no_stray_letters() -> None:
+    page = Page(bare(charts_html([render_static("loss", losses(counting, ranks=2))])))
+    assert page.text.split() == ["loss", "100━", "mean", "of", "2", "ranks", "━", "0", "━", "1"]
+    [image] = [known for tag, known in page.tags if tag == "img"]
+    assert (image["alt"], image["width"], image["height"]) == ("loss", "360", "190")
+    assert image["title"] == "loss: 100 at step 99, mean of 2 ranks"
+    assert all("hidden" in known for tag, known in page.tags if tag == "input")
+    [source] = Page(render_static("<b> & '", losses(rising)).html).values("src")
+    picture = base64.b64decode(source.partition(",")[2]).decode()
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert re.findall(r">([\d.]+|step)</text>", picture)[-3:] == ["60", "80", "step"]
+
+
+def test_a_chart_is_there_once_and_weighs_less_than_seventy_kilobytes() -> None:
+    noisy = losses(lambda rank, step: (step * 7919 + rank) % 1000 + 1.0, ranks=4, steps=3000)
+    assert render_static("loss", noisy).html.count("<svg") == 1
+    assert len(render_live("loss", noisy).html) < 40_000
+    assert len(render_static("loss", noisy).html) < 70_000
+
+
+def test_what_was_reported_once_is_a_number_and_no_chart() -> None:
+    drawn = render_static("accuracy", losses(lambda r, _s: 0.5 + r, ranks=2, steps=1))
+    assert drawn.is_value
+    assert "1 (0.5 to 1.5)" in Page(drawn.html).text
+    assert "svg" not in drawn.html
+    assert "<input" not in charts_html([drawn])
+    assert not render_static("loss", losses(counting)).is_value
+
+
+REPORTS = {
+    "none": 0,
+    "one": 1,
+    "as many as fit": MAX_CHARTS,
+    "more": MAX_CHARTS + 3,
+    "not even kept": MAX_NAMES + 5,
+}
+
+
+@pytest.mark.parametrize("count", REPORTS.values(), ids=REPORTS)
+def test_what_the_charts_do_not_show_is_said(count: int, snapshot: Any) -> None:
+    metrics = MetricStore()
+    metrics.add(0, 0.0, 0, {f"m{number}": 1.0 for number in range(count)})
+    charts, said = static_charts(metrics.snapshot(most=MAX_CHARTS))
+    assert [chart.name for chart in charts] == metrics.names()[:MAX_CHARTS]
+    assert said == snapshot
+
+
+def test_a_chart_that_cannot_be_drawn_is_named_and_the_others_come(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, snapshot: Any
+) -> None:
+    draw = chart_html.render_static
+
+    def fails(name: str, *how: Any) -> Any:
+        if name == "bad":
+            raise OverflowError("too large")
+        return draw(name, *how)
+
+    monkeypatch.setattr(chart_html, "render_static", fails)
+    metrics = MetricStore()
+    metrics.add(0, 0.0, 0, {"bad": 1.0, "good": 2.0})
+    charts, said = static_charts(metrics.snapshot(most=MAX_CHARTS))
+    assert [chart.name for chart in charts] == ["good"]
+    assert said == snapshot
+    assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -1,0 +1,233 @@
+"""The values of a chart: what is drawn, on which axis, and what is said next to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from losses import losses
+
+from nbddp.charts.axes import AxisScale, format_number, format_ticks, log_ticks, round_ticks
+from nbddp.charts.chart_lines import Chart, rank_chart
+from nbddp.charts.svg import Frame, draw
+from nbddp.record.metrics import Curve, MetricStore
+
+
+def falling(rank: int, step: int) -> float:
+    return 2.0 - step / 60 + 0.05 * rank
+
+
+def steep(_rank: int, step: int) -> float:
+    return 10.0 ** (-step / 20)
+
+
+def counting(_rank: int, step: int) -> float:
+    return step + 1.0
+
+
+def chart_of(value: Callable[[int, int], float], **how: int) -> Chart:
+    return rank_chart("loss", losses(value, **how))
+
+
+def svg_of(chart: Chart) -> str:
+    return draw(chart, Frame(chart)).inline("")
+
+
+def labels(chart: Chart) -> list[str]:
+    return [line.label for line in chart.drawn]
+
+
+# ---- which lines
+
+
+def test_a_single_rank_is_one_strong_line() -> None:
+    chart = rank_chart("loss", {5: losses(falling)[0]})
+    [line] = chart.drawn
+    assert (line.label, line.color, line.is_strong) == ("rank 5", 5, True)
+    assert chart.legend == "rank 5"
+
+
+def test_several_ranks_have_a_line_each_and_a_strong_one_for_their_mean() -> None:
+    chart = chart_of(lambda rank, _step: float(rank), ranks=3)
+    assert labels(chart) == ["rank 0", "rank 1", "rank 2", ""]
+    assert [line.is_strong for line in chart.drawn] == [False, False, False, True]
+    assert chart.legend == "mean of 3 ranks"
+    assert chart.mean is not None
+    assert set(chart.mean.values.tolist()) == {1.0}
+    assert not chart.mean.has_band
+
+
+def test_of_more_than_8_ranks_there_is_a_band_and_the_lowest_and_the_highest() -> None:
+    chart = chart_of(lambda rank, step: (rank * 5 % 12) + step / 100, ranks=12)
+    assert labels(chart) == ["rank 0", "rank 7", ""]
+    assert chart.mean is not None
+    assert chart.mean.low.min() == 0.0
+    assert chart.mean.high.max() == pytest.approx(11.99)
+    lost = chart_of(lambda rank, _step: math.nan if rank < 11 else 1.0, ranks=12)
+    assert labels(lost) == ["rank 11", ""]
+    assert labels(chart_of(lambda *_: math.nan, ranks=12)) == [""]
+
+
+def test_the_chart_of_128_ranks_is_smaller_than_one_of_8() -> None:
+    def noise(rank: int, step: int) -> float:
+        return (step * 7919 + rank) % 100
+
+    many, few = (svg_of(chart_of(noise, ranks=ranks)) for ranks in (128, 8))
+    assert len(many) < len(few) < 30_000
+
+
+def test_the_mean_of_ranks_that_are_not_at_the_same_step() -> None:
+    def mean(curves: dict[int, Curve]) -> list[float]:
+        strong = rank_chart("loss", curves).mean
+        assert strong is not None
+        return strong.values.tolist()
+
+    def one_of(steps: int) -> dict[int, Curve]:
+        return {0: losses(lambda *_: 0.0)[0], 1: losses(lambda *_: 4.0, steps=steps)[0]}
+
+    assert mean(one_of(40)) == [2.0] * 40 + [0.0] * 60, "it goes on without one that was lost"
+    assert mean(one_of(98)) == [2.0] * 98, "it waits for one that lags a little"
+    lost = losses(lambda rank, step: math.nan if rank and step > 50 else 1.0, ranks=2)
+    assert [math.isnan(each) for each in mean(lost)] == [False] * 51 + [True] * 49, "not hidden"
+    by_turns = MetricStore()
+    for step in range(100):
+        by_turns.add(step % 2, 0.0, step, {"loss": 10.0 * (step % 2)})
+    assert set(mean(by_turns.curves("loss"))[1:]) == {5.0}
+
+
+def test_a_spike_among_very_many_points_is_in_the_band() -> None:
+    chart = chart_of(lambda _rank, step: 9.0 if step == 2_000 else 1.0, steps=5_000)
+    [drawn] = chart.curves()
+    assert len(drawn.steps) <= 161
+    assert np.nanmax(drawn.high) == 9.0
+
+
+def test_a_point_without_neighbours_is_a_dot() -> None:
+    [alone] = chart_of(lambda _r, s: 1.0 if s in (10, 50, 51) else math.nan).drawn
+    assert np.flatnonzero(alone.dots).tolist() == [10, 50, 51], "few points all are dots"
+    [most] = chart_of(lambda _r, s: math.nan if s in (49, 51) else 1.0).drawn
+    assert np.flatnonzero(most.dots).tolist() == [50]
+
+
+def test_where_an_attempt_went_on_is_a_mark() -> None:
+    metrics = MetricStore()
+    for step in range(50):
+        metrics.add(0, 0.0, step, {"loss": 1.0})
+    metrics.resume()
+    for step in range(30, 100):
+        metrics.add(0, 0.0, step, {"loss": 1.0})
+    chart = rank_chart("loss", metrics.curves("loss"))
+    assert [mark.at for mark in chart.marks] == [30.0]
+    assert "#d9822b" in svg_of(chart)
+
+
+# ---- values that are not finite, and the axis
+
+
+def test_values_that_are_not_finite_are_counted_and_marked() -> None:
+    chart = chart_of(lambda _rank, step: math.inf if 40 <= step < 60 else 1.0)
+    assert chart.facts == ["20 values not finite"]
+    assert svg_of(chart).count("#dd4444") == 2
+    assert "#dd4444" not in svg_of(chart_of(falling))
+
+
+@pytest.mark.parametrize(
+    ("value", "scale", "is_log"),
+    [
+        (counting, AxisScale.AUTO, False),
+        (counting, AxisScale.LOG, True),
+        (lambda _rank, step: float(-step), AxisScale.LOG, False),
+        (steep, AxisScale.AUTO, True),
+        (steep, AxisScale.LINEAR, False),
+        (lambda *_: 0.0, AxisScale.LOG, False),
+        (lambda _rank, step: min(step, 20) / 20, AxisScale.AUTO, False),
+    ],
+    ids=["flat", "asked", "negative", "steep", "not asked", "zeros alone", "a warm-up from 0"],
+)
+def test_a_scale_is_as_it_was_asked_for_where_that_is_possible(
+    value: Callable[[int, int], float], scale: AxisScale, is_log: bool
+) -> None:
+    assert rank_chart("loss", losses(value), scale).is_log == is_log
+
+
+def test_a_zero_keeps_the_log_axis_and_is_left_out() -> None:
+    chart = chart_of(lambda rank, step: 0.0 if step == 99 else steep(rank, step))
+    assert chart.is_log
+    assert chart.facts == ["log scale, zeros left out"]
+    assert chart.limits == (pytest.approx(10 ** (-98 / 20)), 1.0)
+    [drawn] = chart.curves()
+    assert math.isnan(drawn.values[-1])
+    assert np.isfinite(drawn.values[:-1]).all()
+    assert chart_of(steep).facts == ["log scale"]
+
+
+def test_a_smooth_line_lies_between_the_values_before_it_and_keeps_gaps() -> None:
+    [line] = chart_of(lambda _r, s: math.nan if s == 50 else s % 2).drawn
+    smooth = line.smoothed(99.0)
+    assert smooth[0] == 0.0
+    assert math.isnan(smooth[50])
+    assert all(0.2 < value < 0.8 for value in smooth[60:])
+
+
+def test_a_smooth_line_on_a_log_axis_is_the_mean_of_logarithms() -> None:
+    def deep(_rank: int, step: int) -> float:
+        return 10.0 ** (-step / 3 - 2 * (step % 2))
+
+    chart = chart_of(deep)
+    [drawn] = chart.curves()
+    away = drawn.smoothed(chart.span) - drawn.values
+    assert np.abs(away).max() < 2.5, "magnitudes; the mean of values lies 12 above the last ones"
+
+
+# ---- ticks
+
+
+@given(st.floats(-1e9, 1e9), st.floats(1e-9, 1e9))
+def test_ticks_are_few_and_within_the_limits_and_told_apart(low: float, span: float) -> None:
+    high = low + max(span, abs(low) * 1e-9)
+    ticks = round_ticks(low, high)
+    gap = 1e-9 * max(abs(low), abs(high))
+    assert 1 <= len(ticks) <= 5
+    assert all(low - gap <= tick <= high + gap for tick in ticks)
+    assert len(set(format_ticks(ticks))) == len(ticks)
+
+
+@given(st.floats(-300, 260), st.floats(0.1, 40))
+def test_log_ticks_are_few_and_within_the_limits(low: float, span: float) -> None:
+    ticks = log_ticks(low, low + span)
+    assert 1 <= len(ticks) <= 6
+    assert all(low - 1e-6 <= math.log10(tick) <= low + span + 1e-6 for tick in ticks)
+
+
+@given(st.floats(-1e300, 1e300))
+def test_a_number_is_short_and_nearly_right(value: float) -> None:
+    text = format_number(value)
+    assert len(text) <= 11
+    assert float(text) == pytest.approx(value, rel=1e-3)
+
+
+# ---- whatever may come
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(
+        st.integers(0, 20),
+        st.lists(st.tuples(st.integers(), st.floats()), min_size=1, max_size=12),
+        max_size=12,
+    ),
+    st.sampled_from(AxisScale),
+)
+def test_no_data_stop_a_chart(points: dict[int, list[tuple[int, float]]], scale: AxisScale) -> None:
+    metrics = MetricStore()
+    for rank, each in points.items():
+        for step, value in each:
+            metrics.add(rank, 0.0, step, {"loss": value})
+    chart = rank_chart("loss", metrics.curves("loss"), scale)
+    canvas = draw(chart, Frame(chart))
+    assert canvas.picture().endswith("</svg>")
+    assert not {"nan", "inf"} & set(canvas.inline("").replace('"', " ").split())

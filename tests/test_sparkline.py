@@ -1,0 +1,95 @@
+"""Small curves next to numbers: how they are drawn, and what those of ranks are of."""
+
+from __future__ import annotations
+
+import math
+import re
+from base64 import b64decode
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pages import Page, column
+
+from nbddp.charts.sparkline import MAX_BLOCKS, block_characters, sparkline
+from nbddp.record.snapshot import RankSnapshot
+from nbddp.ui.panel.rank_sparklines import PERIOD, POINTS, RankSparklines
+from nbddp.ui.panel.style import SHEET
+from nbddp.ui.report.rank_table import ranks_html
+
+ONE = RankSnapshot(rank=0, state="running", step=50, steps_per_second=10.0, memory=300 << 20)
+
+
+def points(drawn: str) -> list[str]:
+    path = drawn.partition('<path d="M')[2].partition('"')[0]
+    return re.split("[ML]", path)
+
+
+def noted(*moments: RankSnapshot) -> RankSparklines:
+    """What was noted of a rank at one moment after the other."""
+    sparklines = RankSparklines()
+    for at, rank in enumerate(moments):
+        sparklines.note([rank], at * PERIOD)
+    return sparklines
+
+
+def test_a_curve_goes_from_the_lowest_to_the_highest_value_or_from_a_given_one() -> None:
+    assert points(sparkline([1.0, 3.0], "x")) == ["2.0,14.0", "94.0,2.0"]
+    assert points(sparkline([1.0, 3.0], "x", low=0.0)) == ["2.0,10.0", "94.0,2.0"]
+    assert sparkline([1.0], "x") == sparkline([math.nan] * 3, "x") == ""
+
+
+def test_what_is_not_finite_is_a_gap_with_a_red_mark() -> None:
+    drawn = sparkline([1.0, 2.0, math.nan, 2.0, 1.0], "x", is_static=False)
+    assert drawn.partition('<path d="')[2].partition('"')[0].count("M") == 2
+    assert drawn.count("#dd4444") == 1
+    assert "#dd4444" not in sparkline([1.0, 2.0], "x")
+
+
+@given(st.lists(st.floats(), max_size=60))
+def test_any_numbers_make_a_curve_or_none(values: list[float]) -> None:
+    assert "nan" not in sparkline(values, "x")
+    assert len(block_characters(values)) == min(len(values), MAX_BLOCKS)
+
+
+def test_a_ranks_curve_says_what_it_is_of_with_its_scale(snapshot: Any) -> None:
+    drawn = {title: draw(ONE) for title, draw in noted(ONE, ONE).columns().items()}
+    labels = {
+        title: re.findall('role="img" aria-label="([^"]*)"', each) for title, each in drawn.items()
+    }
+    assert labels == snapshot
+    titles = [re.findall('<span title="([^"]*)"', each) for each in drawn.values()]
+    assert titles == [*labels.values()]
+    assert not any(draw(replace(ONE, rank=1)) for draw in noted(ONE, ONE).columns().values())
+
+
+def test_a_ranks_curve_has_a_point_each_second_of_the_last_minute() -> None:
+    sparklines = RankSparklines()
+    for at in range(300):
+        sparklines.note([replace(ONE, steps_per_second=float(at))], at * PERIOD / 2)
+    drawn = sparklines.columns()["step"](ONE)
+    assert "now 298, axis 0 to 298, last 60 s" in drawn
+    assert len(points(drawn)) == POINTS
+    assert points(drawn)[-1] == "30.0,2.0"
+
+
+def test_a_rank_that_has_ended_gets_no_more_points() -> None:
+    sparklines = noted(*(replace(ONE, is_alive=at < 2) for at in range(4)))
+    assert len(points(sparklines.columns()["memory"](ONE))) == 2
+
+
+def test_in_a_record_the_curves_are_there_as_images_too_for_a_page_that_takes_svg_away() -> None:
+    curves = noted(ONE, ONE, ONE).columns(is_static=True)
+    page = Page(ranks_html([ONE], is_open=True, curves=curves))
+    images = [known for tag, known in page.tags if tag == "img"]
+    assert [each["alt"] for each in images] == [
+        known["aria-label"] for tag, known in page.tags if tag == "svg"
+    ]
+    assert len(images) == 2
+    for each in images:
+        drawn = b64decode(each["src"].partition(",")[2]).decode()
+        assert re.fullmatch(r"<svg xmlns=.*><path d=.* stroke=\"#.*></path></svg>", drawn)
+    assert [text.strip() for text in column(page, "memory")] == ["300 MiB"]
+    assert page.sheet == ""
+    assert ".nbddp-ranks img {" in SHEET
