@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -35,7 +36,7 @@ from nbddp.publish.kinds import KINDS, Target, require, target
 from nbddp.publish.noted import name_there, note, read_note
 from nbddp.publish.points import Point
 from nbddp.publish.publication import Publication
-from nbddp.publish.publisher import Publisher
+from nbddp.publish.publisher import STEPS_AT_ONCE, Publisher
 from nbddp.publish.tracker import PublishError, Tracker
 from nbddp.publish.words import plain_name
 
@@ -52,9 +53,7 @@ def points_of(tracker: Mock) -> list[Point]:
 
 
 def publisher_of(path: Path, tracker: Mock, *, is_live: bool = False) -> Publisher:
-    return Publisher(
-        path, tracker, name=path.name, place="", begins=lambda _what: None, is_live=is_live
-    )
+    return Publisher(path, tracker, name=path.name, place="", limit=nullcontext, is_live=is_live)
 
 
 def published(path: Path) -> Mock:
@@ -103,12 +102,10 @@ def test_the_values_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_tracker_is_given_only_so_much_at_once(tmp_path: Path) -> None:
-    many = {f"m{number}": 1.0 for number in range(4000)}
-    rows = [found | many for found in rows_of(5, ranks=1)] + rows_of(2500, ranks=1)[5:]
-    tracker = published(make_run(tmp_path, rows=rows))
+    tracker = published(make_run(tmp_path, rows=rows_of(2 * STEPS_AT_ONCE + 1, ranks=1)))
     given = [call.args[0] for call in tracker.log.call_args_list]
-    assert [len(points) for points in given] == [2, 2, 2496]
-    assert [point.step for points in given for point in points] == list(range(2500))
+    assert [len(points) for points in given] == [STEPS_AT_ONCE, STEPS_AT_ONCE, 1]
+    assert [point.step for point in points_of(tracker)] == list(range(2 * STEPS_AT_ONCE + 1))
 
 
 @given(st.text() | st.text("./a"))

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from nbddp.errors import ArgumentError, RequestError
 
-KINDS = ("trackio", "wandb", "tensorboard", "mlflow")  # each is a package's and an extra's name
+# by the name of the package, which is an extra's too: the class in nbddp.publish.to_KIND
+KINDS = {
+    "trackio": "ToTrackio",
+    "wandb": "ToWandb",
+    "tensorboard": "ToTensorBoard",
+    "mlflow": "ToMlflow",
+}
 PLACE = "nbddp"  # the project, or experiment, unless another is named
 
 

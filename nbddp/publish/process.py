@@ -12,14 +12,14 @@ import os
 import select
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbddp.publish.kinds import target
+from nbddp.publish.kinds import KINDS, target
 from nbddp.publish.noted import note
 from nbddp.publish.publisher import Publisher
 from nbddp.publish.tracker import PublishError, Tracker
@@ -27,13 +27,6 @@ from nbddp.publish.tracker import PublishError, Tracker
 PERIOD = 0.5  # seconds between two looks at what is new
 PATIENCE = 300.0  # seconds that a tracker may take for an answer; the last one may be an upload
 NICER = 10  # ranks go first
-
-CLASSES = {
-    "trackio": ("nbddp.publish.to_trackio", "ToTrackio"),
-    "wandb": ("nbddp.publish.to_wandb", "ToWandb"),
-    "tensorboard": ("nbddp.publish.to_tensorboard", "ToTensorBoard"),
-    "mlflow": ("nbddp.publish.to_mlflow", "ToMlflow"),
-}
 
 
 class Reports:
@@ -50,32 +43,21 @@ class Reports:
             os.write(self._fd, f"{json.dumps(facts)}\n".encode())
 
 
-class Guard:
-    """Ends this process when the tracker does not answer: nothing in it can be trusted then.
+@contextmanager
+def time_limit(what: str, kind: str, seconds: float, reports: Reports) -> Iterator[None]:
+    """End this process if the tracker does not answer: nothing in it can be trusted then."""
 
-    Args:
-        kind: the tracker's name.
-        reports: where that is said.
-        patience: in seconds.
-    """
+    def give_up() -> None:
+        reports.say(failed=f"{kind} did not answer for {seconds:g} s ({what})")
+        os._exit(1)
 
-    def __init__(self, kind: str, reports: Reports, patience: float) -> None:
-        self._kind, self._reports, self._patience = kind, reports, patience
-        self._asked: tuple[str, float] | None = None
-        threading.Thread(target=self._watch, name="nbddp-patience", daemon=True).start()
-
-    def begins(self, what: str) -> None:
-        """Something is about to be asked of the tracker; "": it has answered."""
-        self._asked = (what, time.monotonic() + self._patience) if what else None
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(min(PERIOD, self._patience / 4))
-            asked = self._asked
-            if asked is not None and time.monotonic() > asked[1]:
-                said = f"{self._kind} did not answer for {self._patience:g} s ({asked[0]})"
-                self._reports.say(failed=said)
-                os._exit(1)
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -106,20 +88,19 @@ def _publish(args: argparse.Namespace, reports: Reports) -> None:
     if args.live:
         os.nice(NICER)
     kind = args.target.kind
-    guard = Guard(kind, reports, args.patience)
-    guard.begins("load")
-    tracker = _load(kind)
-    guard.begins("")
+    limit = partial(time_limit, kind=kind, seconds=args.patience, reports=reports)
+    with limit("load"):
+        tracker = _load(kind)
     publisher = Publisher(
         args.folder,
         tracker,
         name=args.name,
         place=args.target.place,
-        begins=guard.begins,
+        limit=limit,
         is_live=bool(args.live),
     )
     with warnings.catch_warnings():
-        warnings.showwarning = _Warned(reports, kind)
+        warnings.showwarning = partial(_warn, kind, reports, [])
         _follow(publisher, args, reports)
         outcome = publisher.finish()
     what = {"where": publisher.where, "steps": publisher.steps, "late": publisher.late}
@@ -128,27 +109,21 @@ def _publish(args: argparse.Namespace, reports: Reports) -> None:
 
 
 def _load(kind: str) -> Tracker:
-    module, name = CLASSES[kind]
     try:
-        made: Tracker = getattr(importlib.import_module(module), name)()
+        module = importlib.import_module(f"nbddp.publish.to_{kind}")
+        made: Tracker = getattr(module, KINDS[kind])()
     except Exception as error:
         raise PublishError(f"the package {kind} cannot be loaded: {error}") from error
     return made
 
 
-class _Warned:
-    """trackio raises nothing: that a step was lost it says in a warning."""
-
-    def __init__(self, reports: Reports, kind: str) -> None:
-        self._reports, self._kind = reports, kind
-        self._has_said = kind != "trackio"
-
-    def __call__(self, message: Warning | str, *_where: object, **_more: object) -> None:
-        text = " ".join(str(message).split())
-        sys.stderr.write(f"{text}\n")
-        if not self._has_said:
-            self._has_said = True
-            self._reports.say(warned=text)
+def _warn(kind: str, reports: Reports, before: list[str], message: object, *_more: object) -> None:
+    """Log a warning, and report the first one of trackio: it raises nothing if a step is lost."""
+    text = " ".join(str(message).split())
+    sys.stderr.write(f"{text}\n")
+    if kind == "trackio" and not before:
+        reports.say(warned=text)
+    before.append(text)
 
 
 def _follow(publisher: Publisher, args: argparse.Namespace, reports: Reports) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +19,13 @@ from nbddp.record.json_lines import JsonLinesReader, Row
 from nbddp.record.timeline import Happening
 from nbddp.ui.words import say_event
 
-VALUES_AT_ONCE = 10_000  # that a tracker is given: it has to answer now and then
+STEPS_AT_ONCE = 500  # that a tracker is given: it has to answer now and then
 MOST_TOLD = 1000  # happenings that a tracker is told of as they come
 PREFIX = "nbddp."
 FACTS = (
     *("world_size", "nproc", "backend_used", "devices", "device_names", "hosts", "cores"),
     *("host", "started", "python", "versions", "sweep", "scale"),
 )
-
-Guard = Callable[[str], None]
 
 
 class Publisher:
@@ -38,7 +37,7 @@ class Publisher:
         name, place: as for :class:`Identity`.
         is_live: whether the run goes on: then a step is published when no rank is to report it any
             more, as far as that can be known; else when all of the run was read.
-        begins: told what is about to be asked of the tracker, and, with "", that it has answered.
+        limit: limits the time in which the tracker must answer; called with what it is asked.
     """
 
     def __init__(
@@ -48,13 +47,13 @@ class Publisher:
         *,
         name: str,
         place: str,
-        begins: Guard,
+        limit: Callable[[str], AbstractContextManager[None]],
         is_live: bool,
     ) -> None:
         self._folder = folder
         self._tracker = tracker
         self._name, self._place = name, place
-        self._begins = begins
+        self._limit = limit
         self._is_live = is_live
         self._rows = JsonLinesReader(folder / "metrics.jsonl", "rank", "attempt")
         self._events = JsonLinesReader(folder / "events.jsonl", "kind")
@@ -156,8 +155,8 @@ class Publisher:
             self._settled = self._settled | new
             self._ask("settings", partial(self._tracker.settle, new))
         self._tell()
-        for some in _parts(points):
-            marked = [self._marked(point) for point in some]
+        for first in range(0, len(points), STEPS_AT_ONCE):
+            marked = [self._marked(point) for point in points[first : first + STEPS_AT_ONCE]]
             self._ask("steps", partial(self._tracker.log, marked))
             self.steps += len(marked)
 
@@ -200,16 +199,14 @@ class Publisher:
         )
 
     def _ask(self, what: str, act: Callable[[], Any]) -> Any:
-        self._begins(what)
-        try:
-            return act()
-        except PublishError:
-            raise
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-            raise PublishError(text) from error
-        finally:
-            self._begins("")
+        with self._limit(what):
+            try:
+                return act()
+            except PublishError:
+                raise
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+                raise PublishError(text) from error
 
 
 def _new_rows(reader: JsonLinesReader, *, is_over: bool) -> list[Row]:
@@ -217,20 +214,6 @@ def _new_rows(reader: JsonLinesReader, *, is_over: bool) -> list[Row]:
         return reader.read(is_over=is_over)
     except FileNotFoundError:  # nothing was reported yet
         return []
-
-
-def _parts(points: Sequence[Point]) -> Iterator[list[Point]]:
-    """Yield the points in lists that a tracker is given at once."""
-    some: list[Point] = []
-    count = 0
-    for point in points:
-        count += len(point.values)
-        if some and count > VALUES_AT_ONCE:
-            yield some
-            some, count = [], len(point.values)
-        some.append(point)
-    if some:
-        yield some
 
 
 def _say(event: Happening) -> str:
