@@ -28,7 +28,7 @@ from nbddp.lifecycle.reasons import unknown_rank, with_way_on
 from nbddp.magics.again import Again
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
-from nbddp.magics.diary import Diary
+from nbddp.magics.diary import Diary, omitted
 from nbddp.magics.option_values import ALL
 from nbddp.magics.publish import Publishing
 from nbddp.magics.steered import SteeredGroup
@@ -197,7 +197,7 @@ class Desk:
         """
         recovery = self._recovery(session or self.group.session, quiet=args.quiet)
         request, retries = self._as_asked(request, args, recovery.session)
-        self.note(request, out=getattr(args, "out", None) or "")
+        self.diary.out[request.execution_count] = getattr(args, "out", None) or ""
         if not args.no_wait:
             return self._run_in_foreground(recovery, request, retries)
         self._run_in_background(recovery, request, retries)
@@ -223,12 +223,10 @@ class Desk:
         retries = Retries(heals=args.heal, restarts=args.max_restarts, is_elastic=args.elastic)
         return request, retries
 
-    def note(
-        self, asked: CellRequest | PulledValue | Omitted, *, fault: str = "", out: str = ""
-    ) -> None:
-        """Note for an export what the ranks were asked."""
-        attempt, done = self.group.life.attempt, len(self.group.session.deeds)
-        self.diary.note(asked, attempt=attempt, position=done, fault=fault, out=out)
+    def note(self, item: PulledValue | Omitted) -> None:
+        """Note for an export what the replay log does not have."""
+        attempt, position = self.group.life.attempt, len(self.group.session.deeds)
+        self.diary.note(item, attempt=attempt, position=position)
 
     def _run_in_foreground(
         self, recovery: Recovery, request: CellRequest, retries: Retries
@@ -246,6 +244,8 @@ class Desk:
     ) -> Trace | None:
         """Show what was traced, if that was asked for; after a failure, what can be done."""
         traced, session = None, recovery.session
+        if left_out := omitted(request, result):
+            self.note(left_out)
         if request.trace is not None:
             traced = trace_of(session, result, request.trace)
             self.views.show(trace_report(traced))
@@ -352,12 +352,12 @@ class Desk:
 
         Fault(kind=kind, rank=rank, step=step, factor=factor)
         options = f"step={step}, rank={rank}, kind={kind!r}, factor={factor}, again=True"
+        typed = f"%ddp fault {kind} --rank {rank} --step {step}"
         request = CellRequest(
-            source=f"nbddp.faults.at({options})",
+            source=f"nbddp.faults.at({options})  # {typed}",
             ranks=(rank,),
             execution_count=self.prompt_number,
         )
-        self.note(request, fault=f"%ddp fault {kind} --rank {rank} --step {step}")
         self._raise_for_failure(self._recovery(self.group.session, quiet=True).run(request))
 
     def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:

@@ -1,52 +1,33 @@
-"""What else the ranks were asked, beside what a replay does: for an export."""
+"""What an export needs and the replay log does not have: pulls, and what is left out."""
 
 from __future__ import annotations
 
 import pickle
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from nbddp.errors import RequestError
 from nbddp.export import Item, Omitted, PulledValue, PushedValues
-from nbddp.record.cell import CellRequest, Deed
+from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.record.push_store import PushRecord
 
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    attempt: int
-    position: int  # how much had been done before
-    asked: CellRequest | PulledValue | Omitted
+_FAULT = re.compile(r"nbddp\.faults\.at\(.*\)  # (%ddp fault .*)")  # as Desk.arm writes it
 
 
 class Diary:
-    """Notes what the ranks of each attempt were asked, but for what was pushed."""
+    """Notes for an export; they are valid in the attempt in which they were made."""
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []
-        self._faults: dict[int, str] = {}  # by prompt number: the line that armed one
+        self._notes: list[tuple[int, int, Item]] = []  # with the attempt and the deeds before
         self.out: dict[int, str] = {}  # by prompt number: the notebook's name for a cell's values
         self.ports: set[int] = set()  # of stores that the notebook kept when it pushed something
 
-    def note(
-        self,
-        asked: CellRequest | PulledValue | Omitted,
-        *,
-        attempt: int,
-        position: int,
-        fault: str = "",
-        out: str = "",
-    ) -> None:
-        """Something was asked."""
-        self._entries.append(_Entry(attempt, position, asked))
-        if isinstance(asked, CellRequest):
-            if fault:
-                self._faults[asked.execution_count] = fault
-            if out:
-                self.out[asked.execution_count] = out
+    def note(self, item: PulledValue | Omitted, *, attempt: int, position: int) -> None:
+        """Note something that was asked when the replay log had ``position`` entries."""
+        self._notes.append((attempt, position, item))
 
     def note_stores(self, names: Mapping[str, object]) -> None:
         """Something is pushed: it may tell the ranks of a store among the notebook's names."""
@@ -57,43 +38,30 @@ class Diary:
             self.ports |= {each.port for each in stores if each.host in THIS_MACHINE}
 
     def items(self, deeds: Sequence[Deed], *, attempt: int) -> list[Item]:
-        """Return what an export is made of: what this attempt has done, and what was asked."""
-        done = {each.execution_count for each in deeds if isinstance(each, CellRequest)}
-        here = [each for each in self._entries if each.attempt == attempt]
-        found: list[Item] = []
-        for position in range(len(deeds) + 1):
-            asked = (each.asked for each in here if each.position == position)
-            found += [item for each in asked for item in self._beside(each, done)]
-            if position < len(deeds):
-                found.append(self._item(deeds[position]))
-        return found
-
-    def _beside(self, asked: CellRequest | PulledValue | Omitted, done: set[int]) -> Iterator[Item]:
-        """Yield what has no place among what was done: a pull, and why a cell is left out."""
-        if not isinstance(asked, CellRequest):
-            yield asked
-        elif asked.execution_count not in done:
-            why = "it is marked --once" if asked.once else "it did not go well"
-            yield self._omitted(asked) or Omitted(f"cell [{asked.execution_count}]", why)
-
-    def _item(self, deed: Deed) -> Item:
-        if isinstance(deed, PushRecord):
-            return _pushed(deed)
-        return self._omitted(deed) or deed
-
-    def _omitted(self, request: CellRequest) -> Omitted | None:
-        """Return what a cell is that has no place in a script although it went well."""
-        if fault := self._faults.get(request.execution_count):
-            return Omitted(fault, "a fault")
-        if request.script is not None:
-            return Omitted(request.source, "it is a script already")
-        return None
+        """Return what an export is made of: what this attempt has done, and what was noted."""
+        noted = [(position, item) for at, position, item in self._notes if at == attempt]
+        done = [(position, _item(deed)) for position, deed in enumerate(deeds)]
+        return [item for _, item in sorted([*noted, *done], key=itemgetter(0))]
 
 
-def _pushed(deed: PushRecord) -> PushedValues | Omitted:
-    what = f"the push of {', '.join(deed.names)}"
-    try:
-        values = pickle.loads(deed.data())  # made in this very process
-    except RequestError as error:
-        return Omitted(what, str(error))
-    return PushedValues(values, deed.ranks)
+def omitted(request: CellRequest, result: CellResult) -> Omitted | None:
+    """Return why a cell is not in the replay log; None if it is."""
+    what = f"cell [{request.execution_count}]"
+    if request.once:
+        return Omitted(what, "it is marked --once") if request.script is None else _script(request)
+    return None if result.is_ok else Omitted(what, "it did not go well")
+
+
+def _script(request: CellRequest) -> Omitted:
+    return Omitted(request.source, "it is a script already")
+
+
+def _item(deed: Deed) -> Item:
+    if isinstance(deed, PushRecord):
+        try:
+            return PushedValues(pickle.loads(deed.data()), deed.ranks)  # made in this very process
+        except RequestError as error:
+            return Omitted(f"the push of {', '.join(deed.names)}", str(error))
+    if fault := _FAULT.fullmatch(deed.source):
+        return Omitted(fault[1], "a fault")
+    return deed if deed.script is None else _script(deed)
