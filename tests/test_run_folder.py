@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -155,6 +157,29 @@ def test_the_facts_of_the_start_are_written_with_the_versions(base: Path, begin:
     assert all(facts[name] for name in ("format", "started", "host", "pid", "python"))
     assert len(text.splitlines()) == len(facts), "a line for each"
     assert not list(folder.path.glob("*.tmp")), "no draft is left"
+
+
+@pytest.mark.parametrize(
+    ("known", "name"),
+    [
+        ({}, ""),
+        ({"JPY_SESSION_NAME": "/home/me/digits.ipynb"}, "digits.ipynb"),
+        ({"__vsc_ipynb_file__": "/home/me/in code.ipynb"}, "in code.ipynb"),
+        ({"JPY_SESSION_NAME": "/home/me/digits.ipynb", "__file__": "train.py"}, "train.py"),
+    ],
+)
+def test_a_run_knows_which_notebook_or_script_started_it(
+    begin: Begin, base: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, str], name: str
+) -> None:
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    for key, value in known.items():
+        if key == "JPY_SESSION_NAME":
+            monkeypatch.setenv(key, value)
+        else:
+            setattr(main, key, value)
+    assert begin(base).description.facts()["started_by"] == name
 
 
 def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begin) -> None:

@@ -228,6 +228,42 @@ def test_whatever_stands_in_the_files_is_a_run_or_is_left_out(
     Page(runs_html(listing))
 
 
+# ---- columns
+
+
+def listed(*runs: dict[str, Any]) -> Listing:
+    return Listing(tuple(Summary(path=Path(str(i)), **run) for i, run in enumerate(runs)))
+
+
+def test_a_setting_and_a_metric_of_one_name_have_columns_of_different_titles() -> None:
+    first = {"config": {"lr": 0.1, "seed": 1}, "last": {"lr": 0.05, "loss": 1.0}}
+    listing = listed(first, {"config": {"lr": 0.3, "seed": 2}})
+    assert (listing.settings, listing.metrics) == (["lr", "seed"], ["lr", "loss"])
+    assert listing.titles == ["lr (config)", "seed", "lr (last)", "loss"]
+
+
+def test_each_run_shows_the_curve_of_its_first_metric_that_is_more_than_a_point() -> None:
+    point, line = [[1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]
+    plain = {"last": {"size": 1, "loss": 1}, "curves": {"size": point, "loss": line}}
+    other = {"last": {"train/loss": 1}, "curves": {"train/loss": line}}
+    listing = listed(plain, plain, other, {"curves": {"size": point}}, {})
+    assert listing.curve_name == "loss"
+    assert [listing.curve_of(run)[0] for run in listing.runs] == [
+        *("loss", "loss", "train/loss", "size", "")
+    ]
+    assert listing.curve_of(listing.runs[2])[1] == line
+    assert listed({}).curve_name == ""
+
+
+def test_runs_of_several_programs_say_which_started_them(folder: Path) -> None:
+    for number, name in enumerate(("digits.ipynb", "digits.ipynb", "train.py")):
+        make_run(folder, f"2027011{number}-080000-a", started_by=name)
+    assert list_runs(folder).has_several_programs
+    few = list_runs(folder, ["started_by=digits.ipynb"])
+    assert [run.started_by for run in few.runs] == ["digits.ipynb"] * 2
+    assert not few.has_several_programs
+
+
 # ---- on the page, as text, and what is refused
 
 

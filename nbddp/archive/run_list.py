@@ -18,6 +18,7 @@ from nbddp.archive.find import SHOWN
 from nbddp.archive.summary import COLUMNS, MARKS, Summary, is_number, number_of, summarize
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.folder import write_whole
+from nbddp.record.metrics import Pairs
 
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -61,6 +62,35 @@ class Listing:
         """The metrics that most of the listed runs have; the first few."""
         counts = Counter(name for run in self.runs for name in run.last)
         return [name for name, _ in counts.most_common(MAX_METRICS)]
+
+    @property
+    def titles(self) -> list[str]:
+        """Return the titles of the settings and metrics; a name may be one of both."""
+        settings, metrics = self.settings, self.metrics
+        return [
+            *(f"{name} (config)" if name in metrics else name for name in settings),
+            *(f"{name} (last)" if name in settings else name for name in metrics),
+        ]
+
+    @property
+    def has_several_programs(self) -> bool:
+        """Whether several notebooks or scripts started the listed runs."""
+        return _differ(run.started_by for run in self.runs)
+
+    @property
+    def curve_name(self) -> str:
+        """The metric that most of the listed runs show as a curve; empty if none has a curve."""
+        names = Counter(name for run in self.runs if (name := self.curve_of(run)[0]))
+        return max(names, key=names.__getitem__, default="")
+
+    def curve_of(self, run: Summary) -> tuple[str, Pairs]:
+        """Return the name and the curve of the run's first metric that is more than a point.
+
+        The metrics that have a column come first.
+        """
+        names = [*filter(run.curves.__contains__, self.metrics), *run.curves, ""]
+        name = max(names, key=lambda each: min(2, len(run.curves.get(each, ()))))
+        return name, run.curves.get(name, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class Summary:
 
     Attributes:
         began: in ``time.time()``, 0 if it is not known.
+        started_by: the file name of its notebook or script, empty if it is not known.
         ranks: the world size of its last attempt, 0 if it is not known.
         outcome: of the last cell ``ok``, ``failed``, ``interrupted`` or ``running``; ``empty``
             without a cell; ``killed`` or ``not recorded`` where the record has no end.
@@ -40,6 +41,7 @@ class Summary:
 
     path: Path
     began: float = 0.0
+    started_by: str = ""
     ranks: int = 0
     outcome: str = ""
     is_live: bool = False
@@ -85,6 +87,7 @@ def _summarize(path: Path, current: Path | None) -> Summary:
     return Summary(
         path=path,
         began=_began(facts),
+        started_by=str(facts.get("started_by", "")),
         ranks=int(facts.get("world_size") or facts.get("nproc") or 0),
         outcome=outcome,
         is_live=is_live,
@@ -183,8 +186,8 @@ def number_of(summary: Summary, name: str) -> Any:
 
 
 COLUMNS = frozenset(
-    {"name", "began", "ranks", "outcome", "steps", "steps_per_second", "samples_per_second"}
-    | {"seconds_lost", "size", "note"}
+    {"name", "began", "started_by", "ranks", "outcome", "note", "size"}
+    | {"steps", "steps_per_second", "samples_per_second", "seconds_lost"}
 )
 
 

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import secrets
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -145,9 +146,21 @@ def _facts_of_start() -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": platform.node(),
         "pid": os.getpid(),
+        "started_by": _program(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in ("nbddp", "torch", "ipykernel")},
     }
+
+
+def _program() -> str:
+    """Return the file name of this process's notebook or script; empty if it is not known."""
+    main = sys.modules.get("__main__")
+    found = (  # a script may have inherited the environment of a notebook
+        getattr(main, "__file__", None)
+        or getattr(main, "__vsc_ipynb_file__", None)
+        or os.environ.get("JPY_SESSION_NAME", "")
+    )
+    return Path(str(found)).name
 
 
 def write_whole(path: Path, text: str) -> None:
