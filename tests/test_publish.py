@@ -34,9 +34,9 @@ from nbddp.magics.parser import CELL, COMMANDS, parse
 from nbddp.magics.publish import Publishing
 from nbddp.publish.kinds import KINDS, Target, require, target
 from nbddp.publish.noted import name_there, note, read_note
-from nbddp.publish.points import Point
 from nbddp.publish.publication import Publication
 from nbddp.publish.publisher import STEPS_AT_ONCE, Publisher
+from nbddp.publish.step_aggregator import Point
 from nbddp.publish.tracker import PublishError, Tracker
 from nbddp.publish.words import plain_name
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.summary import DAMAGE, summarize
-from nbddp.publish.points import Point, Points
+from nbddp.publish.step_aggregator import Point, StepAggregator
 from nbddp.publish.tracker import Identity, Outcome, PublishError, Tracker
 from nbddp.record.folder import read_facts
 from nbddp.record.json_lines import JsonLinesReader, Row
@@ -35,8 +35,8 @@ class Publisher:
         folder: the run's.
         tracker: where to.
         name, place: as for :class:`Identity`.
-        is_live: whether the run goes on: then a step is published when no rank is to report it any
-            more, as far as that can be known; else when all of the run was read.
+        is_live: whether the run goes on: then steps are published when they are complete, else
+            when all of the run was read.
         limit: limits the time in which the tracker must answer; called with what it is asked.
     """
 
@@ -57,7 +57,7 @@ class Publisher:
         self._is_live = is_live
         self._rows = JsonLinesReader(folder / "metrics.jsonl", "rank", "attempt")
         self._events = JsonLinesReader(folder / "events.jsonl", "kind")
-        self._points = Points()
+        self._steps = StepAggregator()
         self._config: dict[str, Any] = {}
         self._settled: dict[str, Any] = {}
         self._record: list[tuple[float, str]] = []
@@ -71,7 +71,7 @@ class Publisher:
     @property
     def late(self) -> int:
         """Values that came after their step was published, and are not."""
-        return self._points.late
+        return self._steps.late
 
     def turn(self, *, is_over: bool = False) -> bool:
         """Take across what is new; whether there was anything to read.
@@ -90,14 +90,15 @@ class Publisher:
         )  # later: rows know the cell that they are of
         for event in events:
             self._take(event)
+        now = time.monotonic()
         for row in rows:
-            self._points.add(row)
+            self._steps.add(row, now)
         # the rows that a cell wrote before its end are read in the next turn, at the latest
         self._is_flush_due = self._has_ended_cell
         self._has_ended_cell = False
         if self._is_live:
             is_rest = is_flush_due and not rows
-            points = self._points.rest() if is_rest else self._points.ready()
+            points = self._steps.take_all() if is_rest else self._steps.take(now)
             if points or (self._record and is_flush_due):
                 self._publish(points)
         return bool(rows or events)
@@ -110,7 +111,7 @@ class Publisher:
         """
         while self.turn(is_over=True):
             pass
-        self._publish(self._points.rest())
+        self._publish(self._steps.take_all())
         outcome = self._outcome()
         self._ask("finish", partial(self._tracker.finish, outcome))
         return outcome
@@ -131,10 +132,10 @@ class Publisher:
         match event["kind"]:
             case "start":
                 self._worlds[event["attempt"]] = size = int(event["world_size"])
-                self._points.world = frozenset(range(size))
+                self._steps.world = frozenset(range(size))
             case "cell":
                 at = event.get("began", event["time"])
-                self._points.begin_part(float(at), is_again=event.get("again") is True)
+                self._steps.begin_cell(float(at), is_again=event.get("again") is True)
             case "cell ended":
                 self._has_ended_cell = True
             case "config":

@@ -15,7 +15,7 @@ from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
 from nbddp.publish.kinds import PLACE
-from nbddp.publish.points import Point
+from nbddp.publish.step_aggregator import Point
 from nbddp.publish.tracker import Identity, Outcome
 from nbddp.publish.words import plain_name, record_text
 

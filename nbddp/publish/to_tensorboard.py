@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from nbddp.publish.points import Point
+from nbddp.publish.step_aggregator import Point
 from nbddp.publish.tracker import Identity, Outcome
 from nbddp.publish.words import record_text, settings_text
 
@@ -29,7 +29,7 @@ class ToTensorBoard:
     def __init__(self) -> None:
         self._settings: dict[str, Any] = {}
         self._record: list[tuple[float, str]] = []
-        self._part = -1
+        self._cell = -1
         self._before = -1  # the last step before the cell that runs, or that is done again
         self._highest = -1
         self._at = 0.0
@@ -54,16 +54,16 @@ class ToTensorBoard:
     def log(self, points: Sequence[Point]) -> None:
         """Steps as scalars, at the time when they were reported."""
         for point in points:
-            if point.part != self._part:
-                self._begin_part(point)
+            if point.cell != self._cell:
+                self._begin_cell(point)
             self._highest, self._at = max(self._highest, point.step), point.at
             values = [Summary.Value(tag=tag, simple_value=its) for tag, its in point.values.items()]
             self._add(Summary(value=values), step=point.step)
         self._writer.flush()
 
-    def _begin_part(self, point: Point) -> None:
+    def _begin_cell(self, point: Point) -> None:
         """Hide what is done again, unless that would hide what other cells have done."""
-        self._part = point.part
+        self._cell = point.cell
         if not point.is_again:
             self._before = self._highest
         elif self._before < point.step <= self._highest:

@@ -9,7 +9,7 @@ from typing import Any
 import wandb
 
 from nbddp.publish.kinds import PLACE
-from nbddp.publish.points import Point
+from nbddp.publish.step_aggregator import Point
 from nbddp.publish.tracker import Identity, Outcome
 
 STEP = "step"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nbddp.publish.points import Point
+from nbddp.publish.step_aggregator import Point
 
 
 class PublishError(Exception):

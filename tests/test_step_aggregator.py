@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.publish.points import KEPT, PATIENCE, Point, Points
+from nbddp.publish.step_aggregator import PATIENCE, Point, StepAggregator
 
 Row = dict[str, Any]
 
@@ -20,12 +20,12 @@ def row(step: int | None, rank: int = 0, at: float = 1.0, **values: float) -> Ro
 
 
 def points_of(rows: Iterable[Mapping[str, Any]], *begins: float) -> list[Point]:
-    points = Points()
+    steps = StepAggregator()
     for at in begins:
-        points.begin_part(at, is_again=False)
+        steps.begin_cell(at, is_again=False)
     for each in rows:
-        points.add(each)
-    return points.rest()
+        steps.add(each, 0.0)
+    return steps.take_all()
 
 
 # ---- steps of all ranks
@@ -59,6 +59,10 @@ REPORTED: dict[str, tuple[list[Row], list[tuple[int, dict[str, float]]]]] = {
         [row(2, loss=1.0), row(2, loss=3.0)],
         [(2, {"loss": 1.0}), (2, {"loss": 3.0})],
     ),
+    "a count that goes on from a step": (
+        [row(7, loss=1.0), row(None, loss=2.0)],
+        [(7, {"loss": 1.0}), (8, {"loss": 2.0})],
+    ),
     "without steps they are counted, and counted on in the next cell": (
         [row(None, at=at, loss=at) for at in (1.0, 2.0, 11.0, 12.0)],
         [(step, {"loss": loss}) for step, loss in enumerate((1.0, 2.0, 11.0, 12.0))],
@@ -75,7 +79,7 @@ def test_what_ranks_report_is_put_together_step_by_step(case: str) -> None:
     rows, expected = REPORTED[case]
     found = points_of(rows, 0.5, 10.0)
     assert [(each.step, dict(each.values)) for each in found] == expected
-    assert [each.part for each in found] == sorted(int(each.at > 10) for each in found)
+    assert [each.cell for each in found] == sorted(int(each.at > 10) for each in found)
 
 
 def test_values_that_are_not_finite_stay_so() -> None:
@@ -92,48 +96,67 @@ def test_values_that_are_not_finite_stay_so() -> None:
 # ---- while the run goes on
 
 
-def test_a_step_waits_for_the_ranks_that_are_behind() -> None:
-    points = Points()
-    points.world = frozenset({0, 1})
-    points.add(row(0, 0, loss=1.0))
-    points.add(row(1, 0, loss=1.0))
-    assert points.ready() == []
-    points.add(row(0, 1, at=1.5, loss=3.0))
-    assert [each.values["loss"] for each in points.ready()] == [2.0]
-    points.add(row(1, 1, at=1.6, loss=5.0))
-    assert [each.values["loss"] for each in points.ready()] == [3.0]
+def two_ranks() -> StepAggregator:
+    steps = StepAggregator()
+    steps.world = frozenset({0, 1})
+    return steps
 
 
-def test_what_rank_0_alone_reports_waits_for_nobody_after_a_moment() -> None:
-    points = Points()
-    points.world = frozenset({0, 1})
-    found = []
-    for step in range(100):
-        points.add(row(step, 0, at=float(step), loss=1.0))
-        found += points.ready()
-    assert len(found) > 90
-    assert len(found + points.rest()) == 100
+def losses(points: Iterable[Point]) -> list[float]:
+    return [each.values["loss"] for each in points]
 
 
-def test_a_rank_that_never_comes_holds_nothing_up_for_ever_and_what_it_brings_late_is_counted() -> (
-    None
-):
-    points = Points()
-    points.add(row(0, 0, at=0.0, loss=1.0))
-    points.add(row(0, 1, at=0.0, loss=3.0))
-    assert len(points.ready()) == 1
-    points.add(row(1, 0, at=1.0, loss=1.0))
-    assert points.ready() == []
-    points.add(row(2, 0, at=2.0 + PATIENCE, loss=1.0))
-    assert [each.step for each in points.ready()] == [1]
-    points.add(row(1, 1, at=2.5 + PATIENCE, loss=9.0))
-    assert points.late == 1
-    assert [each.values for each in points.rest()] == [{"loss": 1.0}]
+def test_a_step_waits_until_all_ranks_have_reported_a_later_one() -> None:
+    steps = two_ranks()
+    for step, rank, loss in ((0, 0, 1.0), (1, 0, 1.0), (0, 1, 3.0)):
+        steps.add(row(step, rank, loss=loss), 0.0)
+    assert steps.take(0.0) == []
+    steps.add(row(1, 1, loss=5.0), 0.0)
+    assert losses(steps.take(0.0)) == [2.0]
+    assert losses(steps.take_all()) == [3.0]
+
+
+def test_a_step_waits_for_its_own_metrics_only() -> None:
+    steps = two_ranks()
+    for rank in (0, 1):
+        for step in (0, 1, 2):
+            steps.add(row(step, rank, loss=1.0), 0.0)
+    assert len(steps.take(0.0)) == 2
+    steps.add(row(0, 0, accuracy=0.0), 0.0)
+    assert len(steps.take(0.0)) == 0
+    steps.add(row(0, 1, accuracy=1.0), 1.0)
+    found = steps.take(PATIENCE + 0.1)
+    assert [(each.step, each.values.get("accuracy")) for each in found] == [(2, None), (0, 0.5)]
+
+
+def test_a_step_waits_no_longer_than_five_seconds_and_later_values_are_counted() -> None:
+    steps = two_ranks()
+    steps.add(row(0, 0, loss=1.0), 0.0)
+    steps.add(row(1, 0, loss=1.0), 1.0)
+    assert steps.take(PATIENCE) == []
+    assert [each.step for each in steps.take(PATIENCE + 0.5)] == [0]
+    steps.add(row(0, 1, loss=9.0), PATIENCE + 0.6)
+    steps.add(row(1, 1, loss=3.0), PATIENCE + 0.7)
+    assert steps.late == 1
+    assert losses(steps.take_all()) == [2.0]
+
+
+def test_another_cell_completes_the_steps_of_the_one_before() -> None:
+    steps = two_ranks()
+    steps.begin_cell(0.0, is_again=False)
+    steps.add(row(0, 0, loss=1.0), 0.0)
+    steps.begin_cell(10.0, is_again=True)
+    assert steps.take(0.0) == []
+    steps.add(row(0, 0, at=11.0, loss=2.0), 0.0)
+    assert losses(steps.take(0.0)) == [1.0]
+    [again] = steps.take_all()
+    assert (again.cell, again.is_again) == (1, True)
+    assert steps.late == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_live_or_later_the_points_are_the_same(seed: int) -> None:
-    """Ranks are at most a few steps apart, as those that meet in collectives are."""
+    """Ranks are at most a few steps apart, as ranks that meet in collectives are."""
     chance, rows = random.Random(seed), []
     at = [0, 0, 0]
     while min(at) < 40:
@@ -141,22 +164,23 @@ def test_live_or_later_the_points_are_the_same(seed: int) -> None:
             [each for each in range(3) if at[each] <= min(at) + 2 and at[each] < 40]
         )
         if rank == 0 or at[rank] % 2:
-            rows.append(row(at[rank] % 25, rank, 1 + len(rows) / 50, loss=chance.random()))
+            rows.append(row(at[rank] % 25, rank, loss=chance.random()))
         at[rank] += 1
-    points, live = Points(), []
-    points.world = frozenset(range(3))
-    for each in rows:
-        points.add(each)
+    steps, live = StepAggregator(), []
+    steps.world = frozenset(range(3))
+    for number, each in enumerate(rows):
+        steps.add(each, number / 5)
         if chance.random() < 0.3:
-            live += points.ready()
-    assert points.late == 0
-    assert live + points.rest() == points_of(rows)
+            live += steps.take(number / 5)
+    assert live
+    assert steps.late == 0
+    assert live + steps.take_all() == points_of(rows)
 
 
 def test_what_is_remembered_of_a_long_run_is_bounded() -> None:
-    points = Points()
-    for step in range(KEPT + 500):
-        points.add(row(step, loss=1.0))
-        points.ready()
-    assert len(points._done) <= KEPT
-    assert not points._open
+    steps = StepAggregator()
+    steps.world = frozenset({0})
+    for step in range(1000):
+        steps.add(row(step, loss=1.0), 0.0)
+        steps.take(0.0)
+        assert len(steps._open) == 1

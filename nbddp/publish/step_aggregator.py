@@ -1,0 +1,161 @@
+"""Reports of ranks put together step by step: the mean of all ranks, and their spread. Pure.
+
+A tracker has one run for all ranks. Of a metric that several ranks report, ``loss`` is the mean,
+``loss/rank0`` the value of rank 0, ``loss/min`` and ``loss/max`` the lowest and highest value. Of a
+metric that one rank reports there is only ``loss``.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from nbddp.record.finished import NOT_NUMBERS
+
+PATIENCE = 5.0  # seconds that a step waits for ranks that have not reported a later one
+
+Key = tuple[int, int, int]  # cell, repetition of its steps, step
+NOWHERE: Key = (-2, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One step of all ranks that reported it.
+
+    Attributes:
+        step: as it was reported; of metrics without steps, their count.
+        at: the ``time.time()`` of its first report.
+        attempt: the attempt that reported it.
+        cell: the index of its cell in the order in which cells ran; -1 before the first cell.
+        is_again: whether that cell did again what was done before.
+        values: by name.
+    """
+
+    step: int
+    at: float
+    attempt: int
+    cell: int
+    is_again: bool
+    values: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Step:
+    at: float
+    attempt: int
+    seen: float
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
+
+
+class StepAggregator:
+    """Puts rows of ranks together to steps.
+
+    A step that a rank reports again, or that is below the rank's last one, is another step, as in
+    a second training in one cell.
+
+    Attributes:
+        late: number of values that came after their step was taken, and were left out.
+        world: the ranks of this attempt.
+    """
+
+    def __init__(self) -> None:
+        self.late = 0
+        self.world: frozenset[int] = frozenset()
+        self._begins: list[float] = []
+        self._again: list[bool] = []
+        self._cell = -1
+        self._open: dict[Key, _Step] = {}
+        self._newest: dict[tuple[str, int], Key] = {}  # of each metric and rank
+        self._taken: dict[str, Key] = {}  # the highest step of each metric that was taken
+        self._counts: dict[str, int] = {}  # the next count of each metric without steps
+        self._first_counts: dict[str, int] = {}  # what these were when the cell began
+
+    def begin_cell(self, at: float, *, is_again: bool) -> None:
+        """Note that a cell began at a ``time.time()``."""
+        self._begins.append(at)
+        self._again.append(is_again)
+
+    def add(self, row: Mapping[str, Any], now: float) -> None:
+        """Add what a rank reported; ``now`` is in ``time.monotonic()``."""
+        cell = bisect_right(self._begins, row["time"]) - 1
+        if cell > self._cell:
+            self._cell, self._first_counts = cell, dict(self._counts)
+        for name, value in row.items():
+            if name in NOT_NUMBERS or not isinstance(value, int | float):
+                continue
+            rank = int(row["rank"])
+            key = self._newest[name, rank] = self._place(name, rank, row.get("step"))
+            if key <= self._taken.get(name, NOWHERE):
+                self.late += 1
+                continue
+            if key not in self._open:
+                self._open[key] = _Step(row["time"], int(row["attempt"]), now)
+            self._open[key].values.setdefault(name, {})[rank] = float(value)
+
+    def _place(self, name: str, rank: int, step: Any) -> Key:
+        last = self._newest.get((name, rank), NOWHERE)
+        is_first = last[0] != self._cell
+        if isinstance(step, int | float) and math.isfinite(step):
+            again = 0 if is_first else last[1] + (step <= last[2])
+            return self._cell, again, int(step)
+        count = self._first_counts.get(name, 0) if is_first else last[2] + 1
+        self._counts[name] = max(self._counts.get(name, 0), count + 1)
+        return self._cell, 0 if is_first else last[1], count
+
+    def take(self, now: float) -> list[Point]:
+        """Take the steps that are complete, in the order of their first reports.
+
+        A step is complete if all ranks have reported a later one of the same metrics, after
+        :data:`PATIENCE`, or if another cell runs.
+        """
+        return list(self._take(now))
+
+    def take_all(self) -> list[Point]:
+        """Take all steps: their cell is over, or nothing more is reported."""
+        return list(self._take(math.inf))
+
+    def _take(self, now: float) -> Iterator[Point]:
+        for key, step in list(self._open.items()):
+            if not (now - step.seen > PATIENCE or self._is_complete(key, step)):
+                return
+            del self._open[key]
+            for name in step.values:
+                self._taken[name] = max(self._taken.get(name, NOWHERE), key)
+            yield self._point(key, step)
+
+    def _is_complete(self, key: Key, step: _Step) -> bool:
+        newest = (self._newest.get((name, rank)) for name in step.values for rank in self.world)
+        return key[0] < self._cell or all(each is not None and each > key for each in newest)
+
+    def _point(self, key: Key, step: _Step) -> Point:
+        cell, _, number = key
+        found: dict[str, float] = {}
+        for name, values in step.values.items():
+            found |= _spread(name, values)
+        means = {name: _mean(list(values.values())) for name, values in step.values.items()}
+        return Point(
+            step=number,
+            at=step.at,
+            attempt=step.attempt,
+            cell=cell,
+            is_again=cell >= 0 and self._again[cell],
+            values=found | means,
+        )
+
+
+def _spread(name: str, values: Mapping[int, float]) -> dict[str, float]:
+    """Return how ranks differ; empty for one rank."""
+    if len(values) < 2:
+        return {}
+    known = [value for value in values.values() if not math.isnan(value)] or [math.nan]
+    of_first = {f"{name}/rank0": values[0]} if 0 in values else {}
+    return of_first | {f"{name}/min": min(known), f"{name}/max": max(known)}
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean of all ranks: NaN where one of them has it."""
+    return fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
