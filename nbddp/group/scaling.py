@@ -90,11 +90,10 @@ class ScalingStudy:
 
     def _run_one(self, row: Row) -> None:
         size, number = row.trial.settings["ranks"], row.trial.settings["round"]
-        spec = self._specs[size]
-        name = f"scale-{plural(size, 'rank').replace(' ', '')}-round{number}"
         self._runner.run(
             row,
-            replace(spec, name="-".join(filter(None, (spec.name, name)))),
+            self._specs[size],
+            name=f"scale-{plural(size, 'rank').replace(' ', '')}-round{number}",
             facts=facts_of(size, number, self._count, is_weak=self._is_weak),
             finish=lambda *done: self._rounds[size].append(self._measure(*done)),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import replace
 
 from IPython.core.inputtransformer2 import TransformerManager
 
@@ -86,10 +85,10 @@ class Sweep:
             done = facts_of(self._key, trial, count, is_done=True)
             session.call(session.time_line.describe, done)
 
-        spec = self._runner.spec
         self._runner.run(
             row,
-            replace(spec, name="-".join(filter(None, (spec.name, trial.name)))),
+            self._runner.spec,
+            name=trial.name,
             facts=facts_of(self._key, trial, count, is_done=False),
             finish=note_done,
             settings=trial.settings,

@@ -1,10 +1,11 @@
-"""Run a cell several times, each time on fresh ranks next to those of the group."""
+"""Run a cell several times, each time on new ranks next to those of the group."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from nbddp.archive.comparing import Comparison
@@ -40,12 +41,11 @@ class TrialDisplay:
     """Shows trials as text, for a script; a notebook has its own.
 
     Args:
-        run_cell: runs a cell on the ranks of a session, shows it, and raises nothing if it fails.
-        quiet: show nothing of the trials.
+        run_cell: runs a cell on the ranks of a session, shows it, and returns its result.
+        quiet: print nothing about the trials.
     """
 
-    has_table = False  # of the progress: then no trial needs a line of its own
-    fresh = "fresh=True"  # the option that runs a cell without the earlier ones
+    has_table = False  # then no trial needs a line of its own
 
     def __init__(
         self, run_cell: Callable[[Session, CellRequest], CellResult], *, quiet: bool
@@ -54,16 +54,16 @@ class TrialDisplay:
         self.quiet = quiet
 
     def starting(self, text: str, session: Session) -> AbstractContextManager[None]:
-        """Say in the context that ranks start for the next cell."""
-        del text, session  # the line of the progress says it
+        """Return a context in which the user sees that ranks start."""
+        del text, session  # a script has the line of `show_progress`
         return nullcontext()
 
     def show_progress(self, report: Report) -> None:
-        """Show which trial begins, or in the end how many went well."""
+        """Show which trial begins, or at the end how many succeeded."""
         self.say(str(report.title))
 
     def show(self, results: Listing | Comparison | Scaling) -> None:
-        """Show what the trials came to."""
+        """Show the results of the trials."""
         match results:
             case Listing():
                 text = runs_text(results, most=len(results.runs))
@@ -74,7 +74,7 @@ class TrialDisplay:
         self.write(text)
 
     def say(self, text: str) -> None:
-        """Tell the user something in a line of its own."""
+        """Print a line for the user."""
         self.write(f"nbddp: {text}")
 
     def write(self, text: str) -> None:
@@ -88,16 +88,16 @@ class TrialDisplay:
 class TrialRunner:
     """Runs one cell several times.
 
-    Each trial has ranks of its own, which do again what was done on the ranks of the group. The
-    ranks of the group are left alone: whatever becomes of a trial, their names stay.
+    Each trial has new ranks of its own, on which the replay log of the group is replayed first. No
+    trial touches the ranks of the group.
 
     Args:
         ranks: opens the session of each trial.
         display: shows the trials.
         request: the cell.
         spec: of the ranks.
-        values: pushed each time before the cell.
-        deeds: what each trial does before that.
+        values: pushed to the ranks before the cell.
+        deeds: replayed before that.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TrialRunner:
         self._ranks = ranks
         self._rows: Sequence[Row] = ()
         self._what = ""
-        self._first: NbddpError | None = None  # of those that failed
+        self._error: NbddpError | None = None  # of the first trial that failed
         self._is_ended = False
 
     def run_all(
@@ -129,12 +129,12 @@ class TrialRunner:
         *,
         what: str,
     ) -> None:
-        """Run the trials that wait, one after the other, until the user asks for an end.
+        """Run the waiting trials in order, and note their states, until the user ends them.
 
         Args:
-            rows: the trials; what becomes of each is noted there.
-            run_one: runs one with :meth:`run`.
-            describe: says what came of it.
+            rows: the trials.
+            run_one: runs one of them with :meth:`run`.
+            describe: describes the result of a trial.
             what: the command, ``sweep`` or ``scale``.
 
         Raises:
@@ -146,42 +146,45 @@ class TrialRunner:
         again = f", {say_deeds(self.deeds)} again" if self.deeds else ""
         self.display.say(f"{plural(len(left), 'run')}, each with fresh ranks{again}")
         try:
-            while left and not self._is_ended:
-                row = left.pop(0)
+            for row in left:
                 row.state = State.RUNNING
                 self.display.show_progress(sweep_report(rows, row, what=what))
                 run_one(row)
-                if row.state is not State.ENDED and not self.display.has_table:
+                if row.state is not State.RUNNING and not self.display.has_table:
                     self.display.say(f"{row.trial}: {describe(row)}")
+                if self._is_ended:
+                    break
         except KeyboardInterrupt:
             self._is_ended = True
-            for row in rows:
-                row.state = State.ENDED if row.state is State.RUNNING else row.state
+        for row in rows:
+            row.state = State.ENDED if row.state is State.RUNNING else row.state
 
     def run(
         self,
         row: Row,
         spec: GroupSpec,
         *,
+        name: str,
         facts: Mapping[str, Any],
         finish: Callable[[Session, CellResult], None],
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Run the cell on fresh ranks, end them, and note in ``row`` what came of it.
+        """Run the cell on new ranks, end them, and note the result in ``row``.
 
         Args:
-            row: the trial.
+            row: the trial; it stays ``RUNNING`` if the user ends it.
             spec: of its ranks.
+            name: part of its run's name.
             facts: for ``run.json``.
-            finish: called after a cell that went well, while its ranks are idle.
-            settings: recorded as by ``nbddp.config``, and pushed before the cell; ``seed`` seeds
-                the ranks, too.
+            finish: called after a cell that succeeded, while its ranks are idle.
+            settings: recorded as by ``nbddp.config``, and pushed before the cell; ``seed`` also
+                seeds the ranks.
         """
-        head = describe_current(self._rows, row, what=self._what)
-        session, began = self._ranks.open(), time.monotonic()
-        is_shown = False
+        spec = replace(spec, name="-".join(filter(None, (spec.name, name))))
+        text = f"{describe_current(self._rows, row, what=self._what)}: starting "
+        text += f"{plural(spec.nproc, 'rank')} ..."
+        session, began, result = self._ranks.open(), time.monotonic(), None
         try:
-            text = f"{head}: starting {plural(spec.nproc, 'rank')} ..."
             with self.display.starting(text, session):
                 session.start(spec)
                 _describe(session, facts)
@@ -190,43 +193,37 @@ class TrialRunner:
                     session.call(session.time_line.note, 0, CONFIG, values)
                 self._prepare(session, {**self.values, **(settings or {})})
                 result = self.display.run_cell(session, self.request)
-            is_shown = True
             result.raise_for_failure()
             finish(session, result)
             row.state = State.OK
         except (CellInterruptedError, KeyboardInterrupt):
-            row.state, self._is_ended = State.ENDED, True
+            self._is_ended = True
         except NbddpError as error:
-            self._note_failure(row, error, session, is_shown=is_shown)
+            if not session.times_ended:
+                self._note_failure(row, error, is_shown=result is not None)
         finally:
             with interrupt_held_back():
                 self._is_ended = self._is_ended or session.times_ended > 0
                 row.path, row.seconds = session.time_line.path, time.monotonic() - began
                 self._ranks.close()
 
-    def _note_failure(
-        self, row: Row, error: NbddpError, session: Session, *, is_shown: bool
-    ) -> None:
-        if session.times_ended:
-            row.state = State.ENDED
-            return
-        self._first = self._first or error
+    def _note_failure(self, row: Row, error: NbddpError, *, is_shown: bool) -> None:
+        is_cell = isinstance(error, CellFailedError)
         row.state, row.why = State.FAILED, str(error).partition("\n")[0]
+        self._error = self._error or error
         if not is_shown:
-            is_cell = isinstance(error, CellFailedError)
             self.display.say(error.report if isinstance(error, CellFailedError) else str(error))
-            if is_cell:
-                fresh = self.display.fresh
-                row.why = f"an earlier cell ({fresh} leaves it out): {row.why}"
+        if is_cell and not is_shown:
+            row.why = f"an earlier cell (--fresh or fresh=True leaves it out): {row.why}"
 
     def _prepare(self, session: Session, values: Mapping[str, Any]) -> None:
-        """Do what earlier cells did, then set the names, whatever those cells made of them."""
+        """Replay earlier cells and pushes, then push the values, which may replace their names."""
         seeding: list[Deed] = []
         if SEED in values:
             seeding.append(CellRequest(source=SEEDING, execution_count=0, needs_group=None))
             push(session, {SEED: values[SEED]})
         _replay(session, [*seeding, *self.deeds])
-        if self.deeds:  # what earlier cells report again is not what this run comes to
+        if self.deeds:  # the numbers of replayed cells are not those of the trial
             session.call(session.whereabouts.begin_run)
             _describe(session, dict.fromkeys(_OF_CELLS) | {"last": {}, "curves": {}})
         if values:
@@ -234,26 +231,26 @@ class TrialRunner:
         _replay(session, seeding)
 
     def conclude(self, *, way_on: str) -> None:
-        """Raise what a cell raises of which the user ended a part, or nothing went well.
+        """Raise an error if the user ended the trials, or if none succeeded.
 
         Args:
-            way_on: what the user can do then.
+            way_on: what the user can do if he ended them.
 
         Raises:
-            CellInterruptedError: the user ended it.
-            CellFailedError: no trial went well.
+            CellInterruptedError: the user ended them.
+            CellFailedError: no trial succeeded.
         """
         if self._is_ended:
             said = f"ended by you: {describe_outcome(self._rows, what=self._what)}; {way_on}"
             raise CellInterruptedError(said, rank=0, report=said)
-        if self._first is None or any(row.state.is_done for row in self._rows):
+        if self._error is None or any(row.state.is_done for row in self._rows):
             return
         why = next(row.why for row in self._rows if row.why)
         said = f"none of the {len(self._rows)} runs went well; {why}"
-        if not isinstance(self._first, CellFailedError):
-            raise CellFailedError(said, rank=0, report=said)
-        report = f"{said}\n{self._first.report}"
-        raise CellFailedError(said, rank=self._first.rank, report=report)
+        rank, report = 0, said
+        if isinstance(self._error, CellFailedError):
+            rank, report = self._error.rank, f"{said}\n{self._error.report}"
+        raise CellFailedError(said, rank=rank, report=report)
 
 
 def _describe(session: Session, facts: Mapping[str, Any]) -> None:
@@ -261,15 +258,15 @@ def _describe(session: Session, facts: Mapping[str, Any]) -> None:
 
 
 def _replay(session: Session, deeds: Sequence[Deed]) -> None:
-    """Do again what was done.
+    """Run recorded cells and pushes again, without output.
 
     Raises:
-        CellFailedError: a cell failed this time.
-        CellInterruptedError: the user asked for an end.
-        KeyboardInterrupt: the same, before or after all of it.
+        CellFailedError: a cell failed.
+        CellInterruptedError: the user interrupted a cell.
+        KeyboardInterrupt: the user interrupted before or after them.
     """
     _check_wanted(session)
-    failed = Recovery(session, show=_show_no_replay, say=_say_nothing).replay(deeds)
+    failed = Recovery(session, show=_show_no_replay, say=lambda _text: None).replay(deeds)
     if failed is not None:
         failed.raise_for_failure()
     _check_wanted(session)
@@ -282,7 +279,3 @@ def _check_wanted(session: Session) -> None:
 
 def _show_no_replay(_handle: CellHandle) -> CellResult:
     raise RuntimeError("a replayed cell is not shown")
-
-
-def _say_nothing(_text: str) -> None:
-    """The trial tells what came of its replay."""

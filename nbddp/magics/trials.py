@@ -60,8 +60,6 @@ def run_trials(
 class NotebookDisplay(TrialDisplay):
     """Shows trials in the cell that runs."""
 
-    fresh = "`--fresh`"
-
     def __init__(self, desk: Desk, args: Namespace) -> None:
         super().__init__(partial(desk.run_trial, args=args), quiet=args.quiet)
         self._views = desk.views

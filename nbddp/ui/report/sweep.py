@@ -72,7 +72,7 @@ def describe_done(rows: Sequence[Row]) -> str:
     which = "; ".join(str(row.trial) for row in done[:6]) + ("; ..." if len(done) > 6 else "")
     return (
         f"{plural(len(done), 'combination')} of {len(rows)} done before and not run again "
-        f"({which}); --start-over runs them, too"
+        f"({which}); --start-over or start_over=True runs them, too"
     )
 
 
