@@ -113,29 +113,21 @@ def names_needed_at_definition(node: Definition) -> set[str]:
     >>> sorted(names_needed_at_definition(made))
     ['a', 'b', 'c', 'd']
     """
-    if isinstance(node, ast.ClassDef):
-        needed = _names([*node.decorator_list, *node.bases, *node.keywords])
-        own: set[str] = set()
-        for each in node.body:
-            if isinstance(each, Definition):
-                needed |= names_needed_at_definition(each) - own
-            else:
-                needed |= _names([each]) - own
-            own |= bound_names(ast.unparse(each))
-        return needed
-    return _names([*node.decorator_list, node.args, *([node.returns] if node.returns else [])])
-
-
-def _names(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the names that they read, without those that lambdas and comprehensions bind."""
-    text = "\n".join(
-        ast.unparse(ast.FunctionDef("f", each, [ast.Pass()], [], lineno=1, col_offset=0))  # type: ignore[call-arg, arg-type, unused-ignore]
-        if isinstance(each, ast.arguments)
-        else ast.unparse(each.value if isinstance(each, ast.keyword) else each)
-        for each in nodes
-    )
-    code = compile(text, "definition", "exec", dont_inherit=True)
-    return set(_names_in(code, _LOADS)) - _OF_MODULES
+    made = ast.parse(ast.unparse(node))
+    for each in ast.walk(made):  # what runs later does not count
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            each.body = [ast.Pass()]
+        elif isinstance(each, ast.Lambda):
+            each.body = ast.Constant(None)
+    needed: set[str] = set()
+    for steps in _instructions(ast.unparse(made)):
+        bound: set[str] = set()
+        for step in steps:
+            if step.opname in _STORES:
+                bound.add(step.argval)
+            elif step.opname in _LOADS and step.argval not in bound:
+                needed.add(step.argval)
+    return needed - _OF_MODULES
 
 
 def undefined_names(program: str) -> list[str]:
@@ -147,23 +139,19 @@ def undefined_names(program: str) -> list[str]:
     Raises:
         SyntaxError: it does not compile.
     """
-    codes = list(_codes(compile(program, "export", "exec", dont_inherit=True)))
-    bound = {name for code in codes for name in _names_in(code, _STORES)}
-    used = {name for code in codes for name in _names_in(code, _LOADS)}
+    steps = [step for steps in _instructions(program) for step in steps]
+    bound = {step.argval for step in steps if step.opname in _STORES}
+    used = {step.argval for step in steps if step.opname in _LOADS}
     return sorted(used - bound - BUILTINS - _OF_MODULES)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
-
-
-def _names_in(code: CodeType, operations: frozenset[str]) -> Iterator[str]:
-    for step in dis.get_instructions(code):
-        if step.opname in operations:
-            yield str(step.argval)
+def _instructions(program: str) -> Iterator[Iterator[dis.Instruction]]:
+    """Yield those of the module, and of each function, class and comprehension in it."""
+    left = [compile(program, "export", "exec", dont_inherit=True)]
+    while left:
+        code = left.pop()
+        yield dis.get_instructions(code)
+        left += [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
 def indented(text: str, margin: str = "    ") -> str:

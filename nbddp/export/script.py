@@ -26,6 +26,7 @@ from nbddp.export.template import (
     END,
     FORM,
     FORM_AGAIN,
+    IMPORTS,
     LEAVE,
     MEET,
     SHOW,
@@ -272,14 +273,9 @@ class _Writer:
         except SyntaxError as error:
             raise RequestError(f"the script does not compile: {error}") from None
         if unknown:
-            mine = [each for each in unknown if each in OF_IPYTHON]
-            others = [each for each in unknown if each not in OF_IPYTHON]
             is_unsure = re.search(r"import \*|exec\(", text)
             may_be = ", unless `import *` or `exec` does" if is_unsure else ""
-            if mine:
-                self._remarks.insert(0, f"{', '.join(mine)}: IPython has it, a script has not")
-            if others:
-                self._remarks.insert(0, f"{', '.join(others)}: nothing in it defines that{may_be}")
+            self._remarks.insert(0, f"{', '.join(unknown)}: nothing in it defines that{may_be}")
             text = self._assemble()
         return ExportedScript(
             text=text,
@@ -302,10 +298,7 @@ class _Writer:
         form = FORM_AGAIN if self._groups > 1 else FORM
         backend = BACKEND if self._given.backend == "auto" else repr(self._given.backend)
         timeout = f", timeout=datetime.timedelta(seconds={self._given.timeout})"
-        pieces = [
-            f'"""Exported by nbddp from the cells of a notebook.\n\n    {command}\n"""',
-            about if notes else "",
-            self._imports(body),
+        frame = [
             '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
             DEVICE,
             form.format(backend=backend, timeout=timeout if self._given.timeout else ""),
@@ -315,21 +308,19 @@ class _Writer:
             DISPLAY if wants_display else "",
             f"{GUARD}\n{self._begin()}",
         ]
-        end = f"# %%\n{GUARD}\n{END}"
-        return "\n\n\n".join(each for each in pieces if each) + f"\n\n\n{body}\n\n{end}\n"
-
-    def _imports(self, body: str) -> str:
-        plain = {
-            "argparse": bool(self._arguments),
-            "datetime": bool(self._given.timeout),
-            "os": True,
-            "pathlib": bool(self._beside)
-            or any(isinstance(each, PurePath) for each in self._arguments.values()),
-            "pickle": bool(self._beside),
-        }
-        lines = [*self._future, *(f"import {name}" for name, is_used in plain.items() if is_used)]
-        lines += ["", "import torch", "import torch.distributed as dist"]
-        return "\n".join([*lines, *(["", "import nbddp"] if re.search(r"\bnbddp\b", body) else [])])
+        modules = ("argparse", "datetime", "os", "pathlib", "pickle")
+        used = [name for name in modules if any(f"{name}." in each for each in frame)]
+        imports = [*self._future, *(f"import {name}" for name in used), "", IMPORTS]
+        if re.search(r"\bnbddp\b", body):
+            imports += ["", "import nbddp"]
+        pieces = [
+            f'"""Exported by nbddp from the cells of a notebook.\n\n    {command}\n"""',
+            about if notes else "",
+            "\n".join(imports),
+            *frame,
+            body,
+        ]
+        return "\n\n\n".join(each for each in pieces if each) + f"\n\n# %%\n{GUARD}\n{END}\n"
 
     def _begin(self) -> str:
         lines = [BEGIN.format(threads=self._given.threads)]

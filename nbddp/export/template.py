@@ -5,6 +5,8 @@ The functions import what they use themselves: a cell may call anything ``os`` o
 
 from __future__ import annotations
 
+IMPORTS = "import torch\nimport torch.distributed as dist"
+
 SHOW = '''def _show(value, name="Out"):
     """Print what the notebook showed."""
     if value is not None:
