@@ -72,7 +72,7 @@ LONG = NAMES + "def f(a, b):\n    return [a + each for each in b if each]\n\n" *
 
 def run(group: SteeredGroup, source: str) -> CellHandle:
     """Run a cell to its end."""
-    handle = group.submit(CellRequest(source=source, first_line=2))
+    handle = group.session.submit(CellRequest(source=source, first_line=2))
     for _ in handle.notices():
         pass
     if handle.result is None:

@@ -23,6 +23,7 @@ import psutil
 
 from nbddp.errors import CellFailedError
 from nbddp.group.nodes import NodesSpec
+from nbddp.group.worker_group import show
 from nbddp.magics.steered import SteeredGroup
 from nbddp.record.cell import CellRequest
 from nbddp.ui.screen import StreamScreen
@@ -100,12 +101,12 @@ def measure(nodes: int, ranks: int, seconds: float) -> None:
         print(f"all ranks are ready after {time.monotonic() - began:.1f} s more")
         time.sleep(5)
         print(f"silent:       {cpu_share(me, seconds):5.1f} % of a core")
-        handle = group.submit(CellRequest(source=LOGGING, needs_group=False))
+        handle = group.session.submit(CellRequest(source=LOGGING, needs_group=False))
         time.sleep(5)
         print(f"10 numbers/s: {cpu_share(me, seconds):5.1f} % of a core, with nobody looking")
         group.interrupt()
         with suppress(CellFailedError, KeyboardInterrupt):
-            group.show(handle, TextView(StreamScreen()))
+            show(group.session, handle, TextView(StreamScreen()))
         group.run("pass", quiet=True)  # forms the process group
         trips = []
         for _ in range(20):

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from runs_on_disk import make_run
 
+from nbddp.lifecycle.states import GroupState
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.completion import Completion
 from nbddp.magics.parser import CELL, COMMANDS
+from nbddp.promise import Promise
 from nbddp.train.kinds import KINDS
+from nbddp.wire.name_messages import Complete
+
+
+def answer(_rank: int, make: Callable[[int], Complete]) -> Promise[Mock]:
+    """Answer as a rank does that knows one name for each beginning."""
+    code, promise = make(1).code, Promise[Mock]()
+    promise.set_result(Mock(payload={"text": code, "matches": [f"{code}ing_rate"]}))
+    return promise
 
 
 @pytest.fixture
@@ -19,7 +30,8 @@ def completion(folder: Path) -> Completion:
     """Two ranks, which know a name, and two runs."""
     group = Mock()
     group.life.everybody = (0, 1)
-    group.complete.side_effect = lambda code, _cursor, timeout: (code, [f"{code}ing_rate"])  # noqa: ARG005
+    group.session.life.state = GroupState.IDLE
+    group.session.send.side_effect = answer
     for name in ("one", "two"):
         make_run(folder, name)
     return Completion(group, AutoMode())

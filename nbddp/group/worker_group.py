@@ -381,7 +381,7 @@ class WorkerGroup:
         self, session: Session, request: CellRequest, retries: Retries, *, quiet: bool
     ) -> CellResult:
         screen = StreamScreen()
-        recovery = self._recovery(
+        recovery = new_recovery(
             session,
             lambda: TextView(
                 screen, is_quiet=quiet, questions=Questions(ConsoleBox(), session.answer)
@@ -389,26 +389,6 @@ class WorkerGroup:
             say=lambda text: screen.write(f"nbddp: {text}\n"),
         )
         return recovery.run(request, retries)
-
-    def _recovery(
-        self,
-        session: Session,
-        make_view: Callable[[], View],
-        *,
-        say: Callable[[str], None],
-        note: Callable[[str], None] | None = None,
-    ) -> Recovery:
-        """What runs a cell again after a failure, in views that follow each other."""
-        views: list[View] = []
-
-        def show_anew(handle: CellHandle) -> CellResult:
-            view = make_view()
-            if views and handle.request.is_again:
-                view.take_over(views[-1])
-            views[:] = [view]
-            return show(session, handle, view)
-
-        return Recovery(session, show=show_anew, say=say, note=note)
 
     def interrupt(self) -> None:
         """End the running cell and keep every name; a second time, kill what does not answer."""
@@ -476,6 +456,33 @@ class WorkerGroup:
         self._check_started()
         values = push_pull.pull(self._session, expression, None if rank is None else [rank])
         return values if rank is None else values[0]
+
+
+def new_recovery(
+    session: Session,
+    make_view: Callable[[], View],
+    *,
+    say: Callable[[str], None],
+    note: Callable[[str], None] | None = None,
+) -> Recovery:
+    """Return what runs a cell and runs it again after a failure, each attempt in its own view.
+
+    Args:
+        session: whose ranks run the cell.
+        make_view: makes the view of one attempt.
+        say: tells the user what happens between two attempts.
+        note: the same where the next view shows it; None: ``say`` does.
+    """
+    views: list[View] = []
+
+    def show_anew(handle: CellHandle) -> CellResult:
+        view = make_view()
+        if views and handle.request.is_again:
+            view.take_over(views[-1])
+        views[:] = [view]
+        return show(session, handle, view)
+
+    return Recovery(session, show=show_anew, say=say, note=note)
 
 
 def show(session: Session, handle: CellHandle, view: View) -> CellResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import REMAINDER, Action
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +13,12 @@ from IPython.core import completer as completers
 
 from nbddp.archive.find import runs_below
 from nbddp.errors import RequestError
+from nbddp.lifecycle.states import GroupState
 from nbddp.magics.parser import CELL, COMMANDS, MagicParser
+from nbddp.promise import await_all
 from nbddp.publish.kinds import KINDS as TRACKERS
+from nbddp.wire.messages import Command, JsonDict
+from nbddp.wire.name_messages import Complete, Inspect
 
 if TYPE_CHECKING:
     from IPython.core.completer import CompletionContext, SimpleMatcherResult
@@ -35,7 +40,7 @@ class Match(NamedTuple):
 
 
 Matches = tuple[list[Match], str]  # what fits, and the text before the cursor that it replaces
-Complete = Callable[[str, int, int, str], Matches]
+Completer = Callable[[str, int, int, str], Matches]
 
 
 class Completion:
@@ -78,10 +83,11 @@ class Completion:
         """Return what to say of a place in a cell; empty where only the kernel knows."""
         row = code[:cursor].count("\n")
         if self._is_for_ranks(code, row):
-            try:
-                return self._group.inspect(code, cursor, detail=detail, timeout=HELP_TIMEOUT)
-            except RequestError:  # the group ended or became busy meanwhile
-                return ""
+            said = self._ask_rank(
+                lambda number: Inspect(request=number, code=code, cursor=cursor, detail=detail),
+                HELP_TIMEOUT,
+            )
+            return str(said.get("text", ""))
         line = code.split("\n")[row]
         if not _is_magic(line):
             return ""
@@ -102,14 +108,24 @@ class Completion:
         )
 
     def _names(self, before: str, line: str) -> Matches:
-        if not self._group.is_live or not line.strip():
+        if not line.strip():
             return [], ""
         code = f"{before}\n{line}" if before else line
-        try:
-            text, found = self._group.complete(code, len(code), timeout=TAB_TIMEOUT)
-        except RequestError:  # the group ended or became busy meanwhile
-            return [], ""
-        return [Match(each, "name") for each in found], text
+        said = self._ask_rank(
+            lambda number: Complete(request=number, code=code, cursor=len(code)), TAB_TIMEOUT
+        )
+        return [Match(each, "name") for each in said.get("matches", ())], said.get("text", "")
+
+    def _ask_rank(self, make: Callable[[int], Command], seconds: float) -> JsonDict:
+        """Return the answer of the lowest rank; empty if it is busy, late or gone."""
+        session = self._group.session
+        if session.life.state is not GroupState.IDLE:
+            return {}
+        with suppress(RequestError):  # the group ended or became busy meanwhile
+            answer = session.send(0, make)
+            await_all([answer], seconds)
+            return answer.result().payload if answer.done() else {}
+        return {}
 
     def _in_magic(self, line: str, token: str) -> Matches:
         before, _, word = line.rpartition(" ")
@@ -184,7 +200,7 @@ def _names_of_the_kit(token: str) -> list[Match]:
     return [Match(each, "name") for each in found if each.startswith(token)]
 
 
-def _matcher(complete: Complete) -> Callable[[CompletionContext], SimpleMatcherResult]:
+def _matcher(complete: Completer) -> Callable[[CompletionContext], SimpleMatcherResult]:
     """Return a matcher for IPython 8 and later, which pass the whole cell."""
 
     @completers.context_matcher()  # type: ignore[untyped-decorator, unused-ignore]

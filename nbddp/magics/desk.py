@@ -21,6 +21,7 @@ from nbddp.formatting import plural
 from nbddp.group.checking import QuietChecks
 from nbddp.group.recovery import Recovery
 from nbddp.group.tracing import trace_of
+from nbddp.group.worker_group import new_recovery
 from nbddp.imports import import_aside
 from nbddp.interrupts import interrupt_held_back
 from nbddp.lifecycle.comeback import Retries
@@ -40,6 +41,8 @@ from nbddp.record.trace import Trace
 from nbddp.record.verdict import Verdict
 from nbddp.ui.frontend import begins_anew
 from nbddp.ui.report.trace import trace_report
+from nbddp.ui.screen import StreamScreen
+from nbddp.ui.text.view import TextView
 from nbddp.wire.trace_messages import Steps
 
 _START_OPTIONS = ("nproc", "backend", "gpus", "timeout", "env", "threads", "name", "grace")
@@ -266,7 +269,7 @@ class Desk:
         return traced
 
     def _recovery(self, session: Session, *, quiet: bool) -> Recovery:
-        return self.group.recovery(
+        return new_recovery(
             session,
             lambda: self.views.view(session, quiet=quiet),
             say=self._remark,
@@ -362,13 +365,19 @@ class Desk:
 
     def restart_and_replay(self, spec: GroupSpec, *, begins_run: bool = False) -> None:
         """Start the ranks anew and do again what was done, or an earlier replay left to do."""
-        self.group.replay(
+        recovery = new_recovery(
+            self.group.session,
+            lambda: TextView(StreamScreen(), is_quiet=True),
+            say=self._remark,
+        )
+        failed = recovery.replay(
             self.group.session.replay_log,
             restart=lambda: self.make_ready(
                 spec, fresh=True, is_recovery=True, begins_run=begins_run
             ),
-            say=self._remark,
         )
+        if failed is not None:
+            failed.raise_for_failure()
 
     def heal(self, ranks: Sequence[int] = (), *, donor: int | None = None) -> Healed:
         """As the group does; where it cannot, what can be done instead is said with it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +14,14 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group import WorkerGroup, default_colors
 from nbddp.group.nodes import Nodes, NodesSpec
-from nbddp.group.recovery import Recovery
 from nbddp.group.script_ranks import ScriptRanks
-from nbddp.group.worker_group import show
 from nbddp.interrupts import OneInterrupt, begin, interrupt_held_back
 from nbddp.launch.launcher import Launcher
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.nodes.joining import Join
 from nbddp.nodes.returning import Returned
-from nbddp.promise import await_all
-from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
-from nbddp.ui.screen import StreamScreen, View
-from nbddp.ui.text.view import TextView
-from nbddp.wire.messages import Command, JsonDict
-from nbddp.wire.name_messages import Complete, Inspect, Survey
+from nbddp.wire.name_messages import Survey
 
 
 class SteeredGroup(WorkerGroup):
@@ -184,117 +177,9 @@ class SteeredGroup(WorkerGroup):
             if nodes is not None:
                 nodes.close()
 
-    # ---- cells
-
-    def submit(self, request: CellRequest) -> CellHandle:
-        """Hand a cell to the ranks and return at once; somebody must read what the handle says.
-
-        Args:
-            request: the source, the ranks, and what is wanted of it.
-
-        Raises:
-            RequestError: it cannot run now; nothing was started, nothing lost.
-        """
-        return self._session.submit(request)
-
-    def show(self, handle: CellHandle, view: View) -> CellResult:
-        """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks.
-
-        Args:
-            handle: the cell, as :meth:`submit` returned it.
-            view: where it is shown.
-        """
-        return show(self._session, handle, view)
-
-    def recovery(
-        self,
-        session: Session,
-        make_view: Callable[[], View],
-        *,
-        say: Callable[[str], None],
-        note: Callable[[str], None] | None = None,
-    ) -> Recovery:
-        """What runs a cell again after a failure, each time in a view of its own.
-
-        Args:
-            session: whose ranks run the cell.
-            make_view: makes the view of one attempt.
-            say: tells the user what happens between two attempts.
-            note: the same where the next view shows it; None: ``say`` does.
-        """
-        return self._recovery(session, make_view, say=say, note=note)
-
-    def replay(
-        self,
-        deeds: Sequence[Deed],
-        *,
-        say: Callable[[str], None],
-        restart: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Do again what was done on an earlier attempt.
-
-        Args:
-            deeds: cells that had gone well and values that were pushed, in their order.
-            restart: makes the ranks for it, before.
-            say: tells the user how far it got.
-
-        Raises:
-            CellFailedError: a cell failed this time.
-            CellInterruptedError: it was interrupted; what was done again until then stays.
-        """
-        quiet = self._recovery(
-            self._session, lambda: TextView(StreamScreen(), is_quiet=True), say=say
-        )
-        failed = quiet.replay(deeds, restart=restart)
-        if failed is not None:
-            failed.raise_for_failure()
-
-    def complete(self, code: str, cursor: int, *, timeout: float) -> tuple[str, list[str]]:
-        """What fits at a place of some code, asked of the lowest rank.
-
-        Args:
-            code: Python, or whatever IPython takes.
-            cursor: the place, in characters from the beginning.
-            timeout: seconds to wait for the answer.
-
-        Returns:
-            The text before the cursor that is completed, and what fits there; nothing while the
-            rank is busy or does not answer in time.
-        """
-        payload = self._ask_idle(
-            lambda number: Complete(request=number, code=code, cursor=cursor), timeout
-        )
-        return payload.get("text", ""), payload.get("matches", [])
-
-    def inspect(self, code: str, cursor: int, *, detail: int, timeout: float) -> str:
-        """What the name at a place of some code is, asked of the lowest rank.
-
-        Args:
-            code: Python, or whatever IPython takes.
-            cursor: the place, in characters from the beginning.
-            detail: 1 for the source too.
-            timeout: seconds to wait for the answer.
-
-        Returns:
-            The text that ``name?`` shows; empty if there is no such name, while the rank is busy
-            or when it does not answer in time.
-        """
-        payload = self._ask_idle(
-            lambda number: Inspect(request=number, code=code, cursor=cursor, detail=detail), timeout
-        )
-        return str(payload.get("text", ""))
-
     def survey(self) -> dict[int, RankFacts]:
         """What every rank says of its names, for checks; nothing while they are busy, or gone."""
         if self.life.state is not GroupState.IDLE or not self.life.alive:
             return {}
         answers = self._asking.ask(self.life.alive, lambda number: Survey(request=number))
         return {rank: RankFacts.read(each.payload) for rank, each in answers.items()}
-
-    def _ask_idle(self, make: Callable[[int], Command], timeout: float) -> JsonDict:
-        """What the lowest rank says, if it has the time."""
-        if self.life.state is not GroupState.IDLE:
-            return {}
-        answer = self._session.send(0, make)
-        await_all([answer], timeout)
-        return answer.result().payload if answer.done() else {}

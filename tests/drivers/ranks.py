@@ -12,7 +12,7 @@ import pytest
 from nbddp import CellFailedError
 from nbddp.group.scripts import find_script
 from nbddp.group.tracing import trace_of
-from nbddp.group.worker_group import show
+from nbddp.group.worker_group import new_recovery, show
 from nbddp.launch.launcher import LocalLauncher
 from nbddp.launch.memory import MemoryWatch
 from nbddp.magics.steered import SteeredGroup
@@ -105,7 +105,7 @@ class Ranks(SteeredGroup):
 
     def begin(self, source: str, **request: Any) -> CellHandle:
         """Start a cell and return; the keywords are fields of the request."""
-        return self.submit(CellRequest(source=source, **request))
+        return self.session.submit(CellRequest(source=source, **request))
 
     def begin_script(self, path: str) -> CellHandle:
         """Start a script, as ``%ddp run`` does, and return."""
@@ -155,7 +155,8 @@ class Ranks(SteeredGroup):
                 self.said += getattr(notice, "text", "")
                 watch(self.said)
 
-        self.show(self.begin(source), Watching(StreamScreen())).raise_for_failure()
+        view = Watching(StreamScreen())
+        show(self.session, self.begin(source), view).raise_for_failure()
 
     def before_next_cell(self, act: Callable[[], object]) -> None:
         """Call this just before the next cell is handed to the ranks."""
@@ -202,6 +203,11 @@ class Ranks(SteeredGroup):
     def replay_log(self) -> Sequence[Deed]:
         """The cells and pushed values that a replay would do again."""
         return self.session.deeds
+
+    def replay(self, deeds: Sequence[Deed]) -> None:
+        """Do this again, as ``%ddp restart --replay`` does."""
+        recovery = new_recovery(self.session, lambda: TextView(StreamScreen()), say=print)
+        assert recovery.replay(deeds) is None
 
     # ---- observation
 
