@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,16 @@ import pytest
 
 from nbddp.checks.facts import RankFacts
 from nbddp.controller.describing import samples_per_step
-from nbddp.record.description import FORMAT, Description
-from nbddp.record.folder import RunFolder, read_facts
+from nbddp.record.run_folder import FORMAT, RunFolder, RunJson, read_facts
 from nbddp.record.timeline import TimeLine
 from nbddp.wire.messages import CellEnded
 
 
 def facts_of(*events: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    description = Description()
+    run_json = RunJson()
     for kind, facts in events:
-        description.note(kind, facts)
-    return description.facts()
+        run_json.update(kind, facts)
+    return run_json.facts
 
 
 def test_a_cell_that_was_stopped_has_not_failed() -> None:
@@ -66,9 +66,8 @@ def test_the_batch_is_known_where_one_size_of_those_that_shuffle_is() -> None:
 
 
 def test_samples_per_second_are_steps_times_the_batch_of_all_ranks() -> None:
-    description = Description()
-    description.add({"steps_per_second": 2.5, "samples_per_step": 64})
-    assert description.facts()["samples_per_second"] == 160.0
+    run_json = RunJson({"steps_per_second": 2.5, "samples_per_step": 64})
+    assert json.loads(run_json.text())["samples_per_second"] == 160.0
 
 
 def test_the_end_is_known_once_it_is_there() -> None:

@@ -26,8 +26,8 @@ from nbddp.lifecycle.states import GroupState
 from nbddp.promise import Promise
 from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.finished import RecordedRun
-from nbddp.record.folder import RunFolder
 from nbddp.record.notices import Said, Wrote
+from nbddp.record.run_folder import RunFolder
 from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output, RunCell
 from nbddp.wire.name_messages import Complete
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from nbddp.errors import StartError
-from nbddp.record.folder import RunFolder
+from nbddp.record.run_folder import RunFolder
 
 Begin = Callable[..., RunFolder]
 
@@ -179,7 +179,7 @@ def test_a_run_knows_which_notebook_or_script_started_it(
             monkeypatch.setenv(key, value)
         else:
             setattr(main, key, value)
-    assert begin(base).description.facts()["started_by"] == name
+    assert begin(base).run_json.facts["started_by"] == name
 
 
 def test_the_last_words_of_a_rank_are_the_end_of_its_log(base: Path, begin: Begin) -> None:

@@ -27,8 +27,8 @@ from nbddp.archive.find import find_run, runs_below
 from nbddp.errors import RequestError
 from nbddp.magics import views
 from nbddp.record.finished import RecordedRun
-from nbddp.record.folder import read_facts
 from nbddp.record.metrics import MAX_NAMES
+from nbddp.record.run_folder import read_facts
 from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.stored_run import SHOWN_METRICS, run_report

@@ -14,8 +14,8 @@ from arrivals import letters
 
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle, CellRequest
-from nbddp.record.folder import RunFolder
 from nbddp.record.hangs import HANG_AFTER
+from nbddp.record.run_folder import RunFolder
 from nbddp.record.snapshot import RankSnapshot, Snapshot, take
 from nbddp.record.timeline import TimeLine
 from nbddp.record.whereabouts import LoopProgress, Whereabouts

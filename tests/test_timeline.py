@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.record.folder import RunFolder
+from nbddp.record.run_folder import RunFolder
 from nbddp.record.timeline import (
     MAX_FACT,
     MAX_OWN,

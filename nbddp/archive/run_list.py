@@ -17,8 +17,8 @@ from typing import Any
 from nbddp.archive.find import SHOWN
 from nbddp.archive.summary import COLUMNS, MARKS, Summary, is_number, number_of, summarize
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.record.folder import write_whole
 from nbddp.record.metrics import Pairs
+from nbddp.record.run_folder import write_whole
 
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,

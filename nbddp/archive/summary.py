@@ -14,8 +14,8 @@ from typing import Any
 from nbddp.archive.ending import KILLED, RUNNING, say_unended
 from nbddp.errors import RequestError
 from nbddp.record.finished import RecordedRun
-from nbddp.record.folder import read_facts
 from nbddp.record.metrics import Pairs
+from nbddp.record.run_folder import read_facts
 
 MARKS = "marks.json"  # the user's note
 DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # of files that are not as ours

@@ -19,9 +19,9 @@ from typing import Any
 from nbddp.archive.find import runs_below
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.record.cell import Deed
-from nbddp.record.folder import read_facts
 from nbddp.record.names import SET_IN_EACH_RANK
 from nbddp.record.push_store import PushRecord
+from nbddp.record.run_folder import read_facts
 
 SEED = "seed"
 MAX_SEED = 2**32 - 1  # NumPy's

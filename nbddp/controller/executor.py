@@ -35,7 +35,7 @@ from nbddp.wire.timing_messages import Arrivals
 if TYPE_CHECKING:
     from nbddp.controller.spec import GroupSpec
     from nbddp.nodes.returning import Returned
-    from nbddp.record.folder import RunFolder
+    from nbddp.record.run_folder import RunFolder
     from nbddp.wire.letters import Letter
     from nbddp.wire.start import RankStart
 

@@ -27,7 +27,7 @@ from nbddp.wire.start import RankStart
 if TYPE_CHECKING:
     from nbddp.controller.means import Means
     from nbddp.nodes.returning import Returned
-    from nbddp.record.folder import RunFolder
+    from nbddp.record.run_folder import RunFolder
     from nbddp.wire.letters import Letter
 
 WORKING = 0.05  # of a core; five threads that only wait for Python's lock use 0.015 together

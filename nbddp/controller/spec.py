@@ -21,7 +21,7 @@ from nbddp.wire.start import DEFAULT_TIMEOUT, RankStart
 if TYPE_CHECKING:
     from nbddp.controller.link import StoreLink
     from nbddp.launch.launcher import Launcher
-    from nbddp.record.folder import RunFolder
+    from nbddp.record.run_folder import RunFolder
     from nbddp.record.timeline import TimeLine
 
 MAX_NPROC = 128

@@ -17,7 +17,7 @@ from nbddp.group.timelines import timeline_of
 from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
 from nbddp.record.finished import RecordedRun
-from nbddp.record.folder import read_facts
+from nbddp.record.run_folder import read_facts
 from nbddp.topology import cores_here
 from nbddp.ui.report.sweep import describe_failures, describe_row, sweep_report
 

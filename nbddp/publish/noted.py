@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import RequestError
-from nbddp.record.folder import write_whole
+from nbddp.record.run_folder import write_whole
 
 
 def note(folder: Path, kind: str, *, name: str, is_whole: bool = False, **facts: Any) -> None:

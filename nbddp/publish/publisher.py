@@ -14,8 +14,8 @@ from typing import Any
 from nbddp.archive.summary import DAMAGE, summarize
 from nbddp.publish.step_aggregator import Point, StepAggregator
 from nbddp.publish.tracker import Identity, Outcome, PublishError, Tracker
-from nbddp.record.folder import read_facts
 from nbddp.record.json_lines import JsonLinesReader, Row
+from nbddp.record.run_folder import read_facts
 from nbddp.record.timeline import Happening
 from nbddp.ui.words import say_event
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
-from nbddp.record.folder import read_facts
 from nbddp.record.json_lines import JsonLinesReader
 from nbddp.record.log_reader import log_name, tail
 from nbddp.record.metrics import MetricStore
+from nbddp.record.run_folder import read_facts
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.step_rate import StepRate
 from nbddp.record.timeline import Happening, with_failures_once

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.record.folder import RunFolder
+from nbddp.record.run_folder import RunFolder
 
 OWN_KINDS = frozenset(
     {
@@ -124,7 +124,7 @@ class TimeLine:
 
     def note(self, rank: int, kind: str, facts: dict[str, Any]) -> None:
         """Record an event that a rank reports; it cannot pass for an own one."""
-        if kind == CONFIG and self.folder and self.folder.description.has_config(facts["values"]):
+        if kind == CONFIG and self.folder and self.folder.run_json.has_config(facts["values"]):
             return  # another rank has said it
         kind = f"told: {kind}" if kind in OWN_KINDS else kind
         self._record(self._told, kind, facts | {"rank": rank})

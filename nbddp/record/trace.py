@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from nbddp.record.run_folder import new_file
 from nbddp.wire.trace_messages import Steps, Traced
 
 MOST_EVENTS = 400_000  # of all ranks, in the merged file: a page takes some 100 bytes for each
@@ -118,18 +118,12 @@ def write(parts: Mapping[int, Path], folder: Path, name: str, facts: Mapping[str
     """
     is_big = sum(part.stat().st_size for part in parts.values()) > BIG
     path = folder / (f"{name}.json.gz" if is_big else f"{name}.json")
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        with _open_private(draft) as file:
-            if is_big:
-                with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5) as packed:
-                    _write_events(packed, parts, facts)
-            else:
-                _write_events(file, parts, facts)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    with new_file(path) as file:
+        if is_big:
+            with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=5) as packed:
+                _write_events(packed, parts, facts)
+        else:
+            _write_events(file, parts, facts)
     return path
 
 
@@ -139,10 +133,6 @@ def _write_events(file: Any, parts: Mapping[int, Path], facts: Mapping[str, Any]
     pieces = [part.read_bytes() for part in parts.values()]
     file.write(b",\n".join(each for each in pieces if each))
     file.write(b"\n]}\n")
-
-
-def _open_private(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
 
 def why_nothing(missing: Mapping[int, str]) -> dict[str, Sequence[int]]:

@@ -14,7 +14,7 @@ from processes import wait_until
 from nbddp.archive.summary import summarize
 from nbddp.errors import CellFailedError
 from nbddp.record.finished import RecordedRun
-from nbddp.record.folder import read_facts
+from nbddp.record.run_folder import read_facts
 from nbddp.ui.report.render import render_html
 from nbddp.ui.report.stored_run import run_report
 

@@ -1,0 +1,286 @@
+"""The folder of a run, ``.nbddp/runs/<time>-<name>/``; only its owner can read it.
+
+CONTRIBUTING.md describes its files, and ``run.json`` field by field.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import re
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nbddp.errors import StartError
+from nbddp.record.log_reader import end_of, log_name
+
+FORMAT = 2  # of ``run.json``
+LAST_WORDS = 2000  # characters
+MAX_NAME = 60  # characters of a name
+
+
+class RunFolder:
+    """Writes ``run.json`` and ``events.jsonl`` from the start of a worker group to its stop.
+
+    Args:
+        base: where to make the folder.
+        name: a part of the folder's name.
+        is_there: ``base`` is the folder of a run that goes on.
+
+    Attributes:
+        remark: what to tell the user; empty if the folder is where it belongs.
+
+    Raises:
+        StartError: no folder can be made.
+    """
+
+    def __init__(self, base: Path, name: str = "", *, is_there: bool = False) -> None:
+        self.remark = ""
+        self._has_complained = False
+        self._described_at = 0.0  # in ``time.monotonic()``
+        self._is_torn = False
+        if is_there:
+            self.path, self._events = base, _open_private(base / "events.jsonl", os.O_APPEND)
+        else:
+            self.path, self._events = self._make(base, folder_name(name))
+        self.run_json = RunJson(read_facts(self.path) if is_there else _facts_of_start())
+
+    def log(self, rank: int) -> Path:
+        """Return the file of a rank's output, with the output of all attempts."""
+        return self.path / log_name(rank)
+
+    def size_of_log(self, rank: int) -> int:
+        """Return how many bytes a rank has written."""
+        try:
+            return self.log(rank).stat().st_size
+        except OSError:  # it has written nothing, or the user deleted the file
+            return 0
+
+    def describe(self, **facts: Any) -> str:
+        """Add facts and write ``run.json``. Return what to tell the user if that fails."""
+        self.run_json.facts |= facts
+        self._described_at = time.monotonic()
+        try:
+            write_whole(self.path / "run.json", self.run_json.text())
+        except OSError as error:
+            return self._complain(error)
+        return ""
+
+    def seconds_since_described(self) -> float:
+        """Return how long ago ``run.json`` was written."""
+        return time.monotonic() - self._described_at
+
+    def event(self, kind: str, /, **facts: Any) -> str:
+        """Append a line to ``events.jsonl``. Return what to tell the user if that fails."""
+        self.run_json.update(kind, facts)
+        line = json.dumps(facts | {"time": round(time.time(), 3), "kind": kind})
+        data = ("\n" * self._is_torn + f"{line}\n").encode()
+        try:
+            self._is_torn = os.write(self._events, data) < len(data)
+            if self._is_torn:  # a full disk took a part of it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            return self._complain(error)
+        return ""
+
+    def _complain(self, error: OSError) -> str:
+        """Return the message once: a record that cannot be written must not end a training."""
+        has_complained, self._has_complained = self._has_complained, True
+        if has_complained:
+            return ""
+        return f"the record in {self.path} is not complete: {error.strerror}"
+
+    def close(self) -> None:
+        """Close the file of events."""
+        with suppress(OSError):  # event() has told of a full disk
+            os.close(self._events)
+
+    def last_words(self, rank: int) -> str:
+        """Return the end of a rank's log; empty if it cannot be read."""
+        try:
+            return end_of(self.log(rank), 4 * LAST_WORDS)[0][-LAST_WORDS:]
+        except OSError:
+            return ""
+
+    def _make(self, base: Path, name: str) -> tuple[Path, int]:
+        """Make the folder of the run below ``base``, or else in a temporary folder."""
+        try:
+            return _begin(base / ".nbddp" / "runs", name)
+        except OSError as error:
+            refused = error.strerror
+        try:
+            elsewhere = Path(tempfile.gettempdir()) / f"nbddp-runs-{secrets.token_hex(8)}"
+            path, events = _begin(elsewhere, name)
+        except OSError as error:
+            raise StartError(
+                f"the run cannot be recorded, neither in {base} ({refused}) nor in a temporary "
+                f"folder ({error.strerror}); make room, or start in another folder"
+            ) from None
+        self.remark = f"{base} cannot be written ({refused}); the logs are in {path}"
+        return path, events
+
+
+class RunJson:
+    """The facts of a run, which ``run.json`` has.
+
+    Args:
+        known: the facts at the start.
+    """
+
+    def __init__(self, known: Mapping[str, Any] | None = None) -> None:
+        counts = {"restarts": 0, "heals": 0, "failures": 0, "seconds_lost": 0.0}
+        first: dict[str, Any] = {"format": FORMAT, "outcome": "", "config": {}}
+        self.facts = first | counts | dict(known or {}) | {"format": FORMAT}
+
+    def update(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Update the facts by an event of this kind."""
+        facts = self.facts
+        match kind:
+            case "start":
+                facts["restarts"] += "world_size" in facts  # a run may begin with attempt 2
+                facts["world_size"] = event.get("world_size", 0)
+                facts.pop("ended", None)
+            case "start failed":
+                reason = str(event.get("reason", "")).partition("\n")[0]
+                facts |= {"outcome": f"start failed: {reason}", "interrupted": False}
+            case "cell ended":
+                outcome, is_interrupted = event.get("outcome", ""), event.get("interrupted", False)
+                facts |= {"outcome": outcome, "interrupted": is_interrupted}
+                facts["failures"] += outcome != "ok" and not is_interrupted
+            case "healed":
+                facts["heals"] += 1
+            case "resumed":
+                lost = facts["seconds_lost"] + event.get("seconds", 0.0)
+                facts["seconds_lost"] = round(lost, 3)
+            case "config":
+                known, new = facts["config"], event["values"]
+                facts["config"] = known | new if event["rank"] == 0 else new | known
+            case "stopped":
+                facts["ended"] = _now()
+
+    def has_config(self, values: Mapping[str, Any]) -> bool:
+        """Return whether the run has these settings."""
+        known = self.facts["config"]
+        return all(name in known and known[name] == value for name, value in values.items())
+
+    def text(self) -> str:
+        """Return the facts as JSON, with a line for each: readable, and quick to write."""
+        facts = dict(self.facts)
+        rate, batch = facts.get("steps_per_second"), facts.get("samples_per_step")
+        if rate and batch:
+            facts["samples_per_second"] = round(rate * batch, 3)
+        lines = [
+            f"{json.dumps(name)}: {json.dumps(its, default=str)}" for name, its in facts.items()
+        ]
+        return "{" + ",\n ".join(lines) + "}\n"
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """Return what ``run.json`` in the folder of a run says; empty if it cannot be read."""
+    try:
+        facts = json.loads((path / "run.json").read_text(errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _facts_of_start() -> dict[str, Any]:
+    return {
+        "started": _now(),
+        "started_by": _program(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in ("nbddp", "torch", "ipykernel")},
+    }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _program() -> str:
+    """Return the file name of this process's notebook or script; empty if it is not known."""
+    main = sys.modules.get("__main__")
+    found = (  # a script may have inherited the environment of a notebook
+        getattr(main, "__file__", None)
+        or getattr(main, "__vsc_ipynb_file__", None)
+        or os.environ.get("JPY_SESSION_NAME", "")
+    )
+    return Path(str(found)).name
+
+
+def _version(package: str) -> str:
+    with suppress(ImportError):
+        return version(package)
+    return ""
+
+
+# ---- files and folders
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that only its owner can read, and put it in the place of the old one.
+
+    Readers see the old file or the new one; where writing fails, the old one stays.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        with os.fdopen(_open_private(draft, os.O_TRUNC), "wb") as file:
+            yield file
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text by :func:`new_file`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with new_file(path) as file:
+        file.write(text.encode())
+
+
+def _open_private(path: Path, flag: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o600)
+
+
+def _begin(runs: Path, name: str) -> tuple[Path, int]:
+    """Make a new folder; return it with the descriptor of its ``events.jsonl``."""
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if runs.parent.name == ".nbddp":
+        with suppress(FileExistsError), (runs.parent / ".gitignore").open("x") as ignore:
+            ignore.write("*\n")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for count in range(1000):
+        path = runs / "-".join(filter(None, (stamp, name, str(count) if count else "")))
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return path, _open_private(path / "events.jsonl", os.O_APPEND)
+    raise FileExistsError(17, f"1000 runs began in the second {stamp}")
+
+
+def folder_name(name: str) -> str:
+    """Return a name as a part of a folder's name.
+
+    >>> folder_name("lr 0.1"), folder_name("lr0.1")
+    ('lr-0.1', 'lr0.1')
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:MAX_NAME]
