@@ -17,6 +17,7 @@ from nbddp.magics.trial_options import check_trials
 from nbddp.magics.trials import run_trials
 from nbddp.magics.views import SHOWN_STEPS
 from nbddp.record.cell import CellRequest, CellResult
+from nbddp.ui.report.timeline import timeline_report
 
 
 @magics_class
@@ -66,7 +67,7 @@ class CellMagics(Magics):
     def _show_timeline(self, args: Namespace) -> None:
         """Who waited for whom, if that was asked for: of a cell that hung, above all."""
         if args.timeline:
-            self._desk.views.show_timeline(self._desk.group.timeline(SHOWN_STEPS))
+            self._desk.views.show(timeline_report(self._desk.group.timeline(SHOWN_STEPS)))
 
     def _run_ready(self, args: Namespace, cell: str, first_line: int) -> CellResult | None:
         return self._desk.run(self._request(args, cell, first_line), args)

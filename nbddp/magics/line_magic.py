@@ -28,6 +28,7 @@ from nbddp.magics.trace import steer_trace
 from nbddp.magics.views import ViewChoice
 from nbddp.record.cell import CellRequest
 from nbddp.record.log_reader import log_name, tail
+from nbddp.ui.report.timeline import timeline_report
 
 HELP = ("--help", "-h")  # only as the first word: the arguments of a script may have it too
 KEPT = (
@@ -137,7 +138,7 @@ def _fault(desk: Desk, args: Namespace) -> None:
 
 
 def _timeline(desk: Desk, args: Namespace) -> None:
-    desk.views.show_timeline(desk.group.timeline(last=args.last))
+    desk.views.show(timeline_report(desk.group.timeline(last=args.last)))
 
 
 def _trace(desk: Desk, args: Namespace) -> None:

@@ -22,7 +22,6 @@ from nbddp.group.checking import QuietChecks
 from nbddp.imports import import_aside
 from nbddp.magics.parts import Parts
 from nbddp.magics.unseen import Unseen
-from nbddp.record.spent import Timeline
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
 from nbddp.ui.report.blocks import Report
@@ -33,7 +32,6 @@ from nbddp.ui.text.compare import compare_text
 from nbddp.ui.text.progress import Progress
 from nbddp.ui.text.runs import runs_text
 from nbddp.ui.text.scaling import scaling_text
-from nbddp.ui.text.spent import spent_text
 from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
@@ -291,17 +289,6 @@ class Views:
         data, metadata = scaling_bundle(scaling, has_page=self.shows_panels)
         publish_display_data(data, metadata)
         self._parts.tell(data.get("text/html", ""))
-
-    def show_timeline(self, line: Timeline) -> None:
-        """Show who waited for whom; a console, which has no pictures, gets letters."""
-        if line.is_empty or not hasattr(self._shell, "kernel"):
-            self.say(spent_text(line))
-            return
-        import_aside("nbddp.ui.panel.spent")  # loads matplotlib
-        from nbddp.ui.panel.spent import spent_bundle
-
-        data, metadata = spent_bundle(line, has_page=self.shows_panels)
-        publish_display_data(data, metadata)
 
     def say(self, text: str) -> None:
         """Tell the user something."""

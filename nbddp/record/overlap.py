@@ -22,7 +22,6 @@ class Overlap:
             last rank is in it.
         overlap: of that, what was beside the backward.
         buckets: their sizes in bytes, in the order in which they are sent.
-        order: the parameters in each of them, by their number in the model.
     """
 
     rank: int
@@ -33,7 +32,6 @@ class Overlap:
     sending: float
     overlap: float
     buckets: tuple[int, ...] = ()
-    order: tuple[str, ...] = ()
 
     @property
     def bare(self) -> float:
@@ -60,7 +58,6 @@ def overlap_of(
     if since and _seconds(measured, "backward_compute_time_end") < since:
         return None
     sizes = measured.get("rebuilt_bucket_sizes") or measured.get("bucket_sizes") or ""
-    order = str(measured.get("rebuilt_per_bucket_param_indices") or "")
     return Overlap(
         rank=rank,
         name=name,
@@ -70,7 +67,6 @@ def overlap_of(
         sending=_seconds(measured, "avg_backward_comm_time"),
         overlap=_seconds(measured, "avg_backward_compute_comm_overlap_time"),
         buckets=tuple(int(each) for each in str(sizes).split(",") if each.strip()),
-        order=tuple(each.strip() for each in order.split(",") if each.strip()),
     )
 
 

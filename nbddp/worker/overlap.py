@@ -20,7 +20,6 @@ _KEPT = (
     "avg_backward_compute_comm_overlap_time",
     "bucket_sizes",
     "rebuilt_bucket_sizes",
-    "rebuilt_per_bucket_param_indices",
 )
 
 

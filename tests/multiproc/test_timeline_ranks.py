@@ -177,7 +177,6 @@ def test_what_ddp_has_measured_of_its_models_stands_beside_it(
     for each in overlaps:
         assert len(each.buckets) == 2
         assert sum(each.buckets) == 6 * (64 * 64 + 64) * 4
-        assert [int(number) for number in " ".join(each.order).split()] == list(range(11, -1, -1))
         assert 0 < each.overlap <= each.sending
         assert each.forward > 0
         assert each.backward > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from html import escape as escape_tags
 
 from nbddp.lifecycle.states import GroupState
@@ -114,18 +113,3 @@ def _kind(event: Happening) -> str:
     if event.kind in _BAD_EVENTS:
         return "nbddp-bad"
     return "nbddp-warn" if event.kind in _WARN_EVENTS else ""
-
-
-def table_html(titles: Sequence[str], rows: Iterable[Sequence[str]], *, label: str) -> str:
-    """A table whose rows begin with what they are of; ``label`` says what it is to who listens."""
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in titles)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(each)}</td>" for each in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    return (
-        f'<table class="nbddp-ranks" aria-label="{escape(label)}">'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )

@@ -1,0 +1,223 @@
+"""`%ddp timeline`: who waited for whom in a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from nbddp.formatting import format_bytes, plural
+from nbddp.record.spent import Timeline
+from nbddp.ui.report.blocks import Block, Mood, Picture, Report, Table, Text, note
+from nbddp.ui.words import say_awaited, say_seconds, say_unmet
+
+MAX_ROWS = 32  # ranks in the picture and in the table
+MAX_COLUMNS = 10  # ranks that are waited for
+MAX_NAMED = 16  # ranks that are named in a line
+MAX_OVERLAPS = 16  # rows of DDP's measurements
+MAX_BUCKETS = 6  # whose sizes are written
+SHOWN_LINES = 5
+LEAST = 0.0005  # seconds that are said
+LETTERS = {"gone": " ", "wait": "#", "data": "d"}
+COMPUTE = "."
+
+
+def timeline_report(line: Timeline) -> Report:
+    """Report the collectives of a cell, and the waiting in them."""
+    if line.is_empty:
+        return Report(_nothing(line))
+    unmet = [say_unmet(each, is_over=line.is_over, died=line.died) for each in line.unmet]
+    late = [*unmet, *([say_awaited(line.awaited)] if line.awaited else [])]
+    title = _title(line)
+    alt = f"ranks as rows, time across: {title}; the numbers stand below"
+    return Report(
+        title,
+        [
+            *(Text(each, Mood.WARN) for each in late),
+            Picture(lambda: _draw(line), alt, text="\n".join(timeline_as_text(line))),
+            _matrix(line),
+            *map(Text, _facts(line)),
+            *_overlaps(line),
+            *map(note, _notes(line)),
+        ],
+    )
+
+
+def _nothing(line: Timeline) -> str:
+    """Say that there is nothing to show.
+
+    >>> _nothing(Timeline(cell=3, ranks=(0, 1), span=(0.0, 0.0)))
+    'no collectives were seen in cell 3: there is nobody to wait for'
+    """
+    if not line.cell:
+        return "no collectives were seen: no cell has run yet"
+    so_far = ": there is nobody to wait for" if line.is_over else ", which runs, so far"
+    return f"no collectives were seen in cell {line.cell}{so_far}"
+
+
+def _title(line: Timeline) -> str:
+    steps = len(line.steps) - 1 if line.steps and line.span[0] == line.steps[0][0] else 0
+    steps = steps or len(line.steps)
+    facts = [
+        f"collectives of cell {line.cell}" + ("" if line.is_over else " so far"),
+        plural(steps, "step") if steps else "",
+        plural(len(line.meetings), "collective"),
+        say_seconds(line.seconds),
+    ]
+    return " · ".join(filter(None, facts))
+
+
+# ---- the picture, and the same in letters
+
+
+def _draw(line: Timeline) -> tuple[bytes, int]:
+    from nbddp.charts.figure import draw_timeline, png_of  # loads matplotlib
+
+    return png_of(draw_timeline(line, shown_ranks(line)))
+
+
+def shown_ranks(line: Timeline) -> Sequence[int]:
+    """Return the ranks that fit: of many those that wait or are waited for most."""
+    if len(line.ranks) <= MAX_ROWS:
+        return line.ranks
+    seconds = dict.fromkeys(line.ranks, 0.0)
+    for (waiter, awaited), waited in line.waits.items():
+        seconds[waiter] += waited / len(line.ranks)
+        seconds[awaited] += waited
+    return sorted(sorted(seconds, key=lambda rank: -seconds[rank])[:MAX_ROWS])
+
+
+def timeline_as_text(line: Timeline, columns: int = 72) -> Iterator[str]:
+    """Write a row of letters for each rank: what it did for most of the time of each letter.
+
+    >>> line = Timeline(cell=1, ranks=(0,), span=(0.0, 8.0), loads={0: [(2.0, 4.0)]})
+    >>> [*timeline_as_text(line, 8)][1]
+    '       0  ..dd....'
+    """
+    died = "   nothing: it died" if line.died else ""
+    yield f"    rank  . computes   # waits for the last rank   d waits for data{died}"
+    for rank in shown_ranks(line):
+        parts = {kind: [0.0] * columns for kind in LETTERS}
+        for kind, began, end in line.pieces(rank):
+            _add(parts[kind], line, began, end)
+        shares = (dict(zip(parts, each, strict=True)) for each in zip(*parts.values(), strict=True))
+        yield f"{rank:>8}  {''.join(map(_letter, shares))}".rstrip()
+
+
+def _add(part: list[float], line: Timeline, began: float, end: float) -> None:
+    """Add a piece to the share of each letter that it covers."""
+    columns, seconds = len(part), max(line.seconds, 1e-9)
+    a, b = ((at - line.span[0]) / seconds * columns for at in (began, end))
+    for place in range(max(0, int(a)), min(columns, int(b) + 1)):
+        part[place] += max(0.0, min(b, place + 1) - max(a, place))
+
+
+def _letter(shares: Mapping[str, float]) -> str:
+    if sum(shares.values()) < 0.5:
+        return COMPUTE
+    return LETTERS[max(shares, key=lambda kind: shares[kind])]
+
+
+# ---- the numbers
+
+
+def _matrix(line: Timeline) -> Table:
+    """Return the seconds that each rank waited for each other one."""
+    awaited = dict.fromkeys(line.ranks, 0.0)
+    for (_, rank), seconds in line.waits.items():
+        awaited[rank] += seconds
+    columns = list(line.ranks)
+    if len(columns) > MAX_COLUMNS:
+        most = sorted(columns, key=lambda rank: -awaited[rank])[:MAX_COLUMNS]
+        columns = sorted(rank for rank in most if awaited[rank] >= LEAST)
+    rows = []
+    for rank in shown_ranks(line):
+        waits = [line.waits.get((rank, each), 0.0) for each in columns]
+        whole = sum(line.waits.get((rank, each), 0.0) for each in line.ranks)
+        said = [_time(it) if each != rank else "" for each, it in zip(columns, waits, strict=True)]
+        rows.append([f"rank {rank}", *said, _time(whole)])
+    head = ["waited for", *(f"rank {rank}" for rank in columns), "all"]
+    return Table(head, rows, "seconds that ranks waited, by rank waited for")
+
+
+def _time(seconds: float) -> str:
+    if seconds < LEAST:
+        return "0"
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else say_seconds(seconds)
+
+
+def _short_time(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else _time(seconds)
+
+
+def _facts(line: Timeline) -> Iterator[str]:
+    if any(line.lines.values()):
+        yield f"while others waited, the last rank was at {', '.join(_shares(line.lines))}"
+    loading = [
+        f"rank {rank} {_time(seconds)}"
+        for rank in shown_ranks(line)
+        if (seconds := line.loading(rank)) >= LEAST
+    ]
+    if loading:
+        yield f"waited for data: {', '.join(loading)}"
+    if (late := line.loading_awaited()) >= LEAST:
+        yield f"ranks waited {_time(late)} for one that itself waited for data"
+    for title, took in list(line.on_gpu.items())[:SHOWN_LINES]:
+        each = ", ".join(
+            f"rank {rank} {_short_time(it)}" for rank, it in [*took.items()][:MAX_NAMED]
+        )
+        yield f"{title} on the GPU, on average and with the waiting there: {each}"
+
+
+def _shares(lines: Mapping[str, float]) -> list[str]:
+    """Return the first lines, each with its part of the waiting unless there is just one.
+
+    >>> _shares({"line 9": 3.0, "line 4": 1.0}), _shares({"line 9": 2.0})
+    (['line 9 (75 %)', 'line 4 (25 %)'], ['line 9'])
+    """
+    whole, shown = sum(lines.values()), list(lines.items())[:SHOWN_LINES]
+    if len(lines) == 1:
+        return [place for place, _ in shown]
+    return [f"{place} ({100 * seconds / whole:.0f} %)" for place, seconds in shown]
+
+
+def _overlaps(line: Timeline) -> list[Block]:
+    """Return what DDP measured of each model on each rank."""
+    if not line.overlaps:
+        return []
+    head = ["DDP", "forward", "backward", "communication", "overlapped", "exposed", "buckets"]
+    rows = [
+        [
+            f"{each.name}, rank {each.rank}",
+            *map(_short_time, (each.forward, each.backward, each.sending, each.overlap, each.bare)),
+            _buckets(each.buckets),
+        ]
+        for each in line.overlaps[:MAX_OVERLAPS]
+    ]
+    newest = max(each.iteration for each in line.overlaps)
+    words = (
+        f"averages of the first iterations and of every hundredth, up to {newest}; communication, "
+        "with the waiting in it, is overlapped with the backward or exposed"
+    )
+    return [Table(head, rows, "what DDP has measured of its models"), note(words)]
+
+
+def _buckets(sizes: Sequence[int]) -> str:
+    said = [format_bytes(size) for size in sizes[:MAX_BUCKETS]]
+    more = len(sizes) - len(said)
+    return " + ".join([*said, *([f"{more} more"] if more else [])])
+
+
+def _notes(line: Timeline) -> Iterator[str]:
+    if len(shown := shown_ranks(line)) < len(line.ranks):
+        yield f"{len(shown)} of {len(line.ranks)} ranks are shown: those with the most waiting"
+    if left_out := line.lost + line.thinned:
+        yield f"{plural(left_out, 'more collective')}: too many, or too fast, to keep"
+    if line.error:
+        yield f"clocks of the nodes: ± {1000 * line.error:.1f} ms"
+    if not line.unmet and not any(each.waits for each in line.meetings):
+        measured = (
+            "" if line.on_gpu else "; `--env TORCH_NCCL_ENABLE_TIMING=1` adds those on the GPU"
+        )
+        yield (
+            "waiting is not known: ranks do not wait in these collectives, or they are NCCL's, "
+            f"of which these are the times of enqueueing{measured}"
+        )
