@@ -20,7 +20,8 @@ from nbddp.archive.summary import DAMAGE
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.record.finished import RecordedCell, RecordedRun
-from nbddp.ui.text.compare import compare_text
+from nbddp.ui.report.comparison import comparison_report
+from nbddp.ui.report.render import render_text
 
 MAX_CHARTS = 12  # of a figure, unless others are asked for
 
@@ -161,7 +162,8 @@ def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
         RequestError: there is no such run, or it is damaged.
     """
     found = [each if isinstance(each, Run) else Run(each) for each in compared]
-    return compare_text(comparing.compare([each.path for each in found], metrics))
+    comparison = comparing.compare([each.path for each in found], metrics)
+    return render_text(comparison_report(comparison))
 
 
 def _is_folder(path: Path) -> bool:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from base64 import b64decode
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,14 +22,12 @@ from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart
 from nbddp.charts.svg import Frame, SvgCanvas, draw
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.magics.views import ViewChoice, Views
-from nbddp.ui.panel.compare import compare_bundle, compare_html
-from nbddp.ui.text.compare import SAME, compare_text
+from nbddp.ui.report.comparison import SAME, comparison_report
+from nbddp.ui.report.render import render_html, render_text
 
 Rows = list[dict[str, Any]]
 
 RESTART = {"detected": 0.1, "restarted": 0.5, "replayed": 0.1, "cells": 1}
-HOW: dict[str, Any] = {"over": Over.STEP, "scale": "auto", "is_smooth": False}
 
 
 def two(base: Path, **facts: Any) -> list[Path]:
@@ -63,6 +59,14 @@ def compared(base: Path, rows: Rows, other: Rows | None = None, **facts: Any) ->
 
 def drawn(chart: Chart) -> SvgCanvas:
     return draw(chart, Frame(chart))
+
+
+def page_of(comparison: Comparison, **how: Any) -> str:
+    return render_html(comparison_report(comparison, **how))
+
+
+def text_of(comparison: Comparison) -> str:
+    return render_text(comparison_report(comparison))
 
 
 # ---- in what they differ, and what they came to
@@ -105,7 +109,7 @@ def test_cells_that_ran_again_by_themselves_are_no_other_code(folder: Path) -> N
     again = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
     other = make_run(folder, "b", extra=[{**again, "time": BEGAN + 5, "kind": "cell"}])
     assert compare([one, other]).code(1) == []
-    assert compare_text(compare([one, other])).endswith(SAME)
+    assert text_of(compare([one, other])).endswith(SAME)
 
 
 def test_final_values_have_their_spread_over_ranks(folder: Path) -> None:
@@ -191,7 +195,7 @@ def test_restarts_and_heals_are_marks_on_every_axis(folder: Path) -> None:
     assert [mark.at for mark in marks[Over.TIME]] == pytest.approx([2.0, 4.0])
     assert {mark.color for mark in marks[Over.STEP]} == {0}
     for words in ("orange is a restart", "green a heal"):
-        assert words in Page(compare_html(comparison)).text
+        assert words in Page(page_of(comparison)).text
 
 
 def test_a_spike_survives_in_a_long_run(folder: Path) -> None:
@@ -206,7 +210,7 @@ def test_a_spike_survives_in_a_long_run(folder: Path) -> None:
         low, high = frame.y_pixels(np.array([-30.0, 50.0]))
         assert frame.bottom < low < high < frame.top
         drawn(chart)
-    assert len(compare_html(comparison)) < 100_000
+    assert len(page_of(comparison)) < 100_000
 
 
 def test_a_short_time_has_parts_of_seconds_beside_its_axis(folder: Path) -> None:
@@ -220,7 +224,7 @@ def test_a_short_time_has_parts_of_seconds_beside_its_axis(folder: Path) -> None
 def test_what_is_not_finite_is_shown_and_said_of_whom(folder: Path) -> None:
     rows = [row(step, math.nan if step > 5 else 1.0) for step in range(10)]
     comparison = compared(folder, rows_of(20), rows)
-    page = Page(compare_html(comparison))
+    page = Page(page_of(comparison))
     assert "4 values not finite (B)" in page.text
     assert "B nan" in page.text
     assert "#dd4444" in drawn(compared_chart(comparison, "loss", Over.STEP)).inline("x")
@@ -231,7 +235,7 @@ def test_a_page_is_smooth_from_the_start_if_that_was_asked_for(folder: Path) -> 
     assert (
         drawn(compared_chart(comparison, "loss", Over.STEP)).inline("").count("nbddp-smooth") == 2
     )
-    smooth, plain = (compare_html(comparison, is_smooth=each) for each in (True, False))
+    smooth, plain = (page_of(comparison, is_smooth=each) for each in (True, False))
     assert 'checked="checked"' in smooth
     assert 'checked="checked"' not in plain
 
@@ -239,7 +243,7 @@ def test_a_page_is_smooth_from_the_start_if_that_was_asked_for(folder: Path) -> 
 def test_the_scale_is_logarithmic_where_that_helps_or_as_asked(folder: Path) -> None:
     comparison = compared(folder, [row(step, 10.0 ** (-step / 5)) for step in range(30)])
     for scale, is_log in ((AxisScale.AUTO, True), (AxisScale.LOG, True), (AxisScale.LINEAR, False)):
-        assert ("log scale" in compare_html(comparison, scale=scale)) == is_log
+        assert ("log scale" in page_of(comparison, scale=scale)) == is_log
 
 
 NUMBERS = st.floats() | st.sampled_from([0.0, 1.0, 1e308, -1e308])
@@ -259,8 +263,8 @@ def test_any_numbers_can_be_drawn(first: Rows, second: Rows, tmp_path_factory: A
         for rows in (first, second)
     ]
     comparison = compared(tmp_path_factory.mktemp("any"), *timed, samples_per_step=8)
-    Page(compare_html(comparison))
-    assert compare_text(comparison)
+    Page(page_of(comparison))
+    assert text_of(comparison)
 
 
 # ---- on the page, as text, and in files
@@ -274,12 +278,12 @@ def test_runs_beside_each_other_in_text_and_without_numbers_on_the_page(
     for name in ("a", "b"):
         make_run(folder, name, rows=[], config={"lr": name}, cells=[(f"train({name!r})", "ok")])
     assert "differs" in ddp("compare a b")
-    html = compare_html(compare([folder / ".nbddp" / "runs" / name for name in ("a", "b")]))
+    html = page_of(compare([folder / ".nbddp" / "runs" / name for name in ("a", "b")]))
     assert readable(html) == snapshot(name="page without charts")
 
 
 def test_the_page_has_charts_keys_and_a_switch(folder: Path) -> None:
-    page = Page(compare_html(compare(two(folder, samples_per_step=64))))
+    page = Page(page_of(compare(two(folder, samples_per_step=64))))
     switches = [each["aria-label"] for tag, each in page.tags if tag == "input"]
     assert switches == ["smooth"]
     assert len([1 for tag, _ in page.tags if tag == "svg"]) == 2
@@ -291,10 +295,10 @@ def test_the_page_has_charts_keys_and_a_switch(folder: Path) -> None:
 def test_a_run_without_cells_has_no_other_code(folder: Path, snapshot: Any) -> None:
     known, unknown = make_run(folder, "a"), make_run(folder, "b", cells=())
     said = {
-        "two": compare_text(compare([known, unknown])),
-        "the other way round": compare_text(compare([unknown, known])),
-        "three": compare_text(compare([known, unknown, make_run(folder, "c")])),
-        "compared with it": compare_text(compare([unknown, known, folder / ".nbddp/runs/c"])),
+        "two": text_of(compare([known, unknown])),
+        "the other way round": text_of(compare([unknown, known])),
+        "three": text_of(compare([known, unknown, make_run(folder, "c")])),
+        "compared with it": text_of(compare([unknown, known, folder / ".nbddp/runs/c"])),
     }
     last = {how: text.splitlines()[-2:] for how, text in said.items()}
     assert last == snapshot
@@ -307,7 +311,7 @@ def test_nothing_that_a_run_wrote_is_markup(folder: Path) -> None:
         make_run(folder, name, cells=[(f"{evil}{name}", f"rank 0: {evil}")], config={evil: name})
         for name in ("a", "b")
     ]
-    html = compare_html(compare(paths))
+    html = page_of(compare(paths))
     assert "<script>" not in html
     assert Page(html).text.count("<script>") >= 4
 
@@ -332,15 +336,13 @@ def test_what_is_refused_and_why(folder: Path, snapshot: Any) -> None:
     assert {line: refused(f"compare {line}") for line in lines} == snapshot
 
 
-def test_where_a_notebook_is_executed_without_a_page_there_is_a_picture(folder: Path) -> None:
-    comparison = compare(two(folder))
-    data, metadata = compare_bundle(comparison, text="in words", has_page=False, **HOW)
-    assert data.keys() == {"image/png", "text/plain"}
-    assert metadata == {"image/png": {"width": 740}}
-    with Image.open(io.BytesIO(b64decode(data["image/png"]))) as picture:
-        assert picture.convert("RGBA").getpixel((2, 2))[3] == 0  # pages of any colour shine through
-    page, _ = compare_bundle(comparison, text="in words", has_page=True, **HOW)
-    assert page.keys() == {"text/html", "text/plain"}
+def test_the_picture_shows_on_pages_of_any_colour(folder: Path) -> None:
+    picture = comparison_report(compare(two(folder))).picture
+    assert picture is not None
+    png, width = picture.draw()
+    assert width == 740
+    with Image.open(io.BytesIO(png)) as drawn:
+        assert drawn.convert("RGBA").getpixel((2, 2))[3] == 0
 
 
 def test_a_number_that_was_reported_once_is_in_the_table_and_no_chart(folder: Path) -> None:
@@ -353,17 +355,9 @@ def test_a_number_that_was_reported_once_is_in_the_table_and_no_chart(folder: Pa
     comparison = compare(paths)
     assert "final" in comparison.metrics
     assert comparison.drawn == ("loss", "accuracy")
-    html = compare_html(comparison)
+    html = page_of(comparison)
     assert html.count('class="nbddp-chart"') == 2
     assert "<td>0.2</td>" in html
     only = compare(paths, "final")
     assert only.drawn == ("final",)  # what was asked for is drawn
-    assert compare_html(only).count('class="nbddp-chart"') == 1
-
-
-def test_a_console_without_a_kernel_gets_letters(folder: Path) -> None:
-    views = Views(Mock(spec=[]), Mock())
-    views.say = Mock()  # type: ignore[method-assign]
-    views.choice = ViewChoice.TEXT
-    views.show_comparison(compare(two(folder)), **HOW)
-    views.say.assert_called_once()
+    assert page_of(only).count('class="nbddp-chart"') == 1

@@ -22,8 +22,8 @@ from nbddp.archive.comparing import compare
 from nbddp.archive.run_list import Listing, list_runs, write_note
 from nbddp.archive.summary import Summary, summarize
 from nbddp.errors import ArgumentError, RequestError
-from nbddp.ui.panel.runs import runs_html
-from nbddp.ui.text.runs import SHOWN, runs_text, say_outcome
+from nbddp.ui.report.render import render_html, render_text
+from nbddp.ui.report.run_list import SHOWN, describe_outcome, run_list_report
 
 
 def three(base: Path) -> None:
@@ -33,6 +33,14 @@ def three(base: Path) -> None:
         rows = rows_of(60, pace=10.0 * number, begin=rate * 10)
         name = f"20270115-08000{number}-digits{number}"
         make_run(base, name, cells=cells, rows=rows, config={"lr": rate, "model": "cnn"})
+
+
+def text_of(listing: Listing) -> str:
+    return render_text(run_list_report(listing))
+
+
+def page_of(listing: Listing) -> str:
+    return render_html(run_list_report(listing))
 
 
 def names(listing: Listing) -> str:
@@ -67,7 +75,7 @@ def test_a_run_that_was_stopped_is_listed_as_interrupted(folder: Path, is_told: 
     if not is_told:
         (path / "run.json").write_text('{"nproc": 2}')
     run = summarize(path)
-    assert (run.outcome, run.why, say_outcome(run)) == ("interrupted", STOPPED, STOPPED)
+    assert (run.outcome, run.why, describe_outcome(run)) == ("interrupted", STOPPED, STOPPED)
     assert len(list_runs(folder, ["outcome=interrupted"]).runs) == 1
     assert list_runs(folder, ["outcome=failed"]).runs == ()
 
@@ -115,10 +123,10 @@ def test_a_run_that_goes_on_says_what_its_last_cell_came_to(
     cells = [("train()", outcome) for outcome in outcomes]
     path = make_run(folder, cells=cells, is_stopped=False, outcome=outcomes[0])
     change_facts(path, "ended")
-    assert say_outcome(summarize(path, current=path)) == said
+    assert describe_outcome(summarize(path, current=path)) == said
     other = make_run(folder, "20270115-090000-other")
     [row] = [row for row in compare([path, other], current=path).runs if row.name == path.name]
-    assert say_outcome(row.summary) == said
+    assert describe_outcome(row.summary) == said
 
 
 def test_a_killed_run_has_the_numbers_of_run_json_and_what_its_events_say(folder: Path) -> None:
@@ -188,7 +196,7 @@ def test_what_is_no_run_is_named_and_left_out(folder: Path) -> None:
     assert listing.left_out.keys() == {"empty", "torn", "odd", gone.name}
     assert "events.jsonl" in listing.left_out["empty"] == listing.left_out[gone.name]
     assert "world_size" in listing.left_out["torn"]
-    assert all(name in runs_text(listing) for name in listing.left_out)
+    assert all(name in text_of(listing) for name in listing.left_out)
 
 
 def test_of_thousands_of_metrics_some_are_named_beside_the_columns(folder: Path) -> None:
@@ -224,8 +232,8 @@ def test_whatever_stands_in_the_files_is_a_run_or_is_left_out(
     (path / "metrics.jsonl").write_text(json.dumps(event) + "\n")
     listing = list_runs(base)
     assert len(listing.runs) + len(listing.left_out) == 1
-    assert runs_text(listing)
-    Page(runs_html(listing))
+    assert text_of(listing)
+    Page(page_of(listing))
 
 
 # ---- columns
@@ -276,23 +284,23 @@ def test_the_list_as_text_and_on_the_page(folder: Path, snapshot: Any) -> None:
     assert "%%ddp" in ddp("runs")
     three(folder)
     assert without_times(ddp("runs")) == snapshot(name="text")
-    html = runs_html(list_runs(folder))
+    html = page_of(list_runs(folder))
     assert without_times(readable(html)) == snapshot(name="page")
     assert "<no>" in Page(html).text
 
 
 def test_filters_and_sorting_come_from_the_line(folder: Path) -> None:
     three(folder)
-    _, first, *said = ddp("runs lr<1 --sort loss --down -n 1").splitlines()
+    title, _, first, note = ddp("runs lr<1 --sort loss --down -n 1").splitlines()
+    assert title.startswith("2 of 3 runs, ")
     assert "digits1" in first
-    assert said[0].startswith("2 of 3 runs, ")
-    assert "`%ddp runs -n 2`" in said[1]
+    assert "`%ddp runs -n 2`" in note
 
 
 def test_many_runs_are_shown_in_part() -> None:
     runs = tuple(Summary(path=Path(f"run{number}")) for number in range(SHOWN + 5))
-    text = runs_text(Listing(runs, {}, len(runs)))
-    assert len(text.splitlines()) == 1 + SHOWN + 2
+    text = text_of(Listing(runs, {}, len(runs)))
+    assert len(text.splitlines()) == 2 + SHOWN + 1
     assert "5 more: `%ddp runs -n 55`" in text
 
 

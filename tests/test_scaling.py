@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
-from pages import Page, readable
+from pages import readable
 from PIL import Image
 
 from nbddp.archive.scaling import Round, Scaling, Size, facts_of, shares, steady_pace
@@ -22,8 +22,8 @@ from nbddp.magics.trial_options import check_trials
 from nbddp.record.overlap import Overlap
 from nbddp.record.spent import Timeline
 from nbddp.record.waiting.collective_history import MatchedCollective
-from nbddp.ui.panel.scaling import scaling_bundle
-from nbddp.ui.text.scaling import scaling_text
+from nbddp.ui.report.render import render_html, render_text
+from nbddp.ui.report.scaling import scaling_report
 from nbddp.wire.collective import Collective
 
 
@@ -180,29 +180,20 @@ def test_each_kind_of_scaling_as_text_and_a_table_on_a_page(snapshot: Any) -> No
         size(2, 15.0, 15.3, 15.2, memory=300 << 20, gpu_memory=2 << 30, **FULL),
     )
     grown = size(1, 10.0, batch=64), size(2, 9.0, batch=128)
-    same = size(1, 10.0, batch=64), size(2, 19.0, batch=64)
     timed = size(1, 0.5, counts_steps=False), size(2, 1.0, 1.3, counts_steps=False)
-    threads, gpu = {1: 2, 2: 1}, ["cuda:0"] * 2
     nccl = size(1, 9.0, 9.1, 9.1, loading=0.1), size(2, 9.0, loading=0.1)
-    found = {
-        "whole": whole,
-        "strong, with the batches of weak": scaling(*grown, cores=1),
-        "weak, with the batches of strong": scaling(*same, is_weak=True),
-        "weak": scaling(*grown, is_weak=True),
-        "strong, as many threads": scaling(*same, threads={1: 1, 2: 1}),
-        "time, noisy": scaling(*timed, threads=threads),
-        "one GPU, rounds are missing": scaling(*nccl, devices=gpu, threads=threads),
-        "nothing": scaling(),
+    reports = {
+        "whole": scaling_report(whole),
+        "more ranks than cores": scaling_report(scaling(*grown, cores=1)),
+        "weak": scaling_report(scaling(*grown, is_weak=True)),
+        "time, noisy": scaling_report(scaling(*timed)),
+        "one GPU": scaling_report(scaling(*nccl, devices=["cuda:0"] * 2)),
+        "nothing": scaling_report(scaling()),
     }
-    assert {name: scaling_text(each) for name, each in found.items()} == snapshot(name="text")
-    assert all(png_of(draw_scaling(each))[0] for each in found.values() if each.sizes)
-    data, _ = scaling_bundle(whole, has_page=True)
-    assert readable(data["text/html"]) == snapshot(name="page")
-    Page(data["text/html"].replace("data:image/png", "data:image/svg+xml"))
-    assert scaling_bundle(scaling(), has_page=True)[0].keys() == {"text/plain"}
-    data, metadata = scaling_bundle(whole, has_page=False)
-    assert set(data) == {"image/png", "text/plain"}
-    assert metadata == {"image/png": {"width": 720}}
+    assert {name: render_text(each) for name, each in reports.items()} == snapshot(name="text")
+    assert readable(render_html(reports["whole"])) == snapshot(name="page")
+    pictures = [each.picture.draw() for each in reports.values() if each.picture is not None]
+    assert [width for _, width in pictures] == [720] * 5
 
 
 @pytest.mark.parametrize("back", ["white", "#111111"])
@@ -228,7 +219,7 @@ def test_whatever_was_measured_can_be_said(
 ) -> None:
     sizes = [size(each, *paces, waiting=share, loading=share) for each in sorted(ranks)]
     found = scaling(*sizes)
-    assert scaling_text(found).count("\n") >= len(sizes)
+    assert render_text(scaling_report(found)).count("\n") >= len(sizes)
     assert all(found.efficiency(each) > 0 for each in sizes)
 
 

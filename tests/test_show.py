@@ -213,7 +213,7 @@ def test_a_comparison_has_any_metric_over_any_steps_and_a_bounded_number(folder:
     rows = [*rows_of_many(MANY, steps=steps)]
     paths = [make_run(folder, name, rows=rows) for name in ("one", "other")]
     text = ddp("compare one other --metrics m/2999")
-    assert text.splitlines()[0].split()[:3] == ["line", "run", "m/2999"]
+    assert text.splitlines()[1].split()[:3] == ["line", "run", "m/2999"]
     assert re.search(r"^m/2999\nA +\S+\nB +\S+$", text, re.MULTILINE)
     run = compare(paths, "m/2999").runs[0]
     assert run.curves("m/2999", Over.STEP)[0].mean == (2999.0, 3000.0, 2999.0)

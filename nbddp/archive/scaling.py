@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from nbddp.formatting import plural
 from nbddp.record.finished import NOT_NUMBERS
 from nbddp.record.spent import Timeline
 
@@ -91,18 +92,14 @@ class Scaling:
     Attributes:
         sizes: those that have been run, the smallest first.
         is_weak: whether each rank's work is meant to stay the same, or that of all together.
-        rounds: how many there were to be.
         cores: of this machine.
         devices: of the largest size, by rank.
-        threads: of a rank, by world size.
     """
 
     sizes: tuple[Size, ...]
     is_weak: bool = False
-    rounds: int = 3
     cores: int = 1
     devices: tuple[str, ...] = ()
-    threads: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def counts_steps(self) -> bool:
@@ -126,25 +123,6 @@ class Scaling:
         """The speed-up as a part of what so many ranks would have if none cost anything."""
         return self.speed_up(size) * self.sizes[0].ranks / size.ranks
 
-    @property
-    def batches(self) -> list[int]:
-        """Samples of a step, by size; empty unless they are known of all."""
-        found = [size.batch for size in self.sizes if size.batch]
-        return found if len(found) == len(self.sizes) else []
-
-    @property
-    def is_other_kind(self) -> bool:
-        """Whether the batches are those of the other kind of scaling."""
-        batches, first = self.batches, self.sizes[0]
-        if len(batches) < 2:
-            return False
-        grown = [batches[0] * size.ranks / first.ranks for size in self.sizes]
-        is_same = all(math.isclose(each, batches[0], rel_tol=0.1) for each in batches)
-        has_grown = all(
-            math.isclose(*pair, rel_tol=0.1) for pair in zip(batches, grown, strict=True)
-        )
-        return is_same if self.is_weak else has_grown
-
     def rows(self) -> list[dict[str, Any]]:
         """Return what is known of each world size by name; None where a number is unknown."""
         pace = "steps_per_second" if self.counts_steps else "cells_per_second"
@@ -162,11 +140,12 @@ class Scaling:
         return [size for size in self.sizes if size.spread > NOISY]
 
     @property
-    def crowded(self) -> list[tuple[int, int, str]]:
-        """World sizes for which there are too few cores or GPUs: ranks, how many, of what."""
+    def crowded(self) -> str:
+        """The world sizes for which there are too few cores or GPUs, such as 4 ranks on 2 cores."""
         gpus = len({each for each in self.devices if each != "cpu"})
         there, what = (gpus, "GPU") if gpus else (self.cores, "core")
-        return [(size.ranks, there, what) for size in self.sizes if size.ranks > there]
+        crowded = [str(size.ranks) for size in self.sizes if size.ranks > there]
+        return f"{', '.join(crowded)} ranks on {plural(there, what)}" if crowded else ""
 
 
 def facts_of(ranks: int, number: int, of: int, *, is_weak: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from nbddp.record.cell import CellResult
 from nbddp.record.finished import RecordedRun
 from nbddp.record.run_folder import read_facts
 from nbddp.topology import cores_here
+from nbddp.ui.report.scaling import scaling_report
 from nbddp.ui.report.sweep import describe_failures, describe_row, sweep_report
 
 logger = logging.getLogger("nbddp")
@@ -71,7 +72,7 @@ class ScalingStudy:
         self._runner.run_all(self._rows, self._run_one, self._describe, what="scale")
         self._display.show_progress(sweep_report(self._rows, what="scale"))
         scaling = self._scaling()
-        self._display.show(scaling)
+        self._display.show(scaling_report(scaling))
         for each in describe_failures(self._rows):
             self._display.say(each)
         self._runner.conclude(way_on="run again, the study starts over")
@@ -82,10 +83,8 @@ class ScalingStudy:
         return Scaling(
             sizes=tuple(sizes),
             is_weak=self._is_weak,
-            rounds=self._count,
             cores=cores_here(),
             devices=self._devices,
-            threads={ranks: spec.threads_per_rank() for ranks, spec in self._specs.items()},
         )
 
     def _run_one(self, row: Row) -> None:

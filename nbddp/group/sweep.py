@@ -17,6 +17,8 @@ from nbddp.group.prompts import prompt_numbers
 from nbddp.group.trials import TrialRunner
 from nbddp.record.cell import CellResult
 from nbddp.record.push_store import pickled
+from nbddp.ui.report.comparison import comparison_report
+from nbddp.ui.report.run_list import run_list_report
 from nbddp.ui.report.sweep import describe_done, describe_failures, describe_row, sweep_report
 
 
@@ -100,11 +102,12 @@ class Sweep:
         runs = self._summaries()
         if runs:
             size = sum(run.size for run in runs)
-            self._display.show(Listing(tuple(runs), total=len(runs), size=size))
+            listing = Listing(tuple(runs), total=len(runs), size=size)
+            self._display.show(run_list_report(listing, most=len(runs)))
         done = {row.path for row in self.rows if row.state.is_done}
         paths = [run.path for run in runs if run.path in done]
         if len(paths) > 1:
-            self._display.show(compare(paths[:MOST]))
+            self._display.show(comparison_report(compare(paths[:MOST])))
         if len(paths) > MOST:
             self._display.say(f"the comparison has the first {MOST}")
         for each in describe_failures(self.rows):

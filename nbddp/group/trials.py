@@ -8,9 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from nbddp.archive.comparing import Comparison
-from nbddp.archive.run_list import Listing
-from nbddp.archive.scaling import Scaling
 from nbddp.archive.sweeps import SEED, Row, State
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
@@ -24,11 +21,9 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult, Deed
 from nbddp.record.deeds import say_deeds
 from nbddp.record.timeline import CONFIG
 from nbddp.ui.report.blocks import Report
+from nbddp.ui.report.render import render_text
 from nbddp.ui.report.sweep import describe_current, describe_outcome, sweep_report
 from nbddp.ui.screen import StreamScreen
-from nbddp.ui.text.compare import compare_text
-from nbddp.ui.text.runs import runs_text
-from nbddp.ui.text.scaling import scaling_text
 
 SEEDING = (
     'torch.manual_seed(seed); __import__("random").seed(seed); '
@@ -62,16 +57,9 @@ class TrialDisplay:
         """Show which trial begins, or at the end how many succeeded."""
         self.say(str(report.title))
 
-    def show(self, results: Listing | Comparison | Scaling) -> None:
+    def show(self, report: Report) -> None:
         """Show the results of the trials."""
-        match results:
-            case Listing():
-                text = runs_text(results, most=len(results.runs))
-            case Comparison():
-                text = compare_text(results)
-            case Scaling():
-                text = scaling_text(results)
-        self.write(text)
+        self.write(render_text(report))
 
     def say(self, text: str) -> None:
         """Print a line for the user."""

@@ -35,7 +35,7 @@ from nbddp.magics.trial_options import rounds, swept, world_sizes
 from nbddp.magics.views import SHOWN_STEPS, ViewChoice
 from nbddp.publish.kinds import KINDS as TRACKERS
 from nbddp.train.kinds import MEANINGS as FAULTS
-from nbddp.ui.text.runs import SHOWN as SHOWN_RUNS
+from nbddp.ui.report.run_list import SHOWN as SHOWN_RUNS
 
 _TRACKER = f"{', '.join(TRACKERS)}; with a project or folder: wandb:digits"
 ALIKE = 0.7  # share of letters that a wrong word has in common with what was meant

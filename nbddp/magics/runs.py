@@ -11,6 +11,7 @@ from nbddp.archive.summary import read_note
 from nbddp.errors import RequestError
 from nbddp.formatting import plural
 from nbddp.magics.desk import Desk
+from nbddp.ui.report.run_list import run_list_report
 
 
 def steer_runs(desk: Desk, args: Namespace) -> None:
@@ -32,7 +33,7 @@ def steer_runs(desk: Desk, args: Namespace) -> None:
         desk.views.say(f"nbddp: {path.name}: {_note(path, rest[1:], args) or 'no note'}")
     else:
         listing = list_runs(base, args.run, sort=args.sort, is_down=args.down, current=current)
-        desk.views.show_runs(listing, most=args.number)
+        desk.views.show(run_list_report(listing, most=args.number))
 
 
 def _note(path: Path, words: list[str], args: Namespace) -> str:

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from nbddp.archive.comparing import Comparison, Over
-from nbddp.archive.run_list import Listing
-from nbddp.archive.scaling import LEAST, Scaling
+from nbddp.archive.scaling import LEAST
 from nbddp.archive.sweeps import grid
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
@@ -77,12 +75,6 @@ class NotebookDisplay(TrialDisplay):
         if not self.quiet:
             self._views.show_progress(report)
 
-    def show(self, results: Listing | Comparison | Scaling) -> None:
+    def show(self, report: Report) -> None:
         """Show a table, or a picture."""
-        match results:
-            case Listing():
-                self._views.show_runs(results, most=len(results.runs))
-            case Comparison():
-                self._views.show_comparison(results, over=Over.STEP, scale="auto", is_smooth=False)
-            case Scaling():
-                self._views.show_scaling(results)
+        self._views.show(report)

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
-from nbddp.archive.comparing import Comparison, Over
-from nbddp.archive.run_list import Listing
-from nbddp.archive.scaling import Scaling
 from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.imports import import_aside
@@ -28,10 +25,7 @@ from nbddp.ui.report.blocks import Report
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.screen import PAGE_PACE, IPythonScreen, View, no_check, shows_color
-from nbddp.ui.text.compare import compare_text
 from nbddp.ui.text.progress import Progress
-from nbddp.ui.text.runs import runs_text
-from nbddp.ui.text.scaling import scaling_text
 from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
@@ -242,53 +236,6 @@ class Views:
                 charts, _ = static_charts(session.metrics(most=MAX_CHARTS))
                 lines = last.tails.merged()[-SHOWN:]
         self.show(status_report(snapshot, charts=charts, lines=lines))
-
-    def show_runs(self, listing: Listing, *, most: int) -> None:
-        """Show which runs there are."""
-        text = runs_text(listing, most=most)
-        if not self.shows_panels:
-            self.say(text)
-            return
-        from nbddp.ui.panel.runs import runs_html
-
-        html = runs_html(listing, most=most)
-        publish_display_data({"text/html": html, "text/plain": text})
-        self._parts.tell(html)
-
-    def show_comparison(
-        self, comparison: Comparison, *, over: Over, scale: str, is_smooth: bool
-    ) -> None:
-        """Show runs beside each other; a console, which has no pictures, gets letters."""
-        text = compare_text(comparison)
-        if not hasattr(self._shell, "kernel") and not self.shows_panels:
-            self.say(text)
-            return
-        if not self.shows_panels:
-            import_aside("nbddp.charts.figure")  # loads matplotlib
-        from nbddp.ui.panel.compare import compare_bundle
-
-        data, metadata = compare_bundle(
-            comparison,
-            text=text,
-            over=over,
-            scale=scale,
-            is_smooth=is_smooth,
-            has_page=self.shows_panels,
-        )
-        publish_display_data(data, metadata)
-        self._parts.tell(data.get("text/html", ""))
-
-    def show_scaling(self, scaling: Scaling) -> None:
-        """Show a cell on several world sizes; a console, which has no pictures, gets letters."""
-        if not hasattr(self._shell, "kernel") and not self.shows_panels:
-            self.say(scaling_text(scaling))
-            return
-        import_aside("nbddp.ui.panel.scaling")  # loads matplotlib
-        from nbddp.ui.panel.scaling import scaling_bundle
-
-        data, metadata = scaling_bundle(scaling, has_page=self.shows_panels)
-        publish_display_data(data, metadata)
-        self._parts.tell(data.get("text/html", ""))
 
     def say(self, text: str) -> None:
         """Tell the user something."""

@@ -60,7 +60,7 @@ def test_a_sweep_shows_how_far_it_is_and_stays_in_the_notebook(desk: Desk) -> No
         notebook.run(4)
         scaled = notebook.code_cell(4)
         expect(scaled.locator("table[aria-label='world sizes'] tbody tr")).to_have_count(2)
-        expect(scaled.locator("img[alt^='speed-up by ranks: ']")).to_be_visible()
+        expect(scaled.locator("img[alt^='strong scaling: speed-up ']")).to_be_visible()
         expect(scaled).to_contain_text("scale of 6: 6 ok")
         expect(scaled).to_contain_text("strong scaling: ")
         assert wrong_for_somebody(notebook.page) == []
@@ -68,7 +68,7 @@ def test_a_sweep_shows_how_far_it_is_and_stays_in_the_notebook(desk: Desk) -> No
         assert notebook.problems == []
     saved = nbformat.read(desk.notebooks / name, as_version=4)
     body, _ = HTMLExporter().from_notebook_node(saved)
-    for text in ("sweep of 3: 2 ok, 1 failed", "speed-up by ranks: "):
+    for text in ("sweep of 3: 2 ok, 1 failed", "strong scaling: speed-up "):
         assert text in body
 
 

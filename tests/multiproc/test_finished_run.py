@@ -57,6 +57,6 @@ def test_a_run_whose_kernel_was_killed_is_shown_by_the_next_and_says_so(
     first = notebook.run("%ddp show lost --cell 1").text
     assert "rank 0\n  in the first cell\n" in first
     assert "at 3" not in first
-    _, line, *_ = notebook.run("%ddp runs lost").text.splitlines()
+    _, _, line, *_ = notebook.run("%ddp runs lost").text.splitlines()
     assert "  2  " in line
     assert "  killed" in line

@@ -48,6 +48,8 @@ SHEET = f"""<style>
   font-family: var(--jp-code-font-family, monospace); opacity: .85; white-space: nowrap; }}
 .nbddp-wrong {{ color: {BAD} !important; }}
 .nbddp-waits {{ color: {WARN} !important; }}
+.nbddp-add {{ color: {OK}; }}
+.nbddp-del {{ color: {BAD}; }}
 .nbddp-code {{ display: inline-block; max-width: 7em; overflow: hidden;
   text-overflow: ellipsis; vertical-align: bottom; }}
 .nbddp-chip {{ font-weight: 600; }}

@@ -1,0 +1,129 @@
+"""`%ddp compare`: what several runs came to, and in what they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbddp.archive.comparing import Compared, Comparison, Over
+from nbddp.charts.axes import AxisScale
+from nbddp.charts.sparkline import block_characters
+from nbddp.formatting import plural
+from nbddp.ui.report.blocks import Block, Cell, Code, Details, Picture, Report, Table, note
+from nbddp.ui.report.run_list import describe_outcome, describe_pace, middles
+from nbddp.ui.words import aligned, say_seconds
+
+LETTERS = "ABCDEFGH"
+DIFF_LINES = 400  # of each run
+SAME = "the code of all cells is the same"
+
+
+def comparison_report(
+    comparison: Comparison,
+    *,
+    over: Over = Over.STEP,
+    scale: AxisScale = AxisScale.AUTO,
+    is_smooth: bool = False,
+) -> Report:
+    """Report final values, curves, differences, and the code as a diff."""
+    return Report(
+        f"comparison of {plural(len(comparison.runs), 'run')}",
+        [
+            _finals(comparison),
+            _charts(comparison, over, scale, is_smooth=is_smooth),
+            _differences(comparison),
+            *_code(comparison),
+            *map(note, _notes(comparison)),
+        ],
+    )
+
+
+def _finals(comparison: Comparison) -> Table:
+    head = ["line", "run", *comparison.metrics, "steps", "pace", "time", "outcome"]
+    rows: list[list[str | Cell]] = [
+        [_letter(index), Cell(name, title=run.name), *comparison.finals(run), *_sums(run)]
+        for index, (name, run) in enumerate(zip(comparison.names, comparison.runs, strict=True))
+    ]
+    return Table(head, rows, "what the runs came to")
+
+
+def _letter(index: int) -> Cell:
+    return Cell(LETTERS[index], rank=index, html=f"━ {LETTERS[index]}")
+
+
+def _sums(run: Compared) -> list[str]:
+    one = run.summary
+    steps = "" if one.steps is None else f"{one.steps:,}"
+    seconds = run.metrics.ended - run.metrics.began
+    took = say_seconds(seconds) if seconds > 0 else ""
+    return [steps, describe_pace(one), took, describe_outcome(one)]
+
+
+def _charts(comparison: Comparison, over: Over, scale: AxisScale, *, is_smooth: bool) -> Block:
+    if not comparison.metrics:
+        return note("no numbers were reported")
+
+    def png() -> tuple[bytes, int]:
+        from nbddp.archive.compared_chart import compared_charts
+        from nbddp.charts.figure import draw_charts, png_of  # loads matplotlib
+
+        charts = compared_charts(comparison, over, scale)
+        return png_of(draw_charts(charts, names=comparison.names, is_smooth=is_smooth))
+
+    def html() -> str:
+        from nbddp.archive.compared_chart import compared_charts  # loads numpy
+        from nbddp.ui.chart_html import charts_html, render
+
+        charts = compared_charts(comparison, over, scale)
+        return charts_html([render(chart) for chart in charts], is_smooth=is_smooth)
+
+    text = "\n\n".join(_curves(comparison, name) for name in comparison.drawn)
+    return Picture(png, f"curves of {', '.join(comparison.drawn)}", text, html)
+
+
+def _curves(comparison: Comparison, name: str) -> str:
+    rows = [
+        [letter, block_characters(middles(run.small_curve(name)))]
+        for letter, run in zip(LETTERS, comparison.runs, strict=False)
+    ]
+    return "\n".join([name, *aligned(rows)])
+
+
+def _differences(comparison: Comparison) -> Block:
+    rows = [[name, *values] for name, values in comparison.differences()]
+    if not rows:
+        return note("settings, versions and world size are the same")
+    letters = list(LETTERS[: len(comparison.runs)])
+    return Table(["differs", *letters], rows, "in what the runs differ")
+
+
+def _code(comparison: Comparison) -> Iterator[Details]:
+    """Return the diff from the first run to each other one."""
+    for index in range(1, len(comparison.runs)):
+        diff = comparison.code(index)
+        if not diff:
+            continue
+        added = sum(line.startswith("+") for line in diff[2:])
+        removed = sum(line.startswith("-") for line in diff[2:])
+        title = f"code from A to {LETTERS[index]}: {plural(added, 'line')} added, {removed} removed"
+        shown = diff[: DIFF_LINES + 2]
+        more = len(diff) - len(shown)
+        rest = [f"... {more} lines more"] if more else []
+        yield Details(title, [Code("\n".join([*shown, *rest]), is_diff=True)], is_open=True)
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    said = [
+        f"no cell of {name} is on record: its code is not compared"
+        for name, run in zip(comparison.names, comparison.runs, strict=True)
+        if not run.cells
+    ]
+    is_compared = comparison.runs[0].cells and len(said) < len(comparison.runs) - 1
+    if is_compared and not any(_code(comparison)):
+        said.append(SAME if not said else "the code of the others is the same")
+    if any(run.marks for run in comparison.runs):
+        said.append("marks in a chart: orange is a restart, green a heal")
+    if comparison.left_out:
+        more = plural(comparison.left_out, "metric")
+        said.append(f"{more} more: --metrics NAME,... chooses them")
+    torn = [run.name for run in comparison.runs if run.run.unreadable]
+    return [*said, *(f"not all lines of {name} could be read" for name in torn)]

@@ -1,0 +1,110 @@
+"""`%ddp runs`: the runs below the notebook's folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from nbddp.archive.find import short_names
+from nbddp.archive.run_list import Listing, say_left_out
+from nbddp.archive.summary import Summary
+from nbddp.charts.sparkline import block_characters, sparkline
+from nbddp.formatting import format_bytes, plural
+from nbddp.record.metrics import Pairs
+from nbddp.ui.panel.html import escape
+from nbddp.ui.report.blocks import Cell, Dot, Mood, Report, Table, note
+from nbddp.ui.words import say_rate, say_seconds
+
+SHOWN = 50  # runs, unless more are asked for
+LONGEST = 28  # characters of a setting
+_DOTS = {"ok": Dot.OK, "failed": Dot.BAD, "running": Dot.BUSY, "empty": Dot.OFF}
+
+
+def run_list_report(listing: Listing, *, most: int = SHOWN) -> Report:
+    """Report the runs, the newest first unless they are sorted by something else."""
+    few = f"{len(listing.runs)} of " if len(listing.runs) < listing.total else ""
+    title = f"{few}{plural(listing.total, 'run')}, {format_bytes(listing.size)}"
+    if not listing.total:
+        title = "there is no run here yet: a `%%ddp` cell makes one"
+    shown = listing.runs[:most]
+    names = short_names([run.name for run in shown])
+    rows = [_row(listing, run, name) for run, name in zip(shown, names, strict=True)]
+    head = ["run", "when", "ranks", *listing.settings, *listing.metrics, "steps", "pace"]
+    head += ["outcome", f"curve of {listing.metrics[0]}" if listing.metrics else ""]
+    table = [Table(head, rows, "runs").without_empty_columns()] if rows else []
+    return Report(title, [*table, *map(note, _notes(listing, most))])
+
+
+def _row(listing: Listing, run: Summary, name: str) -> list[str | Cell]:
+    outcome = describe_outcome(run)
+    return [
+        Cell(run.name[:60], title=run.name, html=f"<code>{escape(name)}</code>"),
+        time.strftime("%m-%d %H:%M", time.localtime(run.began)) if run.began else "",
+        str(run.ranks or ""),
+        *(format_value(run.config.get(name)) for name in listing.settings),
+        *(_number(run.last.get(name)) for name in listing.metrics),
+        "" if run.steps is None else f"{run.steps:,}",
+        describe_pace(run),
+        Cell(outcome, dot=_DOTS.get(run.outcome, Dot.WARN), title=outcome),
+        _curve(listing, run),
+    ]
+
+
+def _number(value: float | None) -> str | Cell:
+    text = "" if value is None else f"{value:.4g}"
+    return Cell(text, Mood.BAD) if text in ("nan", "inf", "-inf") else text
+
+
+def _curve(listing: Listing, run: Summary) -> str | Cell:
+    """Return the curve of the first metric that has a column."""
+    name = listing.metrics[0] if listing.metrics else ""
+    values = middles(run.curves.get(name, ()))
+    if not values:
+        return ""
+    last = f", at last {run.last[name]:.4g}" if name in run.last else ""
+    svg = sparkline(values, escape(f"{name} of {run.name}{last}"))
+    return Cell(block_characters(values), html=svg)
+
+
+def middles(pairs: Pairs) -> list[float]:
+    """Return the middle between the lowest and the highest value of each stretch of a curve."""
+    return [sum(pair) / 2 for pair in pairs]
+
+
+def format_value(value: Any) -> str:
+    """Return a setting in a few characters.
+
+    >>> [format_value(each) for each in (0.1, 12345.678, True, None, "x" * 40, float("nan"))]
+    ['0.1', '12345.7', 'True', '', 'xxxxxxxxxxxxxxxxxxxxxxxxxxx…', 'nan']
+    """
+    if value is None:
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def describe_pace(run: Summary) -> str:
+    """Say the steps a second, and the samples where the batch is known."""
+    steps = say_rate(run.steps_per_second or 0.0)
+    samples = run.samples_per_second
+    return f"{steps}, {samples:,.0f} samples/s" if steps and samples else steps
+
+
+def describe_outcome(run: Summary) -> str:
+    """Say how a run ended, what failures cost it, and the user's note on it."""
+    said_by_why = run.outcome == "interrupted"  # "ranks 0-1 interrupted, line 3"
+    how = run.why if said_by_why else ": ".join(filter(None, [run.outcome, run.why]))
+    lost = f"{say_seconds(run.seconds_lost)} lost to failures" if run.seconds_lost else ""
+    is_idle = run.is_live and run.outcome != "running"
+    said = [how[:90], lost, "not stopped" if is_idle else "", run.note]
+    return " · ".join(filter(None, said))
+
+
+def _notes(listing: Listing, most: int) -> Iterator[str]:
+    more = len(listing.runs) - most
+    if more > 0:
+        yield f"{more} more: `%ddp runs -n {len(listing.runs)}` shows them"
+    if left_out := say_left_out(listing.left_out):
+        yield left_out

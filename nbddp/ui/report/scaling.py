@@ -1,0 +1,109 @@
+"""`%%ddp --scale`: a cell on several world sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbddp.archive.scaling import NOISY, Scaling, Size
+from nbddp.formatting import format_bytes, plural
+from nbddp.ui.report.blocks import Picture, Report, Table, note
+from nbddp.ui.words import aligned, say_rate, say_seconds
+
+BAR = 24  # characters for an efficiency of 100 %
+
+
+def scaling_report(scaling: Scaling) -> Report:
+    """Report the speed-up, and where the time of the ranks went."""
+    if not scaling.sizes:
+        return Report("no world size came to its end: there is nothing to compare")
+    speed_ups = [
+        f"{scaling.speed_up(size):.2f} on {plural(size.ranks, 'rank')}" for size in scaling.sizes
+    ]
+    kind = "weak" if scaling.is_weak else "strong"
+    title = f"{kind} scaling: speed-up {', '.join(speed_ups)}"
+    head = ["ranks", "steps/s" if scaling.counts_steps else "time", "samples/s", "speed-up"]
+    head += ["efficiency", "waiting", "for data", "communication", "memory", "rounds apart"]
+    rows = [_row(scaling, size) for size in scaling.sizes]
+    bars = [[str(size.ranks), _bar(scaling.efficiency(size))] for size in scaling.sizes]
+    text = "\n".join(["efficiency:", *aligned(bars)])
+    return Report(
+        title,
+        [
+            Picture(lambda: _draw(scaling), f"{title}; the table has the numbers", text),
+            Table(head, rows, "world sizes").without_empty_columns(),
+            *map(note, _notes(scaling)),
+        ],
+    )
+
+
+def _draw(scaling: Scaling) -> tuple[bytes, int]:
+    from nbddp.charts.figure import draw_scaling, png_of  # loads matplotlib
+
+    return png_of(draw_scaling(scaling))
+
+
+def _bar(efficiency: float) -> str:
+    """Return a bar that is full at 100 %.
+
+    >>> _bar(0.5)
+    '████████████············'
+    """
+    filled = round(min(1.0, efficiency) * BAR)
+    return "█" * filled + "·" * (BAR - filled)
+
+
+def _row(scaling: Scaling, size: Size) -> list[str]:
+    pace = say_rate(size.pace) if scaling.counts_steps else say_seconds(1 / size.pace)
+    samples = f"{size.samples:,.0f}" if scaling.has_samples and size.samples else ""
+    return [
+        str(size.ranks),
+        pace,
+        samples,
+        f"{scaling.speed_up(size):.2f}",
+        format_share(scaling.efficiency(size)),
+        format_share(size.share("waiting")),
+        format_share(size.share("loading")),
+        _communication(size),
+        _memory(size),
+        f"{format_share(size.spread)} of {len(size.rounds)}",
+    ]
+
+
+def format_share(share: float | None) -> str:
+    """Return a part of a whole in percent; nothing if it is not known.
+
+    >>> format_share(0.123), format_share(0.004), format_share(None)
+    ('12 %', '0.4 %', '')
+    """
+    if share is None:
+        return ""
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1f} %"
+
+
+def _communication(size: Size) -> str:
+    exposed = size.share("bare")
+    alone = "" if exposed is None else f" ({format_share(exposed)} exposed)"
+    return f"{format_share(size.share('sending'))}{alone}"
+
+
+def _memory(size: Size) -> str:
+    here, gpu = size.share("memory"), size.share("gpu_memory")
+    parts = [format_bytes(here) if here else "", f"GPU {format_bytes(gpu)}" if gpu else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _notes(scaling: Scaling) -> Iterator[str]:
+    if scaling.crowded:
+        yield f"{scaling.crowded}: not a scaling of your model"
+    noisy = [
+        f"{format_share(size.spread)} on {plural(size.ranks, 'rank')}" for size in scaling.noisy
+    ]
+    if noisy:
+        yield (
+            f"noisy: the rounds differ by {', '.join(noisy)}, more than {format_share(NOISY)}; "
+            "smaller differences mean nothing"
+        )
+    yield (
+        "medians of the rounds without the first fifth of the steps; waiting for the last rank of "
+        "a collective, for data of a DataLoader; communication is exposed while nothing is computed"
+    )
