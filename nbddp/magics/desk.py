@@ -422,14 +422,14 @@ def check_unchanged(asked: GroupSpec, current: GroupSpec, *, gone: Sequence[int]
     Raises:
         RequestError: which options differ, and how to restart.
     """
-    changed = {
-        name: (_shown(before), _shown(value))
+    changed = [
+        name
         for name in _START_OPTIONS
-        if (value := getattr(asked, name)) != (before := getattr(current, name)) and name != "name"
-    }
+        if name != "name" and getattr(asked, name) != getattr(current, name)
+    ]
     if changed:
-        said = ", ".join(f"{name} {before}" for name, (before, _) in changed.items())
-        flags = " ".join(f"--{name} {value}" for name, (_, value) in changed.items())
+        said = ", ".join(f"{name} {_shown(getattr(current, name))}" for name in changed)
+        flags = " ".join(f"--{name} {_shown(getattr(asked, name))}" for name in changed)
         first = f"{say_ranks(gone)} of the group died; " if gone else ""
         raise RequestError(
             f"{first}the worker group runs with {said}; `%ddp restart {flags}` restarts it with "
