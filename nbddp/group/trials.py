@@ -191,9 +191,10 @@ class TrialRunner:
                 self._note_failure(row, error, is_shown=result is not None)
         finally:
             with interrupt_held_back():
-                self._is_ended = self._is_ended or session.times_ended > 0
                 row.path, row.seconds = session.time_line.path, time.monotonic() - began
-                self._ranks.close()
+                asked = session.times_ended
+                self._ranks.close()  # counts as one, too
+                self._is_ended = self._is_ended or asked > 0 or session.times_ended > asked + 1
 
     def _note_failure(self, row: Row, error: NbddpError, *, is_shown: bool) -> None:
         is_cell = isinstance(error, CellFailedError)
