@@ -20,8 +20,17 @@ from refusals import refusal
 from runs_on_disk import make_run
 from syrupy.assertion import SnapshotAssertion
 
-from nbddp.archive import sweeps
-from nbddp.archive.sweeps import MOST, Row, State, count_of, done_before, facts_of, grid, key_of
+from nbddp.archive import sweep_grid
+from nbddp.archive.sweep_grid import (
+    MOST,
+    State,
+    SweepEntry,
+    completed_runs,
+    count_of,
+    facts_of,
+    grid,
+    sweep_key,
+)
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.group.sweep import assigned_before_use
 from nbddp.magics.parser import CELL, parse
@@ -45,9 +54,9 @@ def cell(line: str) -> Namespace:
     return parse(CELL, line)
 
 
-def rows_of(*states: State) -> list[Row]:
+def rows_of(*states: State) -> list[SweepEntry]:
     trials = grid([("lr", tuple(range(len(states))))])
-    return [Row(trial, state) for trial, state in zip(trials, states, strict=True)]
+    return [SweepEntry(trial, state) for trial, state in zip(trials, states, strict=True)]
 
 
 # ---- what is tried
@@ -159,14 +168,14 @@ def test_a_setting_that_is_no_plain_value_is_recorded_as_it_is_written() -> None
 
 def test_another_cell_or_another_one_before_it_is_another_sweep() -> None:
     before = CellRequest(source="x = 1")
-    key = key_of("train()", [before], 2)
-    assert key == key_of("train()", [CellRequest(source="x = 1", execution_count=9)], 2)
+    key = sweep_key("train()", [before], 2)
+    assert key == sweep_key("train()", [CellRequest(source="x = 1", execution_count=9)], 2)
     others = [
-        key_of("train(1)", [before], 2),
-        key_of("train()", [], 2),
-        key_of("train()", [CellRequest(source="x = 2")], 2),
-        key_of("train()", [CellRequest(source="x = 1", ranks=(0,))], 2),
-        key_of("train()", [before], 4),
+        sweep_key("train(1)", [before], 2),
+        sweep_key("train()", [], 2),
+        sweep_key("train()", [CellRequest(source="x = 2")], 2),
+        sweep_key("train()", [CellRequest(source="x = 1", ranks=(0,))], 2),
+        sweep_key("train()", [before], 4),
     ]
     assert len({key, *others}) == 6
 
@@ -174,7 +183,7 @@ def test_another_cell_or_another_one_before_it_is_another_sweep() -> None:
 def key_after_push(value: Any) -> str:
     stored = Mock()
     stored.read.return_value = dumps({"x": value})
-    return key_of("", [PushRecord(("x",), None, stored)])
+    return sweep_key("", [PushRecord(("x",), None, stored)])
 
 
 def test_other_values_that_were_pushed_are_another_sweep() -> None:
@@ -183,7 +192,7 @@ def test_other_values_that_were_pushed_are_another_sweep() -> None:
     assert [key_after_push(each) for each in plain] == [
         key_after_push(copy.deepcopy(each)) for each in plain
     ]
-    assert key_of("", [PushRecord(("x",), None, None, "gone")])  # it cannot be read any more
+    assert sweep_key("", [PushRecord(("x",), None, None, "gone")])  # it cannot be read any more
 
 
 @pytest.mark.parametrize(
@@ -197,7 +206,7 @@ def test_what_python_does_not_write_exactly_is_the_same_in_one_kernel_only(
     key = key_after_push(value)
     assert key == key_after_push(value)
     assert key_after_push(torch.zeros(3)) != key
-    monkeypatch.setattr(sweeps, "_PROCESS", "another kernel's")
+    monkeypatch.setattr(sweep_grid, "_PROCESS", "another kernel's")
     assert key_after_push(value) != key
 
 
@@ -213,14 +222,16 @@ def test_only_runs_of_the_same_sweep_that_came_to_their_end_are_done(folder: Pat
     (torn / "run.json").write_text('{"sweep": {"ke')
     odd = make_run(folder, "20270118-080000")
     (odd / "run.json").write_text(json.dumps({"sweep": {"key": "k", "is_done": 1, "settings": 3}}))
-    assert done_before(folder, "k", trials) == {1: newest}
+    assert completed_runs(folder, "k", trials) == {1: newest}
 
 
 # ---- how it is said
 
 
-def one_in_each_state() -> list[Row]:
-    rows = rows_of(State.OK, State.BEFORE, State.RUNNING, State.FAILED, State.ENDED, State.WAITING)
+def one_in_each_state() -> list[SweepEntry]:
+    rows = rows_of(
+        State.OK, State.ALREADY_DONE, State.RUNNING, State.FAILED, State.ENDED, State.WAITING
+    )
     rows[0].seconds = 3.0
     rows[3].why, rows[3].path, rows[3].seconds = "rank 1: <b>", Path("/x/20270115-run"), 2.0
     return rows
@@ -236,7 +247,7 @@ def test_how_far_a_sweep_is_is_said(snapshot: SnapshotAssertion) -> None:
     ]
     assert [*said, *describe_failures(rows), *map(describe_row, rows)] == snapshot
     assert describe_done(rows[2:]) == ""
-    assert describe_done(rows_of(*[State.BEFORE] * 9)).count("lr=") == 6
+    assert describe_done(rows_of(*[State.ALREADY_DONE] * 9)).count("lr=") == 6
     assert count_of(rows, State.OK, State.WAITING) == 2
 
 
@@ -259,7 +270,7 @@ def test_of_a_long_sweep_the_page_has_the_rows_around_the_one_that_runs() -> Non
 @given(name=TEXT, why=TEXT)
 def test_whatever_values_and_failures_say_stays_text(name: str, why: str) -> None:
     [trial] = grid([("lr", (name,))])
-    row = Row(trial, State.FAILED, why=why, path=Path("/x/run"))
+    row = SweepEntry(trial, State.FAILED, why=why, path=Path("/x/run"))
     Page(render_html(sweep_report([row], row)))
 
 

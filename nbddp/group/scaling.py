@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.archive.scaling import LEAST, Round, Scaling, Size, facts_of, shares, steady_pace
-from nbddp.archive.sweeps import Row, Trial
+from nbddp.archive.sweep_grid import SweepEntry, SweepPoint
 from nbddp.controller.session import Session
 from nbddp.errors import ArgumentError, RequestError
 from nbddp.formatting import plural
@@ -53,7 +53,7 @@ class ScalingStudy:
         # round by round: a load on the machine that comes and goes strikes all world sizes
         settings = [(each, size) for each in range(1, rounds + 1) for size in self._specs]
         self._rows = [
-            Row(Trial(number, {"ranks": size, "round": each}))
+            SweepEntry(SweepPoint(number, {"ranks": size, "round": each}))
             for number, (each, size) in enumerate(settings, start=1)
         ]
         self._rounds: dict[int, list[Round]] = {size: [] for size in self._specs}
@@ -87,7 +87,7 @@ class ScalingStudy:
             devices=self._devices,
         )
 
-    def _run_one(self, row: Row) -> None:
+    def _run_one(self, row: SweepEntry) -> None:
         size, number = row.trial.settings["ranks"], row.trial.settings["round"]
         self._runner.run(
             row,
@@ -97,7 +97,7 @@ class ScalingStudy:
             finish=lambda *done: self._rounds[size].append(self._measure(*done)),
         )
 
-    def _describe(self, row: Row) -> str:
+    def _describe(self, row: SweepEntry) -> str:
         if not row.state.is_done:
             return describe_row(row)
         last = self._rounds[row.trial.settings["ranks"]][-1]

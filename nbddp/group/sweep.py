@@ -10,7 +10,15 @@ from IPython.core.inputtransformer2 import TransformerManager
 from nbddp.archive.comparing import MOST, compare
 from nbddp.archive.run_list import Listing
 from nbddp.archive.summary import Summary, summarize
-from nbddp.archive.sweeps import Row, State, Trial, done_before, facts_of, key_of, value_key
+from nbddp.archive.sweep_grid import (
+    State,
+    SweepEntry,
+    SweepPoint,
+    completed_runs,
+    facts_of,
+    sweep_key,
+    value_key,
+)
 from nbddp.controller.session import Session
 from nbddp.errors import RequestError
 from nbddp.group.prompts import prompt_numbers
@@ -34,8 +42,10 @@ class Sweep:
         RequestError: a value cannot be pushed, or the cell sets a swept name.
     """
 
-    def __init__(self, runner: TrialRunner, trials: Sequence[Trial], *, start_over: bool) -> None:
-        self.rows = [Row(trial) for trial in trials]
+    def __init__(
+        self, runner: TrialRunner, trials: Sequence[SweepPoint], *, start_over: bool
+    ) -> None:
+        self.rows = [SweepEntry(trial) for trial in trials]
         self._runner = runner
         self._display = runner.display
         self._start_over = start_over
@@ -47,7 +57,7 @@ class Sweep:
                     "sets it before it is used: take that line out"
                 )
         swept = {name: [each.settings[name] for each in trials] for name in trials[0].settings}
-        self._key = key_of(
+        self._key = sweep_key(
             *(request.source, runner.deeds, spec.nproc, spec.backend, request.ranks),
             sorted(spec.env.items()),
             value_key(pickled(runner.values, prompt_numbers())),
@@ -75,12 +85,12 @@ class Sweep:
         self._runner.conclude(way_on="run again, the sweep goes on where it was")
 
     def _find_done(self) -> None:
-        found = done_before(self._runner.spec.cwd(), self._key, [row.trial for row in self.rows])
+        found = completed_runs(self._runner.spec.cwd(), self._key, [row.trial for row in self.rows])
         for row in self.rows:
             if (path := found.get(row.trial.number)) is not None:
-                row.state, row.path = State.BEFORE, path
+                row.state, row.path = State.ALREADY_DONE, path
 
-    def _run_one(self, row: Row) -> None:
+    def _run_one(self, row: SweepEntry) -> None:
         trial, count = row.trial, len(self.rows)
 
         def note_done(session: Session, _result: CellResult) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from nbddp.archive.sweeps import SEED, Row, State
+from nbddp.archive.sweep_grid import SEED, State, SweepEntry
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, CellInterruptedError, NbddpError
@@ -104,16 +104,16 @@ class TrialRunner:
         self.values = values
         self.deeds = deeds
         self._ranks = ranks
-        self._rows: Sequence[Row] = ()
+        self._rows: Sequence[SweepEntry] = ()
         self._what = ""
         self._error: NbddpError | None = None  # of the first trial that failed
         self._is_ended = False
 
     def run_all(
         self,
-        rows: Sequence[Row],
-        run_one: Callable[[Row], None],
-        describe: Callable[[Row], str],
+        rows: Sequence[SweepEntry],
+        run_one: Callable[[SweepEntry], None],
+        describe: Callable[[SweepEntry], str],
         *,
         what: str,
     ) -> None:
@@ -149,7 +149,7 @@ class TrialRunner:
 
     def run(
         self,
-        row: Row,
+        row: SweepEntry,
         spec: GroupSpec,
         *,
         name: str,
@@ -196,7 +196,7 @@ class TrialRunner:
                 self._ranks.close()  # counts as one, too
                 self._is_ended = self._is_ended or asked > 0 or session.times_ended > asked + 1
 
-    def _note_failure(self, row: Row, error: NbddpError, *, is_shown: bool) -> None:
+    def _note_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
         is_cell = isinstance(error, CellFailedError)
         row.state, row.why = State.FAILED, str(error).partition("\n")[0]
         self._error = self._error or error

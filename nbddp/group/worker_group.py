@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nbddp.archive.sweeps import grid
+from nbddp.archive.sweep_grid import grid
 from nbddp.controller.asking import Asking
 from nbddp.controller.healing import heal
 from nbddp.controller.session import Session

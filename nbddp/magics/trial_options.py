@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbddp.archive.scaling import LEAST
-from nbddp.archive.sweeps import Swept
+from nbddp.archive.sweep_grid import Swept
 from nbddp.errors import RequestError
 from nbddp.magics.option_values import numbers
 

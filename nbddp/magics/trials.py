@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from nbddp.archive.scaling import LEAST
-from nbddp.archive.sweeps import grid
+from nbddp.archive.sweep_grid import grid
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError

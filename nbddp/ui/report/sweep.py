@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.archive.sweeps import Row, State, count_of
+from nbddp.archive.sweep_grid import State, SweepEntry, count_of
 from nbddp.formatting import plural
 from nbddp.ui.report.blocks import Block, Cell, Dot, Markup, Report, Table, note
 from nbddp.ui.report.render import html_of
@@ -15,20 +15,22 @@ _DOTS = {
     State.WAITING: Dot.OFF,
     State.RUNNING: Dot.BUSY,
     State.OK: Dot.OK,
-    State.BEFORE: Dot.OK,
+    State.ALREADY_DONE: Dot.OK,
     State.FAILED: Dot.BAD,
     State.ENDED: Dot.WARN,
 }
 _COUNTED = {
     State.OK: "ok",
-    State.BEFORE: "done before and not run again",
+    State.ALREADY_DONE: "done before and not run again",
     State.FAILED: "failed",
     State.ENDED: "ended by you",
     State.WAITING: "not run",
 }
 
 
-def sweep_report(rows: Sequence[Row], current: Row | None = None, *, what: str = "sweep") -> Report:
+def sweep_report(
+    rows: Sequence[SweepEntry], current: SweepEntry | None = None, *, what: str = "sweep"
+) -> Report:
     """Report the row that runs and a table of all; when none runs any more, only the counts."""
     if current is None:
         return Report(describe_outcome(rows, what=what))
@@ -37,11 +39,11 @@ def sweep_report(rows: Sequence[Row], current: Row | None = None, *, what: str =
     return Report(describe_current(rows, current, what=what), [table])
 
 
-def describe_current(rows: Sequence[Row], row: Row, *, what: str = "sweep") -> str:
+def describe_current(rows: Sequence[SweepEntry], row: SweepEntry, *, what: str = "sweep") -> str:
     """Say which row runs and how many are left.
 
-    >>> from nbddp.archive.sweeps import grid
-    >>> rows = [Row(trial) for trial in grid([("lr", (0.1, 0.01))])]
+    >>> from nbddp.archive.sweep_grid import grid
+    >>> rows = [SweepEntry(trial) for trial in grid([("lr", (0.1, 0.01))])]
     >>> describe_current(rows, rows[0])
     'sweep, 1 of 2: lr=0.1; 1 left after it'
     """
@@ -50,11 +52,11 @@ def describe_current(rows: Sequence[Row], row: Row, *, what: str = "sweep") -> s
     return f"{what}, {row.trial.number} of {len(rows)}: {row.trial}; {after}"
 
 
-def describe_outcome(rows: Sequence[Row], *, what: str = "sweep") -> str:
+def describe_outcome(rows: Sequence[SweepEntry], *, what: str = "sweep") -> str:
     """Count the rows by their state.
 
-    >>> from nbddp.archive.sweeps import grid
-    >>> describe_outcome([Row(trial, State.OK) for trial in grid([("lr", (0.1, 0.01))])])
+    >>> from nbddp.archive.sweep_grid import grid
+    >>> describe_outcome([SweepEntry(trial, State.OK) for trial in grid([("lr", (0.1, 0.01))])])
     'sweep of 2: 2 ok'
     """
     counts = [(count_of(rows, state), text) for state, text in _COUNTED.items()]
@@ -64,9 +66,9 @@ def describe_outcome(rows: Sequence[Row], *, what: str = "sweep") -> str:
     return f"{what} of {len(rows)}: {', '.join(said)}{took}"
 
 
-def describe_done(rows: Sequence[Row]) -> str:
+def describe_done(rows: Sequence[SweepEntry]) -> str:
     """Say which combinations are not run again; empty if all are run."""
-    done = [row for row in rows if row.state is State.BEFORE]
+    done = [row for row in rows if row.state is State.ALREADY_DONE]
     if not done:
         return ""
     which = "; ".join(str(row.trial) for row in done[:6]) + ("; ..." if len(done) > 6 else "")
@@ -76,14 +78,14 @@ def describe_done(rows: Sequence[Row]) -> str:
     )
 
 
-def describe_row(row: Row) -> str:
+def describe_row(row: SweepEntry) -> str:
     """Say the state of a row, why it failed, and how long it took."""
     why = f": {row.why}" if row.why else ""
     took = f", {say_seconds(row.seconds)}" if row.seconds else ""
     return f"{row.state.value}{why}{took}"
 
 
-def describe_failures(rows: Sequence[Row]) -> list[str]:
+def describe_failures(rows: Sequence[SweepEntry]) -> list[str]:
     """Return a line for each row that failed or was ended, with the command that shows its run."""
     return [
         f"{row.trial}: {describe_row(row)}"
@@ -93,7 +95,7 @@ def describe_failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _table(rows: Sequence[Row], at: int) -> list[Block]:
+def _table(rows: Sequence[SweepEntry], at: int) -> list[Block]:
     first = max(0, min(at - SHOWN // 2, len(rows) - SHOWN))
     shown = rows[first : first + SHOWN]
     head = ["", *rows[0].trial.settings, "state", "run"]
@@ -102,7 +104,7 @@ def _table(rows: Sequence[Row], at: int) -> list[Block]:
     return [table, *([note(f"{more} more")] if more else [])]
 
 
-def _cells(row: Row) -> list[str | Cell]:
+def _cells(row: SweepEntry) -> list[str | Cell]:
     said = describe_row(row)
     settings = [str(value) for value in row.trial.settings.values()]
     run = row.path.name if row.path is not None else ""

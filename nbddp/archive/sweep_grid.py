@@ -32,7 +32,7 @@ Swept = tuple[str, tuple[Any, ...]]  # a name, and its values
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SweepPoint:
     """One combination of a sweep; ``number`` is from 1."""
 
     number: int
@@ -45,7 +45,7 @@ class Trial:
     def name(self) -> str:
         """For its run's folder.
 
-        >>> Trial(1, {"lr": 0.1, "model": "cnn", "batch": 16}).name
+        >>> SweepPoint(1, {"lr": 0.1, "model": "cnn", "batch": 16}).name
         'lr0.1-model-cnn-batch16'
         """
         return "-".join(
@@ -68,18 +68,18 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     OK = "ok"
-    BEFORE = "ok, done before"
+    ALREADY_DONE = "ok, done before"
     FAILED = "failed"
     ENDED = "ended"
 
     @property
     def is_done(self) -> bool:
         """Whether its run can be compared with others."""
-        return self in (State.OK, State.BEFORE)
+        return self in (State.OK, State.ALREADY_DONE)
 
 
 @dataclass(slots=True)
-class Row:
+class SweepEntry:
     """A combination, and what has come of it.
 
     Attributes:
@@ -88,14 +88,14 @@ class Row:
         seconds: that it took, with its start; 0 if it was not run now.
     """
 
-    trial: Trial
+    trial: SweepPoint
     state: State = State.WAITING
     why: str = ""
     path: Path | None = None
     seconds: float = 0.0
 
 
-def count_of(rows: Iterable[Row], *states: State) -> int:
+def count_of(rows: Iterable[SweepEntry], *states: State) -> int:
     """How many are in one of these states."""
     return sum(row.state in states for row in rows)
 
@@ -104,7 +104,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[Trial]:
+def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[SweepPoint]:
     """Every combination, the last name the fastest.
 
     Args:
@@ -129,7 +129,7 @@ def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[Trial]:
         raise ArgumentError(f"a sweep has 1 to {MOST} combinations, these are {count}")
     combinations = itertools.product(*(values for _, values in swept))
     return [
-        Trial(number, dict(zip(names, values, strict=True)))
+        SweepPoint(number, dict(zip(names, values, strict=True)))
         for number, values in enumerate(combinations, start=1)
     ]
 
@@ -147,7 +147,7 @@ def _check(name: str, values: Sequence[Any]) -> None:
             )
 
 
-def key_of(source: str, deeds: Sequence[Deed], *options: object) -> str:
+def sweep_key(source: str, deeds: Sequence[Deed], *options: object) -> str:
     """Return what two sweeps have in common whose combinations come to the same.
 
     Args:
@@ -204,13 +204,13 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=12).hexdigest()
 
 
-def facts_of(key: str, trial: Trial, of: int, *, is_done: bool) -> dict[str, Any]:
+def facts_of(key: str, trial: SweepPoint, of: int, *, is_done: bool) -> dict[str, Any]:
     """What a run's ``run.json`` says of the combination that it is."""
     sweep = {"key": key, "settings": trial.config, "number": trial.number, "of": of}
     return {SWEEP: {**sweep, "is_done": is_done}}
 
 
-def done_before(base: Path, key: str, trials: Sequence[Trial]) -> dict[int, Path]:
+def completed_runs(base: Path, key: str, trials: Sequence[SweepPoint]) -> dict[int, Path]:
     """By number, the newest run of each combination that has come to its end."""
     by_settings = {_json(trial.config): trial.number for trial in trials}
     found: dict[int, Path] = {}
