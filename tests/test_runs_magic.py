@@ -289,6 +289,24 @@ def test_the_list_as_text_and_on_the_page(folder: Path, snapshot: Any) -> None:
     assert "<no>" in Page(html).text
 
 
+def test_the_list_names_other_curves_and_who_started_a_run(folder: Path) -> None:
+    three(folder)
+    assert "started by" not in text_of(list_runs(folder))
+    row = {"time": BEGAN, "rank": 0, "attempt": 1, "train/loss": 1.0}
+    rows = [{**row, "step": step} for step in range(5)]
+    make_run(folder, "20270115-090000-other", rows=rows, started_by="<b>.ipynb")
+    listing = list_runs(folder)
+    title, head, other, *_ = text_of(listing).splitlines()
+    assert title.startswith("4 runs")
+    assert "  started by  " in head
+    assert head.endswith("  curve of loss")
+    assert " <b>.ipynb " in other
+    assert other.endswith("▁▁▁▁▁ train/loss")
+    page = Page(page_of(listing))
+    assert "<b>.ipynb" in page.text
+    assert "train/loss" in page.text
+
+
 def test_filters_and_sorting_come_from_the_line(folder: Path) -> None:
     three(folder)
     title, _, first, note = ddp("runs lr<1 --sort loss --down -n 1").splitlines()

@@ -30,8 +30,8 @@ def run_list_report(listing: Listing, *, most: int = SHOWN) -> Report:
     shown = listing.runs[:most]
     names = short_names([run.name for run in shown])
     rows = [_row(listing, run, name) for run, name in zip(shown, names, strict=True)]
-    head = ["run", "when", "ranks", *listing.settings, *listing.metrics, "steps", "pace"]
-    head += ["outcome", f"curve of {listing.metrics[0]}" if listing.metrics else ""]
+    head = ["run", "when", "started by", "ranks", *listing.titles, "steps", "pace", "outcome"]
+    head += [f"curve of {listing.curve_name}"]
     table = [Table(head, rows, "runs").without_empty_columns()] if rows else []
     return Report(title, [*table, *map(note, _notes(listing, most))])
 
@@ -41,6 +41,7 @@ def _row(listing: Listing, run: Summary, name: str) -> list[str | Cell]:
     return [
         Cell(run.name[:60], title=run.name, html=f"<code>{escape(name)}</code>"),
         time.strftime("%m-%d %H:%M", time.localtime(run.began)) if run.began else "",
+        run.started_by if listing.has_several_programs else "",
         str(run.ranks or ""),
         *(format_value(run.config.get(name)) for name in listing.settings),
         *(_number(run.last.get(name)) for name in listing.metrics),
@@ -57,14 +58,15 @@ def _number(value: float | None) -> str | Cell:
 
 
 def _curve(listing: Listing, run: Summary) -> str | Cell:
-    """Return the curve of the first metric that has a column."""
-    name = listing.metrics[0] if listing.metrics else ""
-    values = middles(run.curves.get(name, ()))
+    """Return a curve of the run, with its name if it is not the one of the other runs."""
+    name, pairs = listing.curve_of(run)
+    values = middles(pairs)
     if not values:
         return ""
     last = f", at last {run.last[name]:.4g}" if name in run.last else ""
     svg = sparkline(values, escape(f"{name} of {run.name}{last}"))
-    return Cell(block_characters(values), html=svg)
+    other = "" if name == listing.curve_name else f" {name}"
+    return Cell(f"{block_characters(values)}{other}", html=f"{svg}{escape(other)}")
 
 
 def middles(pairs: Pairs) -> list[float]:
