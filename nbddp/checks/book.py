@@ -15,7 +15,7 @@ from nbddp.checks import (  # each registers its rules  # noqa: F401
     training,
 )
 from nbddp.checks.facts import Facts
-from nbddp.checks.registry import RULES, Finding, Rule
+from nbddp.checks.registry import RULES, TEXT, Finding, Rule
 from nbddp.checks.source import Source
 from nbddp.errors import RequestError
 
@@ -23,47 +23,13 @@ BOOK = dict(sorted(RULES.items()))
 STATIC = [each for each in BOOK.values() if each.id.startswith("ND1")]
 RUN_TIME = [each for each in BOOK.values() if each.id.startswith("ND2")]
 
-CHECKLIST = (
-    ("meet", "every rank calls init_process_group, and destroy_process_group at the end", ()),
-    (
-        "one GPU each",
-        "set_device before anything else is done on a GPU",
-        ("ND209",),
-    ),
-    (
-        "wrap",
-        "SyncBatchNorm, the device, DDP, the optimizer: in this order; train through the wrapper",
-        ("ND102", "ND125", "ND126", "ND127", "ND207", "ND214", "ND216"),
-    ),
-    (
-        "sampler",
-        "DistributedSampler with one seed for all, shuffle=False on the loader, set_epoch",
-        ("ND201", "ND202", "ND203", "ND205", "ND210"),
-    ),
-    ("generator", "augmentation and dropout have a seed of each rank's own: seed + rank", ()),
-    (
-        "step",
-        "zero_grad, forward, backward, step; the loss divided when gradients accumulate",
-        ("ND107", "ND121", "ND208", "ND215"),
-    ),
-    ("scaler", "scale, unscale_ before clipping, step, update", ("ND123", "ND124")),
-    ("print and save", "on one rank, and the others wait before they read", ("ND141",)),
-    (
-        "evaluate",
-        "eval() and no_grad; counts are added up on all ranks before one reports them",
-        ("ND132", "ND133", "ND134"),
-    ),
-    (
-        "together",
-        "every rank makes the same collectives in the same order, whatever its rank is",
-        ("ND101", "ND103", "ND104", "ND105", "ND206"),
-    ),
-    (
-        "batch and rate",
-        "N ranks learn from N batches at a time: the learning rate fits that",
-        ("ND217",),
-    ),
-)
+# of each point its name, what it says, and the rules that look after it
+CHECKLIST = [
+    (name, text, re.findall(r"ND\d+", rules))
+    for name, text, rules in re.findall(
+        r"^- \*\*(.+?)\*\*: (.+?)(?: \((ND.+)\))?$", TEXT, re.MULTILINE
+    )
+]
 
 
 # without any of these, no rule has anything to say

@@ -7,7 +7,7 @@ import re
 
 from nbddp.checks.branches import has_rank_condition
 from nbddp.checks.conditions import tests_at
-from nbddp.checks.source import Source
+from nbddp.checks.source import Source, once
 from nbddp.checks.syntax import argument, may_be_true, names_in, passes_on_more
 
 _GROUP_PLACES = {  # position of the ``group`` argument; None if there is no such argument
@@ -111,20 +111,15 @@ def _is_of_all(call: ast.Call, place: int | None) -> bool:
     return group is None or is_default or ast.unparse(group).endswith("group.WORLD")
 
 
-def all_meetings(source: Source) -> list[tuple[ast.Call, str]]:
-    """Return every call that all ranks must make, and every call of a function that makes one."""
-    return source.once("meetings", lambda: _find_meetings(source))
-
-
+@once
 def meetings_of_shards(source: Source) -> dict[ast.Call, str]:
     """Return every call that all ranks with a shard of a tensor or a model must make together."""
-    return source.once(
-        "meetings of shards",
-        lambda: {each: name for each in source.calls if (name := _of_shards(source, each))},
-    )
+    return {each: name for each in source.calls if (name := _of_shards(source, each))}
 
 
-def _find_meetings(source: Source) -> list[tuple[ast.Call, str]]:
+@once
+def all_meetings(source: Source) -> list[tuple[ast.Call, str]]:
+    """Return every call that all ranks must make, and every call of a function that makes one."""
     direct = [(each, name) for each in source.calls if (name := collective(source, each))]
     meets = _meeting_functions(source, direct)
     indirect = [

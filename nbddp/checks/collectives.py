@@ -21,7 +21,7 @@ from nbddp.checks.conditions import (
     picks_one_of_all,
 )
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import Source
+from nbddp.checks.source import Source, once
 from nbddp.checks.syntax import argument, is_true
 
 
@@ -65,12 +65,12 @@ def _others_meet_below(source: Source, call: ast.Call, outer: ast.AST) -> bool:
     if left is None:
         return False
     first, last = source.last_line(outer), source.last_line(left)
-    lines = source.once("lines of meetings", lambda: _lines_of_meetings(source))
-    here = lines.get(source.function(call), [])
+    here = _lines_of_meetings(source).get(source.function(call), [])
     place = bisect_right(here, first)
     return place < len(here) and here[place] <= last
 
 
+@once
 def _lines_of_meetings(source: Source) -> dict[ast.AST, list[int]]:
     found: dict[ast.AST, list[int]] = {}
     for call, _ in all_meetings(source):
@@ -187,23 +187,19 @@ def _summed_gradients(source: Source) -> Iterator[Hit]:
         text = ast.unparse(call.args[0])
         operation = argument(call, "op", 1)
         is_sum = operation is None or ast.unparse(operation).endswith("SUM")
-        if text.endswith((".grad", ".grad.data")) and is_sum and not _divides(source, call):
+        is_of_gradients = text.endswith((".grad", ".grad.data"))
+        if is_of_gradients and is_sum and not _makes_mean(source, source.function(call)):
             yield Hit(
                 source.line(call),
                 f"the ranks' gradients in {text} are added up, and divided by nothing.",
             )
 
 
-def _divides(source: Source, call: ast.Call) -> bool:
-    """Whether anything in the function makes a mean of the sum."""
-    function = source.function(call)
-    return source.once(("divides", function), lambda: _makes_mean(function))
-
-
-def _makes_mean(function: ast.AST) -> bool:
-    for each in ast.walk(function):
-        if isinstance(each, ast.Div):
-            return True
-        if isinstance(each, ast.Attribute) and each.attr in ("div_", "div", "mul_", "true_divide_"):
-            return True
-    return False
+@once
+def _makes_mean(_source: Source, function: ast.AST) -> bool:
+    """Return whether anything in a function divides."""
+    return any(
+        isinstance(each, ast.Div)
+        or getattr(each, "attr", "") in ("div_", "div", "mul_", "true_divide_")
+        for each in ast.walk(function)
+    )

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from nbddp.checks.source import Source
+from nbddp.checks.source import Source, once
 from nbddp.checks.syntax import names_in
 
 _RANK = re.compile(r"(?:^|_)(?:rank|local_rank|global_rank|node_rank|get_rank|is_rank\w*)$|^RANK$")
@@ -124,9 +124,8 @@ def is_guarded(source: Source, node: ast.AST) -> bool:
     for outer in source.above(node):
         if any(map(guards, _asked(outer))):
             return True
-        for body in (getattr(outer, "body", None), getattr(outer, "orelse", None)):
-            if isinstance(body, list) and _has_left(source, body, inner):
-                return True
+        if any(_has_left(source, outer, field, inner) for field in ("body", "orelse")):
+            return True
         if isinstance(outer, ast.FunctionDef) and any(guards(e) for e in outer.decorator_list):
             return True
         inner = outer
@@ -147,20 +146,20 @@ def _asked(outer: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _has_left(source: Source, body: list[ast.stmt], inner: ast.AST) -> bool:
+def _has_left(source: Source, outer: ast.AST, field: str, inner: ast.AST) -> bool:
     """Whether, in this block, some ranks may have left before it comes to this statement."""
+    return inner in _behind_leavers(source, outer, field)
 
-    def first_place() -> tuple[dict[ast.AST, int], int]:
-        places: dict[ast.AST, int] = {each: place for place, each in enumerate(body)}
-        leavers = (
-            place
-            for place, each in enumerate(body)
-            if isinstance(each, ast.If) and _leaves(each, guards)
-        )
-        return places, next(leavers, len(body))
 
-    places, first = source.once(("leavers", id(body)), first_place)
-    return inner in places and places[inner] > first
+@once
+def _behind_leavers(_source: Source, outer: ast.AST, field: str) -> set[ast.AST]:
+    """Return the statements of a block behind a condition under which some ranks may leave it."""
+    block = getattr(outer, field, None)
+    rest: Iterator[ast.AST] = iter(block if isinstance(block, list) else ())
+    for each in rest:
+        if isinstance(each, ast.If) and _leaves(each, guards):
+            break
+    return {*rest}
 
 
 def is_called_guarded(source: Source, node: ast.AST, depth: int = 3) -> bool:
@@ -170,10 +169,10 @@ def is_called_guarded(source: Source, node: ast.AST, depth: int = 3) -> bool:
     function = source.function(node)
     if isinstance(function, ast.Module) or not depth:
         return False
-    name = function.name
-    return source.once(("guarded", name, depth), lambda: _is_always_guarded(source, name, depth))
+    return _is_always_guarded(source, function.name, depth)
 
 
+@once
 def _is_always_guarded(source: Source, name: str, depth: int) -> bool:
     """Whether a function of this name is called by one rank only, by its name or each call."""
     if guards(ast.Name(name)):
@@ -222,13 +221,8 @@ def left_after(source: Source, node: ast.AST, outer: ast.AST) -> ast.AST | None:
 
 def are_apart(source: Source, one: ast.AST, other: ast.AST) -> bool:
     """Whether they stand in branches that exclude each other: who comes to one misses the other."""
-    others = _branches(source, other)
-    return any((test, not is_so) in others for test, is_so in _branches(source, one))
-
-
-def _branches(source: Source, node: ast.AST) -> set[tuple[str, bool]]:
-    """Return the conditions that hold at a node in its function, as text."""
-    return {(text, is_so) for text, is_so, _test in tests_at(source, node)}
+    others = {(text, is_so) for text, is_so, _ in tests_at(source, other)}
+    return any((text, not is_so) in others for text, is_so, _ in tests_at(source, one))
 
 
 def tests_at(source: Source, node: ast.AST) -> Iterator[tuple[str, bool, ast.expr]]:

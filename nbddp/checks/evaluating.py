@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from nbddp.checks.collective_calls import COLLECTIVES
+from nbddp.checks.forwards import is_without_gradients
 from nbddp.checks.registry import Hit, rule
 from nbddp.checks.source import Loop, Source
-from nbddp.checks.syntax import argument, names_in
+from nbddp.checks.syntax import argument, names_in, plain_names
 from nbddp.checks.training import training_loops
 
 _GATHERS = re.compile(
@@ -26,24 +27,12 @@ def _in_training_mode(source: Source) -> Iterator[Hit]:
         name = call.func.id if isinstance(call.func, ast.Name) else source.owner(call)
         if name not in trainers or source.method(call) not in (name, "module"):
             continue
-        if source.loops(call) and _is_under_no_grad(source, call):
+        if source.loops(call) and is_without_gradients(source, call):
             yield Hit(
                 source.line(call),
                 f"{name} is evaluated in training mode: its dropout, or batch norm, is at work.",
             )
             return
-
-
-def _is_under_no_grad(source: Source, call: ast.Call) -> bool:
-    return any(
-        isinstance(each, ast.With)
-        and any(
-            source.dotted(item.context_expr.func) in ("torch.no_grad", "torch.inference_mode")
-            for item in each.items
-            if isinstance(item.context_expr, ast.Call)
-        )
-        for each in source.above(call)
-    )
 
 
 def _counts(source: Source) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
@@ -55,7 +44,7 @@ def _counts(source: Source) -> Iterator[tuple[str, ast.For, ast.AugAssign]]:
         loops = source.loops(node)
         if not loops or not isinstance(loops[0], ast.For):
             continue
-        names = [each.id for each in ast.walk(loops[0].iter) if isinstance(each, ast.Name)]
+        names = plain_names(loops[0].iter)
         if loops[0] not in training and any(_is_divided(source, each) for each in names):
             yield node.target.id, loops[0], node
 

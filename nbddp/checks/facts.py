@@ -131,22 +131,13 @@ class RankFacts:
         True
         """
         things = {name: [type(each).__name__, asdict(each)] for name, each in self.things.items()}
-        return {
-            "things": things,
-            "ddp": self.ddp,
-            "aliases": dict(self.aliases),
-            "batches": dict(self.batches),
-            "host": self.host,
-            "cores": self.cores,
-            "threads": self.threads,
-        }
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"things": things}
 
     @classmethod
     def read(cls, json: Json) -> RankFacts:
         """Back from how it travels."""
-        given = {each.name: json[each.name] for each in fields(cls) if each.name in json}
         things = {name: _KINDS[kind](**its) for name, (kind, its) in json.get("things", {}).items()}
-        return cls(**{**given, "things": things})
+        return cls(**{**json, "things": things})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from nbddp.checks.branches import Condition, rank_conditions
 from nbddp.checks.conditions import picks_one_of_all
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import Source
-from nbddp.checks.syntax import argument, is_false, passes_on_more
+from nbddp.checks.source import Source, once
+from nbddp.checks.syntax import argument, is_false, passes_on_more, plain_names
 
 
 @rule("ND102")
@@ -48,13 +48,11 @@ def _has_buffers(source: Source, name: str) -> bool:
     """
     if "buffers" in source.given.get(name, ""):
         return True
-    wraps = [each for each in source.values(name) if _makes_ddp(source, each)]
     return any(
         not passes_on_more(each)
         and argument(each, "broadcast_buffers") is None
         and _has_norm(source, each)
-        for each in wraps
-        if isinstance(each, ast.Call)
+        for each in _wraps(source, name)
     )
 
 
@@ -62,7 +60,7 @@ def _has_norm(source: Source, value: ast.AST, depth: int = 3) -> bool:
     """Return whether an expression, or the code of a name in it, mentions batch norm."""
     if re.search(r"BatchNorm|batchnorm", ast.unparse(value)):
         return True
-    names = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+    names = plain_names(value)
     made: list[ast.AST] = [each for name in names for each in source.values(name)]
     made += [each for each in source.every(ast.ClassDef) if each.name in names]
     return depth > 0 and any(
@@ -72,10 +70,7 @@ def _has_norm(source: Source, value: ast.AST, depth: int = 3) -> bool:
 
 def _is_wrapped_later(source: Source, name: str, call: ast.Call) -> bool:
     """Return whether the code wraps the model in DDP only after this call of the model."""
-    wraps = source.once(
-        ("wraps", name),
-        lambda: [each for each in source.values(name) if _makes_ddp(source, each)],
-    )
+    wraps = _wraps(source, name)
     return bool(wraps) and all(
         each.lineno > call.lineno
         and source.function(each) is source.function(call)
@@ -84,17 +79,21 @@ def _is_wrapped_later(source: Source, name: str, call: ast.Call) -> bool:
     )
 
 
-def _makes_ddp(source: Source, value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and source.kind_of_call(value) == "ddp"
+@once
+def _wraps(source: Source, name: str) -> list[ast.Call]:
+    """Return the calls that wrap what has this name in DDP."""
+    made = [each for each in source.values(name) if isinstance(each, ast.Call)]
+    return [each for each in made if source.kind_of_call(each) == "ddp"]
 
 
+@once
 def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
     """Return whether a ``Join`` may cover a node, so that finished ranks still take part.
 
     A ``Join`` around the node or around a call of its function counts. So does one that is
     created outside of a ``with`` statement, because it may be entered anywhere.
     """
-    joins = source.once("joins", lambda: _joins(source))
+    joins = _joins(source)
     if not joins or None in joins:
         return bool(joins)
     if any(outer in joins for outer in source.above(node)):
@@ -102,13 +101,10 @@ def _may_join(source: Source, node: ast.AST, depth: int = 3) -> bool:
     function = source.function(node)
     if isinstance(function, ast.Module) or not depth:
         return False
-    name = function.name
-    return source.once(
-        ("joined", name, depth),
-        lambda: any(_may_join(source, each, depth - 1) for each in source.calls_of(name)),
-    )
+    return any(_may_join(source, each, depth - 1) for each in source.calls_of(function.name))
 
 
+@once
 def _joins(source: Source) -> set[ast.AST | None]:
     """Return the ``with`` statements of each ``Join``, and None for a ``Join`` without one."""
     found: set[ast.AST | None] = set()

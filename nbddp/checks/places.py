@@ -7,13 +7,12 @@ import builtins
 import os
 import re
 from collections.abc import Iterator
-from functools import partial
 
 from nbddp.checks.collective_calls import collective
 from nbddp.checks.conditions import depends_on_rank, is_called_guarded
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import Source
-from nbddp.checks.syntax import argument, names_in
+from nbddp.checks.source import Source, once
+from nbddp.checks.syntax import argument, names_in, plain_names
 
 _OWN = re.compile(r"(?i)rank|local|uuid|getpid|tempfile|buffer|bytesio")
 
@@ -69,14 +68,12 @@ def _is_own(source: Source, path: ast.expr, depth: int = 3) -> bool:
         if isinstance(function, ast.FunctionDef)
         else set()
     )
-    if parameters & {each.id for each in ast.walk(path) if isinstance(each, ast.Name)}:
+    if parameters & plain_names(path):
         return True  # whoever calls it knows
-    return depth > 0 and any(
-        source.once(("own", name, depth), partial(_is_own_name, source, name, depth))
-        for name in names_in(path)
-    )
+    return depth > 0 and any(_is_own_name(source, name, depth) for name in names_in(path))
 
 
+@once
 def _is_own_name(source: Source, name: str, depth: int) -> bool:
     """Whether anything that the name is given has something of the rank's own in it."""
     return any(_is_own(source, each, depth - 1) for each in source.values(name))
@@ -84,8 +81,4 @@ def _is_own_name(source: Source, name: str, depth: int) -> bool:
 
 def _is_known(source: Source, path: ast.AST) -> bool:
     """Whether all plain names in it are given a value here, by ``=`` or by a loop."""
-    names = {each.id for each in ast.walk(path) if isinstance(each, ast.Name)}
-    return all(
-        name in source.aliases or name in vars(builtins) or name in source.assigned
-        for name in names
-    )
+    return plain_names(path) <= {*source.aliases, *vars(builtins), *source.assigned}

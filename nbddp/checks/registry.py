@@ -14,6 +14,7 @@ _SECTION = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _PROGRAM = re.compile(r"^```python (wrong|right).*\n((?:.*\n)*?)```$", re.MULTILINE)
+TEXT = Path(__file__).with_name("rules.md").read_text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +107,9 @@ def rule(id: str, *, is_fact: bool = False) -> Callable[[F], F]:  # noqa: A002 -
 
 
 def _read_texts() -> dict[str, dict[str, Any]]:
-    """Read ``rules.md``: the texts of each rule, by its id."""
+    """Return the texts of each rule, by its id."""
     found: dict[str, dict[str, Any]] = {}
-    for section in _SECTION.finditer(Path(__file__).with_name("rules.md").read_text()):
+    for section in _SECTION.finditer(TEXT):
         texts: dict[str, Any] = {
             name: " ".join(section[name].split()) for name in ("title", "why", "fix", "notebook")
         }

@@ -6,8 +6,8 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from nbddp.checks.plain import plain_python
 
@@ -26,7 +26,24 @@ _SILENCE = re.compile(r"#\s*nbddp:\s*ok\s+(ND\d+(?:\s*,\s*ND\d+)*)")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.AsyncFor | ast.While
 T = TypeVar("T", bound=ast.AST)
+P = ParamSpec("P")
 V = TypeVar("V")
+
+
+def once(
+    find: Callable[Concatenate[Source, P], V],
+) -> Callable[Concatenate[Source, P], V]:
+    """Make a function keep its results with each source: rules ask the same of many places."""
+
+    @wraps(find)
+    def found(source: Source, /, *args: P.args, **options: P.kwargs) -> V:
+        key = (find, *args)
+        if key not in source.known:
+            source.known[key] = find(source, *args, **options)
+        value: V = source.known[key]
+        return value
+
+    return found
 
 
 class Source:
@@ -68,7 +85,7 @@ class Source:
         self._assignments = self.every(ast.Assign)
         self.aliases = dict(aliases or {}) | self._aliases()
         self._names = {each: self.dotted(each.func) for each in self.calls}
-        self._known: dict[Hashable, Any] = {}
+        self.known: dict[Hashable, Any] = {}  # what functions under ``once`` have found
         self.given = dict(kinds or {})
         self.kinds = self.given | self._made_here()
 
@@ -86,18 +103,6 @@ class Source:
     def every(self, kind: type[T]) -> list[T]:
         """Return all nodes of a kind, in the order of the text."""
         return self._of_kind[kind]
-
-    def once(self, key: Hashable, find: Callable[[], V]) -> V:
-        """What is found here, looked for once: a rule asks the same of many places."""
-        if key not in self._known:
-            self._known[key] = find()
-        found: V = self._known[key]
-        return found
-
-    @cached_property
-    def attributes(self) -> frozenset[str]:
-        """What stands behind dots."""
-        return frozenset(each.attr for each in self.every(ast.Attribute))
 
     def line(self, node: ast.AST) -> int:
         """The editor's line that it begins on."""
@@ -171,7 +176,7 @@ class Source:
 
     def calls_of(self, method: str) -> list[ast.Call]:
         """The calls of this function, or method of whatever."""
-        return self._calls_by("method", self.method).get(method, [])
+        return self._calls_by(Source.method).get(method, [])
 
     def owner(self, call: ast.Call) -> str:
         """The plain name before the dot of what is called: ``model`` of ``model.eval()``."""
@@ -208,8 +213,7 @@ class Source:
     def maker(self, name: str) -> ast.Call | None:
         """The call that has made what is called so, if the code does it once."""
         found = self.values(name)
-        is_one = len(found) == 1 and isinstance(found[0], ast.Call)
-        return found[0] if is_one and isinstance(found[0], ast.Call) else None
+        return found[0] if len(found) == 1 and isinstance(found[0], ast.Call) else None
 
     def values(self, name: str) -> list[ast.expr]:
         """All that a name is given by ``=``, in the order of the text."""
@@ -277,18 +281,16 @@ class Source:
 
     def calls_in(self, function: ast.AST) -> list[ast.Call]:
         """The calls in a function, or in none, in the order of the text."""
-        return self._calls_by("function", self.function).get(function, [])
+        return self._calls_by(Source.function).get(function, [])
 
+    @once
     def _calls_by(
-        self, what: str, of: Callable[[ast.Call], Hashable]
+        self, of: Callable[[Source, ast.Call], Hashable]
     ) -> dict[Hashable, list[ast.Call]]:
-        def find() -> dict[Hashable, list[ast.Call]]:
-            found: dict[Hashable, list[ast.Call]] = {}
-            for each in self.calls:
-                found.setdefault(of(each), []).append(each)
-            return found
-
-        return self.once(what, find)
+        found: dict[Hashable, list[ast.Call]] = {}
+        for each in self.calls:
+            found.setdefault(of(self, each), []).append(each)
+        return found
 
     def loops(self, node: ast.AST) -> list[Loop]:
         """The loops of its function that it stands in, from the inside out."""

@@ -37,12 +37,12 @@ def passes_on_more(call: ast.Call) -> bool:
     )
 
 
+def plain_names(node: ast.AST) -> set[str]:
+    """Every plain name inside it."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
 def names_in(node: ast.AST) -> set[str]:
     """Every plain name and every attribute's name inside it."""
-    found = set()
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name):
-            found.add(each.id)
-        elif isinstance(each, ast.Attribute):
-            found.add(each.attr)
-    return found
+    attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    return attributes | plain_names(node)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from nbddp.checks.conditions import are_apart
 from nbddp.checks.registry import Hit, rule
-from nbddp.checks.source import Loop, Source
+from nbddp.checks.source import Loop, Source, once
+from nbddp.checks.syntax import plain_names
 
 
 def backwards(source: Source) -> list[ast.Call]:
@@ -15,12 +16,10 @@ def backwards(source: Source) -> list[ast.Call]:
     return [each for each in source.calls_of("backward") if isinstance(each.func, ast.Attribute)]
 
 
+@once
 def training_loops(source: Source) -> set[ast.AST]:
     """The loops that have one in their own body, and not in a loop inside."""
-    return source.once(
-        "training",
-        lambda: {loop for each in backwards(source) for loop in source.loops(each)[:1]},
-    )
+    return {loop for each in backwards(source) for loop in source.loops(each)[:1]}
 
 
 def _steps_in(source: Source, loop: Loop) -> list[ast.Call]:
@@ -190,19 +189,11 @@ def _reaches_backward(source: Source, call: ast.Call, function: ast.AST) -> bool
     """Whether what is made of the result, by name, has a backward() in the same function."""
     names: set[str] = set()
     for node in source.every(ast.Assign):
-        if source.function(node) is function:
-            used = {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}
-            if _contains(node.value, call) or used & names:
-                names |= {
-                    each.id
-                    for target in node.targets
-                    for each in ast.walk(target)
-                    if isinstance(each, ast.Name)
-                }
+        is_of_it = _contains(node.value, call) or plain_names(node.value) & names
+        if is_of_it and source.function(node) is function:
+            names.update(*map(plain_names, node.targets))
     return any(
-        source.function(each) is function
-        and isinstance(each.func, ast.Attribute)
-        and names & {inner.id for inner in ast.walk(each.func) if isinstance(inner, ast.Name)}
+        source.function(each) is function and names & plain_names(each.func)
         for each in backwards(source)
     )
 
