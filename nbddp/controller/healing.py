@@ -202,7 +202,6 @@ def _hand_over(
             newcomers=list(values),
             parcel=answer.parcel,
             storages=answer.payload["storages"],
-            buffers=answer.payload["buffers"],
             own=dict(values[rank].own) if rank in values else {},
         )
 

@@ -25,8 +25,7 @@ class Meet:
     """Form a new process group, in which newcomers get the names that a donor gave.
 
     ``turn`` counts the meetings of one generation: some come to nothing.
-    ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each;
-    the last ``buffers`` of them are not of tensors, but of arrays.
+    ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each.
     ``own``: for a newcomer, by path, the marks of the donor's value and of its own value.
     """
 
@@ -37,5 +36,4 @@ class Meet:
     newcomers: list[int]
     parcel: dict[str, Any]
     storages: list[Any]
-    buffers: int
     own: dict[str, Any] = field(default_factory=dict)

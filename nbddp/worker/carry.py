@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import BuiltinMethodType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import UntypedStorage
@@ -39,7 +40,7 @@ from nbddp.worker.watch.namespace import names_of
 
 _NAMES = "the namespace"
 PROTOCOL = 5  # of pickle
-APART = 4096  # bytes of an array that are not in the pickle
+APART = 4096  # bytes of an array whose memory is sent as that of a tensor
 _CACHED = type(functools.lru_cache(print))
 
 
@@ -49,15 +50,13 @@ class Carried:
 
     Attributes:
         data: all of them, pickled.
-        storages: the memory of their tensors, each once.
-        buffers: that of their NumPy arrays.
+        storages: the memory of their tensors and large arrays, each once.
         names: which.
         left: why not, for each of the others.
     """
 
     data: bytes
     storages: Sequence[UntypedStorage]
-    buffers: Sequence[UntypedStorage]
     names: tuple[str, ...]
     left: Mapping[str, str]
 
@@ -78,13 +77,12 @@ class _Packer(Pickler):
     """Pickles what lives in a namespace for the same namespace in another process."""
 
     def __init__(self, file: Any, namespace: dict[str, Any]) -> None:
-        super().__init__(file, protocol=PROTOCOL, buffer_callback=self._keep_apart)
+        super().__init__(file, protocol=PROTOCOL)
         self.file = file
         self._namespace = namespace
         self.globals_ref[id(namespace)] = namespace  # what cloudpickle has for globals of functions
         self._places: dict[int, int] = {}  # of a storage, by its address in C++
         self.storages: list[UntypedStorage] = []
-        self.buffers: list[UntypedStorage] = []
         self.missing: list[tuple[Any, str]] = []
         self._whole: Any = None
         self._may_lack_parts = False
@@ -107,14 +105,6 @@ class _Packer(Pickler):
         if place == len(self.storages):
             self.storages.append(storage)
         return place
-
-    def _keep_apart(self, buffer: pickle.PickleBuffer) -> bool:
-        """Whether memory that is not a tensor's stays in the pickle."""
-        raw = buffer.raw()
-        if raw.readonly or raw.nbytes < APART:
-            return True
-        self.buffers.append(torch.frombuffer(raw, dtype=torch.uint8).untyped_storage())
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         """Functions of cells see the other rank's names; models wait for their process group."""
@@ -151,14 +141,9 @@ class _Opener(pickle.Unpickler):
     """Opens it in the other process."""
 
     def __init__(
-        self,
-        data: bytes,
-        namespace: dict[str, Any],
-        storages: Sequence[UntypedStorage],
-        buffers: Sequence[UntypedStorage],
+        self, data: bytes, namespace: dict[str, Any], storages: Sequence[UntypedStorage]
     ) -> None:
-        arrays = (torch.empty(0, dtype=torch.uint8).set_(each).numpy() for each in buffers)
-        super().__init__(io.BytesIO(data), buffers=arrays)
+        super().__init__(io.BytesIO(data))
         self._namespace = namespace
         self._storages = storages
 
@@ -211,7 +196,7 @@ def pack_names(
         if why:
             raise pickle.PicklingError(why)
     data = packer.file.getvalue()
-    return Carried(data, packer.storages, packer.buffers, tuple(names), left)
+    return Carried(data, packer.storages, tuple(names), left)
 
 
 def _say_missing(name: str, whole: Any, missing: Sequence[tuple[Any, str]]) -> dict[str, str]:
@@ -228,19 +213,17 @@ def open_names(
     data: bytes,
     namespace: dict[str, Any],
     storages: Sequence[UntypedStorage],
-    buffers: Sequence[UntypedStorage] = (),
     take: Callable[[Any], None] = lambda _: None,
 ) -> None:
     """Put names that were carried into this process's namespace.
 
-    ``storages`` and ``buffers`` are memory of the sizes that it has at the other end; it may be
-    filled later.
+    ``storages`` is memory of the sizes that it has at the other end; it may be filled later.
     ``take`` is given what was packed beside the names, before they are opened.
 
     Raises:
         NotOpenedError: one could not be made here; the namespace is as it was before.
     """
-    opener = _Opener(data, namespace, storages, buffers)
+    opener = _Opener(data, namespace, storages)
     names, beside = opener.load()
     take(beside)
     before = dict(namespace)
@@ -393,7 +376,18 @@ def _reduced_otherwise(obj: Any) -> Any:
         return copyreg.__newobj__, (type(obj),), _whole_state(obj)  # type: ignore[attr-defined]
     if isinstance(obj, DataLoader) and getattr(obj, "_iterator", None) is not None:
         return _without_workers(obj)
-    return None
+    return _reduced_array(obj) if type(obj) is np.ndarray and obj.nbytes >= APART else None
+
+
+def _reduced_array(array: np.ndarray[Any, Any]) -> Any:
+    if not array.flags.carray or array.dtype.hasobject:
+        return None  # the pickle keeps the order of its memory, and that it is read-only
+    memory = torch.from_numpy(array.reshape(-1).view(np.uint8))
+    return _array_of, (memory, array.dtype, array.shape)
+
+
+def _array_of(memory: torch.Tensor, dtype: Any, shape: tuple[int, ...]) -> Any:
+    return memory.numpy().view(dtype).reshape(shape)
 
 
 def _shared_dict(obj: Any) -> str:

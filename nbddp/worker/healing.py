@@ -90,7 +90,7 @@ class Healing:
         leave = [*self._own, *self._history(), *command.leave]
         beside = self._cells.files, self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
-        self._storages = [*carried.storages, *carried.buffers]
+        self._storages = carried.storages
         parcel = parcels.put(self._store, self._key(f"names{command.request}"), carried.data)
         # names first: each of them is lost as a whole
         left = sorted(carried.left.items(), key=lambda each: not each[0].isidentifier())
@@ -100,7 +100,6 @@ class Healing:
             "left": {name: why[:LONGEST] for name, why in left[:NAMED]},
             "more": {"": len(left) - NAMED} if len(left) > NAMED else {},
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
-            "buffers": len(carried.buffers),
         }
         return Answer(request=command.request, parcel=parcel, payload=payload)
 
@@ -138,7 +137,7 @@ class Healing:
             data = parcels.take(self._store, command.parcel)
             storages = [self._room(size, kind) for size, kind in command.storages]
             _receive(storages, command.donor, device, self._await)
-            self._open(data, storages, len(storages) - command.buffers)
+            self._open(data, storages)
             self._regrouper.find_models()
         self._take_places(command)
 
@@ -158,11 +157,9 @@ class Healing:
                 self._places.append("a DistributedSampler")
             self._unlike = self._values.unlike(command.own)
 
-    def _open(self, data: bytes, memory: Sequence[UntypedStorage], count: int) -> None:
+    def _open(self, data: bytes, storages: Sequence[UntypedStorage]) -> None:
         try:
-            open_names(
-                data, self._namespace, memory[:count], memory[count:], take=self._take_beside
-            )
+            open_names(data, self._namespace, storages, take=self._take_beside)
         except NotOpenedError as error:
             self._unopened = error.with_traceback(None)
             raise
