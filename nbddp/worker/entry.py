@@ -6,6 +6,7 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,12 +42,11 @@ from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
 from nbddp.worker.answers import EXPRESSION, Answers
-from nbddp.worker.arrival import Clients, settle
 from nbddp.worker.cell.failure import cell_not_started, describe_failure, failure_outside_cells
 from nbddp.worker.debugger import Debuggers, was_quit
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
-from nbddp.worker.flight_recorder import count_begun
+from nbddp.worker.flight_recorder import RECORDED, count_begun
 from nbddp.worker.healing import Healing
 from nbddp.worker.installs import Installs
 from nbddp.worker.interrupt import Interrupter
@@ -55,13 +55,14 @@ from nbddp.worker.loaders import forget_epochs, let_loaders_begin_anew, note_epo
 from nbddp.worker.lookahead import may_ask
 from nbddp.worker.main_thread import main_frame
 from nbddp.worker.meters import Meters, lost_numbers
+from nbddp.worker.nccl import let_live
 from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.output.outbox import Outbox, remark
 from nbddp.worker.process_group import ProcessGroup, say_shared
 from nbddp.worker.regroup import Regrouper
-from nbddp.worker.returning import Returning
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
+from nbddp.worker.store_clients import StoreClients
 from nbddp.worker.streams import RankLog, flush_python_streams, lost_output
 from nbddp.worker.survey import survey
 from nbddp.worker.usage import Usage
@@ -83,7 +84,7 @@ def live(start: RankStart) -> None:
     watch_kernel(start.kernel_pid)
     settle(start)
     log = RankLog(Path(start.log_path))
-    clients = Clients.connect(start.store_port, start.store_prefix)
+    clients = StoreClients.connect(start.store_port, start.store_prefix)
     sender, attempt = start.topology.rank, start.attempt
     writer, urgent = (
         QueueWriter(
@@ -116,14 +117,35 @@ def live(start: RankStart) -> None:
     depart(outbox.close)
 
 
+def settle(start: RankStart) -> None:
+    """Take over the kernel's environment, folder and import path as they were at the start."""
+    os.environ.clear()
+    os.environ.update(start.env)
+    os.environ.update(start.topology.to_env(attempt=start.attempt, run_id=start.run_id))
+    os.environ["OMP_NUM_THREADS"] = str(start.threads)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDED))
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    is_here = start.topology.master_addr == "127.0.0.1"
+    if interface := start.interface or (loopback if is_here else ""):
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)  # else they listen on every interface
+    let_live()
+    dist.set_debug_level_from_env()  # torch has read TORCH_DISTRIBUTED_DEBUG before we were forked
+    os.chdir(start.cwd)
+    sys.path[:] = start.sys_path
+    torch.set_num_threads(start.threads)
+
+
 class Rank:
     """One rank: a shell, a process group, and the two queues it listens to."""
 
     def __init__(
-        self, start: RankStart, clients: Clients, outbox: Outbox, log: RankLog, meters: Meters
+        self, start: RankStart, clients: StoreClients, outbox: Outbox, log: RankLog, meters: Meters
     ) -> None:
         self._place = start.topology
         self._attempt = start.attempt
+        self._cell = 0
+        self._clients = clients
         clients.parcels.set_timeout(PATIENCE)
         self._outbox = outbox
         self._log = log
@@ -138,10 +160,10 @@ class Rank:
             timeout=timedelta(seconds=start.timeout),
             attempt=start.attempt,
         )
-        back = Returning(clients, self._group, outbox, self._end_lost_cell, self._say_ready)
-        self._parcels, self._claims, self._cell = cast(dist.Store, back.parcels), back.commands, 0
         self._shell = self._make_shell(start.colors)
-        Installs(back.commands, f"a{start.attempt}/installs", self._place, self._shell).take_over()
+        Installs(
+            clients.commands, f"a{start.attempt}/installs", self._place, self._shell
+        ).take_over()
         self._regrouper = Regrouper(self._group, self._shell.user_ns, self._say)
         self._keyboard = Keyboard(
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
@@ -165,11 +187,11 @@ class Rank:
         self._interrupter.listen()
         self._answers = Answers(
             self._shell,
-            self._parcels,
+            clients.parcels,
             self._key,
             outbox.post,
             self._interrupter.answering,
-            Healing(self._shell, self._group, self._regrouper, self._parcels, self._key),
+            Healing(self._shell, self._group, self._regrouper, clients.parcels, self._key),
         )
         let_loaders_begin_anew()
         note_epochs()
@@ -180,13 +202,13 @@ class Rank:
             clients.commands,
             command_queue(start.attempt, rank, start.incarnation),
             secret=start.secret,
-            reopen=back.between_cells if start.may_return else None,
+            reopen=self._reconnect if start.may_return else None,
         )
         self._control = QueueReader(
             clients.control,
             control_queue(start.attempt, rank, start.incarnation),
             secret=start.secret,
-            reopen=back.at_any_time if start.may_return else None,
+            reopen=self._reconnect_control if start.may_return else None,
         )
         if start.joins_group:
             self._group.form(0)
@@ -264,8 +286,20 @@ class Rank:
         except Exception:  # noqa: BLE001 - the next interrupt must find this thread alive
             traceback.print_exc()
 
-    def _end_lost_cell(self) -> None:
+    def _reconnect(self) -> dist.Store:
+        """Connect to another notebook's store, on the main thread between cells."""
+        store: dist.Store = self._clients.commands.reconnect()
+        self._clients.parcels.reconnect()
+        self._outbox.reconnect()
+        self._group.lose_store()
+        self._say_ready()
+        return store
+
+    def _reconnect_control(self) -> dist.Store:
+        """Connect the control thread, and end a cell that runs: no notebook shows it any more."""
+        store: dist.Store = self._clients.control.reconnect()
         self._interrupt(Interrupt(cell=self._cell))
+        return store
 
     def _note_wait(self) -> None:
         if waited_in(main_frame(), self._shell.is_cell_file):
@@ -376,7 +410,9 @@ class Rank:
         )
 
     def _pack_value(self, cell: int, value: Any) -> JsonDict:
-        parcel = values.pack(self._parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE)
+        parcel = values.pack(
+            self._clients.parcels, self._key(f"cell{cell}"), value, name=LAST_VALUE
+        )
         if note := parcel.get("note"):
             self._outbox.post(remark(note, cell))
         return parcel
@@ -388,7 +424,7 @@ class Rank:
     def _comes_first(self) -> bool:
         """Whether no other rank has come to a breakpoint in this cell; asked in its main thread."""
         key, mine = f"a{self._attempt}/break/{self._cell}", str(self._place.rank)
-        return bool(self._claims.compare_set(key, "", mine).decode() == mine)
+        return bool(self._clients.commands.compare_set(key, "", mine).decode() == mine)
 
     def _progress(self) -> Progress:
         said = self._meters.reports + self._log.prints

@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from nbddp.train import place
 from nbddp.wire.timing_messages import Arrivals
-from nbddp.worker.arrival import RECORDED
 from nbddp.worker.flight_recorder import (
     NCCLS,
+    RECORDED,
     Entry,
     count_begun,
     gpu_microseconds,
