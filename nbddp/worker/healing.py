@@ -69,10 +69,7 @@ class Healing:
         self._key = key
         self._values = shell.plain_values
         self._storages: Sequence[UntypedStorage] = ()
-        self._unopened: NotOpenedError | None = None
-        self._places: list[str] = []
-        self._taken: list[str] = []
-        self._unlike: list[str] = []
+        self._report: JsonDict = {}
 
     def act(self, command: Asked) -> Answer:
         """Do it, and say what came of it."""
@@ -84,7 +81,7 @@ class Healing:
 
     def _give(self, command: Give) -> Answer:
         """Pack all names; their tensors stay here until the ranks meet."""
-        _refuse_sharded(self._namespace, self._regrouper.optimizers)
+        _refuse_sharded(self._namespace, self._group.registry.optimizers)
         for newcomer in command.newcomers:
             _refuse_other_part(self._group.part_without(newcomer), newcomer)
         leave = [*self._own, *self._history(), *command.leave]
@@ -108,6 +105,7 @@ class Healing:
 
     def _meet(self, command: Meet) -> Answer:
         """Form the process group, hand the names over in it, take the models along."""
+        self._report = {"places": [], "taken": [], "unlike": []}
         error = self._regrouper.regroup(
             Regroup(generation=command.generation, turn=command.turn),
             source=command.donor,
@@ -116,17 +114,10 @@ class Healing:
         )
         self._regrouper.forget_failure()
         self._storages = ()
-        payload: JsonDict = {
-            "was_left": bool(error) and self._regrouper.was_left,
-            "places": self._places,
-            "taken": self._taken,
-            "unlike": self._unlike,
-        }
-        if self._unopened is not None:
-            error = str(self._unopened)
-            payload["unopened"] = {self._unopened.name: error}
-        self._unopened, self._places, self._taken, self._unlike = None, [], [], []
-        return Answer(request=command.request, error=error, payload=payload)
+        self._report["was_left"] = bool(error) and self._regrouper.was_left
+        for why in self._report.get("unopened", {}).values():
+            error = why
+        return Answer(request=command.request, error=error, payload=self._report)
 
     def _hand_over(self, command: Meet) -> None:
         """Memory first: what is opened may look into its tensors at once."""
@@ -138,7 +129,7 @@ class Healing:
             storages = [self._room(size, kind) for size, kind in command.storages]
             _receive(storages, command.donor, device, self._await)
             self._open(data, storages)
-            self._regrouper.find_models()
+            self._group.registry.find()
         self._take_places(command)
 
     def _await(self, work: Any) -> None:
@@ -150,18 +141,18 @@ class Healing:
         mine = None if is_new else own_attributes(self._namespace, self._own)
         told = [each for each in exchange(mine, self._group.device) if each is not None]
         if is_new:
-            self._taken = self._values.take(command.own, self._own)
+            self._report["taken"] = self._values.take(command.own, self._own)
             agreed = {*told[0]}.intersection(*told[1:]) - command.own.keys()
-            self._places = set_attributes(self._namespace, self._own, agreed)
+            places = set_attributes(self._namespace, self._own, agreed)
             if set_samplers(command.donor):
-                self._places.append("a DistributedSampler")
-            self._unlike = self._values.unlike(command.own)
+                places.append("a DistributedSampler")
+            self._report |= {"places": places, "unlike": self._values.unlike(command.own)}
 
     def _open(self, data: bytes, storages: Sequence[UntypedStorage]) -> None:
         try:
             open_names(data, self._namespace, storages, take=self._take_beside)
         except NotOpenedError as error:
-            self._unopened = error.with_traceback(None)
+            self._report["unopened"] = {error.name: str(error)}
             raise
 
     def _take_beside(self, beside: Any) -> None:

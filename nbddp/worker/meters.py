@@ -36,7 +36,7 @@ class Meters:
         self._lock = threading.Lock()
         self._rows: deque[list[Any]] = deque()
         self._events: deque[Happened] = deque()
-        self._settings: dict[str, Any] = {}  # as they were said last
+        self._settings: dict[str, str] = {}  # the repr of each, as it was said last
         self._bars: list[Bar] = []
         self._missed = 0
         self._has_moved = False
@@ -124,8 +124,11 @@ class Meters:
             return
         with self._lock:
             self.reports += 1
-            if kind == CONFIG and self._said_before(facts["values"]):
-                return
+            if kind == CONFIG:
+                said = {name: repr(value) for name, value in facts["values"].items()}
+                if said.items() <= self._settings.items():
+                    return  # a loop may say its settings in each step
+                self._settings |= said
             plain = json.loads(json.dumps(facts, default=str))  # a path, a tensor
             if kind == CONFIG and self._events and self._events[-1].kind == CONFIG:
                 self._events[-1].facts["values"].update(plain["values"])  # it is not mailed yet
@@ -135,16 +138,6 @@ class Meters:
         self._poke()
         if is_full:
             self._flush()
-
-    def _said_before(self, settings: dict[str, Any]) -> bool:
-        """Whether the rank has said just that; a loop may say its settings in each step."""
-        changed = [
-            name
-            for name, value in settings.items()
-            if name not in self._settings or not _is_same(self._settings[name], value)
-        ]
-        self._settings.update(settings)
-        return not changed
 
     def begin_cell(self) -> None:
         """What an earlier cell was in the middle of is over."""
@@ -192,15 +185,6 @@ class Meters:
         rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
         missed, self._missed = self._missed, 0
         return Metrics(rows=rows, missed=missed)
-
-
-def _is_same(before: Any, now: Any) -> bool:
-    """Whether it is the same value of the same type; one nan is as good as another.
-
-    >>> _is_same(1, 1), _is_same(1, True), _is_same(float("nan"), float("nan"))
-    (True, False, True)
-    """
-    return type(before) is type(now) and (before == now or repr(before) == repr(now))
 
 
 def lost_numbers(error: OSError) -> Display:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbddp.wire.messages import Failure, Regroup, RunCell
@@ -30,15 +30,6 @@ class Regrouper:
         self._tries = True
         self._failure: Failure | None = None
         self.was_left = False
-
-    @property
-    def optimizers(self) -> Iterable[Any]:
-        """Those of this process."""
-        return self._registry.optimizers
-
-    def find_models(self) -> None:
-        """Note the models and all that goes with them which were not made here, but opened."""
-        self._registry.find()
 
     def regroup(
         self,

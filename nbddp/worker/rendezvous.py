@@ -56,16 +56,13 @@ class Asked:
     def read(cls, url: str) -> Asked | None:
         """As torch reads it; None where something is missing, which torch then says."""
         parts, env = urlparse(url), os.environ
-        query = dict(parse_qsl(parts.query))
         is_env = parts.scheme == "env"
         try:
+            given = {name: env.get(name.upper(), "") for name in ("rank", "world_size") if is_env}
+            given |= parse_qsl(parts.query)
             return cls(
-                rank=int(query["rank"] if "rank" in query or not is_env else env["RANK"]),
-                world_size=int(
-                    query["world_size"]
-                    if "world_size" in query or not is_env
-                    else env["WORLD_SIZE"]
-                ),
+                rank=int(given["rank"]),
+                world_size=int(given["world_size"]),
                 address=env["MASTER_ADDR"] if is_env else parts.hostname or "",
                 port=int(env["MASTER_PORT"]) if is_env else parts.port or 0,
             )
