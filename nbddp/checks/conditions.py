@@ -124,7 +124,7 @@ def is_guarded(source: Source, node: ast.AST) -> bool:
     for outer in source.above(node):
         if any(map(guards, _asked(outer))):
             return True
-        if any(_has_left(source, outer, field, inner) for field in ("body", "orelse")):
+        if any(inner in _behind_leavers(source, outer, field) for field in ("body", "orelse")):
             return True
         if isinstance(outer, ast.FunctionDef) and any(guards(e) for e in outer.decorator_list):
             return True
@@ -144,11 +144,6 @@ def _asked(outer: ast.AST) -> list[ast.expr]:
         case ast.match_case(guard=ast.expr() as guard):
             return [guard]
     return []
-
-
-def _has_left(source: Source, outer: ast.AST, field: str, inner: ast.AST) -> bool:
-    """Whether, in this block, some ranks may have left before it comes to this statement."""
-    return inner in _behind_leavers(source, outer, field)
 
 
 @once

@@ -30,7 +30,8 @@ def _saves(source: Source) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 @rule("ND141")
 def _one_file(source: Source) -> Iterator[Hit]:
-    if not (source.is_cell or source.is_distributed or _meets(source)):
+    meets = any(collective(source, each) for each in source.calls)
+    if not (source.is_cell or source.is_distributed or meets):
         return
     is_arranged = _has_helper(source)
     for call, path in _saves(source):
@@ -40,10 +41,6 @@ def _one_file(source: Source) -> Iterator[Hit]:
             yield Hit(
                 source.line(call), f"every rank writes {ast.unparse(path)}, all at the same time."
             )
-
-
-def _meets(source: Source) -> bool:
-    return any(collective(source, each) for each in source.calls)
 
 
 def _has_helper(source: Source) -> bool:

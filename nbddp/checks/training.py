@@ -79,7 +79,7 @@ def _undivided(source: Source) -> Iterator[Hit]:
         divides = any(
             isinstance(each, ast.Div) or (isinstance(each, ast.Attribute) and "div" in each.attr)
             for statement in loop.body
-            if _comes_before(statement, call) or _contains(statement, call)
+            if statement.lineno <= call.lineno or _contains(statement, call)
             for each in ast.walk(statement)
         )
         if every != "1" and not divides and not _is_framework(source):
@@ -88,10 +88,6 @@ def _undivided(source: Source) -> Iterator[Hit]:
                 f"backward() adds up {every} micro-steps before the update, and the loss is "
                 "divided by nothing.",
             )
-
-
-def _comes_before(statement: ast.stmt, call: ast.Call) -> bool:
-    return statement.lineno <= call.lineno
 
 
 def _is_framework(source: Source) -> bool:

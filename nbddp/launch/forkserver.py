@@ -107,7 +107,8 @@ class Forkserver:
             with self._own_folder():  # a rank takes it over, and so do its DataLoader's workers
                 child = RankProcess(self._server, target, argument, name)
             child.start()
-        _keep_from_multiprocessing(child)
+        # watched and ended here: a process that was forked shall not ask after it
+        process._children.discard(child)  # type: ignore[attr-defined]
         return child
 
     def orphans(self) -> list[psutil.Process]:
@@ -294,11 +295,6 @@ def _has_left(pid: int, helper: int) -> bool:
         return os.getsid(pid) != helper
     except ProcessLookupError:
         return False
-
-
-def _keep_from_multiprocessing(rank: RankProcess) -> None:
-    """A rank is watched and ended here; in a process that was forked nobody shall ask after it."""
-    process._children.discard(rank)  # type: ignore[attr-defined]
 
 
 def _do_nothing(_argument: None) -> None:

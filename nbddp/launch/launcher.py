@@ -182,10 +182,8 @@ class LocalLauncher(Launcher):
 
     def sweep(self, handle: RankHandle) -> None:
         """Kill the DataLoader workers and other children of a rank that did not do it itself."""
-        kill(lambda: [*_in_session(handle.pid), *self._orphans()])
-
-    def _orphans(self) -> list[psutil.Process]:
-        return [] if self.forkserver is None else self.forkserver.orphans()
+        orphans = self.forkserver.orphans if self.forkserver is not None else list
+        kill(lambda: [*_in_session(handle.pid), *orphans()])
 
     def share(self) -> Launcher:
         """Return a launcher that forks from the same helper, and leaves it to this one."""

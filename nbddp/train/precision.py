@@ -76,14 +76,12 @@ def precision(
 def _check_device(kind: Kind, device: torch.device) -> None:
     if kind == "fp16" and device.type == "cpu":
         raise RequestError("precision: fp16 needs a GPU, and this rank is on a CPU; take 'bf16'")
-    if kind == "bf16" and device.type == "cuda" and not _has_bf16():
+    if kind != "bf16" or device.type != "cuda":
+        return
+    # a GPU for which torch only imitates it is slow
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
         name = torch.cuda.get_device_name(device)
         raise RequestError(f"precision: {name} cannot compute in bf16; take 'fp16'")
-
-
-def _has_bf16() -> bool:
-    """Whether the GPU itself computes in it: where torch only imitates it, it is slow."""
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
 
 
 class Precision:

@@ -77,7 +77,8 @@ class Answers:
         try:
             with self._answering(request, isinstance(command, Meet)):
                 if isinstance(command, Meet) and request in self._unwanted:
-                    answer = _stays_away(command)  # the others have given up waiting for it
+                    # the others have given up waiting for it
+                    answer = Answer(request=request, error=UNWANTED, payload={"was_left": True})
                 else:
                     answer = self._act(command)
         except RequestError as error:
@@ -145,7 +146,9 @@ class Answers:
         return Answer(request=command.request, payload=traced.facts(), parcel=parcel)
 
     def _complete(self, command: Complete) -> Answer:
-        text, matches = self._shell.complete(None, *_line_at(command.code, command.cursor))
+        begin = command.code.rfind("\n", 0, command.cursor) + 1
+        line = command.code[begin:].partition("\n")[0]
+        text, matches = self._shell.complete(None, line, command.cursor - begin)
         return Answer(
             request=command.request, payload={"text": text, "matches": list(matches)[:200]}
         )
@@ -158,12 +161,3 @@ class Answers:
             found = {}
         text = shorten(found.get("text/plain", ""), TOO_LONG, limit=MAX_MESSAGE)
         return Answer(request=command.request, payload={"text": text})
-
-
-def _stays_away(command: Meet) -> Answer:
-    return Answer(request=command.request, error=UNWANTED, payload={"was_left": True})
-
-
-def _line_at(code: str, cursor: int) -> tuple[str, int]:
-    begin = code.rfind("\n", 0, cursor) + 1
-    return code[begin:].partition("\n")[0], cursor - begin

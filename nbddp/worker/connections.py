@@ -93,14 +93,11 @@ class Connections:
         self._noted -= noted - {ends for _, ends in open_now}  # may be another's one day
         for fd, ends in open_now:
             if ends in self._of_groups:
-                self._end_reading(fd, ends)
+                held = read_no_more(fd, ends, hold=ends not in self._held)
+                if held is not None:
+                    self._held[ends] = held
             elif ends in self._noted or (others_too and ends not in self._kept):
                 shut_down(fd, ends)
-
-    def _end_reading(self, fd: int, ends: Ends) -> None:
-        held = read_no_more(fd, ends, hold=ends not in self._held)
-        if held is not None:
-            self._held[ends] = held
 
 
 def _opened_since(before: set[Ends]) -> set[Ends]:

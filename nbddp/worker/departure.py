@@ -13,6 +13,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import util
 from typing import Any, NoReturn
 
@@ -42,30 +43,21 @@ def depart(close: Callable[[], None]) -> NoReturn:
         close: mails what was printed until then.
     """
     try:
-        _be_undisturbed()
-        for act in (_finalize, atexit._run_exitfuncs, _end_children, flush_python_streams, close):
-            _try(act)
+        sys.settrace(None)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        # torch's handler raises when a worker of a loader is killed
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        acts: list[Callable[[], Any]] = [
+            partial(util._run_finalizers, 0),  # type: ignore[attr-defined]  # such as a pool
+            atexit._run_exitfuncs,
+            partial(end, lambda: descendants(os.getpid())),
+            flush_python_streams,
+            close,
+        ]
+        for act in acts:
+            try:
+                act()
+            except BaseException:  # noqa: BLE001 - the rest is done all the same
+                traceback.print_exc()
     finally:
         os._exit(0)
-
-
-def _be_undisturbed() -> None:
-    sys.settrace(None)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises when a loader's worker is killed
-
-
-def _finalize() -> None:
-    """What multiprocessing itself ends in good order, such as a pool or a manager."""
-    util._run_finalizers(0)  # type: ignore[attr-defined]
-
-
-def _end_children() -> None:
-    end(lambda: descendants(os.getpid()))
-
-
-def _try(act: Callable[[], Any]) -> None:
-    try:
-        act()
-    except BaseException:  # noqa: BLE001 - the rest is done all the same
-        traceback.print_exc()

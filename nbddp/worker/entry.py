@@ -309,11 +309,10 @@ class Rank:
 
     def _run_cell(self, command: RunCell) -> None:
         self._was_quit = False
-        is_called_off = not self._prepare(command)
+        may_begin = self._prepare(command)
         failure = self._regrouper.take_failure(command)  # for this cell, whatever becomes of it
-        if is_called_off:
-            self._end_cell(command, seconds=0.0, failure=cell_not_started())
-            return
+        if not may_begin:
+            failure = cell_not_started()
         if failure is not None:
             self._interrupter.end_cell()
             self._sampler.end_cell()
@@ -377,10 +376,8 @@ class Rank:
         forget_epochs()
         faults.begin_cell(is_again=command.is_again)
         self._outbox.begin_cell()
-        may_begin = self._interrupter.begin_cell(command.cell)
-        if may_begin:
-            self._sampler.begin_cell(command.cell)
-        return may_begin
+        self._sampler.begin_cell(command.cell)
+        return self._interrupter.begin_cell(command.cell)
 
     def _end_cell(
         self, command: RunCell, *, seconds: float, failure: Failure | None, value: Any = None

@@ -84,7 +84,7 @@ class Healing:
         _refuse_sharded(self._namespace, self._group.registry.optimizers)
         for newcomer in command.newcomers:
             _refuse_other_part(self._group.part_without(newcomer), newcomer)
-        leave = [*self._own, *self._history(), *command.leave]
+        leave = [*self._own, *filter(HISTORY.fullmatch, self._namespace), *command.leave]
         beside = self._cells.files, self._surroundings.told()
         carried = pack_names(self._namespace, leave=leave, beside=beside)
         self._storages = carried.storages
@@ -99,9 +99,6 @@ class Healing:
             "storages": [[each.nbytes(), each.device.type] for each in self._storages],
         }
         return Answer(request=command.request, parcel=parcel, payload=payload)
-
-    def _history(self) -> Iterator[str]:
-        return (name for name in self._namespace if HISTORY.fullmatch(name))
 
     def _meet(self, command: Meet) -> Answer:
         """Form the process group, hand the names over in it, take the models along."""
@@ -242,7 +239,10 @@ def _receive(
 
     for together in _in_flight(begin(), wait):
         if together is not None:
-            _share_out(*together)
+            came, storages = together
+            parts = came.split([each.nbytes() for each in storages])
+            for storage, part in zip(storages, parts, strict=True):
+                _bytes(storage).copy_(part)
 
 
 def _in_flight(begun: Iterable[tuple[Any, T]], wait: Callable[[Any], None]) -> Iterator[T]:
@@ -261,12 +261,6 @@ def _in_flight(begun: Iterable[tuple[Any, T]], wait: Callable[[Any], None]) -> I
     for work, belongs in under_way:
         wait(work)
         yield belongs
-
-
-def _share_out(came: torch.Tensor, storages: Sequence[UntypedStorage]) -> None:
-    parts = came.split([each.nbytes() for each in storages])
-    for storage, part in zip(storages, parts, strict=True):
-        _bytes(storage).copy_(part)
 
 
 def _bytes(storage: UntypedStorage) -> torch.Tensor:

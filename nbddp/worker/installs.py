@@ -73,19 +73,15 @@ class Installs:
             key = f"{self._prefix}/{cell}/{node}/{what}/{self._counts[cell, command]}"
             mine = str(self._place.rank)
             if self._claims.compare_set(f"{key}/by", "", mine).decode() != mine:
-                value = self._other_ranks(f"{key}/done")
+                while not self._claims.check([f"{key}/done"]):  # another rank runs it
+                    time.sleep(LOOK)
+                value = json.loads(self._claims.get(f"{key}/done"))
             else:
                 value = self._run(run, command, f"{key}/done")
             importlib.invalidate_caches()  # else a new package is not found for a second
             return value
 
         return run_once
-
-    def _other_ranks(self, key: str) -> Any:
-        """Wait for the rank that runs the command. Return the result that it got."""
-        while not self._claims.check([key]):
-            time.sleep(LOOK)
-        return json.loads(self._claims.get(key))
 
     def _run(self, run: Callable[[str], Any], command: str, key: str) -> Any:
         began, value = time.time(), None

@@ -259,7 +259,8 @@ class Interrupter:
                 return has_told
             if waits_for_bytes:
                 continue
-            if not is_heard or (place == last and self._waits_in_torch()):
+            waits_in_torch = "torch/distributed" in main_frame().f_code.co_filename
+            if not is_heard or (place == last and waits_in_torch):
                 rounds += 1
                 self._break_open_inside(others_too=rounds >= OTHERS_AFTER and not is_heard)
 
@@ -314,9 +315,6 @@ class Interrupter:
     def _place(self) -> tuple[int, int]:
         frame = main_frame()
         return id(frame), frame.f_lasti
-
-    def _waits_in_torch(self) -> bool:
-        return "torch/distributed" in main_frame().f_code.co_filename
 
 
 def _imports_library(frame: FrameType | None, is_cell_file: Callable[[str], bool]) -> bool:

@@ -93,7 +93,9 @@ class Keyboard:
         if self.is_called_off():
             raise EOFError("the cell was interrupted")
         if self._typed_ahead:
-            return self._type(prompt, self._typed_ahead.pop(0))
+            text = self._typed_ahead.pop(0)
+            print(f"{prompt}{text}")  # noqa: T201 - as it would stand there
+            return text
         flush_python_streams()
         answer = self._await_answer(what, prompt, is_secret=is_secret)
         if answer.refusal:
@@ -101,10 +103,6 @@ class Keyboard:
         if answer.is_end:
             raise EOFError("nobody answered")
         return answer.text
-
-    def _type(self, prompt: str, text: str) -> str:
-        print(f"{prompt}{text}")  # noqa: T201 - as it would stand there
-        return text
 
     def _await_answer(self, what: str, prompt: str, *, is_secret: bool) -> Answered:
         with self._lock:

@@ -42,13 +42,9 @@ def wake_lost_sends() -> int:
         How many.
     """
     with suppress(OSError, AttributeError, ValueError):  # no such function, or nothing to look with
-        return _wake(_library())
+        with_gloo = Path(torch.__path__[0], "lib", "libtorch_cpu.so")
+        return _wake(ctypes.CDLL(str(with_gloo), os.RTLD_NOLOAD))
     return 0
-
-
-def _library() -> ctypes.CDLL:
-    """The library that Gloo is in, which has been loaded."""
-    return ctypes.CDLL(str(Path(torch.__path__[0], "lib", "libtorch_cpu.so")), os.RTLD_NOLOAD)
 
 
 def _wake(library: ctypes.CDLL) -> int:

@@ -121,15 +121,6 @@ class ProcessGroup:
         if dist.get_debug_level() != dist.DebugLevel.DETAIL:
             set_timeout(timeout)
 
-    def _hold_timeouts(self, *, may_ask: bool) -> None:
-        """Let no collective give up while the user is asked on some rank.
-
-        A wait that has begun keeps its timeout, so that this must be known before.
-        """
-        if dist.is_initialized() and may_ask is not self._holds:
-            self._limit(HELD if may_ask else self._timeout)
-            self._holds = may_ask
-
     def _meet(self, store: dist.Store, world_size: int) -> None:
         """Wait until every rank is here."""
         if store.add("here", 1) == world_size:
@@ -216,7 +207,10 @@ class ProcessGroup:
     def begin_cell(self, command: RunCell, *, may_ask: bool = False) -> None:
         """A cell may make groups and processes of its own, or ask the user something."""
         self.stuck_in = None
-        self._hold_timeouts(may_ask=may_ask)
+        if dist.is_initialized() and may_ask is not self._holds:
+            # a wait that has begun keeps its timeout, so that this must be known before
+            self._limit(HELD if may_ask else self._timeout)
+            self._holds = may_ask
         if command.script and self._timeout.total_seconds() != DEFAULT_TIMEOUT:
             module: Any = dist.distributed_c10d
             module.default_pg_timeout = module.default_pg_nccl_timeout = self._timeout

@@ -53,7 +53,8 @@ class Trace:
 
     def has_moved(self, before: Trace, wait: Wait) -> bool:
         """Whether the thread did anything since an earlier look."""
-        if self._did(before):
+        done = (self.place, self.collectives, self.said)
+        if done != (before.place, before.collectives, before.said):
             return True
         is_computing = self.cpu - before.cpu >= BUSY
         switches = self.switches - before.switches
@@ -68,11 +69,6 @@ class Trace:
                 return self.cpu - before.cpu >= WORKED or self.written != before.written
             case Wait.NONE:
                 return is_computing or switches > 0 or self.written != before.written
-
-    def _did(self, before: Trace) -> bool:
-        """Whether it went on, by what it has done itself."""
-        done = (self.place, self.collectives, self.said)
-        return done != (before.place, before.collectives, before.said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

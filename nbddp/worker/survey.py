@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -27,7 +27,8 @@ from nbddp.checks.facts import RankFacts, Thing
 from nbddp.topology import cores_here
 from nbddp.wire.messages import Failure
 from nbddp.worker.datasets import loader_facts
-from nbddp.worker.unused import said, unused_in
+from nbddp.worker.object_state import parameters_of
+from nbddp.worker.unused import ddp_models, said, unused_in
 
 PATIENCE = 0.003  # seconds of a processor: what is not looked at by then is left out
 MANY = 2000  # modules or parameters of a model: the rest is left out
@@ -64,7 +65,8 @@ def _look_at_all(
     begin: RankFacts, names: Names, source: str | None, failure: Failure | None
 ) -> RankFacts:
     deadline = time.thread_time() + (PATIENCE if source is not None else 1.0)
-    wanted = _wanted(names, source)
+    words = names if source is None else dict.fromkeys(_NAME.findall(source))
+    wanted = [each for each in words if each in names and not each.startswith("_")]
     found: dict[str, Thing] = {}
     for name in wanted:
         if time.thread_time() > deadline:
@@ -92,11 +94,8 @@ def _batches(names: Names, wanted: Iterable[str]) -> dict[str, int]:
 
 def _sharing(names: Names) -> list[int]:
     """How many ranks share the gradients of DDP models here."""
-    models: list[Any] = [
-        each for each in names.values() if issubclass(type(each), DistributedDataParallel)
-    ]
-    bound = [group for each in models if (group := vars(each).get("process_group")) is not None]
-    return sorted({group.size() for group in bound})
+    groups = [vars(each).get("process_group") for each in ddp_models(names.values())]
+    return sorted({group.size() for group in groups if group is not None})
 
 
 def _whole_name(value: object) -> str:
@@ -111,11 +110,6 @@ def _whole_name(value: object) -> str:
     if room == "torch.distributed.distributed_c10d":
         return f"torch.distributed.{name}"
     return f"{room}.{name}" if room.startswith("torch") else ""
-
-
-def _wanted(names: Names, source: str | None) -> list[str]:
-    words = names if source is None else dict.fromkeys(_NAME.findall(source))
-    return [each for each in words if each in names and not each.startswith("_")]
 
 
 def _look(name: str, names: Names, failure: Failure | None) -> Thing | None:
@@ -200,7 +194,9 @@ def _sample(parameters: list[nn.Parameter]) -> list[float]:
     """A few numbers from here and there: models that have drifted differ in nearly all."""
     step = max(1, len(parameters) // SAMPLED)
     chosen = [each for each in parameters[::step] if each.numel()][:SAMPLED]
-    if not all(_is_plain(each) for each in chosen) or _is_busy(chosen):
+    # a parameter of FSDP, for one, does not lie here as a whole
+    are_whole = all(type(each) is nn.Parameter and each.layout is torch.strided for each in chosen)
+    if not are_whole or _is_busy(chosen):
         return []
     with torch.no_grad():
         taken = [_of_one(each) for each in chosen]
@@ -214,11 +210,6 @@ def _of_one(parameter: nn.Parameter) -> torch.Tensor:
     if both.is_complex():
         both = torch.view_as_real(both.resolve_conj()).flatten()
     return both.to(torch.float64)
-
-
-def _is_plain(parameter: nn.Parameter) -> bool:
-    """Whether it lies here as a whole, which that of FSDP, for one, does not."""
-    return type(parameter) is nn.Parameter and parameter.layout is torch.strided
 
 
 def _is_busy(parameters: list[nn.Parameter]) -> bool:
@@ -242,14 +233,14 @@ def _optimizer(optimizer: TorchOptimizer, names: Names) -> facts.Optimizer:
     rates = [each["lr"] for each in optimizer.param_groups]
     return facts.Optimizer(
         rates=[float(each) for each in rates if isinstance(each, float | int)],
-        shapes=_shapes(list(islice(_parameters_of(optimizer), MANY))),
+        shapes=_shapes(parameters_of(optimizer)[:MANY]),
         was_of=_lost_model(optimizer, names),
     )
 
 
 def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
     """The module that looks like the one it was made for, has gradients, and is not its own."""
-    mine = list(islice(_parameters_of(optimizer), MANY))
+    mine = parameters_of(optimizer)[:MANY]
     shapes = [each.shape for each in mine]
     modules = {
         name: list(islice(each.parameters(), MANY))
@@ -260,15 +251,10 @@ def _lost_model(optimizer: TorchOptimizer, names: Names) -> str:
     if not mine or any(id(each) in ours for each in mine):
         return ""
     others = [each for each in names.values() if issubclass(type(each), TorchOptimizer)]
-    updated = {id(each) for other in others for each in _parameters_of(other)}
+    updated = {id(each) for other in others for each in parameters_of(other)}
     for name, parameters in modules.items():
         is_alike = [each.shape for each in parameters] == shapes
         is_free = not any(id(each) in updated for each in parameters)
         if is_alike and is_free and all(each.grad is not None for each in parameters):
             return name
     return ""
-
-
-def _parameters_of(optimizer: TorchOptimizer) -> Iterator[torch.Tensor]:
-    groups: Iterable[dict[str, Any]] = optimizer.param_groups
-    return (each for group in groups for each in group["params"])

@@ -83,7 +83,8 @@ def waited_in(frame: FrameType, is_cell_file: Callable[[str], bool]) -> str:
 def torch_frames(frame: FrameType | None) -> list[FrameType]:
     """Return the frames of torch.distributed at the end of a stack, from the innermost one."""
     found = []
-    while frame is not None and (_is_torchs(frame) or _is_between(frame)):
+    # a frame of ours may be between two of torch's, where torch calls us back
+    while frame is not None and (_is_torchs(frame) or _is_ours(frame)):
         if _is_torchs(frame):
             found.append(frame)
         frame = frame.f_back
@@ -138,8 +139,7 @@ def _is_torchs(frame: FrameType) -> bool:
     return _TORCHS.search(frame.f_code.co_filename) is not None
 
 
-def _is_between(frame: FrameType) -> bool:
-    """Whether it is one of ours that stands between two of torch's, where it calls us back."""
+def _is_ours(frame: FrameType) -> bool:
     return Path(frame.f_code.co_filename).parent == _OURS
 
 

@@ -39,7 +39,9 @@ def name_users_lines(is_cell_file: Callable[[str], bool]) -> None:
         # clear the filters' record of nbddp's line: they must decide again for the user's line
         ours.f_globals.pop("__warningregistry__", None)
         module.onceregistry.pop((str(warning.message), warning.category), None)
-        frame = _caller_of_ours(ours)
+        frame: FrameType | None = ours
+        while frame is not None and frame.f_code.co_filename.startswith(OURS):
+            frame = frame.f_back
         if frame is not None and comes_from(frame, is_cell_file):
             warnings.warn_explicit(
                 warning.message,
@@ -66,10 +68,3 @@ def _named_frame(warning: warnings.WarningMessage) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
-
-
-def _caller_of_ours(frame: FrameType | None) -> FrameType | None:
-    """Return the first frame outside of nbddp, from this one outwards."""
-    while frame is not None and frame.f_code.co_filename.startswith(OURS):
-        frame = frame.f_back
-    return frame

@@ -230,13 +230,9 @@ def merged_part(document: Mapping[str, Any], command: GiveTrace) -> Part:
     heads = [each for each in every if each["ph"] == "M"]
     _name_rows(heads, command)
     events = [each for each in every if each["ph"] != "M"]
-    events.sort(key=_duration, reverse=True)
+    events.sort(key=lambda event: event.get("dur", 0.0), reverse=True)
     kept = events[: command.most]
     return Part([*heads, *kept], len(events) - len(kept))
-
-
-def _duration(event: Mapping[str, Any]) -> float:
-    return float(event.get("dur", 0.0))
 
 
 def _name_rows(heads: Iterable[dict[str, Any]], command: GiveTrace) -> None:
