@@ -140,10 +140,10 @@ def test_what_ddp_sends_is_a_share_of_the_step_summed_over_models() -> None:
         for name in ("one", "other")
     )
     found = shares(line(met(15.0, 1.0), overlaps=overlaps), 10.0)
-    assert found["sending"] == pytest.approx(0.4)
-    assert found["bare"] == pytest.approx(0.3)
+    assert found["communication"] == pytest.approx(0.4)
+    assert found["exposed"] == pytest.approx(0.3)
     slower = shares(line(met(15.0, 1.0), overlaps=overlaps), 40.0)
-    assert (slower["sending"], slower["bare"]) == (1.0, 1.0), "no more than the whole step"
+    assert (slower["communication"], slower["exposed"]) == (1.0, 1.0), "no more than the whole step"
 
 
 # ---- what it comes to
@@ -171,7 +171,7 @@ def test_strong_scaling_is_of_the_same_work_weak_of_the_same_for_each() -> None:
         assert found.efficiency(sizes[1]) == pytest.approx(efficiency)
 
 
-FULL = {"batch": 64, "waiting": 0.25, "loading": 0.1, "sending": 0.5, "bare": 0.25}
+FULL = {"batch": 64, "waiting": 0.25, "loading": 0.1, "communication": 0.5, "exposed": 0.25}
 
 
 def test_each_kind_of_scaling_as_text_and_a_table_on_a_page(snapshot: Any) -> None:

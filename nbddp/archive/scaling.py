@@ -29,8 +29,8 @@ class Round:
         batch: samples of all ranks together in a step, None if unknown.
         waiting: the share of the ranks' time in which they waited for another one to come to a
             collective; ``loading`` for a batch of a DataLoader.
-        sending: DDP's own measure of a step's communication, as a share of the step; ``bare`` is
-            the part of it beside which nothing was computed. None where there is no DDP model.
+        communication: of a step, as DDP measures it, as a share of the step; ``exposed`` is the
+            part during which nothing was computed. None without a DDP model.
         memory: of the largest rank at the end, in bytes; of its tensors on a GPU ``gpu_memory``.
     """
 
@@ -39,8 +39,8 @@ class Round:
     batch: int | None = None
     waiting: float | None = None
     loading: float | None = None
-    sending: float | None = None
-    bare: float | None = None
+    communication: float | None = None
+    exposed: float | None = None
     memory: int = 0
     gpu_memory: int = 0
 
@@ -124,9 +124,9 @@ class Scaling:
         return self.speed_up(size) * self.sizes[0].ranks / size.ranks
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what is known of each world size by name; None where a number is unknown."""
+        """Return the numbers of each world size by name; None for those that are unknown."""
         pace = "steps_per_second" if self.counts_steps else "cells_per_second"
-        shares = ("waiting", "loading", "sending", "bare", "memory", "gpu_memory")
+        shares = ("waiting", "loading", "communication", "exposed", "memory", "gpu_memory")
         return [
             {"ranks": size.ranks, pace: size.pace, "samples_per_second": size.samples}
             | {"speed_up": self.speed_up(size), "efficiency": self.efficiency(size)}
@@ -149,7 +149,7 @@ class Scaling:
 
 
 def facts_of(ranks: int, number: int, of: int, *, is_weak: bool) -> dict[str, Any]:
-    """What a run's ``run.json`` says of the round that it is."""
+    """Return the entry of a round in ``run.json``."""
     return {SCALE: {"ranks": ranks, "round": number, "of": of, "is_weak": is_weak}}
 
 
@@ -206,5 +206,5 @@ def shares(line: Timeline, pace: float) -> dict[str, float | None]:
     if ranks:  # DDP's is a mean of other steps than those that the pace is of
         sending = sum(each.sending for each in line.overlaps) / len(ranks) * pace
         bare = sum(each.bare for each in line.overlaps) / len(ranks) * pace
-        found |= {"sending": min(1.0, sending), "bare": min(1.0, bare)}
+        found |= {"communication": min(1.0, sending), "exposed": min(1.0, bare)}
     return found

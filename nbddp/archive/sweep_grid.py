@@ -1,4 +1,4 @@
-"""What a sweep tries, one combination after the other, and which of them are on disk already."""
+"""The combinations of a sweep, and which of them have a finished run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Swept = tuple[str, tuple[Any, ...]]  # a name, and its values
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One combination of a sweep; ``number`` is from 1."""
+    """One combination of a sweep; ``number`` counts from 1."""
 
     number: int
     settings: Mapping[str, Any]
@@ -43,7 +43,7 @@ class SweepPoint:
 
     @property
     def name(self) -> str:
-        """For its run's folder.
+        """Part of the name of its run.
 
         >>> SweepPoint(1, {"lr": 0.1, "model": "cnn", "batch": 16}).name
         'lr0.1-model-cnn-batch16'
@@ -55,7 +55,7 @@ class SweepPoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """As ``nbddp.config`` has it: what is no plain value as it is written."""
+        """The settings for ``run.json``, with the repr of what JSON has no form for."""
         return {
             name: value if value is None or isinstance(value, str | int | float) else repr(value)
             for name, value in self.settings.items()
@@ -63,7 +63,7 @@ class SweepPoint:
 
 
 class State(Enum):
-    """How far a combination is, in words."""
+    """The state of a combination."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -80,12 +80,12 @@ class State(Enum):
 
 @dataclass(slots=True)
 class SweepEntry:
-    """A combination, and what has come of it.
+    """A combination and its state.
 
     Attributes:
-        why: for a failure what it was.
-        path: its run's folder, None if there is none.
-        seconds: that it took, with its start; 0 if it was not run now.
+        why: the reason of a failure.
+        path: the folder of its run; None if there is none.
+        seconds: how long it took with its start; 0 if it did not run now.
     """
 
     trial: SweepPoint
@@ -96,7 +96,7 @@ class SweepEntry:
 
 
 def count_of(rows: Iterable[SweepEntry], *states: State) -> int:
-    """How many are in one of these states."""
+    """Count the entries in these states."""
     return sum(row.state in states for row in rows)
 
 
@@ -105,14 +105,14 @@ def _is_number(value: object) -> bool:
 
 
 def grid(sweeps: Sequence[Swept], repeat: int = 0) -> list[SweepPoint]:
-    """Every combination, the last name the fastest.
+    """Return all combinations; the last name changes fastest.
 
     Args:
         sweeps: names and their values.
-        repeat: how many seeds, from 0, each is tried with; 0 for no seed.
+        repeat: how many seeds, from 0, each combination has; 0 for no seed.
 
     Raises:
-        ArgumentError: a name is there twice, or there are too many.
+        ArgumentError: a name is not allowed or is there twice, or there are too many combinations.
 
     >>> [str(each) for each in grid([("lr", (0.1, 0.01))], repeat=2)]
     ['lr=0.1, seed=0', 'lr=0.1, seed=1', 'lr=0.01, seed=0', 'lr=0.01, seed=1']
@@ -148,12 +148,12 @@ def _check(name: str, values: Sequence[Any]) -> None:
 
 
 def sweep_key(source: str, deeds: Sequence[Deed], *options: object) -> str:
-    """Return what two sweeps have in common whose combinations come to the same.
+    """Return a text that is equal for sweeps whose combinations have the same results.
 
     Args:
         source: of the cell.
-        deeds: what is done before it: other definitions make other results.
-        options: what else counts, such as how many ranks there are.
+        deeds: replayed before the cell.
+        options: what else changes results, such as the number of ranks.
     """
     parts = (repr(options), source, *map(_key_of_deed, deeds))
     return _digest("".join(f"{len(part)}:{part}" for part in parts).encode())
@@ -164,20 +164,20 @@ def _key_of_deed(deed: Deed) -> str:
         return repr((deed.source, deed.ranks))
     try:
         values = value_key(deed.data())
-    except RequestError:  # it is not kept: the replay will say so
+    except RequestError:  # it was not stored: the replay reports that
         values = ""
     return repr((deed.names, deed.ranks, values))
 
 
 def value_key(data: bytes, *, if_plain: str | None = None) -> str:
-    """Return what is the same for the same pickled values.
+    """Return a text that is equal for equal pickled values.
 
     Values that Python writes exactly are compared by that text. The pickles of others, such as
     functions and tensors, are comparable within this process only.
 
     Args:
         data: the pickle.
-        if_plain: returned for values that Python writes exactly.
+        if_plain: returned instead for values that Python writes exactly.
 
     >>> value_key(pickle.dumps({"lr": 0.1}))
     "{'lr': 0.1}"
@@ -190,10 +190,10 @@ def value_key(data: bytes, *, if_plain: str | None = None) -> str:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads numbers, text, and containers of them."""
+    """Loads numbers, text, and containers of them."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Refuse whatever is more than that."""
+        """Refuse any other object."""
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
@@ -205,13 +205,13 @@ def _digest(data: bytes) -> str:
 
 
 def facts_of(key: str, trial: SweepPoint, of: int, *, is_done: bool) -> dict[str, Any]:
-    """What a run's ``run.json`` says of the combination that it is."""
+    """Return the entry of a combination in ``run.json``."""
     sweep = {"key": key, "settings": trial.config, "number": trial.number, "of": of}
     return {SWEEP: {**sweep, "is_done": is_done}}
 
 
 def completed_runs(base: Path, key: str, trials: Sequence[SweepPoint]) -> dict[int, Path]:
-    """By number, the newest run of each combination that has come to its end."""
+    """Return the newest finished run of each combination, by number."""
     by_settings = {_json(trial.config): trial.number for trial in trials}
     found: dict[int, Path] = {}
     for path in runs_below(base):

@@ -29,10 +29,10 @@ class ScalingStudy:
     """Runs one cell on several world sizes.
 
     Args:
-        runner: runs it.
+        runner: runs the cell.
         sizes: the world sizes.
         rounds: how often the cell runs on each.
-        is_weak: whether each rank's work is meant to stay the same, or that of all together.
+        is_weak: whether the work of each rank stays the same, and not that of all together.
 
     Raises:
         ArgumentError: there are fewer than two world sizes, or fewer than three rounds.
@@ -50,7 +50,7 @@ class ScalingStudy:
         self._specs = {each: replace(runner.spec, nproc=each) for each in sorted(set(sizes))}
         self._count = rounds
         self._is_weak = is_weak
-        # round by round: a load on the machine that comes and goes strikes all world sizes
+        # round by round: a temporary load on the machine affects all world sizes
         settings = [(each, size) for each in range(1, rounds + 1) for size in self._specs]
         self._rows = [
             SweepEntry(SweepPoint(number, {"ranks": size, "round": each}))
@@ -60,11 +60,11 @@ class ScalingStudy:
         self._devices: tuple[str, ...] = ()
 
     def run(self) -> Scaling:
-        """Run them all, show what they come to, and return it.
+        """Run the cell on all world sizes, show the results, and return them.
 
         Raises:
-            RequestError: the ranks of a world size cannot be had.
-            CellFailedError: no run went well.
+            RequestError: the ranks of a world size cannot be started.
+            CellFailedError: no run succeeded.
             CellInterruptedError: the user ended the study.
         """
         for spec in self._specs.values():
@@ -104,12 +104,12 @@ class ScalingStudy:
         return f"{last.pace:.3g} steps/s" if last.counts_steps else f"{1 / last.pace:.3g} s"
 
     def _measure(self, session: Session, result: CellResult) -> Round:
-        """Return what the cell came to; its ranks are idle."""
+        """Measure a cell that succeeded, while its ranks are idle."""
         pace, known = 1 / max(result.seconds, 1e-9), dict[str, Any]()
         steady = None
         path = session.time_line.path
         if path is not None:
-            # the record of a cell is written after its result is told: let the session finish
+            # the session records a cell after it has returned the result: wait for that
             session.call(lambda: None)
             facts = read_facts(path)
             known["batch"] = facts.get("samples_per_step")
@@ -119,7 +119,7 @@ class ScalingStudy:
             pace, steps = steady
             known |= _shares(session, pace, steps)
             if facts.get("backend_used") == "nccl":
-                known["waiting"] = None  # the time line has the times of enqueueing
+                known["waiting"] = None  # NCCL: the timeline has the times of enqueueing
         ranks = session.snapshot().ranks
         return Round(
             pace=pace,
@@ -133,17 +133,17 @@ class ScalingStudy:
 def _shares(session: Session, pace: float, steps: int) -> dict[str, float | None]:
     try:
         return shares(timeline_of(session, steps), pace)
-    except RequestError as error:  # a rank has died after the cell
+    except RequestError as error:  # a rank died after the cell
         logger.info("no time line: %s", error)
         return {}
 
 
 def _steady(path: Path) -> tuple[float, int] | None:
-    """Return the pace of the cell that ran last, and its steps; None if none are on record."""
+    """Return steps a second of the last cell, and how many; None if no steps are recorded."""
     try:
         recorded = RecordedRun(path)
-        if recorded.cells:  # not where a full disk has taken none of it
+        if recorded.cells:  # a full disk recorded none
             return steady_pace([*recorded.numbers()], recorded.cells[-1].began_at)
-    except (RequestError, OSError) as error:  # it was deleted meanwhile
+    except (RequestError, OSError) as error:  # it was deleted
         logger.info("no pace: %s", error)
     return None

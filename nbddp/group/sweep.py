@@ -34,9 +34,9 @@ class Sweep:
     """Runs a cell for each combination that is not done yet.
 
     Args:
-        runner: runs it.
+        runner: runs the cell.
         trials: the combinations.
-        start_over: run what an earlier sweep has finished, too.
+        start_over: also run combinations that an earlier sweep finished.
 
     Raises:
         RequestError: a value cannot be pushed, or the cell sets a swept name.
@@ -65,11 +65,11 @@ class Sweep:
         )
 
     def run(self) -> None:
-        """Run what is not done yet, and show all in one table and next to each other.
+        """Run the waiting combinations, list all runs, and compare those that succeeded.
 
         Raises:
-            RequestError: the ranks cannot be had.
-            CellFailedError: no run went well.
+            RequestError: no ranks can be started.
+            CellFailedError: no run succeeded.
             CellInterruptedError: the user ended the sweep.
         """
         self._runner.spec.check_gpus()
@@ -107,7 +107,7 @@ class Sweep:
         )
 
     def _show(self) -> None:
-        """Show the table of all runs, those that are done next to each other, and the troubles."""
+        """List all runs, compare those that succeeded, and name the failures."""
         self._display.show_progress(sweep_report(self.rows))
         runs = self._summaries()
         if runs:
@@ -134,7 +134,7 @@ class Sweep:
 
 
 def assigned_before_use(source: str, name: str) -> int:
-    r"""Return the line, from 1, at which a cell sets a name that it has not read; 0 if none.
+    r"""Return the line, from 1, that assigns a name before the cell reads it; 0 if none.
 
     >>> assigned_before_use("import os\nlr = 0.1\ntrain(lr)", "lr")
     2
@@ -143,7 +143,7 @@ def assigned_before_use(source: str, name: str) -> int:
     """
     try:
         tree = ast.parse(TransformerManager().transform_cell(source))
-    except SyntaxError:  # input transformers of the user's own may know it
+    except SyntaxError:  # it may be valid for input transformers of the user
         return 0
     for statement in tree.body:
         nodes = ast.walk(statement)

@@ -286,29 +286,29 @@ class WorkerGroup:
         max_restarts: int = 0,
         heal: int = 0,
     ) -> list[Run]:
-        """Run source once for each combination of some values, each time as a run of its own.
+        """Run source once for each combination of values, each time as a run of its own.
 
-        Each run has ranks of its own, which first do the cells and pushes of this group again. The
-        ranks of this group, if it is started, keep their names. What an earlier sweep of the same
-        source has finished is not run again.
+        Each run has new ranks, on which the cells and pushes of this group are replayed first. The
+        ranks of this group keep their names. Combinations that an earlier sweep of the same source
+        has finished are not run again.
 
         Args:
             source: Python, or whatever IPython takes.
-            settings: by name, the values to try.
-            repeat: run each combination with so many seeds, which are ``seed`` in the source.
-            fresh: do no earlier cells and pushes again.
-            start_over: run what an earlier sweep has finished, too.
-            quiet: print nothing but the values of the last line.
-            max_restarts: of each run, as for :meth:`run`.
-            heal: the same.
+            settings: the values to try, by name.
+            repeat: how many seeds each combination has; the source has them as ``seed``.
+            fresh: replay nothing.
+            start_over: also run combinations that are finished.
+            quiet: print only the values of the last line.
+            max_restarts: of each run, as in :meth:`run`.
+            heal: of each run, as in :meth:`run`.
 
         Returns:
-            The run of each combination in their order, also of those that failed.
+            The run of each combination, in order, including those that failed.
 
         Raises:
-            ArgumentError: a value makes no sense.
+            ArgumentError: a name or value is not allowed.
             RequestError: it cannot run now.
-            CellFailedError: no run went well.
+            CellFailedError: no run succeeded.
             CellInterruptedError: it was interrupted.
         """
         trials = grid([(name, tuple(each)) for name, each in (settings or {}).items()], repeat)
@@ -330,26 +330,27 @@ class WorkerGroup:
     ) -> list[dict[str, Any]]:
         """Run source on several world sizes, and compare how fast they are.
 
-        Each run has ranks of its own, as in :meth:`sweep`.
+        Each run has new ranks, as in :meth:`sweep`.
 
         Args:
             source: Python, or whatever IPython takes.
-            sizes: numbers of ranks.
-            rounds: how often it runs on each, 3 at least.
-            weak: whether each rank has the same work, however many there are.
-            fresh: do no earlier cells and pushes again.
-            quiet: print nothing but the values of the last line.
+            sizes: the world sizes.
+            rounds: how often it runs on each, at least 3.
+            weak: whether each rank has the same work on all world sizes.
+            fresh: replay nothing.
+            quiet: print only the values of the last line.
 
         Returns:
-            For each world size that went well ``ranks``, ``steps_per_second`` (``cells_per_second``
-            of a cell that reports no steps), ``samples_per_second``, ``speed_up``, ``efficiency``,
-            the shares of time ``waiting``, ``loading``, ``sending`` and ``bare`` (sending next to
-            which nothing was computed), ``memory`` and ``gpu_memory`` of the largest rank in bytes.
+            A dictionary for each world size that succeeded: ``ranks``, ``steps_per_second`` (or
+            ``cells_per_second`` if the cell reports no steps), ``samples_per_second``,
+            ``speed_up``, ``efficiency``, the shares of time ``waiting``, ``loading``,
+            ``communication`` and ``exposed`` (communication while nothing is computed), and
+            ``memory`` and ``gpu_memory`` of the largest rank in bytes.
 
         Raises:
-            ArgumentError: a value makes no sense.
+            ArgumentError: a number is not allowed.
             RequestError: it cannot run now.
-            CellFailedError: no run went well.
+            CellFailedError: no run succeeded.
             CellInterruptedError: it was interrupted.
         """
         runner = self._trials(source, Retries(), fresh=fresh, quiet=quiet)

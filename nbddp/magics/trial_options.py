@@ -1,4 +1,4 @@
-"""What may be written behind ``%%ddp`` to run a cell several times."""
+"""Options of ``%%ddp`` that run a cell several times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nbddp.magics.option_values import numbers
 
 
 def swept(text: str) -> Swept:
-    """A name and its values: ``lr=0.1,0.01``.
+    """Parse a name and its values: ``lr=0.1,0.01``.
 
     >>> swept("lr=0.1,1e-2"), swept("model=cnn,mlp"), swept("size=(1, 2),(3, 4)")
     (('lr', (0.1, 0.01)), ('model', ('cnn', 'mlp')), ('size', ((1, 2), (3, 4))))
@@ -27,7 +27,7 @@ def swept(text: str) -> Swept:
 
 
 def _values(text: str) -> tuple[Any, ...]:
-    """Read values as Python; else split at the commas, and read each part so, or as text."""
+    """Read values as Python; else split at commas and read each part as Python or text."""
     read = _read(f"[{text}]")
     if isinstance(read, list):
         return tuple(read)
@@ -42,7 +42,7 @@ def _read(text: str) -> Any:
 
 
 def world_sizes(text: str) -> tuple[int, ...]:
-    """How many ranks, each number once.
+    """Parse world sizes.
 
     >>> world_sizes("1,2,4"), world_sizes("2-4")
     ((1, 2, 4), (2, 3, 4))
@@ -56,17 +56,17 @@ def world_sizes(text: str) -> tuple[int, ...]:
 
 
 def rounds(text: str) -> int:
-    """How often: a median needs three."""
+    """Parse a number of rounds: a median needs three."""
     if not text.isdecimal() or int(text) < LEAST:
         raise ArgumentTypeError(f"expected a whole number from {LEAST}, got {text!r}")
     return int(text)
 
 
 def check_trials(args: Namespace) -> None:
-    """See to it that what runs a cell several times fits together with the rest.
+    """Refuse options that do not go together.
 
     Raises:
-        RequestError: what does not.
+        RequestError: two of them do not.
     """
     is_sweep = bool(args.sweep or args.repeat)
     for name, has_what, what in (

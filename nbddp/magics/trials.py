@@ -30,11 +30,11 @@ def run_trials(
     spec: GroupSpec,
     values: Mapping[str, Any],
 ) -> None:
-    """Run a cell several times, as its options say.
+    """Run a cell several times, as its options ask.
 
     Raises:
-        RequestError: it cannot be done.
-        CellFailedError: no run went well.
+        RequestError: it cannot run now.
+        CellFailedError: no run succeeded.
         CellInterruptedError: the user ended it.
     """
     if args.scale and desk.group.nodes is not None:
@@ -56,7 +56,7 @@ def run_trials(
 
 
 class NotebookDisplay(TrialDisplay):
-    """Shows trials in the cell that runs."""
+    """Shows trials in the output of a notebook cell."""
 
     def __init__(self, desk: Desk, args: Namespace) -> None:
         super().__init__(partial(desk.run_trial, args=args), quiet=args.quiet)
@@ -65,13 +65,13 @@ class NotebookDisplay(TrialDisplay):
 
     @contextmanager
     def starting(self, text: str, session: Session) -> Iterator[None]:
-        """Say so in the place of the next panel."""
+        """Show it where the next panel appears."""
         announcing = self._views.announcing(text, session, quiet=self.quiet)
         with announcing, self._views.as_one_of_several():
             yield
 
     def show_progress(self, report: Report) -> None:
-        """Show it in the place of what was shown before."""
+        """Show it instead of the progress before."""
         if not self.quiet:
             self._views.show_progress(report)
 

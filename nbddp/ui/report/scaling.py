@@ -81,9 +81,9 @@ def format_share(share: float | None) -> str:
 
 
 def _communication(size: Size) -> str:
-    exposed = size.share("bare")
+    exposed = size.share("exposed")
     alone = "" if exposed is None else f" ({format_share(exposed)} exposed)"
-    return f"{format_share(size.share('sending'))}{alone}"
+    return f"{format_share(size.share('communication'))}{alone}"
 
 
 def _memory(size: Size) -> str:
