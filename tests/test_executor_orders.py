@@ -28,12 +28,14 @@ from nbddp.lifecycle.states import GroupState
 from nbddp.promise import Promise
 from nbddp.record import folder
 from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.letters import Letter
 from nbddp.wire.messages import (
     Answer,
     CellEnded,
     Command,
     Complete,
+    Drop,
     Interrupt,
     Leave,
     Message,
@@ -46,6 +48,7 @@ from nbddp.wire.messages import (
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
+NAMES = {"names": ["x"], "bytes": 1, "left": {}, "more": {}, "storages": [], "buffers": 0}
 HELLO = CellRequest(source="hello")
 
 
@@ -115,6 +118,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.finished: Counter[int] = Counter()
         self.cannot_connect = False
         self.is_stopped_in_the_end = True
+        self.heals_fail_for = ""
         finish = CellHandle.finish
 
         def count(handle: CellHandle, *arguments: Any) -> object:
@@ -229,12 +233,9 @@ class AnyOrder(RuleBasedStateMachine):
         gone = self.session.life.gone
         self.asks("heal", self.session.begin_heal, gone if is_for_all else gone[:1], donor)
 
-    @precondition(lambda self: self.state is GroupState.HEALING)
-    @rule(reason=st.sampled_from(["", "", "no"]))
-    def they_have_met_or_not(self, reason: str) -> None:
-        self.catch_up()
-        with contextlib.suppress(RequestError):
-            self.session.end_heal(reason)
+    @rule(error=st.sampled_from(["", "", "no"]))
+    def heals_go_well_or_not(self, error: str) -> None:
+        self.heals_fail_for = error
 
     @precondition(lambda self: self.is_open())
     @rule(rank=RANK)
@@ -297,7 +298,11 @@ class AnyOrder(RuleBasedStateMachine):
                 self.posts(rank, Answer(request=request))
             case Leave():
                 rank.handle.end(0)
-            case Regroup():
+            case Give(request=request):
+                self.posts(rank, Answer(request=request, error=self.heals_fail_for, payload=NAMES))
+            case Meet(request=request):
+                self.posts(rank, Answer(request=request, error=self.heals_fail_for))
+            case Regroup() | Drop():
                 pass
 
     def is_interrupted(self, rank: Rank) -> None:

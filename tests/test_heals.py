@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,24 +36,52 @@ from nbddp.lifecycle.events import (
     Alarm,
     Event,
     HealAsked,
-    HealEnded,
+    Healed,
+    NamesGiven,
     NotHealed,
+    Rang,
+    RankMet,
     Refuse,
     Remark,
     ReturnAsked,
     Revive,
     Revived,
+    SendDrop,
+    SendGive,
+    SendMeet,
     Started,
     TakeBack,
 )
+from nbddp.lifecycle.heal_steps import BACK_PATIENCE
 from nbddp.lifecycle.states import GroupState as State
 from nbddp.lifecycle.states import Life, RankState
 from nbddp.lifecycle.transitions import START_PATIENCE, advance
 
+GIVEN = NamesGiven(attempt=1, generation=1)
+NO_NAMES = replace(GIVEN, reason="rank 0: no room")
+MEET = SendMeet(ranks=(0, 1), generation=1, donor=0, newcomers=(1,))
+BACK_SOON = alarm(Alarm.BACK, BACK_PATIENCE, cell=0, generation=1)
+
+
+def met(rank: int, **more: Any) -> RankMet:
+    return RankMet(attempt=1, generation=1, rank=rank, **more)
+
+
+def give(generation: int, *leave: str) -> SendGive:
+    return SendGive(donor=0, generation=generation, leave=leave, newcomers=(1,))
+
+
+def rang_back(generation: int = 1) -> Rang:
+    return rang(Alarm.BACK, cell=0, generation=generation)
+
+
+UNMADE = met(1, reason="rank 1: no lock", unmade=("lock",))
+LEFT = met(0, reason="rank 0: the others left", was_left=True)
+NO_ROOM = met(1, reason="rank 1: no room")
 READY = after(HEALING, ready(1))
-HEALED = HealEnded(attempt=1)
-FAILED = HealEnded(attempt=1, reason="no room")
-HEALING_AGAIN = after(HEALING, FAILED, HEAL)
+MEETING = after(READY, GIVEN)
+HEALED = after(MEETING, met(0), met(1))
+HEALING_AGAIN = after(HEALING, NO_NAMES, HEAL)
 BACK = ReturnAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
 IN_VAIN = (State.BROKEN, NotHealed, kill(1))
@@ -63,21 +92,42 @@ TABLE = {
         (
             State.HEALING,
             Revive(attempt=1, ranks=((1, 1),)),
+            give(1),
             alarm(Alarm.START, START_PATIENCE, cell=0, generation=1),
         ),
     ),
     "the new rank is ready": ((HEALING, ready(1)), (State.HEALING, Revived())),
-    "all have met": ((READY, HEALED), (State.IDLE,)),
-    "a cell after a heal": ((after(READY, HEALED), run()), (State.RUNNING, send(0, 1))),
-    "a heal is interrupted": ((HEALING, INTERRUPT), IN_VAIN),
-    "a heal fails": ((HEALING, FAILED), IN_VAIN),
+    "the names are there, too": ((READY, GIVEN), (State.HEALING, MEET)),
+    "the names are there first": ((HEALING, GIVEN), (State.HEALING,)),
+    "the new rank, too": ((after(HEALING, GIVEN), ready(1)), (State.HEALING, Revived(), MEET)),
+    "there are no names": ((HEALING, NO_NAMES), IN_VAIN),
+    "one has met": ((MEETING, met(0)), (State.HEALING,)),
+    "all have met": ((after(MEETING, met(0)), met(1)), (State.IDLE, Healed())),
+    "a cell after a heal": ((HEALED, run()), (State.RUNNING, send(0, 1))),
+    "a name cannot be made": ((MEETING, UNMADE), (State.HEALING, SendDrop(ranks=(0,)), BACK_SOON)),
+    "all are back": ((after(MEETING, UNMADE), LEFT), (State.HEALING, give(2, "lock"))),
+    "a rank cannot meet": ((MEETING, NO_ROOM), (State.HEALING, SendDrop(ranks=(0,)), BACK_SOON)),
+    "the other is back": ((after(MEETING, NO_ROOM), LEFT), IN_VAIN),
+    "the other came back first": ((after(MEETING, LEFT), NO_ROOM), IN_VAIN),
+    "the other does not come back": ((after(MEETING, NO_ROOM), rang_back()), IN_VAIN),
+    "an interrupt before they meet": ((READY, INTERRUPT), IN_VAIN),
+    "an interrupt while they meet": (
+        (MEETING, INTERRUPT),
+        (State.HEALING, SendDrop(ranks=(0, 1)), BACK_SOON),
+    ),
+    "a second one": ((after(MEETING, INTERRUPT), INTERRUPT), IN_VAIN),
+    "they met all the same": ((after(MEETING, INTERRUPT, met(0)), met(1)), IN_VAIN),
+    "the new rank dies while they meet": (
+        (MEETING, died(1)),
+        (State.HEALING, SendDrop(ranks=(0,)), BACK_SOON),
+    ),
+    "the other is back then": ((after(MEETING, died(1)), LEFT), (State.BROKEN, NotHealed)),
     "the new rank is unable": ((HEALING, unable(1)), IN_VAIN),
     "the new rank is late": ((HEALING, rang(Alarm.START, cell=0, generation=1)), IN_VAIN),
     "the new rank of a second heal is late": (
         (HEALING_AGAIN, rang(Alarm.START, cell=0, generation=2)),
         IN_VAIN,
     ),
-    "a heal ends too early": ((HEALING, HEALED), IN_VAIN),
     "the new rank dies": ((HEALING, died(1)), (State.BROKEN, NotHealed)),
     "the donor dies": ((HEALING, died(0)), IN_VAIN),
     "a stop": (
@@ -115,7 +165,11 @@ IGNORED = {
     "the deadline of the start": (HEALING, rang(Alarm.START, cell=0, generation=0)),
     "the deadline of a heal before": (HEALING_AGAIN, rang(Alarm.START, cell=0, generation=1)),
     "the deadline when all are ready": (READY, rang(Alarm.START, cell=0, generation=1)),
-    "the end of a heal that is over": (BROKEN, HEALED),
+    "names after the end": (BROKEN, GIVEN),
+    "names of a heal before": (HEALING_AGAIN, GIVEN),
+    "a rank that was not told to meet": (READY, met(0)),
+    "the deadline of a meeting that goes on": (MEETING, rang_back()),
+    "the deadline of a meeting before": (after(MEETING, UNMADE, LEFT), rang_back()),
 }
 
 
@@ -140,10 +194,10 @@ def test_the_user_is_told_why(snapshot: SnapshotAssertion) -> None:
 
 def test_a_heal_leaves_the_others_as_they_were() -> None:
     assert [each.state for each in HEALING.ranks] == [RankState.IDLE, RankState.STARTING]
-    for event in (INTERRUPT, FAILED, unable(1), died(1)):
+    for event in (INTERRUPT, NO_NAMES, unable(1), died(1)):
         assert after(HEALING, event).alive == [0]
     assert after(HEALING, died(0)).alive == []
-    assert after(READY, HEALED).has_group
+    assert HEALED.has_group
 
 
 def test_no_ranks_meet_where_others_have_tried_to() -> None:

@@ -22,12 +22,13 @@ from nbddp.lifecycle.events import (
     Exited,
     Finished,
     HealAsked,
-    HealEnded,
     Kill,
     KillAsked,
+    NamesGiven,
     News,
     NotStarted,
     RankEnded,
+    RankMet,
     RankNoticed,
     RankReady,
     RankUnable,
@@ -37,8 +38,11 @@ from nbddp.lifecycle.events import (
     Revive,
     RunAsked,
     SendCell,
+    SendDrop,
+    SendGive,
     SendInterrupt,
     SendLeave,
+    SendMeet,
     SendRegroup,
     SetAlarm,
     Spawn,
@@ -62,7 +66,16 @@ ENDINGS = st.one_of(  # the harshest last: hypothesis tries the first most
         RestartAsked, start=st.builds(StartAsked, world_size=WORLD, joins_group=st.booleans())
     ),
 )
-ADDRESSED = (Kill, SendCell, SendInterrupt, SendLeave, SendRegroup, Terminate)
+ADDRESSED = (
+    Kill,
+    SendCell,
+    SendDrop,
+    SendInterrupt,
+    SendLeave,
+    SendMeet,
+    SendRegroup,
+    Terminate,
+)
 
 
 @dataclass
@@ -75,13 +88,14 @@ class Process:
     is_doomed: bool = False
     cell: int = 0
     is_interrupted: bool = False
+    heals: SendGive | SendMeet | None = None
     commands: deque[Action] = field(default_factory=deque)
     mail: deque[News] = field(default_factory=deque)
 
     @property
     def is_free(self) -> bool:
         """Whether it can take its next command."""
-        return self.is_ready and not self.cell and bool(self.commands)
+        return self.is_ready and not (self.cell or self.heals) and bool(self.commands)
 
     @property
     def is_asked(self) -> bool:
@@ -188,7 +202,10 @@ class AnyOrder(RuleBasedStateMachine):
             case SendInterrupt(cell=cell, ranks=ranks):
                 for process in self.living(ranks):
                     process.is_interrupted |= process.cell == cell
-            case SendCell() | SendRegroup() | SendLeave():
+            case SendGive(donor=donor):
+                for process in self.living((donor,)):
+                    process.commands.append(action)
+            case SendCell() | SendRegroup() | SendLeave() | SendMeet():
                 for process in self.living(action.ranks):
                     process.commands.append(action)
 
@@ -248,11 +265,6 @@ class AnyOrder(RuleBasedStateMachine):
         gone = self.life.gone
         self.step(HealAsked(ranks=gone if is_for_all else gone[:1], donor=donor))
 
-    @precondition(lambda self: self.life.state is GroupState.HEALING)
-    @rule(reason=st.sampled_from(["", "", "no"]))
-    def they_have_met_or_not(self, reason: str) -> None:
-        self.step(HealEnded(attempt=self.life.attempt, reason=reason))
-
     @precondition(lambda self: self.life.state.is_live)
     @rule(event=ENDINGS)
     def asks_for_an_end(self, event: Event) -> None:
@@ -292,6 +304,30 @@ class AnyOrder(RuleBasedStateMachine):
                 self.dies(process, 0)
             case SendCell(cell=cell):
                 process.cell, process.is_interrupted = cell, False
+            case SendGive() | SendMeet() as asked:
+                process.heals = asked
+
+    @precondition(lambda self: any(each.heals for each in self.processes.values()))
+    @rule(rank=RANK, reason=st.sampled_from(["", "", "no"]), is_unmade=st.booleans())
+    def does_its_part_in_a_heal(self, rank: int, reason: str, is_unmade: bool) -> None:
+        if process := self.one_that(rank, lambda each: each.heals):
+            self.answers(process, reason, ("name",) if reason and is_unmade else ())
+
+    def answers(self, process: Process, reason: str = "", unmade: tuple[str, ...] = ()) -> None:
+        asked, process.heals = process.heals, None
+        news: News
+        match asked:
+            case SendGive(generation=generation):
+                news = NamesGiven(attempt=process.attempt, generation=generation, reason=reason)
+            case SendMeet(generation=generation):
+                news = RankMet(
+                    attempt=process.attempt,
+                    generation=generation,
+                    rank=process.rank,
+                    reason=reason,
+                    unmade=unmade,
+                )
+        process.mail.append(news)
 
     @precondition(lambda self: any(each.cell for each in self.processes.values()))
     @rule(rank=RANK, is_ok=st.booleans(), in_group=st.booleans(), sequence=st.integers(0, 1))
@@ -337,6 +373,8 @@ class AnyOrder(RuleBasedStateMachine):
                 self.gets_ready(process)
             while process.is_free:
                 self.takes_a_command(process)
+                if process.heals:
+                    self.answers(process)
             while process.mail:
                 self.step(process.mail.popleft())
 
@@ -388,6 +426,10 @@ class AnyOrder(RuleBasedStateMachine):
             assert cell is None
         if life.state is GroupState.IDLE:
             assert all(each.state is RankState.IDLE for each in life.ranks)
+        assert (life.heal is not None) is (life.state is GroupState.HEALING)
+        if life.heal is not None:
+            assert life.heal.meeting <= set(life.alive)
+            assert not life.heal.failures or life.heal.meeting, "a heal that failed never ends"
         if life.state is GroupState.BROKEN:
             assert len(life.alive) < len(life.ranks)
         if life.state is GroupState.STOPPING:
@@ -426,9 +468,11 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def an_interrupt_ends_healing_and_whoever_lived_lives(self) -> None:
         if self.life.state is GroupState.HEALING:
-            before = set(self.life.alive) - set(self.life.newcomers)
+            assert self.life.heal is not None
+            before = set(self.life.alive) - set(self.life.heal.newcomers)
             imagined = Imagined(self)
             imagined.step(INTERRUPT)
+            imagined.ring([], Alarm.BACK)
             assert imagined.life.state is GroupState.BROKEN
             assert set(imagined.life.alive) == before
 
@@ -455,6 +499,11 @@ class AnyOrder(RuleBasedStateMachine):
     def a_start_ends_in_time(self) -> None:
         if self.life.state is GroupState.STARTING:
             assert self.once_all_alarms_rang().state is not GroupState.STARTING
+
+    @invariant()
+    def a_heal_that_failed_ends_in_time(self) -> None:
+        if self.life.heal is not None and self.life.heal.failures:
+            assert self.once_all_alarms_rang().heal is None
 
     @invariant()
     def a_stop_ends_in_time(self) -> None:

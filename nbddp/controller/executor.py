@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Set
 from dataclasses import replace
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from nbddp.controller.acts import complaint, for_all, not_begun, plain, start_failure, unable
 from nbddp.controller.describing import PAUSE, describe
+from nbddp.controller.heal_requests import HealRequests
 from nbddp.controller.means import Means
 from nbddp.controller.promises import Promises
-from nbddp.controller.ranks import Ranks, Told, revived
+from nbddp.controller.ranks import Ranks, Told, revived, try_each
 from nbddp.errors import RequestError, StartError, describe_exit
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.launch.memory import MemoryWatch
@@ -77,6 +79,8 @@ class Executor:
         self._newest_cell = 0
         self._start_error: StartError | None = None
         self.promises = Promises()
+        self.numbers = itertools.count(1)  # of requests
+        self._heal: HealRequests | None = None
         self._memory = MemoryWatch()
 
     def process_ids(self) -> dict[int, int]:
@@ -144,7 +148,11 @@ class Executor:
                 self._audience.feed(notice_of(rank, said))
             case msg.Answer() as answer:
                 self.whereabouts.values.note(rank, self._newest_cell, answer.payload.get("values"))
-                self.promises.answered(answer)
+                event = self._heal.event_of(answer) if self._heal else None
+                if event is None:
+                    self.promises.answered(answer)
+                else:
+                    self.step(event)
             case msg.Ready() as ready:
                 self.ready[rank] = ready
                 self.armed.pop(rank, None)
@@ -272,6 +280,11 @@ class Executor:
                 report = not_begun(cell, error)
                 self.means_now.actor.tell(self._read_report, rank, self.life.attempt, report)
                 return
+            case ev.SendGive(generation=generation):
+                why = f"rank {rank} cannot be asked: {plain(error)}"
+                event = ev.NamesGiven(attempt=self.life.attempt, generation=generation, reason=why)
+                self.means_now.actor.tell(self.step, event)
+                return
             case ev.Spawn():
                 self._start_error = self._start_error or unable("the ranks", error)
             case _ if self._ranks is not None and self._ranks.has_process(rank):
@@ -300,19 +313,39 @@ class Executor:
                 self.time_line.record("start failed", reason=str(self._start_error))
             case ev.TakeBack() if self.returned is not None:
                 self._take_back(self.returned)
-            case ev.Revive(ranks=born) if self._ranks is not None:
+            case ev.Revive(ranks=born) if self._ranks is not None and self.life.heal is not None:
+                self._heal = HealRequests(self, self.life.heal)
                 self._ranks.revive(revived(self._starts(), born))
-            case ev.Revived():
-                self.promises.revived()
             case ev.NotHealed(reason=reason):
                 self.time_line.record("not healed", reason=reason)
                 self.promises.not_healed(reason)
+                if self._heal is not None:
+                    self._heal.close()
+            case ev.Revived() | ev.SendGive() | ev.SendMeet() | ev.SendDrop() | ev.Healed():
+                return self._go_on_healing(action)
             case ev.Finished():
                 self._finish()
             case ev.Stopped():
                 self._tell_stopped()
             case _ if self._ranks is not None:
                 return self._ranks.perform(action, cell=self.cell)
+        return {}
+
+    def _go_on_healing(self, action: ev.Action) -> Told:
+        heal = self._heal
+        if heal is None:
+            raise RuntimeError(f"no heal goes on: {action}")
+        match action:
+            case ev.Revived():
+                heal.note_revived()
+            case ev.SendGive(donor=donor):
+                return try_each([donor], lambda _donor: heal.give(action))
+            case ev.SendMeet(ranks=ranks):
+                return try_each(ranks, lambda rank: heal.meet(action, rank))
+            case ev.SendDrop(ranks=ranks):
+                return try_each(ranks, heal.drop)
+            case ev.Healed():
+                self.promises.healed(heal.report())
         return {}
 
     def _ring(self, rang: ev.Rang) -> None:

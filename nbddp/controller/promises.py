@@ -5,6 +5,7 @@ from __future__ import annotations
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.reasons import NOT_HEALED
 from nbddp.promise import Promise
+from nbddp.record.healed import Healed
 from nbddp.wire.messages import Answer
 
 
@@ -13,7 +14,7 @@ class Promises:
 
     def __init__(self) -> None:
         self._start: Promise[None] | None = None
-        self._heal: Promise[None] | None = None
+        self._heal: Promise[Healed] | None = None
         self._stops: list[Promise[None]] = []
         self._kills: dict[int, list[Promise[None]]] = {}
         self._answers: dict[int, tuple[int, Promise[Answer]]] = {}
@@ -29,19 +30,19 @@ class Promises:
         """The start that was asked for last."""
         return self._start
 
-    def for_heal(self) -> Promise[None]:
-        """Somebody waits for new processes in the places of dead ones."""
+    def for_heal(self) -> Promise[Healed]:
+        """Somebody waits until the new ranks have their names and all have met."""
         self.not_healed("it was asked for again")
         self._heal = Promise()
         return self._heal
 
-    def revived(self) -> None:
-        """They are there."""
+    def healed(self, healed: Healed) -> None:
+        """They have."""
         if self._heal is not None and not self._heal.done():
-            self._heal.set_result(None)
+            self._heal.set_result(healed)
 
     def not_healed(self, why: str) -> None:
-        """They are not, or not any more."""
+        """They will not."""
         if self._heal is not None and not self._heal.done():
             self._heal.set_exception(RequestError(f"{NOT_HEALED}: {why}"))
 

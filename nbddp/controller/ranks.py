@@ -179,15 +179,15 @@ class Ranks:
             case ev.SendLeave(ranks=ranks):
                 return self._send(ranks, Leave())
             case ev.Terminate(ranks=ranks):
-                return _try_each(ranks, lambda rank: self._handles[rank].terminate())
+                return try_each(ranks, lambda rank: self._handles[rank].terminate())
             case ev.Kill(ranks=ranks):
                 self._killed.update(ranks)
-                return _try_each(ranks, lambda rank: self._handles[rank].kill())
+                return try_each(ranks, lambda rank: self._handles[rank].kill())
             case _:
                 raise RuntimeError(f"nothing that ranks could do: {action}")
 
     def _send(self, ranks: Sequence[int], command: Command) -> Told:
-        return _try_each(ranks, lambda rank: self._means.link.send(rank, command))
+        return try_each(ranks, lambda rank: self._means.link.send(rank, command))
 
     def _interrupt(self, ranks: Sequence[int], command: Interrupt) -> Told:
         """Signal the processes, too: C code that holds Python's lock lets no message in.
@@ -199,12 +199,12 @@ class Ranks:
             self._handles[rank].interrupt()
             self._means.link.send(rank, command)
 
-        return _try_each(ranks, tell)
+        return try_each(ranks, tell)
 
     def give_up(self, rank: int) -> bool:
         """End a rank that cannot be told anything; whether its process will be seen to end."""
         self._killed.add(rank)
-        failed = _try_each([rank], lambda rank: self._handles[rank].kill())
+        failed = try_each([rank], lambda rank: self._handles[rank].kill())
         if failed:
             self._given_up.add(rank)
         return not failed
@@ -291,7 +291,7 @@ def revived(starts: Sequence[RankStart], born: Sequence[tuple[int, int]]) -> lis
     ]
 
 
-def _try_each(ranks: Sequence[int], act: Callable[[int], None]) -> Told:
+def try_each(ranks: Sequence[int], act: Callable[[int], None]) -> Told:
     """Do it for each rank, whatever becomes of the others."""
     failed: Told = {}
     for rank in ranks:

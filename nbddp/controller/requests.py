@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState
 from nbddp.promise import Promise
 from nbddp.record.cell import CellHandle, CellRequest
+from nbddp.record.healed import Healed
 from nbddp.wire import messages as msg
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ class Requests:
 
     def __init__(self, do: Executor) -> None:
         self._do = do
-        self._numbers = itertools.count(1)
 
     def _ask(self, event: ev.Event) -> None:
         refusal = self._do.step(event)
@@ -62,21 +61,17 @@ class Requests:
         if self._do.means is not None:
             self._do.means.actor.tell(self._do.time_line.describe, {"git": origin})
 
-    def ask_heal(self, ranks: Sequence[int], donor: int) -> Promise[None]:
-        """Put new processes in the places of dead ranks; the future tells when they are ready."""
+    def ask_heal(self, ranks: Sequence[int], donor: int, *, checks: bool) -> Promise[Healed]:
+        """Put new processes in the places of dead ranks; the future tells what was done."""
         for rank, pid in self._do.stopped():
             raise RequestError(
                 f"rank {rank} is stopped (SIGSTOP) and could not meet the others: "
                 f"`kill -CONT {pid}` wakes it, `%ddp kill {rank}` ends it"
             )
         self._do.launcher.take_over(ranks)
-        revived = self._do.promises.for_heal()
-        self._ask(ev.HealAsked(ranks=tuple(ranks), donor=donor))
-        return revived
-
-    def end_heal(self, reason: str = "") -> None:
-        """The new ranks have what they need and all have met, or not, for this reason."""
-        self._do.step(ev.HealEnded(attempt=self._do.life.attempt, reason=reason))
+        healed = self._do.promises.for_heal()
+        self._ask(ev.HealAsked(ranks=tuple(ranks), donor=donor, checks=checks))
+        return healed
 
     def ask_kill(self, rank: int) -> Promise[None]:
         """Kill a rank; the future tells when it is gone."""
@@ -133,7 +128,7 @@ class Requests:
             raise RequestError(f"the worker group is {self._do.life.state.value}")
         if not self._do.life.lives(rank):
             raise RequestError(reasons.no_such_rank(self._do.life, rank))
-        number = next(self._numbers)
+        number = next(self._do.numbers)
         try:
             self._do.means_now.link.send(rank, make(number))
         except Exception as error:  # whatever the link's own end says

@@ -34,6 +34,7 @@ from nbddp.lifecycle.states import Life
 from nbddp.nodes.returning import Returned
 from nbddp.promise import Promise, kept
 from nbddp.record.cell import CellHandle, CellRequest, Deed
+from nbddp.record.healed import Healed
 from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.push_store import PushRecord, PushStore
 from nbddp.record.snapshot import Snapshot, take
@@ -336,13 +337,40 @@ class Session:
         """Kill one rank and do not wait until it is gone."""
         return self.call(self._asks.ask_kill, rank)
 
-    def begin_heal(self, ranks: Sequence[int], donor: int) -> Promise[None]:
-        """Put new processes in the places of dead ranks and do not wait until they are there."""
-        return self.call(self._asks.ask_heal, ranks, donor)
+    def heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Healed:
+        """Put new processes in the places of dead ranks, while the others live on.
 
-    def end_heal(self, reason: str = "") -> None:
-        """The new ranks have what they need and all have met, or not, for this reason."""
-        self.call(self._asks.end_heal, reason)
+        Args:
+            ranks: which; all that are gone if empty.
+            donor: whose names they get; the lowest rank that lives if None.
+
+        Raises:
+            RequestError: it cannot be done; the group is as it was before.
+            KeyboardInterrupt: it was interrupted; the same holds.
+        """
+        heard: list[None] = []
+
+        def interrupt() -> None:
+            heard.append(None)
+            self.interrupt()
+
+        try:
+            with handing_on(interrupt, lambda: self.life.state):
+                begun = self.begin_heal(ranks, donor)
+                if heard:  # it may have come too early to be heard
+                    self.interrupt(by_user=False)
+                return kept(begun)
+        except RequestError:
+            if heard:
+                raise KeyboardInterrupt from None
+            raise
+
+    def begin_heal(self, ranks: Sequence[int] = (), donor: int | None = None) -> Promise[Healed]:
+        """As :meth:`heal`, and do not wait until it is done."""
+        chosen = tuple(sorted({*ranks})) or self.life.gone
+        source = min(self.life.alive, default=0) if donor is None else donor
+        # the user who chooses a donor knows that its names are the right ones
+        return self.call(self._asks.ask_heal, chosen, source, checks=donor is None)
 
     def stop(self) -> None:
         """End all ranks and wait until they are gone."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from nbddp.controller.healing import heal
 from nbddp.controller.session import Session
 from nbddp.errors import CellInterruptedError, RequestError
 from nbddp.group.push_pull import push_again
@@ -237,7 +236,7 @@ class Recovery:
         """
         detected = time.time() - setback.at
         with self._keeping_curves():
-            healed = heal(self._session)
+            healed = self._session.heal()
         for line in healed.lines()[1:]:
             self._say(line)
         setback = replace(setback, way=Way.HEAL)

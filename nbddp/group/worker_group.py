@@ -14,7 +14,6 @@ from typing import Any
 
 from nbddp.archive.sweep_grid import grid
 from nbddp.controller.asking import Asking
-from nbddp.controller.healing import heal
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
@@ -415,7 +414,7 @@ class WorkerGroup:
             RequestError: it cannot be done; the group is as it was before.
         """
         self._check_started()
-        return heal(self._session, ranks, donor)
+        return self._session.heal(ranks, donor)
 
     def timeline(self, last: int | None = None) -> Timeline:
         """Who waited for whom in the last cell, or in its last so many steps."""

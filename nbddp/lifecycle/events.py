@@ -21,6 +21,7 @@ class Alarm(Enum):
     STUCK = "stuck"
     GRACE = "grace"
     CLEANUP = "cleanup"
+    BACK = "back"
     STOP = "stop"
 
 
@@ -58,18 +59,41 @@ class RestartAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealAsked:
-    """Put new processes in the places of dead ranks, with the names of a living one, the donor."""
+    """Put new processes in the places of dead ranks, with the names of a living one, the donor.
+
+    ``checks``: the donor is to see whether its names can be those of the dead ranks.
+    """
 
     ranks: tuple[int, ...]
     donor: int
+    checks: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealEnded:
-    """The new ranks have their names and all have met, or ``reason`` says why not."""
+class NamesGiven:
+    """The donor has packed its names for the new ranks, or ``reason`` says why not."""
 
     attempt: int
+    generation: int
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMet:
+    """A rank is back from the meeting in which the new ranks get their names.
+
+    Attributes:
+        reason: why it did not meet the others; empty if it did.
+        was_left: whether that was only because another rank left the meeting.
+        unmade: names that could not be made on this rank, which are a reason too.
+    """
+
+    attempt: int
+    generation: int
+    rank: int
+    reason: str = ""
+    was_left: bool = False
+    unmade: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +200,7 @@ class Rang:
     working: tuple[int, ...] = ()
 
 
-News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | HealEnded | Rang
+News = RankReady | RankUnable | RankNoticed | RankEnded | Exited | NamesGiven | RankMet | Rang
 Event = (
     StartAsked
     | ReturnAsked
@@ -218,6 +242,41 @@ class Revive:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revived:
     """All of them are ready to be given names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendGive:
+    """Have the donor pack all its names but those to leave.
+
+    ``newcomers`` are none where the user has chosen the donor.
+    """
+
+    donor: int
+    generation: int
+    leave: tuple[str, ...]
+    newcomers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendMeet:
+    """Have ranks form a new process group, in which the newcomers get the donor's names."""
+
+    ranks: tuple[int, ...]
+    generation: int
+    donor: int
+    newcomers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendDrop:
+    """Tell ranks that were told to meet to give that up."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Healed:
+    """The new ranks have their names, and all ranks have met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +397,10 @@ Action = (
     | TakeBack
     | Revive
     | Revived
+    | SendGive
+    | SendMeet
+    | SendDrop
+    | Healed
     | NotHealed
     | SendRegroup
     | SendCell

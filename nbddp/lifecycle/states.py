@@ -83,6 +83,35 @@ class CellLife:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealLife:
+    """The heal that goes on, and what is known of it.
+
+    Attributes:
+        newcomers: the ranks that get a new process.
+        donor: the rank whose names they get.
+        checks: whether the donor sees if its names can be those of the dead ranks.
+        unmade: names that could not be made on a new rank: the donor leaves them out.
+        is_given: whether the donor has packed its names.
+        meeting: ranks that were told to meet and are not back.
+        failures: why ranks did not meet, each with whether only another rank had left it.
+        is_again: whether the meeting failed because a name could not be made.
+        is_lost: whether the heal fails whatever the other ranks report.
+        is_dropped: whether ``meeting`` was told to give up.
+    """
+
+    newcomers: tuple[int, ...]
+    donor: int
+    checks: bool
+    unmade: tuple[str, ...] = ()
+    is_given: bool = False
+    meeting: frozenset[int] = frozenset()
+    failures: tuple[tuple[bool, str], ...] = ()
+    is_again: bool = False
+    is_lost: bool = False
+    is_dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
     """The worker group at one moment."""
 
@@ -91,7 +120,7 @@ class Life:
     generation: int = 0
     has_group: bool = False
     ranks: tuple[RankLife, ...] = ()  # each in its place
-    newcomers: tuple[int, ...] = ()  # while the group heals
+    heal: HealLife | None = None
     cell: CellLife | None = None
     next_start: StartAsked | None = None
     grace: float = GRACE

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbddp.errors import describe_exit, say_ranks
-from nbddp.lifecycle import reasons
+from nbddp.lifecycle import heal_steps, reasons
 from nbddp.lifecycle.events import (
     Action,
     Alarm,
@@ -19,14 +19,15 @@ from nbddp.lifecycle.events import (
     Exited,
     Finished,
     HealAsked,
-    HealEnded,
     InterruptAsked,
     Kill,
     KillAsked,
+    NamesGiven,
     News,
     NotStarted,
     Rang,
     RankEnded,
+    RankMet,
     RankNoticed,
     RankReady,
     RankUnable,
@@ -46,9 +47,8 @@ from nbddp.lifecycle.events import (
     Stopped,
     Terminate,
 )
-from nbddp.lifecycle.heals import give_up, on_heal_asked, on_heal_ended, on_newcomer_ready
 from nbddp.lifecycle.returns import on_return_asked
-from nbddp.lifecycle.states import CellLife, GroupState, Life, RankLife, RankState
+from nbddp.lifecycle.states import CellLife, GroupState, HealLife, Life, RankLife, RankState
 from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, mark, ring_in
 
 PEERS_PATIENCE = 1.0  # seconds that the others get to end by themselves after one failed,
@@ -108,7 +108,7 @@ def _on_stop_asked(life: Life, _event: StopAsked) -> Step:
         return replace(life, next_start=None), []
     idle = in_state(life, RankState.IDLE)
     busy = tuple(rank for rank in life.alive if rank not in idle)
-    stopping = replace(life, state=GroupState.STOPPING)
+    stopping = replace(life, state=GroupState.STOPPING, heal=None)
     if not life.alive:
         return _all_gone(stopping)
     actions: list[Action] = [SendLeave(ranks=idle)] if idle else []
@@ -127,8 +127,8 @@ def _all_gone(life: Life) -> Step:
 
 
 def _on_rank_ready(life: Life, event: RankReady) -> Step:
-    if life.state is GroupState.HEALING and event.rank in life.newcomers:
-        return on_newcomer_ready(mark(life, event.rank, RankState.IDLE))
+    if life.heal is not None and event.rank in life.heal.newcomers:
+        return heal_steps.on_newcomer_ready(mark(life, event.rank, RankState.IDLE), life.heal)
     if life.state is not GroupState.STARTING:
         return life, []
     return _started(mark(life, event.rank, RankState.IDLE))
@@ -144,8 +144,8 @@ def _started(life: Life) -> Step:
 
 def _on_rank_unable(life: Life, event: RankUnable) -> Step:
     reason = f"rank {event.rank} could not start: {event.reason}"
-    if life.state is GroupState.HEALING:
-        return give_up(life, reason)
+    if life.heal is not None:
+        return heal_steps.fail(life, life.heal, reason)
     if life.state is not GroupState.STARTING:
         return life, []
     return _give_up_start(life, reason, details=event.details)
@@ -171,8 +171,9 @@ def _on_exited(life: Life, event: Exited) -> Step:
     life = replace(life, has_group=False)
     if life.state is GroupState.STOPPING:
         return (life, []) if life.alive else _all_gone(life)
-    if life.state is GroupState.HEALING:
-        return give_up(life, f"rank {event.rank} {describe_exit(event.exitcode)} meanwhile")
+    if life.heal is not None:
+        how = describe_exit(event.exitcode)
+        return heal_steps.on_exited(life, life.heal, event.rank, how)
     if life.state is GroupState.STARTING and life.is_return and life.alive:
         return _started(life)
     if life.state is GroupState.STARTING:
@@ -300,8 +301,8 @@ def _on_interrupt_asked(life: Life, _event: InterruptAsked) -> Step:
     match life.state:
         case GroupState.STARTING:
             return _on_stop_asked(life, StopAsked())
-        case GroupState.HEALING:
-            return give_up(life, "it was interrupted")
+        case GroupState.HEALING if life.heal is not None:
+            return heal_steps.on_interrupt(life, life.heal)
         case GroupState.STOPPING:
             return life, [Kill(ranks=tuple(life.alive))]
         case GroupState.RUNNING | GroupState.INTERRUPTING if life.cell is not None:
@@ -334,12 +335,8 @@ def _on_rang(life: Life, event: Rang) -> Step:
         if life.is_return:
             return life, [Remark(text=f"{text}: killed"), Kill(ranks=late)]
         return _give_up_start(life, text)
-    if event.alarm is Alarm.START and life.state is GroupState.HEALING:
-        if event.generation != life.generation:
-            return life, []  # of the start, or of a heal before
-        waited = in_state(life, RankState.STARTING)
-        why = f"{say_ranks(waited)} did not get ready in {START_PATIENCE:.0f} s"
-        return give_up(life, why) if waited else (life, [])
+    if life.heal is not None:
+        return _on_heal_alarm(life, life.heal, event)
     if event.alarm is Alarm.STOP and life.state is GroupState.STOPPING:
         text = f"{say_ranks(life.alive)} did not end in {life.grace:g} s: killed"
         return life, [Remark(text=text), Kill(ranks=tuple(life.alive))]
@@ -347,6 +344,18 @@ def _on_rang(life: Life, event: Rang) -> Step:
     if cell is None or cell.number != event.cell or not life.state.is_busy:
         return life, []
     return _on_cell_alarm(life, cell, event)
+
+
+def _on_heal_alarm(life: Life, heal: HealLife, event: Rang) -> Step:
+    if event.generation != life.generation:
+        return life, []  # of the start, or of a meeting before
+    if event.alarm is Alarm.BACK:
+        return heal_steps.on_late(life, heal)
+    waited = in_state(life, RankState.STARTING)
+    if event.alarm is not Alarm.START or not waited:
+        return life, []
+    why = f"{say_ranks(waited)} did not get ready in {START_PATIENCE:.0f} s"
+    return heal_steps.fail(life, heal, why)
 
 
 def _on_cell_alarm(life: Life, cell: CellLife, event: Rang) -> Step:
@@ -397,8 +406,9 @@ _HANDLERS: dict[type, Callable[[Life, Any], Step]] = {
     StartAsked: _on_start_asked,
     ReturnAsked: on_return_asked,
     RestartAsked: _on_restart_asked,
-    HealAsked: on_heal_asked,
-    HealEnded: on_heal_ended,
+    HealAsked: heal_steps.on_heal_asked,
+    NamesGiven: heal_steps.on_names_given,
+    RankMet: heal_steps.on_rank_met,
     RunAsked: _on_run_asked,
     InterruptAsked: _on_interrupt_asked,
     KillAsked: _on_kill_asked,

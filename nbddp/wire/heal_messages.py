@@ -24,14 +24,12 @@ class Give:
 class Meet:
     """Form a new process group, in which newcomers get the names that a donor gave.
 
-    ``turn`` counts the meetings of one generation: some come to nothing.
     ``parcel``: the names; ``storages``: of their tensors' memory, bytes and kind of device of each.
     ``own``: for a newcomer, by path, the marks of the donor's value and of its own value.
     """
 
     request: int
     generation: int
-    turn: int
     donor: int
     newcomers: list[int]
     parcel: dict[str, Any]

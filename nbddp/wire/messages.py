@@ -49,13 +49,9 @@ class RunCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regroup:
-    """Leave the process group; with ``form``, meet again in a new one under a fresh prefix.
-
-    ``turn`` counts the attempts to do so, where there is more than one.
-    """
+    """Leave the process group; with ``form``, meet again in a new one under a fresh prefix."""
 
     generation: int
-    turn: int = 0
     form: bool = True
 
 

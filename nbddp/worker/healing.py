@@ -104,7 +104,7 @@ class Healing:
         """Form the process group, hand the names over in it, take the models along."""
         self._report = {"places": [], "taken": [], "unlike": []}
         error = self._regrouper.regroup(
-            Regroup(generation=command.generation, turn=command.turn),
+            Regroup(generation=command.generation),
             source=command.donor,
             is_heal=True,
             before=lambda: self._hand_over(command),

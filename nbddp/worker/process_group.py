@@ -84,7 +84,7 @@ class ProcessGroup:
         """The default process group, None without one."""
         return dist.distributed_c10d._get_default_group() if dist.is_initialized() else None
 
-    def form(self, generation: int, turn: int = 0) -> None:
+    def form(self, generation: int) -> None:
         """Leave the old group, if any, and meet the other ranks in a new one.
 
         A group keeps the timeout that it was made with in a send, in a recv and in the checks of
@@ -95,7 +95,7 @@ class ProcessGroup:
         self._parts.clear()
         check_room(self._topology.world_size + BESIDE_PAIRS)
         _number_groups_from(0)
-        prefix = f"a{self._attempt}/group/{generation}/{turn}"
+        prefix = f"a{self._attempt}/group/{generation}"
         store = dist.PrefixStore(prefix, self._store.open())
         world = self._topology.world_size
         enough = max(self._timeout, CONNECTING * world)

@@ -53,7 +53,7 @@ class Regrouper:
         self._failure = None
         try:
             if command.form:
-                self._group.form(command.generation, command.turn)
+                self._group.form(command.generation)
                 before()
                 self._rebind(source, is_heal=is_heal)
                 self._group.settle()

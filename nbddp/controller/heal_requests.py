@@ -1,0 +1,169 @@
+"""What ranks are asked while the group heals, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from nbddp.lifecycle import events as ev
+from nbddp.record.deeds import cell_that_made
+from nbddp.record.healed import SHOWN_PLACES, SHOWN_VALUES, Healed
+from nbddp.wire.heal_messages import Give, Meet
+from nbddp.wire.messages import Answer, Drop
+
+if TYPE_CHECKING:
+    from nbddp.controller.executor import Executor
+    from nbddp.lifecycle.states import HealLife
+    from nbddp.record.rank_values import OwnValues
+
+
+class HealRequests:
+    """The requests of one heal; used on the session's thread.
+
+    Args:
+        executor: what sends them.
+        heal: which ranks get a new process, and whose names.
+    """
+
+    def __init__(self, executor: Executor, heal: HealLife) -> None:
+        self._do = executor
+        self._ranks = heal.newcomers
+        self._donor = heal.donor
+        self._gives: dict[int, int] = {}  # the generation, by the request's number
+        self._meets: dict[int, tuple[int, int]] = {}  # the rank and the generation
+        self._given: Answer | None = None
+        self._is_over = False
+        self._unmade: dict[str, str] = {}
+        self._own: dict[int, OwnValues] = {}
+        self._changed: dict[str, list[str]] = {"places": [], "taken": [], "unlike": []}
+        self._began = self._forked = self._packed = time.monotonic()
+
+    def note_revived(self) -> None:
+        """Note that the new processes are ready."""
+        self._forked = self._packed = time.monotonic()
+
+    def give(self, action: ev.SendGive) -> None:
+        """Ask the donor for all its names but those to leave."""
+        self._discard()
+        number = next(self._do.numbers)
+        self._gives[number] = action.generation
+        leave, newcomers = [*action.leave], [*action.newcomers]
+        command = Give(request=number, leave=leave, newcomers=newcomers)
+        self._do.means_now.link.send(action.donor, command)
+
+    def meet(self, action: ev.SendMeet, rank: int) -> None:
+        """Ask a rank to meet the others in a new process group, where names are handed over."""
+        if self._given is None:
+            raise RuntimeError("ranks were to meet before the names were packed")
+        if not self._own:
+            self._find_own_values()
+        number = next(self._do.numbers)
+        self._meets[number] = rank, action.generation
+        command = Meet(
+            request=number,
+            generation=action.generation,
+            donor=self._donor,
+            newcomers=[*self._ranks],
+            parcel=self._given.parcel,
+            storages=self._given.payload["storages"],
+            own=dict(self._own[rank].own) if rank in self._own else {},
+        )
+        self._do.means_now.link.send(rank, command)
+
+    def drop(self, rank: int) -> None:
+        """Tell a rank that nobody waits for it in a meeting any more."""
+        for number, (asked, _) in self._meets.items():
+            if asked == rank:
+                self._do.means_now.link.send(rank, Drop(request=number))
+
+    def _find_own_values(self) -> None:
+        """Find the values that the new ranks must have instead of the donor's."""
+        self._packed = time.monotonic()
+        do = self._do
+        alive = [rank for rank in do.life.alive if rank not in self._ranks]
+        port = do.means_now.link.free_port
+        places = do.launcher.places(len(do.life.ranks), master_port=port)
+        self._own = {
+            rank: do.whereabouts.values.of_replacement(rank, self._donor, alive, places)
+            for rank in self._ranks
+        }
+
+    def event_of(self, answer: Answer) -> ev.NamesGiven | ev.RankMet | None:
+        """Return what an answer means for the heal; None if it belongs to another request."""
+        attempt = self._do.life.attempt
+        if (given := self._gives.pop(answer.request, None)) is not None:
+            self._given = None if answer.error else answer
+            if self._is_over:
+                self._discard()
+            reason = f"rank {self._donor}: {answer.error}" if answer.error else ""
+            return ev.NamesGiven(attempt=attempt, generation=given, reason=reason)
+        if (met := self._meets.pop(answer.request, None)) is None:
+            return None
+        (rank, generation), payload = met, answer.payload
+        for kind, known in self._changed.items():
+            known += [path for path in payload.get(kind, ()) if path not in known]
+        unmade = payload.get("unopened", {})
+        self._unmade |= unmade
+        return ev.RankMet(
+            attempt=attempt,
+            generation=generation,
+            rank=rank,
+            reason=f"rank {rank}: {answer.error}" if answer.error else "",
+            was_left=payload.get("was_left", False),
+            unmade=tuple(unmade),
+        )
+
+    def close(self) -> None:
+        """Note that the heal is over: nobody collects the names any more."""
+        self._is_over = True
+        self._discard()
+
+    def _discard(self) -> None:
+        given, self._given = self._given, None
+        if given is not None:
+            self._do.means_now.link.discard(given.parcel)
+
+    def report(self) -> Healed:
+        """Return what was done, and record it."""
+        if self._given is None:
+            raise RuntimeError("a heal has ended without names")
+        given, do = self._given, self._do
+        do.whereabouts.values.note_healed(self._ranks)
+        own = self._changed["taken"]
+        left = self._unmade | given.payload["left"]
+        left = {name: why for name, why in left.items() if name not in own}
+        unknown = [path for each in self._own.values() for path in each.unknown]
+        unknown = list(dict.fromkeys([*unknown, *self._changed["unlike"]]))
+        healed = Healed(
+            ranks=self._ranks,
+            donor=self._donor,
+            names=len(given.payload["names"]),
+            left=left,
+            more=given.payload["more"],
+            places=tuple(self._changed["places"]),
+            own=tuple(own),
+            unknown=tuple(path for path in unknown if path not in left),
+            cells={name: cell_that_made(name, do.deeds.done) for name in left},
+            size=given.payload["bytes"] + sum(size for size, _ in given.payload["storages"]),
+            fork=self._forked - self._began,
+            carry=self._packed - self._forked,
+            meet=time.monotonic() - self._packed,
+        )
+        self.close()
+        do.time_line.record(
+            "healed",
+            ranks=healed.ranks,
+            donor=healed.donor,
+            names=healed.names,
+            left=dict(healed.left),
+            more=dict(healed.more),
+            places=[*healed.places[:SHOWN_PLACES]],
+            more_places=max(0, len(healed.places) - SHOWN_PLACES),
+            own=[*healed.own[:SHOWN_VALUES]],
+            unknown=[*healed.unknown[:SHOWN_VALUES]],
+            bytes=healed.size,
+            fork=round(healed.fork, 3),
+            carry=round(healed.carry, 3),
+            meet=round(healed.meet, 3),
+        )
+        return healed

@@ -1,0 +1,173 @@
+"""The steps of a heal: dead ranks get new processes and a donor's names; the others live on.
+
+The new processes start while the donor packs its names. Then all ranks meet in a new process group,
+in which the new ones get the names. A name that cannot be made on a new rank ends that meeting; the
+donor packs again without it. Whatever else fails, or an interrupt, ends the heal: the new processes
+are killed, and the group is as it was before. Ranks that were told to meet are told to give up, and
+are waited for until they are back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nbddp.errors import say_ranks
+from nbddp.lifecycle import reasons
+from nbddp.lifecycle.events import (
+    Action,
+    Alarm,
+    HealAsked,
+    Healed,
+    Kill,
+    NamesGiven,
+    NotHealed,
+    RankMet,
+    Refuse,
+    Revive,
+    Revived,
+    SendDrop,
+    SendGive,
+    SendMeet,
+)
+from nbddp.lifecycle.states import GroupState, HealLife, Life, RankLife, RankState
+from nbddp.lifecycle.steps import START_PATIENCE, Step, in_state, ring_in
+
+KILLED = -9  # how a new process ends that is not needed any more
+BACK_PATIENCE = 30.0  # seconds for ranks to come back from a meeting that was given up
+
+
+def on_heal_asked(life: Life, event: HealAsked) -> Step:
+    """Start new processes for dead ranks, and have the donor pack its names meanwhile."""
+    reason = reasons.not_to_heal(life, event.ranks, event.donor)
+    if reason:
+        return life, [Refuse(reason=reason)]
+    ranks = tuple(
+        RankLife(each.rank, incarnation=each.incarnation + 1) if each.rank in event.ranks else each
+        for each in life.ranks
+    )
+    heal = HealLife(newcomers=event.ranks, donor=event.donor, checks=event.checks)
+    healing, give = _ask_donor(replace(life, state=GroupState.HEALING, ranks=ranks), heal)
+    born = tuple((each.rank, each.incarnation) for each in ranks if each.rank in event.ranks)
+    revive = Revive(attempt=life.attempt, ranks=born)
+    return healing, [revive, *give, ring_in(healing, Alarm.START, START_PATIENCE)]
+
+
+def _ask_donor(life: Life, heal: HealLife) -> Step:
+    generation = life.generation + 1  # no ranks ever meet where others did, or tried to
+    give = SendGive(
+        donor=heal.donor,
+        generation=generation,
+        leave=heal.unmade,
+        newcomers=heal.newcomers if heal.checks else (),
+    )
+    return replace(life, generation=generation, heal=heal), [give]
+
+
+def on_newcomer_ready(life: Life, heal: HealLife) -> Step:
+    """A new process is ready; the last one of them may complete what a meeting needs."""
+    if in_state(life, RankState.STARTING):
+        return life, []
+    life, actions = _meet(life, heal)
+    return life, [Revived(), *actions]
+
+
+def on_names_given(life: Life, event: NamesGiven) -> Step:
+    """The donor has packed its names, or could not."""
+    heal = life.heal
+    if heal is None or event.generation != life.generation or heal.is_given:
+        return life, []
+    if event.reason:
+        return fail(life, heal, event.reason)
+    return _meet(life, replace(heal, is_given=True))
+
+
+def _meet(life: Life, heal: HealLife) -> Step:
+    """Have all ranks meet, once the new ones are ready and the names are packed."""
+    if not heal.is_given or in_state(life, RankState.STARTING):
+        return replace(life, heal=heal), []
+    heal = replace(heal, meeting=frozenset(life.alive))
+    meet = SendMeet(
+        ranks=tuple(life.alive),
+        generation=life.generation,
+        donor=heal.donor,
+        newcomers=heal.newcomers,
+    )
+    return replace(life, heal=heal), [meet]
+
+
+def on_rank_met(life: Life, event: RankMet) -> Step:
+    """A rank is back from the meeting, in which it met all others or not."""
+    heal = life.heal
+    if heal is None or event.generation != life.generation or event.rank not in heal.meeting:
+        return life, []
+    failures = [(event.was_left, event.reason)] if event.reason else []
+    heal = replace(
+        heal,
+        meeting=heal.meeting - {event.rank},
+        failures=(*heal.failures, *failures),
+        unmade=(*heal.unmade, *event.unmade),
+        is_again=heal.is_again or bool(event.unmade),
+    )
+    return _go_on(life, heal)
+
+
+def fail(life: Life, heal: HealLife, reason: str) -> Step:
+    """End the heal, as soon as those ranks are back that were told to meet."""
+    heal = replace(heal, failures=((False, reason), *heal.failures), is_lost=True)
+    return _go_on(life, heal)
+
+
+def _go_on(life: Life, heal: HealLife) -> Step:
+    """See whether all ranks are back; if one of them failed, the others need not wait for it."""
+    if heal.meeting and heal.failures and not heal.is_dropped:
+        ranks = tuple(sorted(heal.meeting))
+        dropped = replace(life, heal=replace(heal, is_dropped=True))
+        return dropped, [SendDrop(ranks=ranks), ring_in(dropped, Alarm.BACK, BACK_PATIENCE)]
+    if heal.meeting:
+        return replace(life, heal=heal), []
+    if heal.is_again and not heal.is_lost:
+        again = HealLife(
+            newcomers=heal.newcomers, donor=heal.donor, checks=heal.checks, unmade=heal.unmade
+        )
+        return _ask_donor(life, again)
+    if heal.failures:  # what one rank failed of is why others were left
+        return give_up(life, heal, min(heal.failures, key=lambda each: each[0])[1])
+    return replace(life, state=GroupState.IDLE, heal=None, has_group=True), [Healed()]
+
+
+def on_late(life: Life, heal: HealLife) -> Step:
+    """Ranks that gave up a meeting are not back in time."""
+    if not heal.meeting or not heal.is_dropped:
+        return life, []
+    late = sorted(heal.meeting)
+    return give_up(
+        life,
+        heal,
+        f"{say_ranks(late)} still tried to form the process group after {BACK_PATIENCE:.0f} s; "
+        f"run `%ddp kill {late[0]}`, then `%ddp heal` again",
+    )
+
+
+def give_up(life: Life, heal: HealLife, reason: str) -> Step:
+    """End the processes that were to heal the group."""
+    doomed = tuple(rank for rank in heal.newcomers if life.lives(rank))
+    ranks = tuple(
+        replace(each, state=RankState.GONE, exitcode=KILLED) if each.rank in doomed else each
+        for each in life.ranks
+    )
+    kill: list[Action] = [Kill(ranks=doomed)] if doomed else []
+    broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)
+    return broken, [NotHealed(reason=reason), *kill]
+
+
+def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:
+    """A rank has died meanwhile."""
+    heal = replace(heal, meeting=heal.meeting - {rank})
+    return fail(life, heal, f"rank {rank} {how} meanwhile")
+
+
+def on_interrupt(life: Life, heal: HealLife) -> Step:
+    """End the heal; a second interrupt does not wait for the ranks that are to come back."""
+    if heal.is_lost:
+        return give_up(life, heal, heal.failures[0][1])
+    return fail(life, heal, "it was interrupted")
