@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from drivers.inside import imported
 
-from nbddp.controller import executor, healing
+from nbddp.controller import executor
 from nbddp.group import agents
-from nbddp.lifecycle import transitions
+from nbddp.lifecycle import heal_steps, transitions
 from nbddp.magics import completion
 from nbddp.nodes import door, handshake, keeper
 from nbddp.record import hangs
@@ -22,7 +22,7 @@ from nbddp.worker import interrupt
 LIMITS = {
     "peers_patience": (transitions, "PEERS_PATIENCE"),
     "stuck_after": (transitions, "STUCK_AFTER"),
-    "coming_back": (healing, "COMING_BACK"),
+    "coming_back": (heal_steps, "BACK_PATIENCE"),
     "time_between_facts": (executor, "PAUSE"),
     "rank_silent_after": (hangs, "SILENT_AFTER"),
     "hang_after": (hangs, "HANG_AFTER"),

@@ -186,7 +186,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize(
         world_size=st.integers(1, 3),
-        comes_to=st.sampled_from(["a cell", "a group", "a start"]),
+        comes_to=st.sampled_from(["a heal", "a death", "a cell", "a group", "a start"]),
         is_stopped=st.booleans(),
     )
     def begins(self, world_size: int, comes_to: str, is_stopped: bool) -> None:
@@ -197,6 +197,11 @@ class AnyOrder(RuleBasedStateMachine):
         if comes_to == "a cell":
             self.asks_for_a_cell(is_for_all=True, needs_group=True)
             self.all_goes_well_for_a_while()
+        if comes_to in ("a death", "a heal"):
+            self.ranks[self.session.life.attempt, world_size - 1].handle.end(-9)
+            self.the_session_catches_up()
+        if comes_to == "a heal" and world_size > 1:
+            self.asks_for_new_ranks(is_for_all=True, donor=0)
 
     def asks(self, what: str, ask: Callable[..., Promise[Any]], *arguments: Any) -> None:
         """Ask as the session's callers do: before it, the session does what it was told earlier."""
@@ -299,7 +304,9 @@ class AnyOrder(RuleBasedStateMachine):
             case Leave():
                 rank.handle.end(0)
             case Give(request=request):
-                self.posts(rank, Answer(request=request, error=self.heals_fail_for, payload=NAMES))
+                error, parcel = self.heals_fail_for, self.link.put(b"")
+                given = Answer(request=request, error=error, payload=NAMES, parcel=parcel)
+                self.posts(rank, given)
             case Meet(request=request):
                 self.posts(rank, Answer(request=request, error=self.heals_fail_for))
             case Regroup() | Drop():

@@ -84,7 +84,7 @@ HEALED = after(MEETING, met(0), met(1))
 HEALING_AGAIN = after(HEALING, NO_NAMES, HEAL)
 BACK = ReturnAsked(attempt=4, world_size=3, living=((0, 0), (2, 1)))
 RETURNING = after(OFF, BACK)
-IN_VAIN = (State.BROKEN, NotHealed, kill(1))
+IN_VAIN = (State.BROKEN, kill(1), NotHealed)
 
 TABLE = {
     "a heal": (

@@ -293,7 +293,12 @@ class Executor:
 
     def _give_up(self, rank: int) -> None:
         if self._ranks is None or not self._ranks.give_up(rank):
-            self.means_now.actor.tell(self._note_gone, self.life.attempt, rank, None)
+            attempt, incarnation = self.life.attempt, self.life.incarnation(rank)
+            self.means_now.actor.tell(self._note_given_up, attempt, rank, incarnation)
+
+    def _note_given_up(self, attempt: int, rank: int, incarnation: int) -> None:
+        if self.life.incarnation(rank) == incarnation:  # and not healed meanwhile
+            self._note_gone(attempt, rank, None)
 
     def _act(self, action: ev.Action) -> Told:  # noqa: C901 - a table, a line or two a case
         match action:
@@ -345,7 +350,12 @@ class Executor:
             case ev.SendDrop(ranks=ranks):
                 return try_each(ranks, heal.drop)
             case ev.Healed():
-                self.promises.healed(heal.report())
+                healed = heal.report()
+                try:
+                    heal.close()
+                    heal.record(healed)
+                finally:
+                    self.promises.healed(healed)
         return {}
 
     def _ring(self, rang: ev.Rang) -> None:

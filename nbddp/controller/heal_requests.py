@@ -124,7 +124,7 @@ class HealRequests:
             self._do.means_now.link.discard(given.parcel)
 
     def report(self) -> Healed:
-        """Return what was done, and record it."""
+        """Return what was done."""
         if self._given is None:
             raise RuntimeError("a heal has ended without names")
         given, do = self._given, self._do
@@ -149,8 +149,11 @@ class HealRequests:
             carry=self._packed - self._forked,
             meet=time.monotonic() - self._packed,
         )
-        self.close()
-        do.time_line.record(
+        return healed
+
+    def record(self, healed: Healed) -> None:
+        """Write down what was done."""
+        self._do.time_line.record(
             "healed",
             ranks=healed.ranks,
             donor=healed.donor,
@@ -166,4 +169,3 @@ class HealRequests:
             carry=round(healed.carry, 3),
             meet=round(healed.meet, 3),
         )
-        return healed

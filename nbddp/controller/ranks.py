@@ -121,11 +121,15 @@ class Ranks:
         try:
             handle = self._launcher.launch(start)
         except Exception as error:  # noqa: BLE001 - whatever it is, this rank is waited for
-            tell(self._owner.note_unlaunched, self.attempt, rank, error)
+            tell(self._note_unlaunched, start, error)
             return
         if not tell(self._adopt, start, handle):  # all was closed meanwhile
             handle.kill()
             handle.join()
+
+    def _note_unlaunched(self, start: RankStart, error: Exception) -> None:
+        if not self._is_overtaken(start):
+            self._owner.note_unlaunched(self.attempt, start.topology.rank, error)
 
     def _is_overtaken(self, start: RankStart) -> bool:
         """Whether another process was started in this one's place meanwhile."""
@@ -138,8 +142,7 @@ class Ranks:
         try:
             self._watch(rank, handle)
         except OSError as error:
-            if not is_overtaken:
-                self._owner.note_unlaunched(self.attempt, rank, error)
+            self._note_unlaunched(start, error)
             handle.kill()
             return
         if rank in self._given_up or is_overtaken:  # it comes late

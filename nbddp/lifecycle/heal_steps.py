@@ -157,7 +157,7 @@ def give_up(life: Life, heal: HealLife, reason: str) -> Step:
     )
     kill: list[Action] = [Kill(ranks=doomed)] if doomed else []
     broken = replace(life, state=GroupState.BROKEN, ranks=ranks, heal=None, has_group=False)
-    return broken, [NotHealed(reason=reason), *kill]
+    return broken, [*kill, NotHealed(reason=reason)]  # whoever waited may heal again at once
 
 
 def on_exited(life: Life, heal: HealLife, rank: int, how: str) -> Step:

@@ -126,6 +126,10 @@ class Life:
     grace: float = GRACE
     is_return: bool = False  # the ranks were another notebook's: who is late costs nobody else
 
+    def incarnation(self, rank: int) -> int:
+        """How many processes a rank had before this one; -1 if there is no such rank."""
+        return next((each.incarnation for each in self.ranks if each.rank == rank), -1)
+
     def lives(self, rank: int) -> bool:
         """Whether there is such a rank, and its process is there."""
         return 0 <= rank < len(self.ranks) and self.ranks[rank].is_alive

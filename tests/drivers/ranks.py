@@ -25,6 +25,7 @@ from nbddp.record.trace import Trace
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text.view import TextView
+from nbddp.wire.heal_messages import Meet
 from nbddp.wire.messages import Pull
 from nbddp.wire.trace_messages import Steps
 
@@ -169,23 +170,25 @@ class Ranks(SteeredGroup):
 
         self.session.submit = act_and_submit  # type: ignore[method-assign]
 
-    def around_sends(
+    def around_meets(
         self,
         monkeypatch: pytest.MonkeyPatch,
         *,
         before: Callable[[int], None],
         after: Callable[[int], None],
     ) -> None:
-        """Call these, with the rank, before and after each command that is sent to a rank."""
-        send = self.session.send
+        """Call these, with the rank, before and after each rank is told to meet the others."""
+        link = self.session.require_link()
+        send = link.send
 
-        def send_between(rank: int, make: Any) -> Any:
+        def send_between(rank: int, command: Any) -> None:
+            if not isinstance(command, Meet):
+                return send(rank, command)
             before(rank)
-            sent = send(rank, make)
-            after(rank)
-            return sent
+            send(rank, command)
+            return after(rank)
 
-        monkeypatch.setattr(self.session, "send", send_between)
+        monkeypatch.setattr(link, "send", send_between)
 
     def begin_pull(self, rank: int, expression: str) -> None:
         """Ask a rank for a value that nobody waits for."""

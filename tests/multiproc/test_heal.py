@@ -192,7 +192,7 @@ def while_all_are_told(
         if rank == 2:  # all were told to meet
             signal_ranks([*after_2, (1, signal.SIGKILL)])
 
-    group.around_sends(monkeypatch, before=before, after=after)
+    group.around_meets(monkeypatch, before=before, after=after)
 
 
 @pytest.mark.parametrize("late", ["the new rank", "another"])
