@@ -134,7 +134,7 @@ class HealRequests:
         left = {name: why for name, why in left.items() if name not in own}
         unknown = [path for each in self._own.values() for path in each.unknown]
         unknown = list(dict.fromkeys([*unknown, *self._changed["unlike"]]))
-        healed = Healed(
+        return Healed(
             ranks=self._ranks,
             donor=self._donor,
             names=len(given.payload["names"]),
@@ -149,7 +149,6 @@ class HealRequests:
             carry=self._packed - self._forked,
             meet=time.monotonic() - self._packed,
         )
-        return healed
 
     def record(self, healed: Healed) -> None:
         """Write down what was done."""
