@@ -26,7 +26,7 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError, StartError
 from nbddp.lifecycle.states import GroupState
 from nbddp.promise import Promise
-from nbddp.record import folder
+from nbddp.record import run_folder
 from nbddp.record.cell import CellHandle, CellRequest
 from nbddp.wire.heal_messages import Give, Meet
 from nbddp.wire.letters import Letter
@@ -106,7 +106,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.folder = tempfile.TemporaryDirectory()
         self.patch.chdir(self.folder.name)
-        self.patch.setattr(folder, "_version", lambda _package: "1")
+        self.patch.setattr(run_folder, "_version", lambda _package: "1")
         self.launcher = FakeLauncher(obeys=False)
         self.launcher.on_launch = self.is_born
         self.session = Session(self.launcher, make_means=self.make_means)
@@ -392,7 +392,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def the_disk_is_full(self) -> None:
-        self.patch.setattr(folder, "_begin", self.refuse)
+        self.patch.setattr(run_folder, "_begin", self.refuse)
 
     @rule()
     def what_ranks_leave_behind_cannot_be_ended(self) -> None:
@@ -412,7 +412,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.launcher.faults.clear()
         self.launcher.sweep_fails = None
         self.cannot_connect = False
-        self.patch.setattr(folder, "_begin", BEGIN)
+        self.patch.setattr(run_folder, "_begin", BEGIN)
         if self.is_open():
             self.watcher.faults.clear()
             self.link.faults.clear()
@@ -491,7 +491,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.session.close()
 
 
-BEGIN = folder._begin
+BEGIN = run_folder._begin
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(stateful_step_count=40)
