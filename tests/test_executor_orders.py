@@ -48,7 +48,7 @@ from nbddp.wire.messages import (
 RANK = st.integers(0, 2)
 NUMBER = st.integers(0, 9)
 FAILURE = {"name": "ValueError", "text": "no", "traceback": "ValueError: no", "at": 1.0}
-NAMES = {"names": ["x"], "bytes": 1, "left": {}, "more": {}, "storages": [], "buffers": 0}
+NAMES = {"names": ["x"], "bytes": 1, "left": {}, "more": {}, "storages": []}
 HELLO = CellRequest(source="hello")
 
 
