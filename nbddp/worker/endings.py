@@ -19,13 +19,12 @@ import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from multiprocessing import util
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from nbddp.worker.debugger import OURS, steps
+from nbddp.worker.main_thread import library_of_file
 from nbddp.worker.streams import flush_python_streams
 
 
@@ -101,8 +100,10 @@ def leave_as_forked(error: BaseException | None) -> NoReturn:
 
 
 def _without_ours(error: BaseException) -> TracebackType | None:
-    files = ((step, Path(step.tb_frame.f_code.co_filename)) for step in steps(error.__traceback__))
-    return next((step for step, file in files if not file.is_relative_to(OURS)), None)
+    step = error.__traceback__
+    while step is not None and library_of_file(step.tb_frame.f_code.co_filename) == "nbddp":
+        step = step.tb_next
+    return step
 
 
 def is_ending(filename: str) -> bool:

@@ -42,8 +42,8 @@ from nbddp.wire.queues import QueueReader, QueueWriter
 from nbddp.wire.start import NEWS, UP, RankStart, command_queue, control_queue
 from nbddp.worker import growth, values
 from nbddp.worker.answers import EXPRESSION, Answers
+from nbddp.worker.cell.debugger import Debuggers, was_quit
 from nbddp.worker.cell.failure import cell_not_started, describe_failure, failure_outside_cells
-from nbddp.worker.debugger import Debuggers, was_quit
 from nbddp.worker.departure import depart, prepare_departure
 from nbddp.worker.endings import exit_code, is_ending, leave_as_forked
 from nbddp.worker.flight_recorder import RECORDED, count_begun
@@ -168,7 +168,7 @@ class Rank:
         self._keyboard = Keyboard(
             self._post_question, is_called_off=lambda: self._interrupter.was_asked
         )
-        self._debuggers = Debuggers(self._keyboard, self._shell.debugger_cls, self._comes_first)
+        self._debuggers = Debuggers(self._keyboard, self._comes_first)
         self._sampler = Sampler(
             outbox.post,
             self._shell.is_cell_file,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import runpy
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core import interactiveshell
@@ -22,8 +20,8 @@ from nbddp.wire.messages import Display, RunCell
 from nbddp.wire.script import Script
 from nbddp.worker import commands, scripts
 from nbddp.worker.cell.compiler import CellCompiler
+from nbddp.worker.cell.debugger import RankPdb, forget, post_mortem
 from nbddp.worker.cell.failure import error_text, format_traceback
-from nbddp.worker.debugger import RankPdb, forget, post_mortem, rank_pdb
 from nbddp.worker.displays import MailingPublisher, ResultHook
 from nbddp.worker.handlers import CellHandlers
 from nbddp.worker.plain_values import PlainValues
@@ -50,6 +48,7 @@ class RankShell(InteractiveShell):
     compile: CellCompiler
     displayhook: ResultHook
     display_pub: MailingPublisher
+    debugger_cls = RankPdb  # of ``%debug STATEMENT`` and ipdb
     is_rank = True  # for `%load_ext nbddp`, which belongs into the notebook
     profiler: CellProfiler | None = None  # of the last cell, if some of its steps were to be traced
     handlers_acting: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -59,7 +58,6 @@ class RankShell(InteractiveShell):
     def __init__(self, **options: Any) -> None:
         self._swallowed: list[BaseException] = []
         self._script_files = scripts.OwnFiles()
-        self._debugger = rank_pdb(self.is_cell_file)
         super().__init__(**options)
         self.loop_runner = self._await
         self.plain_values = PlainValues(self.user_ns)
@@ -108,8 +106,8 @@ class RankShell(InteractiveShell):
         error = result.error_before_exec or result.error_in_exec
         if error is not None and not isinstance(error, Exception):
             raise error  # an interrupt, or an exit: it ends all of the cell
-        if error is not None:
-            self._swallowed.append(error)
+        if error is not None and sys._getframe(1).f_code.co_name != "safe_execfile_ipy":
+            self._swallowed.append(error)  # %run of a notebook raises its error instead
         return result
 
     def begin(self, mail: Callable[[Display], None]) -> None:
@@ -169,36 +167,6 @@ class RankShell(InteractiveShell):
         self.events.trigger("post_execute")  # figures are shown
         return result
 
-    def safe_execfile(
-        self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any
-    ) -> None:
-        """Run a script for ``%run``; its error ends the cell, where IPython only shows it."""
-        __tracebackhide__ = True
-        Path(fname).expanduser().open("rb").close()  # where it cannot be read, IPython only warns
-        try:
-            super().safe_execfile(fname, *where, **options | {"raise_exceptions": True})
-        except SystemExit:
-            if not exit_ignore:
-                raise
-
-    def safe_execfile_ipy(self, *args: Any, **options: Any) -> None:
-        """Run a file of cells for ``%run``, which raises its error: the cell may catch it."""
-        __tracebackhide__ = True
-        before = len(self._swallowed)
-        try:
-            super().safe_execfile_ipy(*args, **options)
-        finally:
-            del self._swallowed[before:]
-
-    def safe_run_module(self, mod_name: str, where: dict[str, Any]) -> None:
-        """Run a module for ``%run -m``; what it raises ends the cell."""
-        __tracebackhide__ = "__ipython_bottom__"  # IPython's word for: and all that is above
-        try:
-            where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
-        except SystemExit as error:
-            if error.code:
-                raise
-
     # ---- tracebacks
 
     def format_error(self, error: BaseException, *, is_whole: bool = False) -> str:
@@ -210,16 +178,17 @@ class RankShell(InteractiveShell):
         """Print a traceback that was asked for; the cell's report has that of what ends the cell.
 
         Raises:
-            BaseException: a magic would show the error and go on, such as %time of older versions.
+            BaseException: IPython would show the error and go on, as in %run.
         """
         __tracebackhide__ = True
-        caller = sys._getframe(1)
-        asker, error = caller.f_globals.get("__name__", ""), sys.exc_info()[1]
+        caller, error = sys._getframe(1), sys.exc_info()[1]
+        asker, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
         if asker == interactiveshell.__name__:
-            if isinstance(error, SystemExit) and caller.f_code.co_name == "run_code":
-                raise error  # else it goes on to warn that `exit` is the way to leave IPython
+            is_exit = isinstance(error, SystemExit) and function == "run_code"
+            if error is not None and (is_exit or function.startswith("safe_")):  # of %run
+                raise error
             return
-        if error is not None and asker.startswith(_MAGICS) and caller.f_code.co_name != "tb":
+        if error is not None and asker.startswith(_MAGICS) and function != "tb":
             raise error
         try:
             error = self._get_exc_info(exc_tuple)[1]
@@ -258,15 +227,10 @@ class RankShell(InteractiveShell):
         if value:
             raise UsageError("%pdb stays off: after a failure, `%ddp debug` looks into it")
 
-    @property
-    def debugger_cls(self) -> type[RankPdb]:
-        """What ``%debug STATEMENT`` and ipdb stop with."""
-        return self._debugger
-
     def debugger(self, force: bool = False) -> None:  # noqa: FBT001, FBT002, ARG002
         """Look into the last error, for ``%debug``."""
         __tracebackhide__ = True
-        post_mortem(self.is_cell_file)
+        post_mortem()
 
     def enable_gui(self, gui: str | None = None) -> None:
         """Start no event loop: there is no window that needs one."""

@@ -26,15 +26,7 @@ def notebook(kernel: Notebook) -> Iterator[Notebook]:
     assert kernel.run("%ddp stop").status == "ok"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "",
-        "-m ",
-        pytest.param("-p ", marks=pytest.mark.until_cut),
-        pytest.param("-t ", marks=pytest.mark.until_cut),
-    ],
-)
+@pytest.mark.parametrize("options", ["", "-m ", "-p ", "-t "])
 def test_a_script_that_raises_fails_the_cell(notebook: Notebook, options: str) -> None:
     notebook.run(f"%%writefile boom.py\n{BOOM}")
     name = "boom" if "-m" in options else "boom.py"
@@ -49,8 +41,7 @@ def test_a_script_that_raises_fails_the_cell(notebook: Notebook, options: str) -
 def test_other_files_that_fail_fail_the_cell(notebook: Notebook) -> None:
     notebook.run(f"%%writefile boom.ipy\n{BOOM}")
     assert "ValueError: boom" in notebook.run("%%ddp\n%run boom.ipy").error
-    reply = notebook.run("%%ddp\nget_ipython().safe_execfile('none.py', {})")
-    assert "FileNotFoundError" in reply.error
+    assert "File `'none.py'` not found" in notebook.run("%%ddp\n%run none.py").error
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,228 @@
+"""Debuggers in a rank: Python's own and IPython's, at the notebook's input box."""
+
+from __future__ import annotations
+
+import bdb
+import functools
+import os
+import pdb
+import re
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import IPython.core.debugger
+from IPython.core.debugger import Pdb
+
+from nbddp.wire.messages import DEBUGGER
+from nbddp.worker.cell.failure import HIDDEN
+from nbddp.worker.keyboard import Keyboard
+from nbddp.worker.main_thread import library_of_file
+
+_LAST = ("last_type", "last_value", "last_traceback", "last_exc")  # of sys
+_LOOKS_BACK = re.compile(r"^\s*%debug\b|\bpm\(|\blast_", re.MULTILINE)  # at the last error
+_KNOWS_CAUSES = sys.version_info >= (3, 13) or hasattr(IPython.core.debugger, "CHAIN_EXCEPTIONS")
+FIRST = ()  # ranks that ``breakpoint()`` stops: the first rank that calls it
+
+
+class RankPdb(Pdb):
+    """IPython's debugger, which shows a cell as one piece of code, and no frame of nbddp.
+
+    IPython runs the statements of a cell one by one, each as a module. The debugger does not stop
+    where a statement begins or returns.
+    """
+
+    shell: Any  # the RankShell
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"nosigint": True} | options)  # SIGINT is the interrupter's
+        self.report_skipped = False
+
+    def set_trace(self, frame: FrameType | None = None, **_options: Any) -> None:
+        """Stop at the next line; in the last statement of a cell, at once: none may follow."""
+        frame = frame or sys._getframe(1)
+        super().set_trace(frame)
+        if self._is_statement(frame) and frame.f_lineno >= self.shell.compile.last_line:
+            sys.settrace(None)
+            self.dispatch_line(frame)
+            if frame.f_trace is not None:  # else the user has entered `c`
+                sys.settrace(self.trace_dispatch)
+
+    def stop_here(self, frame: FrameType) -> bool:
+        """Stop in the user's code, and in libraries that it calls."""
+        return bool(super().stop_here(frame)) and self._is_shown(frame)
+
+    def user_call(self, frame: FrameType, argument_list: None) -> None:
+        """Stop where a function is entered, but not a statement: its line comes next."""
+        if not self._is_statement(frame):
+            super().user_call(frame, argument_list)
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        """Stop where a function returns, but not a statement: the next one follows."""
+        if not self._is_statement(frame):
+            super().user_return(frame, return_value)
+
+    def user_exception(self, frame: FrameType, exc_info: Any) -> None:
+        """Stop at an error of the user's code; IPython ends a statement with others."""
+        if self._is_shown(frame):
+            super().user_exception(frame, exc_info)
+        if self._is_statement(frame):
+            frame.f_locals.pop("__exception__", None)  # else it is a name of the user's
+
+    def get_stack(self, frame: FrameType | None, step: TracebackType | None) -> Any:
+        """Return the shown frames with their lines, and the index of the current one."""
+        stack, current = super().get_stack(frame, step)
+        shown = [False]
+        for each, _ in stack:
+            is_below = shown[-1] and _library(each) not in (*HIDDEN, "bdb", "pdb")
+            shown.append(is_below or self._is_users(each))
+        kept = [each for each, is_shown in zip(stack, shown[1:], strict=True) if is_shown]
+        return (kept, max(0, sum(shown[: current + 2]) - 1)) if kept else (stack, current)
+
+    def _is_shown(self, frame: FrameType | None) -> bool:
+        """Return whether a frame is the user's, or of a library that the user's code calls."""
+        while frame is not None and not self._is_users(frame):
+            frame = None if _library(frame) in HIDDEN else frame.f_back
+        return frame is not None
+
+    def _is_users(self, frame: FrameType) -> bool:
+        return bool(self.shell.is_cell_file(frame.f_code.co_filename))
+
+    def _is_statement(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        is_module = code.co_name == "<module>" or code.co_name.startswith(
+            "<cell line: "
+        )  # IPython 8
+        return is_module and code.co_filename in self.shell.compile.files
+
+
+def _library(frame: FrameType) -> str:
+    return library_of_file(frame.f_code.co_filename)
+
+
+class Debuggers:
+    """Open debuggers: ``breakpoint()`` stops one rank, or the ranks that were named.
+
+    Args:
+        keyboard: where debuggers get their commands.
+        is_first: returns whether this rank is the first of its cell to call it.
+    """
+
+    def __init__(self, keyboard: Keyboard, is_first: Callable[[], bool]) -> None:
+        self._keyboard = keyboard
+        self._is_first = is_first
+        self._rank = -1
+        self._ranks: Sequence[int] = FIRST
+        self._is_interrupts = False  # what is remembered
+        self._set_aside: dict[str, Any] = {}  # hidden from this cell; remembered again at its end
+        self._stops: bool | None = None  # this rank in this cell; None before it came to one
+
+    def take_over(self) -> None:
+        """Be asked at every ``breakpoint()``, and know of all debuggers that take commands."""
+        sys.breakpointhook = self._break
+        pythons: Any = pdb
+        ipythons: Any = IPython.core.debugger
+        pythons.set_trace = self._set_trace
+        ipythons.set_trace = self._set_trace
+        pythons.pm = post_mortem
+        interaction = pythons.Pdb.interaction
+
+        @functools.wraps(interaction)
+        def interact(debugger: Any, *args: Any, **options: Any) -> Any:
+            debugger.nosigint = True  # else it takes SIGINT, which is the interrupter's
+            self._keyboard.check_place(DEBUGGER)
+            shows, sys.displayhook = sys.displayhook, sys.__displayhook__  # for `interact`
+            with self._keyboard.debugging():
+                try:
+                    return interaction(debugger, *args, **options)
+                finally:
+                    sys.displayhook = shows
+                    if self._keyboard.is_called_off():  # IPython's keeps an interrupt to itself
+                        debugger.set_quit()
+
+        pythons.Pdb.interaction = interact
+
+    def begin_cell(self, rank: int, ranks: Sequence[int], source: str, *, is_alone: bool) -> None:
+        """A cell begins, in which these ranks are to be stopped.
+
+        What an interrupted cell held is freed now, unless this cell looks into it. In a cell that
+        runs on several ranks, ``%debug`` opens only on ranks with an error of their own: the others
+        were interrupted because of it.
+
+        Args:
+            rank: this rank.
+            ranks: the ranks that ``breakpoint()`` stops.
+            source: of the cell.
+            is_alone: whether the cell runs on this rank only.
+        """
+        if self._is_interrupts and not _LOOKS_BACK.search(source):
+            self._is_interrupts = False
+            forget()
+        elif self._is_interrupts and not is_alone:
+            self._set_aside = forget()
+        self._rank, self._ranks, self._stops = rank, ranks, None
+
+    def _break(self, *_args: Any, **_options: Any) -> None:
+        if os.environ.get("PYTHONBREAKPOINT") == "0":  # how Python turns breakpoint() off
+            return
+        self._keyboard.check_place(DEBUGGER)
+        if self._stops is None:
+            self._stops = self._rank in self._ranks if self._ranks else self._is_first()
+        if self._stops:
+            RankPdb().set_trace(sys._getframe(1))
+
+    def _set_trace(
+        self, frame: FrameType | None = None, header: str | None = None, **_options: Any
+    ) -> None:
+        """As ``pdb.set_trace()``, or IPython's: on every rank that comes to it."""
+        self._keyboard.check_place(DEBUGGER)
+        debugger = RankPdb()
+        if header is not None:
+            debugger.message(header)
+        debugger.set_trace(frame or sys._getframe(1))
+
+    def remember(self, error: BaseException, *, is_interrupt: bool) -> None:
+        """Keep what ended a cell where Python keeps an uncaught error.
+
+        What an interrupted cell held may be large, and wanted for its next run: it is kept until
+        another cell begins, and an error until the next one.
+        """
+        self._is_interrupts = is_interrupt
+        sys.last_type, sys.last_value = type(error), error
+        sys.last_traceback = error.__traceback__
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+
+    def end_cell(self) -> None:
+        """What steps through a cell does not step through the next one."""
+        vars(sys).update(self._set_aside)
+        self._set_aside = {}
+        if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
+            sys.settrace(None)
+
+
+def forget() -> dict[str, Any]:
+    """Forget the last error. Return what was known of it, by its names in ``sys``."""
+    names = [each for each in _LAST if hasattr(sys, each)]
+    return {name: vars(sys).pop(name) for name in names}
+
+
+def post_mortem() -> None:
+    """Look into the last error of this rank; print a line if there was none.
+
+    An error here would end the debugger of the rank that did fail.
+    """
+    __tracebackhide__ = True
+    traceback, error = (getattr(sys, name, None) for name in ("last_traceback", "last_value"))
+    if traceback is None:
+        print("nbddp: this rank has no error to debug")  # noqa: T201
+        return
+    debugger = RankPdb()
+    debugger.reset()
+    debugger.interaction(None, error if error and _KNOWS_CAUSES else traceback)
+
+
+def was_quit(error: BaseException | None) -> bool:
+    """Whether somebody left the debugger by ``q``, or at the end of its input."""
+    return isinstance(error, bdb.BdbQuit)
