@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nbddp.archive import comparing
+from nbddp.archive.comparison import compare as compare_folders
 from nbddp.archive.ending import say_ending
 from nbddp.archive.find import find_run, runs_below
 from nbddp.archive.summary import DAMAGE
@@ -162,7 +162,7 @@ def compare(*compared: Run | str | os.PathLike[str], metrics: str = "") -> str:
         RequestError: there is no such run, or it is damaged.
     """
     found = [each if isinstance(each, Run) else Run(each) for each in compared]
-    comparison = comparing.compare([each.path for each in found], metrics)
+    comparison = compare_folders([each.path for each in found], metrics)
     return render_text(comparison_report(comparison))
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from runs_on_disk import BEGAN, make_run, rows_of
 
 from nbddp.archive.compared_chart import compared_chart
-from nbddp.archive.comparing import Comparison, Over, compare
+from nbddp.archive.comparison import Comparison, XAxis, compare
 from nbddp.charts.axes import AxisScale
 from nbddp.charts.chart_lines import Chart
 from nbddp.charts.svg import Frame, SvgCanvas, draw
@@ -108,13 +108,16 @@ def test_cells_that_ran_again_by_themselves_are_no_other_code(folder: Path) -> N
     one = make_run(folder, "a")
     again = {"number": 9, "ranks": [0, 1], "source": "train()", "again": True}
     other = make_run(folder, "b", extra=[{**again, "time": BEGAN + 5, "kind": "cell"}])
-    assert compare([one, other]).code(1) == []
+    assert compare([one, other]).code[1] == []
     assert text_of(compare([one, other])).endswith(SAME)
 
 
 def test_final_values_have_their_spread_over_ranks(folder: Path) -> None:
     comparison = compared(folder, [row(1, 2.0), row(1, 3.0, rank=1)], [row(1, math.inf)])
-    assert [comparison.finals(each) for each in comparison.runs] == [["2.5 (2 to 3)"], ["inf"]]
+    assert [comparison.final_values(each) for each in comparison.runs] == [
+        ["2.5 (2 to 3)"],
+        ["inf"],
+    ]
 
 
 def test_too_few_runs_too_many_and_damaged_ones_are_refused(folder: Path) -> None:
@@ -130,7 +133,7 @@ def test_too_few_runs_too_many_and_damaged_ones_are_refused(folder: Path) -> Non
 # ---- the curves
 
 
-def points(comparison: Comparison, over: Over) -> tuple[list[float], list[float]]:
+def points(comparison: Comparison, over: XAxis) -> tuple[list[float], list[float]]:
     line = compared_chart(comparison, "loss", over).lines[0]
     return line.steps.tolist(), line.values.tolist()
 
@@ -138,12 +141,12 @@ def points(comparison: Comparison, over: Over) -> tuple[list[float], list[float]
 def test_curves_are_over_steps_samples_and_time(folder: Path) -> None:
     rows = [row(step, float(step)) for step in range(3)]
     comparison = compared(folder, rows, samples_per_step=64)
-    assert comparison.axes == [Over.STEP, Over.SAMPLES, Over.TIME]
-    assert points(comparison, Over.STEP) == ([0, 1, 2], [0, 1, 2])
-    assert points(comparison, Over.SAMPLES) == ([64, 128, 192], [0, 1, 2])
-    assert points(comparison, Over.TIME)[0] == pytest.approx([0, 0.1, 0.2], abs=1e-6)
+    assert comparison.axes == [XAxis.STEP, XAxis.SAMPLES, XAxis.TIME]
+    assert points(comparison, XAxis.STEP) == ([0, 1, 2], [0, 1, 2])
+    assert points(comparison, XAxis.SAMPLES) == ([64, 128, 192], [0, 1, 2])
+    assert points(comparison, XAxis.TIME)[0] == pytest.approx([0, 0.1, 0.2], abs=1e-6)
     unknown = compare(two(folder))
-    assert unknown.axes == [Over.STEP, Over.TIME]
+    assert unknown.axes == [XAxis.STEP, XAxis.TIME]
 
 
 def test_time_counts_from_the_first_number_of_a_run_whichever_metrics_are_asked_for(
@@ -153,13 +156,13 @@ def test_time_counts_from_the_first_number_of_a_run_whichever_metrics_are_asked_
     rows = [row(0, 1.0), late]
     paths = [make_run(folder, name, rows=rows) for name in "ab"]
     run = compare(paths, "val").runs[0]
-    assert run.curves("val", Over.TIME)[0].steps == (100.0,)
+    assert run.curves("val", XAxis.TIME)[0].steps == (100.0,)
     assert run.metrics.ended - run.metrics.began == 100.0
 
 
 def test_the_line_is_the_mean_and_the_band_the_spread_over_ranks(folder: Path) -> None:
     rows = [row(step, 2.0 + rank, rank=rank) for step in range(4) for rank in (0, 1, 4)]
-    chart = compared_chart(compared(folder, rows), "loss", Over.STEP)
+    chart = compared_chart(compared(folder, rows), "loss", XAxis.STEP)
     line = chart.lines[0]
     assert line.values.tolist() == [pytest.approx(11 / 3)] * 4
     assert (line.low.min(), line.high.max()) == (2.0, 6.0)
@@ -170,7 +173,7 @@ def test_steps_that_fall_back_count_on_as_in_the_runs_own_charts(folder: Path) -
     steps = enumerate((0, 1, 2, 0, 1, 2))
     rows = [row(step, float(step)) | {"time": BEGAN + index} for index, step in steps]
     comparison = compared(folder, rows)
-    assert points(comparison, Over.STEP)[0] == [0, 1, 2, 3, 4, 5]
+    assert points(comparison, XAxis.STEP)[0] == [0, 1, 2, 3, 4, 5]
 
 
 def test_what_a_restart_did_again_is_there_once(folder: Path) -> None:
@@ -178,8 +181,8 @@ def test_what_a_restart_did_again_is_there_once(folder: Path) -> None:
     again = [{**row(step, 9.0), "attempt": 2, "time": BEGAN + 5 + step} for step in (2, 3, 4)]
     recovery = {"time": BEGAN + 4.5, "kind": "recovery", "attempt": 2, **RESTART}
     comparison = compared(folder, [*first, *again], first, extra=[recovery])
-    assert points(comparison, Over.STEP) == ([0, 1, 2, 3, 4], [1, 1, 9, 9, 9])
-    assert points(comparison, Over.TIME)[1] == [1, 1, 9, 9, 9]
+    assert points(comparison, XAxis.STEP) == ([0, 1, 2, 3, 4], [1, 1, 9, 9, 9])
+    assert points(comparison, XAxis.TIME)[1] == [1, 1, 9, 9, 9]
 
 
 def test_restarts_and_heals_are_marks_on_every_axis(folder: Path) -> None:
@@ -190,10 +193,10 @@ def test_restarts_and_heals_are_marks_on_every_axis(folder: Path) -> None:
     ]
     comparison = compared(folder, rows_of(60), extra=resumed, samples_per_step=10)
     marks = {over: compared_chart(comparison, "loss", over).marks[:2] for over in comparison.axes}
-    assert [(mark.at, mark.is_heal) for mark in marks[Over.STEP]] == [(20.0, False), (40.0, True)]
-    assert [mark.at for mark in marks[Over.SAMPLES]] == [210.0, 410.0]
-    assert [mark.at for mark in marks[Over.TIME]] == pytest.approx([2.0, 4.0])
-    assert {mark.color for mark in marks[Over.STEP]} == {0}
+    assert [(mark.at, mark.is_heal) for mark in marks[XAxis.STEP]] == [(20.0, False), (40.0, True)]
+    assert [mark.at for mark in marks[XAxis.SAMPLES]] == [210.0, 410.0]
+    assert [mark.at for mark in marks[XAxis.TIME]] == pytest.approx([2.0, 4.0])
+    assert {mark.color for mark in marks[XAxis.STEP]} == {0}
     for words in ("orange is a restart", "green a heal"):
         assert words in Page(page_of(comparison)).text
 
@@ -215,7 +218,7 @@ def test_a_spike_survives_in_a_long_run(folder: Path) -> None:
 
 def test_a_short_time_has_parts_of_seconds_beside_its_axis(folder: Path) -> None:
     rows = [{**row(step, 1.0), "time": BEGAN + step / 1000} for step in range(50)]
-    chart = compared_chart(compared(folder, rows), "loss", Over.TIME)
+    chart = compared_chart(compared(folder, rows), "loss", XAxis.TIME)
     below = [label for label in drawn(chart).labels if label.y > Frame(chart).top]
     assert [label.text for label in below] == ["0", "0.01", "0.02", "0.03", "0.04", "s"]
     assert below[-1].x < below[0].x - 6.4 * len("0") / 2  # the unit is not under a number
@@ -227,13 +230,13 @@ def test_what_is_not_finite_is_shown_and_said_of_whom(folder: Path) -> None:
     page = Page(page_of(comparison))
     assert "4 values not finite (B)" in page.text
     assert "B nan" in page.text
-    assert "#dd4444" in drawn(compared_chart(comparison, "loss", Over.STEP)).inline("x")
+    assert "#dd4444" in drawn(compared_chart(comparison, "loss", XAxis.STEP)).inline("x")
 
 
 def test_a_page_is_smooth_from_the_start_if_that_was_asked_for(folder: Path) -> None:
     comparison = compare(two(folder))
     assert (
-        drawn(compared_chart(comparison, "loss", Over.STEP)).inline("").count("nbddp-smooth") == 2
+        drawn(compared_chart(comparison, "loss", XAxis.STEP)).inline("").count("nbddp-smooth") == 2
     )
     smooth, plain = (page_of(comparison, is_smooth=each) for each in (True, False))
     assert 'checked="checked"' in smooth

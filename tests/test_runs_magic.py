@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pages import Page, readable
 from runs_on_disk import BEGAN, lines, make_run, rows_of
 
-from nbddp.archive.comparing import compare
+from nbddp.archive.comparison import compare
 from nbddp.archive.run_list import Listing, list_runs, write_note
 from nbddp.archive.summary import Summary, summarize
 from nbddp.errors import ArgumentError, RequestError

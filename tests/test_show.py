@@ -21,7 +21,7 @@ from pages import readable
 from runs_on_disk import BEGAN, STAMP, UNENDED, failed_run, make_run, rows_of
 
 import nbddp
-from nbddp.archive.comparing import MOST_CHARTS, Over, compare
+from nbddp.archive.comparison import MAX_CHARTS, XAxis, compare
 from nbddp.archive.ending import KILLED, RUNNING, STOPPED, UNKNOWN, say_ending, say_unended
 from nbddp.archive.find import find_run, runs_below
 from nbddp.errors import RequestError
@@ -216,9 +216,9 @@ def test_a_comparison_has_any_metric_over_any_steps_and_a_bounded_number(folder:
     assert text.splitlines()[1].split()[:3] == ["line", "run", "m/2999"]
     assert re.search(r"^m/2999\nA +\S+\nB +\S+$", text, re.MULTILINE)
     run = compare(paths, "m/2999").runs[0]
-    assert run.curves("m/2999", Over.STEP)[0].mean == (2999.0, 3000.0, 2999.0)
+    assert run.curves("m/2999", XAxis.STEP)[0].mean == (2999.0, 3000.0, 2999.0)
     comparison = compare(paths, "m/*")
-    assert (len(comparison.metrics), comparison.left_out) == (MOST_CHARTS, MANY - MOST_CHARTS)
+    assert (len(comparison.metrics), comparison.left_out) == (MAX_CHARTS, MANY - MAX_CHARTS)
 
 
 # ---- damage

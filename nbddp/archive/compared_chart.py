@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
-from nbddp.archive.comparing import Compared, Comparison, Mark, Over
+from nbddp.archive.comparison import ComparedRun, Comparison, XAxis
 from nbddp.charts.axes import AxisScale, format_number
 from nbddp.charts.chart_lines import (
     Chart,
@@ -19,11 +18,11 @@ from nbddp.charts.chart_lines import (
 from nbddp.errors import RequestError
 
 LETTERS = "ABCDEFGH"
-UNITS = {Over.STEP: "step", Over.SAMPLES: "samples", Over.TIME: "s"}
+UNITS = {XAxis.STEP: "step", XAxis.SAMPLES: "samples", XAxis.TIME: "s"}
 
 
 def compared_chart(
-    comparison: Comparison, name: str, over: Over, scale: AxisScale = AxisScale.AUTO
+    comparison: Comparison, name: str, over: XAxis, scale: AxisScale = AxisScale.AUTO
 ) -> Chart:
     """Make the chart of a metric; runs that have none of it have no line."""
     lines = tuple(
@@ -31,7 +30,11 @@ def compared_chart(
         for index, run in enumerate(comparison.runs)
         if (line := _line(index, run, name, over)) is not None
     )
-    marks = [mark for line in lines for mark in _marks(line, comparison, over)]
+    marks = [
+        ChartMark(at, is_heal, line.color)
+        for line in lines
+        for at, is_heal in comparison.runs[line.color or 0].marks(over)
+    ]
     return Chart(
         name=name,
         lines=lines,
@@ -42,7 +45,7 @@ def compared_chart(
     )
 
 
-def _line(index: int, run: Compared, name: str, over: Over) -> ChartLine | None:
+def _line(index: int, run: ComparedRun, name: str, over: XAxis) -> ChartLine | None:
     ranks = rank_lines(run.curves(name, over))
     if not ranks:
         return None
@@ -52,24 +55,7 @@ def _line(index: int, run: Compared, name: str, over: Over) -> ChartLine | None:
     return replace(line, label=letter, key=key, color=index, is_strong=True)
 
 
-def _marks(line: ChartLine, comparison: Comparison, over: Over) -> Iterator[ChartMark]:
-    """Where the run of a line was taken up again."""
-    run = comparison.runs[line.color or 0]
-    for mark in run.marks:
-        at = _at(mark, run, over)
-        if at is not None:
-            yield ChartMark(at, mark.kind == "heal", line.color)
-
-
-def _at(mark: Mark, run: Compared, over: Over) -> float | None:
-    if over is Over.TIME:
-        return mark.seconds
-    if mark.step is None or over is Over.STEP:
-        return mark.step
-    return (mark.step + 1) * (run.samples_per_step or 0.0)
-
-
-def compared_charts(comparison: Comparison, over: Over, scale: AxisScale) -> list[Chart]:
+def compared_charts(comparison: Comparison, over: XAxis, scale: AxisScale) -> list[Chart]:
     """Make the charts of all metrics that are lines.
 
     Raises:

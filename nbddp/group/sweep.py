@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-from nbddp.archive.comparing import MOST, compare
+from nbddp.archive.comparison import MAX_RUNS, compare
 from nbddp.archive.run_list import Listing
 from nbddp.archive.summary import Summary, summarize
 from nbddp.archive.sweep_grid import (
@@ -117,9 +117,9 @@ class Sweep:
         done = {row.path for row in self.rows if row.state.is_done}
         paths = [run.path for run in runs if run.path in done]
         if len(paths) > 1:
-            self._display.show(comparison_report(compare(paths[:MOST])))
-        if len(paths) > MOST:
-            self._display.say(f"the comparison has the first {MOST}")
+            self._display.show(comparison_report(compare(paths[:MAX_RUNS])))
+        if len(paths) > MAX_RUNS:
+            self._display.say(f"the comparison has the first {MAX_RUNS}")
         for each in describe_failures(self.rows):
             self._display.say(each)
 

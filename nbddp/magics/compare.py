@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from nbddp.archive.comparing import Over, compare
+from nbddp.archive.comparison import XAxis, compare
 from nbddp.archive.find import apart, find_run
 from nbddp.charts.axes import AxisScale
 from nbddp.errors import RequestError
@@ -26,7 +26,7 @@ def compare_runs(desk: Desk, args: Namespace) -> None:
     if len(paths) < 2 <= len(args.run):
         raise RequestError(f"these are the same run, {paths[0].name}: compare needs two or more")
     comparison = compare(paths, args.metrics, current=current)
-    over, scale = Over(args.over), AxisScale(args.scale)
+    over, scale = XAxis(args.over), AxisScale(args.scale)
     if over not in comparison.axes:
         raise RequestError("how many samples a step has is not known of all: --over step, or time")
     if args.save is None:

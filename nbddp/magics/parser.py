@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from nbddp.archive.comparing import Over
+from nbddp.archive.comparison import XAxis
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.spec import BACKENDS
 from nbddp.magics.option_values import (
@@ -329,7 +329,7 @@ add("--metrics NAME,...", "only these, or patterns like val/*", default="")
 add(
     "--over",
     "x axis of the curves (default: step)",
-    choices=[each.value for each in Over],
+    choices=[each.value for each in XAxis],
     default="step",
 )
 add("--smooth", "smooth lines in front of the faint raw ones")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from nbddp.archive.comparing import Pattern, no_such_metric
+from nbddp.archive.comparison import metric_filter, no_such_metric
 from nbddp.archive.ending import say_ending
 from nbddp.archive.find import find_run
 from nbddp.charts.axes import AxisScale
@@ -21,7 +21,7 @@ def show_run(desk: Desk, args: Namespace) -> None:
         RequestError: there is none, or no such cell or metric.
     """
     current = desk.current_run
-    wanted = Pattern(args.metrics).fits if args.metrics else None
+    wanted = metric_filter(args.metrics) if args.metrics else None
     run = RecordedRun(find_run(args.run, Path.cwd(), current=desk.last_run), wanted)
     cell = None if args.cell is None else run.cell(args.cell)
     metrics = run.metrics(cell).names() if args.metrics else None

@@ -88,21 +88,6 @@ class MetricSeries:
         rate: estimates the step rate, if this metric is the first of its reports.
     """
 
-    __slots__ = (
-        *("_at", "_counts", "_has_fallen", "_highs", "_is_resuming", "_lows", "_nonfinite"),
-        *(
-            "_offset",
-            "_columns",
-            "_resume_points",
-            "_steps",
-            "_stride",
-            "_times",
-            "_totals",
-            "_width",
-        ),
-        *("changes", "done", "last", "rate", "seconds", "step"),
-    )
-
     def __init__(self) -> None:
         self.last = self.step = nan
         self.done = self.changes = 0
@@ -475,7 +460,7 @@ class RunTotals:
         return {
             "steps": loop.steps,
             "steps_per_second": round(loop.changes / loop.seconds, 4) if loop.seconds else None,
-            "last": {name: _spread(each.last) for name, each in totals.items()},
+            "last": {name: spread(each.last) for name, each in totals.items()},
             "curves": {name: each.curve for name, each in totals.items()},
         }
 
@@ -490,7 +475,7 @@ class RunTotals:
         return totals
 
 
-def _spread(last: Mapping[int, float]) -> dict[str, float]:
+def spread(last: Mapping[int, float]) -> dict[str, float]:
     """Return mean, lowest and highest over ranks; all the same where a value is not finite."""
     values = [*last.values()]
     lost = [value for value in values if not math.isfinite(value)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nbddp.archive.comparing import say_last
+from nbddp.archive.comparison import format_last
 from nbddp.charts.axes import AxisScale, format_number
 from nbddp.charts.chart_lines import MANY_RANKS, Chart, ChartLine, rank_chart
 from nbddp.charts.palette import rank_class
@@ -163,7 +163,7 @@ def render_static(
     chart = rank_chart(name, curves, scale)
     if chart.lines and all(len(line.steps) <= 1 for line in chart.lines):
         values = {at: float(line.values[-1]) for at, line in enumerate(chart.lines)}
-        html = f'<div class="nbddp-chart" style="{BARE}">{_head(chart, say_last(values))}</div>'
+        html = f'<div class="nbddp-chart" style="{BARE}">{_head(chart, format_last(values))}</div>'
         return RenderedChart(name, html, text=chart.text, is_value=True)
     return render(chart)
 

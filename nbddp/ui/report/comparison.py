@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbddp.archive.comparing import Compared, Comparison, Over
+from nbddp.archive.comparison import ComparedRun, Comparison, XAxis
 from nbddp.charts.axes import AxisScale
 from nbddp.charts.sparkline import block_characters
 from nbddp.formatting import plural
@@ -20,7 +20,7 @@ SAME = "the code of all cells is the same"
 def comparison_report(
     comparison: Comparison,
     *,
-    over: Over = Over.STEP,
+    over: XAxis = XAxis.STEP,
     scale: AxisScale = AxisScale.AUTO,
     is_smooth: bool = False,
 ) -> Report:
@@ -40,7 +40,7 @@ def comparison_report(
 def _finals(comparison: Comparison) -> Table:
     head = ["line", "run", *comparison.metrics, "steps", "pace", "time", "outcome"]
     rows: list[list[str | Cell]] = [
-        [_letter(index), Cell(name, title=run.name), *comparison.finals(run), *_sums(run)]
+        [_letter(index), Cell(name, title=run.name), *comparison.final_values(run), *_sums(run)]
         for index, (name, run) in enumerate(zip(comparison.names, comparison.runs, strict=True))
     ]
     return Table(head, rows, "what the runs came to")
@@ -50,7 +50,7 @@ def _letter(index: int) -> Cell:
     return Cell(LETTERS[index], rank=index, html=f"━ {LETTERS[index]}")
 
 
-def _sums(run: Compared) -> list[str]:
+def _sums(run: ComparedRun) -> list[str]:
     one = run.summary
     steps = "" if one.steps is None else f"{one.steps:,}"
     seconds = run.metrics.ended - run.metrics.began
@@ -58,7 +58,7 @@ def _sums(run: Compared) -> list[str]:
     return [steps, describe_pace(one), took, describe_outcome(one)]
 
 
-def _charts(comparison: Comparison, over: Over, scale: AxisScale, *, is_smooth: bool) -> Block:
+def _charts(comparison: Comparison, over: XAxis, scale: AxisScale, *, is_smooth: bool) -> Block:
     if not comparison.metrics:
         return note("no numbers were reported")
 
@@ -82,7 +82,7 @@ def _charts(comparison: Comparison, over: Over, scale: AxisScale, *, is_smooth: 
 
 def _curves(comparison: Comparison, name: str) -> str:
     rows = [
-        [letter, block_characters(middles(run.small_curve(name)))]
+        [letter, block_characters(middles(run.coarse_curve(name)))]
         for letter, run in zip(LETTERS, comparison.runs, strict=False)
     ]
     return "\n".join([name, *aligned(rows)])
@@ -98,9 +98,8 @@ def _differences(comparison: Comparison) -> Block:
 
 def _code(comparison: Comparison) -> Iterator[Details]:
     """Return the diff from the first run to each other one."""
-    for index in range(1, len(comparison.runs)):
-        diff = comparison.code(index)
-        if not diff:
+    for index, diff in enumerate(comparison.code):
+        if not diff:  # always so for the first
             continue
         added = sum(line.startswith("+") for line in diff[2:])
         removed = sum(line.startswith("-") for line in diff[2:])
@@ -120,7 +119,7 @@ def _notes(comparison: Comparison) -> list[str]:
     is_compared = comparison.runs[0].cells and len(said) < len(comparison.runs) - 1
     if is_compared and not any(_code(comparison)):
         said.append(SAME if not said else "the code of the others is the same")
-    if any(run.marks for run in comparison.runs):
+    if any(any(run.marks(XAxis.TIME)) for run in comparison.runs):
         said.append("marks in a chart: orange is a restart, green a heal")
     if comparison.left_out:
         more = plural(comparison.left_out, "metric")

@@ -1,0 +1,275 @@
+"""Runs next to each other: their last values, their curves, and in what they differ."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+
+from nbddp.archive.find import short_names
+from nbddp.archive.summary import DAMAGE, summarize
+from nbddp.errors import ArgumentError, RequestError
+from nbddp.record.finished import RecordedRun
+from nbddp.record.metrics import Curve, MetricStore, Pairs, spread
+
+MAX_RUNS = 8  # as many colours can be told apart
+CHARTS = 6  # unless metrics are chosen
+MAX_CHARTS = 64  # of chosen metrics
+MAX_NAMED = 40  # metrics in a message
+FACTS = ("backend_used", "devices", "device_names", "hosts", "cores", "threads")
+LISTS = frozenset({"devices", "device_names", "hosts"})  # by rank; each entry is shown once
+
+
+class XAxis(Enum):
+    """What curves are drawn over."""
+
+    STEP = "step"
+    SAMPLES = "samples"
+    TIME = "time"
+
+
+class ComparedRun:
+    """One of the runs.
+
+    Args:
+        path: its folder.
+        wanted: the metrics to read; None for the first 64.
+        current: the run of this kernel that goes on.
+
+    Raises:
+        RequestError: it is damaged, or no run.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        wanted: Callable[[str], bool] | None = None,
+        current: Path | None = None,
+    ) -> None:
+        self.name = path.name
+        try:
+            self.run = RecordedRun(path, wanted)
+            self.cells = self.run.cells
+            self.summary = summarize(path, current=current)
+        except (*DAMAGE, RequestError) as error:
+            raise RequestError(f"{self.name} is damaged, or no run of nbddp's ({error})") from None
+        self._curves: dict[str, dict[int, Curve]] = {}
+
+    @property
+    def samples_per_step(self) -> float | None:
+        """The batch of all ranks together, None if it is not known."""
+        batch = self.run.facts.get("samples_per_step")
+        return float(batch) if isinstance(batch, int | float) and batch > 0 else None
+
+    @property
+    def source(self) -> list[str]:
+        """The lines of its cells in their order, without cells that ran again by themselves."""
+        lines: list[str] = []
+        for number, cell in enumerate((each for each in self.cells if not each.is_again), start=1):
+            lines += [f"# cell {number}", *cell.source.rstrip().splitlines(), ""]
+        return lines
+
+    @property
+    def metrics(self) -> MetricStore:
+        """The numbers that its ranks reported."""
+        return self.run.metrics()
+
+    def marks(self, over: XAxis) -> Iterator[tuple[float, bool]]:
+        """Yield where the run was resumed on this axis, and whether by a heal."""
+        for event in self.run.events:
+            if event.kind != "resumed":
+                continue
+            step, is_heal = event.facts.get("step"), "healed" in event.facts
+            if over is XAxis.TIME:
+                yield event.at - self.metrics.began, is_heal
+            elif isinstance(step, int | float):
+                yield self._x(step, over), is_heal
+
+    def curves(self, name: str, over: XAxis) -> dict[int, Curve]:
+        """Return the curve of each rank; over samples only if the batch is known.
+
+        What a restart did again is there once, and loops follow each other. Over time, ``steps`` of
+        a curve are seconds since the first number of the run; over samples, they are samples.
+        """
+        if name not in self._curves:  # each axis and Comparison.drawn need it
+            self._curves[name] = self.metrics.curves(name)
+        curves = self._curves[name]
+        if over is XAxis.STEP:
+            return curves
+        if over is XAxis.SAMPLES and self.samples_per_step is None:
+            return {}
+        return {rank: self._over(curve, over) for rank, curve in curves.items()}
+
+    def _over(self, curve: Curve, over: XAxis) -> Curve:
+        if over is XAxis.TIME:
+            places = [at - self.metrics.began for at in curve.times]
+        else:
+            places = [self._x(step, over) for step in curve.steps]
+        return replace(curve, steps=tuple(places), resume_points=())
+
+    def _x(self, step: float, over: XAxis) -> float:
+        """Return the samples after a step, or the step."""
+        return step if over is XAxis.STEP else (step + 1) * (self.samples_per_step or 0.0)
+
+    def coarse_curve(self, name: str) -> Pairs:
+        """Return the lowest and highest values along the run, of its first rank."""
+        curves = self.curves(name, XAxis.STEP)
+        return curves[min(curves)].coarse() if curves else ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs next to each other.
+
+    Attributes:
+        runs: in the order that was asked for.
+        metrics: the metrics that are shown.
+        left_out: number of other metrics.
+    """
+
+    runs: tuple[ComparedRun, ...]
+    metrics: tuple[str, ...]
+    left_out: int = 0
+
+    @cached_property
+    def drawn(self) -> tuple[str, ...]:
+        """The metrics that are lines; a number that was reported once is in the table only."""
+        lines = tuple(filter(self._is_line, self.metrics))
+        return lines or self.metrics
+
+    def _is_line(self, metric: str) -> bool:
+        curves = (run.curves(metric, XAxis.STEP) for run in self.runs)
+        return any(len(curve.steps) > 1 for each in curves for curve in each.values())
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the runs, without the time before them where that tells them apart."""
+        return short_names([run.name for run in self.runs])
+
+    @property
+    def axes(self) -> list[XAxis]:
+        """The axes on which all runs can be drawn."""
+        has_batch = all(run.samples_per_step for run in self.runs)
+        return [each for each in XAxis if each is not XAxis.SAMPLES or has_batch]
+
+    def differences(self) -> list[tuple[str, list[str]]]:
+        """Return the names and the values, by run, of what differs except for the code."""
+        columns = [dict(_facts(run)) for run in self.runs]
+        names = dict.fromkeys(name for column in columns for name in column)
+        rows = [(name, [column.get(name, "") for column in columns]) for name in names]
+        return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+    @cached_property
+    def code(self) -> list[list[str]]:
+        """How the cells of each run differ from those of the first one, as a diff.
+
+        It is empty for a run without cells: its cells may not have been recorded.
+        """
+        return [_diff(self.runs[0], other) for other in self.runs]
+
+    def final_values(self, run: ComparedRun) -> list[str]:
+        """Return the last value of each metric in a run: the mean and spread over ranks."""
+        return [format_last(run.metrics.last(name)) for name in self.metrics]
+
+
+def compare(
+    paths: Sequence[Path],
+    metrics: str = "",
+    *,
+    current: Path | None = None,
+) -> Comparison:
+    """Compare runs.
+
+    Args:
+        paths: their folders.
+        metrics: the metrics to show, as for :func:`metric_filter`; empty for the first few that
+            most runs have.
+        current: the run of this kernel that goes on.
+
+    Raises:
+        ArgumentError: there are too few or too many runs, or none has such a metric.
+        RequestError: one of them is damaged, or no run.
+    """
+    if not 1 < len(paths) <= MAX_RUNS:
+        raise ArgumentError(f"compare takes 2 to {MAX_RUNS} runs, got {len(paths)}")
+    wanted = metric_filter(metrics) if metrics else None
+    runs = tuple(ComparedRun(path, wanted=wanted, current=current) for path in paths)
+    counts = Counter(name for run in runs for name in run.metrics.names())
+    if metrics and not counts:
+        names = (name for path in paths for name in RecordedRun(path).metrics().names())
+        raise no_such_metric(metrics, [*dict.fromkeys(names)], of="runs")
+    known = [name for name, _ in counts.most_common()]
+    shown = tuple(known[: MAX_CHARTS if metrics else CHARTS])
+    dropped = max(run.metrics.dropped_names for run in runs)
+    return Comparison(runs, shown, len(known) - len(shown) + dropped)
+
+
+def metric_filter(text: str) -> Callable[[str], bool]:
+    """Return whether a metric is chosen by names or patterns with commas between them.
+
+    >>> [metric_filter("val/*, lr[0]")(name) for name in ("val/loss", "loss", "lr[0]", "lr0")]
+    [True, False, True, True]
+    """
+    names = [text, *map(str.strip, text.split(","))]
+    return lambda name: name in names or any(fnmatchcase(name, each) for each in names[1:])
+
+
+def no_such_metric(patterns: str, known: Sequence[str], *, of: str, more: int = 0) -> ArgumentError:
+    """Return the error for patterns that fit no metric.
+
+    Args:
+        patterns: what was asked for.
+        known: the metrics that there are.
+        of: what has these metrics, as ``"run"``.
+        more: number of other metrics.
+    """
+    others = max(0, len(known) - MAX_NAMED) + more
+    there = [*known[:MAX_NAMED], *([f"{others:,} more"] if others else [])]
+    names = ", ".join(there) or "none"
+    return ArgumentError(f"there is no metric {patterns}; the metrics of the {of} are: {names}")
+
+
+def _diff(first: ComparedRun, other: ComparedRun) -> list[str]:
+    if not (first.cells and other.cells):
+        return []
+    names = first.name, other.name
+    return [*difflib.unified_diff(first.source, other.source, *names, lineterm="", n=2)]
+
+
+def _facts(run: ComparedRun) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each fact that may differ, settings first."""
+    facts = run.run.facts
+    for name, value in run.summary.config.items():
+        yield name, f"{value:.6g}" if isinstance(value, float) else str(value)
+    yield "world size", str(run.summary.ranks or "")
+    for name in FACTS:
+        value = facts.get(name)
+        if isinstance(value, list) and name in LISTS:
+            value = ", ".join(dict.fromkeys(map(str, value)))
+        yield name.replace("_", " "), "" if value is None else str(value)
+    yield "python", str(facts.get("python", ""))
+    versions = facts.get("versions")
+    for name, version in versions.items() if isinstance(versions, Mapping) else ():
+        yield str(name), str(version)
+    git = facts.get("git")
+    if isinstance(git, Mapping):
+        dirty = " with changes" if git.get("dirty") else ""
+        yield "git", f"{str(git.get('commit', ''))[:10]}{dirty}"
+
+
+def format_last(values: Mapping[int, float]) -> str:
+    """Return the mean over ranks, and the lowest and highest value where they differ.
+
+    >>> [format_last(each) for each in ({0: 1.0, 1: 2.0}, {0: 0.5}, {}, {0: float("nan")})]
+    ['1.5 (1 to 2)', '0.5', '', 'nan']
+    """
+    if not values:
+        return ""
+    mean, low, high = (f"{value:.4g}" for value in spread(values).values())
+    return mean if low == high else f"{mean} ({low} to {high})"
