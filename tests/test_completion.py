@@ -74,16 +74,13 @@ def completion(folder: Path) -> Completion:
     ],
 )
 def test_what_fits_in_a_line(line: str, fitting: str, completion: Completion) -> None:
-    token = line.rpartition(" ")[2]
-    found, _ = completion.complete(line, 0, len(line), token)
+    found, _ = completion.complete(line, 0, len(line))
     assert sorted(each.text for each in found) == sorted(fitting.split())
 
 
 def test_what_fits_comes_with_what_it_is(completion: Completion) -> None:
     lines = ("%ddp ", "%%ddp ", "%ddp kill ", "%ddp show ", "%ddp pull x", "%ddp view ")
-    kinds = {
-        line: {each.kind for each in completion.complete(line, 0, 99, "")[0]} for line in lines
-    }
+    kinds = {line: {each.kind for each in completion.complete(line, 0, 99)[0]} for line in lines}
     assert kinds == dict(
         zip(
             lines,

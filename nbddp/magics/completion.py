@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import REMAINDER, Action
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 TAB_TIMEOUT = 0.2  # seconds that typing may be held up
 HELP_TIMEOUT = 1.0  # seconds that a page may wait for the text of Shift+Tab
-KIT = {"nbddp": "nbddp", "nbddp.faults": "nbddp.train.faults"}  # modules by what users call them
 
 
 class Match(NamedTuple):
@@ -40,7 +38,7 @@ class Match(NamedTuple):
 
 
 Matches = tuple[list[Match], str]  # what fits, and the text before the cursor that it replaces
-Completer = Callable[[str, int, int, str], Matches]
+Completer = Callable[[str, int, int], Matches]
 
 
 class Completion:
@@ -69,14 +67,14 @@ class Completion:
         if getattr(kernel, "do_inspect", None) == self._do_inspect:
             del kernel.do_inspect  # the class's own shows again
 
-    def complete(self, text: str, row: int, column: int, token: str) -> Matches:
-        """Return what fits in a cell at a place, where ``token`` stands before the cursor."""
+    def complete(self, text: str, row: int, column: int) -> Matches:
+        """Return what fits at a place in a cell."""
         lines = text.split("\n")
         line = lines[row][:column]
         if _is_magic(line):
-            return self._in_magic(line, token)
+            return self._in_magic(line)
         if not self._is_for_ranks(text, row) or line.lstrip().startswith("%"):
-            return _names_of_the_kit(token), token
+            return [], ""
         return self._names("\n".join(lines[:row]), line)
 
     def explain(self, code: str, cursor: int, detail: int = 0) -> str:
@@ -127,7 +125,7 @@ class Completion:
             return answer.result().payload if answer.done() else {}
         return {}
 
-    def _in_magic(self, line: str, token: str) -> Matches:
+    def _in_magic(self, line: str) -> Matches:
         before, _, word = line.rpartition(" ")
         flag, equals, value = word.partition("=")
         if equals:  # of --rank=0 the value is completed
@@ -137,7 +135,7 @@ class Completion:
         if magic == CELL.prog or words:
             parser = CELL if magic == CELL.prog else COMMANDS.get(words.pop(0))
             found = self._in_command(parser, words, word) if parser else []
-        return [each for each in found if each.text.startswith(word)], word or token
+        return [each for each in found if each.text.startswith(word)], word
 
     def _in_command(self, parser: MagicParser, words: list[str], word: str) -> list[Match]:
         takes_value = {
@@ -190,24 +188,12 @@ def _is_magic(line: str) -> bool:
     return line.lstrip().startswith(("%ddp ", "%%ddp "))
 
 
-def _names_of_the_kit(token: str) -> list[Match]:
-    """Python's own completer would add every module that was imported."""
-    name, dot, _ = token.rpartition(".")
-    module = sys.modules.get(KIT.get(name, ""))
-    if not dot or module is None:
-        return []
-    found = [f"{name}.{each}" for each in dir(module)]
-    return [Match(each, "name") for each in found if each.startswith(token)]
-
-
 def _matcher(complete: Completer) -> Callable[[CompletionContext], SimpleMatcherResult]:
     """Return a matcher for IPython 8 and later, which pass the whole cell."""
 
     @completers.context_matcher()  # type: ignore[untyped-decorator, unused-ignore]
     def nbddp_matcher(context: CompletionContext) -> SimpleMatcherResult:
-        found, fragment = complete(
-            context.full_text, context.cursor_line, context.cursor_position, context.token
-        )
+        found, fragment = complete(context.full_text, context.cursor_line, context.cursor_position)
         return completers.SimpleMatcherResult(
             completions=[completers.SimpleCompletion(each.text, type=each.kind) for each in found],
             matched_fragment=fragment,
@@ -223,7 +209,7 @@ def _line_matcher(completion: Completion, shell: InteractiveShell) -> Callable[[
 
     def nbddp_matcher(token: str) -> list[str]:
         line: str = shell.Completer.line_buffer
-        found, begun = completion.complete(line, 0, len(shell.Completer.text_until_cursor), token)
+        found, begun = completion.complete(line, 0, len(shell.Completer.text_until_cursor))
         extra = max(0, len(begun) - len(token))  # it replaces the token alone
         return [each.text[extra:] for each in found]
 
