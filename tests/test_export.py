@@ -16,31 +16,35 @@ import torch
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 
+from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.export import (
+from nbddp.export.ipython_syntax import to_plain
+from nbddp.export.main_guard import GUARD, guarded, indented, undefined_names
+from nbddp.export.script import (
     ExportedScript,
     ExportInput,
     Item,
     Omitted,
     PulledValue,
     PushedValues,
-    sbatch,
     write_script,
 )
-from nbddp.export.ipython_syntax import to_plain
-from nbddp.export.main_guard import GUARD, guarded, indented, undefined_names
+from nbddp.export.slurm import sbatch
 from nbddp.record.cell import CellRequest
 from nbddp.record.names import bound_names
 
 AGENT = f"{shlex.quote(sys.executable)} -m torch.distributed.run"
+TWO_RANKS = GroupSpec(nproc=2, threads=1)
 
 
 def cell(source: str, number: int = 1, **options: Any) -> CellRequest:
     return CellRequest(source=source, execution_count=number, **options)
 
 
-def export(*items: Item, path: str = "train.py", **options: Any) -> ExportedScript:
-    script = write_script(ExportInput(items=items, nproc=2, **options), Path(path))
+def export(
+    *items: Item, path: str = "train.py", spec: GroupSpec = TWO_RANKS, **options: Any
+) -> ExportedScript:
+    script = write_script(ExportInput(items, spec, **options), Path(path))
     ast.parse(script.text)
     return script
 
@@ -256,9 +260,7 @@ def test_a_script_has_its_parts_in_their_order(snapshot: SnapshotAssertion) -> N
         cell("from __future__ import annotations\ny = 2", 6, needs_group=False),
         cell("dist.destroy_process_group()", 7),
         out={5: "values"},
-        timeout=60.0,
-        backend="gloo",
-        threads=3,
+        spec=GroupSpec(nproc=2, timeout=60.0, backend="gloo", threads=3),
     )
     assert script.text == snapshot
     assert script.command == f"{AGENT} --standalone --nnodes=1 --nproc-per-node=2 train.py"

@@ -125,25 +125,23 @@ class _Lines:
         return PlainCell(imports + edited(self.text, edits), tuple(self.remarks), is_silent)
 
     def _edit(self, node: ast.AST) -> Iterator[Edit]:
-        """Translate a statement that is a call of IPython's, or has one inside."""
-        if isinstance(node, ast.Expr) and (call := _call_of_ipython(node.value)):
+        """Translate the calls of IPython's in a statement, or leave the statement out."""
+        if not isinstance(node, ast.stmt) or hasattr(node, "body"):
+            return
+        edits: list[Edit] = []
+        for each in ast.walk(node):
+            call = _call_of_ipython(each)
+            if call is None:
+                continue
             text = self._translated(*call)
-            shown, why = _as_typed(*call)
             if not text:
+                shown, why = _as_typed(*call)
                 self.remarks.append(f"{shown}: left out: {why}")
-                text = f"pass  # left out: {shown}"
-            yield *span(self.text, node), text
-        elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
-            inner = [each for each in ast.walk(node) if _call_of_ipython(each)]
-            for each in inner if not isinstance(node, ast.Expr) else ():
-                call = _call_of_ipython(each)
-                text = self._translated(*call) if call else ""
-                if not text:
-                    shown = ast.get_source_segment(self.text, node) or ""
-                    self.remarks.append(f"{shown}: left out: IPython is not there in a script")
-                    yield *span(self.text, node), f"pass  # left out: {shown.splitlines()[0]}"
-                    return
-                yield *span(self.text, each), text  # type: ignore[arg-type]
+                edits = [(*span(self.text, node), f"pass  # left out: {shown}")]
+                break
+            assert isinstance(each, ast.Call)
+            edits.append((*span(self.text, each), text))
+        yield from edits
 
     def _translated(self, method: str, words: tuple[str, ...]) -> str:
         """Return Python for a call of IPython's; empty if there is none."""

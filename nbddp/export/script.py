@@ -15,9 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.export.ipython_syntax import PlainCell, edited, span, to_plain
-from nbddp.export.main_guard import GUARD, OF_IPYTHON, guarded, indented, undefined_names
+from nbddp.export.ipython_syntax import Edit, PlainCell, edited, span, to_plain
+from nbddp.export.main_guard import (
+    GUARD,
+    OF_IPYTHON,
+    Definition,
+    guarded,
+    indented,
+    undefined_names,
+)
 from nbddp.export.template import (
     BACKEND,
     BEGIN,
@@ -67,25 +75,19 @@ class Omitted:
 Item = CellRequest | PushedValues | PulledValue | Omitted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ExportInput:
     """What a script is made of.
 
     Attributes:
         items: in their order.
-        nproc: ranks on a machine.
-        backend: as torch calls it; ``auto`` for nccl where each rank has a GPU.
-        timeout: of collectives, in seconds; 0 for torch's own.
-        threads: of torch's operators in each rank.
+        spec: of the worker group.
         out: by a cell's prompt number, the name that its values have in the notebook.
         ports: of stores that the notebook's process keeps.
     """
 
     items: Sequence[Item]
-    nproc: int
-    backend: str = "auto"
-    timeout: float = 0.0
-    threads: int = 1
+    spec: GroupSpec
     out: Mapping[int, str] = field(default_factory=dict)
     ports: frozenset[int] = frozenset()
 
@@ -181,7 +183,7 @@ class _Writer:
         self._remarks += [f"{what}: {each}" for each in plain.remarks]
         self._bound |= bound
         self._gone = {name: why for name, why in self._gone.items() if name not in bound}
-        text = self._with_futures(_without_globals(_shown(plain, self._given.out.get(number, ""))))
+        text = self._as_module(_shown(plain, self._given.out.get(number, "")))
         self._parts.append(f"# %% {what}")
         if request.needs_group is False:
             self._put("_leave_process_group()")
@@ -215,13 +217,19 @@ class _Writer:
         else:
             self._parts.append(f"{GUARD}\n{indented(text)}")
 
-    def _with_futures(self, text: str) -> str:
-        """Take out ``from __future__ import ...``, which must stand first in a file."""
-        edits = []
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+    def _as_module(self, text: str) -> str:
+        """Take out ``global`` outside of functions, and imports that must stand first in a file."""
+        edits: list[Edit] = []
+        left: list[ast.stmt] = [*ast.parse(text).body]
+        while left:
+            node = left.pop()
+            if isinstance(node, ast.Global):
+                edits.append((*span(text, node), "pass"))
+            elif isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 self._future[ast.unparse(node)] = None
                 edits.append((*span(text, node), ""))
+            elif not isinstance(node, Definition):
+                left += [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
         return edited(text, edits)
 
     def _add_pulled(self, item: PulledValue) -> None:
@@ -285,7 +293,7 @@ class _Writer:
         )
 
     def _command(self, launcher: str, path: str) -> str:
-        nproc, file = self._given.nproc, shlex.quote(path)
+        nproc, file = self._given.spec.nproc, shlex.quote(path)
         return f"{launcher} --standalone --nnodes=1 --nproc-per-node={nproc} {file}"
 
     def _assemble(self) -> str:
@@ -296,12 +304,14 @@ class _Writer:
         about = "\n".join(["# What the notebook did and this script does not, or needs:", *notes])
         wants_display = "display" in body and "display" not in self._bound
         form = FORM_AGAIN if self._groups > 1 else FORM
-        backend = BACKEND if self._given.backend == "auto" else repr(self._given.backend)
-        timeout = f", timeout=datetime.timedelta(seconds={self._given.timeout})"
+        spec, timeout = self._given.spec, ""
+        backend = BACKEND if spec.backend == "auto" else repr(spec.backend)
+        if spec.timeout != GroupSpec().timeout:
+            timeout = f", timeout=datetime.timedelta(seconds={spec.timeout})"
         frame = [
             '_RANK = int(os.environ["RANK"]) if "RANK" in os.environ else 0',
             DEVICE,
-            form.format(backend=backend, timeout=timeout if self._given.timeout else ""),
+            form.format(backend=backend, timeout=timeout),
             LEAVE if self._groups > 1 else "",
             MEET if "_wait_for_all()" in body else "",
             SHOW if "_show(" in body else "",
@@ -323,7 +333,7 @@ class _Writer:
         return "\n\n\n".join(each for each in pieces if each) + f"\n\n# %%\n{GUARD}\n{END}\n"
 
     def _begin(self) -> str:
-        lines = [BEGIN.format(threads=self._given.threads)]
+        lines = [BEGIN.format(threads=self._given.spec.threads_per_rank())]
         if self._arguments:
             lines.append("    _parser = argparse.ArgumentParser()")
             lines += [f"    _parser.{argument(*each)}" for each in self._arguments.items()]
@@ -365,19 +375,6 @@ def _argument_of_show(expression: str) -> str:
     value: Any = ast.parse(f"({expression}\n)", mode="eval").body
     is_plain = not isinstance(value, ast.Tuple | ast.GeneratorExp | ast.NamedExpr | ast.Yield)
     return expression if is_plain else f"({expression})"
-
-
-def _without_globals(text: str) -> str:
-    """Leave out ``global`` outside of functions: all cells are one module now."""
-    edits = []
-    left: list[ast.stmt] = [*ast.parse(text).body]
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.Global):
-            edits.append((*span(text, node), "pass"))
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            left += [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
-    return edited(text, edits)
 
 
 def _names_bound_by(text: str) -> set[str]:

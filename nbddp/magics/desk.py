@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import CellFailedError, RequestError, say_ranks
-from nbddp.export import Omitted, PulledValue
+from nbddp.export.script import Omitted, PulledValue
 from nbddp.formatting import plural
 from nbddp.group.checking import QuietChecks
 from nbddp.group.recovery import Recovery

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from nbddp.errors import RequestError
-from nbddp.export import Item, Omitted, PulledValue, PushedValues
+from nbddp.export.script import Item, Omitted, PulledValue, PushedValues
 from nbddp.record.cell import CellRequest, CellResult, Deed
 from nbddp.record.push_store import PushRecord
 

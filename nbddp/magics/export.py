@@ -7,9 +7,9 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.export import ExportedScript, ExportInput, sbatch, write_script
+from nbddp.export.script import ExportedScript, ExportInput, write_script
+from nbddp.export.slurm import sbatch
 from nbddp.magics.desk import Desk
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -28,18 +28,20 @@ def export(desk: Desk, args: Namespace) -> str:
     if path.suffix != ".py":
         raise RequestError(f"expected the name of a Python file like train.py, got {args.file!r}")
     _check_name(path)
-    script = write_script(_input(desk), path)
+    group, diary = desk.group, desk.diary
+    items = diary.items(group.session.deeds, attempt=group.life.attempt)
+    given = ExportInput(items, group.spec, out=diary.out, ports=frozenset(diary.ports))
+    script = write_script(given, path)
     files = {path: script.text.encode()}
     if script.pickled:
         files[path.with_suffix(".pushed.pkl")] = script.pickled
     if args.slurm:
-        spec = desk.group.spec
         job = path.with_suffix(".sbatch")
         command = shlex.quote(str(path))
         has_gpus = any(
-            each.device.startswith("cuda") for each in desk.group.session.snapshot(None).ranks
+            each.device.startswith("cuda") for each in group.session.snapshot(None).ranks
         )
-        text = sbatch(path.stem, command, nproc=spec.nproc, has_gpus=has_gpus)
+        text = sbatch(path.stem, command, nproc=group.spec.nproc, has_gpus=has_gpus)
         files[job] = text.encode()
     _write(files, replaces=args.force)
     return _say(script, list(files))
@@ -53,19 +55,6 @@ def _check_name(path: Path) -> None:
         raise RequestError(
             f"{path.name} would stand in the way of the module {path.stem}: give it another name"
         )
-
-
-def _input(desk: Desk) -> ExportInput:
-    session, spec = desk.group.session, desk.group.spec
-    return ExportInput(
-        items=desk.diary.items(session.deeds, attempt=desk.group.life.attempt),
-        nproc=spec.nproc,
-        backend=spec.backend,
-        timeout=spec.timeout if spec.timeout != GroupSpec().timeout else 0.0,
-        threads=spec.threads_per_rank(),
-        out=desk.diary.out,
-        ports=frozenset(desk.diary.ports),
-    )
 
 
 def _write(files: dict[Path, bytes], *, replaces: bool) -> None:

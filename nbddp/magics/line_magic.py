@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbddp.errors import RequestError
-from nbddp.export import PulledValue
+from nbddp.export.script import PulledValue
 from nbddp.group.scripts import find_script
 from nbddp.magics.check import check
 from nbddp.magics.compare import compare_runs

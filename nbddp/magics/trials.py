@@ -13,7 +13,7 @@ from nbddp.archive.sweep_grid import grid
 from nbddp.controller.session import Session
 from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
-from nbddp.export import Omitted
+from nbddp.export.script import Omitted
 from nbddp.group.scaling import ScalingStudy
 from nbddp.group.sweep import Sweep
 from nbddp.group.trials import TrialDisplay, TrialRunner
