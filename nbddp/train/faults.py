@@ -243,7 +243,6 @@ class Drill:
 
     def reached(self, step: int, source: str) -> None:
         """A step was reported; by ``log`` if it ever does, because a loader counts batches."""
-        __tracebackhide__ = True
         if os.getpid() != self._pid:
             return  # a child, such as a DataLoader's worker, is no rank
         self._has_logged |= source == "log"
@@ -255,7 +254,6 @@ class Drill:
             self._strike(fault, step)
 
     def _strike(self, fault: Fault, step: int) -> None:
-        __tracebackhide__ = True
         strike = aim(fault)
         self.armed.remove(fault)
         self._struck.add(fault)

@@ -210,7 +210,6 @@ def _is_complex(value: object) -> bool:
 
 def reached(step: int, *, source: str) -> None:
     """Say that the loop is at this step; ``source`` is who counts: "log" or "loader"."""
-    __tracebackhide__ = True
     for act in tuple(_on_step):
         act(step, source)
 

@@ -61,7 +61,6 @@ class Strike:
 
     def begin(self) -> None:
         """Strike now; what dies of it does not come back from here."""
-        __tracebackhide__ = True
         self._act()
 
     def step(self) -> None:
@@ -91,7 +90,6 @@ def aim(fault: Fault) -> Strike:
 
 
 def _raise(fault: Fault) -> None:
-    __tracebackhide__ = True
     raise FaultError(f"fault: {fault}")
 
 
@@ -101,7 +99,6 @@ def _hang(_fault: Fault) -> None:
 
 
 def _take_too_much(_fault: Fault) -> None:
-    __tracebackhide__ = True
     torch.empty(TOO_MUCH, dtype=torch.uint8, device=place.device())
 
 

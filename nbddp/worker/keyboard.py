@@ -65,12 +65,10 @@ class Keyboard:
             EOFError: nobody will answer: the cell was interrupted, or the question taken back.
             RuntimeError: nobody can: the notebook runs without a page, or this is no main thread.
         """
-        __tracebackhide__ = True
         return self._ask(str(prompt), is_secret=False)
 
     def ask_secret(self, prompt: str = "Password: ", stream: object = None) -> str:
         """Ask for what is not to be seen, as ``getpass()`` does."""
-        __tracebackhide__ = True
         del stream
         return self._ask(prompt, is_secret=True)
 
@@ -80,14 +78,12 @@ class Keyboard:
         Raises:
             RuntimeError: this is a process or thread that the rank has started.
         """
-        __tracebackhide__ = True
         if os.getpid() != self._pid or threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 f"{what} is not supported in a process or thread of a rank's own: ask in its cell"
             )
 
     def _ask(self, prompt: str, *, is_secret: bool) -> str:
-        __tracebackhide__ = True
         what = DEBUGGER if self._debugging else GETPASS if is_secret else INPUT
         self.check_place(what)
         if self.is_called_off():

@@ -33,7 +33,6 @@ def let_loaders_begin_anew() -> None:
 
     @functools.wraps(original)
     def reset(self: Any, loader: Any, *args: Any, **options: Any) -> None:
-        __tracebackhide__ = True
         try:
             original(self, loader, *args, **options)
         except BaseException:
@@ -98,7 +97,6 @@ class Loads:
 
         @functools.wraps(original)
         def following(self: Any) -> Any:
-            __tracebackhide__ = True
             began = time.time()
             try:
                 return original(self)

@@ -171,7 +171,6 @@ class Rendezvous:
 def _once(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init_process_group(*args: Any, **options: Any) -> None:
-        __tracebackhide__ = True
         if dist.is_initialized():
             raise ValueError(TWICE)
         original(*args, **options)

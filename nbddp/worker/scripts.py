@@ -79,7 +79,6 @@ def run(script: Script, files: OwnFiles) -> None:
     Raises:
         BaseException: whatever ended it; SystemExit as well.
     """
-    __tracebackhide__ = True
     files.begin(script)
     _become_a_program()
     with ending_as_a_program():
@@ -93,7 +92,6 @@ def run(script: Script, files: OwnFiles) -> None:
 
 def run_in(namespace: dict[str, Any], script: Script, files: OwnFiles) -> None:
     """Run a script in the cells' namespace, without isolation, as IPython's ``%run -i`` does."""
-    __tracebackhide__ = True
     files.begin(script)
     arguments = [*sys.argv]
     sys.path.insert(0, script.folder)
@@ -123,7 +121,6 @@ def _become_a_program() -> None:
 
 
 def _execute(code: CodeType, namespace: dict[str, Any]) -> None:
-    __tracebackhide__ = "__ipython_bottom__"  # IPython's word for: and all that is above
     exec(code, namespace)
 
 

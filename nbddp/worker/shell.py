@@ -67,6 +67,7 @@ class RankShell(InteractiveShell):
         super().init_magics()
         for kind, name in itertools.product(("line", "cell"), ("ddp", "local", "%ddp", "%local")):
             self.magics_manager.register_function(_only_in_the_notebook, kind, name)
+        self.magics_manager.register_function(_no_pdb, "line", "pdb")
 
     # ---- cells
 
@@ -99,7 +100,6 @@ class RankShell(InteractiveShell):
 
         IPython shows the error and goes on, which nobody would notice in a group of ranks.
         """
-        __tracebackhide__ = True
         outer = self.displayhook.exec_result
         result: ExecutionResult = super().run_cell(raw_cell, *args, **options)
         self.displayhook.exec_result = outer
@@ -119,7 +119,6 @@ class RankShell(InteractiveShell):
 
     async def run_code(self, code_obj: Any, *more: Any, **options: Any) -> bool:
         """Run a part of a cell; what a signal's handler raises ends it, and not the rank."""
-        __tracebackhide__ = True
         with self.handlers_acting():
             return bool(await super().run_code(code_obj, *more, **options))
 
@@ -180,7 +179,6 @@ class RankShell(InteractiveShell):
         Raises:
             BaseException: IPython would show the error and go on, as in %run.
         """
-        __tracebackhide__ = True
         caller, error = sys._getframe(1), sys.exc_info()[1]
         asker, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
         if asker == interactiveshell.__name__:
@@ -217,19 +215,8 @@ class RankShell(InteractiveShell):
     def init_prompts(self) -> None:
         """Set no ``sys.ps1``, by which code such as Lightning's tells that somebody types here."""
 
-    @property
-    def call_pdb(self) -> bool:
-        """Whether a debugger starts at every error: never, one failure has many ranks fail."""
-        return False
-
-    @call_pdb.setter
-    def call_pdb(self, value: bool) -> None:
-        if value:
-            raise UsageError("%pdb stays off: after a failure, `%ddp debug` looks into it")
-
     def debugger(self, force: bool = False) -> None:  # noqa: FBT001, FBT002, ARG002
         """Look into the last error, for ``%debug``."""
-        __tracebackhide__ = True
         post_mortem()
 
     def enable_gui(self, gui: str | None = None) -> None:
@@ -253,6 +240,10 @@ def _only_in_the_notebook(*_: str) -> NoReturn:
         "`%ddp`, `%%ddp` and `%%local` work only in the notebook, and this code runs on a rank. "
         "Move the command to a separate cell"
     )
+
+
+def _no_pdb(_line: str) -> NoReturn:
+    raise UsageError("%pdb does not work on a rank. After a failure, `%ddp debug` opens a debugger")
 
 
 def make_shell() -> RankShell:

@@ -21,9 +21,5 @@ def _use_text(module: Any) -> None:
         def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:  # noqa: ARG002
             super().__init__(*args, **options)
 
-    def trange(*args: Any, **options: Any) -> TextBar:
-        """A bar over a range."""
-        return TextBar(range(*args), **options)
-
     module.tqdm = module.tqdm_notebook = TextBar
-    module.trange = module.tnrange = trange
+    module.trange = module.tnrange = lambda *args, **options: TextBar(range(*args), **options)

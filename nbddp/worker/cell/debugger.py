@@ -114,12 +114,12 @@ class Debuggers:
         self._is_first = is_first
         self._rank = -1
         self._ranks: Sequence[int] = FIRST
-        self._is_interrupts = False  # what is remembered
+        self._is_interrupts = False  # whether an interrupt is remembered
         self._set_aside: dict[str, Any] = {}  # hidden from this cell; remembered again at its end
-        self._stops: bool | None = None  # this rank in this cell; None before it came to one
+        self._stops: bool | None = None  # in this cell; None before its first breakpoint()
 
     def take_over(self) -> None:
-        """Be asked at every ``breakpoint()``, and know of all debuggers that take commands."""
+        """Replace Python's ways into a debugger, and prepare each debugger for the input box."""
         sys.breakpointhook = self._break
         pythons: Any = pdb
         ipythons: Any = IPython.core.debugger
@@ -144,11 +144,11 @@ class Debuggers:
         pythons.Pdb.interaction = interact
 
     def begin_cell(self, rank: int, ranks: Sequence[int], source: str, *, is_alone: bool) -> None:
-        """A cell begins, in which these ranks are to be stopped.
+        """Prepare for a cell.
 
-        What an interrupted cell held is freed now, unless this cell looks into it. In a cell that
-        runs on several ranks, ``%debug`` opens only on ranks with an error of their own: the others
-        were interrupted because of it.
+        Free the frames of an interrupted cell, unless this cell debugs them. In a cell that runs on
+        several ranks, ``%debug`` opens only on ranks with an error of their own: the others were
+        interrupted because of it.
 
         Args:
             rank: this rank.
@@ -175,7 +175,7 @@ class Debuggers:
     def _set_trace(
         self, frame: FrameType | None = None, header: str | None = None, **_options: Any
     ) -> None:
-        """As ``pdb.set_trace()``, or IPython's: on every rank that comes to it."""
+        """Replace ``set_trace()`` of pdb and IPython: stop every rank that calls it."""
         self._keyboard.check_place(DEBUGGER)
         debugger = RankPdb()
         if header is not None:
@@ -183,10 +183,10 @@ class Debuggers:
         debugger.set_trace(frame or sys._getframe(1))
 
     def remember(self, error: BaseException, *, is_interrupt: bool) -> None:
-        """Keep what ended a cell where Python keeps an uncaught error.
+        """Keep the error that ended a cell where Python keeps an uncaught error.
 
-        What an interrupted cell held may be large, and wanted for its next run: it is kept until
-        another cell begins, and an error until the next one.
+        An interrupted cell may hold memory that its next run needs. Its frames are kept until
+        another cell begins, an error until the next error.
         """
         self._is_interrupts = is_interrupt
         sys.last_type, sys.last_value = type(error), error
@@ -195,7 +195,7 @@ class Debuggers:
             sys.last_exc = error
 
     def end_cell(self) -> None:
-        """What steps through a cell does not step through the next one."""
+        """End the tracing: a debugger must not step through the next cell."""
         vars(sys).update(self._set_aside)
         self._set_aside = {}
         if isinstance(getattr(sys.gettrace(), "__self__", None), bdb.Bdb):
@@ -209,11 +209,10 @@ def forget() -> dict[str, Any]:
 
 
 def post_mortem() -> None:
-    """Look into the last error of this rank; print a line if there was none.
+    """Debug the last error of this rank, or print that there is none.
 
-    An error here would end the debugger of the rank that did fail.
+    Raising an error here would end the debugger of the rank that failed.
     """
-    __tracebackhide__ = True
     traceback, error = (getattr(sys, name, None) for name in ("last_traceback", "last_value"))
     if traceback is None:
         print("nbddp: this rank has no error to debug")  # noqa: T201
@@ -224,5 +223,5 @@ def post_mortem() -> None:
 
 
 def was_quit(error: BaseException | None) -> bool:
-    """Whether somebody left the debugger by ``q``, or at the end of its input."""
+    """Return whether the user left the debugger by ``q``, or its input ended."""
     return isinstance(error, bdb.BdbQuit)
