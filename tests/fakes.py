@@ -44,6 +44,8 @@ PIDS = itertools.count(1_000_000_000)  # beyond those of any process
 class FakeHandle:
     """A rank's process, which ends when it is told to, or when the test says so."""
 
+    why_gone = ""
+
     def __init__(self, *, obeys: bool = True) -> None:
         self.pid: int | None = next(PIDS)
         self.exitcode: int | None = None
@@ -77,6 +79,12 @@ class FakeHandle:
         if self._pipe is not None and not self.is_joined:
             os.close(self._pipe[0])
         self.is_joined = True
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def cpu_time(self) -> tuple[float, float]:
+        return 0.0, 0.0
 
     def interrupt(self) -> None:
         self.interrupts += 1

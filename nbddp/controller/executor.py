@@ -23,7 +23,6 @@ from nbddp.lifecycle.comeback import Comeback
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
 from nbddp.lifecycle.transitions import advance
-from nbddp.nodes.door import why_gone
 from nbddp.record.audience import Audience
 from nbddp.record.cell import CellHandle, CellResult
 from nbddp.record.deeds import Deeds
@@ -207,7 +206,7 @@ class Executor:
         """A rank's process has ended."""
         is_current = self._ranks is not None and self._ranks.is_current(rank, handle)
         try:
-            why = why_gone(handle)
+            why = handle.why_gone
             handle.join()  # it has ended: multiprocessing keeps its pipes open until asked
             if handle.exitcode != 0 or self.life.state.is_busy:  # a cell may call os._exit(0)
                 how = describe_exit(handle.exitcode) + (f" ({why})" if why else "")

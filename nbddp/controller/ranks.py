@@ -6,18 +6,13 @@ given up: so whoever waits for a rank waits for something that will happen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import psutil
-
-from nbddp.descendants import cpu_time
 from nbddp.launch.launcher import Launcher, RankHandle
 from nbddp.lifecycle import events as ev
-from nbddp.nodes.door import RemoteHandle
 from nbddp.record.cell import CellHandle
 from nbddp.record.log_reader import Logged, LogReader
 from nbddp.record.notices import Wrote
@@ -222,37 +217,20 @@ class Ranks:
         """Whether it was launched."""
         return rank in self._handles
 
-    def _process(self, rank: int) -> psutil.Process:
-        """Of a rank of this machine; another one's process ids mean nothing here."""
-        handle = self._handles[rank]
-        if isinstance(handle, RemoteHandle):
-            raise psutil.NoSuchProcess(handle.pid or 0)
-        return psutil.Process(handle.pid)
-
     def is_stopped(self, rank: int) -> bool:
         """Whether somebody sent it SIGSTOP."""
-        try:
-            return bool(self._process(rank).status() == psutil.STATUS_STOPPED)
-        except (psutil.Error, KeyError):
-            return False
+        return rank in self._handles and self._handles[rank].is_stopped()
 
     def is_working(self, rank: int) -> bool:
         """Whether it has used the CPU since the last time that this was asked; at first, yes."""
-        try:
-            now, cpu = self._cpu_time(self._handles[rank])
-        except (psutil.Error, KeyError):
+        if rank not in self._handles:
             return False
+        now, cpu = self._handles[rank].cpu_time()
         at, before, is_working = self._cpu.setdefault(rank, (now, cpu, True))
         if now - at >= SHORTEST_LOOK:
             is_working = bool(cpu - before >= WORKING * (now - at))
             self._cpu[rank] = now, cpu, is_working
         return is_working
-
-    def _cpu_time(self, handle: RankHandle) -> tuple[float, float]:
-        """Return a time, and the CPU seconds that a rank had used by then."""
-        if isinstance(handle, RemoteHandle):
-            return handle.cpu_time
-        return time.monotonic(), cpu_time(handle.pid or 0)
 
     def working(self, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return the ranks that have used the CPU since the last call."""

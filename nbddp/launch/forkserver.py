@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import (
@@ -30,7 +31,7 @@ from typing import Any
 
 import psutil
 
-from nbddp.descendants import children, descendants
+from nbddp.descendants import children, cpu_time, descendants
 from nbddp.wire.helper import CUDA_USED, FOLDER, GROW_PARTS, GROW_SIGNAL
 
 PRELOAD = ["nbddp.worker.apart", "nbddp.worker.preload", __name__]
@@ -207,16 +208,30 @@ class _Server(forkserver.ForkServer):
             raise EOFError("the forkserver is being closed")
 
 
-class Interruptible(process.BaseProcess):
-    """A process that can be interrupted, as each of multiprocessing's can from Python 3.14 on."""
+class LocalRank(process.BaseProcess):
+    """A rank's process on this machine; see :class:`nbddp.launch.launcher.RankHandle`."""
+
+    why_gone = ""  # its exit code tells
 
     def interrupt(self) -> None:
         """Send SIGINT, unless it has ended."""
         popen: Any = self._popen  # type: ignore[attr-defined]
         popen._send_signal(signal.SIGINT)
 
+    def is_stopped(self) -> bool:
+        """Return whether somebody sent it SIGSTOP."""
+        with suppress(psutil.Error):
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        return False
 
-class RankProcess(Interruptible):
+    def cpu_time(self) -> tuple[float, float]:
+        """Return the time now, and the CPU seconds that it has used."""
+        with suppress(psutil.Error):
+            return time.monotonic(), cpu_time(self.pid or 0)
+        return time.monotonic(), 0.0
+
+
+class RankProcess(LocalRank):
     """A process forked from a helper; not daemonic, so that a DataLoader can have workers."""
 
     _start_method = "fork"  # for what the rank starts: a DataLoader's workers know its cells

@@ -16,7 +16,7 @@ from nbddp.descendants import existing, kill
 from nbddp.launch.forkserver import (
     CudaUsedError,
     Forkserver,
-    Interruptible,
+    LocalRank,
     give_main_a_spec,
     sigint_blocked,
     start_resource_tracker_apart,
@@ -31,7 +31,7 @@ SHORT = 4 << 30  # bytes: a machine or a container with less, such as a Binder, 
 
 
 class RankHandle(Protocol):
-    """A started rank; :class:`multiprocessing.Process` is one."""
+    """A started rank, on this machine or on a node."""
 
     @property
     def pid(self) -> int | None:
@@ -44,6 +44,16 @@ class RankHandle(Protocol):
     @property
     def exitcode(self) -> int | None:
         """How it ended, None while it runs."""
+
+    @property
+    def why_gone(self) -> str:
+        """Why it ended, where that is not its own doing; else empty."""
+
+    def is_stopped(self) -> bool:
+        """Return whether somebody sent it SIGSTOP, as far as it is known here."""
+
+    def cpu_time(self) -> tuple[float, float]:
+        """Return a time on its machine, and the CPU seconds that it had used by then."""
 
     def join(self) -> None:
         """Wait until it has ended, and let go of what was kept for it."""
@@ -215,7 +225,7 @@ def _in_session(leader: int | None) -> list[psutil.Process]:
     return existing(found)
 
 
-class SpawnedRank(Interruptible, SpawnProcess):
+class SpawnedRank(LocalRank, SpawnProcess):
     """A rank that is started by ``spawn``: it imports everything itself."""
 
 

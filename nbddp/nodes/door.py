@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from nbddp.errors import WireError
 from nbddp.interrupts import begin
-from nbddp.launch.launcher import RankHandle
 from nbddp.nodes.clocks import Clock
 from nbddp.nodes.handshake import Handshake
 from nbddp.nodes.joining import Join
@@ -108,11 +107,19 @@ class RemoteHandle:
         self.node = node
         self.pid: int | None = None
         self.exitcode: int | None = None
-        self.why = ""  # why it has ended, where no exit code tells
-        self.cpu_time = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
+        self.why_gone = ""
+        self.used = 0.0, 0.0  # a time on the node, and the CPU seconds used by then
         self.files = Inlet(folder, door.note_lost)
         self.sentinel, self._writer = os.pipe()
         self._has_ended = threading.Event()
+
+    def is_stopped(self) -> bool:
+        """Return False: its node does not tell."""
+        return False
+
+    def cpu_time(self) -> tuple[float, float]:
+        """Return what the node has told last."""
+        return self.used
 
     def join(self) -> None:
         """Wait until it has ended, and let go of the descriptor."""
@@ -136,15 +143,10 @@ class RemoteHandle:
     def note_end(self, exitcode: int | None, why: str = "") -> None:
         """It has ended, or nobody will hear of it any more."""
         if not self._has_ended.is_set():
-            self.exitcode, self.why = exitcode, why
+            self.exitcode, self.why_gone = exitcode, why
             self._has_ended.set()
             self.files.close()
             os.close(self._writer)
-
-
-def why_gone(handle: RankHandle) -> str:
-    """Why a rank has ended, where that is not its process's own doing; else empty."""
-    return handle.why if isinstance(handle, RemoteHandle) else ""
 
 
 class Change(NamedTuple):
@@ -356,7 +358,7 @@ class Door:
                 facts = facts_of(data)
                 for started, seconds in facts.get("cpu", {}).items():
                     if handle := node.handles.get(int(started)):
-                        handle.cpu_time = float(facts["at"]), float(seconds)
+                        handle.used = float(facts["at"]), float(seconds)
             case FrameType.ECHO:
                 facts = facts_of(data)
                 node.clock.note(float(facts["sent"]), float(facts["at"]), time.time())
