@@ -197,13 +197,15 @@ class TrialRunner:
                 self._is_ended = self._is_ended or asked > 0 or session.times_ended > asked + 1
 
     def _note_failure(self, row: SweepEntry, error: NbddpError, *, is_shown: bool) -> None:
-        is_cell = isinstance(error, CellFailedError)
         row.state, row.why = State.FAILED, str(error).partition("\n")[0]
         self._error = self._error or error
-        if not is_shown:
-            self.display.say(error.report if isinstance(error, CellFailedError) else str(error))
-        if is_cell and not is_shown:
+        if is_shown:
+            return
+        if isinstance(error, CellFailedError):
+            self.display.say(error.report)
             row.why = f"an earlier cell (--fresh or fresh=True leaves it out): {row.why}"
+        else:
+            self.display.say(str(error))
 
     def _prepare(self, session: Session, values: Mapping[str, Any]) -> None:
         """Replay earlier cells and pushes, then push the values, which may replace their names."""
