@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,10 +75,11 @@ def test_a_new_chart_is_given_back_and_every_new_widget_is_told_of(area: Area) -
     assert list(area.choices_by_name()) == ["Scale", "Highlight", "Smooth", "Metrics"]
     area.log(1, loss=0.25)
     assert area.draw() == []
-    alone = Area(3)
-    alone.log(0, loss=0.5)
-    alone.draw()
-    assert list(alone.choices_by_name()) == ["Scale", "Smooth", "Metrics"]
+    for ranks, has_lines in ((range(3, 4), False), (range(8), True), (range(9), False)):
+        other = Area(*ranks)
+        other.log(0, loss=0.5)
+        other.draw()
+        assert (other.choices_by_name()["Highlight"].layout.display is None) is has_lines
 
 
 def test_a_chart_that_cannot_be_drawn_is_tried_once_and_the_others_come(
@@ -94,9 +96,9 @@ def test_a_chart_that_cannot_be_drawn_is_tried_once_and_the_others_come(
 def test_another_scale_needs_another_drawing(area: Area) -> None:
     area.log(0, loss=0.5)
     area.draw()
-    assert area.choices == 0
+    before = area.choice
     area.choices_by_name()["Scale"].value = AxisScale.LOG
-    assert area.choices == 1
+    assert area.choice != before
     assert area.redrawn() == ["loss"]
     assert area.scales == [AxisScale.AUTO, AxisScale.LOG]
 
@@ -106,15 +108,15 @@ def test_a_rank_stands_out_and_lines_are_smooth_by_classes_alone(area: Area) -> 
     area.draw()
     there, before = area.choices_by_name(), set(area.box._dom_classes)
     for name, value, classes in (
-        ("Highlight", 1, {"nbddp-only", "k1"}),
-        ("Highlight", 0, {"nbddp-only", "k0"}),
-        ("Smooth", True, {"nbddp-only", "k0", "nbddp-is-smooth"}),
-        ("Highlight", -1, {"nbddp-is-smooth"}),
+        ("Highlight", "rank 1", {"nbddp-only-1"}),
+        ("Highlight", "rank 0", {"nbddp-only-0"}),
+        ("Smooth", True, {"nbddp-only-0", "nbddp-is-smooth"}),
+        ("Highlight", "all", {"nbddp-is-smooth"}),
         ("Smooth", False, set()),
     ):
-        there[name].value = value
+        setattr(there[name], "label" if name == "Highlight" else "value", value)
         assert set(area.box._dom_classes) - before == classes
-    assert area.choices == 0
+    assert area.choice == (AxisScale.AUTO, None)
 
 
 def test_metrics_can_be_chosen_where_there_are_more_than_are_drawn(area: Area) -> None:
@@ -125,15 +127,17 @@ def test_metrics_can_be_chosen_where_there_are_more_than_are_drawn(area: Area) -
     assert offer.layout.display == "none"
     area.log(1, more=1.0)
     area.draw()
-    assert (offer.layout.display, area.names.layout.display) == (None, "none")
-    assert area.names.options == (*names, "more")
-    assert area.names.value == tuple(names)
-    assert area.choices == 0
+    assert (offer.layout.display, area._names.layout.display) == (None, "none")
+    assert area._names.options == (*names, "more")
+    assert area._names.value == tuple(names)
+    assert area.choice == (AxisScale.AUTO, None)
     offer.value = True
-    assert area.names.layout.display is None
-    area.names.value = ("m1", "more")
-    assert area.choices == 1
+    assert area._names.layout.display is None
+    area._names.value = ("m1", "more")
+    assert area.choice == (AxisScale.AUTO, ("m1", "more"))
     assert area.redrawn() == ["more"]
-    shown = [chart.layout.display is None for chart in area.box.children]
-    assert shown == [False, True, *[False] * (MAX_CHARTS - 2), True]
-    assert (area.names.options, area.names.value) == ((*names, "more"), ("m1", "more"))
+    assert [re.findall('title="([^"]*)"', each.value)[0] for each in area.box.children] == [
+        "m1",
+        "more",
+    ]
+    assert (area._names.options, area._names.value) == ((*names, "more"), ("m1", "more"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -10,7 +11,7 @@ import pytest
 
 from nbddp.charts.chart_lines import ALERT, INK
 from nbddp.charts.palette import DARK, LIGHT, rank_class, rank_color, terminal_color
-from nbddp.ui.panel.theme import DARK_WORDS, LIGHT_WORDS
+from nbddp.ui.panel.style import SHEET
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
 # Deficiency", IEEE TVCG 15 (6), 2009: their matrices for severity 1.0, on linear RGB
@@ -46,6 +47,8 @@ TO_XYZ = np.array(
     ]
 )
 ANY = tuple(rank_color(rank) for rank in range(8))
+SETS = [re.findall(r"#[0-9a-f]{6}", SHEET)[start : start + 12] for start in (0, 12, 24)]
+WORDS = [colors[:4] for colors in SETS]  # of the sheet: on any page, on light and on dark ones
 
 
 def linear(color: str) -> np.ndarray:
@@ -83,8 +86,8 @@ def test_no_two_of_eight_ranks_look_alike(colors: tuple[str, ...], eye: str) -> 
 @pytest.mark.parametrize(
     ("colors", "pages", "least"),
     [
-        ([*LIGHT, *LIGHT_WORDS], ["#ffffff", "#f5f5f5"], 4.5),
-        ([*DARK, *DARK_WORDS], ["#000000", "#111111", "#1e1e1e", "#303030"], 4.5),
+        ([*LIGHT, *WORDS[1]], ["#ffffff", "#f5f5f5"], 4.5),
+        ([*DARK, *WORDS[2]], ["#000000", "#111111", "#1e1e1e", "#303030"], 4.5),
         ([*ANY], ["#ffffff", "#000000"], 3),
         ([INK, ALERT], ["#ffffff", "#111111"], 3.5),
     ],
@@ -98,3 +101,7 @@ def test_after_eight_ranks_the_colours_repeat() -> None:
     assert terminal_color(8) == terminal_color(0)
     assert rank_color(11) == rank_color(3)
     assert rank_class(11) == rank_class(3) == "nbddp-r3"
+
+
+def test_the_style_sheet_has_the_colours_of_the_palette() -> None:
+    assert [tuple(colors[4:]) for colors in SETS] == [ANY, LIGHT, DARK]

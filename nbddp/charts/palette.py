@@ -10,7 +10,8 @@ from __future__ import annotations
 _NUMBERS = (69, 137, 64, 169, 30, 198, 58, 26)
 _LEVELS = (0, 95, 135, 175, 215, 255)  # of red, green and blue in the terminal's cube
 
-# the same in hue, with 4.5 to 1 against the page: no colour has that on white and on black
+# the same in hue, with 4.5 to 1 against the page: no colour has that on white and on black;
+# ui/panel.css has them too
 LIGHT = ("#0c6cd8", "#840c00", "#00543c", "#603060", "#00786c", "#c03c6c", "#846c00", "#180cd8")
 DARK = ("#3c9cfc", "#fccc9c", "#84a80c", "#cc90b4", "#90f0d8", "#fc6c84", "#d8e418", "#e4ccfc")
 

@@ -129,7 +129,7 @@ class SvgCanvas:
     @contextmanager
     def part(self, name: str, color: int | None = None) -> Iterator[None]:
         """Give what is drawn within it a class, and those of a colour of the palette."""
-        classes = "" if color is None else f" k{color} {rank_class(color)}"
+        classes = "" if color is None else f" {rank_class(color)}"
         self._parts.append(f'<g class="nbddp-{name}{classes}">')
         yield
         self._parts.append("</g>")
@@ -172,7 +172,7 @@ def draw(chart: Chart, frame: Frame) -> SvgCanvas:
     _draw_nonfinite(canvas, frame, chart.lines)
     curves = chart.curves()
     for line in curves:
-        with canvas.part("line", line.color):
+        with canvas.part("curve", line.color):
             _draw_line(canvas, frame, line)
     for line in curves:
         if line.is_strong:
@@ -210,7 +210,7 @@ def _draw_mark(canvas: SvgCanvas, frame: Frame, mark: ChartMark) -> None:
     y = frame.top + 5
     canvas.shapes([np.array([[x - 4, y], [x + 4, y], [x, y - 6]])], color=color)
     if mark.color is not None:
-        with canvas.part("line", mark.color):
+        with canvas.part("curve", mark.color):
             box = _box(x - 3, x + 3, y + 1, y + 4)
             canvas.shapes([box], color=rank_color(mark.color))
 

@@ -7,7 +7,7 @@ What is written over the drawing stands in attributes, which such a page drops w
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -40,49 +40,6 @@ BARE = (  # on a page that drops the style sheet
     f"display:inline-block;vertical-align:top;width:{WIDTH}px;max-width:100%;margin:0 10px 8px 0"
 )
 
-CHART_SHEET = f"""<style>
-.nbddp-columns.nbddp-columns {{ display: grid; gap: 8px 14px;
-  grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); }}
-.nbddp-chart {{ position: relative; line-height: 16px; display: block !important;
-  width: auto !important; margin: 0 !important; }}
-.nbddp-name {{ display: flex; gap: 0 7px; align-items: baseline; font-size: 13px;
-  line-height: 18px; }}
-.nbddp-name > span:first-child {{ overflow: hidden; text-overflow: ellipsis;
-  white-space: nowrap; }}
-.nbddp-fact {{ margin-left: auto; font-size: 11px; white-space: nowrap; }}
-.nbddp-key {{ cursor: pointer; padding: 0 2px; white-space: nowrap; }}
-.nbddp-image, .nbddp-smooth {{ display: none !important; }}
-.nbddp-plot {{ position: relative; aspect-ratio: {WIDTH} / {HEIGHT}; }}
-.nbddp-plot svg {{ display: block; overflow: visible; width: 100%; height: 100%; }}
-.nbddp-plot s, .nbddp-tip {{ position: absolute; text-decoration: none; font-style: normal; }}
-.nbddp-plot s::before {{ content: attr(data-t); position: absolute; bottom: -2px; left: 0;
-  font-size: 10px; line-height: 12px; white-space: nowrap; font-variant-numeric: tabular-nums; }}
-.nbddp-plot s.nbddp-right::before {{ left: auto; right: 0; }}
-.nbddp-plot s.nbddp-center::before {{ transform: translateX(-50%); }}
-.nbddp-tip {{ top: 6px; bottom: 24px; }}
-.nbddp-tip:hover::before {{ content: ""; position: absolute; top: 0; bottom: 0; left: var(--at);
-  border-left: 1px solid currentColor; opacity: .6; }}
-.nbddp-tip:hover::after {{ content: attr(data-t); position: absolute; z-index: 3; top: 2px;
-  left: calc(var(--at) + 7px); padding: 2px 7px; white-space: pre; pointer-events: none;
-  font-size: 11px; line-height: 14px; font-variant-numeric: tabular-nums; border-radius: 3px;
-  border: 1px solid #8888; color: var(--jp-ui-font-color1, var(--vscode-editor-foreground,
-  CanvasText)); background: var(--jp-layout-color1, var(--vscode-editor-background, Canvas)); }}
-.nbddp-tip.nbddp-l:hover::after {{ left: auto; right: calc(100% - var(--at) + 7px); }}
-.nbddp-switch[hidden] {{ display: inline-block; appearance: none; -webkit-appearance: none;
-  width: auto; height: auto; margin: 0; padding: 0 7px; border: 1px solid #8888;
-  border-radius: 3px; background: none; cursor: pointer; color: inherit;
-  grid-column: 1 / -1; justify-self: start; }}
-.nbddp-switch::before {{ content: attr(aria-label); position: static; font-size: 11px;
-  line-height: 18px; color: var(--jp-ui-font-color1, inherit); }}
-.nbddp-switch:checked {{ background: #8885; }}
-.nbddp-switch:checked ~ .nbddp-chart .nbddp-smooth,
-.nbddp-is-smooth .nbddp-smooth {{ display: inline !important; }}
-.nbddp-switch:checked ~ .nbddp-chart .nbddp-line,
-.nbddp-is-smooth .nbddp-line {{ opacity: .3; }}
-.nbddp-only .nbddp-plot :is(.nbddp-line, .nbddp-smooth),
-.nbddp-chart:has(.nbddp-key:is(:hover, :focus)) :is(.nbddp-line, .nbddp-smooth)
-  {{ opacity: .15; }}
-</style>"""
 _SWITCH = (
     '<input type="checkbox" hidden="hidden" class="nbddp-switch" aria-label="smooth"{checked}>'
 )
@@ -90,7 +47,7 @@ _SWITCH = (
 
 @dataclass(frozen=True, slots=True)
 class RenderedChart:
-    """A chart as HTML, which lines have a key in it, and all of it in words.
+    """A chart as HTML, and in words.
 
     Attributes:
         is_value: whether it is only a number: there was no second one to draw a line to.
@@ -98,38 +55,19 @@ class RenderedChart:
 
     name: str
     html: str
-    colors: tuple[int, ...] = ()
     text: str = ""
     is_value: bool = False
-
-
-def highlighting(colors: Iterable[int]) -> str:
-    """Return the rules by which a line stands out while its key is pointed at or has focus."""
-    return "".join(map(_stands_out, colors))
-
-
-def _stands_out(color: int) -> str:
-    rules = ""
-    for where in (
-        f".nbddp-only.k{color} .nbddp-plot",
-        f".nbddp-chart:has(.nbddp-key.k{color}:is(:hover, :focus)) .nbddp-plot",
-    ):
-        rules += f"{where} .nbddp-line.k{color} {{ opacity: 1; }} "
-        rules += f"{where} .nbddp-line.k{color} path[stroke] {{ opacity: 1; stroke-width: 20; }}\n"
-    return rules
 
 
 def charts_html(charts: Sequence[RenderedChart], *, is_smooth: bool = False) -> str:
     """Put charts next to each other, for a page that stays as it is, with a switch to smooth."""
     if not charts:
         return ""
-    colors = sorted({color for each in charts for color in each.colors})
-    sheet = f"{CHART_SHEET}<style>{highlighting(colors)}</style>"
     shown = "".join(each.html for each in charts)
     switch = _SWITCH.format(checked=' checked="checked"' if is_smooth else "")
     if all(each.is_value for each in charts):
         switch = ""
-    return f'{sheet}<div class="nbddp-charts nbddp-columns">{switch}{shown}</div>'
+    return f'<div class="nbddp-charts nbddp-columns">{switch}{shown}</div>'
 
 
 def static_charts(
@@ -164,7 +102,7 @@ def render_static(
     if chart.lines and all(len(line.steps) <= 1 for line in chart.lines):
         values = {at: float(line.values[-1]) for at, line in enumerate(chart.lines)}
         html = f'<div class="nbddp-chart" style="{BARE}">{_head(chart, format_last(values))}</div>'
-        return RenderedChart(name, html, text=chart.text, is_value=True)
+        return RenderedChart(name, html, chart.text, is_value=True)
     return render(chart)
 
 
@@ -184,8 +122,7 @@ def render(chart: Chart, *, is_static: bool = True) -> RenderedChart:
         f'<div class="nbddp-plot">{image if is_static else ""}{canvas.inline(text)}{ticks}'
         f"{tooltips}</div></div>"
     )
-    colors = tuple(line.color for line in chart.drawn if line.color is not None)
-    return RenderedChart(chart.name, html, colors, chart.text)
+    return RenderedChart(chart.name, html, chart.text)
 
 
 def _head(chart: Chart, value: str) -> str:
@@ -220,7 +157,7 @@ def _keys(chart: Chart) -> str:
 
 def _key(line: ChartLine) -> str:
     return (
-        f'<span class="nbddp-key k{line.color} {rank_class(line.color or 0)}" tabindex="0"'
+        f'<span class="nbddp-key {rank_class(line.color or 0)}" tabindex="0"'
         f' title="{line.label}" style="font-size:11px;color:{line.css_color}">━ {line.key}</span> '
     )
 

@@ -69,14 +69,14 @@ def points_at_values(notebook: LabNotebook) -> None:
 
 def lets_a_rank_stand_out(notebook: LabNotebook) -> None:
     chart = chart_of(notebook)
-    chart.locator(".nbddp-key.k1").hover()
+    chart.locator(".nbddp-key.nbddp-r1").hover()
     plot = chart.locator(".nbddp-plot:visible")
-    expect(plot.locator(".nbddp-line.k1")).to_have_css("opacity", "1")
-    expect(plot.locator(".nbddp-line.k0")).to_have_css("opacity", "0.15")
-    expect(plot.locator(".nbddp-line").last).to_have_css("opacity", "0.15")
+    expect(plot.locator(".nbddp-curve.nbddp-r1")).to_have_css("opacity", "1")
+    expect(plot.locator(".nbddp-curve.nbddp-r0")).to_have_css("opacity", "0.15")
+    expect(plot.locator(".nbddp-curve").last).to_have_css("opacity", "0.15")
     color = hex_to_css(LIGHT[1])
-    expect(chart.locator(".nbddp-key.k1")).to_have_css("color", color)
-    expect(plot.locator(".nbddp-line.k1 path[stroke]")).to_have_css("stroke", color)
+    expect(chart.locator(".nbddp-key.nbddp-r1")).to_have_css("color", color)
+    expect(plot.locator(".nbddp-curve.nbddp-r1 path[stroke]")).to_have_css("stroke", color)
     notebook.page.mouse.move(0, 0)
 
 
@@ -114,8 +114,8 @@ def test_a_running_cells_charts_answer_where_one_points_and_what_one_chooses(
     notebook.button("Smooth").click()
     expect(smooth).to_be_visible()
     panel.get_by_label("Highlight").select_option("rank 1")
-    expect(chart.locator(".nbddp-line.k0")).to_have_css("opacity", "0.15")
-    expect(chart.locator(".nbddp-line.k1")).to_have_css("opacity", "1")
+    expect(chart.locator(".nbddp-curve.nbddp-r0")).to_have_css("opacity", "0.15")
+    expect(chart.locator(".nbddp-curve.nbddp-r1")).to_have_css("opacity", "1")
     picture(notebook, "chart-turned")
     assert chart_of(notebook, "m13").count() == 0
     notebook.button("Metrics").click()
@@ -151,7 +151,7 @@ def test_a_records_charts_answer_without_a_kernel(notebook: LabNotebook, picture
     notebook.page.get_by_label("smooth").check()
     expect(chart.locator(".nbddp-smooth")).to_be_visible()
     picture(notebook, "chart-kept")
-    chart.locator(".nbddp-key.k1").click()
+    chart.locator(".nbddp-key.nbddp-r1").click()
     notebook.page.mouse.move(0, 0)
     picture(notebook, "chart-focus")
 
@@ -185,7 +185,7 @@ def test_a_notebook_that_is_not_trusted_has_its_curves_and_its_failures_in_colou
         expect(card).to_have_css("border-left-color", RED)
         expect(cell.locator(".nbddp-dot").first).to_have_css("background-color", RED)
         expect(cell.locator(".nbddp-wrong").first).to_have_css("color", RED)
-        expect(cell.locator(".nbddp-key.k1")).to_have_css("color", hex_to_css(rank_color(1)))
+        expect(cell.locator(".nbddp-key.nbddp-r1")).to_have_css("color", hex_to_css(rank_color(1)))
         assert page.problems == []
 
 

@@ -1,171 +1,138 @@
-"""The charts of a running cell, and above them what one chooses of them."""
+"""The charts of a running cell, with the controls above them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
 
 import ipywidgets as widgets
 
 from nbddp.charts.axes import AxisScale
-from nbddp.record.metrics import MetricsSnapshot
-from nbddp.ui.chart_html import (
-    CHART_SHEET,
-    MAX_CHARTS,
-    RenderedChart,
-    highlighting,
-    render_live,
-)
-from nbddp.ui.panel.pieces import box
+from nbddp.charts.chart_lines import MANY_RANKS
+from nbddp.charts.palette import rank_class
+from nbddp.record.metrics import Curve, MetricsSnapshot
+from nbddp.ui.chart_html import MAX_CHARTS, render_live
+from nbddp.ui.panel.pieces import Plain, box, html
 
 logger = logging.getLogger(__name__)
 
-NO_RANK = -1
-SHOWN_CHOICES = 6  # of the names to choose from, without scrolling
-
-
-class Metrics(Protocol):
-    """Gives the metrics as they are now."""
-
-    def __call__(
-        self, known: Mapping[str, int], /, *, most: int, chosen: Collection[str] | None
-    ) -> MetricsSnapshot:
-        """The chosen ones, or the first ``most``; with the curves of those that are not known."""
+VISIBLE_NAMES = 6  # of the list of metrics, without scrolling
+CLASSES = ("nbddp-shots", "nbddp-columns")
 
 
 class ChartArea:
-    """Keeps the newest picture of each metric; before the first it is an empty box.
+    """Keeps the newest picture of each metric; it is empty before the first number.
 
-    The page's own style does what a choice of rank, or smooth lines, changes.
+    "Highlight" and "Smooth" only change classes, which the style sheet knows.
 
     Args:
-        metrics: asked for the curves of those that have changed.
-        ranks: those that may stand out.
-        on_new: told of every widget that is added.
+        metrics: ``MetricStore.snapshot``.
+        ranks: the ranks of the cell.
+        on_new: called with every widget that is added.
 
     Attributes:
-        chosen: the names of those that are drawn; None for the first few.
-        choices: another number after each choice that needs another drawing.
+        choice: the scale, and the metrics that the user chose; None for the first few.
     """
 
     def __init__(
         self,
-        metrics: Metrics,
+        metrics: Callable[..., MetricsSnapshot],
         ranks: Sequence[int],
         on_new: Callable[[widgets.Widget], None],
     ) -> None:
-        self._metrics = metrics
-        self._ranks = list(ranks)
-        self._on_new = on_new
-        self.scale = AxisScale.AUTO
-        self.chosen: Collection[str] | None = None
-        self.choices = 0
+        self.choice: tuple[AxisScale, Collection[str] | None] = (AxisScale.AUTO, None)
         self.root = widgets.VBox([])
-        self.box = box(widgets.Box, [], "nbddp-shots")
-        self.box.add_class("nbddp-columns")
-        self.names = widgets.SelectMultiple(rows=SHOWN_CHOICES, layout=_hidden())
-        self._drawn: dict[str, int] = {}  # the version of each that was drawn
+        self.box = widgets.Box([], _dom_classes=CLASSES)
+        self._metrics = metrics
+        self._ranks = ranks
+        self._on_new = on_new
+        self._scale = AxisScale.AUTO  # of the drawn charts
+        self._drawn: dict[str, int] = {}  # their versions
+        self._charts: dict[str, Plain] = {}
         self._failed: set[str] = set()
-        self._charts: dict[str, widgets.HTML] = {}
-        self._of_rank = ""
         self._is_offering = False
 
-    def draw(self) -> list[widgets.HTML]:
-        """Draw what has changed; return the widgets of charts that are new."""
-        news = self._metrics(self._drawn, most=MAX_CHARTS, chosen=self.chosen)
-        new = []
+    def draw(self) -> list[Plain]:
+        """Draw what has changed; return the widgets of new charts."""
+        scale, chosen = self.choice
+        if scale is not self._scale:
+            self._scale, self._drawn = scale, {}
+        news = self._metrics(self._drawn, most=MAX_CHARTS, chosen=chosen)
+        before = len(self._charts)
         for name, curves in news.curves.items():
             self._drawn[name] = news.versions[name]
-            if name in self._failed:
-                continue
-            try:
-                chart = render_live(name, curves, self.scale)
-            except Exception:  # the others still come; the record says why this one does not
-                logger.exception("the chart of %r could not be drawn", name)
-                self._failed.add(name)
-                continue
-            if name in self._charts:
-                self._charts[name].value = chart.html
-            else:
-                new.append(self._add(chart))
+            if name not in self._failed:
+                self._draw_chart(name, curves)
+        new = [*self._charts.values()][before:]
+        if new and not before:
+            self._begin()
+        for each in new:
+            self._on_new(each)
+        shown = [self._charts[name] for name in self._charts if chosen is None or name in chosen]
+        if shown != list(self.box.children):
+            self.box.children = shown
         if self._charts:
             self._offer([*news.versions, *news.others])
         return new
 
-    def _add(self, chart: RenderedChart) -> widgets.HTML:
-        if not self._charts:
-            self._begin()
-        layout = widgets.Layout(margin="0", width="auto")
-        added = self._charts[chart.name] = widgets.HTML(chart.html, layout=layout)
-        self._on_new(added)
-        self.box.children = (*self.box.children, added)
-        return added
+    def _draw_chart(self, name: str, curves: Mapping[int, Curve]) -> None:
+        try:
+            drawn = render_live(name, curves, self._scale).html
+        except Exception:  # draw the others; the record will say why this one is missing
+            logger.exception("the chart of %r could not be drawn", name)
+            self._failed.add(name)
+            return
+        if name in self._charts:
+            self._charts[name].value = drawn
+        else:
+            self._charts[name] = html(drawn)
 
     def _begin(self) -> None:
-        """Show what is chosen with, above the first chart."""
-        scale = _dropdown("Scale", [(each.value, each) for each in AxisScale])
-        smooth = widgets.ToggleButton(
-            description="Smooth", tooltip="Show the mean of what came before, too"
-        )
-        self._open_names = widgets.ToggleButton(
-            description="Metrics", tooltip="Choose the metrics that are drawn", layout=_hidden()
-        )
-        row = [scale, smooth, self._open_names]
-        if len(self._ranks) > 1:
-            there = [("all", NO_RANK), *((f"rank {rank}", rank) for rank in self._ranks)]
-            highlight = _dropdown("Highlight", there)
-            highlight.observe(lambda change: self._let_stand_out(change["new"]), "value")
-            row.insert(1, highlight)
-        scale.observe(lambda change: self._take_scale(change["new"]), "value")
-        smooth.observe(lambda change: self._turn_smooth(is_on=change["new"]), "value")
-        self._open_names.observe(lambda change: self._show_names(is_on=change["new"]), "value")
-        self.names.observe(lambda change: self._take_names(change["new"]), "value")
-        sheet = f"{CHART_SHEET}<style>{highlighting(self._ranks)}</style>"
-        head = [widgets.HTML(sheet, layout=_hidden()), box(widgets.HBox, row, "nbddp-choice")]
-        parts = [*head, self.names, self.box]
-        for each in parts:
-            self._on_new(each)
+        """Show the controls above the first chart."""
+        self._scales = _dropdown("Scale", [(each.value, each) for each in AxisScale])
+        only = [(f"rank {rank}", rank_class(rank).replace("-r", "-only-")) for rank in self._ranks]
+        self._highlight = _dropdown("Highlight", [("all", ""), *only])
+        if not 1 < len(only) <= MANY_RANKS:  # of more, two have a line
+            self._highlight.layout.display = "none"
+        self._smooth = _toggle("Smooth", "Show the mean of what came before, too")
+        self._opener = _toggle("Metrics", "Choose the metrics that are drawn")
+        self._names = widgets.SelectMultiple(rows=VISIBLE_NAMES)
+        self._opener.layout.display = self._names.layout.display = "none"
+        for control, choose in (
+            (self._scales, self._choose),
+            (self._names, self._choose),
+            (self._highlight, self._restyle),
+            (self._smooth, self._restyle),
+            (self._opener, self._show_names),
+        ):
+            control.observe(choose, "value")
+        row = [self._scales, self._highlight, self._smooth, self._opener]
+        parts = [box(widgets.HBox, row, "nbddp-choice"), self._names, self.box]
+        for part in parts:
+            self._on_new(part)
         self.root.children = parts
 
     def _offer(self, names: Sequence[str]) -> None:
-        """Let the user choose among these, if there are more than are drawn by themselves."""
-        if len(names) <= MAX_CHARTS or set(names) == set(self.names.options):
+        """Let the user choose metrics, if there are more than are drawn."""
+        if len(names) <= MAX_CHARTS or set(names) == set(self._names.options):
             return
-        chosen = self.names.value or tuple(names[:MAX_CHARTS])
-        self._is_offering = True  # new options take back what was chosen
-        self.names.options = tuple(names)
-        self.names.value = chosen
+        chosen = self._names.value or names[:MAX_CHARTS]
+        self._is_offering = True  # new options clear the value
+        self._names.options = tuple(names)
+        self._names.value = tuple(chosen)
         self._is_offering = False
-        self._open_names.layout.display = None
+        self._opener.layout.display = None
 
-    def _take_scale(self, scale: AxisScale) -> None:
-        self.scale = scale
-        self._drawn = {}  # after the scale: drawing, on another thread, asks in the other order
-        self.choices += 1
+    def _choose(self, _change: object) -> None:
+        if not self._is_offering:
+            self.choice = (self._scales.value, self._names.value or None)
 
-    def _take_names(self, chosen: tuple[str, ...]) -> None:
-        if self._is_offering:
-            return
-        for name, chart in self._charts.items():
-            chart.layout.display = None if name in chosen else "none"
-        self.chosen = chosen
-        self.choices += 1
+    def _restyle(self, _change: object) -> None:
+        smooth = "nbddp-is-smooth" if self._smooth.value else ""
+        self.box._dom_classes = [*CLASSES, *filter(None, (smooth, self._highlight.value))]
 
-    def _let_stand_out(self, rank: int) -> None:
-        before, self._of_rank = self._of_rank, f"k{rank}"
-        for name in (before, "nbddp-only"):
-            self.box.remove_class(name)
-        if rank != NO_RANK:
-            self.box.add_class(self._of_rank)
-            self.box.add_class("nbddp-only")
-
-    def _turn_smooth(self, *, is_on: bool) -> None:
-        turn = self.box.add_class if is_on else self.box.remove_class
-        turn("nbddp-is-smooth")
-
-    def _show_names(self, *, is_on: bool) -> None:
-        self.names.layout.display = None if is_on else "none"
+    def _show_names(self, _change: object) -> None:
+        self._names.layout.display = None if self._opener.value else "none"
 
 
 def _dropdown(label: str, options: Sequence[tuple[str, object]]) -> widgets.Dropdown:
@@ -178,5 +145,5 @@ def _dropdown(label: str, options: Sequence[tuple[str, object]]) -> widgets.Drop
     )
 
 
-def _hidden() -> widgets.Layout:
-    return widgets.Layout(display="none")
+def _toggle(label: str, tooltip: str) -> widgets.ToggleButton:
+    return widgets.ToggleButton(description=label, tooltip=tooltip)

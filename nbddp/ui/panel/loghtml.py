@@ -11,12 +11,10 @@ from nbddp.ui.ansi import strip, to_html
 from nbddp.ui.tails import Line
 from nbddp.ui.words import say_tag
 
-HEIGHT = 260  # pixels at most, of the panel's log and of the record's: nothing below it jumps
-
 # inline, as a page that does not trust the notebook drops the style sheet; the end is in view
 _SCROLLS = (
-    f"box-sizing:border-box;max-height:{HEIGHT}px;overflow-y:auto;display:flex;flex-direction:column-reverse;"
-    "border-top:1px solid #8883"
+    "box-sizing:border-box;max-height:260px;overflow-y:auto;display:flex;"
+    "flex-direction:column-reverse;border-top:1px solid #8883"
 )
 
 

@@ -239,7 +239,7 @@ class PanelView:
             self._session.version,
             lambda: widgets.draw(self._snapshot(handle), note=self._note()),
         )
-        chart_seen = (self._session.version, widgets.charts.choices)
+        chart_seen = (self._session.version, widgets.charts.choice)
         self._chart_pacer.draw(chart_seen, widgets.draw_charts)
         self._next_draw = next_redraw(self._log_pacer, self._rest_pacer, self._chart_pacer)
 
@@ -341,9 +341,9 @@ class PanelView:
         result: CellResult,
         values: Sequence[Line],
     ) -> str:
-        area = self._widgets.charts if self._widgets else None
-        metrics = self._session.metrics(most=MAX_CHARTS, chosen=area.chosen if area else None)
-        charts, not_drawn = static_charts(metrics, area.scale if area else AxisScale.AUTO)
+        scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
+        metrics = self._session.metrics(most=MAX_CHARTS, chosen=chosen)
+        charts, not_drawn = static_charts(metrics, scale)
         merged = self.tails.merged()
         snapshot = self._snapshot(handle)
         notes = [not_drawn, _missed(snapshot), self._questions.stays]

@@ -9,8 +9,9 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.panel.chart_area import ChartArea, Metrics
+from nbddp.ui.panel.chart_area import ChartArea
 from nbddp.ui.panel.controls import Controls, Press
 from nbddp.ui.panel.html import alarm, late, state_line, time_line
 from nbddp.ui.panel.log_area import LogWidgets
@@ -50,7 +51,7 @@ class PanelWidgets:
         ranks: Sequence[int],
         press: Callable[[Press, int], None],
         *,
-        metrics: Metrics,
+        metrics: Callable[..., MetricsSnapshot],
         on_new: Callable[[widgets.Widget], None] = lambda _widget: None,
     ) -> None:
         self._ranks = list(ranks)
