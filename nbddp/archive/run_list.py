@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ MAX_METRICS = 3  # columns of metrics
 MAX_NAMED = 12  # settings and metrics in a message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Listing:
     """The runs of a folder.
 
@@ -50,20 +51,20 @@ class Listing:
     total: int = 0
     size: int = 0
 
-    @property
+    @cached_property
     def settings(self) -> list[str]:
         """The settings of ``nbddp.config`` in which the listed runs differ; the first few."""
         names = dict.fromkeys(name for run in self.runs for name in run.config)
         differing = [name for name in names if _differ(run.config.get(name) for run in self.runs)]
         return differing[:MAX_SETTINGS]
 
-    @property
+    @cached_property
     def metrics(self) -> list[str]:
         """The metrics that most of the listed runs have; the first few."""
         counts = Counter(name for run in self.runs for name in run.last)
         return [name for name, _ in counts.most_common(MAX_METRICS)]
 
-    @property
+    @cached_property
     def titles(self) -> list[str]:
         """Return the titles of the settings and metrics; a name may be one of both."""
         settings, metrics = self.settings, self.metrics
@@ -72,12 +73,12 @@ class Listing:
             *(f"{name} (last)" if name in settings else name for name in metrics),
         ]
 
-    @property
+    @cached_property
     def has_several_programs(self) -> bool:
         """Whether several notebooks or scripts started the listed runs."""
         return _differ(run.started_by for run in self.runs)
 
-    @property
+    @cached_property
     def curve_name(self) -> str:
         """The metric that most of the listed runs show as a curve; empty if none has a curve."""
         names = Counter(name for run in self.runs if (name := self.curve_of(run)[0]))
