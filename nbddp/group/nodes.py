@@ -290,21 +290,25 @@ class Nodes:
         ]
         return "; ".join(filter(None, parts))
 
-    def take_back(self, seconds: float) -> Returned | None:
+    def take_back(self, seconds: float, is_stopped: Callable[[], bool]) -> Returned | None:
         """Wait for the ranks that another notebook has left, and have the session go on with them.
 
         Args:
             seconds: how long to wait for those that are missing.
+            is_stopped: whether to wait no longer.
 
         Returns:
             Who they are; None if only nodes have come back, which had no ranks.
 
         Raises:
             RequestError: nobody has come back; see :meth:`give_up`.
+            KeyboardInterrupt: it was stopped; the same holds.
         """
         deadline = time.monotonic() + seconds
         while not self._are_all_back() and (left := deadline - time.monotonic()) > 0:
             self._await_change(min(left, LOOK))
+            if is_stopped():
+                raise KeyboardInterrupt
         self.door.takes_back = False
         nodes = self.door.nodes
         if not nodes:

@@ -15,7 +15,7 @@ from nbddp.errors import RequestError
 from nbddp.group import WorkerGroup, default_colors
 from nbddp.group.nodes import Nodes, NodesSpec
 from nbddp.group.script_ranks import ScriptRanks
-from nbddp.interrupts import OneInterrupt, begin, interrupt_held_back
+from nbddp.interrupts import begin, interrupt_held_back
 from nbddp.launch.launcher import Launcher
 from nbddp.lifecycle.reasons import NO_GROUP
 from nbddp.lifecycle.states import GroupState, Life
@@ -143,19 +143,18 @@ class SteeredGroup(WorkerGroup):
             RequestError: there are ranks here, a door is open, or nobody has come back. All is
                 then as it was before, and so it is after an interrupt: it can be tried again.
         """
-        with OneInterrupt() as interrupt:
+        with interrupt_held_back(raises_second=False) as held:
             nodes = self.open_nodes(spec, join)
             try:
-                with interrupt.let_in():
-                    returned = nodes.take_back(seconds)
+                returned = nodes.take_back(seconds, lambda: held.times > 0)
             except BaseException:
                 self.nodes = None
                 nodes.give_up()
                 raise
             if returned is not None:
+                held.raises_second = True  # it ends the ranks
                 self._spec = replace(self._spec, **returned.options)
-                with interrupt_held_back(), interrupt.let_in():  # the second stop ends the ranks
-                    self._session.start(self._spec, returned)
+                self._session.start(self._spec, returned)
             return returned
 
     def stop(self) -> None:
