@@ -7,8 +7,9 @@ neither reads nor changes how users set up plots of their own, and there is no p
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -18,8 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter
-from PIL import Image
+from matplotlib.ticker import FuncFormatter
 
 from nbddp.charts.axes import format_number, log_ticks, padded
 from nbddp.charts.chart_lines import ALERT, INK, Chart, ChartLine, slices
@@ -44,34 +44,7 @@ MAX_STEPS = 24  # steps that are named in a timeline
 COMPUTE: dict[str, Any] = {"facecolor": INK, "alpha": 0.28, "linewidth": 0}
 WAIT: dict[str, Any] = {"facecolor": "#b9690f", "linewidth": 0}
 DATA: dict[str, Any] = {"facecolor": "#2f86dd", "alpha": 0.9, "linewidth": 0}
-_FONT = "DejaVu Sans"  # it comes with matplotlib
-_STYLE: dict[Any, Any] = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": INK,
-    "axes.facecolor": "none",
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.7,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 9,
-    "figure.constrained_layout.use": True,
-    "figure.dpi": 200,
-    "figure.facecolor": "none",
-    "font.family": _FONT,
-    "font.size": 7.2,
-    "grid.alpha": 0.25,
-    "grid.color": INK,
-    "grid.linewidth": 0.6,
-    "legend.borderaxespad": 0.2,
-    "legend.columnspacing": 1.0,
-    "legend.frameon": False,
-    "legend.handlelength": 1.0,
-    "legend.handletextpad": 0.4,
-    "text.color": INK,
-    "text.parse_math": False,  # nothing in a name is a formula
-    "xtick.color": INK,
-    "ytick.color": INK,
-}
+_STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 class ShownFigure(Figure):
@@ -81,12 +54,9 @@ class ShownFigure(Figure):
         return png_of(self)[0]
 
 
-@contextmanager
-def _plain_style() -> Iterator[None]:
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
-        yield
+def _plain_style() -> AbstractContextManager[None]:
+    """Draw as the style file and matplotlib's defaults say, not as the user's settings do."""
+    return mpl.rc_context(fname=_STYLE)
 
 
 def _blank(width: float, height: float) -> ShownFigure:
@@ -97,12 +67,10 @@ def _blank(width: float, height: float) -> ShownFigure:
 
 def png_of(figure: Figure) -> tuple[bytes, int]:
     """Return a figure as a PNG file, and how wide it is in CSS pixels."""
-    drawn, target = io.BytesIO(), io.BytesIO()
+    drawn = io.BytesIO()
     with _plain_style():
         figure.savefig(drawn, format="png")
-    with Image.open(drawn) as picture:  # a third of the bytes, and no difference that one sees
-        picture.quantize(128, method=Image.Quantize.FASTOCTREE).save(target, "PNG")
-    return target.getvalue(), round(figure.get_figwidth() * 100)
+    return drawn.getvalue(), round(figure.get_figwidth() * 100)
 
 
 # ---- charts
@@ -138,7 +106,7 @@ def _draw_chart(ax: Axes, chart: Chart, *, is_smooth: bool) -> None:
         ax.set_yscale("log")
         ticks = log_ticks(*padded(*np.log10(chart.limits).tolist()))
         ax.set_yticks(ticks, map(format_number, ticks))
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.minorticks_off()
     for line in chart.lines:
         for a, b in slices(line.nonfinite > 0):
             ax.axvspan(line.steps[a], line.steps[b - 1], color=ALERT, alpha=0.15, linewidth=1)
@@ -156,35 +124,29 @@ def _draw_line(ax: Axes, chart: Chart, line: ChartLine, *, is_smooth: bool) -> N
     def values(heights: Numbers) -> Numbers:
         return np.power(10, heights) if chart.is_log else heights
 
-    color, fades = line.css_color, is_smooth and line.is_strong
+    color, shown = line.css_color, values(line.values)
     if line.has_band:
         low, high = values(line.low), values(line.high)
         ax.fill_between(line.steps, low, high, color=color, alpha=0.18, linewidth=0)
-    width, alpha = (1.3, 0.3 if fades else 1.0) if line.is_strong else (0.7, 0.6)
-    shown = values(line.values)
-    ax.plot(line.steps, shown, color=color, linewidth=width, alpha=alpha, label=line.key)
-    if line.is_strong:
-        marks = np.flatnonzero(line.dots).tolist()
-        ax.plot(line.steps, shown, "o", color=color, markersize=2.6, alpha=alpha, markevery=marks)
-    if fades:
-        smooth = values(line.smoothed(chart.span))
-        ax.plot(line.steps, smooth, color=color, linewidth=1.6)
+    if not line.is_strong:
+        ax.plot(line.steps, shown, color=color, linewidth=0.7, alpha=0.6, label=line.key)
+        return
+    dots, alpha = np.flatnonzero(line.dots).tolist(), 0.3 if is_smooth else 1.0
+    look: dict[str, Any] = {"color": color, "linewidth": 1.3, "label": chart.legend or line.key}
+    ax.plot(line.steps, shown, "o-", markersize=2.6, markevery=dots, alpha=alpha, **look)
+    if is_smooth:
+        ax.plot(line.steps, values(line.smoothed(chart.span)), **look)
 
 
 def _write_head(ax: Axes, chart: Chart) -> None:
-    """The name, the newest value, what has to be said of the picture, and a key for each line."""
-    strong = [line for line in chart.drawn if line.is_strong]
-    handles = [Line2D([], [], color=line.css_color) for line in (*strong, *chart.drawn)]
-    texts = [chart.legend or line.key for line in strong] + [line.key for line in chart.drawn]
-    keys = dict(zip(texts, handles, strict=True))
-    keys.pop("", None)
-    if len(chart.lines) == 1 and chart.legend:
-        keys.pop(chart.lines[0].key, None)
-    lines = -(-len(keys) // KEYS)
+    """Write the name, the newest value, what has to be said, and a key for each line."""
+    handles, texts = ax.get_legend_handles_labels()
+    pairs = zip(texts, handles, strict=True)
+    keys = dict(sorted(pairs, key=lambda pair: pair[0] != chart.legend))
+    pad = 4 + 11 * -(-len(keys) // KEYS)
     name = readable(chart.name)
     title = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
     value = "" if chart.value is None else f"  {format_number(chart.value)}"
-    pad = 4 + 11 * lines
     ax.set_title(f"{title}{value}", loc="left", pad=pad)
     color = ALERT if chart.nonfinite else INK
     ax.set_title(" · ".join(chart.facts), loc="right", fontsize=7, color=color, pad=pad)
@@ -198,7 +160,7 @@ def readable(name: str) -> str:
     >>> readable("learning\trate \N{CJK UNIFIED IDEOGRAPH-4E2D}")
     'learning rate �'
     """
-    font = get_font(findfont(_FONT))
+    font = get_font(findfont("DejaVu Sans"))
     text = " ".join("".join(char if char.isprintable() else " " for char in name).split())
     has = font.get_char_index
     return "".join(char if has(ord(char)) else "\N{REPLACEMENT CHARACTER}" for char in text)
