@@ -1,4 +1,4 @@
-"""Buttons after a failure: what they do is done once, and they stay in memory until it is done."""
+"""Buttons after a failure: a press is carried out once, on each page that shows them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from processes import wait_until
 
 from nbddp.ui.panel import aftermath as module
-from nbddp.ui.panel.aftermath import RESTART, RUN_AGAIN, Aftermath
+from nbddp.ui.panel.aftermath import HEAL, RESTART, Aftermath
 
 KERNEL = SimpleNamespace(
     get_parent=lambda channel: {"channel": channel},
@@ -25,7 +25,8 @@ class Offer:
     def __init__(self) -> None:
         self.begun = 0
         self.may_end = threading.Event()
-        self.buttons = Aftermath(KERNEL, {RESTART: self._do, RUN_AGAIN: self._do})
+        self.root = widgets.VBox([widgets.HTML("the record")])
+        self.buttons = Aftermath(KERNEL, {HEAL: self._do, RESTART: self._do}, self.root)
         self.row: widgets.HBox = self.buttons._row
         self.buttons.publish()
 
@@ -35,14 +36,11 @@ class Offer:
         return "rank 1 healed\nnot carried: <gate>"
 
     def press(self) -> threading.Thread:
-        """Press "Restart and run again", on a thread of the kernel."""
-        [button] = [each for each in self.row.children if each.description == RUN_AGAIN]
+        """Press "Heal", on a thread of the kernel."""
+        [button] = [each for each in self.row.children if each.description == HEAL]
         thread = threading.Thread(target=button.click)
         thread.start()
         return thread
-
-    def is_closed(self) -> bool:
-        return self.row.comm is None
 
 
 @pytest.fixture
@@ -63,18 +61,21 @@ def test_two_quick_presses_do_it_once_and_say_what_was_done(offer: Offer) -> Non
     assert "rank 1 healed<br>not carried: &lt;gate&gt;" in offer.row.children[-1].value
 
 
-def test_buttons_that_are_taken_away_meanwhile_are_closed_when_all_is_done(offer: Offer) -> None:
+def test_buttons_that_are_taken_away_while_one_is_at_work_stay_in_memory(offer: Offer) -> None:
     pressed = offer.press()
     assert wait_until(lambda: offer.begun == 1)
     offer.buttons.withdraw()
-    assert not offer.is_closed()
+    assert offer.row.comm is not None
     offer.may_end.set()
     pressed.join(10)
-    assert offer.is_closed()
-    offer.press().join(10)  # it was on its way when the buttons went
+    offer.press().join(10)  # the click was on its way when the buttons went
     assert offer.begun == 1
+    offer.buttons.close()
+    assert offer.row.comm is None
 
 
-def test_buttons_that_nobody_pressed_are_closed_at_once(offer: Offer) -> None:
+def test_a_page_that_follows_no_outputs_has_the_buttons_under_the_record(offer: Offer) -> None:
+    record = offer.root.children[0]
+    assert offer.root.children == (record, offer.row)
     offer.buttons.withdraw()
-    assert offer.is_closed()
+    assert offer.root.children == (record,)

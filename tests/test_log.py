@@ -102,18 +102,8 @@ def test_of_long_pages_fewer_are_kept() -> None:
         pages.add(["a"] * MAX_BATCH, MAX_BATCH)
         assert pages.lines <= MAX_PAGE_ROWS
     assert pages.lines >= MAX_ROWS
-
-
-def test_all_pages_are_closed_and_a_page_after_the_marker_is_a_new_one() -> None:
-    new: list[widgets.Widget] = []
-    pages = LogPages(new.append)
-    pages.add(["a"], 1)
-    marker = pages.append_marker()
-    pages.add(["b"], 1)
-    assert (new[1], marker.value, len(new)) == (marker, "", 3)
     pages.clear()
     assert pages.root.children == ()
-    assert [each for each in new if each.comm is not None] == []
 
 
 # ---- lines
@@ -182,18 +172,6 @@ def test_of_a_flood_the_newest_lines_are_shown_and_the_others_counted(
     log.tails.write(0, "x\n" * 10_000)
     [gap] = [line for line in log.shows()[2:] if not line.startswith("[rank 0] ")]
     assert f"{10_000 - MAX_BATCH:,} " in gap
-
-
-def test_the_last_page_is_waited_for_only_where_lines_came_just_now(clock: list[float]) -> None:
-    log = Log("a")
-    clock[0] = 100.0
-    assert log.begin_end() is None
-    log.shows()
-    last = log.begin_end()
-    assert last is not None
-    assert (last.value, last._view_count) == ("", 0)
-    clock[0] += 5
-    assert log.begin_end() is None
 
 
 def test_times_are_in_the_page_and_shown_when_they_are_asked_for() -> None:

@@ -83,22 +83,6 @@ class Recovery:
                     return failed
             return self._recover(self._run_shown(request), request, retries)
 
-    def run_again(self, request: CellRequest, retries: Retries = NO_RETRIES) -> CellResult:
-        """After a failure, as the user asks: restart, replay, and run the cell in the same view."""
-        deeds = self._session.replay_log
-        self._note("restarting the ranks, to run it again ...")
-        try:
-            with self._keeping_curves():
-                failed = self.replay(deeds, restart=lambda: self._session.restart(is_recovery=True))
-        except BaseException:
-            self._note("not run again: the restart or the replay did not come to its end")
-            raise
-        self._session.end_recovery(is_taken_up=failed is None)
-        if failed is not None:
-            self._note(f"not run again: {FAILED}")
-            return failed
-        return self.run(replace(request, is_again=True), retries)
-
     def begin(self, request: CellRequest) -> CellHandle:
         """Hand a cell to the ranks and return at once; :meth:`follow` shows it."""
         self._times_ended = self._session.times_ended

@@ -26,7 +26,7 @@ from nbddp.imports import import_aside
 from nbddp.interrupts import interrupt_held_back
 from nbddp.lifecycle.comeback import Retries
 from nbddp.lifecycle.reasons import unknown_rank, with_way_on
-from nbddp.magics.again import Again
+from nbddp.magics.again import RetryActions
 from nbddp.magics.auto import AutoMode
 from nbddp.magics.background import Background
 from nbddp.magics.diary import Diary, omitted
@@ -238,34 +238,26 @@ class Desk:
         result = recovery.run(request, retries)
         self.next_trace = None
         self.went_well = result.is_ok
-        self._conclude(result, recovery, request, retries)
+        self._conclude(result, recovery.session, request)
         self._raise_for_failure(result)
         return result
 
-    def _conclude(
-        self, result: CellResult, recovery: Recovery, request: CellRequest, retries: Retries
-    ) -> Trace | None:
+    def _conclude(self, result: CellResult, session: Session, request: CellRequest) -> Trace | None:
         """Show what was traced, if that was asked for; after a failure, what can be done."""
-        traced, session = None, recovery.session
+        traced = None
         if left_out := omitted(request, result):
             self.note(left_out)
         if request.trace is not None:
             traced = trace_of(session, result, request.trace)
             self.views.show(trace_report(traced))
 
-        def conclude(result: CellResult) -> None:
-            self._conclude(result, recovery, request, retries)
-            if not self.views.has_record:
-                self._raise_for_failure(result)
-
         verdict, life = result.verdict, session.life
         if verdict is not None and not verdict.first.is_quit:
             self._failed, self._failed_in = verdict, (session, life.attempt)
-        if verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
-            again = Again(self, recovery, request, retries, conclude=conclude)
-            self.views.offer(again, can_heal=bool(life.gone and life.alive))
-        if request.has_own_ranks:
+        if request.has_own_ranks:  # a heal or a restart gives back nothing of them
             self.group.scripts.end(session, result)
+        elif verdict is not None and not verdict.is_interrupt and not verdict.ended_by:
+            self.views.offer(RetryActions(self), can_heal=bool(life.gone and life.alive))
         return traced
 
     def _recovery(self, session: Session, *, quiet: bool) -> Recovery:
@@ -322,7 +314,7 @@ class Desk:
             [handle] = begun
             result = recovery.follow(handle, retries)
             self.went_well = result.is_ok
-            self._traced = self._conclude(result, recovery, request, retries)
+            self._traced = self._conclude(result, recovery.session, request)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
             return result

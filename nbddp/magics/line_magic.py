@@ -116,16 +116,10 @@ def _interrupt(desk: Desk, _args: Namespace) -> None:
 
 
 def _heal(desk: Desk, args: Namespace) -> None:
-    """Keep the outcome on the page: nothing else shows it when the page is loaded again."""
     if desk.group.scripts.lost and not desk.group.life.gone:
-        desk.views.say_outcome("%ddp heal", SCRIPT_RANKS_DIED)
+        desk.views.say(f"nbddp: {SCRIPT_RANKS_DIED}")
         return
-    try:
-        healed = desk.heal(args.rank or (), donor=args.donor)
-    except RequestError as error:
-        desk.views.say_outcome("%ddp heal", str(error), is_said=False)
-        raise
-    desk.views.say_outcome("%ddp heal", str(healed))
+    desk.views.say(f"nbddp: {desk.heal(args.rank or (), donor=args.donor)}")
 
 
 def _nodes(desk: Desk, args: Namespace) -> None:

@@ -17,8 +17,6 @@ from IPython.display import clear_output, publish_display_data
 from nbddp.controller.session import Session
 from nbddp.group.checking import QuietChecks
 from nbddp.imports import import_aside
-from nbddp.magics.parts import Parts
-from nbddp.magics.unseen import Unseen
 from nbddp.ui.frontend import shows_widgets
 from nbddp.ui.questions import Box, ConsoleBox, NoBox, Questions
 from nbddp.ui.report.blocks import Report
@@ -29,9 +27,10 @@ from nbddp.ui.text.progress import Progress
 from nbddp.ui.text.view import TextView
 
 if TYPE_CHECKING:
-    from nbddp.magics.again import Again
+    from nbddp.magics.again import RetryActions
     from nbddp.ui.chart_html import RenderedChart
     from nbddp.ui.panel.aftermath import Aftermath
+    from nbddp.ui.panel.output_slot import OutputSlot
     from nbddp.ui.panel.view import PanelView
     from nbddp.ui.tails import Line
 
@@ -56,11 +55,11 @@ class Views:
         self._shell = shell
         self._checks = checks
         self._last: View | None = None
+        self._last_cell = 0  # the number of the cell in which it was made
+        self._next_slot: OutputSlot | None = None
         self._announced: PanelView | None = None
         self._aftermath: Aftermath | None = None
-        self._unseen = Unseen(shell, self.say)
         self._has_pictures = True  # as text: whether a cell's charts are shown below it
-        self._parts = Parts(shell)
 
     @property
     def has_record(self) -> bool:
@@ -71,10 +70,14 @@ class Views:
         """A new one, for a cell that begins."""
         self._take_back_offer()
         announced, self._announced = self._announced, None
-        self._last = view = announced or self._new(session, quiet=quiet)
-        if not self._has_pictures:
-            self._parts.add(view)
-        return view
+        self._last = announced or self._new(session, quiet=quiet)
+        self._last_cell = self._shell.execution_count
+        return self._last
+
+    @property
+    def _last_in_cell(self) -> View | None:
+        """The last view, if it was made in the cell that runs now."""
+        return self._last if self._last_cell == self._shell.execution_count else None
 
     @contextmanager
     def announcing(self, text: str, session: Session, *, quiet: bool) -> Iterator[None]:
@@ -101,29 +104,27 @@ class Views:
         finally:
             self._has_pictures = True
 
-    def offer(self, again: Again, *, can_heal: bool) -> None:
+    def offer(self, actions: RetryActions, *, can_heal: bool) -> None:
         """Show, under a record, buttons for what can be done after a failure."""
-        if self.has_record and hasattr(self._shell, "kernel"):
-            from nbddp.ui.panel.aftermath import HEAL, RESTART, RUN_AGAIN, Aftermath
+        if not (self.has_record and hasattr(self._shell, "kernel")):
+            return
+        from nbddp.ui.panel.aftermath import HEAL, RESTART, Aftermath
+        from nbddp.ui.panel.view import PanelView
 
-            self._take_back_offer()
-            offers = {HEAL: again.heal} if can_heal else {}
-            offers |= {RESTART: again.restart, RUN_AGAIN: again.run_again}
-            if again.is_of_script:
-                offers = {RUN_AGAIN: again.run_again}
-            self._aftermath = Aftermath(self._shell.kernel, offers)
-            self._aftermath.publish()
-
-    def start_over(self) -> None:
-        """The last cell runs again: what it has shown goes, as if it were run by hand."""
-        clear_output(wait=True)
-        if self._last is not None:
-            self._last.start_over()
+        self._take_back_offer()
+        offers = {HEAL: actions.heal} if can_heal else {}
+        root = self._last.slot.root if isinstance(self._last, PanelView) else None
+        self._aftermath = Aftermath(self._shell.kernel, offers | {RESTART: actions.restart}, root)
+        self._aftermath.publish()
 
     def _take_back_offer(self) -> None:
         aftermath, self._aftermath = self._aftermath, None
         if aftermath is not None:
+            from nbddp.ui.buttons.live import LiveComms
+            from nbddp.ui.panel.view import PANELS_KEPT
+
             aftermath.withdraw()
+            LiveComms.of(self._shell).keep(aftermath.close, most=PANELS_KEPT)
 
     def _new(self, session: Session, *, quiet: bool) -> View:
         if quiet or not self.shows_panels:
@@ -149,14 +150,16 @@ class Views:
         from nbddp.ui.buttons.live import LiveComms  # they load widgets, which no terminal needs
         from nbddp.ui.panel.view import PanelView
 
+        slot = self._next_slot if self._last_in_cell is not None else None
+        self._next_slot = None
         return PanelView(
             session,
             LiveComms.of(self._shell),
             IPythonScreen(),
             has_color=shows_color(self._shell),
-            tell_later=partial(self._note_unseen, self._unseen.page()),
             check=partial(self._checks.look, session),
             questions=self._questions(session),
+            slot=slot,
         )
 
     def _questions(self, session: Session) -> Questions:
@@ -169,19 +172,6 @@ class Views:
 
             box = KernelBox(self._shell.kernel)
         return Questions(box, session.answer)
-
-    def _note_unseen(self, page: str, text: str, surely: bool) -> None:  # noqa: FBT001 - a callback
-        self._unseen.note(page, text, surely=surely)
-
-    def say_outcome(self, magic: str, text: str, *, is_said: bool = True) -> None:
-        """Tell what came of a magic, and tell it again to a page that may not have seen it.
-
-        ``is_said``: whether nobody else tells it the first time.
-        """
-        if is_said:
-            self.say(f"nbddp: {text}")
-        if page := self._unseen.page():
-            self._unseen.note(page, f"`{magic}` said: {text}", surely=False)
 
     def note(self, text: str) -> None:
         """Tell the user, in the panel of the attempt that failed, what is done about it."""
@@ -203,7 +193,6 @@ class Views:
                 import_aside(MATPLOTLIB)
             html = render_html(report)
             publish_display_data({"text/html": html, "text/plain": text})
-            self._parts.tell(html)
         elif picture is not None and hasattr(self._shell, "kernel"):
             import_aside(MATPLOTLIB)
             png, width = picture.draw()
@@ -217,10 +206,15 @@ class Views:
         if not self.shows_panels:
             self.say(f"nbddp: {report.title}")
             return
-        self.start_over()
+        from nbddp.ui.panel.view import PanelView
+
+        clear_output(wait=True)
         html = render_html(report)
         publish_display_data({"text/html": html, "text/plain": str(report.title)})
-        self._parts.begin(html)
+        last = self._last_in_cell
+        if isinstance(last, PanelView):  # a page that was loaded again sees the next run, too
+            last.slot.clear(html)
+            self._next_slot = last.slot
 
     def show_status(self, session: Session) -> None:
         """Show the group as it is now; a page also has the output of its last cell."""

@@ -15,8 +15,8 @@ import zmq
 from IPython.display import publish_display_data
 
 from nbddp.ui.frontend import shows_widgets
-from nbddp.ui.panel.place import EMPTY
 from nbddp.ui.questions import LOOK, WAY_OUT, RefusedError
+from nbddp.ui.screen import EMPTY
 
 END = "\x04"  # what a page sends for the end of file
 CLOSING = 1.0  # seconds within which a page closes a box; JupyterLab 4.6 needs 10 to 60 ms

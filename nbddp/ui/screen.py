@@ -17,6 +17,8 @@ from nbddp.ui.words import say_tag
 from nbddp.wire.messages import Display, JsonDict
 
 TOGETHER = 0.002  # seconds: what ranks print at the same moment is shown in one or two pieces
+# replaces an output that is to go; a rule of the style sheet removes the room that it takes
+EMPTY: JsonDict = {"text/html": '<div class="nbddp-fallback"></div>', "text/plain": ""}
 PAGE_PACE = 1e6  # characters a second that are shown for long: more, Jupyter's server drops
 
 
@@ -56,9 +58,6 @@ class View(Protocol):
 
     def note(self, text: str) -> None:
         """Say what is done about the failure that it has shown."""
-
-    def start_over(self) -> None:
-        """The output was cleared: what comes now is shown at its top."""
 
 
 class StreamScreen:

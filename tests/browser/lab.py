@@ -33,7 +33,6 @@ CHROMIUM_ARGS = [
     "--disable-sync",
     "--no-first-run",
 ]
-RUN_AGAIN = "Restart and run again"  # what the button under a failed cell says
 SIZE = {"width": 1200, "height": 1000}
 # what Notebook 7 complains of by itself, with any notebook: it has neither of the two
 _OF_NOTEBOOK_7 = re.compile(r"404 \(Not Found\) \S*/lsp/status|undefined \(reading 'schema'\)")

@@ -9,7 +9,7 @@ from limits import limits_source
 
 from browser.conftest import IN_BROWSER, START, Picture, write_notebook
 from browser.desk import Desk
-from browser.lab import RUN_AGAIN, LabNotebook
+from browser.lab import LabNotebook
 
 pytestmark = IN_BROWSER
 
@@ -31,16 +31,6 @@ CUT_OFF = """rows => rows.flatMap(row => {
         && each.getBoundingClientRect().right > box.right).map(each => each.innerText);
 })"""
 
-LUCK = """%%ddp
-import time
-from pathlib import Path
-for step in nbddp.track(range(30)):
-    time.sleep(0.05)
-    nbddp.log(step=step, loss=base / (step + 1))
-    if step == 25 and rank == 1 and not Path("luck").exists():
-        raise ValueError("no luck")
-print("through", base)
-"""
 SHORT = """%%ddp
 import time
 print("early")
@@ -137,35 +127,6 @@ def test_a_short_cell_grows_and_never_shrinks(desk: Desk) -> None:
         assert notebook.problems == []
 
 
-@pytest.mark.until_cut
-def test_after_a_failure_the_cell_can_be_run_again_by_a_button(
-    desk: Desk, picture: Picture
-) -> None:
-    cells = [START, "%%ddp\nbase = 3", LUCK, "%%ddp --quiet\nbase"]
-    write_notebook(desk.notebooks / "luck.ipynb", *cells)
-    with desk.open("luck.ipynb") as notebook:
-        for cell in (0, 1, 2):
-            notebook.run(cell)
-        notebook.await_text(2, "^failed on rank 1 · ")
-        notebook.button(RUN_AGAIN).scroll_into_view_if_needed()
-        picture(notebook, "failed")
-        notebook.button(RUN_AGAIN).click()
-        notebook.await_text(2, "^running ")
-        notebook.await_text(2, r"^failed on rank 1 after 1 restart, [\s\S]*^attempt \d+: ")
-        notebook.await_idle()
-        (desk.notebooks / "luck").touch()
-        notebook.button(RUN_AGAIN).click()
-        notebook.await_text(2, "^done on ranks 0-1 after 2 restarts, ")
-        notebook.await_text(2, r"^\[rank 1\] through 3$")  # base was there again
-        picture(notebook, "run-again")
-        notebook.await_idle()
-        assert "more above" not in notebook.text(2)
-        assert notebook.button(RUN_AGAIN).count() == 0
-        notebook.run(3)
-        assert notebook.text(3) == "Out [ranks 0-1] 3"
-        assert notebook.problems == []
-
-
 DIES = """%%ddp
 import os, signal
 if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
@@ -192,7 +153,7 @@ def test_after_a_death_the_group_is_healed_by_a_button_and_by_itself(
         notebook.button("Heal").click()
         notebook.await_text(2, r"^rank 1 .*rank 0 .*\d+\.\d\d s ")
         picture(notebook, "healed")
-        for label in ("Heal", RUN_AGAIN):  # what is said does not cut them off
+        for label in ("Heal", "Restart"):  # what is said does not cut them off
             is_whole = "it => it.scrollWidth <= it.clientWidth"
             assert notebook.button(label).evaluate(is_whole)
         notebook.run(3)
@@ -201,31 +162,6 @@ def test_after_a_death_the_group_is_healed_by_a_button_and_by_itself(
         notebook.await_text(4, "^done on ranks 0-1 after 1 heal, ")
         notebook.await_text(4, r"^attempt \d+, .*rank 1 .*SIGKILL ")
         picture(notebook, "went-on")
-        assert notebook.problems == []
-
-
-@pytest.mark.until_cut
-def test_a_button_that_is_pressed_twice_at_once_runs_the_cell_again_once(desk: Desk) -> None:
-    steps = "2000 if Path('was-there').exists() else 20"  # the second time it is interrupted
-    fails = TRAIN.replace("2000", steps).replace(
-        "import time", "import time\nfrom pathlib import Path"
-    )
-    fails += "\nif rank == 1:\n    Path('was-there').touch()\n    raise ValueError('no luck')"
-    write_notebook(desk.notebooks / "twice.ipynb", START, fails, TRAIN)
-    with desk.open("twice.ipynb") as notebook:
-        notebook.run(0)
-        notebook.run(1)
-        notebook.await_text(1, "^failed on rank 1 · ")
-        notebook.button(RUN_AGAIN).dblclick()
-        notebook.await_text(1, "^running ")
-        notebook.button("Interrupt").click()  # it answers
-        notebook.await_text(1, "^interrupted after 1 restart, ", timeout=60)
-        notebook.await_idle()
-        notebook.begin(2)
-        notebook.await_text(2, r"step 10$")
-        notebook.button("Interrupt").click()
-        notebook.await_idle()
-        assert notebook.text(2).startswith("interrupted · ")
         assert notebook.problems == []
 
 

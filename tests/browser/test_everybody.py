@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from browser.conftest import IN_BROWSER, Picture, write_notebook
 from browser.desk import Desk
-from browser.lab import RUN_AGAIN, LabNotebook
+from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
@@ -96,7 +96,7 @@ def test_a_running_panel(notebook: LabNotebook, theme: str, picture: Picture) ->
 
 def test_the_record_of_a_failure(notebook: LabNotebook, theme: str, picture: Picture) -> None:
     notebook.run(2)
-    notebook.button(RUN_AGAIN).wait_for()
+    notebook.button("Restart").wait_for()
     picture(notebook, f"everybody-failed-{theme}")
     assert found(notebook, ".jp-CodeCell:nth-of-type(3) .nbddp") == []
     assert found(notebook, ".nbddp-aftermath") == []

@@ -137,8 +137,6 @@ def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_
     notebook.await_text(1, r"^done on ranks 0-1 · [\s\S]*step \d+$")
     assert not re.search(GET, notebook.text(1))
     notebook.await_idle()
-    notebook.run(2)
-    notebook.await_text(2, f"^nbddp: .*loaded again .*{GET}")
     notebook.save()
     notebook.shut_down_kernel()
     notebook.reload()
@@ -154,6 +152,25 @@ def test_a_notebook_that_was_loaded_again_has_its_record_and_on_disk_the_way_to_
     notebook.await_text(2, r"^cell \d+ of run \S+ · done · ranks 0-1 · [\s\S]*\[rank 1\] step \d+$")
     expect(notebook.code_cell(2).locator("svg[aria-label^='loss: ']").first).to_be_visible()
     picture(notebook, "shown-again")
+
+
+def test_after_a_kill_on_a_page_that_was_loaded_again_the_group_is_healed_by_a_button(
+    notebook: LabNotebook, picture: Picture
+) -> None:
+    notebook.save()
+    notebook.reload()
+    notebook.await_text(1, r"running [\s\S]* step [4-9]0$")
+    notebook.press_twice("Kill")
+    notebook.await_text(1, "^failed on rank 0 · ")
+    notebook.button("Heal").scroll_into_view_if_needed()
+    picture(notebook, "killed-after-reload")
+    notebook.button("Heal").click()
+    notebook.await_text(1, r"^rank 0 healed ")
+    notebook.await_kernel()
+    notebook.run(2)
+    expect(notebook.button("Heal")).to_be_visible()  # only a cell of the ranks takes them away
+    notebook.await_idle()
+    assert notebook.problems == []
 
 
 def test_a_cell_that_nothing_was_done_to_leaves_no_line_and_no_empty_room(

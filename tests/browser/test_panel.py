@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 
 from browser.conftest import IN_BROWSER, Picture, write_notebook
 from browser.desk import Desk
-from browser.lab import RUN_AGAIN, LabNotebook
+from browser.lab import LabNotebook
 
 pytestmark = [pytest.mark.full, *IN_BROWSER]
 
@@ -147,7 +147,7 @@ def test_a_message_of_thousands_of_lines_is_scrolled(
 ) -> None:
     notebook.run(5)
     notebook.await_text(5, "^failed on ranks 0-1 · ")
-    notebook.button(RUN_AGAIN).scroll_into_view_if_needed()
+    notebook.button("Restart").scroll_into_view_if_needed()
     picture(notebook, "long-message")
     cell = notebook.code_cell(5)
     assert cell.locator(".jp-OutputArea").evaluate("it => it.offsetHeight") < 1200

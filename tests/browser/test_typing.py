@@ -144,16 +144,19 @@ def reload(notebook: LabNotebook) -> None:
 def delete(notebook: LabNotebook) -> None:
     """Delete the cell that asks, and undo it: the cells after it have the same places then."""
     do_to_cell(notebook, "delete-cell", "undo-cell-action")
+    interrupt(notebook)
 
 
 def clear(notebook: LabNotebook) -> None:
     """Clear the outputs, and with them the box."""
     do_to_cell(notebook, "clear-cell-output")
+    interrupt(notebook)
 
 
 def move(notebook: LabNotebook) -> None:
     """Move the cell that asks down and up again."""
     do_to_cell(notebook, "move-cell-down", "move-cell-up")
+    interrupt(notebook)
 
 
 def interrupt(notebook: LabNotebook) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -17,6 +18,8 @@ from notebook import Notebook, Reply
 
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms
+from nbddp.ui.panel.view import PANELS_KEPT
+from nbddp.ui.screen import EMPTY
 
 pytestmark = pytest.mark.multiproc
 
@@ -120,7 +123,7 @@ def test_a_short_cell_gets_its_record_at_once_and_no_widgets(page: Page) -> None
     assert "</details>" in shown["text/html"]
 
 
-def test_a_longer_cell_shows_widgets_and_leaves_none_behind(page: Page) -> None:
+def test_a_longer_cell_shows_widgets_until_its_record_comes(page: Page) -> None:
     page.run("%ddp start --nproc 2")
     page.run(ALL_WIDGETS)
     reply = page.run_until(f"%%ddp\n{GO_ON}print('late')", has_panel)
@@ -132,7 +135,18 @@ def test_a_longer_cell_shows_widgets_and_leaves_none_behind(page: Page) -> None:
     assert {each["text/plain"] for each in fallbacks(reply.updates)} == {""}, "the record is there"
     assert "rank 1\n  late" in page.run(way[1]).displays[0]["text/plain"]
     assert "late" in final(reply)["text/html"]
-    assert page.run("len(all_widgets)").result == "0"
+
+
+def test_widgets_of_cells_that_are_over_are_closed_when_others_have_followed(page: Page) -> None:
+    page.run("%ddp start --nproc 2")
+    page.run(f"{ALL_WIDGETS}{imported(LiveComms)}LiveComms.of(get_ipython())._kept.clear()")
+    page.run("from ipywidgets import Widget; Widget.close_all()")
+    counts = []
+    for _ in range(PANELS_KEPT + 2):
+        page.run_until(f"%%ddp\n{GO_ON}", has_panel)
+        counts.append(int(page.run("len(all_widgets)").result))
+    grown = [after - before for before, after in pairwise(counts)]
+    assert grown[-1] < grown[0] / 10
 
 
 def test_a_cell_of_half_a_second_shows_its_lines_at_once_and_no_widgets(page: Page) -> None:
@@ -177,7 +191,7 @@ def test_a_cell_that_starts_the_ranks_says_so_at_once_in_the_place_of_its_panel(
 def test_what_was_announced_is_taken_back_where_the_ranks_cannot_be_had(page: Page) -> None:
     reply = page.run("%%ddp --nproc 2 --backend nccl\nrank")
     assert "starting 2 ranks" in reply.displays[0]["text/html"]
-    assert reply.updates[-1] == {"text/html": "", "text/plain": ""}
+    assert reply.updates[-1] == EMPTY
     assert "nccl" in reply.text
     reply = page.run("%%ddp --nproc 2\nrank")
     assert "starting 2 ranks" in reply.displays[0]["text/html"]
@@ -320,16 +334,6 @@ def test_in_a_kernel_that_is_not_known_the_panel_says_that_its_buttons_wait(page
     page.run("live._way = known")
     reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)
     assert not any(WAIT in text for text in reply.widget_texts)
-
-
-def test_a_page_that_draws_no_widgets_is_waited_for_once(page: Page) -> None:
-    page.run("%ddp start --nproc 2")
-    live = f"{imported(LiveComms)}live = LiveComms.of(get_ipython())"
-    page.run(f"{live}; live.page_draws = True")  # as in a kernel that has shown nothing yet
-    for _ in range(2):
-        reply = page.run_until(f"%%ddp\n{GO_ON}", has_panel)
-        assert DONE in final(reply)["text/html"], "it takes the panel's place"
-        assert page.run("live.page_draws").result == "False"
 
 
 def test_a_kernel_that_is_shut_down_while_a_panel_is_open_says_nothing_of_its_own(

@@ -12,7 +12,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import TracebackType
@@ -34,7 +34,6 @@ BUSY_PERIOD = 1.0  # seconds between two words to the page that the cell still r
 PATIENCE = 5.0  # seconds for the kernel's reading thread, and for a handler that still runs
 
 PENDING = "buttons answer only when the cell is over"
-MAX_KEPT = 32  # panels that stay after their cells, for pages that saw no record
 _ATTRIBUTE = "_nbddp_live"
 _KINDS = ("comm_open", "comm_msg", "comm_close")
 
@@ -93,13 +92,10 @@ class LiveComms:
     """One per kernel: answers the messages of the widgets that are served, on its own thread.
 
     Attributes:
-        page_draws: Whether the page has drawn the last widgets in time, as far as is known.
-        page_tells: Whether it has told when they were gone from it.
         cells: How many cells the user has sent while widgets were served.
     """
 
     def __init__(self, kernel: Any) -> None:
-        self.page_draws = self.page_tells = True
         self.cells = 0
         self._kernel = kernel
         self._way = way_to(kernel)
@@ -112,7 +108,7 @@ class LiveComms:
         self._thread: threading.Thread | None = None
         self._calls: SimpleQueue[tuple[Incoming, Serving] | None] = SimpleQueue()
         self._control_ids: set[str] = set()
-        self._kept: deque[Callable[[], None]] = deque()
+        self._kept: defaultdict[int, deque[Callable[[], None]]] = defaultdict(deque)
 
     @classmethod
     def of(cls, shell: InteractiveShell | None) -> LiveComms:
@@ -161,11 +157,15 @@ class LiveComms:
                 if call is not None:
                     self._answer(*call)
 
-    def keep(self, close: Callable[[], None]) -> None:
-        """Leave widgets on the page; when there are too many, ``close`` takes the oldest away."""
-        self._kept.append(close)
-        while len(self._kept) > MAX_KEPT:
-            self._kept.popleft()()
+    def keep(self, close: Callable[[], None], *, most: int) -> None:
+        """Leave widgets of a cell that is over on its page; of more than ``most`` close the oldest.
+
+        A page may still be drawing them, or may not follow the output that replaces them.
+        """
+        kept = self._kept[most]
+        kept.append(close)
+        while len(kept) > most:
+            kept.popleft()()
 
     # -- who is served
 

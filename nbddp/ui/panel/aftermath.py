@@ -18,18 +18,18 @@ from IPython.display import publish_display_data
 
 from nbddp.ui.panel.html import escape
 from nbddp.ui.panel.pieces import box, bundle, button, close, show_question
+from nbddp.ui.screen import EMPTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HEAL, RESTART, RUN_AGAIN = "Heal", "Restart", "Restart and run again"
+HEAL, RESTART = "Heal", "Restart"
 _TIPS = {
     HEAL: "Replace the dead ranks with new ones; the other ranks keep all their names",
     RESTART: "Restart all ranks; their names are lost. Press twice",
-    RUN_AGAIN: "Restart all ranks, run the cells that succeeded again, and then this one",
 }
-_ICONS = {HEAL: "medkit", RESTART: "refresh", RUN_AGAIN: "step-forward"}
-_MEANWHILE = {HEAL: "healing the group ..."}
+_ICONS = {HEAL: "medkit", RESTART: "refresh"}
+_MEANWHILE = {HEAL: "healing the group ...", RESTART: "restarting the ranks ..."}
 Deed = Callable[[], str]
 
 
@@ -38,12 +38,16 @@ class Aftermath:
 
     Args:
         kernel: in which the cell ran.
-        offers: what each button does, by its label; it returns what to say of it. It may show the
-            cell again, which takes this row away. ``RESTART`` asks first.
+        offers: what each button does, by its label; it returns what to say of it. ``RESTART`` asks
+            first.
+        root: the widget that a page shows which does not follow the outputs of the cell.
     """
 
-    def __init__(self, kernel: Any, offers: Mapping[str, Deed]) -> None:
+    def __init__(
+        self, kernel: Any, offers: Mapping[str, Deed], root: widgets.Box | None = None
+    ) -> None:
         self._kernel = kernel
+        self._root = root
         self._cell: dict[str, Any] = kernel.get_parent("shell")
         self._context = contextvars.copy_context()
         self._display_id = f"nbddp-{uuid.uuid4().hex}"
@@ -61,17 +65,27 @@ class Aftermath:
         """Show it; a page without widgets shows nothing."""
         shown = {**bundle(self._row), "text/plain": ""}
         publish_display_data(shown, transient={"display_id": self._display_id})
+        if self._root is not None:
+            self._root.children = (*self._root.children, self._row)
         self._is_there = True
 
     def withdraw(self) -> None:
         """Take it away: another cell runs."""
         if self._is_there:
             self._is_there = False
-            empty = {"text/html": "", "text/plain": ""}
+            if self._root is not None:
+                self._root.children = [each for each in self._root.children if each != self._row]
             self._context.copy().run(
-                publish_display_data, empty, transient={"display_id": self._display_id}, update=True
+                publish_display_data, EMPTY, transient={"display_id": self._display_id}, update=True
             )
-            self._close_if_done()
+
+    def close(self) -> None:
+        """Remove the buttons from the memory of the kernel.
+
+        JupyterLab ends the second shell of a kernel with the last widget, and then the kernel reads
+        nothing until a handler that runs there has returned. So wait until other cells have run.
+        """
+        close(self._row)
 
     def _press(self, label: str, deed: Deed) -> None:
         if label != RESTART:
@@ -91,11 +105,10 @@ class Aftermath:
             return
         try:
             self._set_disabled(value=True)
-            self._say(_MEANWHILE.get(label, "restarting the ranks ..."))
+            self._say(_MEANWHILE[label])
             said = self._context.copy().run(self._as_cell, deed)
         finally:
             self._doing.release()
-            self._close_if_done()
         if self._is_there:
             self._say(said)
             self._set_disabled(value=False)
@@ -103,15 +116,6 @@ class Aftermath:
     def _set_disabled(self, *, value: bool) -> None:
         for each in self._buttons.values():
             each.disabled = value
-
-    def _close_if_done(self) -> None:
-        """Take the buttons out of memory, unless what one of them began still goes on.
-
-        When its last widget is closed, JupyterLab ends the kernel's second shell, upon which the
-        kernel reads nothing at all until the handler that runs there has returned.
-        """
-        if not self._is_there and not self._doing.locked():
-            close(self._row)
 
     def _as_cell(self, deed: Deed) -> str:
         with self._cell_goes_on():

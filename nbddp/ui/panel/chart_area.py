@@ -52,8 +52,8 @@ class ChartArea:
         self._failed: set[str] = set()
         self._is_offering = False
 
-    def draw(self) -> list[Plain]:
-        """Draw what has changed; return the widgets of new charts."""
+    def draw(self) -> None:
+        """Draw what has changed."""
         scale, chosen = self.choice
         if scale is not self._scale:
             self._scale, self._drawn = scale, {}
@@ -73,7 +73,6 @@ class ChartArea:
             self.box.children = shown
         if self._charts:
             self._offer([*news.versions, *news.others])
-        return new
 
     def _draw_chart(self, name: str, curves: Mapping[int, Curve]) -> None:
         try:

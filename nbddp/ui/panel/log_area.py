@@ -49,12 +49,10 @@ class LogWidgets:
         )
         self._found, self._earlier, self._now = (html() for _ in range(3))
         self._path = html()
-        self._pages = LogPages(self._note_new)
-        self._on_new = on_new
+        self._pages = LogPages(on_new)
         self._look: tuple[int, str] | None = None
         self._seen: tuple[object, ...] = ()
         self._begin(0)
-        self._grew_at = 0.0
         self._times.observe(lambda _change: self._show_times(), "value")
         controls = [self._choice, self._search, self._times, self._hold, self._found]
         lines = widgets.VBox([self._earlier, self._pages.root, self._now])
@@ -64,11 +62,6 @@ class LogWidgets:
             self._path,
         ]
         self.root = box(widgets.VBox, parts, "nbddp-logs")
-
-    @property
-    def parts(self) -> tuple[widgets.DOMWidget, widgets.DOMWidget]:
-        """A page that draws these has drawn all that is there at first."""
-        return self._hold, self._now
 
     @property
     def looks_at(self) -> tuple[object, ...]:
@@ -90,10 +83,6 @@ class LogWidgets:
             return
         self._extend(tails)
         self._say(tails, log_path(folder, self._rank))
-
-    def begin_end(self) -> widgets.DOMWidget | None:
-        """What a page has drawn last, if it may not have drawn all yet."""
-        return self._pages.append_marker() if time.monotonic() - self._grew_at < 1.0 else None
 
     @property
     def _rank(self) -> int | None:
@@ -142,10 +131,6 @@ class LogWidgets:
         act = self.root.add_class if self._times.value else self.root.remove_class
         act("nbddp-timed")
 
-    def _note_new(self, widget: widgets.Widget) -> None:
-        self._grew_at = time.monotonic()
-        self._on_new(widget)
-
 
 class LogPages:
     """Rows of HTML that grow at the end, in pages: only the newest page is sent again.
@@ -191,13 +176,6 @@ class LogPages:
     def clear(self) -> None:
         """Remove all rows."""
         self._remove(len(self._pages))
-
-    def append_marker(self) -> Plain:
-        """Append an empty page. Once a front end has drawn it, it has drawn all pages."""
-        marker = html(_view_count=0)
-        self._append(marker)
-        self._full_at = 0.0
-        return marker
 
     def _append(self, page: Plain) -> None:
         self._pages.append(_Page(page))

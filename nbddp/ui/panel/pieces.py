@@ -19,9 +19,9 @@ class Plain(widgets.HTML):
     layout = style = None
 
 
-def html(value: str = "", **options: int) -> Plain:
+def html(value: str = "") -> Plain:
     """A place for HTML, with no room around it."""
-    return Plain(value, _dom_classes=("nbddp-html",), **options)
+    return Plain(value, _dom_classes=("nbddp-html",))
 
 
 def box(kind: type[widgets.Box], children: Sequence[widgets.Widget], name: str) -> widgets.Box:

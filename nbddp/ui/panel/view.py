@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ipywidgets import Widget
@@ -20,10 +20,9 @@ from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.chart_html import MAX_CHARTS, static_charts
 from nbddp.ui.panel.attempts import Attempt
 from nbddp.ui.panel.controls import Press
-from nbddp.ui.panel.fallback import Fallback, late_html, way_to_record
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
-from nbddp.ui.panel.place import Place
+from nbddp.ui.panel.output_slot import OutputSlot, late_html, way_to_record
 from nbddp.ui.panel.record import Record, going_on_html, record_html, record_text
 from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 from nbddp.ui.panel.widgets import PanelWidgets
@@ -38,8 +37,9 @@ OPENING = 1.0  # seconds until its panel opens: what a shorter one prints is sho
 DRAW_PERIOD = 0.1  # seconds between two drawings of what is there before the panel,
 PREVIEW_SHARE = 0.02  # of a core, or else less often
 LOOK_PERIOD = 0.05  # seconds between two looks for what does not wake us: a log chosen, a step
-SETTLING = 1.0  # seconds that a page may take to draw a panel before the record replaces it
 PUMP_PERIOD = 0.03  # seconds between two looks for pressed buttons on ipykernel 6
+PANELS_KEPT = 4  # panels whose widgets stay after their cells: a page may still draw them
+RECORDS_KEPT = 32  # records that stay where their panels were, for pages that follow no outputs
 SHOWN = 200  # lines of the log in the record
 SHOWN_OF_RANK = 50  # and in the record, of a rank whose lines are not all among those
 WAITING_BUTTONS = (
@@ -55,8 +55,8 @@ NO_WIDGETS = (
 class PanelView:
     """Shows one cell, from its beginning to its end, on the thread that calls ``show``.
 
-    ``tell_later`` is given how the cell's record is got, for a page that may not have seen it, and
-    whether one surely has not.
+    Attributes:
+        slot: The place of the cell among its outputs.
     """
 
     has_record = True
@@ -68,9 +68,9 @@ class PanelView:
         screen: Screen,
         *,
         has_color: bool,
-        tell_later: Callable[[str, bool], None] = lambda _text, _surely: None,
         questions: Questions,
         check: Check,
+        slot: OutputSlot | None = None,
     ) -> None:
         self.tails = Tails(max_merged=MAX_ROWS)
         self.attempt = 0
@@ -80,12 +80,9 @@ class PanelView:
         self._has_color = has_color
         self._widgets: PanelWidgets | None = None
         self._serving: Serving | None = None
-        self._tell_later = tell_later
         self._questions, self._check = questions, check
-        self._place = Place()
-        self._fallback = Fallback()
+        self.slot = slot or OutputSlot()
         self._before: list[Attempt] = []
-        self._stale: list[PanelWidgets] = []  # on pages that see no other output
         self._shown: CellHandle | None = None
         self._opens_at = 0.0
         self._folder = ""  # of the run
@@ -103,32 +100,20 @@ class PanelView:
         if isinstance(before, PanelView) and before._shown is not None:
             is_healed = before._shown.attempt == self._session.life.attempt
             self._before = [*before._before, Attempt(before._shown, time.time(), is_healed)]
-            self.tails = before.tails
-            self._place, self._fallback = before._place, before._fallback
-            self._stale = before._stale
+            self.tails, self.slot = before.tails, before.slot
 
     def note(self, text: str) -> None:
         """Say in the place of the panel, which is over, what is done about its failure."""
         self.tails.say(text)
         self.announce(text)
 
-    def start_over(self) -> None:
-        """The output was cleared: nothing is there to be replaced."""
-        self._place.forget()
-        self._fallback = Fallback()
-
-    def tell_reloaded(self, html: str) -> None:
-        """Show this in its place to a page that was loaded again, and sees nothing else come."""
-        for each in self._stale:
-            each.become(html)
-
     def announce(self, text: str) -> None:
         """Say in the place of the panel, which is still to come, what goes on."""
-        self._place.begin(going_on_html(text), f"nbddp: {text}")
+        self.slot.show_placeholder(going_on_html(text), f"nbddp: {text}")
 
     def withdraw(self) -> None:
         """Nothing comes of what was announced."""
-        self._place.empty()
+        self.slot.empty()
 
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell until it is over; the panel then is its record."""
@@ -157,8 +142,7 @@ class PanelView:
 
     def _ask(self, handle: CellHandle) -> None:
         reloads = self._serving.reloads if self._serving is not None else 0
-        gone = self._widgets.times_gone if self._widgets is not None else 0
-        self._questions.note_page((self._live.cells, reloads, gone))
+        self._questions.note_page((self._live.cells, reloads))
         typed = self._questions.pump(handle.has_ended)
         if typed is not None:
             self.tails.flush(typed.rank)
@@ -200,10 +184,10 @@ class PanelView:
         if is_text(message):
             self.tails.write(rank, f"{message.data['text/plain']}\n")
             return
-        if not self._place.is_taken:  # else the record would stand below what it belongs to
+        if not self.slot.is_used:  # else the record would stand below what it belongs to
             self._preview(handle)
         show_rich(self._screen, rank, message, has_color=self._has_color)
-        self._place.is_followed = True
+        self.slot.is_followed = True
 
     # ---- while it runs
 
@@ -216,7 +200,7 @@ class PanelView:
         else:
             pacer = RedrawPacer(PREVIEW_SHARE, least=DRAW_PERIOD, most=OPENING)
             with pacer.spending():
-                if self._place.is_taken or self.tails.version:
+                if self.slot.is_used or self.tails.version:
                     self._preview(handle)
             self._next_draw = min(pacer.next_at, self._opens_at)
 
@@ -230,7 +214,7 @@ class PanelView:
             is_brief=True,
         )
         html = record_html(record) + late_html(record.snapshot.run, handle.number)
-        self._place.begin(html, record_text(record))
+        self.slot.show_placeholder(html, record_text(record))
 
     def _redraw(self, handle: CellHandle, widgets: PanelWidgets) -> None:
         log_seen = (self.tails.version, widgets.log.looks_at)
@@ -251,9 +235,11 @@ class PanelView:
             on_new=self._serve,
         )
         self._redraw(handle, widgets)
-        self._serving = self._live.serving(widgets.root).begin()
-        self._place.replace({**widgets.bundle(), "text/plain": NO_WIDGETS})
-        self._fallback.publish(self._session.snapshot(handle).run, handle.number)
+        if self.slot.root is None:
+            self._live.keep(self.slot.close, most=RECORDS_KEPT)
+        self._serving = self._live.serving(self.slot.open(widgets.parts)).begin()
+        run = self._session.snapshot(handle).run
+        self.slot.show_panel(NO_WIDGETS, way_to_record(run, handle.number))
 
     def _serve(self, widget: Widget) -> None:
         if self._serving is not None:
@@ -285,69 +271,29 @@ class PanelView:
 
     def _finish(self, handle: CellHandle, result: CellResult) -> None:
         self._questions.close()  # the record says if an input box is left
-        if self._widgets is not None:
-            self._await_page(self._widgets)
         self.tails.flush()
         values, rich = parted(result.results)
-        html = self._publish_record(handle, result, values)
+        record = self._record(handle, result, values)
+        self.slot.show_record(record_html(record), record_text(record))
         for ranks, bundle in rich:
             show_rich_value(self._screen, ranks, bundle, has_color=self._has_color)
-        has_lost = self._widgets is not None and self._let_go(self._widgets, html)
-        if run := self._session.snapshot(handle).run:
-            self._tell_later(way_to_record(run, handle.number), has_lost)
-
-    def _await_page(self, widgets: PanelWidgets) -> None:
-        """Let the page draw the panel to the end: what is taken away half drawn is an error there.
-
-        A page that shows no widgets, or not this part of the notebook, is not waited for again.
-        """
-        if self._live.page_draws and self._live.how is not Way.NONE:
-            widgets.await_log()
-            while not widgets.is_on_page.wait(PUMP_PERIOD):
-                self._live.pump()
-                if time.monotonic() > widgets.grew_at + SETTLING or self._live.kernel_ends:
-                    break
-        self._live.page_draws = widgets.is_on_page.is_set()
-        widgets.count_no_more()
-
-    def _let_go(self, widgets: PanelWidgets, html: str) -> bool:
-        """See to it that the record is in the panel's place; whether a page surely lacks it.
-
-        A page that was loaded again, or whose cell was moved, is not told of what replaces the
-        panel: there the panel itself becomes the record, as long as the kernel lives. The classic
-        Notebook replaces it, and never tells that it did.
-        """
-        deadline = time.monotonic() + (SETTLING if self._live.page_tells else DRAW_PERIOD)
-        while widgets.is_shown and time.monotonic() < deadline and not self._live.kernel_ends:
-            widgets.is_gone.wait(PUMP_PERIOD)
-            self._live.pump()
-        if self._live.kernel_ends:
-            return False
-        if widgets.was_shown:
-            self._live.page_tells = not widgets.is_shown
-        self._fallback.withdraw()  # a page that is told of this was told of the record
-        for each in self._stale:
-            each.become(html)
-        if widgets.is_shown:
-            widgets.become(html)
-            self._live.keep(widgets.close)
-            self._stale.append(widgets)
+        if self._widgets is not None:
+            self._live.keep(self._widgets.close, most=PANELS_KEPT)
             self._widgets = None
-        return self._serving is not None and self._serving.reloads > 0
 
-    def _publish_record(
+    def _record(
         self,
         handle: CellHandle,
         result: CellResult,
         values: Sequence[Line],
-    ) -> str:
+    ) -> Record:
         scale, chosen = self._widgets.charts.choice if self._widgets else (AxisScale.AUTO, None)
         metrics = self._session.metrics(most=MAX_CHARTS, chosen=chosen)
         charts, not_drawn = static_charts(metrics, scale)
         merged = self.tails.merged()
         snapshot = self._snapshot(handle)
         notes = [not_drawn, _missed(snapshot), self._questions.stays]
-        record = Record(
+        return Record(
             snapshot=snapshot,
             result=result,
             lines=[*merged[-SHOWN:], *values],
@@ -362,13 +308,6 @@ class PanelView:
             notes=[each for each in notes if each],
             findings=self._check(handle),
         )
-        html = record_html(record)
-        if self._widgets is not None and self._widgets.is_gone.is_set():
-            self._place.forget()  # the output was cleared
-        elif self._widgets is not None and not self._widgets.was_shown:
-            self._place.distrust()  # it may have been cleared before the panel was drawn
-        self._place.replace({"text/html": html, "text/plain": record_text(record)})
-        return html
 
     def _snapshot(self, handle: CellHandle) -> Snapshot:
         """Of the cell from its first attempt on."""
@@ -393,7 +332,7 @@ class PanelView:
         if self._serving is not None:
             self._serving.end()
         if self._widgets is not None and not self._live.kernel_ends:
-            self._widgets.close()  # each that an ending kernel closes is an error on the page
+            self.slot.close()  # each that an ending kernel closes is an error on the page
 
 
 def _missed(snapshot: Snapshot) -> str:

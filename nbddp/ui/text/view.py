@@ -94,9 +94,6 @@ class TextView:
         self._screen.write(f"nbddp: {text}\n")
         self._screen.flush()
 
-    def start_over(self) -> None:
-        """Nothing of it can be replaced anyway."""
-
     def show(self, handle: CellHandle) -> CellResult:
         """Show a cell from its beginning to its end."""
         try:

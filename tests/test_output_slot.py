@@ -1,0 +1,111 @@
+"""The place of a panel: a record is shown on each page, whatever that page did meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+
+from nbddp.ui.panel import output_slot as module
+from nbddp.ui.panel.output_slot import OutputSlot
+from nbddp.ui.screen import EMPTY
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+SOON = '<div class="nbddp-soon">soon</div>'
+RECORD = '<div class="nbddp-record">record</div>'
+HINT = '<div class="nbddp-fallback">get it</div>'
+
+
+class Page:
+    """The outputs of a cell, in their order, as a page keeps them."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, dict[str, Any]] = {}
+
+    def take(self, data: dict[str, Any], *, transient: dict[str, str], update: bool) -> None:
+        """Show an output. An update of an output that is not there is dropped."""
+        key = transient["display_id"]
+        assert update or key not in self.outputs, "it would stand there twice"
+        if not update or key in self.outputs:
+            self.outputs[key] = data
+
+    @property
+    def shown(self) -> list[str]:
+        """What a user can read."""
+        there = [each for each in self.outputs.values() if each != EMPTY]
+        return ["panel" if WIDGET in each else each["text/html"] for each in there]
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Page:
+    page = Page()
+    monkeypatch.setattr(module, "publish_display_data", page.take)
+    return page
+
+
+@pytest.fixture
+def slot(page: Page) -> OutputSlot:
+    slot = OutputSlot()
+    slot.show_placeholder("starting", "starting")
+    slot.show_placeholder("soon", "soon")
+    assert page.shown == [SOON]
+    return slot
+
+
+def show_panel(slot: OutputSlot) -> None:
+    slot.open([widgets.HTML("panel")])
+    slot.show_panel("panel", "get it")
+
+
+def in_widget(slot: OutputSlot) -> list[str]:
+    """What a page shows that was loaded again while the panel was there."""
+    assert slot.root is not None
+    return [each.value for each in slot.root.children]
+
+
+def test_a_panel_replaces_the_placeholder_and_a_record_the_panel(
+    page: Page, slot: OutputSlot
+) -> None:
+    show_panel(slot)
+    assert page.shown == ["panel", HINT]
+    slot.show_record("record", "record")
+    assert page.shown == [RECORD]
+    assert list(page.outputs.values())[:-1] == [EMPTY] * 3
+
+
+def test_after_the_output_was_cleared_the_record_is_shown_all_the_same(
+    page: Page, slot: OutputSlot
+) -> None:
+    page.outputs.clear()
+    show_panel(slot)
+    assert page.shown == ["panel", HINT]
+    page.outputs.clear()
+    slot.show_record("record", "record")
+    assert page.shown == [RECORD]
+
+
+def test_a_page_that_follows_no_outputs_has_each_attempt_in_the_same_widget(
+    page: Page, slot: OutputSlot
+) -> None:
+    show_panel(slot)
+    root = slot.root
+    page.outputs.clear()  # it is not told of anything that follows
+    slot.show_record("record of attempt 1", "")
+    assert in_widget(slot) == ["record of attempt 1"]
+    slot.show_placeholder("restarting", "")
+    assert in_widget(slot) == ["restarting"]
+    show_panel(slot)
+    assert (slot.root, in_widget(slot)) == (root, ["panel"])
+    slot.show_record("record of attempt 2", "")
+    assert in_widget(slot) == ["record of attempt 2"]
+    slot.close()
+    assert root is not None
+    assert root.comm is None
+
+
+def test_what_belongs_below_stays_below(page: Page, slot: OutputSlot) -> None:
+    slot.is_followed = True
+    page.outputs["figure"] = {"text/html": "figure"}
+    slot.show_record("record", "record")
+    assert page.shown == [RECORD, "figure"]
