@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pages import Page
 
 from nbddp.charts.palette import rank_color
+from nbddp.errors import say_ranks
 from nbddp.ui.ansi import strip
 from nbddp.ui.panel.loghtml import log_html, log_text
 from nbddp.ui.tails import Line
@@ -45,8 +46,8 @@ def tag(rank: int, text: str) -> str:
         ),
         (
             [Line((1,), "a\nb", "Out")],
-            [f"{tag(1, 'Out [rank 1]')} a", f"{tag(1, 'Out [rank 1]')} b"],
-            "Out [rank 1] a\nOut [rank 1] b",
+            [tag(1, "Out [rank 1]"), "a", "b"],
+            "Out [rank 1]\na\nb",
         ),
         (
             [Line((), "rank 1 <died>")],
@@ -85,14 +86,21 @@ def test_a_page_reads_like_the_plain_text_and_has_our_tags_only(
     assert {*names[2:]} <= {"span"}
     kinds = {"nbddp-tag", "nbddp-said", "nbddp-earlier"}
     tags = [name for each in classes for name in each.split() if name in kinds]
-    assert len(tags) == (len(page.text.split("\n")) if page.text else 0)
+    assert len(tags) == bool(earlier) + sum(
+        1 if each.mark and each.ranks else len(each.text.split("\n")) for each in lines
+    )
 
 
 @given(LINES)
 def test_every_line_is_a_row_that_begins_with_whose_it_is(lines: list[Line]) -> None:
-    pieces = [(line.ranks, text) for line in lines for text in line.text.split("\n")]
-    found = log_text(lines).split("\n") if lines else []
-    assert len(found) == len(pieces)
-    for row, (ranks, text) in zip(found, pieces, strict=True):
-        assert row.endswith(f" {strip(text)}")
-        assert ("[rank" in row) if ranks else row.startswith("nbddp: ")
+    rows = iter(log_text(lines).split("\n") if lines else [])
+    for line in lines:
+        begin = f"[{say_ranks(line.ranks)}]" if line.ranks else "nbddp:"
+        first, *others = line.text.split("\n")
+        if line.ranks and line.mark and others:
+            assert next(rows).endswith(begin)
+            assert [next(rows) for _ in (first, *others)] == [*map(strip, (first, *others))]
+        else:
+            for text in (first, *others):
+                assert next(rows).endswith(f"{begin} {strip(text)}")
+    assert [*rows] == []

@@ -39,10 +39,15 @@ def scrolled(html: str) -> str:
 def html_rows(lines: Sequence[Line], *, has_times: bool = False) -> list[str]:
     """Each line as HTML; with the time when it came in front, which a page shows on demand."""
     tag = cache(_html_tag)  # a few tags stand before hundreds of lines
-    return [
-        _row(ranks, tag(ranks, mark), text, _clock(at) if has_times else "")
-        for ranks, mark, text, at in _rows(lines)
-    ]
+    rows = []
+    for line, text in _rows(lines):
+        shown = "" if text is None else to_html(text)
+        if line is not None and line.ranks:
+            shown = tag(line.ranks, line.mark) + (f" {shown}" if text is not None else "")
+        elif line is not None:
+            shown = _span("said", f"nbddp: {text}")
+        rows.append((_clock(line.at) if has_times and line is not None else "") + shown)
+    return rows
 
 
 def block(rows: Sequence[str]) -> str:
@@ -59,20 +64,24 @@ def aside(text: str) -> str:
 def log_text(lines: Sequence[Line], *, earlier: str = "") -> str:
     """The same as plain text, with no newline at the end."""
     rows = [strip(earlier)] if earlier else []
-    for ranks, mark, text, _ in _rows(lines):
-        rows.append(strip(f"{say_tag(ranks, mark) if ranks else 'nbddp:'} {text}"))
+    for line, text in _rows(lines):
+        tag = None if line is None else say_tag(line.ranks, line.mark) if line.ranks else "nbddp:"
+        rows.append(strip(" ".join(each for each in (tag, text) if each is not None)))
     return "\n".join(rows)
 
 
-def _rows(lines: Sequence[Line]) -> Iterator[tuple[tuple[int, ...], str, str, float]]:
-    """Ranks, mark, text and time of every row: a value's text may have several."""
+def _rows(lines: Sequence[Line]) -> Iterator[tuple[Line | None, str | None]]:
+    """Yield each row of text, with the line if its tag precedes the text.
+
+    A value of several rows has its tag in a row above: its columns stay aligned.
+    """
     for line in lines:
-        for text in line.text.split("\n"):
-            yield line.ranks, line.mark, text, line.at
-
-
-def _row(ranks: tuple[int, ...], tag: str, text: str, clock: str) -> str:
-    return clock + (f"{tag} {to_html(text)}" if ranks else _span("said", f"nbddp: {text}"))
+        texts = line.text.split("\n")
+        has_own_row = line.ranks and line.mark and len(texts) > 1
+        if has_own_row:
+            yield line, None
+        for text in texts:
+            yield None if has_own_row else line, text
 
 
 def _clock(at: float) -> str:

@@ -249,4 +249,7 @@ class TextView:
             lines = lines[1:]
         if lines:
             tag = tagged(ranks, mark, has_color=self._has_color)
-            self._hold("".join(f"{tag} {line}\n" for line in lines))
+            if mark and len(lines) > 1:  # the columns of a value stay aligned below one tag
+                self._hold("\n".join([tag, *lines, ""]))
+            else:
+                self._hold("".join(f"{tag} {line}\n" for line in lines))
