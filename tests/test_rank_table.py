@@ -223,7 +223,7 @@ def test_while_all_go_on_there_is_a_row_for_each_node() -> None:
 )
 def test_a_rank_that_needs_a_look_has_a_row_below_its_node(facts: dict[str, Any]) -> None:
     assert shown_ranks(change(on_nodes(), 19, **facts)) == [19]
-    done = change(on_nodes(), 19, state="done", seconds=0.0, line=0)
+    done = change(on_nodes(), 19, state="done", is_over=True, seconds=0.0, line=0)
     assert shown_ranks(change(done, 20, seconds=STILL - 1)) == []
 
 
@@ -281,7 +281,7 @@ def test_who_is_slow_is_in_the_line_while_it_goes_on() -> None:
     ranks = change(ranks, 2, lag=StragglerLag(0.2, 10.0))
     ranks = change(ranks, 1, lag=StragglerLag(0.3, 10.0, is_waited_for=False))
     assert stragglers(ranks) == [1, 2]
-    assert stragglers(change(ranks, 1, state="done")) == [2]
+    assert stragglers(change(ranks, 1, is_over=True)) == [2]
 
 
 def test_the_time_left_is_that_of_the_whole_run() -> None:
@@ -300,7 +300,7 @@ def test_the_time_left_is_that_of_the_whole_run() -> None:
 def test_a_rank_that_has_ended_has_no_time_left() -> None:
     running, dead = training(2)
     dead = replace(dead, state="was killed by SIGKILL", is_alive=False, is_well=False)
-    done = replace(running, state="done")
+    done = replace(running, state="done", is_over=True)
     assert seconds_left([running, dead]) == 200.0
     assert seconds_left([dead, done]) is None
     assert "left" in column(table([running]), "progress")[0]

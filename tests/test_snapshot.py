@@ -166,6 +166,13 @@ def test_asked_what_the_group_does_now_a_snapshot_does_not_tell_of_the_cell(grou
     assert [(each.state, each.is_well) for each in snapshot.ranks] == [("ready", True)] * 2
 
 
+@pytest.mark.parametrize("is_for_cell", [True, False])
+def test_a_rank_that_has_ended_the_cell_has_no_time_left(group: Group, is_for_cell: bool) -> None:
+    group.cell.note_report(1, WELL)
+    snapshot = group.look(with_rank_1(RUNNING, IS_IDLE), group.cell, is_for_cell=is_for_cell)
+    assert [each.goes_on for each in snapshot.ranks] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("life", "now"),
     [(ANEW, [(rank, "starting") for rank in range(4)]), (OFF, [])],

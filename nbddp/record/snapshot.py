@@ -41,6 +41,7 @@ class RankSnapshot:
         is_alive: whether its process is there.
         is_well: whether nothing went wrong with it; ``is_cause`` tells whether it went wrong by
             itself, and not for a reason elsewhere, such as an interrupt.
+        is_over: whether the rank has ended the cell, well or not.
     """
 
     rank: int
@@ -67,6 +68,7 @@ class RankSnapshot:
     is_alive: bool = True
     is_well: bool = True
     is_cause: bool = False
+    is_over: bool = False
 
     @property
     def place(self) -> str:
@@ -75,8 +77,8 @@ class RankSnapshot:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is more to come of it: it lives, is well, and is not through."""
-        return self.is_alive and self.is_well and self.state != "done"
+        """Whether the rank still works on the cell."""
+        return self.is_alive and self.is_well and not self.is_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +263,7 @@ def _rank(
         is_alive=each.is_alive,
         is_well=is_well,
         is_cause=is_cause,
+        is_over=cell is not None and (cell.is_finished or cell.has_ended(each.rank)),
     )
 
 
