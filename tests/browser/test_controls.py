@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -207,5 +208,8 @@ def test_a_panel_whose_kernel_was_restarted_says_that_it_is_gone(
         )
         [words] = shown
         assert "kernel" in words
+        assert not notebook.button("Interrupt").is_visible()
+        assert not re.search("running a cell|left", notebook.text(1))
+        assert re.search(r"`%ddp show \S+ --cell 1`", notebook.text(1))
         notebook.await_idle()  # by then all is said that the kernel had to say at its end
         assert notebook.problems == []

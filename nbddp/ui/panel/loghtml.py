@@ -12,6 +12,7 @@ from nbddp.ui.tails import Line
 from nbddp.ui.words import say_tag
 
 # inline, as a page that does not trust the notebook drops the style sheet; the end is in view
+# 260 pixels are 15 whole rows of 17, a border above and padding below
 _SCROLLS = (
     "box-sizing:border-box;max-height:260px;overflow-y:auto;display:flex;"
     "flex-direction:column-reverse;border-top:1px solid #8883"

@@ -147,6 +147,9 @@ def _bar(bar: LoopProgress, each: RankSnapshot) -> str:
     filled = f'<span style="width:{share:.1%};background:{rank_color(each.rank)}"></span>'
     drawn = f'<span class="nbddp-bar {rank_class(each.rank)}" aria-hidden="true">{filled}</span>'
     said = escape(say_bar(bar, is_short=True, goes_on=each.goes_on))
+    if each.goes_on and bar.seconds_left:
+        said, _, left = said.rpartition(" · ")
+        said += f'<span class="nbddp-left"> · {left}</span>'
     title = escape(say_bar(bar, goes_on=each.goes_on))
     return f'<span title="{title}">{drawn if bar.total else ""}{said}</span>'
 
