@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from nbddp.record.timeline import (
     MAX_TOLD,
     Happening,
     TimeLine,
-    with_failures_once,
+    with_news_once,
 )
 
 
@@ -195,7 +196,16 @@ def test_a_failure_of_several_ranks_is_one_event_that_does_not_repeat_the_first_
     other = failure(3, "KeyError: 'x'", at=1.5)
     events = [failure(2), other, failure(0, at=2.0), Happening(3.0, "cell ended"), failure(1)]
     joined = Happening(1.0, "failure", {"ranks": [0, 2], "what": "ValueError: no"})
-    assert with_failures_once(events) == (joined, other, *events[3:])
-    [told] = with_failures_once([failure(0), failure(1)], told="ValueError: no")
+    assert with_news_once(events) == (joined, other, *events[3:])
+    [told] = with_news_once([failure(0), failure(1)], cause="ValueError: no")
     assert told.facts == {"ranks": [0, 1], "what": "failed"}
-    assert with_failures_once([failure(0)], told="ValueError: no") == (failure(0),)
+    [alone] = with_news_once([failure(0)], cause="ValueError: no")
+    assert alone.facts == {"ranks": [0], "what": "failed"}
+
+
+def test_an_alarm_that_a_view_shows_in_full_is_an_event_of_a_few_words() -> None:
+    alarm = "no progress for 10 s: rank 1 never came\n  rank 0 waits"
+    event = Happening(1.0, "no progress", {"text": alarm})
+    assert with_news_once([event], alarm="another") == (event,)
+    [cut] = with_news_once([event], alarm=alarm)
+    assert cut == replace(event, facts={"text": "no progress for 10 s"})

@@ -280,10 +280,10 @@ class CellHandle:
             return self.result.verdict.of(rank)
         return trouble_of(rank, self._reports.get(rank), self._exits.get(rank))
 
-    def is_shared(self, rank: int) -> bool:
-        """Whether its failure is the cause, and others have the same: then it is told once."""
+    def is_first_cause(self, rank: int) -> bool:
+        """Whether the cell is over and its report begins with the error of this rank."""
         verdict = self.result.verdict if self.result else None
-        return verdict is not None and verdict.is_shared_by(rank)
+        return verdict is not None and verdict.is_error_of(rank)
 
     @property
     def first_cause(self) -> str:

@@ -18,7 +18,7 @@ from nbddp.record.metrics import MetricStore
 from nbddp.record.run_folder import read_facts
 from nbddp.record.snapshot import RankSnapshot, Snapshot
 from nbddp.record.step_rate import StepRate
-from nbddp.record.timeline import Happening, with_failures_once
+from nbddp.record.timeline import Happening, with_news_once
 
 NOT_NUMBERS = frozenset({"time", "rank", "attempt", "step"})  # of a row of ``metrics.jsonl``
 
@@ -234,7 +234,7 @@ class RecordedRun:
                 _rank(rank, events, metrics.step_rate(rank))
                 for rank in (cell.ranks if cell else self.ranks)
             ),
-            events=with_failures_once(events),
+            events=with_news_once(events),
         )
 
     def _events_of(self, cell: RecordedCell | None) -> tuple[Happening, ...]:

@@ -12,7 +12,7 @@ from nbddp.errors import describe_exit
 from nbddp.lifecycle.states import GroupState, Life, RankLife, RankState
 from nbddp.record.cell import CellHandle
 from nbddp.record.devices import UNKNOWN, DeviceUse
-from nbddp.record.timeline import Happening, TimeLine, with_failures_once
+from nbddp.record.timeline import Happening, TimeLine, with_news_once
 from nbddp.record.waiting.collective_matcher import Straggler
 from nbddp.record.waiting.stragglers import StragglerLag
 from nbddp.record.whereabouts import LoopProgress, Whereabouts
@@ -176,7 +176,9 @@ def take(
             whereabouts,
             look,
         ),
-        events=with_failures_once(events, told=cell.first_cause if cell else ""),
+        events=with_news_once(
+            events, cause=cell.first_cause if cell else "", alarm=whereabouts.alarm
+        ),
         alarm=whereabouts.alarm,
         awaited=whereabouts.awaited() if lags else None,
         missed=whereabouts.missed if cell else 0,
@@ -296,6 +298,6 @@ def _state(each: RankLife, cell: CellHandle | None) -> _State:
     trouble = cell.trouble(each.rank)
     if trouble is None:
         return "done", True, False
-    if cell.is_shared(each.rank):
+    if cell.is_first_cause(each.rank):
         return "failed", False, True
     return trouble.headline(), False, not trouble.is_consequence

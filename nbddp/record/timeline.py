@@ -35,30 +35,38 @@ class Happening:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def with_failures_once(events: Iterable[Happening], *, told: str = "") -> tuple[Happening, ...]:
-    """The same events, but a failure that several ranks had one after the other is one event.
+def with_news_once(
+    events: Iterable[Happening], *, cause: str = "", alarm: str = ""
+) -> tuple[Happening, ...]:
+    """Return the events, with one event for equal failures that follow each other.
 
-    What is ``told`` already, as the first cause, is not told again.
+    A view shows the first cause of a failure and the present alarm in full elsewhere: the events
+    of these are cut to a few words.
     """
     shown: list[Happening] = []
-    for is_failure, run in itertools.groupby(events, lambda event: event.kind == "failure"):
+    cut = (_cut(event) if alarm and event.facts.get("text") == alarm else event for event in events)
+    for is_failure, run in itertools.groupby(cut, lambda event: event.kind == "failure"):
         if not is_failure:
             shown += run
             continue
         by_news: dict[str, list[Happening]] = {}
         for event in run:
             by_news.setdefault(str(event.facts.get("what", "")), []).append(event)
-        shown += (_joined(what, of_ranks, told) for what, of_ranks in by_news.items())
+        shown += (_joined(what, of_ranks, cause) for what, of_ranks in by_news.items())
     return tuple(shown)
 
 
-def _joined(what: str, events: list[Happening], told: str) -> Happening:
-    if len(events) == 1:
+def _cut(event: Happening) -> Happening:
+    text = str(event.facts["text"]).partition(":")[0]
+    return Happening(event.at, event.kind, {**event.facts, "text": text})
+
+
+def _joined(what: str, events: list[Happening], cause: str) -> Happening:
+    if what == cause:
+        what = "failed"
+    elif len(events) == 1:
         return events[0]
-    facts = {
-        "ranks": sorted(event.facts["rank"] for event in events),
-        "what": "failed" if what == told else what,
-    }
+    facts = {"ranks": sorted(event.facts["rank"] for event in events), "what": what}
     return Happening(events[0].at, "failure", facts)
 
 

@@ -201,10 +201,9 @@ class Verdict:
             return self.first
         return next((each for ranks, each in self.others if rank in ranks), None)
 
-    def is_shared_by(self, rank: int) -> bool:
-        """Whether this rank raised what others raised too, and that is the first cause."""
-        is_error = self.first.failure is not None and not self.is_interrupt
-        return is_error and rank in self.causes and len(self.causes) > 1
+    def is_error_of(self, rank: int) -> bool:
+        """Whether the first cause is an error that this rank raised."""
+        return self.first.failure is not None and not self.is_interrupt and rank in self.causes
 
     def error(self) -> CellFailedError:
         """The exception that carries it all to the user."""

@@ -172,7 +172,8 @@ class PanelView:
             case Wrote(rank=rank, text=text):
                 self.tails.write(rank, text)
             case Said(text=text):
-                self.tails.say(text)
+                if self._widgets is None or text != self._session.whereabouts.alarm:
+                    self.tails.say(text)
             case Displayed(rank=rank, message=message):
                 self._show_display(handle, rank, message)
             case Question() | TakenBack():
