@@ -12,7 +12,7 @@ from nbddp.charts.chart_lines import MANY_RANKS
 from nbddp.charts.palette import rank_class
 from nbddp.record.metrics import Curve, MetricsSnapshot
 from nbddp.ui.chart_html import MAX_CHARTS, render_live
-from nbddp.ui.panel.pieces import Plain, box, html
+from nbddp.ui.panel.pieces import Plain, box, close, html
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,11 @@ class ChartArea:
             self.box.children = shown
         if self._charts:
             self._offer([*news.versions, *news.others])
+
+    def close(self) -> None:
+        """Close all widgets, also those that are not on show."""
+        for each in (self.root, self.box, *self._charts.values()):
+            close(each)
 
     def _draw_chart(self, name: str, curves: Mapping[int, Curve]) -> None:
         try:

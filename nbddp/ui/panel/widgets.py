@@ -77,3 +77,4 @@ class PanelWidgets:
         """Remove all parts from the page and from the memory of the kernel."""
         for part in self.parts:
             close(part)
+        self.charts.close()
