@@ -24,6 +24,7 @@ from nbddp.record.deeds import say_deeds
 from nbddp.record.notices import Question
 from nbddp.record.push_store import PushRecord
 from nbddp.record.verdict import Verdict
+from nbddp.ui.screen import View
 from nbddp.wire.messages import DEBUGGER, Answered
 
 ENDED = "you asked to end it"
@@ -346,3 +347,39 @@ def _ended(done: int, count: int) -> CellInterruptedError:
     what = f"the replay was ended when {done} of {count} cells and pushes were done"
     way_out = "Every rank that lives keeps its names; the next cell works."
     return CellInterruptedError(what, rank=0, report=f"{what}\n{way_out}")
+
+
+def new_recovery(
+    session: Session,
+    make_view: Callable[[], View],
+    *,
+    say: Callable[[str], None],
+    note: Callable[[str], None] | None = None,
+) -> Recovery:
+    """Return what runs a cell and runs it again after a failure, each attempt in its own view.
+
+    Args:
+        session: whose ranks run the cell.
+        make_view: makes the view of one attempt.
+        say: tells the user what happens between two attempts.
+        note: the same where the next view shows it; None: ``say`` does.
+    """
+    views: list[View] = []
+
+    def show_anew(handle: CellHandle) -> CellResult:
+        view = make_view()
+        if views and handle.request.is_again:
+            view.take_over(views[-1])
+        views[:] = [view]
+        return show(session, handle, view)
+
+    return Recovery(session, show=show_anew, say=say, note=note)
+
+
+def show(session: Session, handle: CellHandle, view: View) -> CellResult:
+    """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
+    try:
+        with session.taking_interrupts():
+            return view.show(handle)
+    finally:
+        handle.abandon()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from nbddp.controller.spec import GroupSpec
 from nbddp.errors import RequestError
 from nbddp.group import push_pull
 from nbddp.group.colors import default_colors
-from nbddp.group.recovery import Recovery
+from nbddp.group.recovery import new_recovery
 from nbddp.group.scaling import ScalingStudy
 from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.scripts import find_script
@@ -28,11 +28,11 @@ from nbddp.group.timelines import timeline_of
 from nbddp.group.trials import TrialDisplay, TrialRunner
 from nbddp.lifecycle.comeback import Retries
 from nbddp.opened import Run
-from nbddp.record.cell import CellHandle, CellRequest, CellResult
+from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.spent import Timeline
 from nbddp.ui.questions import ConsoleBox, Questions
-from nbddp.ui.screen import StreamScreen, View
+from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text.view import TextView
 
 ELSEWHERE = (
@@ -456,39 +456,3 @@ class WorkerGroup:
         self._check_started()
         values = push_pull.pull(self._session, expression, None if rank is None else [rank])
         return values if rank is None else values[0]
-
-
-def new_recovery(
-    session: Session,
-    make_view: Callable[[], View],
-    *,
-    say: Callable[[str], None],
-    note: Callable[[str], None] | None = None,
-) -> Recovery:
-    """Return what runs a cell and runs it again after a failure, each attempt in its own view.
-
-    Args:
-        session: whose ranks run the cell.
-        make_view: makes the view of one attempt.
-        say: tells the user what happens between two attempts.
-        note: the same where the next view shows it; None: ``say`` does.
-    """
-    views: list[View] = []
-
-    def show_anew(handle: CellHandle) -> CellResult:
-        view = make_view()
-        if views and handle.request.is_again:
-            view.take_over(views[-1])
-        views[:] = [view]
-        return show(session, handle, view)
-
-    return Recovery(session, show=show_anew, say=say, note=note)
-
-
-def show(session: Session, handle: CellHandle, view: View) -> CellResult:
-    """Show a cell until it ends; Ctrl-C, or Jupyter's interrupt, interrupts the ranks."""
-    try:
-        with session.taking_interrupts():
-            return view.show(handle)
-    finally:
-        handle.abandon()

@@ -19,9 +19,8 @@ from nbddp.errors import CellFailedError, RequestError, say_ranks
 from nbddp.export.script import Omitted, PulledValue
 from nbddp.formatting import plural
 from nbddp.group.checking import QuietChecks
-from nbddp.group.recovery import Recovery
+from nbddp.group.recovery import Recovery, new_recovery
 from nbddp.group.tracing import trace_of
-from nbddp.group.worker_group import new_recovery
 from nbddp.imports import import_aside
 from nbddp.interrupts import interrupt_held_back
 from nbddp.lifecycle.comeback import Retries

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from nbddp import CellFailedError
+from nbddp.group.recovery import new_recovery, show
 from nbddp.group.scripts import find_script
 from nbddp.group.tracing import trace_of
-from nbddp.group.worker_group import new_recovery, show
 from nbddp.launch.launcher import LocalLauncher
 from nbddp.launch.memory import MemoryWatch
 from nbddp.magics.steered import SteeredGroup
