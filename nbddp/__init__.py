@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nbddp.record.cell import CellResult
     from nbddp.record.healed import Healed
     from nbddp.record.spent import Timeline
+    from nbddp.record.trace import Trace
     from nbddp.train import faults
     from nbddp.train.checkpoint import Checkpoint
     from nbddp.train.config import config
@@ -68,6 +69,7 @@ __all__ = [
     "StartError",
     "Timeline",
     "Topology",
+    "Trace",
     "Track",
     "WorkerGroup",
     "all_gather",
@@ -102,6 +104,7 @@ _LAZY = {
     "Resumed": "nbddp.train.resumed",
     "Run": "nbddp.opened",
     "Timeline": "nbddp.record.spent",
+    "Trace": "nbddp.record.trace",
     "Track": "nbddp.train.report",
     "WorkerGroup": "nbddp.group",
     "all_gather": "nbddp.train.distributed",

@@ -25,15 +25,18 @@ from nbddp.group.script_ranks import ScriptRanks
 from nbddp.group.scripts import find_script
 from nbddp.group.sweep import Sweep
 from nbddp.group.timelines import timeline_of
+from nbddp.group.tracing import trace_of
 from nbddp.group.trials import TrialDisplay, TrialRunner
 from nbddp.lifecycle.comeback import Retries
 from nbddp.opened import Run
 from nbddp.record.cell import CellRequest, CellResult
 from nbddp.record.healed import Healed
 from nbddp.record.spent import Timeline
+from nbddp.record.trace import Trace
 from nbddp.ui.questions import ConsoleBox, Questions
 from nbddp.ui.screen import StreamScreen
 from nbddp.ui.text.view import TextView
+from nbddp.wire.trace_messages import Steps
 
 ELSEWHERE = (
     "this worker group belongs to process {}, which made it; a forked process can make its own"
@@ -419,6 +422,38 @@ class WorkerGroup:
     def timeline(self, last: int | None = None) -> Timeline:
         """Who waited for whom in the last cell, or in its last so many steps."""
         return timeline_of(self._scripts.recent, last)
+
+    def trace(
+        self,
+        source: str,
+        first: int,
+        last: int,
+        *,
+        memory: bool = False,
+        ranks: Sequence[int] | None = None,
+        quiet: bool = False,
+    ) -> Trace:
+        """Run source as :meth:`run`, and trace some of its steps with torch's profiler.
+
+        A step is what the cell reports by ``nbddp.log(step=...)``.
+
+        Args:
+            source: Python, or whatever IPython takes.
+            first: the first step that is traced.
+            last: the last one.
+            memory: trace the memory of tensors too.
+            ranks: where; None for all.
+            quiet: print nothing but the values of the last line.
+
+        Returns:
+            What each rank has traced; ``path`` is one file for Perfetto with all ranks in it.
+
+        Raises:
+            NbddpError: as :meth:`run`.
+        """
+        steps = Steps(first=first, last=last, with_memory=memory)
+        request = self._request(source, ranks=None if ranks is None else tuple(ranks), trace=steps)
+        return trace_of(self._session, self._run(request, Retries(), quiet=quiet), steps)
 
     def _check_started(self) -> None:
         if not self.is_live:
