@@ -39,7 +39,7 @@ def find_script(
     return Script(
         name=name,
         path=path,
-        arguments=tuple(arguments),
+        arguments=list(arguments),
         folder=str(folder),
         keeps=keeps,
     )

@@ -94,12 +94,12 @@ class Keeper:
         loop.run_in_executor(None, tidy_folder, self._folder.parent)
         agent = self._watch_agent()
         try:
-            await self._await_warmth()
+            # who is here can run a cell at once: torch takes seconds to import, on NFS a minute
+            await self._unless_over(loop.run_in_executor(None, self._launcher.await_warmth))
             for repeat, period in ((self._beat, BEAT), (self._send_news, LOOK)):
                 self._every(period, repeat)
             serving = loop.create_task(self._serve())
-            first: set[asyncio.Future[Any]] = {serving, self._over}
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            await self._unless_over(serving)
             if serving.done():
                 serving.result()
             return self._over.result()
@@ -109,13 +109,10 @@ class Keeper:
                 os.close(agent)
             await self._leave()
 
-    # ---- coming in
+    async def _unless_over(self, work: asyncio.Future[Any]) -> None:
+        await asyncio.wait({work, self._over}, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _await_warmth(self) -> None:
-        """Who is here can run a cell at once: torch takes seconds to import, on NFS a minute."""
-        warm = self._loop.run_in_executor(None, self._launcher.await_warmth)
-        first: set[asyncio.Future[Any]] = {warm, self._over}
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    # ---- coming in
 
     async def _serve(self) -> None:
         """Serve the notebook, and the one that comes after it, until there is none."""

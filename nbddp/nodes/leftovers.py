@@ -13,7 +13,8 @@ import re
 import shutil
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nbddp.errors import RequestError
@@ -71,28 +72,22 @@ def left_open(name: str = "") -> Join:
         path = Path(name).expanduser()
         path = path if path.exists() else folder / name
         join = Join.load(path)
-        if _is_anybodys(path):
+        if _is_held(path):
             raise RequestError(
                 f"the notebook that has opened the door of {path} is still there: restart its "
                 "kernel, or end it, and its ranks can be taken back"
             )
         return join
-    left = [path for path in _files(folder) if not _is_anybodys(path)]
+    files = [each for each in folder.glob("*") if _NAMES["join"].fullmatch(each.name)]
+    left = [each for each in files if not _is_held(each)]
     if not left:
         raise RequestError(f"no notebook that is gone has left a door open: see {folder}")
     return Join.load(max(left, key=lambda path: path.stat().st_mtime))
 
 
-def _files(folder: Path) -> list[Path]:
-    return [each for each in folder.glob("*") if _NAMES["join"].fullmatch(each.name)]
-
-
-def _is_anybodys(path: Path) -> bool:
-    lock = _opened(path)
-    try:
-        return _is_held(lock)
-    finally:
-        os.close(lock)
+def _is_held(path: Path) -> bool:
+    with _trying_lock(path) as is_held:
+        return is_held
 
 
 def tidy(home: Path) -> None:
@@ -115,16 +110,13 @@ def _take_away_if_left(path: Path) -> None:
         is_link = stat.S_ISLNK(facts.st_mode)
         if is_link or facts.st_uid != os.getuid() or time.time() - facts.st_mtime < AGE:
             return
-        lock = _opened(path)
-        try:
-            if _is_held(lock):
+        with _trying_lock(path) as is_held:
+            if is_held:
                 return
             if stat.S_ISDIR(facts.st_mode):
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()
-        finally:
-            os.close(lock)
 
 
 def _opened(path: Path) -> int:
@@ -133,11 +125,15 @@ def _opened(path: Path) -> int:
     return os.open(path, mode | os.O_NOFOLLOW)
 
 
-def _is_held(opened: int) -> bool:
+@contextmanager
+def _trying_lock(path: Path) -> Iterator[bool]:
+    """Lock a file or folder within; yield whether another process holds it."""
+    lock, is_held = _opened(path), False
     try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no locks here
-        return False
-    return False
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # any other error: no locks here
+        is_held = isinstance(error, BlockingIOError)
+    try:
+        yield is_held
+    finally:
+        os.close(lock)

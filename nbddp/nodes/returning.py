@@ -37,17 +37,27 @@ class Living:
         return Topology(**self.start["topology"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Returned:
     """All of one attempt.
 
     Attributes:
         ranks: those that are back.
         serve: lets them find the store at this port of this machine.
+        attempt: which start of their group it was.
+        world_size: how many ranks there were.
+        secret: what their messages are signed with.
+        folder: where their run is recorded.
+        options: how they were started, as far as they know.
     """
 
     ranks: Mapping[int, Living]
     serve: Callable[[int], None]
+    attempt: int
+    world_size: int
+    secret: bytes
+    folder: Path
+    options: dict[str, Any]
 
     @classmethod
     def of(cls, living: Sequence[Living], serve: Callable[[int], None]) -> Returned:
@@ -58,42 +68,19 @@ class Returned:
         """
         if not living:
             raise RequestError("no rank has come back: `%ddp nodes` lists the nodes that have")
-        newest = max(each.attempt for each in living)
-        ranks = {each.place.rank: each for each in living if each.attempt == newest}
-        return cls(ranks, serve)
-
-    @property
-    def _any(self) -> Living:
-        return next(iter(self.ranks.values()))
-
-    @property
-    def attempt(self) -> int:
-        """Which start of their group it was."""
-        return self._any.attempt
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks there were."""
-        return self._any.place.world_size
-
-    @property
-    def secret(self) -> bytes:
-        """What their messages are signed with."""
-        return base64.b64decode(self._any.start["secret"])
-
-    @property
-    def folder(self) -> Path:
-        """Where their run is recorded."""
-        return folder_of(self._any.start)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """How they were started, as far as they know."""
-        known = {name: self._any.start[name] for name in ("backend", "timeout", "joins_group")}
-        env = {
-            name: text for name, text in self._any.start["env"].items() if name != "NBDDP_STRUCK"
-        }
-        return known | {"nproc": self.world_size, "env": env}
+        newest = max(living, key=lambda each: each.attempt)
+        start, world_size = newest.start, newest.place.world_size
+        known = {name: start[name] for name in ("backend", "timeout", "joins_group")}
+        env = {name: text for name, text in start["env"].items() if name != "NBDDP_STRUCK"}
+        return cls(
+            ranks={each.place.rank: each for each in living if each.attempt == newest.attempt},
+            serve=serve,
+            attempt=newest.attempt,
+            world_size=world_size,
+            secret=base64.b64decode(start["secret"]),
+            folder=folder_of(start),
+            options=known | {"nproc": world_size, "env": env},
+        )
 
     def event(self) -> ReturnAsked:
         """What the lifecycle must know of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nbddp.errors import RequestError
@@ -173,10 +173,10 @@ class CellHandle:
             is_again=self.request.is_again,
             needs_group=self.request.needs_group,
             ranks=list(self.ranks),
-            script=self.request.script.facts() if self.request.script else {},
+            script=asdict(self.request.script) if self.request.script else {},
             break_ranks=list(self.request.break_ranks),
             answers=list(self.request.answers),
-            trace=self.request.trace.facts() if self.request.trace else {},
+            trace=asdict(self.request.trace) if self.request.trace else {},
         )
 
     def facts(self) -> dict[str, Any]:

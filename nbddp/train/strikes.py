@@ -25,27 +25,11 @@ EXIT_CODE = 3
 TOO_MUCH = 1 << 56  # bytes: more than a process can address, so that nothing is ever taken
 FLIPPED = 64  # bytes in the middle of a file, which its checksum must notice
 COLLECTIVES = (
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
+    *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object"),
+    *("all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single"),
+    *("barrier", "broadcast", "broadcast_object_list", "gather", "gather_object"),
+    *("monitored_barrier", "reduce", "reduce_scatter", "reduce_scatter_single"),
+    *("reduce_scatter_tensor", "scatter", "scatter_object_list"),
 )
 
 

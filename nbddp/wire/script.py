@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,20 +19,6 @@ class Script:
 
     name: str
     path: str
-    arguments: tuple[str, ...]
+    arguments: list[str]
     folder: str
     keeps: bool = False
-
-    def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, facts: dict[str, Any]) -> Script:
-        """Back from JSON.
-
-        >>> script = Script(name="a.py", path="/b/a.py", arguments=("-x",), folder="/b")
-        >>> Script.read(script.facts()) == script
-        True
-        """
-        return cls(**{**facts, "arguments": tuple(facts["arguments"])})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -21,10 +21,6 @@ class Steps:
 
     def __str__(self) -> str:
         return say_steps(self.first, self.last)
-
-    def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
 
 
 def say_steps(first: int, last: int) -> str:
@@ -70,7 +66,3 @@ class Traced:
     left_out: int = 0
     spent: Mapping[str, Any] = field(default_factory=dict)
     rest: float = 0.0
-
-    def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -138,12 +139,12 @@ class Answers:
     def _give_trace(self, command: GiveTrace) -> Answer:
         profiler = self._shell.profiler
         if profiler is None or profiler.cell != command.cell:
-            return Answer(request=command.request, payload=Traced(why=GONE).facts())
+            return Answer(request=command.request, payload=asdict(Traced(why=GONE)))
         traced, files = profiler.give(command)
         key, parcel = self._key(f"request{command.request}"), {}
         if files:
             parcel = values.pack(self._store, key, files, name="the trace")
-        return Answer(request=command.request, payload=traced.facts(), parcel=parcel)
+        return Answer(request=command.request, payload=asdict(traced), parcel=parcel)
 
     def _complete(self, command: Complete) -> Answer:
         begin = command.code.rfind("\n", 0, command.cursor) + 1

@@ -82,7 +82,7 @@ class RankShell(InteractiveShell):
         self._swallowed.clear()
         with profiled(command) if command.trace else nullcontext() as self.profiler:
             result: ExecutionResult = (
-                self._run_script(Script.read(command.script))
+                self._run_script(Script(**command.script))
                 if command.script
                 else super().run_cell(command.source, store_history=True)
             )
