@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -35,7 +36,7 @@ def make(path: Path) -> Iterator[Make]:
     made: list[Meters] = []
 
     def build(rank: int = 0, attempt: int = 1) -> Meters:
-        made.append(Meters(path, rank=rank, attempt=attempt))
+        made.append(Meters(path, Mock(), rank=rank, attempt=attempt))
         return made[-1]
 
     yield build
@@ -121,7 +122,7 @@ def test_ranks_share_a_file_and_no_line_is_torn(make: Make, path: Path) -> None:
 def test_whatever_the_name_or_the_number_it_is_one_line(values: dict[str, float]) -> None:
     values = {f"m{name}": value for name, value in values.items()}  # none that we write
     reading, writing = os.pipe()
-    meters = Meters(Path(os.devnull), rank=0, attempt=1)
+    meters = Meters(Path(os.devnull), Mock(), rank=0, attempt=1)
     os.dup2(writing, meters._fd)
     os.close(writing)
     meters.log(1, values)
@@ -139,13 +140,12 @@ def test_a_disk_that_is_full_is_told_once_and_the_mail_goes_on(
     def refuse(_fd: int, _data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    lost: list[OSError] = []
-    meters.capture(lambda: None, lost.append)
     with monkeypatch.context() as patch:
         patch.setattr(room.os, "write", refuse)
         meters.log(1, {"loss": 1.0})
         meters.log(2, {"loss": 1.0})
-    assert [error.errno for error in lost] == [errno.ENOSPC]
+    [[remark]] = [call.args for call in meters._outbox.post.call_args_list]  # type: ignore[attr-defined]
+    assert "No space left on device" in remark.data["text/plain"]
     [metrics] = read_rows(meters)
     assert [step for _, step, _ in metrics.rows] == [1, 2]
 
@@ -223,7 +223,7 @@ def report(meters: Meters) -> None:
 
 def test_every_report_is_counted_and_said_to_the_outbox(meters: Meters) -> None:
     said: list[int] = []
-    meters.capture(lambda: said.append(meters.reports), lambda _: None)
+    meters._outbox = Mock(notify=lambda: said.append(meters.reports))
     report(meters)
     assert said == [1, 2, 3, 4, 5, 6, 7]
 
@@ -283,7 +283,7 @@ def test_bars_of_an_earlier_cell_are_forgotten_and_may_end_later_and_rows_are_no
 def test_a_forked_child_writes_the_file_and_mails_nothing(meters: Meters, path: Path) -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    meters.capture(lambda: os.write(writing, b"poke") and None, lambda _: None)
+    meters._outbox = Mock(notify=lambda: os.write(writing, b"poke"))
 
     def act() -> None:
         report(meters)
@@ -316,7 +316,7 @@ def test_who_tells_of_events_faster_than_they_are_mailed_waits_for_the_mail(
 ) -> None:
     monkeypatch.setattr(room, "MAX_EVENTS", 10)
     mailed: list[int] = []
-    meters.capture(lambda: None, lambda _: None, lambda: mailed.append(len(read_all(meters))))
+    meters._outbox = Mock(flush=lambda: mailed.append(len(read_all(meters))))
     for number in range(95):
         meters.happened("mine", {"number": number})
     assert mailed == [10] * 9

@@ -110,12 +110,14 @@ class Mail:
         return self.writer.posted
 
     def make(self, *sources: Pile, **options: Any) -> Outbox:
-        return Outbox(self.writer, self.urgent, *sources, **options)  # type: ignore[arg-type]
+        outbox = Outbox(self.writer, self.urgent, **options)  # type: ignore[arg-type]
+        outbox._sources = sources
+        return outbox
 
     def start(self, *sources: Pile) -> Outbox:
         outbox = self.make(*sources)
         self.begun.append(outbox)
-        outbox.start()
+        outbox.start(*sources)
         return outbox
 
 
@@ -172,7 +174,7 @@ def test_what_the_sources_hold_goes_before_the_report_that_followed_it(
 ) -> None:
     outbox = mail.make(*(Pile(*pieces) for pieces in sources))
     outbox.post(report(1))
-    outbox.start()
+    outbox.start(*outbox._sources)
     outbox.close()
     assert mail.writer.letters == letters
     assert mail.writer.asked == len(letters) - 1  # for room, before each letter but the first
@@ -186,7 +188,7 @@ def test_what_a_source_got_after_a_report_comes_after_it(mail: Mail) -> None:
     pile.pieces.extend([wrote("between"), wrote("and more")])
     outbox.post(report(1))
     pile.pieces.append(wrote("after"))
-    outbox.start()
+    outbox.start(*outbox._sources)
     outbox.close()
     assert mail.posted == [
         wrote("before"),
@@ -210,7 +212,7 @@ def test_what_is_written_while_the_mail_is_busy_does_not_overtake_a_report(mail:
 
     mail.writer.post = post  # type: ignore[method-assign]
     mail.writer.post_together = lambda reports: [post(each) for each in reports]  # type: ignore
-    outbox.start()
+    outbox.start(*outbox._sources)
     assert wait_until(lambda: len(mail.posted) == 3)
     outbox.close()
     assert mail.posted == [wrote("first"), picture(1), wrote("after")]
@@ -292,7 +294,7 @@ def test_while_nobody_reads_the_rest_of_a_source_waits(mail: Mail) -> None:
     mail.writer.waiting = 1
     outbox = mail.make(Pile(wrote("a"), wrote("b"), wrote("c")))
     outbox.post(report(1))
-    outbox.start()
+    outbox.start(*outbox._sources)
     assert wait_until(lambda: mail.writer.asked > 3)
     assert mail.posted == [wrote("a")]
     mail.writer.waiting = 0
@@ -337,7 +339,7 @@ def test_what_cannot_be_sent_is_said_and_the_mail_goes_on(
     outbox.post(replace(report(1), result={"data": object()}, parcel={"key": "k"}))
     outbox.post(replace(report(2), failure=failure))
     outbox.post(Answer(request=3, payload={"matches": [object()]}))
-    outbox.start()
+    outbox.start(*outbox._sources)
     outbox.close()
     [answer] = mail.urgent.posted
     said = [each.data["text/plain"] for each in mail.posted if isinstance(each, Display)]

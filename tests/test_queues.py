@@ -16,9 +16,9 @@ from strategies import any_message
 from syrupy.assertion import SnapshotAssertion
 
 from nbddp.errors import ReplayError, SignatureError, WireError
-from nbddp.wire import parcels
+from nbddp.wire import letters, parcels
 from nbddp.wire import queues as room
-from nbddp.wire.letters import CONTROLLER, Letter, seal, unseal
+from nbddp.wire.letters import CONTROLLER, Letter, unseal
 from nbddp.wire.messages import Leave, Message, Noticed, Output, Report, encode
 from nbddp.wire.queues import QueueReader, QueueWriter
 
@@ -60,6 +60,13 @@ def queue() -> Queue:
 
 def letter(sequence: int = 1, *, sender: int = 0, attempt: int = 1) -> Letter:
     return Letter(sender, attempt, sequence, Noticed(cell=sequence))
+
+
+def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:
+    """A letter as its writer puts it into a queue."""
+    head = letters.HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
+    body = head + encode(letter.message)
+    return hmac.digest(secret, queue.encode() + b"\0" + body, "sha256") + body
 
 
 def sealed(sequence: int = 1, *, queue: str = QUEUE, secret: bytes = SECRET) -> bytes:

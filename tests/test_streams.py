@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,7 +43,7 @@ def write(path: Path) -> Write:
 def log(path: Path, write: Write) -> RankLog:
     """The log of a second attempt."""
     write("first\n")
-    return RankLog(path)
+    return RankLog(path, Mock())
 
 
 BEGIN = len("first\n")

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, replace
 
 from nbddp.errors import SignatureError, WireError
-from nbddp.wire.messages import Batch, Message, decode, encode
+from nbddp.wire.messages import Batch, Message, decode
 
 CONTROLLER = -1
 _SIGNATURE_BYTES = hashlib.sha256().digest_size
@@ -39,12 +39,6 @@ class Letter:
         if not isinstance(self.message, Batch):
             return [self]
         return [replace(self, message=each) for each in self.message.reports]
-
-
-def seal(letter: Letter, *, queue: str, secret: bytes) -> bytes:
-    """Turn a letter into signed bytes for one queue."""
-    head = HEADER.pack(letter.sender, letter.attempt, letter.incarnation, letter.sequence)
-    return signed(head + encode(letter.message), queue, secret)
 
 
 def unseal(data: bytes, *, queue: str, secret: bytes) -> Letter:

@@ -41,7 +41,8 @@ def names_from_files() -> Iterator[None]:
 
 def clone(store: Store) -> Store:
     """A client of its own for another thread: a blocking call holds up all calls on a client."""
-    return store.clone()  # type: ignore[attr-defined, no-any-return]  # not in torch's stubs
+    with names_from_files():
+        return store.clone()  # type: ignore[attr-defined, no-any-return]  # not in torch's stubs
 
 
 def _configure_lookup() -> ctypes._NamedFuncPointer | None:

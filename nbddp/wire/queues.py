@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from nbddp.errors import ReplayError, RequestError, WireError
 from nbddp.wire import parcels
 from nbddp.wire.letters import HEADER, Letter, signed, unseal
-from nbddp.wire.loopback import clone, names_from_files
+from nbddp.wire.loopback import clone
 from nbddp.wire.messages import Batch, InPieces, JsonDict, Message, Report, decode, encode
 
 if TYPE_CHECKING:
@@ -67,16 +67,12 @@ class QueueWriter:
             try:
                 self._put(sequence, body)
             except RuntimeError:  # torch's: the connection is gone, and the client for good
-                self._connect_anew()
+                self._store = clone(self._store)
                 self._put(sequence, body)
 
     def renew(self) -> None:
         """The store is another one: what is put into a connection that has ended is lost."""
         with self._lock:
-            self._connect_anew()
-
-    def _connect_anew(self) -> None:
-        with names_from_files():
             self._store = clone(self._store)
 
     def _put(self, sequence: int, body: bytes) -> None:

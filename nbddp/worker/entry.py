@@ -54,7 +54,7 @@ from nbddp.worker.keyboard import Keyboard
 from nbddp.worker.loaders import forget_epochs, let_loaders_begin_anew, note_epochs
 from nbddp.worker.lookahead import may_ask
 from nbddp.worker.main_thread import main_frame
-from nbddp.worker.meters import Meters, lost_numbers
+from nbddp.worker.meters import Meters
 from nbddp.worker.nccl import let_live
 from nbddp.worker.orphans import watch_kernel
 from nbddp.worker.output.outbox import Outbox, remark
@@ -63,7 +63,7 @@ from nbddp.worker.regroup import Regrouper
 from nbddp.worker.shell import RankShell, make_shell
 from nbddp.worker.shorten import shorten_failure
 from nbddp.worker.store_clients import StoreClients
-from nbddp.worker.streams import RankLog, flush_python_streams, lost_output
+from nbddp.worker.streams import RankLog, flush_python_streams
 from nbddp.worker.survey import survey
 from nbddp.worker.usage import Usage
 from nbddp.worker.waits import waited_in
@@ -83,7 +83,6 @@ def live(start: RankStart) -> None:
     prepare_departure()
     watch_kernel(start.kernel_pid)
     settle(start)
-    log = RankLog(Path(start.log_path))
     clients = StoreClients.connect(start.store_port, start.store_prefix)
     sender, attempt = start.topology.rank, start.attempt
     writer, urgent = (
@@ -97,14 +96,15 @@ def live(start: RankStart) -> None:
         )
         for queue in (UP, NEWS)
     )
-    meters = Meters(Path(start.log_path).with_name("metrics.jsonl"), rank=sender, attempt=attempt)
-    outbox = Outbox(writer, urgent, log, meters, ranks=start.topology.world_size)
-    log.capture(outbox.notify, lambda error: outbox.post(lost_output(error)))
-    meters.capture(outbox.notify, lambda error: outbox.post(lost_numbers(error)), outbox.flush)
+    outbox = Outbox(writer, urgent, ranks=start.topology.world_size)
+    path = Path(start.log_path)
+    log = RankLog(path, outbox)
+    meters = Meters(path.with_name("metrics.jsonl"), outbox, rank=sender, attempt=attempt)
+    outbox.start(log, meters)
+    log.capture()
     # A SIGSEGV leaves the Python stacks of all threads in the log. A thread of Gloo that aborts the
     # process, because sizes do not fit, has no Python stack; the main thread's stack has the line.
     faulthandler.enable(file=2)
-    outbox.start()
     try:
         rank = Rank(start, clients, outbox, log, meters)
     except Exception as error:  # noqa: BLE001 - the controller must hear of any

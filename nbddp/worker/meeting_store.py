@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from nbddp.wire.loopback import clone, names_from_files
+from nbddp.wire.loopback import clone
 from nbddp.worker.connections import Connections
 
 
@@ -38,5 +38,5 @@ class MeetingStore:
 
     def one_more(self) -> dist.Store:
         """A client besides, such as for a group of the user's: the wait on it is its own."""
-        with names_from_files(), self._connections.noting():
+        with self._connections.noting():
             return clone(self._store)

@@ -7,13 +7,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nbddp.train.report import Bar
-from nbddp.wire.messages import Display, Happened, Metrics, Progress, Report
-from nbddp.worker.output.outbox import remark
+from nbddp.wire.messages import Happened, Metrics, Progress, Report
+from nbddp.worker.output.outbox import Outbox, remark
 
 MAX_ROWS = 1000  # in one letter
 MAX_WAITING = 100_000  # rows; beyond that the oldest are left out of the live view
@@ -25,11 +24,18 @@ CONFIG = "config"  # what happens where settings are said
 class Meters:
     """The sink of a rank: what the main thread reports, the outbox's thread mails.
 
-    ``reports`` counts what was reported: a step, a bar that moved, something that happened.
-    ``steps`` has the last step of each loop, by the first name that the loop reports.
+    Args:
+        path: the file that all ranks append to.
+        outbox: is told of each report, and once if the file can no longer be written.
+        rank: this rank, and ``attempt``, are in each line.
+
+    Attributes:
+        reports: how often something was reported: a step, a bar that moved, an event.
+        steps: the last step of each loop, by the first name that the loop reports.
     """
 
-    def __init__(self, path: Path, *, rank: int, attempt: int) -> None:
+    def __init__(self, path: Path, outbox: Outbox, *, rank: int, attempt: int) -> None:
+        self._outbox = outbox
         self._head = {"rank": rank, "attempt": attempt}
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._pid = os.getpid()
@@ -40,32 +46,14 @@ class Meters:
         self._bars: list[Bar] = []
         self._missed = 0
         self._has_moved = False
-        self._poke: Callable[[], None] = lambda: None
-        self._flush: Callable[[], None] = lambda: None
-        self._on_lost: Callable[[OSError], None] = lambda _error: None
         self._has_lost = False
         self._is_torn = False
         self.reports = 0
         self.steps: dict[str, int] = {}
 
-    def capture(
-        self,
-        poke: Callable[[], None],
-        on_lost: Callable[[OSError], None],
-        flush: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Say whom to tell that there is something to read, and that the file cannot be written.
-
-        ``flush`` waits until all that was read was mailed.
-        """
-        self._poke = poke
-        self._on_lost = on_lost
-        self._flush = flush
-
     def flush(self) -> None:
         """Wait until all that was reported was mailed."""
-        if not self._is_elsewhere():
-            self._flush()
+        self._outbox.flush()
 
     # ---- the cell's side
 
@@ -85,7 +73,7 @@ class Meters:
             if len(self._rows) > MAX_WAITING:
                 self._rows.popleft()
                 self._missed += 1
-        self._poke()
+        self._outbox.notify()
 
     def begin(self, bar: Bar) -> None:
         """A loop begins, inside those that have not ended."""
@@ -96,7 +84,7 @@ class Meters:
             self.reports += 1
             self._bars.append(bar)
             self._has_moved = True
-        self._poke()
+        self._outbox.notify()
 
     def show(self, bar: Bar) -> None:  # noqa: ARG002 - all bars are read together
         """A loop has moved."""
@@ -104,7 +92,7 @@ class Meters:
             return
         self._has_moved = True
         self.reports += 1
-        self._poke()
+        self._outbox.notify()
 
     def end(self, bar: Bar) -> None:
         """A loop is over; the outermost stays until another begins, so that its end is seen."""
@@ -116,7 +104,7 @@ class Meters:
             if not self._bars or bar is not self._bars[0]:  # begun in an earlier cell: no bar
                 self._bars = [each for each in self._bars if each is not bar]
             self._has_moved = True
-        self._poke()
+        self._outbox.notify()
 
     def happened(self, kind: str, facts: dict[str, Any]) -> None:
         """Something for the record."""
@@ -135,9 +123,9 @@ class Meters:
                 return
             self._events.append(Happened(kind=kind, facts=plain))
             is_full = len(self._events) >= MAX_EVENTS
-        self._poke()
+        self._outbox.notify()
         if is_full:
-            self._flush()
+            self.flush()
 
     def begin_cell(self) -> None:
         """What an earlier cell was in the middle of is over."""
@@ -161,7 +149,8 @@ class Meters:
     def _lose(self, error: OSError) -> None:
         if not self._has_lost:
             self._has_lost = True
-            self._on_lost(error)
+            why = error.strerror
+            self._outbox.post(remark(f"metrics.jsonl is not complete from here on: {why}"))
 
     # ---- the outbox's side
 
@@ -185,8 +174,3 @@ class Meters:
         rows = [self._rows.popleft() for _ in range(min(len(self._rows), MAX_ROWS))]
         missed, self._missed = self._missed, 0
         return Metrics(rows=rows, missed=missed)
-
-
-def lost_numbers(error: OSError) -> Display:
-    """What the user is told of numbers that the file did not take."""
-    return remark(f"metrics.jsonl is not complete from here on: {error.strerror}")

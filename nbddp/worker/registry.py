@@ -36,14 +36,6 @@ class Roll:
         return iter(list(self._objects.values()))
 
 
-class _Optimizers(Roll):
-    """Without wrappers, such as Lightning Fabric's: the optimizer inside has all that counts."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """In the order in which they were made."""
-        return (each for each in super().__iter__() if not _wraps(each))
-
-
 def _wraps(optimizer: Optimizer) -> bool:
     inner = (each for each in vars(optimizer).values() if isinstance(each, Optimizer))
     return any(getattr(optimizer, "state", None) is each.state for each in inner)
@@ -54,16 +46,21 @@ class Registry:
 
     def __init__(self) -> None:
         self.models = Roll()
-        self.optimizers = _Optimizers()
+        self._optimizers = Roll()
         self.schedules = Roll()
         self.scalers = Roll()
         self._kinds: list[tuple[type, Roll]] = [
             (DistributedDataParallel, self.models),
-            (Optimizer, self.optimizers),
+            (Optimizer, self._optimizers),
             (LRScheduler, self.schedules),
             (ReduceLROnPlateau, self.schedules),  # which does not call LRScheduler.__init__
             (torch.amp.GradScaler, self.scalers),
         ]
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """All but wrappers, such as Lightning Fabric's: the one inside has all that counts."""
+        return [each for each in self._optimizers if not _wraps(each)]
 
     def listen(self) -> None:
         """From here on, whatever is made, unpickled or copied is noted."""

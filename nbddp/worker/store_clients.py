@@ -34,7 +34,7 @@ class StoreClient:
 
     def reconnect(self) -> dist.Store:
         """Connect to a server that has replaced the one before; wait until there is one."""
-        with names_from_files(), self._connections.keeping():
+        with self._connections.keeping():
             self._store = clone(self._store)
         return self._store
 

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from nbddp.wire.messages import Display, Output
-from nbddp.worker.output.outbox import remark
+from nbddp.wire.messages import Output
+from nbddp.worker.output.outbox import Outbox, remark
 
 CHUNK_BYTES = 64 << 10
 MAX_UNREAD = 256 << 10  # bytes that are mailed; of more it is only said where they are
@@ -40,10 +40,16 @@ _TRACE = re.compile(
 class RankLog:
     """The log file of one rank, written through its file descriptors and read back by offset.
 
-    ``prints`` counts what Python has written to it in the main thread.
+    Args:
+        path: the file.
+        outbox: is told of each write of Python's, and once if the file can no longer be written.
+
+    Attributes:
+        prints: how often Python has written to it in the main thread.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, outbox: Outbox) -> None:
+        self._outbox = outbox
         self._write_fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._read_fd = os.open(path, os.O_RDONLY)
         self._has_lost = False
@@ -51,17 +57,10 @@ class RankLog:
         self._kept: deque[tuple[int, int]] = deque()
         self._offset = os.fstat(self._write_fd).st_size  # an earlier attempt wrote up to here
 
-    def capture(self, on_write: Callable[[], None], on_lost: Callable[[OSError], None]) -> None:
-        """Make the file this process's standard output and error, for Python and C alike.
-
-        Args:
-            on_write: called after each write of Python's.
-            on_lost: called once, when the file can no longer be written.
-        """
+    def capture(self) -> None:
+        """Make the file this process's standard output and error, for Python and C alike."""
         for fd in (1, 2):
             os.dup2(self._write_fd, fd)
-        self._on_write = on_write
-        self._on_lost = on_lost
         self.restore_python_streams()
 
     def restore_python_streams(self) -> None:
@@ -99,12 +98,13 @@ class RankLog:
     def _note_write(self) -> None:
         if threading.current_thread() is threading.main_thread():
             self.prints += 1
-        self._on_write()
+        self._outbox.notify()
 
     def _lose(self, error: OSError) -> None:
         if not self._has_lost:
             self._has_lost = True
-            self._on_lost(error)
+            why = f"its log cannot be written: {error.strerror}"
+            self._outbox.post(remark(f"output of this rank is lost, {why}"))
 
     def mark(self) -> int:
         """How many bytes are in the file."""
@@ -218,8 +218,3 @@ def flush_python_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not _is_closed(stream):
             stream.flush()
-
-
-def lost_output(error: OSError) -> Display:
-    """What the user is told of output that the file did not take."""
-    return remark(f"output of this rank is lost, its log cannot be written: {error.strerror}")

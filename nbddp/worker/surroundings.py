@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,10 +94,7 @@ def _torch_settings() -> list[Pair]:
         (torch.get_num_threads, torch.set_num_threads),
         (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
         *(
-            (
-                lambda name=name: getattr(cudnn, name),
-                lambda value, name=name: setattr(cudnn, name, value),
-            )
+            (partial(getattr, cudnn, name), partial(setattr, cudnn, name))
             for name in ("benchmark", "deterministic", "enabled")
         ),
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

@@ -56,16 +56,13 @@ class Outbox:
     Args:
         writer: for output, numbers, and the end of a cell.
         urgent: for reports that do not wait for those.
-        sources: what is sent in batches.
         ranks: how many ranks have the same reader.
     """
 
-    def __init__(
-        self, writer: QueueWriter, urgent: QueueWriter, *sources: Source, ranks: int = 1
-    ) -> None:
+    def __init__(self, writer: QueueWriter, urgent: QueueWriter, *, ranks: int = 1) -> None:
         self._writer = writer
         self._urgent_writer = urgent
-        self._sources = sources
+        self._sources: tuple[Source, ...] = ()
         self._period = PERIOD * max(1.0, ranks / CROWD)
         self._short_period = PERIOD * (ranks / CROWD)
         self._unreadable: set[Source] = set()
@@ -83,8 +80,9 @@ class Outbox:
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="nbddp-outbox", daemon=True)
 
-    def start(self) -> None:
-        """Start to send."""
+    def start(self, *sources: Source) -> None:
+        """Start to send: reports, and what these sources have, in batches."""
+        self._sources = sources
         self._thread.start()
 
     def notify(self) -> None:
