@@ -94,7 +94,7 @@ def names_are_kept(notebook: LabNotebook) -> None:
 def test_a_breakpoint_is_looked_into_and_left(notebook: LabNotebook, picture: Picture) -> None:
     notebook.begin(BREAK)
     await_box(notebook, "[rank 1] ipdb>")
-    notebook.await_text(BREAK, r"in the debugger\s+5 losses")
+    notebook.await_text(BREAK, r"in the debugger\s+4 breakpoint")
     picture(notebook, "debugger")
     answer(notebook, "[rank 1] ipdb>", "p losses")
     notebook.await_text(BREAK, r"\[2\.0, 1\.5\]")

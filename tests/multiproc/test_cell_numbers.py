@@ -81,7 +81,7 @@ def test_debugger_threads_warnings_and_faulthandler_name_the_cell(notebook: Note
         f"{cell}:4: UserWarning: warned",
         f'File "{cell}", line 5, in <lambda>',
         f'File "{cell}", line 8 in call',
-        f"> {cell}(10)call()",
+        f"> {cell}(9)call()",
     ):
         assert said in reply.text, said
     assert "ipython-input" not in reply.text

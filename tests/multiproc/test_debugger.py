@@ -46,10 +46,11 @@ def test_breakpoint_stops_the_first_rank_that_comes_and_steps_through_the_cell(
     notebook: Notebook,
 ) -> None:
     source = f"{PAIR}y = 1\nbreakpoint()\nz = y + 1\nw = z * 10\ndist.barrier()\nw"
-    reply = notebook.converse(source, "p y", "n", "p z", "z = 7", "n", "c")
+    reply = notebook.converse(source, "p y", "n", "n", "p z", "z = 7", "n", "c")
     assert len({prompt for prompt, _ in reply.asked}) == 1
     assert reply.asked[0][0].endswith("ipdb> ")
     assert reply.status == "ok"
+    assert "----> 3 breakpoint()" in reply.text
     assert "----> 4 z = y + 1" in reply.text
     assert "----> 5 w = z * 10" in reply.text
     assert values(reply.text) == ["20", "70"]
@@ -67,7 +68,7 @@ def test_interact_prints_what_it_evaluates(notebook: Notebook) -> None:
 def test_q_ends_the_cell_on_all_ranks_and_keeps_every_name(notebook: Notebook) -> None:
     notebook.run(f"{PAIR}kept = rank")
     reply = notebook.converse("%%ddp\nbreakpoint()\nimport time\ntime.sleep(60)", "q")
-    assert re.fullmatch(r"CellInterruptedError: rank \d .*debugger, line 3", reply.error)
+    assert re.fullmatch(r"CellInterruptedError: rank \d .*debugger, line 2", reply.error)
     assert reply.seconds < 20
     assert notebook.run(WORKS).status == "ok"
 

@@ -19,12 +19,10 @@ class CellCompiler(CachingCompiler):
 
     Attributes:
         files: the text of each cell, by its file name in code objects.
-        last_line: the line on which the last statement of the newest code begins.
     """
 
     def __init__(self) -> None:
         self.files: Sources = {}
-        self.last_line = 0
         self._number = 0
         self._cell = ""  # as the editor shows it
         self._name = ""
@@ -53,9 +51,7 @@ class CellCompiler(CachingCompiler):
         if filename == "<unknown>":  # of %time and %timeit
             self._timed = source
             self._above = self._lines_above(source) or 0
-        tree: Any = super().ast_parse("\n" * self._above + source, filename, symbol)
-        self.last_line = tree.body[-1].lineno if symbol == "exec" and tree.body else 0
-        return tree
+        return super().ast_parse("\n" * self._above + source, filename, symbol)
 
     def __call__(self, source: Any, filename: str, symbol: str, *more: Any, **options: Any) -> Any:
         """Compile code, and that of ``%%time``, ``<timed exec>``, as a part of the cell."""

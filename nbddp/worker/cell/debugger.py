@@ -39,15 +39,20 @@ class RankPdb(Pdb):
         super().__init__(*args, **{"nosigint": True} | options)  # SIGINT is the interrupter's
         self.report_skipped = False
 
-    def set_trace(self, frame: FrameType | None = None, **_options: Any) -> None:
-        """Stop at the next line; in the last statement of a cell, at once: none may follow."""
-        frame = frame or sys._getframe(1)
-        super().set_trace(frame)
-        if self._is_statement(frame) and frame.f_lineno >= self.shell.compile.last_line:
-            sys.settrace(None)
-            self.dispatch_line(frame)
-            if frame.f_trace is not None:  # else the user has entered `c`
-                sys.settrace(self.trace_dispatch)
+    if sys.version_info < (3, 13):  # stop at the line of a call, as later versions: none may follow
+
+        def set_trace(self, frame: FrameType | None = None, **_options: Any) -> None:
+            """Stop at the next instruction."""
+            frame = frame or sys._getframe(1)
+            frame.f_trace_opcodes = True
+            super().set_trace(frame)
+
+        def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
+            """Take the first instruction for a line."""
+            if event == "opcode":
+                frame.f_trace_opcodes = False
+                return self.dispatch_line(frame)
+            return super().trace_dispatch(frame, event, arg)
 
     def stop_here(self, frame: FrameType) -> bool:
         """Stop in the user's code, and in libraries that it calls."""
