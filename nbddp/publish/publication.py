@@ -63,7 +63,6 @@ class Publication:
                 )
         except OSError as error:
             raise RequestError(f"nothing can be published: {error.strerror}") from None
-        self._heard = b""
         self.follower: threading.Thread | None = None
 
     @property
@@ -89,16 +88,12 @@ class Publication:
         """
         self.close()
         try:
-            while True:
-                for said in self._reports():
-                    if "failed" in said:
-                        raise RequestError(self.say_failed(said["failed"]))
-                    if said.get("is_over"):
-                        return said
-                if self.is_over and not self._hears(0):
-                    raise RequestError(
-                        self.say_failed(f"its process {describe_exit(self._process.returncode)}")
-                    )
+            for said in self._reports():
+                if "failed" in said:
+                    raise RequestError(self.say_failed(said["failed"]))
+                if "is_over" in said:
+                    return said
+            raise RuntimeError("a process that publishes ended without a report")
         except KeyboardInterrupt:
             self._process.terminate()
             raise
@@ -122,22 +117,15 @@ class Publication:
         return f"publishing to {self.target.kind} failed: {why} (more in {self.log})"
 
     def _follow(self, tell: Callable[[str], None], goes_on: Callable[[], bool]) -> None:
-        is_told = is_closed = is_explained = False
-        while not (self.is_over and not self._hears(0)):
-            if not is_closed and not goes_on():
-                is_closed = True
-                self.close()
-            for said in self._reports():
-                if "where" in said and not is_told:
-                    is_told = True
-                    tell(f"published to {self.target.kind}: {said['where']}")
-                if "warned" in said:
-                    tell(f"{self.target.kind}: {said['warned']}")
-                if "failed" in said:
-                    tell(self._say_left(said["failed"]))
-                is_explained = is_explained or "failed" in said or "is_over" in said
-        if not is_explained:
-            tell(self._say_left(f"its process {describe_exit(self._process.returncode)}"))
+        is_told = False
+        for said in self._reports(goes_on):
+            if "where" in said and not is_told:
+                is_told = True
+                tell(f"published to {self.target.kind}: {said['where']}")
+            if "warned" in said:
+                tell(f"{self.target.kind}: {said['warned']}")
+            if "failed" in said:
+                tell(self._say_left(said["failed"]))
         self._end()
 
     def _say_left(self, why: str) -> str:
@@ -146,25 +134,37 @@ class Publication:
             f"`%ddp publish {self.target} {self.folder.name} --again` tries it later"
         )
 
-    def _hears(self, seconds: float) -> bool:
-        """Whether there is something to read; False at its end, too."""
-        if self._process.stdout is None or self._process.stdout.closed:
-            return False
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
-            return False
-        data = os.read(self._process.stdout.fileno(), 1 << 16)
-        self._heard += data
-        return bool(data)
+    def _reports(self, goes_on: Callable[[], bool] = lambda: True) -> Iterator[dict[str, Any]]:
+        """Yield what the process reports until it has ended; the last report says how it went.
 
-    def _reports(self) -> Iterator[dict[str, Any]]:
-        """What it has said since the last time; waits a moment for it."""
-        if not self._hears(LOOK):
+        Args:
+            goes_on: returns whether the run does; once it does not, the process is told to end.
+        """
+        rest, is_explained = b"", False
+        while True:
+            if not goes_on():
+                self.close()
+            is_over = self.is_over  # asked first: what it wrote before its end is read below
+            data = self._read(0 if is_over else LOOK)
+            if is_over and not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for said in map(json.loads, lines):
+                is_explained = is_explained or "failed" in said or "is_over" in said
+                yield said
+        if not is_explained:
+            yield {"failed": f"its process {describe_exit(self._process.returncode)}"}
+
+    def _read(self, seconds: float) -> bytes:
+        """Return what arrives in this time, at most one piece."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], seconds)[0]:
+            return b""
+        data = os.read(self._process.stdout.fileno(), 1 << 16)
+        if not data:  # it has closed its output, and is about to end
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(LOOK / 10)
-        *lines, self._heard = self._heard.split(b"\n")
-        for line in lines:
-            with suppress(ValueError):
-                yield json.loads(line)
+        return data
 
     def _end(self) -> None:
         """Leave nothing of it."""
