@@ -12,6 +12,14 @@ from drivers.ranks import Ranks, WarmLauncher
 from nodes_here import OnNodes
 from notebook import Notebook
 
+# a group remembers the options of a cell, such as --nproc 1, for the next start; reloading the
+# extension would end the warm helper
+FORGET_OPTIONS = """
+from nbddp.controller.spec import GroupSpec
+get_ipython()._nbddp.desk.group.spec = GroupSpec()
+del GroupSpec
+"""
+
 
 @pytest.fixture(scope="session")
 def launcher(request: pytest.FixtureRequest) -> Iterator[WarmLauncher]:
@@ -117,7 +125,7 @@ def kernel(
     if getattr(request.module, "SHARES_KERNEL", False):
         lasting: Notebook = request.getfixturevalue("lasting_kernel")
         lasting.folder = tmp_path_factory.mktemp("notebook")
-        assert lasting.run(f"%reset -f\n%cd -q {lasting.folder}").status == "ok"
+        assert lasting.run(f"%reset -f\n%cd -q {lasting.folder}\n{FORGET_OPTIONS}").status == "ok"
         yield lasting
         return
     with Notebook(tmp_path_factory.mktemp("notebook")) as notebook:
