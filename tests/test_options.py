@@ -141,6 +141,7 @@ REFUSED = (
     *("--out", "--no", "--name it's"),
     *("--trace 15:10", "--trace a:b", "--trace 1.5:4", "--trace 1:2:3", "--trace -1:3"),
     *("--trace :", "--trace 4:", "--trace 1:1000000000000"),
+    *("--out a-b", "--out x --no-wait", "--timeline --no-wait"),
 )
 REFUSED_COMMANDS = (
     ("kill", ("", "one")),
@@ -153,6 +154,7 @@ REFUSED_COMMANDS = (
     ("auto", ("",)),
     ("fault", ("",)),
     ("run", ("--kep train.py",)),
+    ("trace", ("--memory", "--off --steps 1")),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from pages import readable
 from PIL import Image
+from refusals import refusal
 
 from nbddp.archive.scaling import Round, Scaling, Size, facts_of, shares, steady_pace
 from nbddp.charts.figure import draw_scaling, png_of
-from nbddp.errors import RequestError
 from nbddp.magics.parser import CELL, parse
-from nbddp.magics.trial_options import check_trials
 from nbddp.record.overlap import Overlap
 from nbddp.record.spent import Timeline
 from nbddp.record.waiting.collective_history import MatchedCollective
@@ -61,21 +60,13 @@ UNFITTING += ["--scale 1,2 --timeline"]
 
 
 @pytest.mark.parametrize(
-    ("lines", "error", "check"),
-    [(UNREADABLE, UsageError, cell), (UNFITTING, RequestError, lambda it: check_trials(cell(it)))],
-    ids=["cannot be read", "does not fit together"],
+    "lines", [UNREADABLE, UNFITTING], ids=["cannot be read", "does not fit together"]
 )
-def test_what_is_refused_and_why(
-    lines: list[str], error: type[Exception], check: Callable[[str], object], snapshot: Any
-) -> None:
-    said = {}
-    for each in lines:
-        with pytest.raises(error) as caught:
-            check(each)
-        said[each] = str(caught.value)
+def test_what_is_refused_and_why(lines: list[str], snapshot: Any) -> None:
+    said = {each: refusal(UsageError, cell, each) for each in lines}
     assert said == snapshot
     for fitting in ("", "--scale 1,2,4 --weak --rounds 5", "--sweep a=1 --repeat 2 --start-over"):
-        check(fitting)
+        cell(fitting)
 
 
 # ---- the pace of a run

@@ -31,10 +31,10 @@ from nbddp.archive.sweep_grid import (
     grid,
     sweep_key,
 )
-from nbddp.errors import ArgumentError, RequestError
+from nbddp.errors import ArgumentError
 from nbddp.group.sweep import assigned_before_use
+from nbddp.magics.option_values import swept
 from nbddp.magics.parser import CELL, parse
-from nbddp.magics.trial_options import check_trials, swept
 from nbddp.record.cell import CellRequest
 from nbddp.record.push_store import PushRecord
 from nbddp.ui.report.render import render_html, render_text
@@ -116,7 +116,7 @@ NO_GRID = (
 def test_what_makes_no_sweep_is_refused_before_anything_runs(snapshot: SnapshotAssertion) -> None:
     said = {text: refusal(UsageError, cell, f"--sweep {text}") for text in REFUSED}
     for line in UNFIT:
-        said[line] = refusal(RequestError, check_trials, cell(line))
+        said[line] = refusal(UsageError, cell, line)
     for line in NO_GRID:
         args = cell(line)
         said[line] = refusal(ArgumentError, grid, args.sweep or (), args.repeat or 0)

@@ -13,7 +13,6 @@ from nbddp.magics.desk import Desk
 from nbddp.magics.parser import CELL, parse
 from nbddp.magics.stopped import interrupted
 from nbddp.magics.syntax import check_syntax
-from nbddp.magics.trial_options import check_trials
 from nbddp.magics.trials import run_trials
 from nbddp.magics.views import SHOWN_STEPS
 from nbddp.record.cell import CellRequest, CellResult
@@ -45,7 +44,7 @@ class CellMagics(Magics):
     def _run_cell(self, args: Namespace, cell: str, first_line: int) -> None:
         desk = self._desk
         check_syntax(desk.shell, cell, first_line)
-        self._check(args)
+        desk.check_ranks(args)
         values = desk.values(args.push or ())
         spec = replace(desk.asked_spec(args), joins_group=not args.no_init)
         if args.sweep or args.repeat or args.scale:
@@ -82,16 +81,6 @@ class CellMagics(Magics):
             needs_group=not args.no_init,
             once=args.once,
         )
-
-    def _check(self, args: Namespace) -> None:
-        if args.out and not args.out.isidentifier():
-            raise RequestError(f"--out needs a name like losses, got {args.out!r}")
-        if args.out and args.no_wait:
-            raise RequestError("--out and --no-wait do not go together: use `%ddp pull` later")
-        if args.timeline and args.no_wait:
-            raise RequestError("--timeline and --no-wait do not go together: use `%ddp timeline`")
-        check_trials(args)
-        self._desk.check_ranks(args)
 
     @cell_magic
     def local(self, line: str, cell: str) -> None:  # noqa: ARG002 - IPython fixes the signature

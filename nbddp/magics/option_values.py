@@ -2,60 +2,85 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
+from nbddp.archive.sweep_grid import Swept
 from nbddp.wire.trace_messages import Steps
 
 YEAR = 365 * 86400
 ALL = (-1,)  # ranks, however many there are
 MAX_STEP = 10**12
 MAX_NUMBER = 9999  # a typing error must not make a list of a billion
-_WHOLE = re.compile(r"[+-]?\d{1,18}")
 _GPU_NAME = re.compile(r"(GPU|MIG)-[\w/-]+")  # as nvidia-smi -L shows them
 _PICTURES = (".pdf", ".png", ".svg")
+
+T = TypeVar("T")
+
+
+def expecting(
+    what: str, read: Callable[[str], T], is_valid: Callable[[T], bool] = lambda _value: True
+) -> Callable[[str], T]:
+    """Return a type that reads a text with ``read``, which raises ValueError, and checks it."""
+
+    def convert(text: str) -> T:
+        with suppress(ValueError):
+            value = read(text)
+            if is_valid(value):
+                return value
+        raise ArgumentTypeError(f"expected {what}, got {text!r}")
+
+    return convert
+
+
+def _whole(text: str) -> int:
+    """Read a number without sign, blanks and underscores."""
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
 
 
 def whole_number(least: int, most: int = MAX_STEP) -> Callable[[str], int]:
     """Return a type for whole numbers from ``least`` to ``most``."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            end = "" if most == MAX_STEP else f" to {most}"
-            raise ArgumentTypeError(f"expected a whole number from {least}{end}, got {text!r}")
-        return int(text)
-
-    return read
+    end = "" if most == MAX_STEP else f" to {most}"
+    return expecting(
+        f"a whole number from {least}{end}", _whole, lambda value: least <= value <= most
+    )
 
 
 count = whole_number(0)
 positive_int = whole_number(1)
 port_number = whole_number(1, 65535)
+seconds = expecting("seconds above 0 and up to a year", float, lambda value: 0 < value <= YEAR)
 
 
-def seconds(text: str) -> float:
-    """Read a time above 0 in seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= YEAR:
-        raise ArgumentTypeError(f"expected seconds above 0 and up to a year, got {text!r}")
-    return value
+def _pair(text: str, separator: str) -> tuple[int, int]:
+    """Read two numbers, or a single one as both."""
+    first, found, last = text.partition(separator)
+    return _whole(first), _whole(last if found else first)
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Read numbers and ranges: ``0,2`` or ``0-3``."""
+def _numbers(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
-        low, dash, high = part.partition("-")
-        is_range = low.isdecimal() and (high.isdecimal() if dash else True)
-        if not is_range or not int(low) <= int(high or low) <= MAX_NUMBER:
-            raise ArgumentTypeError(f"expected numbers like 0,2 or 0-3, got {text!r}")
-        found += range(int(low), int(high or low) + 1)
+        low, high = _pair(part, "-")
+        if not low <= high <= MAX_NUMBER:
+            raise ValueError
+        found += range(low, high + 1)
     return tuple(dict.fromkeys(found))
+
+
+numbers = expecting("numbers like 0,2 or 0-3", _numbers)
+world_sizes = expecting(
+    "two or more numbers of ranks like 1,2,4",
+    _numbers,
+    lambda found: 0 not in found and len(found) > 1,
+)
 
 
 def numbers_or_all(text: str) -> tuple[int, ...]:
@@ -63,62 +88,67 @@ def numbers_or_all(text: str) -> tuple[int, ...]:
     return ALL if text == "all" else numbers(text)
 
 
-def step_range(text: str) -> Steps:
-    """Read steps with both ends included: ``10:15``, or a single step."""
-    low, colon, high = text.partition(":")
-    high = high if colon else low
-    is_whole = _WHOLE.fullmatch(low) and _WHOLE.fullmatch(high)
-    if not is_whole or not 0 <= int(low) <= int(high) < MAX_STEP:
-        raise ArgumentTypeError(
-            f"expected a step like 10, or steps from the first to the last like 10:15, got {text!r}"
-        )
-    return Steps(first=int(low), last=int(high))
-
-
-def gpus(text: str) -> tuple[int | str, ...]:
-    """Read GPUs as CUDA names them: numbers and ranges, or UUIDs and MIG devices, but not both."""
+def _gpus(text: str) -> tuple[int | str, ...]:
+    """Read numbers and ranges, or UUIDs and MIG devices, but not both."""
     parts = tuple(dict.fromkeys(text.split(",")))
-    if all(_GPU_NAME.fullmatch(part) for part in parts):
-        return parts
-    try:
-        return numbers(text)
-    except ArgumentTypeError:
-        raise ArgumentTypeError(
-            f"expected GPUs like 0,2 or 0-3, or names like GPU-8f2a or MIG-3b1c, got {text!r}"
-        ) from None
+    return parts if all(map(_GPU_NAME.fullmatch, parts)) else _numbers(text)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Read Python names with commas between them."""
-    found = tuple(part.strip() for part in text.split(","))
-    if not all(part.isidentifier() for part in found):
-        raise ArgumentTypeError(f"expected names like a,b, got {text!r}")
-    return found
+gpus = expecting("GPUs like 0,2 or 0-3, or names like GPU-8f2a or MIG-3b1c", _gpus)
 
 
-def variable(text: str) -> tuple[str, str]:
-    """Read an environment variable: ``K=V``."""
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+def _steps(text: str) -> Steps:
+    first, last = _pair(text, ":")
+    return Steps(first=first, last=last)
+
+
+step_range = expecting(
+    "a step like 10, or steps from the first to the last like 10:15",
+    _steps,
+    lambda steps: steps.first <= steps.last < MAX_STEP,
+)
+node_range = expecting(
+    "a number of nodes, or MIN:MAX with MIN up to MAX",
+    lambda text: _pair(text, ":"),
+    lambda pair: 1 <= pair[0] <= pair[1],
+)
+
+name = expecting("a name like losses", str, str.isidentifier)
+names = expecting(
+    "names like a,b",
+    lambda text: tuple(part.strip() for part in text.split(",")),
+    lambda found: all(map(str.isidentifier, found)),
+)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, value = text.split("=", 1)
     return name, value
 
 
-def node_range(text: str) -> tuple[int, int]:
-    """Read a number of nodes as torchrun does: ``2`` or ``2:4``."""
-    least, colon, most = text.partition(":")
+variable = expecting("NAME=VALUE", _variable, lambda pair: pair[0].isidentifier())
+picture_file = expecting(
+    "a file like figure.pdf, .png or .svg",
+    lambda text: Path(text).expanduser(),
+    lambda path: path.suffix.lower() in _PICTURES,
+)
+
+
+def _swept(text: str) -> Swept:
+    """Read a name and its values as Python; else split at the commas, and read each part so."""
+    name, values = text.split("=", 1)
+    read = _literal(f"[{values}]")
+    if not isinstance(read, list):
+        read = [_literal(part.strip()) for part in values.split(",") if part.strip()]
+    return name, tuple({repr(value): value for value in read}.values())
+
+
+def _literal(text: str) -> Any:
+    """Read a Python literal, or return the text."""
     try:
-        found = positive_int(least), positive_int(most if colon else least)
-    except ArgumentTypeError:
-        raise ArgumentTypeError(f"expected N or MIN:MAX, got {text!r}") from None
-    if found[0] > found[1]:
-        raise ArgumentTypeError(f"expected MIN:MAX with MIN up to MAX, got {text!r}")
-    return found
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
 
 
-def picture_file(text: str) -> Path:
-    """Read the file in which a figure is saved."""
-    path = Path(text).expanduser()
-    if path.suffix.lower() not in _PICTURES:
-        raise ArgumentTypeError(f"expected a file like figure.pdf, .png or .svg, got {text!r}")
-    return path
+swept = expecting("a name and values like lr=0.1,0.01", _swept, all)

@@ -8,16 +8,19 @@ from argparse import REMAINDER, SUPPRESS, ArgumentParser, Namespace, RawDescript
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
+from itertools import product
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
 from nbddp.archive.comparison import XAxis
+from nbddp.archive.scaling import LEAST
 from nbddp.charts.axes import AxisScale
 from nbddp.controller.spec import BACKENDS
 from nbddp.magics.option_values import (
     count,
     gpus,
+    name,
     names,
     node_range,
     numbers,
@@ -27,11 +30,13 @@ from nbddp.magics.option_values import (
     positive_int,
     seconds,
     step_range,
+    swept,
     variable,
+    whole_number,
+    world_sizes,
 )
 from nbddp.magics.publish import METAVAR, installed_target
 from nbddp.magics.syntax import unquoted
-from nbddp.magics.trial_options import rounds, swept, world_sizes
 from nbddp.magics.views import SHOWN_STEPS, ViewChoice
 from nbddp.publish.kinds import KINDS as TRACKERS
 from nbddp.train.kinds import MEANINGS as FAULTS
@@ -155,7 +160,7 @@ Examples:
 )
 add = CELL.add
 add("--push a,b", "send these names of the notebook first", names)
-add("--out NAME", "store the value of the last line of every rank as a list")
+add("--out NAME", "store the value of the last line of every rank as a list", name)
 add("--no-init", "no process group: the cell calls init_process_group() itself")
 add("--once", "leave this cell out of any replay")
 add("--timeline", "then show which rank waited for which")
@@ -173,7 +178,11 @@ add(
     world_sizes,
 )
 add("--weak", "with --scale: every rank has the same work")
-add("--rounds N", "with --scale: runs for each number of ranks, at least 3 (default: 3)", rounds)
+add(
+    "--rounds N",
+    f"with --scale: runs for each number of ranks, at least {LEAST} (default: {LEAST})",
+    whole_number(LEAST),
+)
 add("--start-over", "repeat runs that an earlier sweep has finished")
 add("--auto", SUPPRESS)  # `%ddp auto on` writes it
 
@@ -371,6 +380,25 @@ add("command", "show the options of this command", nargs="?")
 
 COMMANDS: dict[str, MagicParser] = _COMMANDS.choices
 
+# which options an option needs one of, and which cannot be combined
+_NEEDS = {
+    "start_over": ("sweep", "repeat"),
+    "weak": ("scale",),
+    "rounds": ("scale",),
+    "memory": ("steps",),
+}
+_TRIALS = ("sweep", "repeat", "scale")
+_APART = (
+    (("out",), ("no_wait",), "fetch the value with `%ddp pull` later"),
+    (("timeline",), ("no_wait",), "use `%ddp timeline` later"),
+    (_TRIALS, ("no_wait",), "it returns when all runs are done; the stop button ends them"),
+    (_TRIALS, ("out",), "`nbddp.log` records numbers of each run, `nbddp.runs()` returns them"),
+    (_TRIALS, ("timeline", "trace"), "run the cell once for that"),
+    (("scale",), ("sweep", "repeat"), "run one after the other"),
+    (("scale",), ("nproc", "ranks", "elastic"), "--scale sets the numbers of ranks"),
+    (("off",), ("steps", "memory"), "--off cancels the trace"),
+)
+
 
 def command(name: str) -> MagicParser:
     """Return the parser of a command.
@@ -426,7 +454,24 @@ def parse(parser: MagicParser, line: str) -> Namespace:
             f"{error} in {line!r}; put text that contains a quotation mark into quotation marks of "
             'the other kind: "it\'s the best"'
         ) from None
-    return _read(parser, words)
+    args = _read(parser, words)
+    _check_combinations(args)
+    return args
+
+
+def _check_combinations(args: Namespace) -> None:
+    given = {name for name, value in vars(args).items() if value}
+    for option, needed in _NEEDS.items():
+        if option in given and not given & {*needed}:
+            raise UsageError(f"{_flag(option)} needs {' or '.join(map(_flag, needed))}")
+    for some, others, instead in _APART:
+        for one, other in product(some, others):
+            if {one, other} <= given:
+                raise UsageError(f"{_flag(one)} and {_flag(other)} cannot be combined: {instead}")
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def _parse_pull(parser: MagicParser, line: str) -> Namespace:

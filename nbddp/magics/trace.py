@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import replace
 
-from nbddp.errors import RequestError
 from nbddp.magics.desk import Desk
 from nbddp.wire.trace_messages import Steps
 
@@ -15,15 +14,7 @@ NOTHING = (
 
 
 def steer_trace(desk: Desk, args: Namespace) -> str:
-    """Note which steps are to be traced, or not any more; returns what is to be, in words.
-
-    Raises:
-        RequestError: the options do not go together.
-    """
-    if args.off and (args.steps is not None or args.memory):
-        raise RequestError("--off takes back what was asked for: it goes with no other option")
-    if args.memory and args.steps is None:
-        raise RequestError("--memory goes with steps: `%ddp trace --steps 10:15 --memory`")
+    """Set or cancel which steps are traced; return a sentence about it."""
     if args.off:
         before, desk.next_trace = desk.next_trace, None
         return NOTHING if before is None else "the next cell is not traced"
