@@ -6,7 +6,6 @@ Whatever fails meanwhile, the disk, the launcher, the link, a process: whoever w
 from __future__ import annotations
 
 import errno
-import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +27,7 @@ from nbddp.record.cell import CellHandle, CellRequest, CellResult
 from nbddp.record.finished import RecordedRun
 from nbddp.record.notices import Said, Wrote
 from nbddp.record.run_folder import RunFolder
-from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output, RunCell
+from nbddp.wire.messages import Answer, CellEnded, Command, Interrupt, Message, Output
 from nbddp.wire.name_messages import Complete
 
 TWO = GroupSpec(nproc=2)
@@ -127,17 +126,6 @@ def stage(empty: Stage) -> Stage:
     return empty
 
 
-def test_a_cell_goes_to_all_ranks_and_is_over_when_all_have_ended_it(stage: Stage) -> None:
-    handle = stage.run()
-    assert [(rank, type(command)) for rank, command in stage.link.sent] == [
-        (0, RunCell),
-        (1, RunCell),
-    ]
-    stage.end(handle, 0)
-    assert handle.result is None
-    assert stage.finish(handle, 1).is_ok
-
-
 def run_folder(stage: Stage) -> RunFolder:
     folder = stage.executor.time_line.folder
     assert folder is not None
@@ -205,31 +193,21 @@ def fill_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("tempfile.mkdtemp", refuse)
 
 
-@pytest.fixture
-def refused(empty: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    """A stage with no ranks, as their run could not be recorded."""
+def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_start_work(
+    empty: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         fill_disk(patch)
         started = empty.ask_start()
         empty.turn()
-    said = str(started.exception())
-    assert said.replace(str(Path.cwd()), "FOLDER") == empty.words(name="refused")
-    assert empty.state is GroupState.OFF
+    assert str(started.exception()).replace(str(Path.cwd()), "FOLDER") == empty.words
     assert not empty.launcher.handles
-    return empty
-
-
-def test_after_a_run_that_cannot_be_recorded_a_start_works(refused: Stage) -> None:
-    refused.get_ready(refused.ask_start())
-    assert refused.works()
-
-
-def test_after_a_run_that_cannot_be_recorded_a_stop_and_a_restart_work(refused: Stage) -> None:
-    stopped = refused.asks.ask_stop()
-    refused.turn()
+    stopped = empty.asks.ask_stop()
+    empty.turn()
     assert stopped.result() is None
-    assert refused.state is GroupState.OFF
-    refused.get_ready(refused.ask_restart())
+    assert empty.state is GroupState.OFF
+    empty.get_ready(empty.ask_start())
+    assert empty.works()
 
 
 def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
@@ -251,23 +229,24 @@ def test_a_restart_for_which_there_is_no_room_ends_the_old_ranks_and_says_so(
 # ---- processes cannot be started, or not yet
 
 
-def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(empty: Stage) -> None:
-    empty.launcher.faults.extend([None, OSError(errno.EAGAIN, "Resource temporarily unavailable")])
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    [
+        ("launcher", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
+        ("watcher", OSError(errno.EMFILE, "Too many open files")),
+    ],
+    ids=["not started", "not watched"],
+)
+def test_a_rank_that_cannot_be_started_is_named_and_the_others_are_ended(
+    empty: Stage, what: str, fault: OSError
+) -> None:
+    getattr(empty, what).faults.extend([None, fault])
     started = empty.ask_start()
     empty.turn()
     assert str(started.exception()) == empty.words
     assert empty.state is GroupState.OFF
     assert not empty.launcher.living()
     empty.get_ready(empty.ask_start())
-
-
-def test_a_process_whose_end_would_not_be_seen_is_no_rank(empty: Stage) -> None:
-    empty.watcher.faults.append(OSError(errno.EMFILE, "Too many open files"))
-    started = empty.ask_start()
-    empty.turn()
-    assert re.match("rank 0 .*: Too many open files", str(started.exception()))
-    assert empty.state is GroupState.OFF
-    assert not empty.launcher.living()
 
 
 @pytest.mark.parametrize("ends_by", ["stop", "patience"])
@@ -340,14 +319,6 @@ def test_a_cell_that_cannot_be_sent_to_a_rank_has_failed_there_and_nobody_is_end
     assert verdict is not None
     assert verdict.summary() == stage.words
     assert stage.state is GroupState.IDLE
-    assert stage.works()
-
-
-def test_a_cell_that_can_be_sent_to_nobody_ends_at_once(stage: Stage) -> None:
-    stage.link.is_broken = True
-    handle = stage.run()
-    assert not stage.finish(handle).is_ok
-    stage.link.is_broken = False
     assert stage.works()
 
 
