@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from refusals import refusal
 from syrupy.assertion import SnapshotAssertion
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from nbddp.errors import RequestError
 from nbddp.train import place
@@ -178,26 +181,51 @@ def test_gradients_are_unscaled_before_they_are_clipped() -> None:
     torch.testing.assert_close(amp.grad_norm, norm)
 
 
-def test_fsdp_synchronizes_in_the_last_micro_step_only() -> None:
-    class Spread(nn.Linear):
-        is_on = True
-        seen: list[bool]
+class Spread(nn.Linear):
+    """Notes whether it would average its gradients, as a model of FSDP does."""
 
-        def set_requires_gradient_sync(self, requires: bool) -> None:
-            self.is_on = requires
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.is_on, self.seen = True, list[bool]()
 
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            self.seen.append(self.is_on)
-            return super().forward(inputs)
+    def set_requires_gradient_sync(self, requires: bool) -> None:
+        self.is_on = requires
 
-    model = Spread(4, 1)
-    model.seen = []
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen.append(self.is_on)
+        return super().forward(inputs)
+
+
+class Wrapped(DistributedDataParallel):
+    """Notes whether DDP averages its gradients."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 1))
+        self.seen = list[bool]()
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        self.seen.append(self.require_backward_grad_sync)
+        return super().forward(inputs)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("kind", [Spread, Wrapped])
+def test_gradients_are_averaged_in_the_last_micro_step_only(kind: type[Spread | Wrapped]) -> None:
+    model = kind()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     amp = precision(accumulate=2)
     for _ in range(4):
         step(amp, model, optimizer)
     assert model.seen == [False, True, False, True]
-    assert model.is_on
+    assert getattr(model, "is_on", True)
 
 
 def test_two_optimizers_may_take_turns_but_not_share_an_accumulation(

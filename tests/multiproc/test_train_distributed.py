@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +21,7 @@ KIT = (
     + """
 import torch, warnings
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 from torch.nn.parallel import DistributedDataParallel
 from nbddp import all_gather, all_reduce, loader, main_rank_first, on_main, prepare
 
@@ -71,19 +67,6 @@ for samples in (1, 2, 3, 7, 10, 101):
     counts[samples] = all_reduce((correct, seen))
 """
 
-AUGMENTED = """
-import random
-import numpy as np
-
-class Augmented(Dataset):
-    def __len__(self):
-        return 42
-
-    def __getitem__(self, index):
-        drawn = [float(torch.rand(())), float(np.random.rand()), random.random()]
-        return torch.tensor([float(index), *drawn], dtype=torch.float64)
-"""
-
 
 def run_here(source: str) -> dict[str, Any]:
     """Run a cell's source in this process, without a process group."""
@@ -119,39 +102,6 @@ def test_ranks_with_parts_of_the_data_do_what_one_process_does_with_the_whole(
     counts = alone["counts"]
     assert {samples: seen for samples, (_, seen) in counts.items()} == {n: n for n in counts}
     assert group.pull("counts") == [counts] * world_size
-
-
-@pytest.mark.full
-def test_a_script_under_torchrun_and_a_cell_give_the_same_losses_bit_for_bit(
-    make_group: MakeRanks, folder: Path
-) -> None:
-    body = AUGMENTED + TRAINING.replace("nn.Tanh()", "nn.Dropout(0.2)")
-    body += "drawn = [batch.tolist() for batch in loader(Augmented(), 4, num_workers=2)]\n"
-    say = "[each.hex() for each in losses], drawn"
-    script = folder / "script.py"
-    script.write_text(
-        # from Python 3.14 on a DataLoader's workers would run the script once more
-        "import multiprocessing\nmultiprocessing.set_start_method('fork')\n"
-        "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        f"{KIT}{body}"
-        f"with open(f'rank{{dist.get_rank()}}', 'w') as file:\n    file.write(repr(({say})))\n"
-        "dist.destroy_process_group()\n"
-    )
-    env = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        cwd=folder,
-        env={**os.environ, **env},
-    )
-    assert done.returncode == 0, done.stderr
-    group = make_group(2, env=env, threads=1)
-    group.run(KIT + body)
-    for rank, said in enumerate(group.pull(f"repr(({say}))")):
-        assert said == (folder / f"rank{rank}").read_text()
 
 
 # ---- prepare
@@ -425,32 +375,3 @@ def test_the_others_come_after_rank_0(make_group: MakeRanks) -> None:
         "        open('digits', 'w').close()\n"
     )
     assert group.pull("found") == [False, True, True, True]
-
-
-# ---- loaders
-
-
-def test_a_loader_with_workers_goes_on_bit_for_bit_in_the_middle_of_an_epoch(
-    make_group: MakeRanks,
-) -> None:
-    play = (
-        f"{KIT}{AUGMENTED}"
-        "def play(batches, stop=0):\n"
-        "    seen, state = [], None\n"
-        "    while batches.epoch < 2:\n"
-        "        for batch in batches:\n"
-        "            seen.append(batch.tolist())\n"
-        "            if len(seen) == stop:\n"
-        "                state = batches.state_dict()\n"
-        "    return seen, state\n"
-        "def make():\n    return loader(Augmented(), 4, num_workers=2, seed=5)\n"
-    )
-    group = make_group(2)
-    group.run(f"{play}unbroken, state = play(make(), stop=8)\n")
-    states, unbroken = group.pull("state"), group.pull("unbroken")
-    assert states[0] == states[1]
-    group.restart()
-    group.push({"state": states[0]})
-    group.run(f"{play}batches = make()\nbatches.load_state_dict(state)\nrest, _ = play(batches)")
-    assert group.pull("rest") == [each[8:] for each in unbroken]
-    assert [len(each) for each in group.pull("rest")] == [4, 4]
