@@ -19,18 +19,8 @@ _TAGS = {"br", "code", "details", "div", "img", "li", "pre", "small", "span", "s
 _TAGS |= {"table", "tbody", "td", "th", "thead", "tr", "ul"}
 _TAGS |= {"circle", "g", "i", "input", "path", "s", "strong", "svg"}
 _VOID = {"br", "img", "input"}
-_ATTRIBUTES = {"alt", "class", "open", "src", "style", "title", "width", "height"}
-_ATTRIBUTES |= {
-    "aria-hidden",
-    "aria-label",
-    "scope",
-    "data-t",
-    "hidden",
-    "role",
-    "tabindex",
-    "type",
-}
-_ATTRIBUTES |= {"viewbox"}
+_ATTRIBUTES = {"alt", "class", "height", "open", "scope", "src", "style", "title", "type", "width"}
+_ATTRIBUTES |= {"aria-hidden", "aria-label", "data-t", "hidden", "role", "tabindex", "viewbox"}
 _DRAWN = {"cx", "cy", "d", "fill", "opacity", "r", "stroke", "stroke-linejoin", "stroke-width"}
 _CLASSES = re.compile(r"((nbddp|ansi|jp|k\d)[-\w]*\s*)*")
 _STYLE = re.compile(r"[-\w\s:;.%#(),]*")
@@ -92,17 +82,10 @@ class Page(HTMLParser):
         self.handle_starttag(tag, attrs)
         self.handle_endtag(tag)
 
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(f"a comment: {data}")
+    def _refuse(self, data: str) -> None:
+        raise AssertionError(f"neither a tag nor text: {data}")
 
-    def handle_decl(self, decl: str) -> None:
-        raise AssertionError(f"a declaration: {decl}")
-
-    def unknown_decl(self, data: str) -> None:
-        raise AssertionError(f"a declaration: {data}")
-
-    def handle_pi(self, data: str) -> None:
-        raise AssertionError(f"an instruction: {data}")
+    handle_comment = handle_decl = unknown_decl = handle_pi = _refuse
 
     def holds(self, text: str) -> bool:
         """Whether all words of this text can be read, by looking or by pointing at it."""

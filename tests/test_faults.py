@@ -153,35 +153,21 @@ def test_it_strikes_after_the_numbers_of_its_step_were_reported_and_only_once(
     assert sink.told[5:] == [0, 1, 2, 3, 4]
 
 
-def test_it_strikes_at_the_first_step_that_is_reported_from_its_own_on(sink: Recorder) -> None:
-    arm(15)
-    log(step=10)
-    log_and_fail(20)
-    assert sink.told[-2:] == struck_at("raise@rank=1,step=15", 20)
-
-
 def test_only_the_rank_that_is_meant_is_armed() -> None:
     at(step=1, rank=0, kind="kill")
     assert armed() == []
     log(step=1)
 
 
-def test_arming_a_fault_twice_is_one_fault_and_the_next_is_first(sink: Recorder) -> None:
-    for step in (9, 4, 9):
+def test_faults_that_are_due_strike_one_after_the_other_and_each_once(sink: Recorder) -> None:
+    for step in (2, 1, 2):
         arm(step)
-    assert [str(fault) for fault in armed()] == ["raise@rank=1,step=4", "raise@rank=1,step=9"]
-    for step in (4, 9):
-        log_and_fail(step)
+    first, second = "raise@rank=1,step=1", "raise@rank=1,step=2"
+    assert [str(fault) for fault in armed()] == [first, second]
+    assert [log_and_fail(5), log_and_fail(5)] == [f"fault: {first}", f"fault: {second}"]
     assert armed() == []
-    assert sink.told.count("flush") == 2
-
-
-def test_two_faults_that_are_due_strike_one_after_the_other() -> None:
-    arm(2)
-    arm(1)
-    said = [log_and_fail(5), log_and_fail(5)]
-    assert said == ["fault: raise@rank=1,step=1", "fault: raise@rank=1,step=2"]
     log(step=5)
+    assert sink.told == [5, *struck_at(first, 5), 5, *struck_at(second, 5), 5]
 
 
 def test_a_loader_counts_until_something_was_logged() -> None:
@@ -542,15 +528,9 @@ def test_corrupt_flips_bytes_of_the_newest_checkpoint(
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65])
-def test_a_small_file_is_flipped_too(tmp_path: Path, size: int) -> None:
-    path = a_file(tmp_path / "small", size, at=0)
-    strikes.flip(path)
+def test_of_a_folder_the_largest_file_is_flipped(tmp_path: Path, size: int) -> None:
+    smallest, path = a_file(tmp_path / "a" / "1", 0, at=0), a_file(tmp_path / "a" / "2", size, at=0)
+    strikes.flip(tmp_path)
+    assert smallest.read_bytes() == b""
     assert len(path.read_bytes()) == size
     assert (path.read_bytes() == bytes(size)) is (size == 0)
-
-
-def test_of_a_folder_the_largest_file_is_flipped(tmp_path: Path) -> None:
-    small, large = a_file(tmp_path / "a" / "1", 10, at=0), a_file(tmp_path / "a" / "2", 20, at=0)
-    strikes.flip(tmp_path)
-    assert small.read_bytes() == bytes(10)
-    assert large.read_bytes() == b"\xff" * 20

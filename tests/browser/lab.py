@@ -21,17 +21,13 @@ from urllib.parse import quote
 import psutil
 from playwright.sync_api import Browser, Locator, Page, Playwright, sync_playwright
 from playwright.sync_api import TimeoutError as OutOfTime
+from processes import wait_until
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 IS_LAB = os.environ.get("FRONT_END", "lab") == "lab"  # else it is Notebook 7
 CHROMIUM_ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-first-run"),
 ]
 SIZE = {"width": 1200, "height": 1000}
 # what Notebook 7 complains of by itself, with any notebook: it has neither of the two
@@ -129,15 +125,18 @@ class Lab:
 
     def _await_url(self) -> str:
         """The address that the server itself wrote down when it was ready."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        found: list[str] = []
+
+        def is_ready() -> bool:
             for path in (self._root / "jupyter_runtime_dir").glob("jpserver-*.json"):
                 with contextlib.suppress(ValueError):  # half written
-                    return str(json.loads(path.read_text())["url"]).rstrip("/")
-            if self._server.poll() is not None:
-                break
-            time.sleep(0.1)
-        raise RuntimeError(f"JupyterLab did not start:\n{(self._root / 'lab.log').read_text()}")
+                    found.append(str(json.loads(path.read_text())["url"]).rstrip("/"))
+            return bool(found) or self._server.poll() is not None
+
+        wait_until(is_ready, timeout=60)
+        if not found:
+            raise RuntimeError(f"no JupyterLab:\n{(self._root / 'lab.log').read_text()}")
+        return found[0]
 
     def request(self, method: str, path: str, body: dict[str, str] | None = None) -> None:
         """Ask the server to do something."""
@@ -234,12 +233,10 @@ class LabNotebook:
         self.page.keyboard.press("Shift+Enter")
 
     def run(self, cell: int, *, timeout: float = 60) -> None:
-        """Run one code cell and wait for its end."""
         self.begin(cell)
         self.await_idle(timeout)
 
     def await_idle(self, timeout: float = 60) -> None:
-        """Until no cell runs or waits to run."""
         self.await_js(_IDLE, timeout)
 
     def await_kernel(self, timeout: float = 60) -> None:
@@ -261,13 +258,24 @@ class LabNotebook:
         [place] = [at for at, each in enumerate(self.sources()) if each.startswith(source)]
         return place
 
+    def _of_code_cells(self, make: str) -> list[str]:
+        """What JavaScript makes of the list of code cells."""
+        code_cells = "panel.content.widgets.filter(c => c.model.type === 'code')"
+        return list(self.js(f"return {code_cells}{make}"))
+
     def sources(self) -> list[str]:
         """What is written in each code cell."""
-        return list(
-            self.js(
-                "return panel.content.widgets.filter(c => c.model.type === 'code')"
-                ".map(c => c.model.sharedModel.source)"
-            )
+        return self._of_code_cells(".map(c => c.model.sharedModel.source)")
+
+    def outputs(self) -> list[str]:
+        """The text under each code cell."""
+        return self._of_code_cells(".map(c => c.outputArea.node.innerText)")
+
+    def errors(self) -> list[str]:
+        """The error that each code cell ended with, of those that did."""
+        return self._of_code_cells(
+            ".flatMap(c => c.model.outputs.toJSON())"
+            ".filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`)"
         )
 
     def type(self, cell: int, text: str) -> None:
@@ -281,12 +289,15 @@ class LabNotebook:
 
     def await_text(self, cell: int, pattern: str, *, timeout: float = 60) -> re.Match[str]:
         """Wait until this is shown under a code cell."""
-        deadline = time.monotonic() + timeout
-        while not (found := re.search(pattern, self.text(cell), re.MULTILINE)):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{pattern!r} is not in:\n{self.text(cell)}")
-            time.sleep(0.05)
-        return found
+        found: list[re.Match[str]] = []
+
+        def is_shown() -> bool:
+            found.extend(re.finditer(pattern, self.text(cell), re.MULTILINE))
+            return bool(found)
+
+        if not wait_until(is_shown, timeout=timeout):
+            raise TimeoutError(f"{pattern!r} is not in:\n{self.text(cell)}")
+        return found[0]
 
     def await_held(self, part: Locator, timeout: float = 30) -> str:
         """Wait until a part stays as it is while the panel's clock goes on; what it then shows."""
@@ -314,11 +325,9 @@ class LabNotebook:
         raise TimeoutError(f"{label} asked, and took it back before it was answered")
 
     def save(self) -> None:
-        """Save the notebook's file."""
         self.js("await window.jupyterapp.commands.execute('docmanager:save')")
 
     def shut_down_kernel(self) -> None:
-        """End the notebook's kernel."""
         self.js("await panel.sessionContext.shutdown()")
 
     def reload(self) -> None:
@@ -337,30 +346,8 @@ class LabNotebook:
 
     def await_js(self, condition: str, timeout: float = 60) -> None:
         """Until this JavaScript returns true."""
-        deadline = time.monotonic() + timeout
-        while not self.js(condition):
-            if time.monotonic() > deadline:
-                raise TimeoutError(condition)
-            time.sleep(0.1)
-
-    def outputs(self) -> list[str]:
-        """The text under each code cell."""
-        return list(
-            self.js(
-                "return panel.content.widgets.filter(c => c.model.type === 'code')"
-                ".map(c => c.outputArea.node.innerText)"
-            )
-        )
-
-    def errors(self) -> list[str]:
-        """The error that each code cell ended with, of those that did."""
-        return list(
-            self.js(
-                "return panel.content.widgets.filter(c => c.model.type === 'code')"
-                ".flatMap(c => c.model.outputs.toJSON())"
-                ".filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`)"
-            )
-        )
+        if not wait_until(lambda: bool(self.js(condition)), timeout=timeout):
+            raise TimeoutError(condition)
 
     def shot(self, path: Path, *, cell: int) -> None:
         """A picture with this code cell in the middle."""

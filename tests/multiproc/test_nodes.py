@@ -155,15 +155,6 @@ def _kill_keeper(on_nodes: OnNodes) -> None:
     os.kill(on_nodes.node_of(2).facts["pid"], signal.SIGKILL)
 
 
-def _kill_agent(on_nodes: OnNodes) -> None:
-    on_nodes.agent_of(2).kill()
-
-
-def _kill_all(on_nodes: OnNodes) -> None:
-    for each in family(on_nodes.agent_of(2)):
-        each.kill()
-
-
 def _leave(on_nodes: OnNodes) -> None:
     on_nodes.nodes.leave(on_nodes.node_of(2).name)
 
@@ -171,8 +162,8 @@ def _leave(on_nodes: OnNodes) -> None:
 @pytest.mark.gate_runs("keeper")
 @pytest.mark.parametrize(
     "end",
-    [_kill_keeper, _kill_agent, _kill_all, _leave],
-    ids=["its keeper is killed", "its agent is killed", "all of it is killed", "it is sent home"],
+    [_kill_keeper, _leave],  # the soak kills the agent, and all of it
+    ids=["its keeper is killed", "it is sent home"],
 )
 def test_a_node_goes_and_another_one_takes_its_place(
     on_nodes: OnNodes, end: Callable[[OnNodes], None]

@@ -302,13 +302,6 @@ def test_a_second_group_is_refused_with_the_way_out(group: Ranks) -> None:
     group.run("dist.barrier()")
 
 
-def test_after_a_failure_a_cell_without_a_group_on_one_rank_leaves_it_lost(group: Ranks) -> None:
-    with pytest.raises(CellFailedError, match="rank 1: ValueError"):
-        group.run("if rank == 1: raise ValueError('no')\ndist.barrier()")
-    run_bare(group, "pass", ranks=(1,))
-    group.run("dist.barrier()")
-
-
 def test_a_group_that_cannot_be_formed_fails_its_cell_and_no_other(group: Ranks) -> None:
     group.run(
         f"{imported(process_group)}from datetime import timedelta\n"
@@ -413,7 +406,7 @@ def test_a_model_that_is_freed_just_after_its_group_stops_nothing(own_group: Ran
 COUNT = "[len(os.listdir(each)) for each in ('/dev/fd', '/proc/self/task')]"
 
 
-@pytest.mark.gate_runs("asynchronous", "model")
+@pytest.mark.gate_runs("asynchronous", "model", "default")
 @pytest.mark.parametrize(
     "body",
     [
@@ -423,33 +416,23 @@ COUNT = "[len(os.listdir(each)) for each in ('/dev/fd', '/proc/self/task')]"
         "del x\nwork.wait()\ndel work\ndestroy(pair); del pair",
         "model = torch.nn.parallel.DistributedDataParallel(layer, process_group=pair)\n"
         "model(torch.ones(20, 10)).sum().backward()\ndestroy(pair)\ndel pair\ndel model",
+        "dist.barrier()\ndestroy()\ndist.init_process_group('gloo')",
     ],
-    ids=["collective", "asynchronous", "model"],
+    ids=["collective", "asynchronous", "model", "default"],
 )
 def test_destroyed_groups_keep_no_sockets_and_no_threads(own_group: Ranks, body: str) -> None:
-    lines = ["pair = dist.new_group([0, 1])", *body.splitlines(), f"counts.append({COUNT})"]
-    own_group.run(
+    begin = ["pair = dist.new_group([0, 1])"] if "pair" in body else []
+    lines = [*begin, *body.splitlines(), f"counts.append({COUNT})"]
+    run_bare(
+        own_group,
         "import os\ndestroy, layer = dist.destroy_process_group, torch.nn.Linear(10, 5)\n"
-        "counts = []\nfor _ in range(60):\n" + "\n".join(f"    {each}" for each in lines)
+        "dist.init_process_group('gloo')\n"
+        "counts = []\nfor _ in range(60):\n" + "\n".join(f"    {each}" for each in lines),
     )
     for descriptors, threads in own_group.pull("[max(each) for each in zip(*counts)]"):
         assert descriptors <= 40
         assert threads <= 16
     own_group.assert_works()
-
-
-def test_a_default_group_that_is_made_again_and_again_keeps_no_sockets_and_no_threads(
-    own_group: Ranks,
-) -> None:
-    run_bare(
-        own_group,
-        "import os\nfor _ in range(60):\n    dist.init_process_group('gloo')\n"
-        "    dist.barrier()\n    dist.destroy_process_group()\n"
-        f"count = {COUNT}",
-    )
-    for descriptors, threads in own_group.pull("count"):
-        assert descriptors <= 40
-        assert threads <= 16
 
 
 def test_a_group_of_a_backend_that_counts_no_collectives_may_be_destroyed(group: Ranks) -> None:
@@ -467,13 +450,6 @@ def test_who_waits_for_a_rank_that_destroyed_its_group_hears_of_it(group: Ranks)
             "if rank == 0: dist.destroy_process_group()\nelse: dist.all_reduce(x)"
         )
     group.run("dist.barrier()")
-
-
-def test_nccls_guards_end_no_rank_and_the_users_word_wins(make_group: MakeRanks) -> None:
-    group = make_group(2, env={"TORCH_NCCL_ENABLE_MONITORING": "1"})
-    read = "[os.environ[f'TORCH_NCCL_{n}'] for n in ('ASYNC_ERROR_HANDLING', 'ENABLE_MONITORING')]"
-    group.run("import os")
-    assert group.pull(read) == [["2", "1"]] * 2
 
 
 def test_a_launcher_that_every_rank_starts_is_explained(group: Ranks) -> None:
