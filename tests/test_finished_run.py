@@ -13,7 +13,7 @@ from runs_on_disk import FAILED, LOG, REPORT, UNENDED, WHAT, failed_run, reporte
 from nbddp.errors import RequestError
 from nbddp.lifecycle.states import GroupState
 from nbddp.record.finished import RecordedRun
-from nbddp.ui.panel.record import Record, record_html
+from nbddp.ui.report.finished_cell import Record, record_html
 
 
 def run_of(base: Path, **facts: Any) -> RecordedRun:

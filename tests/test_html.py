@@ -15,12 +15,12 @@ from nbddp.record.timeline import Happening
 from nbddp.ui.ansi import to_html
 from nbddp.ui.panel.html import (
     MAX_EVENTS,
-    alarm,
     card,
     note,
-    state_line,
     time_line,
 )
+from nbddp.ui.report.render import html_of, title_html
+from nbddp.ui.report.status import alarm_blocks, state_title
 from nbddp.ui.words import say_event, say_refused
 
 ONE = RankSnapshot(rank=0, state="running")
@@ -54,7 +54,7 @@ def marks(page: Page) -> list[float]:
 @BIG
 @given(SNAPSHOTS)
 def test_the_line_of_the_group_is_ours_and_says_what_it_does(snapshot: Snapshot) -> None:
-    page = Page(state_line(snapshot))
+    page = Page(title_html(state_title(snapshot)))
     assert page.holds(snapshot.state.value)
     for text in (snapshot.backend, snapshot.run):
         assert page.holds(text)
@@ -70,14 +70,14 @@ def test_a_time_line_is_ours(snapshot: Snapshot) -> None:
 
 @given(TEXT)
 def test_notes_cards_and_alarms_are_ours(text: str) -> None:
-    for made in (note(text), alarm(with_alarm(text)), card(to_html(text))):
+    for made in (note(text), html_of(alarm_blocks(with_alarm(text))), card(to_html(text))):
         assert Page(made).holds(text)
 
 
 def test_refused_messages_are_told_below_a_hang_and_nothing_while_all_is_well() -> None:
-    assert alarm(with_alarm("")) == ""
+    assert alarm_blocks(with_alarm("")) == []
     hang, said = "no progress for 10 s", say_refused(3)
-    text = Page(alarm(replace(with_alarm(hang), refused=3))).text
+    text = Page(html_of(alarm_blocks(replace(with_alarm(hang), refused=3)))).text
     assert text.index(hang) < text.index(said)
 
 
@@ -86,7 +86,7 @@ def test_refused_messages_are_told_below_a_hang_and_nothing_while_all_is_well() 
 
 @pytest.mark.parametrize("state", list(GroupState))
 def test_every_state_has_a_dot_and_says_how_long_a_cell_runs(state: GroupState) -> None:
-    page = Page(state_line(Snapshot(state=state, seconds=12.0)))
+    page = Page(title_html(state_title(Snapshot(state=state, seconds=12.0))))
     assert page.text.startswith(state.value)
     assert any("nbddp-dot" in name for name in page.values("class"))
     is_busy = state in (GroupState.RUNNING, GroupState.INTERRUPTING)

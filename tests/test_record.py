@@ -20,8 +20,8 @@ from nbddp.record.timeline import Happening
 from nbddp.record.verdict import Ending, judge
 from nbddp.ui.ansi import strip
 from nbddp.ui.chart_html import RenderedChart, render_static
-from nbddp.ui.panel.record import Record, record_html, record_text
 from nbddp.ui.panel.style import SHEET
+from nbddp.ui.report.finished_cell import Record, record_html, record_text
 from nbddp.ui.tails import Line
 from nbddp.wire.messages import CellEnded, Failure
 

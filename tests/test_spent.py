@@ -20,8 +20,7 @@ from nbddp.record.snapshot import Snapshot
 from nbddp.record.spent import Timeline, spent
 from nbddp.record.unmet import unmet
 from nbddp.record.waiting.collective_matcher import CollectiveMatcher, Straggler
-from nbddp.ui.panel.html import late
-from nbddp.ui.panel.record import Record, record_html
+from nbddp.ui.report.finished_cell import Record, record_html
 from nbddp.ui.report.render import render_html, render_text
 from nbddp.ui.report.status import status_report
 from nbddp.ui.report.timeline import MAX_ROWS, shown_ranks, timeline_as_text, timeline_report
@@ -306,8 +305,6 @@ def test_a_page_gets_the_picture_with_the_numbers_below(snapshot: Any) -> None:
 def test_the_panel_its_record_and_the_status_say_who_is_waited_for_and_else_nothing() -> None:
     snapshot = Snapshot(state=GroupState.RUNNING, awaited=AWAITED)
     equal, said = replace(snapshot, awaited=None), say_awaited(AWAITED)
-    assert said in late(snapshot)
     assert said in record_html(Record(snapshot=snapshot))
     assert said in render_text(status_report(snapshot))
-    assert late(equal) == ""
     assert "38 %" not in record_html(Record(snapshot=equal)) + render_text(status_report(equal))

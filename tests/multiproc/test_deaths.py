@@ -19,7 +19,7 @@ from screens import KeptScreen
 from nbddp.record.notices import Notice, Said, Wrote
 from nbddp.record.verdict import MISFIT
 from nbddp.ui.panel.loghtml import log_text
-from nbddp.ui.panel.record import Record, record_text
+from nbddp.ui.report.finished_cell import Record, record_text
 from nbddp.ui.tails import Tails
 from nbddp.ui.text.view import TextView
 

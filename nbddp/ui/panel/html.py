@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from html import escape as escape_tags
 
-from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import Snapshot
 from nbddp.record.timeline import Happening
 from nbddp.ui.ansi import strip
-from nbddp.ui.panel.bare import STRONG, card_style, dot, ink
-from nbddp.ui.report.blocks import Dot
+from nbddp.ui.panel.bare import card_style
 from nbddp.ui.words import (
-    say_awaited,
     say_event,
-    say_facts,
-    say_refused,
     say_seconds,
 )
 
 MAX_EVENTS = 6  # the newest are listed, all are on the line
-DOTS = {
-    GroupState.OFF: Dot.OFF,
-    GroupState.IDLE: Dot.OK,
-    GroupState.BROKEN: Dot.BAD,
-    GroupState.INTERRUPTING: Dot.WARN,
-    GroupState.STOPPING: Dot.WARN,
-}
 _BAD_EVENTS = {"failure", "exit", "start failed", "not healed"}
 _WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no progress", "fault"}
 
@@ -33,20 +21,6 @@ _WARN_EVENTS = {"interrupt", "restart asked", "stop asked", "kill asked", "no pr
 def escape(text: str) -> str:
     """Text for a page: no tags, and nothing that no message to a page can hold."""
     return escape_tags(strip(text))
-
-
-def state_line(snapshot: Snapshot) -> str:
-    """What the group does, for how long, and what kind of group it is; it fits into a line."""
-    mark = dot(f"nbddp-{DOTS.get(snapshot.state, Dot.BUSY).value}")
-    mood = ' class="nbddp-running"' if snapshot.state.is_busy else ""
-    elapsed = f" · {say_seconds(snapshot.seconds)}" if snapshot.state.is_busy else ""
-    state = f"{escape(snapshot.state.value)}{elapsed}"
-    facts = " · ".join(map(escape, [*say_facts(snapshot), *filter(None, [snapshot.run])]))
-    return (
-        f"<span{mood}>{mark}"
-        f'<span class="nbddp-state" style="{STRONG}">{state}</span> '
-        f'<span class="nbddp-muted">· {facts}</span></span>'
-    )
 
 
 def card(text: str, *, is_error: bool = False) -> str:
@@ -61,24 +35,6 @@ def card(text: str, *, is_error: bool = False) -> str:
 def note(text: str) -> str:
     """A word in passing."""
     return f'<div class="nbddp nbddp-muted">{escape(text)}</div>'
-
-
-def alarm(snapshot: Snapshot) -> str:
-    """The hang card, and a word on forged messages; nothing while all is well."""
-    hang = (
-        f'<div class="nbddp" role="alert">{card(escape(snapshot.alarm))}</div>'
-        if snapshot.alarm
-        else ""
-    )
-    return hang + (note(say_refused(snapshot.refused)) if snapshot.refused else "")
-
-
-def late(snapshot: Snapshot) -> str:
-    """The rank that the others wait for; nothing if there is none."""
-    if snapshot.awaited is None:
-        return ""
-    said = escape(say_awaited(snapshot.awaited))
-    return f'<div class="nbddp"><span class="nbddp-waits" style="{ink("warn")}">{said}</span></div>'
 
 
 # ---- the time line

@@ -18,15 +18,16 @@ from nbddp.ui.agreement import parted
 from nbddp.ui.buttons.kernel_stream import Way
 from nbddp.ui.buttons.live import LiveComms, Serving
 from nbddp.ui.chart_html import MAX_CHARTS, static_charts
-from nbddp.ui.panel.attempts import Attempt
 from nbddp.ui.panel.controls import Press
 from nbddp.ui.panel.html import note
 from nbddp.ui.panel.log_area import MAX_ROWS, log_path, say_earlier
 from nbddp.ui.panel.output_slot import OutputSlot, late_html, way_to_record
-from nbddp.ui.panel.record import Record, going_on_html, record_html, record_text
 from nbddp.ui.panel.redraw_pacer import RedrawPacer, next_redraw
 from nbddp.ui.panel.widgets import PanelWidgets
 from nbddp.ui.questions import Questions
+from nbddp.ui.report.blocks import Cell, Dot, Report
+from nbddp.ui.report.finished_cell import Attempt, Record, record_html, record_text
+from nbddp.ui.report.render import render_html
 from nbddp.ui.screen import TOGETHER, Check, Screen, View, is_text, show_rich, show_rich_value
 from nbddp.ui.tails import Line, Tails
 from nbddp.ui.words import shorten
@@ -109,7 +110,8 @@ class PanelView:
 
     def announce(self, text: str) -> None:
         """Say in the place of the panel, which is still to come, what goes on."""
-        self.slot.show_placeholder(going_on_html(text), f"nbddp: {text}")
+        announced = render_html(Report(Cell(text, dot=Dot.BUSY)))
+        self.slot.show_placeholder(announced, f"nbddp: {text}")
 
     def withdraw(self) -> None:
         """Nothing comes of what was announced."""
@@ -302,9 +304,7 @@ class PanelView:
             log_path=log_path(self._folder, None),
             rank_lines=self._rank_lines(handle) if self._earlier(merged, SHOWN) else [],
             charts=charts,
-            attempts=[each.html() for each in self._before],
-            ways=[each.way for each in self._before],
-            seconds_lost=sum(each.seconds_lost for each in self._before),
+            attempts=self._before,
             curves=self._widgets.sparklines.columns(is_static=True) if self._widgets else {},
             notes=[each for each in notes if each],
             findings=self._check(handle),

@@ -10,12 +10,14 @@ from nbddp.record.metrics import MetricsSnapshot
 from nbddp.record.snapshot import Snapshot
 from nbddp.ui.panel.chart_area import ChartArea
 from nbddp.ui.panel.controls import Controls, Press
-from nbddp.ui.panel.html import alarm, late, state_line, time_line
+from nbddp.ui.panel.html import time_line
 from nbddp.ui.panel.log_area import LogWidgets
 from nbddp.ui.panel.pieces import box, close, html
 from nbddp.ui.panel.rank_sparklines import RankSparklines
 from nbddp.ui.panel.style import SHEET
 from nbddp.ui.report.rank_table import FEW, ranks_html
+from nbddp.ui.report.render import html_of, title_html
+from nbddp.ui.report.status import alarm_blocks, awaited_blocks, state_title
 
 
 class PanelWidgets:
@@ -57,8 +59,8 @@ class PanelWidgets:
 
     def draw(self, snapshot: Snapshot, *, note: str = "") -> None:
         """Show a snapshot; what has not changed is not sent."""
-        self._state.value = f'<div class="nbddp">{state_line(snapshot)}</div>'
-        self._note.value = alarm(snapshot) + late(snapshot) + note
+        self._state.value = f'<div class="nbddp">{title_html(state_title(snapshot))}</div>'
+        self._note.value = _notes(snapshot) + note
         if len(snapshot.ranks) <= FEW:
             self.sparklines.note(snapshot.ranks, snapshot.at)
         curves = self.sparklines.columns()
@@ -78,3 +80,11 @@ class PanelWidgets:
         for part in self.parts:
             close(part)
         self.charts.close()
+
+
+def _notes(snapshot: Snapshot) -> str:
+    """The hang card, and the rank that the others wait for."""
+    alarm, awaited = html_of(alarm_blocks(snapshot)), html_of(awaited_blocks(snapshot))
+    role = ' role="alert"' if snapshot.alarm else ""
+    shown = (f"<div{role}>{alarm}</div>" if alarm else "") + awaited
+    return f'<div class="nbddp">{shown}</div>' if shown else ""

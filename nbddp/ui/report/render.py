@@ -18,6 +18,7 @@ from nbddp.ui.report.blocks import (
     Cell,
     Code,
     Details,
+    Dot,
     Markup,
     Mood,
     Picture,
@@ -69,9 +70,14 @@ def _lines(block: Block, width: int) -> list[str]:
 
 
 def render_html(report: Report) -> str:
-    """Render a report for a page; its styles are part of it."""
-    title = Cell(report.title) if isinstance(report.title, str) else report.title
-    return f'{SHEET}<div class="nbddp"><div>{_title(title)}</div>{html_of(report.blocks)}</div>'
+    """Render a report for a page; its styles are part of it.
+
+    A wide table makes it scroll: the keyboard can focus it.
+    """
+    cell = Cell(report.title) if isinstance(report.title, str) else report.title
+    title = f"<div>{title_html(cell, role='status')}</div>" if cell.text else ""
+    region = f'tabindex="0" role="region" aria-label="{escape(cell.text) or "cell"}"'
+    return f'{SHEET}<div class="nbddp" {region}>{title}{html_of(report.blocks)}</div>'
 
 
 def html_of(blocks: Iterable[Block]) -> str:
@@ -93,10 +99,15 @@ def _html(block: Block) -> str:
             return block.html() if block.html else _png(block)
         case Markup(html=html):
             return html()
-        case Details(title=title, blocks=blocks, is_open=is_open):
-            opening = f"<details{' open' if is_open else ''}>"
-            summary = _prose(title) if isinstance(title, str) else _title(title)
-            return f"{opening}<summary>{summary}</summary>{html_of(blocks)}</details>"
+        case Details():
+            return _details(block)
+
+
+def _details(details: Details) -> str:
+    title = details.title
+    summary = _prose(title) if isinstance(title, str) else title_html(title)
+    opening = f"<details{' open' if details.is_open else ''}>"
+    return f"{opening}<summary>{summary}</summary>{html_of(details.blocks)}</details>"
 
 
 def _looks(mood: Mood) -> str:
@@ -104,11 +115,17 @@ def _looks(mood: Mood) -> str:
     return (f' class="{kind}"' if kind else "") + (f' style="{style}"' if style else "")
 
 
-def _title(cell: Cell) -> str:
+def title_html(cell: Cell, *, role: str = "") -> str:
+    """Render a title; the dot of something that goes on pulses. ``role`` is for screen readers."""
+    if cell.html:
+        return cell.html
     first, _, rest = cell.text.partition(" · ")
     mark = dot(f"nbddp-{cell.dot.value}") if cell.dot else ""
+    if cell.dot is Dot.BUSY:
+        mark = f'<span class="nbddp-running">{mark}</span>'
+    said = f' role="{role}"' if role else ""
     muted = f' <span class="nbddp-muted">· {_prose(rest)}</span>' if rest else ""
-    return f'{mark}<span class="nbddp-state" style="{STRONG}">{_prose(first)}</span>{muted}'
+    return f'{mark}<span class="nbddp-state"{said} style="{STRONG}">{_prose(first)}</span>{muted}'
 
 
 def _table(table: Table) -> str:

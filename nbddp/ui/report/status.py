@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nbddp.lifecycle.reasons import NO_GROUP
+from nbddp.lifecycle.states import GroupState
 from nbddp.record.snapshot import Snapshot
-from nbddp.ui.panel.html import DOTS, time_line
+from nbddp.ui.panel.html import time_line
 from nbddp.ui.panel.loghtml import log_html, scrolled
 from nbddp.ui.report.blocks import Block, Card, Cell, Dot, Markup, Mood, Report, Text, note
 from nbddp.ui.report.rank_table import rank_blocks
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
     from nbddp.ui.chart_html import RenderedChart
 
 SHOWN_EVENTS = 8
+_DOTS = {
+    GroupState.OFF: Dot.OFF,
+    GroupState.IDLE: Dot.OK,
+    GroupState.BROKEN: Dot.BAD,
+    GroupState.INTERRUPTING: Dot.WARN,
+    GroupState.STOPPING: Dot.WARN,
+}
 
 
 def status_report(
@@ -34,13 +42,35 @@ def status_report(
     """Report the group; a page also gets the charts and the last lines of its last cell."""
     if not snapshot.state.is_live:
         return Report(NO_GROUP)
-    state = snapshot.state.value
-    elapsed = say_seconds(snapshot.seconds) if snapshot.state.is_busy else ""
-    facts = filter(None, [elapsed, *say_facts(snapshot), snapshot.run])
-    title = Cell(
-        " · ".join([f"worker group: {state}", *facts]), dot=DOTS.get(snapshot.state, Dot.BUSY)
+    return Report(
+        state_title(snapshot, of="worker group: "),
+        [
+            *alarm_blocks(snapshot),
+            *rank_blocks(snapshot.ranks, has_pid=True),
+            events_block(snapshot),
+            *awaited_blocks(snapshot),
+            *_output(charts, lines),
+            *([note(f"logs in {shorten(snapshot.folder)}")] if snapshot.folder else []),
+        ],
     )
-    return Report(title, [*_state_of(snapshot), *_output(charts, lines), *_notes(snapshot)])
+
+
+def state_title(snapshot: Snapshot, *, of: str = "") -> Cell:
+    """Say what the group does, for how long, and what kind of group it is."""
+    elapsed = say_seconds(snapshot.seconds) if snapshot.state.is_busy else ""
+    facts = [f"{of}{snapshot.state.value}", elapsed, *say_facts(snapshot), snapshot.run]
+    return Cell(" · ".join(filter(None, facts)), dot=_DOTS.get(snapshot.state, Dot.BUSY))
+
+
+def alarm_blocks(snapshot: Snapshot) -> list[Block]:
+    """Show the hang card, and that forged messages were refused."""
+    hang = [Card(snapshot.alarm, is_error=False)] if snapshot.alarm else []
+    return [*hang, *([note(say_refused(snapshot.refused))] if snapshot.refused else [])]
+
+
+def awaited_blocks(snapshot: Snapshot) -> list[Block]:
+    """Name the rank that the others wait for."""
+    return [Text(say_awaited(snapshot.awaited), Mood.WARN)] if snapshot.awaited else []
 
 
 def events_block(snapshot: Snapshot) -> Markup:
@@ -54,21 +84,9 @@ def events_block(snapshot: Snapshot) -> Markup:
     return Markup(partial(time_line, snapshot), "\n".join(text[-SHOWN_EVENTS:]))
 
 
-def _state_of(snapshot: Snapshot) -> list[Block]:
-    alarm = [Card(snapshot.alarm, is_error=False)] if snapshot.alarm else []
-    awaited = [Text(say_awaited(snapshot.awaited), Mood.WARN)] if snapshot.awaited else []
-    ranks = rank_blocks(snapshot.ranks, has_pid=True)
-    return [*alarm, *ranks, events_block(snapshot), *awaited]
-
-
 def _output(charts: Sequence[RenderedChart], lines: Sequence[Line]) -> list[Block]:
     log = [Markup(lambda: scrolled(log_html(lines)))] if lines else []
     return [*([Markup(partial(_charts, charts))] if charts else []), *log]
-
-
-def _notes(snapshot: Snapshot) -> list[Block]:
-    logs = [note(f"logs in {shorten(snapshot.folder)}")] if snapshot.folder else []
-    return [*logs, *([note(say_refused(snapshot.refused))] if snapshot.refused else [])]
 
 
 def _charts(charts: Sequence[RenderedChart]) -> str:

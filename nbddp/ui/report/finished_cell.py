@@ -1,0 +1,167 @@
+"""The record of a cell: what stays in the place of its panel, as HTML and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from nbddp.checks.registry import Finding
+from nbddp.errors import say_ranks
+from nbddp.lifecycle.comeback import Way, say_comebacks
+from nbddp.record.cell import CellHandle, CellResult
+from nbddp.record.snapshot import Snapshot
+from nbddp.ui.ansi import strip
+from nbddp.ui.chart_html import RenderedChart, charts_html
+from nbddp.ui.panel.loghtml import log_html, log_text, scrolled
+from nbddp.ui.report.blocks import Block, Card, Cell, Details, Dot, Markup, Report, Text, note
+from nbddp.ui.report.findings import findings_below_cell
+from nbddp.ui.report.rank_table import FEW, Curves, rank_blocks
+from nbddp.ui.report.render import render_html, text_lines, title_html
+from nbddp.ui.report.status import alarm_blocks, awaited_blocks, events_block, state_title
+from nbddp.ui.tails import Line
+from nbddp.ui.words import say_facts, say_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that failed; the next one began at ``over_at`` on healed or on new ranks."""
+
+    handle: CellHandle
+    over_at: float
+    is_healed: bool
+
+    @property
+    def way(self) -> Way:
+        """How the cell went on."""
+        return Way.HEAL if self.is_healed else Way.RESTART
+
+    @property
+    def seconds_lost(self) -> float:
+        """The seconds from the failure until the next attempt."""
+        verdict = self.handle.result.verdict if self.handle.result else None
+        return self.over_at - verdict.first.at if verdict else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """All that a record shows.
+
+    Attributes:
+        result: the outcome of the cell; None while it runs.
+        lines: the tail of the logs, and values that are text.
+        earlier: a note on the lines before those; ``log_path`` is where all are.
+        rank_lines: the tail of each rank whose lines are not all among ``lines``, with the note on
+            its earlier lines.
+        charts: of the metrics.
+        attempts: the failed ones before this one.
+        curves: draw the small curves of a rank, by their column in the table.
+        notes: what else to tell, such as metrics that are not drawn.
+        findings: what checks found in the cell.
+        is_brief: fold the ranks, as in the record of a cell that succeeded.
+    """
+
+    snapshot: Snapshot
+    result: CellResult | None = None
+    lines: Sequence[Line] = ()
+    earlier: str = ""
+    log_path: str = ""
+    rank_lines: Sequence[tuple[int, Sequence[Line], str]] = ()
+    charts: Sequence[RenderedChart] = ()
+    attempts: Sequence[Attempt] = ()
+    curves: Curves = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    is_brief: bool = False
+
+
+def record_html(record: Record) -> str:
+    """Return the record as HTML that needs no kernel: the first cause, charts, and output."""
+    snapshot, title = record.snapshot, _title(record)
+    state = [
+        *_failure(record),
+        *alarm_blocks(snapshot),
+        *rank_blocks(snapshot.ranks, curves=record.curves),
+        events_block(snapshot),
+    ]
+    is_open = not record.is_brief and (record.result is None or not record.result.is_ok)
+    blocks = [
+        Details(replace(title, html=title_html(title, role="status")), state, is_open=is_open),
+        *awaited_blocks(snapshot),
+        *_attempts(record.attempts),
+        *findings_below_cell(record.findings),
+        *_numbers(record),
+        *_log(record.lines, record.earlier),
+        *([note(record.log_path)] if record.lines and record.log_path else []),
+        *_rank_logs(record.rank_lines),
+    ]
+    return render_html(Report("", blocks))
+
+
+def record_text(record: Record) -> str:
+    """Return output, failure and numbers as text, for a front end that shows no HTML."""
+    verdict = record.result.verdict if record.result else None
+    blocks = [
+        *_log(record.lines, record.earlier),
+        *([Text(verdict.summary())] if verdict else []),
+        *_numbers(record),
+        *findings_below_cell(record.findings),
+    ]
+    return strip("\n".join(text_lines(blocks)))
+
+
+def _numbers(record: Record) -> list[Block]:
+    text = "\n".join(each.text for each in record.charts)
+    return [Markup(partial(charts_html, record.charts), text), *map(note, record.notes)]
+
+
+def _title(record: Record) -> Cell:
+    result, snapshot = record.result, record.snapshot
+    if result is None:
+        return state_title(snapshot)
+    dot, outcome = _outcome(result)
+    seconds = result.seconds
+    if record.attempts:
+        lost = sum(each.seconds_lost for each in record.attempts)
+        outcome += f" {say_comebacks([each.way for each in record.attempts], lost)}"
+        seconds = snapshot.seconds
+    facts = [outcome, say_seconds(seconds), *say_facts(snapshot)[1:], snapshot.run]
+    return Cell(" · ".join(filter(None, facts)), dot=dot)
+
+
+def _outcome(result: CellResult) -> tuple[Dot, str]:
+    verdict = result.verdict
+    if verdict is None:
+        return Dot.OK, f"done on {say_ranks(result.ranks)}"
+    if verdict.ended_by:
+        return Dot.WARN, f"ended by a {verdict.ended_by}"
+    if verdict.is_interrupt:
+        return Dot.WARN, "interrupted"
+    return Dot.BAD, f"failed on {say_ranks(verdict.causes)}"
+
+
+def _failure(record: Record) -> list[Block]:
+    verdict = record.result.verdict if record.result else None
+    return [Card(verdict.report(), is_error=not verdict.is_interrupt)] if verdict else []
+
+
+def _attempts(attempts: Sequence[Attempt]) -> Iterator[Details]:
+    """Fold the failure of each attempt, without advice."""
+    for each in attempts:
+        result = each.handle.result
+        if result is not None and result.verdict is not None:
+            healed = ", healed" if each.is_healed else ""
+            what = f"{result.verdict.summary()} ({say_seconds(result.seconds)})"
+            title = Cell(f"attempt {each.handle.attempt}{healed}: {what}", dot=Dot.BAD)
+            yield Details(title, [Card(result.verdict.report(advises=False))])
+
+
+def _log(lines: Sequence[Line], earlier: str) -> list[Block]:
+    text = log_text(lines, earlier=earlier)
+    return [Markup(lambda: scrolled(log_html(lines, earlier=earlier)), text)] if lines else []
+
+
+def _rank_logs(logs: Sequence[tuple[int, Sequence[Line], str]]) -> Sequence[Details]:
+    """Fold the lines of each rank; of many ranks fold all folds."""
+    folds = [Details(f"only rank {rank}", _log(lines, earlier)) for rank, lines, earlier in logs]
+    return folds if len(folds) <= FEW else [Details("each rank's lines", folds)]
