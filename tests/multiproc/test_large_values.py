@@ -45,8 +45,8 @@ def test_a_value_of_nine_megabytes_ends_the_cell_and_nothing_of_torch_is_seen(
 ) -> None:
     reply = notebook.run("%%ddp --nproc 2\n'x' * 9_000_000")
     assert reply.status == "ok"
-    value, said = reply.text.splitlines()
-    assert value == "Out [ranks 0-1] '" + "x" * 99_999
+    tag, value, said = reply.text.splitlines()
+    assert (tag, value) == ("Out [ranks 0-1]", "'" + "x" * 99_999)
     assert "8,900,002" in said
     assert "`%ddp pull _`" in said
     pulled = notebook.run("whole = %ddp pull _\n[len(each) for each in whole]")
