@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import builtins
 import dis
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from operator import itemgetter
 from types import CodeType
 
@@ -40,40 +40,26 @@ def guarded(text: str, top: set[str], *, is_for_all: bool = True) -> Iterator[tu
     groups = list(_by_line(ast.parse(text).body))
     if not groups and text.strip():
         yield False, text.strip("\n")
-    begins = [0, *(_begin(after, lines, before) for before, after in pairwise(groups))]
-    ends = [*begins[1:], len(lines)]
+    # the comments above a statement go with it
+    ends = [*(each[-1].end_lineno or 0 for each in groups[:-1]), len(lines)]
     flags = [not (is_for_all and _may_stand_outside(each, top)) for each in groups]
-    parts = zip(flags, begins, ends, strict=False)
-    for must_be_guarded, some in groupby(parts, key=itemgetter(0)):
-        (_, begin, end), *more = some
-        found = "\n".join(lines[begin : more[-1][2] if more else end])
-        yield must_be_guarded, found.strip("\n")
-
-
-def _begin(group: list[ast.stmt], lines: Sequence[str], before: list[ast.stmt]) -> int:
-    """Return the line, from 0, in which statements begin with the comments right above them."""
-    begin = _first_line(group[0])
-    while begin > (before[-1].end_lineno or 0) and lines[begin - 1].startswith("#"):
-        begin -= 1
-    return begin
+    begin = 0
+    for must_be_guarded, some in groupby(zip(flags, ends, strict=False), key=itemgetter(0)):
+        *_, (_, end) = some
+        yield must_be_guarded, "\n".join(lines[begin:end]).strip("\n")
+        begin = end
 
 
 def _by_line(body: Iterable[ast.stmt]) -> Iterator[list[ast.stmt]]:
     """Yield statements, those together that share a line."""
     group: list[ast.stmt] = []
     for each in body:
-        if group and _first_line(each) >= (group[-1].end_lineno or 0):
+        if group and each.lineno > (group[-1].end_lineno or 0):
             yield group
             group = []
         group.append(each)
     if group:
         yield group
-
-
-def _first_line(statement: ast.stmt) -> int:
-    """Return the line, from 0, in which it or its first decorator begins."""
-    decorators = getattr(statement, "decorator_list", [])
-    return int(min([statement.lineno, *(each.lineno for each in decorators)])) - 1
 
 
 def _may_stand_outside(statements: list[ast.stmt], top: set[str]) -> bool:

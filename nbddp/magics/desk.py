@@ -236,14 +236,13 @@ class Desk:
         """Run a cell, show it, and raise what it raised."""
         result = recovery.run(request, retries)
         self.next_trace = None
-        self.went_well = result.is_ok
         self._conclude(result, recovery.session, request)
         self._raise_for_failure(result)
         return result
 
     def _conclude(self, result: CellResult, session: Session, request: CellRequest) -> Trace | None:
         """Show what was traced, if that was asked for; after a failure, what can be done."""
-        traced = None
+        traced, self.went_well = None, result.is_ok
         if left_out := omitted(request, result):
             self.note(left_out)
         if request.trace is not None:
@@ -312,7 +311,6 @@ class Desk:
         def follow() -> CellResult:
             [handle] = begun
             result = recovery.follow(handle, retries)
-            self.went_well = result.is_ok
             self._traced = self._conclude(result, recovery.session, request)
             if result.verdict is not None and not self.views.has_record:
                 self.views.say(result.verdict.report())
